@@ -1,0 +1,1 @@
+"""Engines and the protocol they share."""

@@ -1,0 +1,84 @@
+"""What an engine is. Token ids in, token ids out; it knows nothing of chat, JSON or HTTP."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+from msgspec import Struct, field
+
+from dragoman.types import Job, Sink, Step
+
+
+class ModelCard(Struct, kw_only=True):
+    """What there is to know about the model an engine runs."""
+
+    name: str
+    max_model_len: int
+    """Prompt and answer together, in tokens, for one sequence."""
+    templates: Mapping[str, str] = field(default_factory=dict)
+    """Chat templates by name; the usual one is called "default"."""
+    adapters: Sequence[str] = ()
+    created: int = 0
+    details: Mapping[str, str] = field(default_factory=dict)
+    """For people: architecture, quantization, parameters, runner."""
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    pieces: Sequence[bytes]
+    """The bytes of every id; its length is the vocabulary's size. Special tokens have their text here."""
+    special: Mapping[str, int]
+    """Control tokens by their text. Text from a client never becomes one of these."""
+    bos_id: int | None
+    eos_id: int | None
+    end_ids: frozenset[int]
+    """Every id that ends a turn or a text."""
+    add_bos: bool
+    """Whether a raw text prompt starts with BOS in this model."""
+    infill: tuple[int, int, int] | None
+    """The prefix, suffix and middle ids of models that can fill a gap."""
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text` as plain text: never a control token, never a BOS."""
+
+
+class Handle(Protocol):
+    def cancel(self, index: int | None = None) -> None:
+        """Stop one continuation, or all. Idempotent; the engine is rid of it within one step."""
+
+
+@runtime_checkable
+class Engine(Protocol):
+    card: ModelCard
+    tokenizer: Tokenizer
+
+    def generate(self, job: Job) -> AsyncIterator[Step]:
+        """Steps until every continuation has finished. Closing the iterator cancels the job."""
+
+
+@runtime_checkable
+class DirectEngine(Engine, Protocol):
+    """An engine that can call back, which spares a task switch per token."""
+
+    def submit(self, job: Job, sink: Sink) -> Handle:
+        """Start a job from the event loop's thread; `sink` is called on that thread.
+
+        One wake-up of the loop per engine step serves the sinks of all jobs.
+        """
+
+
+@runtime_checkable
+class LivingEngine(Engine, Protocol):
+    """An engine with a life of its own: threads, memory, a device."""
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def check(self) -> None:
+        """Return when the engine has made a round trip; raise EngineFailed when it is dead."""
+
+
+@runtime_checkable
+class EmbeddingEngine(Engine, Protocol):
+    async def embed(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
+        """One L2-normalized vector per prompt."""

@@ -1,0 +1,121 @@
+"""Every error a person can meet, in one tree. Each knows its HTTP status, type and code.
+
+    DragomanError                 500  server_error
+    ├── BadRequest                400  invalid_request_error
+    │   ├── ContextOverflow       400  invalid_request_error   context_length_exceeded
+    │   ├── TemplateError         400  invalid_request_error   template_error
+    │   └── UnknownField          400  invalid_request_error   unknown_field
+    ├── Unauthorized              401  authentication_error    invalid_api_key
+    ├── NotFound                  404  not_found_error
+    │   └── ModelNotFound         404  not_found_error         model_not_found
+    ├── MethodNotAllowed          405  invalid_request_error   method_not_allowed
+    ├── BodyTooLarge              413  invalid_request_error   body_too_large
+    ├── UnsupportedMedia          415  invalid_request_error   unsupported_media_type
+    ├── Overloaded                429  rate_limit_error        overloaded
+    ├── EngineFailed              500  server_error            engine_failed
+    ├── Unavailable               503  server_error            unavailable
+    ├── SettingsError             (command line) a setting is wrong
+    ├── ModelFileError            (loading)      a model file cannot be used
+    └── BindingError              (loading)      the native library does not fit
+
+A message is safe to show: it says what to change, and never carries the text of a foreign exception.
+"""
+
+from typing import ClassVar
+
+
+class DragomanError(Exception):
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    code: str | None = None
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        if code is not None:
+            self.code = code
+
+    def body(self) -> dict[str, dict[str, str | None]]:
+        """OpenAI's error shape; all four keys are always there."""
+        return {
+            "error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        }
+
+
+class BadRequest(DragomanError):
+    status = 400
+    type = "invalid_request_error"
+
+
+class ContextOverflow(BadRequest):
+    # Codex and opencode start compaction only on this code.
+    code = "context_length_exceeded"
+
+
+class TemplateError(BadRequest):
+    code = "template_error"
+
+
+class UnknownField(BadRequest):
+    code = "unknown_field"
+
+
+class Unauthorized(DragomanError):
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+
+class NotFound(DragomanError):
+    status = 404
+    type = "not_found_error"
+
+
+class ModelNotFound(NotFound):
+    code = "model_not_found"
+
+
+class MethodNotAllowed(DragomanError):
+    status = 405
+    type = "invalid_request_error"
+    code = "method_not_allowed"
+
+
+class BodyTooLarge(DragomanError):
+    status = 413
+    type = "invalid_request_error"
+    code = "body_too_large"
+
+
+class UnsupportedMedia(DragomanError):
+    status = 415
+    type = "invalid_request_error"
+    code = "unsupported_media_type"
+
+
+class Overloaded(DragomanError):
+    status = 429
+    type = "rate_limit_error"
+    code = "overloaded"
+
+
+class EngineFailed(DragomanError):
+    code = "engine_failed"
+
+
+class Unavailable(DragomanError):
+    status = 503
+    code = "unavailable"
+
+
+class SettingsError(DragomanError):
+    """A setting that cannot be used; the message names it and says what it may be."""
+
+
+class ModelFileError(DragomanError):
+    """A model file that is missing, damaged or of a kind we cannot run."""
+
+
+class BindingError(DragomanError):
+    """The native library is missing or its layout is not the one that was declared."""

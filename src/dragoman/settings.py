@@ -1,0 +1,174 @@
+"""One typed settings object. A flag beats the environment, the environment beats the file."""
+
+import os
+import tomllib
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from dragoman.errors import SettingsError
+from dragoman.limits import Limits
+
+ENV_PREFIX = "DRAGOMAN_"
+DEFAULT_FILE = "dragoman.toml"
+
+Layer: TypeAlias = Mapping[str, Any]
+
+
+class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    model: Annotated[
+        str | None, Meta(description="a GGUF file; without one the default weights are fetched once and cached")
+    ] = None
+    model_name: Annotated[str | None, Meta(description="the name clients see; default: the model's own")] = None
+    model_alias: Annotated[list[str], Meta(description="further names for the model")] = field(
+        default_factory=list
+    )
+    engine: Annotated[Literal["local"], Meta(description="what runs the model")] = "local"
+    host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0 takes a free one")] = 8000
+    api_key: Annotated[
+        list[str], Meta(description="keys that clients may use; without one the server is open to its address")
+    ] = field(default_factory=list)
+    chat_template: Annotated[
+        str | None, Meta(description="a file with a chat template to use instead of the model's")
+    ] = None
+    context: Annotated[
+        int | None, Meta(ge=16, description="tokens of one sequence; default: the model's, as memory allows")
+    ] = None
+    slots: Annotated[int | None, Meta(ge=1, le=256, description="sequences computed at the same time")] = None
+    threads: Annotated[int | None, Meta(ge=1, le=1024, description="threads of the engine")] = None
+    lora: Annotated[
+        list[str], Meta(description="adapters as NAME=FILE; clients choose one by that name as the model")
+    ] = field(default_factory=list)
+    keep_alive: Annotated[
+        float, Meta(gt=0, description="seconds of silence on a stream after which a comment is sent")
+    ] = 15.0
+    shutdown_grace: Annotated[
+        int, Meta(ge=0, description="seconds that running answers get to finish when the server stops")
+    ] = 10
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="how much is logged")
+    ] = "info"
+    log_json: Annotated[bool, Meta(description="log lines as JSON objects")] = False
+    limits: Limits = Limits()
+
+
+class Option(Struct, frozen=True):
+    """One setting as flags and environment variables know it."""
+
+    name: str
+    """`port`, or `limit_messages` for a field of Limits."""
+    path: tuple[str, ...]
+    help: str
+    default: Any
+    is_bool: bool
+    is_list: bool
+    choices: tuple[str, ...]
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def env(self) -> str:
+        return ENV_PREFIX + self.name.upper()
+
+
+def options() -> Iterator[Option]:
+    """Every setting, in the order of declaration; limits come last."""
+    yield from _options_of(Settings, (), "")
+    yield from _options_of(Limits, ("limits",), "limit_")
+
+
+def _options_of(struct: type[Struct], path: tuple[str, ...], prefix: str) -> Iterator[Option]:
+    hints = get_type_hints(struct, include_extras=True)
+    for spec in msgspec.structs.fields(struct):
+        if spec.name == "limits":
+            continue
+        plain, description = _unwrap(hints[spec.name])
+        default = [] if spec.default is msgspec.NODEFAULT else spec.default
+        yield Option(
+            name=prefix + spec.name,
+            path=(*path, spec.name),
+            help=description,
+            default=default,
+            is_bool=plain is bool,
+            is_list=get_origin(plain) is list,
+            choices=get_args(plain) if get_origin(plain) is Literal else (),
+        )
+
+
+def _unwrap(hint: Any) -> tuple[Any, str]:
+    """`Annotated[int | None, Meta(description="x")]` gives `(int, "x")`."""
+    description = ""
+    while get_origin(hint) is Annotated:
+        hint, *extras = get_args(hint)
+        description = next((e.description for e in extras if isinstance(e, Meta) and e.description), description)
+    if get_origin(hint) is types.UnionType:
+        hint = next(arg for arg in get_args(hint) if arg is not type(None))
+    return hint, description
+
+
+def load(flags: Layer | None = None, *, environ: Mapping[str, str] | None = None, file: str | None = None) -> Settings:
+    """The settings of a process: file, then environment, then flags (by option name)."""
+    environ = os.environ if environ is None else environ
+    chosen = file or environ.get(ENV_PREFIX + "CONFIG")
+    merged: dict[str, Any] = {}
+    for source, layer in (
+        (chosen or DEFAULT_FILE, _from_file(chosen)),
+        ("the environment", _from_names(environ, by_env=True)),
+        ("the command line", _from_names(flags or {}, by_env=False)),
+    ):
+        _merge(merged, layer)
+        _check(merged, source)
+    return _check(merged, "the settings")
+
+
+def _from_file(chosen: str | None) -> dict[str, Any]:
+    path = Path(chosen or DEFAULT_FILE)
+    if chosen is None and not path.exists():
+        return {}
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"The settings file {path} cannot be read: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"The settings file {path} is not valid TOML: {error}.") from error
+
+
+def _from_names(values: Mapping[str, Any], *, by_env: bool) -> dict[str, Any]:
+    layer: dict[str, Any] = {}
+    for option in options():
+        value = values.get(option.env if by_env else option.name)
+        if value is None or value == []:
+            continue
+        if option.is_list and isinstance(value, str):
+            value = [part.strip() for part in value.split(",") if part.strip()]
+        _merge(layer, _nest(option.path, value))
+    return layer
+
+
+def _nest(path: Sequence[str], value: Any) -> dict[str, Any]:
+    for name in reversed(path):
+        value = {name: value}
+    nested: dict[str, Any] = value
+    return nested
+
+
+def _merge(into: dict[str, Any], layer: Layer) -> None:
+    for name, value in layer.items():
+        if isinstance(value, dict) and isinstance(into.get(name), dict):
+            _merge(into[name], value)
+        else:
+            into[name] = value
+
+
+def _check(merged: Layer, source: str) -> Settings:
+    try:
+        return msgspec.convert(merged, Settings, strict=False)
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"A setting in {source} is wrong: {error}.") from error

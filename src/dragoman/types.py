@@ -1,0 +1,148 @@
+"""The vocabulary: what an engine is asked, what it says, and what becomes of it.
+
+Structs rather than dataclasses because several are made per token, and because they need no code of their own.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeAlias
+
+from msgspec import Struct, field
+
+FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
+Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool", "function"]
+Kind: TypeAlias = Literal["text", "reasoning", "call_open", "call_arguments", "call_close", "finish"]
+
+
+class Sampling(Struct, frozen=True, kw_only=True):
+    """How the next id is chosen. The defaults sample from the model's own distribution, unchanged."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    stop_token_ids: frozenset[int] = frozenset()
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    seed: int | None = None
+    logprobs: int | None = None
+    """How many alternatives to report beside each sampled id; None reports nothing at all."""
+    prompt_logprobs: int | None = None
+
+
+class Job(Struct, frozen=True, kw_only=True):
+    """What an engine is asked: `n` continuations of one prompt."""
+
+    id: str
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    n: int = 1
+    adapter: str | None = None
+    priority: int = 0
+    """Lower goes first."""
+    reuse_prefix: bool = True
+    cache_salt: str = ""
+    """Prefixes are shared only between jobs with the same salt."""
+
+
+class TokenLogprob(Struct, frozen=True):
+    """The log probability of one id, before temperature and masks, and the most likely ids at that place."""
+
+    id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Step(Struct):
+    """What an engine says of one continuation of one job at one of its steps."""
+
+    ids: list[int]
+    index: int = 0
+    logprobs: list[TokenLogprob] | None = None
+    finish: FinishReason | None = None
+    stop_id: int | None = None
+    """The id that ended it, when it was a stop id; it is the last of `ids`."""
+    error: Exception | None = None
+    """With finish "error": what went wrong."""
+    cached_tokens: int | None = None
+    """On a job's first step: prompt ids that were not computed again."""
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    """On a job's first step, if asked: one per prompt id; the first is None."""
+
+
+Sink: TypeAlias = Callable[[Step], None]
+
+
+class Event(Struct):
+    """One piece of an answer. The ids of a choice's events, put together, are the ids of its steps."""
+
+    kind: Kind
+    choice: int
+    text: str = ""
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] | None = None
+    finish: FinishReason | None = None
+    stop: str | int | None = None
+    """On a finish: the stop string or stop id that was met; None at the model's own end."""
+    error: Exception | None = None
+
+
+class ToolCall(Struct, frozen=True, kw_only=True):
+    """A call in the history. `arguments` is the JSON text the model wrote."""
+
+    id: str | None
+    name: str
+    arguments: str
+
+
+class Message(Struct, frozen=True, kw_only=True):
+    role: Role
+    content: str | list[dict[str, Any]] | None = None
+    """Parts are kept as parts, because some templates want them so."""
+    name: str | None = None
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+
+
+class Conversation(Struct, frozen=True, kw_only=True):
+    """What a chat template is rendered with."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[dict[str, Any], ...] = ()
+    documents: tuple[dict[str, Any], ...] = ()
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    response_prefix: str = ""
+    template: str | None = None
+    """The name of one of the model's templates, for models that have several."""
+
+
+class TextPrompt(Struct, frozen=True):
+    """A prompt as text. Special tokens in it are taken as such: completions are the raw interface."""
+
+    text: str
+    suffix: str | None = None
+    add_special_tokens: bool = True
+
+
+class IdsPrompt(Struct, frozen=True):
+    ids: tuple[int, ...]
+
+
+Prompt: TypeAlias = Conversation | TextPrompt | IdsPrompt
+
+
+class Usage(Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
