@@ -5,7 +5,7 @@ import tomllib
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -37,10 +37,14 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         str | None, Meta(description="a file with a chat template to use instead of the model's")
     ] = None
     context: Annotated[
-        int | None, Meta(ge=16, description="tokens of one sequence; default: the model's, as memory allows")
+        Annotated[int, Meta(ge=16)] | None, Meta(description="tokens of one sequence; default: the model's, as memory allows")
     ] = None
-    slots: Annotated[int | None, Meta(ge=1, le=256, description="sequences computed at the same time")] = None
-    threads: Annotated[int | None, Meta(ge=1, le=1024, description="threads of the engine")] = None
+    slots: Annotated[
+        Annotated[int, Meta(ge=1, le=256)] | None, Meta(description="sequences computed at the same time")
+    ] = None
+    threads: Annotated[
+        Annotated[int, Meta(ge=1, le=1024)] | None, Meta(description="threads of the engine")
+    ] = None
     lora: Annotated[
         list[str], Meta(description="adapters as NAME=FILE; clients choose one by that name as the model")
     ] = field(default_factory=list)
@@ -105,12 +109,14 @@ def _options_of(struct: type[Struct], path: tuple[str, ...], prefix: str) -> Ite
 def _unwrap(hint: Any) -> tuple[Any, str]:
     """`Annotated[int | None, Meta(description="x")]` gives `(int, "x")`."""
     description = ""
-    while get_origin(hint) is Annotated:
-        hint, *extras = get_args(hint)
-        description = next((e.description for e in extras if isinstance(e, Meta) and e.description), description)
-    if get_origin(hint) is types.UnionType:
-        hint = next(arg for arg in get_args(hint) if arg is not type(None))
-    return hint, description
+    if get_origin(hint) in (types.UnionType, Union):
+        return _unwrap(next(arg for arg in get_args(hint) if arg is not type(None)))
+    if get_origin(hint) is not Annotated:
+        return hint, ""
+    inner, *extras = get_args(hint)
+    plain, inner_description = _unwrap(inner)
+    described = (extra.description for extra in extras if isinstance(extra, Meta) and extra.description)
+    return plain, next(described, inner_description)
 
 
 def load(flags: Layer | None = None, *, environ: Mapping[str, str] | None = None, file: str | None = None) -> Settings:
