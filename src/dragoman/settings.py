@@ -21,9 +21,12 @@ Layer: TypeAlias = Mapping[str, Any]
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: Annotated[
-        str | None, Meta(description="a GGUF file; without one the default weights are fetched once and cached")
+        str | None,
+        Meta(description="a GGUF file; without one the default weights are fetched once and cached"),
     ] = None
-    model_name: Annotated[str | None, Meta(description="the name clients see; default: the model's own")] = None
+    model_name: Annotated[str | None, Meta(description="the name clients see; default: the model's own")] = (
+        None
+    )
     model_alias: Annotated[list[str], Meta(description="further names for the model")] = field(
         default_factory=list
     )
@@ -31,13 +34,15 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0 takes a free one")] = 8000
     api_key: Annotated[
-        list[str], Meta(description="keys that clients may use; without one the server is open to its address")
+        list[str],
+        Meta(description="keys that clients may use; without one the server is open to its address"),
     ] = field(default_factory=list)
     chat_template: Annotated[
         str | None, Meta(description="a file with a chat template to use instead of the model's")
     ] = None
     context: Annotated[
-        Annotated[int, Meta(ge=16)] | None, Meta(description="tokens of one sequence; default: the model's, as memory allows")
+        Annotated[int, Meta(ge=16)] | None,
+        Meta(description="tokens of one sequence; default: the model's, as memory allows"),
     ] = None
     slots: Annotated[
         Annotated[int, Meta(ge=1, le=256)] | None, Meta(description="sequences computed at the same time")
@@ -108,7 +113,6 @@ def _options_of(struct: type[Struct], path: tuple[str, ...], prefix: str) -> Ite
 
 def _unwrap(hint: Any) -> tuple[Any, str]:
     """`Annotated[int | None, Meta(description="x")]` gives `(int, "x")`."""
-    description = ""
     if get_origin(hint) in (types.UnionType, Union):
         return _unwrap(next(arg for arg in get_args(hint) if arg is not type(None)))
     if get_origin(hint) is not Annotated:
@@ -119,7 +123,9 @@ def _unwrap(hint: Any) -> tuple[Any, str]:
     return plain, next(described, inner_description)
 
 
-def load(flags: Layer | None = None, *, environ: Mapping[str, str] | None = None, file: str | None = None) -> Settings:
+def load(
+    flags: Layer | None = None, *, environ: Mapping[str, str] | None = None, file: str | None = None
+) -> Settings:
     """The settings of a process: file, then environment, then flags (by option name)."""
     environ = os.environ if environ is None else environ
     chosen = file or environ.get(ENV_PREFIX + "CONFIG")

@@ -24,18 +24,33 @@ class ModelCard(Struct, kw_only=True):
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    pieces: Sequence[bytes]
-    """The bytes of every id; its length is the vocabulary's size. Special tokens have their text here."""
-    special: Mapping[str, int]
-    """Control tokens by their text. Text from a client never becomes one of these."""
-    bos_id: int | None
-    eos_id: int | None
-    end_ids: frozenset[int]
-    """Every id that ends a turn or a text."""
-    add_bos: bool
-    """Whether a raw text prompt starts with BOS in this model."""
-    infill: tuple[int, int, int] | None
-    """The prefix, suffix and middle ids of models that can fill a gap."""
+    """Plain attributes will do; they are properties here only so that any type that fits is taken."""
+
+    @property
+    def pieces(self) -> Sequence[bytes]:
+        """The bytes of every id; its length is the vocabulary's size. Special tokens have their text here."""
+
+    @property
+    def special(self) -> Mapping[str, int]:
+        """Control tokens by their text. Text from a client never becomes one of these."""
+
+    @property
+    def bos_id(self) -> int | None: ...
+
+    @property
+    def eos_id(self) -> int | None: ...
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Every id that ends a turn or a text."""
+
+    @property
+    def add_bos(self) -> bool:
+        """Whether a raw text prompt starts with BOS in this model."""
+
+    @property
+    def infill(self) -> tuple[int, int, int] | None:
+        """The prefix, suffix and middle ids of models that can fill a gap."""
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text` as plain text: never a control token, never a BOS."""
@@ -48,8 +63,11 @@ class Handle(Protocol):
 
 @runtime_checkable
 class Engine(Protocol):
-    card: ModelCard
-    tokenizer: Tokenizer
+    @property
+    def card(self) -> ModelCard: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
 
     def generate(self, job: Job) -> AsyncIterator[Step]:
         """Steps until every continuation has finished. Closing the iterator cancels the job."""

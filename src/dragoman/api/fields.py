@@ -1,0 +1,170 @@
+"""The request fields that Chat Completions and Completions share, and what they mean for sampling.
+
+Every field may be null, which means unset: some clients send null for all they do not use.
+"""
+
+from typing import Annotated, Any, TypeAlias
+
+from msgspec import Meta, Struct
+
+from dragoman.errors import BadRequest
+from dragoman.limits import Limits, check_count
+from dragoman.types import Sampling
+
+Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
+Positive: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Natural: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
+Metadata: TypeAlias = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
+]
+ShortText: TypeAlias = Annotated[str, Meta(max_length=1024)]
+
+
+class StreamOptions(Struct, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class HarmlessFields(Struct, kw_only=True):
+    """Accepted, and without effect on the answer: this is the whole published list."""
+
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    service_tier: str | None = None
+    metadata: Metadata | None = None
+    client_metadata: Any = None
+    request_id: str | None = None
+    rid: str | None = None
+    prediction: Any = None
+    id_slot: int | None = None
+    n_cache_reuse: int | None = None
+    spaces_between_special_tokens: bool | None = None
+
+
+class SharedFields(HarmlessFields, kw_only=True):
+    model: Annotated[str, Meta(max_length=512)] | None = None
+    n: Positive | None = None
+    stop: str | list[str] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Fraction | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Fraction | None = None
+    typical_p: Fraction | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    bad_words: list[ShortText] | None = None
+    allowed_token_ids: list[TokenId] | None = None
+    max_tokens: Positive | None = None
+    min_tokens: Natural | None = None
+    stop_token_ids: list[TokenId] | None = None
+    include_stop_str_in_output: bool | None = None
+    no_stop_trim: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: Natural | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    echo: bool | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+    cache_salt: ShortText | None = None
+    cache_prompt: bool | None = None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        stop = self.stop
+        return () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
+
+    @property
+    def keeps_stop(self) -> bool:
+        return bool(self.include_stop_str_in_output or self.no_stop_trim)
+
+    @property
+    def wants_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def wants_running_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+
+def check_shared(fields: SharedFields, limits: Limits) -> None:
+    """Counts and cross-field rules; types and ranges were checked while decoding."""
+    stops = fields.stops
+    check_count(len(stops) + len(fields.stop_token_ids or ()), limits.stops, "stop", "stop strings and ids")
+    for stop in stops:
+        if not stop:
+            raise BadRequest("A stop string must not be empty.", param="stop", code="invalid_value")
+        check_count(len(stop), limits.stop_bytes, "stop", "characters in a stop string")
+    check_count(len(fields.logit_bias or ()), limits.logit_bias, "logit_bias", "entries")
+    check_count(len(fields.bad_words or ()), limits.bad_words, "bad_words", "entries")
+    check_count(len(fields.allowed_token_ids or ()), limits.token_ids, "allowed_token_ids", "ids")
+    check_count(fields.n or 1, limits.choices, "n", "choices")
+    check_count(fields.prompt_logprobs or 0, limits.logprobs, "prompt_logprobs", "alternatives")
+    if fields.allowed_token_ids is not None and not fields.allowed_token_ids:
+        raise BadRequest(
+            "allowed_token_ids must not be empty.", param="allowed_token_ids", code="invalid_value"
+        )
+    if fields.stream_options and not fields.stream:
+        raise BadRequest("stream_options needs stream: true.", param="stream_options", code="invalid_value")
+    if fields.stream and fields.prompt_logprobs is not None:
+        message = "prompt_logprobs cannot be streamed; leave out one of the two."
+        raise BadRequest(message, param="prompt_logprobs", code="invalid_value")
+
+
+def sampling(fields: SharedFields, *, max_tokens: int | None, logprobs: int | None) -> Sampling:
+    """What the engine is told. Words are not ids yet, and `max_tokens` 0 means as many as fit."""
+    min_tokens = fields.min_tokens or 0
+    if max_tokens is not None and min_tokens > max_tokens:
+        message = f"min_tokens ({min_tokens}) must not be greater than max_tokens ({max_tokens})."
+        raise BadRequest(message, param="min_tokens", code="invalid_value")
+    return Sampling(
+        max_tokens=max_tokens or 0,
+        temperature=_or(fields.temperature, 1.0),
+        top_p=_or(fields.top_p, 1.0),
+        top_k=max(fields.top_k or 0, 0),
+        min_p=fields.min_p or 0.0,
+        typical_p=_or(fields.typical_p, 1.0),
+        presence_penalty=fields.presence_penalty or 0.0,
+        frequency_penalty=fields.frequency_penalty or 0.0,
+        repetition_penalty=_or(fields.repetition_penalty, 1.0),
+        logit_bias=_bias(fields.logit_bias or {}),
+        allowed_token_ids=tuple(fields.allowed_token_ids) if fields.allowed_token_ids else None,
+        stop_token_ids=frozenset(fields.stop_token_ids or ()),
+        min_tokens=min_tokens,
+        ignore_eos=bool(fields.ignore_eos),
+        seed=fields.seed,
+        logprobs=logprobs,
+        prompt_logprobs=fields.prompt_logprobs,
+    )
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _bias(entries: dict[str, float]) -> dict[int, float]:
+    try:
+        return {int(key): value for key, value in entries.items() if _is_id(key)}
+    except ValueError:
+        message = "The keys of logit_bias must be token ids."
+        raise BadRequest(message, param="logit_bias", code="invalid_value") from None
+
+
+def _is_id(key: str) -> bool:
+    # int() takes "1_0", " 1" and digits of other scripts, which are not what a client means.
+    if not (key.isascii() and key.isdigit() and len(key) <= 10):
+        raise ValueError(key)
+    return True

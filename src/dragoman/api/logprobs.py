@@ -1,0 +1,73 @@
+"""Log probabilities as the two APIs spell them."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from dragoman.turns.detokenize import Pieces
+from dragoman.types import TokenLogprob
+
+LEAST = -9999.0
+"""Stands for minus infinity, which JSON cannot say; OpenAI uses the same number."""
+
+
+class Speller:
+    """Spells ids as the client wants them: as text, or as `token_id:N`."""
+
+    def __init__(self, pieces: Pieces, *, as_ids: bool = False) -> None:
+        self._pieces = pieces
+        self._as_ids = as_ids
+
+    def token(self, id_: int) -> str:
+        if self._as_ids:
+            return f"token_id:{id_}"
+        return self._pieces.bytes[id_].decode("utf-8", "replace")
+
+    def chat(self, entries: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
+        return [
+            {
+                **self._entry(entry.id, entry.logprob),
+                "top_logprobs": [self._entry(id_, logprob) for id_, logprob in entry.top],
+            }
+            for entry in entries
+        ]
+
+    def _entry(self, id_: int, logprob: float) -> dict[str, Any]:
+        return {"token": self.token(id_), "logprob": finite(logprob), "bytes": list(self._pieces.bytes[id_])}
+
+    def completions(
+        self, entries: Sequence[TokenLogprob | None], ids: Sequence[int], offset: int
+    ) -> dict[str, Any]:
+        """`entries` may begin with None: nothing precedes the first id of a prompt."""
+        offsets = []
+        for id_ in ids:
+            offsets.append(offset)
+            offset += len(self.token(id_))
+        return {
+            "tokens": [self.token(id_) for id_ in ids],
+            "token_logprobs": [None if entry is None else finite(entry.logprob) for entry in entries],
+            "top_logprobs": [None if entry is None else self._top(entry) for entry in entries],
+            "text_offset": offsets,
+        }
+
+    def _top(self, entry: TokenLogprob) -> dict[str, float]:
+        top = {self.token(id_): finite(logprob) for id_, logprob in entry.top}
+        return {**top, self.token(entry.id): finite(entry.logprob)}
+
+    def prompt(self, entries: Sequence[TokenLogprob | None] | None) -> list[dict[str, Any] | None] | None:
+        """vLLM's shape: for each prompt id, what else could have stood there, by id."""
+        if entries is None:
+            return None
+        return [None if entry is None else self._ranked(entry) for entry in entries]
+
+    def _ranked(self, entry: TokenLogprob) -> dict[str, Any]:
+        found = {id_: (logprob, rank) for rank, (id_, logprob) in enumerate(entry.top, 1)}
+        found.setdefault(entry.id, (entry.logprob, 0))
+        return {
+            str(id_): {"logprob": finite(logprob), "rank": rank or None, "decoded_token": self.token(id_)}
+            for id_, (logprob, rank) in found.items()
+        }
+
+
+def finite(logprob: float) -> float:
+    # NaN compares false with everything, so this also keeps it out of the JSON.
+    return logprob if logprob > LEAST else LEAST

@@ -1,0 +1,104 @@
+"""The OpenAPI description, made from the very structs that requests are decoded with."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from dragoman.api.chat_request import ChatRequest
+from dragoman.api.completions_request import CompletionRequest
+from dragoman.api.embeddings import EmbeddingRequest
+from dragoman.api.tokens import Detokenize, TokenizeChat, TokenizeText
+
+
+class Operation(Struct, frozen=True):
+    method: str
+    path: str
+    summary: str
+    body: tuple[type[Struct], ...] = ()
+    streams: bool = False
+
+
+OPERATIONS: Sequence[Operation] = (
+    Operation("post", "/v1/chat/completions", "Answer a conversation", (ChatRequest,), streams=True),
+    Operation("post", "/v1/completions", "Continue a text", (CompletionRequest,), streams=True),
+    Operation("post", "/v1/embeddings", "Embed texts", (EmbeddingRequest,)),
+    Operation(
+        "post", "/v1/chat/completions/render", "The prompt of a conversation, as text and ids", (ChatRequest,)
+    ),
+    Operation(
+        "post", "/v1/completions/render", "The prompts of a completion, as text and ids", (CompletionRequest,)
+    ),
+    Operation("post", "/v1/chat/completions/input_tokens", "Count a conversation's tokens", (ChatRequest,)),
+    Operation("post", "/tokenize", "Text or a conversation to ids", (TokenizeText, TokenizeChat)),
+    Operation("post", "/detokenize", "Ids to text", (Detokenize,)),
+    Operation("get", "/v1/models", "The models there are"),
+    Operation("get", "/v1/models/{model}", "One model"),
+    Operation("get", "/health", "Whether the server is alive"),
+    Operation("get", "/ready", "Whether the engine moves"),
+    Operation("get", "/metrics", "Figures for Prometheus"),
+    Operation("get", "/version", "The server's version"),
+)
+
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+
+
+def document(version: str) -> dict[str, Any]:
+    bodies = [body for operation in OPERATIONS for body in operation.body]
+    schemas, components = msgspec.json.schema_components(bodies, ref_template="#/components/schemas/{name}")
+    by_body = dict(zip(bodies, schemas, strict=True))
+    paths: dict[str, Any] = {}
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method] = _operation(operation, by_body)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "dragoman", "version": version, "license": {"name": "Apache-2.0"}},
+        "paths": paths,
+        "components": {
+            "schemas": {**components, "Error": _ERROR},
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _operation(operation: Operation, schemas: dict[type[Struct], dict[str, Any]]) -> dict[str, Any]:
+    content: dict[str, Any] = {"application/json": {"schema": {}}}
+    if operation.path == "/metrics":
+        content = {"text/plain": {"schema": {"type": "string"}}}
+    if operation.streams:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    described: dict[str, Any] = {
+        "summary": operation.summary,
+        "operationId": f"{operation.method} {operation.path}",
+        "responses": {
+            "200": {"description": "OK", "content": content},
+            "default": {
+                "description": "What is wrong, and what to change",
+                "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+            },
+        },
+    }
+    if "{model}" in operation.path:
+        where = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
+        described["parameters"] = [where]
+    if operation.body:
+        some = [schemas[body] for body in operation.body]
+        schema = some[0] if len(some) == 1 else {"anyOf": some}
+        described["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    return described

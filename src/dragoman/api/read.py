@@ -1,0 +1,85 @@
+"""Bytes to a request struct, in one pass. Whatever is wrong becomes a 400 that names the place."""
+
+import difflib
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from dragoman.errors import BadRequest, UnknownField
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+UNSUPPORTED: Mapping[str, str] = {
+    name: reason
+    for reason, names in {
+        "this server does not constrain output": "response_schema guided_json guided_regex guided_choice "
+        "guided_grammar structured_outputs regex ebnf regex_pattern grammar_string json_schema grammar",
+        "this server has text models only": "audio mm_processor_kwargs prompt_embeds",
+        "it belongs to a hosted service": "web_search_options moderation",
+        "templates come from the model or the server's settings": "chat_template",
+        "this sampler is not offered": "top_a tfs xtc_probability xtc_threshold top_n_sigma samplers "
+        "mirostat mirostat_tau mirostat_eta mirostat_mode dynatemp_range dynatemp_exponent dry_multiplier "
+        "dry_base dry_allowed_length smoothing_factor adaptive_target adaptive_decay use_beam_search "
+        "length_penalty",
+    }.items()
+    for name in names.split()
+}
+"""Fields other servers know and we cannot honour: a 400 is better than an answer that ignores them."""
+
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
+_INVALID = re.compile(r"(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
+
+
+class Reader(msgspec.Struct, frozen=True):
+    """Decodes one request type; made once per type, because building a decoder costs more than using it."""
+
+    decoder: msgspec.json.Decoder[Any]
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, type_: type[msgspec.Struct]) -> "Reader":
+        return cls(msgspec.json.Decoder(type_), tuple(f.encode_name for f in msgspec.structs.fields(type_)))
+
+    def read(self, body: bytes) -> Any:
+        if not body:
+            raise BadRequest("The request has no body; send a JSON object.", code="empty_body")
+        try:
+            return self.decoder.decode(body)
+        except msgspec.ValidationError as error:
+            raise self._explain(str(error)) from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise BadRequest(f"The body is not valid JSON: {error}.", code="invalid_json") from None
+        except RecursionError:
+            raise BadRequest("The JSON of the body is nested too deeply.", code="invalid_json") from None
+
+    def _explain(self, text: str) -> BadRequest:
+        if unknown := _UNKNOWN.match(text):
+            return self._unknown(unknown["name"], _param(unknown["path"]))
+        invalid = _INVALID.match(text)
+        what, path = (invalid["what"], invalid["path"]) if invalid else (text, None)
+        param = _param(path)
+        if missing := re.match(r"Object missing required field `([^`]*)`", what):
+            name = f"{param}.{missing[1]}" if param else missing[1]
+            return BadRequest(f"'{name}' is required.", param=name, code="missing_field")
+        place = f"'{param}'" if param else "the body"
+        return BadRequest(f"Invalid value for {place}: {_lower(what)}.", param=param, code="invalid_value")
+
+    def _unknown(self, name: str, parent: str | None) -> BadRequest:
+        full = f"{parent}.{name}" if parent else name
+        if parent is None and name in UNSUPPORTED:
+            message = f"'{name}' is not supported: {UNSUPPORTED[name]}."
+            return BadRequest(message, param=name, code="unsupported_field")
+        near = difflib.get_close_matches(name, self.names, n=1) if parent is None else []
+        hint = f" Did you mean '{near[0]}'?" if near else ""
+        return UnknownField(f"Unknown field '{full}'.{hint}", param=full)
+
+
+def _param(path: str | None) -> str | None:
+    """`$.messages[0].role` gives `messages[0].role`; the root gives None."""
+    return path.removeprefix("$").removeprefix(".") or None if path else None
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:].replace("`", "")

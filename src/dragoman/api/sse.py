@@ -1,0 +1,32 @@
+"""Server-sent events: one encoder. Payloads are JSON, so no text can forge the end of an event."""
+
+from typing import Any
+
+import msgspec
+
+from dragoman.errors import DragomanError, EngineFailed
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+
+encode = msgspec.json.Encoder().encode
+
+
+def event(payload: Any) -> bytes:
+    return b"data: " + encode(payload) + b"\n\n"
+
+
+def halves(payload: dict[str, Any], hole: str) -> tuple[bytes, bytes]:
+    """An event cut where `hole` stands as a value: only what goes between changes from token to token.
+
+    >>> halves({"a": 1, "b": "HOLE"}, "HOLE")
+    (b'data: {"a":1,"b":', b'}\\n\\n')
+    """
+    before, after = event(payload).split(encode(hole))
+    return before, after
+
+
+def error_event(error: Exception) -> bytes:
+    """What a stream says when it fails after its headers are gone."""
+    known = error if isinstance(error, DragomanError) else EngineFailed("The server failed; see its log.")
+    return event(known.body())

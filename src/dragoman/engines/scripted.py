@@ -1,0 +1,190 @@
+"""An engine that says what it is told to, at a given pace and with faults on order. For exact tests."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Literal, TypeAlias
+
+from msgspec import Struct, field
+
+from dragoman.engines.protocol import ModelCard
+from dragoman.engines.steps import iterate
+from dragoman.errors import EngineFailed
+from dragoman.types import FinishReason, Job, Sink, Step, TokenLogprob
+
+Fault: TypeAlias = Literal["exception", "hang", "crash"]
+
+CHATML = (
+    "{% for message in messages %}"
+    "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+END_ID = 256 + SPECIAL.index("<|im_end|>")
+
+
+class ByteTokenizer:
+    """One id per byte, then the special tokens, then whatever words a script wants as one id."""
+
+    def __init__(self, words: Sequence[str | bytes] = ()) -> None:
+        extra = [word.encode() if isinstance(word, str) else word for word in words]
+        self.pieces = [bytes([byte]) for byte in range(256)] + [text.encode() for text in SPECIAL] + extra
+        self.special: Mapping[str, int] = {text: 256 + number for number, text in enumerate(SPECIAL)}
+        self.bos_id: int | None = None
+        self.eos_id: int | None = END_ID
+        self.end_ids = frozenset({256, END_ID})
+        self.add_bos = False
+        self.infill: tuple[int, int, int] | None = None
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+
+class Script(Struct, frozen=True):
+    """What to say to one job."""
+
+    ids: Sequence[int]
+    burst: int = 1
+    """Ids per step."""
+    finish: FinishReason = "stop"
+    fault: Fault | None = None
+    fault_at: int = 0
+    """After how many ids the fault comes."""
+
+
+def say(text: str, *, burst: int = 1, fault: Fault | None = None, fault_at: int = 0) -> Script:
+    """`say("hi")`: two bytes and the end of the turn."""
+    return Script([*text.encode(), END_ID], burst, fault=fault, fault_at=fault_at)
+
+
+class _Run(Struct):
+    job: Job
+    sink: Sink
+    script: Script
+    said: int = 0
+    open: set[int] = field(default_factory=set)
+
+    def cancel(self, index: int | None = None) -> None:
+        self.open = set() if index is None else self.open - {index}
+
+
+class ScriptedEngine:
+    """`interval` is the pace: seconds between steps, or 0 for as fast as the event loop goes."""
+
+    def __init__(
+        self,
+        script: Script | Callable[[Job], Script],
+        *,
+        interval: float = 0.0,
+        tokenizer: ByteTokenizer | None = None,
+        card: ModelCard | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer or ByteTokenizer()
+        self.card = card or ModelCard(name="scripted", max_model_len=4096, templates={"default": CHATML})
+        self.jobs: list[Job] = []
+        """Every job that came, for tests to look at."""
+        self._script = script
+        self._interval = interval
+        self._running: list[_Run] = []
+        self._armed = False
+        self._dead = False
+
+    @property
+    def live(self) -> int:
+        """Continuations that would still be computed."""
+        return sum(len(run.open) for run in self._running)
+
+    def submit(self, job: Job, sink: Sink) -> _Run:
+        if self._dead:
+            raise EngineFailed("The engine has crashed.")
+        script = self._script(job) if callable(self._script) else self._script
+        run = _Run(job, sink, script, open=set(range(job.n)))
+        self.jobs.append(job)
+        self._running.append(run)
+        self._arm()
+        return run
+
+    def generate(self, job: Job) -> AsyncIterator[Step]:
+        return iterate(self, job)
+
+    async def start(self) -> None:
+        self._dead = False
+
+    async def stop(self) -> None:
+        for run in self._running:
+            self._end(run, "abort", None)
+        self._running.clear()
+
+    async def check(self) -> None:
+        if self._dead:
+            raise EngineFailed("The engine has crashed.")
+
+    def _arm(self) -> None:
+        if self._armed or not self._running:
+            return
+        self._armed = True
+        loop = asyncio.get_running_loop()
+        if self._interval:
+            loop.call_later(self._interval, self._step)
+        else:
+            loop.call_soon(self._step)
+
+    def _step(self) -> None:
+        self._armed = False
+        self._running = [run for run in self._running if run.open]
+        for run in self._running:
+            self._advance(run)
+        self._running = [run for run in self._running if run.open]
+        self._arm()
+
+    def _advance(self, run: _Run) -> None:
+        script = run.script
+        if script.fault is not None and run.said >= script.fault_at:
+            self._break(run, script.fault)
+            return
+        most = min(script.burst, run.job.sampling.max_tokens - run.said)
+        if script.fault is not None:
+            most = min(most, script.fault_at - run.said)
+        ids = list(script.ids[run.said : run.said + most])
+        first = run.said == 0
+        run.said += len(ids)
+        finish = self._finish(run)
+        for index in sorted(run.open):
+            run.sink(_step(run, index, ids, finish, first))
+        if finish is not None:
+            run.open.clear()
+
+    def _finish(self, run: _Run) -> FinishReason | None:
+        if run.said >= len(run.script.ids):
+            return run.script.finish
+        return "length" if run.said >= run.job.sampling.max_tokens else None
+
+    def _break(self, run: _Run, fault: Fault) -> None:
+        if fault == "exception":
+            self._end(run, "error", EngineFailed("The script says that this job fails."))
+        elif fault == "crash":
+            self._dead = True
+            for other in self._running:
+                self._end(other, "error", EngineFailed("The engine has crashed."))
+
+    def _end(self, run: _Run, finish: FinishReason, error: Exception | None) -> None:
+        for index in sorted(run.open):
+            run.sink(Step([], index, finish=finish, error=error))
+        run.open.clear()
+
+
+def _step(run: _Run, index: int, ids: list[int], finish: FinishReason | None, first: bool) -> Step:
+    sampling = run.job.sampling
+    step = Step(ids, index, finish=finish)
+    if sampling.logprobs is not None:
+        step.logprobs = [_logprob(id_, sampling.logprobs) for id_ in ids]
+    if first and index == 0:
+        step.cached_tokens = 0
+        if sampling.prompt_logprobs is not None:
+            known = [_logprob(id_, sampling.prompt_logprobs) for id_ in run.job.prompt[1:]]
+            step.prompt_logprobs = [None, *known]
+    return step
+
+
+def _logprob(id_: int, top: int) -> TokenLogprob:
+    return TokenLogprob(id_, -0.5, tuple((id_ ^ rank, -0.5 - rank) for rank in range(top)))

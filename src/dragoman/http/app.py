@@ -1,0 +1,186 @@
+"""The ASGI app: routes, and around them the request id, the key check, errors, the access log and metrics."""
+
+import asyncio
+import hmac
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route, Router
+from starlette.types import Receive, Scope, Send
+
+from dragoman._version import __version__
+from dragoman.engines.protocol import Engine
+from dragoman.errors import DragomanError, MethodNotAllowed, NotFound, Unauthorized
+from dragoman.http import docs, generate, inspect_routes
+from dragoman.http.exchange import ClientGone, Exchange
+from dragoman.http.host import Host
+from dragoman.http.metrics import CONTENT_TYPE, Metrics
+from dragoman.settings import Settings
+
+logger = logging.getLogger("dragoman.http")
+access = logging.getLogger("dragoman.access")
+
+Handler: TypeAlias = Callable[[Host, Exchange], Awaitable[None]]
+
+POST: dict[str, Handler] = {
+    "/v1/chat/completions": generate.chat,
+    "/v1/completions": generate.completions,
+    "/v1/embeddings": inspect_routes.embed,
+    "/v1/chat/completions/render": inspect_routes.render_chat,
+    "/v1/completions/render": inspect_routes.render_completions,
+    "/v1/chat/completions/input_tokens": inspect_routes.count_chat,
+    "/tokenize": inspect_routes.tokenize,
+    "/v1/tokenize": inspect_routes.tokenize,
+    "/detokenize": inspect_routes.detokenize,
+    "/v1/detokenize": inspect_routes.detokenize,
+}
+GET: dict[str, Handler] = {
+    "/v1/models": inspect_routes.list_models,
+    "/v1/models/{model:path}": inspect_routes.get_model,
+    "/openapi.json": docs.openapi,
+    "/docs": docs.page,
+    "/docs.js": docs.script,
+    "/": docs.root,
+}
+OPEN_PATHS = frozenset({"/health"})
+"""Answered without a key, so that a supervisor can ask."""
+
+
+class App:
+    """`App(engine)` is an ASGI app for any server or test."""
+
+    def __init__(
+        self, engine: Engine, settings: Settings | None = None, *, template: str | None = None
+    ) -> None:
+        self.settings = settings or Settings()
+        self.host = Host(engine, self.settings, template)
+        self.metrics = Metrics()
+        self._keys = [key.encode() for key in self.settings.api_key]
+        self._router = Router([*self._routes(GET, "GET"), *self._routes(POST, "POST"), *self._own_routes()])
+
+    def _routes(self, table: dict[str, Handler], method: str) -> list[Route]:
+        return [
+            Route(path, _Endpoint(self.host, handler), methods=[method]) for path, handler in table.items()
+        ]
+
+    def _own_routes(self) -> list[Route]:
+        own: dict[str, Handler] = {
+            "/health": self._health,
+            "/ready": self._ready,
+            "/metrics": self._metrics,
+            "/version": self._version,
+        }
+        return self._routes(own, "GET")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        elif scope["type"] == "http":
+            await self._http(scope, receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1000})
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        exchange = Exchange(scope, receive, send, self.settings.limits.body_bytes)
+        scope["dragoman.exchange"] = exchange
+        scope["app"] = self  # Starlette's router raises its 405 instead of answering it
+        self.host.in_flight += 1
+        self.metrics.in_flight.inc()
+        try:
+            await self._guarded(exchange)
+        finally:
+            self.host.in_flight -= 1
+            self.metrics.in_flight.dec()
+            self._record(exchange, loop.time() - began)
+
+    async def _guarded(self, exchange: Exchange) -> None:
+        try:
+            self._check_key(exchange)
+            await self._router(exchange.scope, exchange._receive, exchange._send)
+        except ClientGone:
+            exchange.facts["finish"] = "disconnect"
+        except DragomanError as error:
+            await exchange.fail(error)
+        except HTTPException as error:
+            await exchange.fail(_routing_error(exchange, error.status_code))
+        except Exception:
+            # The text of a foreign exception stays in the log: it may hold paths, prompts or keys.
+            logger.exception("A request failed: %s %s", exchange.method, exchange.request_id)
+            await exchange.fail(DragomanError("The server failed; its log says why.", code="internal_error"))
+
+    def _check_key(self, exchange: Exchange) -> None:
+        if not self._keys or exchange.path in OPEN_PATHS:
+            return
+        given = exchange.headers.get(b"authorization", b"").removeprefix(b"Bearer ")
+        given = given or exchange.headers.get(b"x-api-key", b"")
+        # Every key is compared, and in constant time, so that the time tells nothing.
+        if not sum(hmac.compare_digest(given, key) for key in self._keys):
+            raise Unauthorized("Send a valid API key as 'Authorization: Bearer KEY'.")
+
+    def _record(self, exchange: Exchange, seconds: float) -> None:
+        route = _route_name(self._router, exchange.scope)
+        self.metrics.observe(route, exchange.status, exchange.facts, seconds)
+        facts = {
+            "method": exchange.method,
+            "path": exchange.path,
+            "status": exchange.status,
+            "request_id": exchange.request_id,
+            **exchange.facts,
+            "duration_ms": round(seconds * 1000, 1),
+        }
+        access.info("%s %s %d", exchange.method, exchange.path, exchange.status, extra={"request": facts})
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        await receive()
+        try:
+            await self.host.start()
+        except Exception as error:
+            logger.exception("The engine did not start")
+            await send({"type": "lifespan.startup.failed", "message": str(error)})
+            return
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self.host.stop()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _health(self, host: Host, exchange: Exchange) -> None:
+        await exchange.json({"status": "ok"})
+
+    async def _ready(self, host: Host, exchange: Exchange) -> None:
+        await host.check()
+        await exchange.json({"status": "ready", "model": host.card.name})
+
+    async def _metrics(self, host: Host, exchange: Exchange) -> None:
+        await exchange.reply(self.metrics.exposition(), CONTENT_TYPE)
+
+    async def _version(self, host: Host, exchange: Exchange) -> None:
+        await exchange.json({"version": __version__})
+
+
+class _Endpoint:
+    """A handler as an ASGI app, which is what a Starlette route takes without wrapping requests."""
+
+    def __init__(self, host: Host, handler: Handler) -> None:
+        self._host = host
+        self._handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._handler(self._host, scope["dragoman.exchange"])
+
+
+def _routing_error(exchange: Exchange, status: int) -> DragomanError:
+    if status == 405:
+        return MethodNotAllowed(f"{exchange.method} is not what {exchange.path} takes; see /docs.")
+    return NotFound(f"There is no {exchange.path} here; see /docs.", code="unknown_path")
+
+
+def _route_name(router: Router, scope: Scope) -> str:
+    """The declared path, never the one a client sent."""
+    for route in router.routes:
+        if isinstance(route, Route) and route.matches(scope)[0] != Match.NONE:
+            return route.path
+    return "other"

@@ -1,0 +1,117 @@
+"""One request and its reply, over ASGI: the body within its cap, JSON or a stream, a clean failure."""
+
+import re
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+from starlette.types import Message, Receive, Scope, Send
+
+from dragoman.api.sse import error_event
+from dragoman.errors import BadRequest, BodyTooLarge, DragomanError, UnsupportedMedia
+
+_SANE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+_encode = msgspec.json.Encoder().encode
+RETRY_AFTER_S = b"1"
+
+
+class ClientGone(Exception):
+    """The client closed the connection: nobody is there to answer."""
+
+
+class Exchange:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, body_limit: int) -> None:
+        self.scope = scope
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        given = self.headers.get(b"x-request-id", b"")
+        self.request_id = given.decode() if _SANE_ID.fullmatch(given) else f"req_{uuid4().hex}"
+        self.status = 0
+        self.facts: dict[str, Any] = {}
+        """What the access log and the metrics say of this exchange."""
+        self._receive = receive
+        self._send = send
+        self._body_limit = body_limit
+        self._streaming = False
+
+    @property
+    def path_params(self) -> dict[str, str]:
+        params: dict[str, str] = self.scope.get("path_params", {})
+        return params
+
+    async def body(self) -> bytes:
+        self._check_media()
+        chunks: list[bytes] = []
+        size = 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            chunks.append(message.get("body", b""))
+            size += len(chunks[-1])
+            if size > self._body_limit:
+                raise BodyTooLarge(f"The body is larger than {self._body_limit} bytes.")
+            if not message.get("more_body"):
+                return b"".join(chunks)
+
+    def _check_media(self) -> None:
+        media = self.headers.get(b"content-type", b"application/json").split(b";")[0].strip().lower()
+        if media != b"application/json" and not media.endswith(b"+json"):
+            raise UnsupportedMedia("Send JSON with the header 'Content-Type: application/json'.")
+        if self.headers.get(b"content-encoding", b"identity") != b"identity":
+            raise UnsupportedMedia("Compressed bodies are not accepted; leave out Content-Encoding.")
+        length = self.headers.get(b"content-length", b"0")
+        if not length.isdigit():
+            raise BadRequest("The Content-Length header is not a number.")
+        if int(length) > self._body_limit:
+            raise BodyTooLarge(f"The body is larger than {self._body_limit} bytes.")
+
+    async def gone(self) -> None:
+        """Returns when the client has closed the connection. Only after the body was read."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def json(self, payload: Any, status: int = 200, extra: dict[bytes, bytes] | None = None) -> None:
+        await self.reply(_encode(payload), b"application/json", status, extra)
+
+    async def reply(
+        self, body: bytes, media: bytes, status: int = 200, extra: dict[bytes, bytes] | None = None
+    ) -> None:
+        await self._start(
+            status, {b"content-length": b"%d" % len(body), b"content-type": media, **(extra or {})}
+        )
+        await self._send({"type": "http.response.body", "body": body if self.method != "HEAD" else b""})
+
+    async def start_stream(self, first: bytes) -> None:
+        """Headers and the first bytes leave at once: the client sees that it was heard."""
+        self._streaming = True
+        headers = {
+            b"content-type": b"text/event-stream; charset=utf-8",
+            b"cache-control": b"no-cache",
+            b"x-accel-buffering": b"no",
+        }
+        await self._start(200, headers)
+        await self.write(first)
+
+    async def write(self, data: bytes) -> None:
+        message: Message = {"type": "http.response.body", "body": data, "more_body": True}
+        await self._send(message)
+
+    async def end_stream(self) -> None:
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def fail(self, error: DragomanError) -> None:
+        """The error as a reply, or as the last event of a stream that has begun."""
+        self.facts["error"] = error.message
+        if self._streaming:
+            await self.write(error_event(error))
+            await self.end_stream()
+        elif not self.status:
+            extra = {b"retry-after": RETRY_AFTER_S} if error.status in (429, 503) else None
+            await self.json(error.body(), error.status, extra)
+
+    async def _start(self, status: int, headers: dict[bytes, bytes]) -> None:
+        self.status = status
+        named = {**headers, b"x-request-id": self.request_id.encode()}
+        await self._send({"type": "http.response.start", "status": status, "headers": list(named.items())})

@@ -1,0 +1,137 @@
+"""The routes that generate: Chat Completions and Completions."""
+
+from dragoman.api import chat_reply, chat_request, completions_reply, completions_request
+from dragoman.api.chat_reply import ChatSpelling
+from dragoman.api.chat_request import ChatRequest
+from dragoman.api.completions_reply import CompletionSpelling, Echo
+from dragoman.api.completions_request import CompletionRequest
+from dragoman.api.fields import SharedFields
+from dragoman.api.logprobs import Speller
+from dragoman.api.reply import Head, StreamOptions, StreamWriter
+from dragoman.http import run_turn
+from dragoman.http.exchange import Exchange
+from dragoman.http.host import Host
+from dragoman.turns.turn import Turn
+
+
+async def chat(host: Host, exchange: Exchange) -> None:
+    body = await exchange.body()
+    request = chat_request.read(body, host.limits)
+    turn = await host.turn(chat_request.spec(request), len(body))
+    head = _head(host, exchange, "chatcmpl-", request)
+    spelling = ChatSpelling(_speller(host, request), logprobs=bool(request.logprobs))
+    if request.stream:
+        await _stream_chat(host, exchange, request, turn, head, spelling)
+    else:
+        await _whole_chat(host, exchange, request, turn, head, spelling)
+
+
+async def _stream_chat(
+    host: Host, exchange: Exchange, request: ChatRequest, turn: Turn, head: Head, spelling: ChatSpelling
+) -> None:
+    writer = _writer(head, spelling, request, turn, plain=not request.logprobs)
+    prompt = turn.jobs[0].prompt if request.return_token_ids else None
+
+    def opening() -> bytes:
+        return chat_reply.opening(writer, turn.choices, chat_request.echoed(request), prompt)
+
+    await run_turn.stream(exchange, turn, writer, opening, host.settings.keep_alive)
+
+
+async def _whole_chat(
+    host: Host, exchange: Exchange, request: ChatRequest, turn: Turn, head: Head, spelling: ChatSpelling
+) -> None:
+    answers = await run_turn.whole(exchange, turn)
+    reply = chat_reply.whole(
+        head,
+        answers,
+        turn.usage,
+        spelling,
+        echoed=chat_request.echoed(request),
+        prompt_ids=turn.jobs[0].prompt if request.return_token_ids else None,
+    )
+    if request.prompt_logprobs is not None:
+        reply["prompt_logprobs"] = _speller(host, request).prompt(turn.prompt_logprobs[0])
+    await exchange.json(reply)
+
+
+async def completions(host: Host, exchange: Exchange) -> None:
+    body = await exchange.body()
+    request = completions_request.read(body, host.limits)
+    turn = await host.turn(completions_request.spec(request), len(body))
+    head = _head(host, exchange, "cmpl-", request)
+    wants_logprobs = request.logprobs is not None
+    spelling = CompletionSpelling(_speller(host, request), turn.choices, logprobs=wants_logprobs)
+    if request.stream:
+        await _stream_completions(host, exchange, request, turn, head, spelling)
+    else:
+        await _whole_completions(host, exchange, request, turn, head, spelling)
+
+
+async def _stream_completions(
+    host: Host,
+    exchange: Exchange,
+    request: CompletionRequest,
+    turn: Turn,
+    head: Head,
+    spelling: CompletionSpelling,
+) -> None:
+    writer = _writer(head, spelling, request, turn, plain=request.logprobs is None)
+    prompts = [job.prompt for job in turn.jobs] if request.return_token_ids else None
+
+    def opening() -> bytes:
+        return completions_reply.opening(writer, turn.choices, _echoes(host, request, turn), prompts)
+
+    await run_turn.stream(exchange, turn, writer, opening, host.settings.keep_alive)
+
+
+async def _whole_completions(
+    host: Host,
+    exchange: Exchange,
+    request: CompletionRequest,
+    turn: Turn,
+    head: Head,
+    spelling: CompletionSpelling,
+) -> None:
+    answers = await run_turn.whole(exchange, turn)
+    if completions_request.ranks(request):
+        answers = completions_reply.best(answers, request.best_of or 1, request.n or 1)
+    prompts = [job.prompt for job in turn.jobs] if request.return_token_ids else None
+    reply = completions_reply.whole(
+        head, answers, turn.usage, spelling, len(turn.jobs), _echoes(host, request, turn), prompts
+    )
+    if request.prompt_logprobs is not None:
+        speller = _speller(host, request)
+        for number, choice in enumerate(reply["choices"]):
+            entries = turn.prompt_logprobs[number * len(turn.jobs) // len(answers)]
+            choice["prompt_logprobs"] = speller.prompt(entries)
+    await exchange.json(reply)
+
+
+def _echoes(host: Host, request: CompletionRequest, turn: Turn) -> list[Echo]:
+    if not request.echo:
+        return []
+    return [
+        Echo(
+            host.pieces.text(job.prompt, skip_special=request.skip_special_tokens is not False),
+            job.prompt,
+            logprobs,
+        )
+        for job, logprobs in zip(turn.jobs, turn.prompt_logprobs, strict=True)
+    ]
+
+
+def _head(host: Host, exchange: Exchange, prefix: str, request: SharedFields) -> Head:
+    exchange.facts["model"] = request.model or host.card.name
+    return host.head(prefix, request.model)
+
+
+def _speller(host: Host, request: SharedFields) -> Speller:
+    return Speller(host.pieces, as_ids=bool(request.return_tokens_as_token_ids))
+
+
+def _writer(
+    head: Head, spelling: ChatSpelling | CompletionSpelling, request: SharedFields, turn: Turn, *, plain: bool
+) -> StreamWriter:
+    options = StreamOptions(request.wants_usage, request.wants_running_usage, bool(request.return_token_ids))
+    return StreamWriter(head, spelling, options, turn.usage, plain=plain)

@@ -1,0 +1,64 @@
+"""What all routes share: the engine and everything derived from it once."""
+
+import asyncio
+import time
+from uuid import uuid4
+
+from dragoman._version import __version__
+from dragoman.api.reply import Head
+from dragoman.engines.protocol import Engine, LivingEngine
+from dragoman.errors import EngineFailed, Overloaded
+from dragoman.prompt import Prompter
+from dragoman.settings import Settings
+from dragoman.turns.detokenize import Pieces
+from dragoman.turns.plan import Planner
+from dragoman.turns.spec import TurnSpec
+from dragoman.turns.turn import Turn
+
+BIG_BODY = 32 * 1024
+"""Prompts of bodies beyond this are rendered in a thread, so that the others' tokens keep flowing."""
+CHECK_TIMEOUT_S = 5.0
+
+
+class Host:
+    def __init__(self, engine: Engine, settings: Settings, template: str | None = None) -> None:
+        self.engine = engine
+        self.settings = settings
+        self.limits = settings.limits
+        self.card = engine.card
+        tokenizer = engine.tokenizer
+        self.pieces = Pieces(tokenizer.pieces, frozenset(tokenizer.special.values()))
+        self.prompter = Prompter(self.card, tokenizer, template=template)
+        self.planner = Planner(self.card, tokenizer, self.prompter, settings.model_alias)
+        self.in_flight = 0
+        self._fingerprint = f"dragoman-{__version__}"
+
+    async def turn(self, spec: TurnSpec, body_bytes: int) -> Turn:
+        """A turn that is ready to start; what is wrong with the request has been said by then."""
+        if self.in_flight > self.limits.queue:
+            raise Overloaded(f"The server is busy with {self.limits.queue} requests; try again soon.")
+        if body_bytes > BIG_BODY:
+            jobs = await asyncio.to_thread(self.planner.jobs, spec)
+        else:
+            jobs = self.planner.jobs(spec)
+        return Turn(self.engine, jobs, spec, self.pieces)
+
+    def head(self, prefix: str, model: str | None) -> Head:
+        return Head(prefix + uuid4().hex, int(time.time()), model or self.card.name, self._fingerprint)
+
+    async def start(self) -> None:
+        if isinstance(self.engine, LivingEngine):
+            await self.engine.start()
+
+    async def stop(self) -> None:
+        if isinstance(self.engine, LivingEngine):
+            await self.engine.stop()
+
+    async def check(self) -> None:
+        """A round trip through the engine; raises when there is none within the time."""
+        if not isinstance(self.engine, LivingEngine):
+            return
+        try:
+            await asyncio.wait_for(self.engine.check(), CHECK_TIMEOUT_S)
+        except TimeoutError:
+            raise EngineFailed(f"The engine has not moved for {CHECK_TIMEOUT_S:.0f} seconds.") from None

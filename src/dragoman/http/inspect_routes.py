@@ -1,0 +1,88 @@
+"""The routes that look without generating: models, tokens, prompts, embeddings."""
+
+from typing import Any
+
+from dragoman.api import chat_request, completions_request, embeddings, tokens
+from dragoman.engines.protocol import EmbeddingEngine
+from dragoman.errors import BadRequest, ContextOverflow, ModelNotFound
+from dragoman.http.exchange import Exchange
+from dragoman.http.host import Host
+
+
+async def list_models(host: Host, exchange: Exchange) -> None:
+    names = [*host.planner.names, *host.card.adapters]
+    await exchange.json({"object": "list", "data": [_model(host, name) for name in names]})
+
+
+async def get_model(host: Host, exchange: Exchange) -> None:
+    name = exchange.path_params["model"]
+    try:
+        host.planner.adapter(name)
+    except ModelNotFound:
+        raise ModelNotFound(f"The model '{name}' does not exist here.", param="model") from None
+    await exchange.json(_model(host, name))
+
+
+def _model(host: Host, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": host.card.created,
+        "owned_by": "dragoman",
+        "root": host.card.name,
+        "parent": host.card.name if name in host.card.adapters else None,
+        "max_model_len": host.card.max_model_len,
+    }
+
+
+async def tokenize(host: Host, exchange: Exchange) -> None:
+    request = tokens.read_tokenize(await exchange.body(), host.limits)
+    host.planner.adapter(request.model)
+    ids = host.prompter.encode(tokens.prompt(request))
+    names = [host.pieces.bytes[id_].decode("utf-8", "replace") for id_ in ids]
+    await exchange.json(
+        tokens.tokenized(ids, host.card.max_model_len, names if request.return_token_strs else None)
+    )
+
+
+async def detokenize(host: Host, exchange: Exchange) -> None:
+    request = tokens.read_detokenize(await exchange.body(), len(host.pieces))
+    host.planner.adapter(request.model)
+    await exchange.json({"prompt": host.pieces.text(request.tokens)})
+
+
+async def render_chat(host: Host, exchange: Exchange) -> None:
+    request = chat_request.read_to_render(await exchange.body(), host.limits)
+    host.planner.adapter(request.model)
+    text, ids = host.prompter.render(chat_request.conversation(request))
+    await exchange.json({"prompt": text, "prompt_token_ids": ids})
+
+
+async def render_completions(host: Host, exchange: Exchange) -> None:
+    request = completions_request.read(await exchange.body(), host.limits)
+    host.planner.adapter(request.model)
+    rendered = [host.prompter.render(prompt) for prompt in completions_request.prompts(request)]
+    await exchange.json([{"prompt": text, "prompt_token_ids": ids} for text, ids in rendered])
+
+
+async def count_chat(host: Host, exchange: Exchange) -> None:
+    request = chat_request.read_to_render(await exchange.body(), host.limits)
+    host.planner.adapter(request.model)
+    ids = host.prompter.encode(chat_request.conversation(request))
+    await exchange.json({"object": "chat.completion.input_tokens", "input_tokens": len(ids)})
+
+
+async def embed(host: Host, exchange: Exchange) -> None:
+    request = embeddings.read(await exchange.body(), host.limits)
+    host.planner.adapter(request.model)
+    if not isinstance(host.engine, EmbeddingEngine):
+        raise BadRequest("This engine has no embeddings.", param="model", code="unsupported_model")
+    prompts = [host.prompter.encode(prompt) for prompt in embeddings.prompts(request)]
+    for number, prompt in enumerate(prompts):
+        if len(prompt) > host.card.max_model_len:
+            message = f"The input has {len(prompt)} tokens, but this model takes {host.card.max_model_len}."
+            raise ContextOverflow(message, param=f"input[{number}]")
+    vectors = await host.engine.embed(prompts)
+    total = sum(map(len, prompts))
+    exchange.facts.update(model=request.model or host.card.name, prompt_tokens=total)
+    await exchange.json(embeddings.reply(request, request.model or host.card.name, vectors, total))

@@ -1,0 +1,97 @@
+"""From what a client asked to what an engine is asked. Everything that can be refused is refused here."""
+
+from collections.abc import Iterable
+from uuid import uuid4
+
+from msgspec.structs import replace
+
+from dragoman.engines.protocol import ModelCard, Tokenizer
+from dragoman.errors import BadRequest, ContextOverflow, ModelNotFound
+from dragoman.prompt import Prompter
+from dragoman.turns.spec import TurnSpec
+from dragoman.types import Job, Sampling
+
+
+class Planner:
+    """Makes the jobs of a turn. Safe to call from a worker thread."""
+
+    def __init__(
+        self, card: ModelCard, tokenizer: Tokenizer, prompter: Prompter, aliases: Iterable[str] = ()
+    ) -> None:
+        self.card = card
+        self.tokenizer = tokenizer
+        self.prompter = prompter
+        self.names = (card.name, *aliases)
+
+    def adapter(self, model: str | None) -> str | None:
+        """The adapter a model name stands for; None is the model itself."""
+        if model is None or model in self.names:
+            return None
+        if model in self.card.adapters:
+            return model
+        known = ", ".join([*self.names, *self.card.adapters])
+        raise ModelNotFound(f"The model '{model}' does not exist here; there is: {known}.", param="model")
+
+    def jobs(self, spec: TurnSpec) -> list[Job]:
+        adapter = self.adapter(spec.model)
+        sampling = self._sampling(spec)
+        prompts = [self._fit(self.prompter.encode(prompt), spec.truncate_prompt) for prompt in spec.prompts]
+        return [
+            Job(
+                id=uuid4().hex,
+                prompt=prompt,
+                sampling=self._with_room(sampling, len(prompt)),
+                n=spec.n,
+                adapter=adapter,
+                priority=spec.priority,
+                reuse_prefix=spec.reuse_prefix,
+                cache_salt=spec.cache_salt,
+            )
+            for prompt in prompts
+        ]
+
+    def _fit(self, ids: tuple[int, ...], keep: int | None) -> tuple[int, ...]:
+        most = self.card.max_model_len
+        if keep is not None:
+            ids = ids[-(most - 1 if keep < 0 else max(keep, 1)) :]
+        if not ids:
+            raise BadRequest("The prompt is empty.", param="prompt", code="empty_prompt")
+        if len(ids) >= most:
+            message = (
+                f"The prompt has {len(ids)} tokens, but this model takes {most} for prompt and answer"
+                " together; shorten the prompt."
+            )
+            raise ContextOverflow(message, param="messages")
+        return ids
+
+    def _with_room(self, sampling: Sampling, prompt_tokens: int) -> Sampling:
+        """The answer ends where the context does: more was asked for than fits is no reason to refuse."""
+        room = self.card.max_model_len - prompt_tokens
+        most = min(sampling.max_tokens or room, room)
+        return replace(sampling, max_tokens=most, min_tokens=min(sampling.min_tokens, most))
+
+    def _sampling(self, spec: TurnSpec) -> Sampling:
+        sampling = spec.sampling
+        self._check_ids(sampling.logit_bias, "logit_bias")
+        self._check_ids(sampling.stop_token_ids, "stop_token_ids")
+        self._check_ids(sampling.allowed_token_ids or (), "allowed_token_ids")
+        if not spec.bad_words:
+            return sampling
+        return replace(sampling, bad_words=tuple(self._spellings(spec.bad_words)))
+
+    def _check_ids(self, ids: Iterable[int], param: str) -> None:
+        size = len(self.tokenizer.pieces)
+        for id_ in ids:
+            if not 0 <= id_ < size:
+                message = f"Token id {id_} is outside of the vocabulary (0 to {size - 1})."
+                raise BadRequest(message, param=param, code="invalid_token_id")
+
+    def _spellings(self, words: tuple[str, ...]) -> Iterable[tuple[int, ...]]:
+        """A word has other ids at the start of a text than after a space: both are banned."""
+        seen = set()
+        for word in words:
+            for text in (word, " " + word.lstrip(" ")):
+                ids = tuple(self.tokenizer.encode(text))
+                if ids and ids not in seen:
+                    seen.add(ids)
+                    yield ids

@@ -1,0 +1,147 @@
+"""One turn: its jobs are started, their steps become events, and one way out ends it all."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Self
+
+from dragoman.dialects.reader import Plain
+from dragoman.engines.protocol import Engine, Handle
+from dragoman.errors import Unavailable
+from dragoman.turns.choice import ChoiceReader
+from dragoman.turns.detokenize import Detokenizer, Pieces
+from dragoman.turns.drive import start
+from dragoman.turns.fold import Answer, Fold, coalesce
+from dragoman.turns.spec import TurnSpec
+from dragoman.turns.stops import StopFinder
+from dragoman.types import Event, Job, Sink, Step, TokenLogprob, Usage
+
+MOST_PENDING = 256
+"""Events that may wait for a client that reads slowly before neighbours are joined."""
+
+
+class Turn:
+    """`async with turn:` starts it, and on every way out aborts what still runs.
+
+    `next()` gives the events that are ready, in order, or [] when there are no more.
+    """
+
+    def __init__(self, engine: Engine, jobs: Sequence[Job], spec: TurnSpec, pieces: Pieces) -> None:
+        self.jobs = jobs
+        self.usage = Usage(prompt_tokens=sum(len(job.prompt) for job in jobs))
+        self.started_at = 0.0
+        self.first_token_at: float | None = None
+        self.prompt_logprobs: list[list[TokenLogprob | None] | None] = [None] * len(jobs)
+        self._engine = engine
+        self._handles: list[Handle] = []
+        self._readers = _readers(jobs, spec, pieces, engine.tokenizer.end_ids)
+        self._left = len(self._readers)
+        self._pending: list[Event] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._closed = False
+
+    @property
+    def choices(self) -> int:
+        return len(self._readers)
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        self.started_at = self._loop.time()
+        try:
+            for number, job in enumerate(self.jobs):
+                self._handles.append(start(self._engine, job, self._sink(number, job.n)))
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Disconnect, error, stop, shutdown or the plain end: whatever still runs is aborted."""
+        self._closed = True
+        if self._left:
+            for handle in self._handles:
+                handle.cancel()
+        self._left = 0
+        self.wake()
+
+    async def next(self) -> list[Event]:
+        """What is ready; waits while nothing is. An empty list after `wake` or at the end."""
+        if not self._pending and self._left:
+            self._waiter = self._loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        if self._closed:
+            return []
+        ready, self._pending = self._pending, []
+        return ready
+
+    @property
+    def over(self) -> bool:
+        return self._closed or (not self._left and not self._pending)
+
+    def wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def answers(self) -> list[Answer]:
+        """The whole turn, folded. Raises what made it fail."""
+        fold = Fold(self.choices)
+        while not self.over:
+            events = await self.next()
+            for event in events:
+                if event.error is not None:
+                    raise event.error
+            fold.add(events)
+        return fold.done()
+
+    def _sink(self, number: int, n: int) -> Sink:
+        readers = self._readers[number * n : (number + 1) * n]
+
+        def sink(step: Step) -> None:
+            reader = readers[step.index]
+            if reader.over or self._closed:
+                return
+            if step.finish == "abort":
+                step.finish, step.error = "error", Unavailable("The engine was stopped; try again.")
+            if self.first_token_at is None or step.cached_tokens is not None:
+                self._first(number, step)
+            self.usage.completion_tokens += len(step.ids)
+            self._pending += reader.read(step)
+            if reader.over:
+                self._left -= 1
+                if step.finish is None:
+                    self._handles[number].cancel(step.index)
+            if len(self._pending) > MOST_PENDING:
+                self._pending = coalesce(self._pending)
+            self.wake()
+
+        return sink
+
+    def _first(self, number: int, step: Step) -> None:
+        if self.first_token_at is None and step.ids:
+            self.first_token_at = self._loop.time()
+        if step.cached_tokens is not None:
+            self.usage.cached_tokens += step.cached_tokens
+        if step.prompt_logprobs is not None:
+            self.prompt_logprobs[number] = step.prompt_logprobs
+
+
+def _readers(
+    jobs: Sequence[Job], spec: TurnSpec, pieces: Pieces, end_ids: frozenset[int]
+) -> list[ChoiceReader]:
+    return [
+        ChoiceReader(
+            number * job.n + index,
+            Detokenizer(pieces, skip_special=spec.skip_special_tokens),
+            StopFinder(spec.stop, keep=spec.keep_stop) if spec.stop else None,
+            Plain(),
+            min_tokens=job.sampling.min_tokens,
+            hidden_ids=frozenset() if spec.keep_stop else end_ids | job.sampling.stop_token_ids,
+        )
+        for number, job in enumerate(jobs)
+        for index in range(job.n)
+    ]
