@@ -1,0 +1,128 @@
+"""The embedded engine: weights in this process, one thread that computes, steps handed to the event loop."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+from dragoman.engines.local import native_log
+from dragoman.engines.local.embedding import Embedding
+from dragoman.engines.local.llamacpp import LlamaRunner
+from dragoman.engines.local.model import Model
+from dragoman.engines.local.options import LocalOptions
+from dragoman.engines.local.request import check_job, check_prompt
+from dragoman.engines.local.runner import Runner
+from dragoman.engines.local.scheduler import Scheduler, make_group
+from dragoman.engines.local.sequence import Group
+from dragoman.engines.local.sizing import size_for
+from dragoman.engines.local.tokenizer import LlamaTokenizer
+from dragoman.engines.local.worker import Worker
+from dragoman.engines.protocol import ModelCard, Tokenizer
+from dragoman.types import Job, Sink, Step
+
+
+class LocalHandle:
+    __slots__ = ("_group", "_worker")
+
+    def __init__(self, worker: Worker, group: Group) -> None:
+        self._worker = worker
+        self._group = group
+
+    def cancel(self, index: int | None = None) -> None:
+        """Stop one continuation, or all. Each gets a last step with finish "abort".
+
+        A step that is already on its way to the event loop still arrives.
+        """
+        self._worker.cancel(self._group, index)
+
+
+class LocalEngine:
+    """A runner behind a scheduler, with a thread of its own that starts with `start` or the first job.
+
+    `LocalEngine.open("model.gguf")` is the usual way to make one.
+    """
+
+    def __init__(
+        self, runner: Runner, tokenizer: Tokenizer, card: ModelCard, options: LocalOptions | None = None
+    ) -> None:
+        options = options or LocalOptions()
+        self.card = card
+        self.tokenizer = tokenizer
+        self._runner = runner
+        scheduler = Scheduler(runner, tokenizer.end_ids, batch=options.batch, chunk=options.chunk)
+        self._worker = Worker(runner, scheduler)
+
+    @classmethod
+    def open(cls, path: str | Path, options: LocalOptions | None = None) -> "LocalEngine":
+        """Load a GGUF file. Raises ModelFileError or BindingError when that is not possible."""
+        options = options or LocalOptions()
+        native_log.passing_on = options.native_log
+        model = Model(Path(path).expanduser())
+        model.load_adapters(options.adapters)
+        size = size_for(model, options)
+        runner = LlamaRunner(
+            model,
+            slots=size.slots,
+            context=size.context,
+            batch=options.batch,
+            threads=size.threads,
+            flash_attention=options.flash_attention,
+        )
+        card = ModelCard(
+            name=options.name or model.name,
+            max_model_len=runner.context,
+            templates=model.templates,
+            adapters=tuple(model.adapters),
+            created=int(time.time()),
+            details=model.details | {"slots": str(size.slots), "threads": str(size.threads)},
+        )
+        return cls(runner, LlamaTokenizer(model), card, options)
+
+    def submit(self, job: Job, sink: Sink) -> LocalHandle:
+        """Start a job; `sink` is called on the running event loop's thread."""
+        check_job(job, self._runner)
+        ends, vocabulary = self.tokenizer.end_ids, self._runner.vocabulary
+        group = make_group(job, sink, asyncio.get_running_loop(), vocabulary, ends)
+        self._worker.submit(group)
+        return LocalHandle(self._worker, group)
+
+    async def generate(self, job: Job) -> AsyncIterator[Step]:
+        """Steps until every continuation has finished. Closing the iterator cancels the job."""
+        steps: asyncio.Queue[Step] = asyncio.Queue()
+        handle = self.submit(job, steps.put_nowait)
+        left = job.n
+        try:
+            while left:
+                step = await steps.get()
+                left -= step.finish is not None
+                yield step
+        finally:
+            if left:
+                handle.cancel()
+
+    async def embed(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
+        """The mean of the last hidden states of each prompt, at length one."""
+        for prompt in prompts:
+            check_prompt(prompt, self._runner)
+        embedding = Embedding(prompts, self._runner, asyncio.get_running_loop())
+        self._worker.embed(embedding)
+        return await embedding.future
+
+    async def start(self) -> None:
+        self._worker.start()
+
+    async def stop(self) -> None:
+        """End all jobs with finish "abort" and give the memory back. There is no second start."""
+        await asyncio.to_thread(self._worker.stop)
+        self._runner.close()
+
+    async def check(self) -> None:
+        """Return when the engine's thread has answered; raise EngineFailed when it is dead."""
+        loop = asyncio.get_running_loop()
+        answered = asyncio.Event()
+
+        def answer() -> None:
+            loop.call_soon_threadsafe(answered.set)
+
+        self._worker.post(answer)
+        await answered.wait()

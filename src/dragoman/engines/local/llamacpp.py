@@ -1,0 +1,192 @@
+"""The runner over llama.cpp: one context whose memory is divided between the slots."""
+
+import ctypes
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from dragoman.engines.local.binding import Batch, Library
+from dragoman.engines.local.model import Model
+from dragoman.engines.local.runner import Ids, Logits, Rows, StepFailed, StepInterrupted
+from dragoman.errors import ModelFileError
+
+_ABORTED = 2
+_POOLING_NONE = 0
+# Rows of logits beyond one per slot, for prompts whose log probabilities are wanted.
+_EXTRA_OUTPUTS = 64
+_EMBED_ROWS = 128
+
+
+class _BatchBuffer:
+    """The arrays of a llama_batch, filled through numpy instead of element by element."""
+
+    def __init__(self, rows: int) -> None:
+        self.tokens: Ids = np.zeros(rows, np.int32)
+        self.positions: Ids = np.zeros(rows, np.int32)
+        self.slots: Ids = np.zeros(rows, np.int32)
+        self.outputs = np.zeros(rows, np.int8)
+        self._counts = np.ones(rows, np.int32)
+        # The C API wants one pointer per row to that row's sequence ids; all point into `slots`.
+        self._pointers = self.slots.ctypes.data + 4 * np.arange(rows, dtype=np.uint64)
+        self.batch = Batch(
+            token=self.tokens.ctypes.data,
+            pos=self.positions.ctypes.data,
+            n_seq_id=self._counts.ctypes.data,
+            seq_id=self._pointers.ctypes.data,
+            logits=self.outputs.ctypes.data,
+        )
+
+    def fill(self, rows: Rows) -> Batch:
+        count = len(rows)
+        self.tokens[:count] = rows.tokens
+        self.positions[:count] = rows.positions
+        self.slots[:count] = rows.slots
+        self.outputs[:count] = rows.outputs
+        self.batch.n_tokens = count
+        return self.batch
+
+
+class LlamaRunner:
+    def __init__(
+        self, model: Model, *, slots: int, context: int, batch: int, threads: int, flash_attention: bool
+    ) -> None:
+        self.model = model
+        self.slots = slots
+        self.max_rows = batch + slots
+        self.max_outputs = slots + _EXTRA_OUTPUTS
+        self.rewinds = model.rewinds
+        self.adapters = tuple(model.adapters)
+        self._threads = threads
+        self._flash = flash_attention
+        self._library = library = model.library
+        self.vocabulary: int = library.vocab_n_tokens(library.model_get_vocab(model.pointer))
+        self._context: int | None = self._open(context * slots, slots, self.max_rows, self.max_outputs)
+        self.context: int = library.n_ctx_seq(self._context)
+        self._memory = library.get_memory(self._context)
+        self._buffer = _BatchBuffer(self.max_rows)
+        self._adapter: str | None = None
+        self._stop_flag = _attach_stop_flag(library, self._context)
+        self._embedder: _Embedder | None = None
+
+    def step(self, rows: Rows, adapter: str | None) -> Logits:
+        self._use(adapter)
+        self._stop_flag[0] = b"\0"
+        code = self._library.decode(self._context, self._buffer.fill(rows))
+        if code:
+            self._undo(rows)
+            if code == _ABORTED:
+                raise StepInterrupted
+            raise StepFailed(f"llama_decode answered {code}")
+        return _floats(self._library.get_logits(self._context), sum(rows.outputs), self.vocabulary)
+
+    def keep(self, slot: int, length: int) -> None:
+        self._library.memory_seq_rm(self._memory, slot, length, -1)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        # Between slots only whole ones can be copied, so the rest is cut off afterwards.
+        self.keep(target, 0)
+        self._library.memory_seq_cp(self._memory, source, target, -1, -1)
+        self.keep(target, length)
+
+    def interrupt(self) -> None:
+        self._stop_flag[0] = b"\1"
+
+    def embed(self, prompts: Sequence[Sequence[int]]) -> Iterator[list[float] | None]:
+        if self._embedder is None:
+            self._embedder = _Embedder(self)
+        return self._embedder.run(prompts)
+
+    def close(self) -> None:
+        if self._embedder is not None:
+            self._embedder.close()
+        if self._context:
+            self._library.free(self._context)
+            self._context = None
+
+    def _open(self, context: int, sequences: int, batch: int, outputs: int, embeddings: bool = False) -> int:
+        params = self._library.context_default_params()
+        params.n_ctx = context
+        params.n_seq_max = sequences
+        params.n_batch = params.n_ubatch = batch
+        params.n_outputs_max = outputs
+        params.n_threads = params.n_threads_batch = self._threads
+        params.flash_attn_type = int(self._flash)
+        if embeddings:
+            params.embeddings = True
+            params.pooling_type = _POOLING_NONE
+        pointer: int | None = self._library.init_from_model(self.model.pointer, params)
+        if not pointer:
+            raise ModelFileError(
+                f"There is no room for {sequences} sequences of {context // sequences} tokens: "
+                "set fewer slots or a shorter context."
+            )
+        return pointer
+
+    def _use(self, adapter: str | None) -> None:
+        if adapter == self._adapter:
+            return
+        chosen = [self.model.adapters[adapter]] if adapter is not None else []
+        pointers = (ctypes.c_void_p * 1)(*chosen)
+        scales = (ctypes.c_float * 1)(1.0)
+        self._library.set_adapters_lora(self._context, pointers, len(chosen), scales)
+        self._adapter = adapter
+
+    def _undo(self, rows: Rows) -> None:
+        """Cut every slot back to where it was: parts of a failed step may be in memory."""
+        first: dict[int, int] = {}
+        for slot, position in zip(rows.slots, rows.positions, strict=True):
+            first.setdefault(slot, position)
+        for slot, position in first.items():
+            self.keep(slot, position)
+
+
+class _Embedder:
+    """A second, small context of the same weights whose outputs are hidden states."""
+
+    def __init__(self, runner: LlamaRunner) -> None:
+        self._library = runner.model.library
+        self._size: int = self._library.model_n_embd(runner.model.pointer)
+        self._context = runner._open(runner.context, 1, _EMBED_ROWS, _EMBED_ROWS, embeddings=True)
+        self._memory = self._library.get_memory(self._context)
+        self._buffer = _BatchBuffer(_EMBED_ROWS)
+
+    def run(self, prompts: Sequence[Sequence[int]]) -> Iterator[list[float] | None]:
+        for prompt in prompts:
+            self._library.memory_clear(self._memory, False)
+            total = np.zeros(self._size, np.float64)
+            for start in range(0, len(prompt), _EMBED_ROWS):
+                if start:
+                    yield None
+                total += self._sum(prompt[start : start + _EMBED_ROWS], start)
+            yield (total / np.linalg.norm(total)).tolist()
+
+    def close(self) -> None:
+        self._library.free(self._context)
+
+    def _sum(self, tokens: Sequence[int], start: int) -> Logits:
+        rows = Rows()
+        rows.extend(0, start, tokens, [True] * len(tokens))
+        code = self._library.decode(self._context, self._buffer.fill(rows))
+        if code:
+            raise StepFailed(f"llama_decode answered {code}")
+        states = _floats(self._library.get_embeddings(self._context), len(tokens), self._size)
+        total: Logits = states.sum(axis=0)
+        return total
+
+
+def _floats(address: int, rows: int, columns: int) -> Logits:
+    """A view of memory that belongs to the native library."""
+    flat = (ctypes.c_float * (rows * columns)).from_address(address)
+    return np.ctypeslib.as_array(flat).reshape(rows, columns)
+
+
+def _attach_stop_flag(library: Library, context: int) -> "ctypes.Array[ctypes.c_char]":
+    """A byte that makes a running decode end when it is set.
+
+    The native library asks a C function after each operation whether to go on. A Python function would
+    wait for the interpreter lock each time, so it is C's own `strlen`: 0 for "\\0\\0", 1 for "\\1\\0".
+    """
+    flag = ctypes.create_string_buffer(2)
+    strlen = ctypes.cast(ctypes.CDLL(None).strlen, ctypes.c_void_p)
+    library.set_abort_callback(context, strlen, ctypes.addressof(flag))
+    return flag

@@ -1,0 +1,57 @@
+"""What this machine offers a process: cores and memory, as far as affinity and control groups let it."""
+
+import math
+import os
+from pathlib import Path
+
+_CPUS = Path("/sys/devices/system/cpu")
+_GROUP = Path("/sys/fs/cgroup")
+_MEMINFO = Path("/proc/meminfo")
+_FALLBACK_MEMORY = 4 << 30
+
+
+def cores() -> int:
+    """Physical cores this process may use. Two threads on one core's two faces gain nothing in arithmetic."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    physical = {_core(cpu) for cpu in allowed}
+    return max(1, min(len(physical), _quota()))
+
+
+def free_memory() -> int:
+    """Bytes that can be taken without pushing anything out."""
+    return min(_system_memory(), _group_memory())
+
+
+def _core(cpu: int) -> tuple[str, str]:
+    topology = _CPUS / f"cpu{cpu}" / "topology"
+    try:
+        return (topology / "physical_package_id").read_text(), (topology / "core_id").read_text()
+    except OSError:
+        return "", str(cpu)
+
+
+def _quota() -> int:
+    """How many whole cores the control group's quota amounts to."""
+    try:
+        quota, period = (_GROUP / "cpu.max").read_text().split()
+        return math.ceil(int(quota) / int(period))
+    except (OSError, ValueError):
+        return 1 << 16
+
+
+def _system_memory() -> int:
+    try:
+        for line in _MEMINFO.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return _FALLBACK_MEMORY
+
+
+def _group_memory() -> int:
+    try:
+        limit = int((_GROUP / "memory.max").read_text())
+        return max(0, limit - int((_GROUP / "memory.current").read_text()))
+    except (OSError, ValueError):
+        return 1 << 62

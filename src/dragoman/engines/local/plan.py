@@ -1,0 +1,55 @@
+"""One step, before it is computed: which tokens of which sequences."""
+
+from dragoman.engines.local.runner import Rows
+from dragoman.engines.local.sequence import Sequence
+
+
+class Piece:
+    """What one sequence computes in a step: its newest token, or a part of its prompt."""
+
+    __slots__ = ("outputs", "sequence", "size", "start")
+
+    def __init__(self, sequence: Sequence, size: int) -> None:
+        self.sequence = sequence
+        self.start = sequence.computed
+        self.size = size
+        if sequence.prompt_logprobs is not None and not sequence.decoding:
+            self.outputs = size
+        else:
+            self.outputs = int(self.start + size >= sequence.prompt_length)
+
+    def add_to(self, rows: Rows) -> None:
+        sequence = self.sequence
+        assert sequence.slot is not None
+        if sequence.decoding:
+            rows.add(sequence.slot.index, self.start, sequence.output[-1])
+            return
+        tokens = sequence.group.prompt[self.start : self.start + self.size].tolist()
+        outputs = [self.outputs == self.size] * self.size
+        outputs[-1] = bool(self.outputs)
+        rows.extend(sequence.slot.index, self.start, tokens, outputs)
+
+    def done(self) -> None:
+        """The piece has been computed: its tokens are in the slot."""
+        sequence = self.sequence
+        assert sequence.slot is not None
+        if sequence.decoding:
+            sequence.slot.write(self.start, sequence.output[-1], 1)
+        else:
+            tokens = sequence.group.prompt[self.start : self.start + self.size]
+            sequence.slot.write(self.start, tokens, self.size)
+        sequence.computed = self.start + self.size
+
+
+class Plan:
+    __slots__ = ("adapter", "pieces")
+
+    def __init__(self, adapter: str | None, pieces: list[Piece]) -> None:
+        self.adapter = adapter
+        self.pieces = pieces
+
+    def rows(self) -> Rows:
+        rows = Rows()
+        for piece in self.pieces:
+            piece.add_to(rows)
+        return rows

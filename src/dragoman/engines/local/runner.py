@@ -1,0 +1,85 @@
+"""What the scheduler needs of whatever computes: slots that hold sequences, and rows of logits."""
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Logits: TypeAlias = NDArray[np.float32]
+Ids: TypeAlias = NDArray[np.int32]
+
+
+class StepFailed(Exception):
+    """One step could not be computed; the slots that took part have lost their contents."""
+
+
+class StepInterrupted(Exception):
+    """The step was broken off by `interrupt`; nothing of it counts."""
+
+
+class Rows:
+    """The tokens of one step, as columns. Rows of a slot are in the order of their positions."""
+
+    __slots__ = ("outputs", "positions", "slots", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.positions: list[int] = []
+        self.slots: list[int] = []
+        self.outputs: list[bool] = []
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def add(self, slot: int, position: int, token: int) -> None:
+        """One token whose logits are wanted."""
+        self.tokens.append(token)
+        self.positions.append(position)
+        self.slots.append(slot)
+        self.outputs.append(True)
+
+    def extend(self, slot: int, position: int, tokens: Sequence[int], outputs: Sequence[bool]) -> None:
+        """A run of tokens from `position` on."""
+        count = len(tokens)
+        self.tokens.extend(tokens)
+        self.positions.extend(range(position, position + count))
+        self.slots.extend([slot] * count)
+        self.outputs.extend(outputs)
+
+
+class Runner(Protocol):
+    """Weights and key-value memory. Used by one thread only, but for `interrupt`."""
+
+    slots: int
+    """Sequences that can be held, numbered from 0."""
+    context: int
+    """Tokens a slot can hold."""
+    vocabulary: int
+    max_rows: int
+    """Tokens in one step."""
+    max_outputs: int
+    """Rows of logits in one step; at least `slots`."""
+    rewinds: bool
+    """Whether a slot can be cut back to a prefix. Recurrent models cannot."""
+    adapters: tuple[str, ...]
+
+    def step(self, rows: Rows, adapter: str | None) -> Logits:
+        """Compute one step; one row of logits per wanted output, in order.
+
+        The result is a view that the next step overwrites. Raises StepFailed or StepInterrupted.
+        """
+
+    def keep(self, slot: int, length: int) -> None:
+        """Forget all of a slot but its first `length` tokens."""
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Make `target` hold the first `length` tokens of `source`."""
+
+    def interrupt(self) -> None:
+        """From any thread: break off the step that is running, if one is."""
+
+    def embed(self, prompts: Sequence[Sequence[int]]) -> Iterator[list[float] | None]:
+        """One vector per prompt; None after each piece of work in between."""
+
+    def close(self) -> None: ...

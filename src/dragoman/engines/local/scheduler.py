@@ -1,0 +1,224 @@
+"""Continuous batching: who computes what in the next step, and what came of it.
+
+Rules of this file:
+- Sequences that decode are in every step of their adapter; prompts share what is left of the step.
+- A prompt is cut into pieces, small ones while others decode, so that nobody stalls for long.
+- A step has one adapter, because the runner applies it to all rows; adapters take turns.
+- Rows are in the order of their slots, because the native library splits a step where slots are not adjacent.
+- Only the engine's thread comes here.
+"""
+
+import asyncio
+import logging
+from bisect import insort
+from itertools import count
+
+from dragoman.engines.local.plan import Piece, Plan
+from dragoman.engines.local.prefix import Slots
+from dragoman.engines.local.runner import Logits, Runner, StepFailed, StepInterrupted
+from dragoman.engines.local.sampler import NoTokenLeft, Sampler, logprob
+from dragoman.engines.local.sequence import Group, Sequence
+from dragoman.errors import DragomanError, EngineFailed
+from dragoman.types import FinishReason, Job, Sink, Step
+
+_log = logging.getLogger("dragoman.engine")
+
+
+class Scheduler:
+    def __init__(self, runner: Runner, ends: frozenset[int], *, batch: int, chunk: int) -> None:
+        self._runner = runner
+        self._ends = ends
+        self._batch = batch
+        self._chunk = chunk
+        self._slots = Slots(runner)
+        self._waiting: list[Sequence] = []
+        self._running: list[Sequence] = []
+        self._turn: str | None = None
+        self._arrivals = count()
+        self._out: list[tuple[Group, Step]] = []
+        self.in_step: list[Sequence] = []
+        """The sequences in the step that is being computed. Other threads may read it."""
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting or self._running)
+
+    def add(self, group: Group) -> None:
+        arrival = next(self._arrivals)
+        for sequence in group.sequences:
+            sequence.order = (group.job.priority, arrival, sequence.index)
+            insort(self._waiting, sequence, key=_order)
+
+    def drop_cancelled(self) -> None:
+        for sequence in [s for s in self._waiting + self._running if s.cancelled]:
+            self._end(sequence, "abort")
+
+    def end_all(self, finish: FinishReason, error: DragomanError | None = None) -> None:
+        for sequence in self._waiting + self._running:
+            self._end(sequence, finish, error)
+
+    def take(self) -> list[tuple[Group, Step]]:
+        """What there is to say since the last time."""
+        out, self._out = self._out, []
+        return out
+
+    def step(self) -> None:
+        """Compute one step and note what came of it."""
+        self._admit()
+        plan = self._plan()
+        if not plan.pieces:
+            return
+        self.in_step = [piece.sequence for piece in plan.pieces]
+        try:
+            logits = self._runner.step(plan.rows(), plan.adapter)
+        except StepInterrupted:
+            return
+        except StepFailed:
+            _log.exception("a step of %d sequences failed", len(plan.pieces))
+            self._fail(self.in_step)
+            return
+        finally:
+            self.in_step = []
+        self._read(plan, logits)
+
+    def _admit(self) -> None:
+        """Give slots to those who wait, the first first; who waits for a prefix does not block the rest."""
+        if not self._waiting or not self._slots.idle:
+            return
+        still = []
+        for sequence in self._waiting:
+            if self._slots.idle and not sequence.held() and self._slots.place(sequence):
+                insort(self._running, sequence, key=_slot_index)
+            else:
+                still.append(sequence)
+        self._waiting = still
+
+    def _plan(self) -> Plan:
+        adapter = self._next_adapter()
+        mine = [s for s in self._running if s.group.job.adapter == adapter]
+        reading = sorted((s for s in mine if not s.decoding), key=_order)
+        rows = self._batch if len(reading) == len(mine) else self._chunk
+        outputs = self._runner.max_outputs - self._runner.slots
+        sizes: dict[Sequence, int] = {}
+        for sequence in reading:
+            size = min(sequence.prompt_length - sequence.computed, rows)
+            if sequence.prompt_logprobs is not None:
+                size = min(size, outputs)
+                outputs -= size
+            rows -= size
+            if size:
+                sizes[sequence] = size
+        pieces = [Piece(s, sizes.get(s, 1)) for s in mine if s.decoding or s in sizes]
+        return Plan(adapter, pieces)
+
+    def _next_adapter(self) -> str | None:
+        """The adapter whose turn it is, among those that have something to compute."""
+        present = sorted({s.group.job.adapter or "" for s in self._running})
+        if len(present) > 1:
+            last = self._turn or ""
+            later = [name for name in present if name > last]
+            self._turn = (later or present)[0] or None
+        elif present:
+            self._turn = present[0] or None
+        return self._turn
+
+    def _read(self, plan: Plan, logits: Logits) -> None:
+        """Go through the rows of logits, which are in the order of the plan."""
+        row = 0
+        for piece in plan.pieces:
+            sequence = piece.sequence
+            piece.done()
+            if piece.outputs > 1 or sequence.prompt_logprobs is not None:
+                self._read_prompt(piece, logits[row : row + piece.outputs])
+            row += piece.outputs
+            if sequence.decoding:
+                self._advance(sequence, logits[row - 1])
+
+    def _read_prompt(self, piece: Piece, logits: Logits) -> None:
+        """Row i of a prompt tells how likely its id i + 1 was."""
+        sequence = piece.sequence
+        found = sequence.prompt_logprobs
+        if found is None or len(found) >= sequence.prompt_length:
+            return
+        top = sequence.group.job.sampling.prompt_logprobs or 0
+        following = sequence.group.prompt[piece.start + 1 : piece.start + 1 + piece.size].tolist()
+        found.extend(logprob(row, token, top) for row, token in zip(logits, following, strict=False))
+
+    def _advance(self, sequence: Sequence, row: Logits) -> None:
+        """Choose the next id of a sequence and see whether it ends there."""
+        if sequence.group.job.sampling.max_tokens <= 0:
+            self._end(sequence, "length")
+            return
+        try:
+            token = sequence.sampler.sample(row, sequence.output)
+        except NoTokenLeft:
+            self._end(sequence, "error", EngineFailed("No token is allowed at this place."))
+            return
+        sequence.output.append(token)
+        logprobs = None
+        if sequence.group.job.sampling.logprobs is not None:
+            logprobs = [sequence.sampler.report(row, token)]
+        finish, stop_id = self._finish(sequence, token)
+        if finish is None:
+            self._say(sequence, Step([token], sequence.index, logprobs))
+        else:
+            self._leave(sequence)
+            self._say(sequence, Step([token], sequence.index, logprobs, finish, stop_id))
+
+    def _finish(self, sequence: Sequence, token: int) -> tuple[FinishReason | None, int | None]:
+        sampling = sequence.group.job.sampling
+        if token in self._ends and not sampling.ignore_eos:
+            return "stop", None
+        if token in sampling.stop_token_ids:
+            return "stop", token
+        length = len(sequence.output)
+        if length >= sampling.max_tokens or sequence.prompt_length + length >= self._runner.context:
+            return "length", None
+        return None, None
+
+    def _say(self, sequence: Sequence, step: Step) -> None:
+        group = sequence.group
+        if not group.reported:
+            group.reported = True
+            step.cached_tokens = sequence.cached
+            step.prompt_logprobs = sequence.prompt_logprobs
+        self._out.append((group, step))
+
+    def _end(self, sequence: Sequence, finish: FinishReason, error: DragomanError | None = None) -> None:
+        self._leave(sequence)
+        self._say(sequence, Step([], sequence.index, finish=finish, error=error))
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Take a sequence out of wherever it is."""
+        if sequence.slot is None:
+            self._waiting.remove(sequence)
+        else:
+            self._running.remove(sequence)
+            self._slots.release(sequence.slot)
+            sequence.slot = None
+
+    def _fail(self, sequences: list[Sequence]) -> None:
+        for sequence in sequences:
+            if sequence.slot is not None:
+                self._slots.forget(sequence.slot)
+            self._end(sequence, "error", EngineFailed("The model could not compute this step."))
+
+
+def make_group(
+    job: Job, sink: Sink, loop: asyncio.AbstractEventLoop, vocabulary: int, ends: frozenset[int]
+) -> Group:
+    """A group with its sequences. Their order of service is set when the scheduler takes them."""
+    group = Group(job, sink, loop)
+    for index in range(job.n):
+        sampler = Sampler(job.sampling, index, group.prompt, vocabulary, ends)
+        group.sequences.append(Sequence(group, index, (0, 0, index), sampler))
+    return group
+
+
+def _order(sequence: Sequence) -> tuple[int, int, int]:
+    return sequence.order
+
+
+def _slot_index(sequence: Sequence) -> int:
+    assert sequence.slot is not None
+    return sequence.slot.index

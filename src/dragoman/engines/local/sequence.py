@@ -1,0 +1,97 @@
+"""The scheduler's nouns: a group is a job, a sequence is one of its continuations, a slot holds one."""
+
+import asyncio
+from typing import TypeAlias
+
+import numpy as np
+
+from dragoman.engines.local.runner import Ids
+from dragoman.engines.local.sampler import Sampler
+from dragoman.types import Job, Sink, TokenLogprob
+
+Namespace: TypeAlias = tuple[object, ...]
+
+
+class Slot:
+    """A place for one sequence. After the sequence has ended its tokens stay, for others to build on."""
+
+    __slots__ = ("ids", "index", "length", "namespace", "sequence", "used")
+
+    def __init__(self, index: int, context: int) -> None:
+        self.index = index
+        self.ids: Ids = np.zeros(context, np.int32)
+        self.length = 0
+        self.namespace: Namespace = ()
+        self.sequence: Sequence | None = None
+        self.used = 0
+        """When it was last in use, on the scheduler's count."""
+
+    def write(self, position: int, tokens: Ids | int, count: int) -> None:
+        """Note that `count` tokens have been computed from `position` on."""
+        self.ids[position : position + count] = tokens
+        self.length = position + count
+
+
+class Group:
+    """A job on its way through the engine."""
+
+    __slots__ = ("job", "loop", "namespace", "prompt", "reported", "sequences", "sink")
+
+    def __init__(self, job: Job, sink: Sink, loop: asyncio.AbstractEventLoop) -> None:
+        self.job = job
+        self.sink = sink
+        self.loop = loop
+        self.prompt: Ids = np.array(job.prompt, np.int32)
+        # A job that does not want to share has a namespace of its own: it neither reads what others left
+        # nor leaves anything for them. Its own continuations still share their prompt.
+        self.namespace: Namespace = (job.adapter, job.cache_salt, None if job.reuse_prefix else object())
+        self.sequences: list[Sequence] = []
+        self.reported = False
+        """Whether the job's first step, which tells about its prompt, has been made."""
+
+
+class Sequence:
+    __slots__ = (
+        "cached",
+        "cancelled",
+        "computed",
+        "group",
+        "held_by",
+        "held_until",
+        "index",
+        "order",
+        "output",
+        "prompt_length",
+        "prompt_logprobs",
+        "sampler",
+        "slot",
+    )
+
+    def __init__(self, group: Group, index: int, order: tuple[int, int, int], sampler: Sampler) -> None:
+        self.group = group
+        self.index = index
+        self.order = order
+        """Priority, arrival, index: who goes first."""
+        self.sampler = sampler
+        self.slot: Slot | None = None
+        self.output: list[int] = []
+        self.prompt_length = len(group.prompt)
+        self.computed = 0
+        """Tokens in the slot. Once the prompt is done, all but the newest."""
+        self.cached = 0
+        self.cancelled = False
+        self.held_by: Sequence | None = None
+        """Another sequence that is computing a prefix this one can use, and how far it has to get."""
+        self.held_until = 0
+        self.prompt_logprobs: list[TokenLogprob | None] | None = None
+        if index == 0 and group.job.sampling.prompt_logprobs is not None:
+            self.prompt_logprobs = [None]
+
+    @property
+    def decoding(self) -> bool:
+        return self.computed >= self.prompt_length
+
+    def held(self) -> bool:
+        """Whether the sequence it waits for is still on its way."""
+        other = self.held_by
+        return other is not None and other.slot is not None and other.computed < self.held_until

@@ -1,0 +1,38 @@
+"""How many slots of how many tokens: what the model was trained for, as far as memory goes."""
+
+from msgspec import Struct
+
+from dragoman.engines.local import machine
+from dragoman.engines.local.model import Model
+from dragoman.engines.local.options import LocalOptions
+
+# Memory for keys and values is taken and touched at once, so a small model must not grab it all.
+_MOST = 2 << 30
+_SLOTS = (32, 16, 8, 4, 2, 1)
+# Conversations with tools need room; below this, fewer slots are better than shorter ones.
+_ROOM = 2048
+_GRAIN = 256
+
+
+class Size(Struct, frozen=True):
+    slots: int
+    context: int
+    threads: int
+
+
+def size_for(model: Model, options: LocalOptions) -> Size:
+    budget = options.kv_memory or min(machine.free_memory() // 4, _MOST)
+    slots, context = divide(
+        budget // max(1, model.token_bytes), model.trained_context, options.slots, options.context
+    )
+    return Size(slots, context, options.threads or machine.cores())
+
+
+def divide(tokens: int, trained: int, slots: int | None, context: int | None) -> tuple[int, int]:
+    """Share out `tokens` of memory: `divide(90_000, 8192, None, None)` is 32 slots of 2560."""
+    wanted = context or min(trained, _ROOM)
+    if slots is None:
+        slots = next((count for count in _SLOTS if count * wanted <= tokens), 1)
+    if context is None:
+        context = max(_GRAIN, min(trained, tokens // slots // _GRAIN * _GRAIN))
+    return slots, context

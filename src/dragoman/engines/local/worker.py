@@ -1,0 +1,155 @@
+"""The engine's thread: it computes step after step, and takes its mail in between."""
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import TypeAlias
+
+from dragoman.engines.local.embedding import Embedding
+from dragoman.engines.local.runner import Runner, StepFailed
+from dragoman.engines.local.scheduler import Scheduler
+from dragoman.engines.local.sequence import Group
+from dragoman.errors import DragomanError, EngineFailed, Unavailable
+from dragoman.types import Step
+
+_log = logging.getLogger("dragoman.engine")
+Mail: TypeAlias = Callable[[], None]
+Loop: TypeAlias = asyncio.AbstractEventLoop
+
+
+class Worker:
+    """Owns the runner and the scheduler. All methods but `_...` may be called from any thread."""
+
+    def __init__(self, runner: Runner, scheduler: Scheduler) -> None:
+        self._runner = runner
+        self._scheduler = scheduler
+        self._mail: SimpleQueue[Mail] = SimpleQueue()
+        self._embeddings: deque[Embedding] = deque()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._stopping = False
+        self.failure: DragomanError | None = None
+        """Why the engine takes no more work; None while it lives."""
+
+    def start(self) -> None:
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="dragoman-engine", daemon=True)
+                self._thread.start()
+
+    def post(self, mail: Mail) -> None:
+        """Have something done by the engine's thread before its next step."""
+        if self.failure is not None:
+            raise self.failure
+        self.start()
+        self._mail.put(mail)
+
+    def submit(self, group: Group) -> None:
+        self.post(lambda: self._scheduler.add(group))
+
+    def embed(self, embedding: Embedding) -> None:
+        self.post(lambda: self._embeddings.append(embedding))
+
+    def cancel(self, group: Group, index: int | None) -> None:
+        for sequence in group.sequences:
+            if index is None or sequence.index == index:
+                sequence.cancelled = True
+        if self.failure is not None:
+            return
+        self._mail.put(self._scheduler.drop_cancelled)
+        in_step = self._scheduler.in_step
+        if in_step and all(sequence.cancelled for sequence in in_step):
+            self._runner.interrupt()
+
+    def stop(self) -> None:
+        """End everything and wait for the thread."""
+        if self.failure is None:
+            self.failure = Unavailable("The engine has been stopped.")
+        self._mail.put(self._order_stop)
+        self._runner.interrupt()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _order_stop(self) -> None:
+        self._stopping = True
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._turn()
+            self._end_all("The engine has been stopped.")
+        except Exception:
+            _log.exception("the engine's thread ended by an error")
+            self.failure = EngineFailed("The engine failed and takes no more requests.")
+            self._end_all("The engine failed.", failed=True)
+
+    def _turn(self) -> None:
+        self._read_mail(wait=not (self._scheduler.busy or self._embeddings))
+        if self._stopping:
+            return
+        if self._scheduler.busy:
+            self._scheduler.step()
+        self._deliver(self._scheduler.take())
+        if self._embeddings:
+            self._advance_embedding()
+
+    def _read_mail(self, wait: bool) -> None:
+        if wait:
+            self._mail.get()()
+        while True:
+            try:
+                mail = self._mail.get_nowait()
+            except Empty:
+                return
+            mail()
+
+    def _advance_embedding(self) -> None:
+        first = self._embeddings[0]
+        try:
+            more = first.advance()
+        except StepFailed:
+            _log.exception("an embedding failed")
+            first.fail(EngineFailed("The model could not compute this embedding."))
+            more = False
+        if not more:
+            self._embeddings.popleft()
+
+    def _deliver(self, out: list[tuple[Group, Step]]) -> None:
+        """Hand all steps to the event loop in one go; nearly always there is only one loop."""
+        by_loop: dict[Loop, list[tuple[Group, Step]]] = {}
+        for entry in out:
+            by_loop.setdefault(entry[0].loop, []).append(entry)
+        for loop, entries in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_call_sinks, entries)
+            except RuntimeError:
+                # The loop is closed, so nobody will ever read these.
+                self._abandon(entries)
+
+    def _abandon(self, entries: list[tuple[Group, Step]]) -> None:
+        for group, _step in entries:
+            for sequence in group.sequences:
+                sequence.cancelled = True
+        self._mail.put(self._scheduler.drop_cancelled)
+
+    def _end_all(self, message: str, failed: bool = False) -> None:
+        # What was sent but not read yet has to be told as well.
+        self._read_mail(wait=False)
+        error = EngineFailed(message) if failed else None
+        self._scheduler.end_all("error" if failed else "abort", error)
+        self._deliver(self._scheduler.take())
+        while self._embeddings:
+            self._embeddings.popleft().fail(error or Unavailable(message))
+
+
+def _call_sinks(entries: list[tuple[Group, Step]]) -> None:
+    for group, step in entries:
+        try:
+            group.sink(step)
+        except Exception:
+            _log.exception("a sink raised; its job is dropped")
+            for sequence in group.sequences:
+                sequence.cancelled = True
