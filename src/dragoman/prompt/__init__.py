@@ -1,0 +1,7 @@
+"""Chat templates, special tokens, user text kept apart, token ids."""
+
+from dragoman.prompt.prompter import Prompter
+from dragoman.prompt.template import ChatTemplate
+from dragoman.prompt.traits import Traits
+
+__all__ = ["ChatTemplate", "Prompter", "Traits"]

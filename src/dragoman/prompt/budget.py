@@ -1,0 +1,128 @@
+"""What one rendering may cost. A template is a program from a file somebody downloaded.
+
+Rules of this file:
+- every loop turn, macro call, filter, call, operator and output spends; at nothing, rendering stops;
+- what could be larger than its operands together is measured before it is made, everything else after;
+- a container weighs what it would be as text, shared parts counted each time they occur, so that neither
+  `[x, x]` forty times over nor its comparison can take for ever;
+- processor time is looked at as well, for the few operations that spend nothing.
+"""
+
+import time
+from collections.abc import ItemsView, Iterable, KeysView, ValuesView
+from typing import Any
+
+STEP = 8
+"""Units a step costs; a character made costs one."""
+BASE_UNITS = 32_000_000
+UNITS_PER_INPUT = 64
+MAX_WEIGHT = 32_000_000
+MAX_INT_BITS = 4096
+BASE_SECONDS = 0.5
+SECONDS_PER_INPUT = 0.5e-6
+
+_CONTAINERS = (list, tuple, dict, ItemsView, KeysView, ValuesView)
+
+
+class Exhausted(Exception):
+    """The rendering costs more than it may."""
+
+
+class Budget:
+    """Counts down while a template renders."""
+
+    def __init__(self) -> None:
+        self._left = BASE_UNITS
+        self._calls = 0
+        self._deadline = time.thread_time() + BASE_SECONDS
+        self._weights: dict[int, int] = {}
+        self._inputs: dict[int, Any] = {}
+        self._made: list[Any] = []
+
+    def copy(self, value: Any) -> Any:
+        """A copy of plain data for the template to see; anything else is refused.
+
+        The more there is to render, the more rendering may cost.
+        """
+        copied, weight = self._copy(value)
+        self._left += UNITS_PER_INPUT * weight
+        self._deadline += SECONDS_PER_INPUT * weight
+        return copied
+
+    def spend(self, units: int) -> None:
+        self._left -= units + STEP
+        self._calls += 1
+        if self._left < 0 or (not self._calls & 31 and time.thread_time() > self._deadline):
+            raise Exhausted("the chat template takes too long or makes too much text")
+
+    def take(self, value: Any) -> Any:
+        """Spend for a value that an operation has just made: `'ab' + 'c'` costs 3 and a step."""
+        if isinstance(value, str):
+            self.spend(len(value))
+        elif isinstance(value, _CONTAINERS):
+            self.weigh(value)
+            self.spend(len(value))
+        else:
+            if isinstance(value, int) and value.bit_length() > MAX_INT_BITS:
+                raise Exhausted("the chat template makes a number that is too large")
+            self.spend(1)
+        return value
+
+    def weigh(self, value: Any) -> int:
+        """The weight of a value: `['ab', 1]` weighs 3 + 1 + 2."""
+        if isinstance(value, str):
+            return len(value) + 1
+        if not isinstance(value, _CONTAINERS):
+            return 1
+        known = self._weights.get(id(value))
+        if known is None:
+            known = self._weigh_container(value)
+        return known
+
+    def changed(self, value: Any) -> None:
+        """A template has changed a container: what was known of those around it is out of date."""
+        stale, self._made = self._made, []
+        if id(value) in self._inputs:
+            stale = [*self._inputs.values(), *stale]
+        self.spend(len(stale))
+        for each in stale:
+            self._weights.pop(id(each), None)
+        for each in stale:
+            self.weigh(each)
+
+    def _weigh_container(self, value: Any) -> int:
+        # Held, so that its id is not given to another object while the weight is kept.
+        self._made.append(value)
+        self._weights[id(value)] = MAX_WEIGHT
+        weight = 2 + sum(map(self.weigh, _children(value)))
+        if weight > MAX_WEIGHT:
+            raise Exhausted("the chat template makes too large a value")
+        self._weights[id(value)] = weight
+        return weight
+
+    def _copy(self, value: Any) -> tuple[Any, int]:
+        if isinstance(value, str):
+            # str() would keep a subclass, and a subclass may carry methods of its own.
+            return (value if type(value) is str else str.__str__(value)), len(value) + 1
+        if value is None or isinstance(value, (bool, int, float)):
+            return value, 1
+        if isinstance(value, dict):
+            pairs = {key: self._copy(each) for key, each in value.items()}
+            keys = sum(len(key) + 1 for key in pairs)
+            return self._keep({key: pair[0] for key, pair in pairs.items()}, keys, pairs.values())
+        if isinstance(value, (list, tuple)):
+            items = [self._copy(each) for each in value]
+            return self._keep([item[0] for item in items], 0, items)
+        raise TypeError(f"a template is given plain data only, not {type(value).__name__}")
+
+    def _keep(self, copied: Any, own: int, inner: Iterable[tuple[Any, int]]) -> tuple[Any, int]:
+        weight = 2 + own + sum(each[1] for each in inner)
+        self._inputs[id(copied)] = copied
+        self._weights[id(copied)] = weight
+        return copied, weight
+
+
+def _children(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return [*value.keys(), *value.values()]
+    return list(value)

@@ -1,0 +1,54 @@
+"""Text and prompts to token ids."""
+
+from collections.abc import Sequence
+
+from dragoman.engines.protocol import Tokenizer
+from dragoman.errors import BadRequest
+from dragoman.prompt.special import SpecialText, erase
+from dragoman.types import TextPrompt
+
+
+class Encoder:
+    """Encodes with one model's tokenizer; knows its control tokens."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.special = SpecialText(tokenizer.special)
+        self._tokenizer = tokenizer
+        self.bos = self._piece(tokenizer.bos_id)
+        self.eos = self._piece(tokenizer.eos_id)
+
+    def encode_special(self, text: str, mark: str | None = None) -> list[int]:
+        """Ids of a text in which control tokens count as such: `<s>a` gives that of `<s>` first."""
+        ids: list[int] = []
+        for id, piece in self.special.split(text):
+            if id is not None:
+                ids.append(id)
+            elif plain := erase(piece, mark) if mark else piece:
+                ids += self._tokenizer.encode(plain)
+        return ids
+
+    def encode_text(self, prompt: TextPrompt) -> list[int]:
+        """A raw prompt. With a suffix, the model is asked for what stands between the two."""
+        ids = self.encode_special(prompt.text)
+        if prompt.suffix is not None:
+            if self._tokenizer.infill is None:
+                raise BadRequest("This model cannot fill a gap: suffix is not supported.", param="suffix")
+            before, after, middle = self._tokenizer.infill
+            ids = [before, *ids, after, *self.encode_special(prompt.suffix), middle]
+        bos = self._tokenizer.bos_id
+        if prompt.add_special_tokens and self._tokenizer.add_bos and bos is not None and ids[:1] != [bos]:
+            ids.insert(0, bos)
+        return ids
+
+    def check_ids(self, ids: Sequence[int]) -> tuple[int, ...]:
+        most = len(self._tokenizer.pieces)
+        for id in ids:
+            if not 0 <= id < most:
+                raise BadRequest(f"Token id {id} is not in the vocabulary, which has {most}.", param="prompt")
+        return tuple(ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return b"".join(self._tokenizer.pieces[id] for id in ids).decode("utf-8", "replace")
+
+    def _piece(self, id: int | None) -> str | None:
+        return None if id is None else self._tokenizer.pieces[id].decode("utf-8", "replace")

@@ -1,0 +1,139 @@
+"""From what a client asks to what an engine is given."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from dragoman.engines.protocol import ModelCard, Tokenizer
+from dragoman.errors import BadRequest
+from dragoman.prompt.conversation import variables
+from dragoman.prompt.encode import Encoder
+from dragoman.prompt.special import choose_marks, erase, strings
+from dragoman.prompt.template import ChatTemplate, Clock
+from dragoman.prompt.traits import Traits, detect
+from dragoman.types import Conversation, IdsPrompt, Prompt, TextPrompt
+
+
+class Prompter:
+    """Renders and encodes prompts for one model. It keeps nothing of a request, so threads may share it.
+
+    Chat prompts are what the template writes: no BOS is added to them, as in transformers and vLLM, because a
+    template that wants one says so. (llama.cpp adds one even where the template has none.)
+    """
+
+    def __init__(
+        self,
+        card: ModelCard,
+        tokenizer: Tokenizer,
+        *,
+        template: str | None = None,
+        clock: Clock = datetime.now,
+    ) -> None:
+        self._encoder = Encoder(tokenizer)
+        special = {"bos_token": self._encoder.bos, "eos_token": self._encoder.eos}
+        self._special = {name: text for name, text in special.items() if text is not None}
+        sources = {"default": template} if template is not None else card.templates
+        self._templates = {name: self._load(source, clock) for name, source in sources.items()}
+
+    def text(self, conversation: Conversation) -> str:
+        """The prompt as text."""
+        text, mark = self._render(conversation)
+        return erase(text, mark)
+
+    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+        """The prompt's ids."""
+        return self.render(prompt)[1]
+
+    def render(self, prompt: Prompt) -> tuple[str, tuple[int, ...]]:
+        """The prompt as text and as ids."""
+        if isinstance(prompt, IdsPrompt):
+            ids = self._encoder.check_ids(prompt.ids)
+            return self._encoder.decode(ids), ids
+        if isinstance(prompt, TextPrompt):
+            return prompt.text, tuple(self._encoder.encode_text(prompt))
+        text, mark = self._render(prompt)
+        return erase(text, mark), tuple(self._encoder.encode_special(text, mark))
+
+    def encode_special(self, text: str) -> list[int]:
+        """Ids of a text in which control tokens count as such."""
+        return self._encoder.encode_special(text)
+
+    def traits(self, name: str | None = None) -> Traits:
+        """What a template was found to bear; the usual one if no name is given."""
+        return self._choose(name, tools=False)[1]
+
+    def _load(self, source: str, clock: Clock) -> tuple[ChatTemplate, Traits]:
+        template = ChatTemplate(source, special=self._special, clock=clock)
+        return template, detect(source, template.render)
+
+    def _choose(self, name: str | None, *, tools: bool) -> tuple[ChatTemplate, Traits]:
+        if not self._templates:
+            raise BadRequest(
+                "This model has no chat template: start the server with --chat-template, or use completions.",
+                param="messages",
+            )
+        if name is None:
+            name = "tool_use" if tools and "tool_use" in self._templates else "default"
+            name = name if name in self._templates else next(iter(self._templates))
+        if name not in self._templates:
+            known = ", ".join(sorted(self._templates))
+            raise BadRequest(
+                f"There is no chat template {name[:64]!r}; there are: {known}.", param="chat_template"
+            )
+        return self._templates[name]
+
+    def _render(self, conversation: Conversation) -> tuple[str, str]:
+        """The text with marks in it, and the mark."""
+        template, traits = self._choose(conversation.template, tools=bool(conversation.tools))
+        given = variables(conversation, traits)
+        prefix = conversation.response_prefix
+        marks = choose_marks((template.source, prefix, *strings(given)), 2)
+        if len(marks) < 2:
+            raise BadRequest("The conversation uses too many Unicode noncharacters.", param="messages")
+        mark, end = marks
+        shielded = self._shield(given, mark)
+        if conversation.continue_final_message:
+            _tag_end(shielded["messages"], end)
+        text = template.render(shielded)
+        if conversation.continue_final_message:
+            text = _cut(text, end)
+        return self._single_bos(text) + self._encoder.special.shield(prefix, mark), mark
+
+    def _shield(self, given: Mapping[str, Any], mark: str) -> dict[str, Any]:
+        shield = self._encoder.special.shield
+        made = {name: shield(value, mark) for name, value in given.items() if name != "messages"}
+        made["messages"] = [
+            shield(message, mark, assistant=message["role"] == "assistant") | {"role": message["role"]}
+            for message in given["messages"]
+        ]
+        return made
+
+    def _single_bos(self, text: str) -> str:
+        bos = self._encoder.bos
+        while bos and text.startswith(bos + bos):
+            text = text[len(bos) :]
+        return text
+
+
+def _tag_end(messages: list[dict[str, Any]], end: str) -> None:
+    """Mark where the final message ends. The space shows whether the template trims what it writes."""
+    final = messages[-1] if messages else {}
+    content = final.get("content")
+    if isinstance(content, str):
+        final["content"] = f"{content}{end} "
+        return
+    for part in reversed(content or []):
+        if "text" in part:
+            part["text"] = f"{part['text']}{end} "
+            return
+    raise BadRequest("The final message has no text that could be continued.", param="continue_final_message")
+
+
+def _cut(text: str, end: str) -> str:
+    """`hi| <end>` becomes `hi`, where `|` is the tag: no end of turn follows a message to be continued."""
+    kept, found, rest = text.rpartition(end)
+    if not found:
+        raise BadRequest(
+            "The chat template does not write the final message.", param="continue_final_message"
+        )
+    return kept if rest.startswith(" ") else kept.rstrip()

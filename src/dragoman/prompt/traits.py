@@ -1,0 +1,167 @@
+"""What a chat template can bear, found out by rendering it with small conversations.
+
+Rules of this file: nothing is read off a model's name; a probe that raises or loses its mark is an answer
+too; it is done once for a template, when it is loaded.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from msgspec import Struct
+
+from dragoman.errors import TemplateError
+
+Render: TypeAlias = Callable[[Mapping[str, Any]], str]
+Messages: TypeAlias = list[dict[str, Any]]
+
+_MARK, _OTHER = "Qmark7", "Qother8"
+_RAW = f'{{"key": "{_MARK}"}}'
+_USER = {"role": "user", "content": "hi"}
+_ANSWER = {"role": "assistant", "content": "yes"}
+_SHORT_ID = "a1b2c3d4e"
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Looks.",
+        "parameters": {"type": "object", "properties": {"key": {"type": "string", "description": "A key."}}},
+    },
+}
+_REASONING = (
+    ("reasoning_content", "reasoning", "thinking"),
+    ("reasoning_content", "reasoning"),
+    ("reasoning_content",),
+    ("reasoning",),
+    ("thinking",),
+)
+
+
+class Traits(Struct, frozen=True, kw_only=True):
+    developer: bool
+    """Knows the developer role by name."""
+    system: bool
+    """Writes a leading system message."""
+    many_systems: bool
+    """Writes every system message, wherever it stands."""
+    takes_parts: frozenset[str]
+    """Roles whose content may be a list of parts."""
+    needs_parts: frozenset[str]
+    """Roles whose content must be one."""
+    raw_arguments: bool
+    """Takes a call's arguments as JSON text, and writes that text unchanged."""
+    null_content: bool
+    """Takes null as the content of a message that only calls tools."""
+    reasoning_keys: tuple[str, ...]
+    """Names under which a message's reasoning can be given."""
+    thinking_excludes_content: bool
+    """Refuses reasoning beside content in a message that calls tools, as gpt-oss does."""
+    short_ids: bool
+    """Call ids must be nine letters or digits, as Mistral's are."""
+
+
+def detect(source: str, render: Render) -> Traits:
+    """`detect(chatml, ChatTemplate(chatml).render).developer` is False: ChatML has no such role."""
+    probe = _Probe(render)
+    takes = frozenset(role for role in ("system", "user", "assistant", "tool") if probe.takes_parts(role))
+    return Traits(
+        developer=re.search(r"""["']developer["']""", source) is not None,
+        system=probe.writes([{"role": "system", "content": _MARK}, _USER]),
+        many_systems=probe.many_systems(),
+        takes_parts=takes,
+        needs_parts=frozenset(role for role in takes if not probe.takes_text(role)),
+        raw_arguments=probe.raw_arguments(),
+        null_content=probe.null_content(),
+        reasoning_keys=probe.reasoning_keys(),
+        thinking_excludes_content=probe.thinking_excludes_content(),
+        short_ids=probe.short_ids(),
+    )
+
+
+class _Probe:
+    def __init__(self, render: Render) -> None:
+        self._render = render
+
+    def text(self, messages: Messages, tools: Any = None) -> str | None:
+        variables = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": False}
+        try:
+            return self._render(variables)
+        except TemplateError:
+            return None
+
+    def writes(self, messages: Messages, *marks: str) -> bool:
+        text = self.text(messages)
+        return text is not None and all(mark in text for mark in marks or (_MARK,))
+
+    def many_systems(self) -> bool:
+        first, second = ({"role": "system", "content": mark} for mark in (_MARK, _OTHER))
+        return all(
+            self.writes(messages, _MARK, _OTHER)
+            for messages in ([first, second, _USER], [first, _USER, _ANSWER, second, _USER])
+        )
+
+    def takes_parts(self, role: str) -> bool:
+        text = self._with_content(role, [{"type": "text", "text": _MARK}])
+        # A list that is written as a list is not taken apart.
+        return text is not None and _MARK in text and not re.search(r"""["']type["']: ["']text["']""", text)
+
+    def takes_text(self, role: str) -> bool:
+        text = self._with_content(role, _MARK)
+        return text is not None and _MARK in text
+
+    def _with_content(self, role: str, content: Any) -> str | None:
+        message = {"role": role, "content": content}
+        if role == "tool":
+            return self.text([*_calling(), message | {"tool_call_id": _SHORT_ID, "name": "look"}], [_TOOL])
+        before = [_USER] if role == "assistant" else []
+        after = [] if role == "user" else [_USER]
+        return self.text([*before, message, *after])
+
+    def raw_arguments(self) -> bool:
+        for content in ("", None):
+            parsed = self.text(_calling(content=content), [_TOOL])
+            raw = self.text(_calling(content=content, arguments=_RAW), [_TOOL])
+            if parsed is not None and _MARK in parsed and "{'key'" not in parsed:
+                # The template writes both alike: the model's own bytes are the better ones.
+                return raw == parsed
+            if raw is not None and _RAW in raw:
+                return True
+        return False
+
+    def null_content(self) -> bool:
+        null = self._any_arguments(content=None)
+        empty = self._any_arguments(content="")
+        if null is None or empty is None:
+            return null is not None
+        return all(null.count(word) <= empty.count(word) for word in ("None", "null"))
+
+    def _any_arguments(self, **changes: Any) -> str | None:
+        parsed = self.text(_calling(**changes), [_TOOL])
+        return parsed if parsed is not None else self.text(_calling(**changes, arguments=_RAW), [_TOOL])
+
+    def reasoning_keys(self) -> tuple[str, ...]:
+        def fits(keys: tuple[str, ...]) -> bool:
+            text = self._any_arguments(content="", **dict.fromkeys(keys, _OTHER))
+            return text is not None and text.count(_OTHER) < 2
+
+        return next(filter(fits, _REASONING), _REASONING[0])
+
+    def thinking_excludes_content(self) -> bool:
+        thinking = dict.fromkeys(self.reasoning_keys(), _OTHER)
+        both = self._any_arguments(content="so", **thinking)
+        return both is None and self._any_arguments(content="", **thinking) is not None
+
+    def short_ids(self) -> bool:
+        long = self._any_arguments(content="", id="call_0123456789abcdef")
+        return long is None and self._any_arguments(content="") is not None
+
+
+def _calling(*, content: Any = "", arguments: Any = None, id: str = _SHORT_ID, **more: str) -> Messages:
+    """A user's message, a call, its result."""
+    function = {"name": "look", "arguments": {"key": _MARK} if arguments is None else arguments}
+    call = {"id": id, "type": "function", "function": function}
+    return [
+        _USER,
+        {"role": "assistant", "content": content, "tool_calls": [call], **more},
+        {"role": "tool", "content": "seen", "tool_call_id": id, "name": "look"},
+    ]
