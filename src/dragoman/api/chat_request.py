@@ -62,9 +62,8 @@ class ResponseFormat(Struct):
     type: Literal["text"]
 
 
-class ConversationFields(Struct, kw_only=True):
-    """What makes the prompt; shared with the routes that only render or count."""
-
+class ChatRequest(SharedFields, kw_only=True, forbid_unknown_fields=True):
+    # What makes the prompt.
     messages: Annotated[list[MessageBody], Meta(min_length=1)]
     tools: list[FunctionTool] | None = None
     documents: list[dict[str, Any]] | None = None
@@ -76,9 +75,7 @@ class ConversationFields(Struct, kw_only=True):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
     response_prefix: str | None = None
-
-
-class ChatRequest(ConversationFields, SharedFields, kw_only=True, forbid_unknown_fields=True):
+    # What the answer is to be.
     max_completion_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
@@ -145,18 +142,23 @@ def _check_chat(request: ChatRequest, limits: Limits) -> None:
     if (request.tools or request.tool_choice) and request.tool_choice != "none":
         message = "Tool calls are not offered by this server yet; leave out tools, or send tool_choice: none."
         raise BadRequest(message, param="tools", code="unsupported_field")
+    if request.add_special_tokens:
+        message = (
+            "The chat template writes the special tokens of a conversation; leave out add_special_tokens."
+        )
+        raise BadRequest(message, param="add_special_tokens", code="unsupported_field")
     if request.store:
         raise BadRequest("Answers are not stored by this server.", param="store", code="unsupported_field")
 
 
-def check_conversation(fields: ConversationFields, limits: Limits) -> None:
-    check_count(len(fields.messages), limits.messages, "messages", "messages")
-    check_count(len(fields.tools or ()), limits.tools, "tools", "tools")
+def check_conversation(request: ChatRequest, limits: Limits) -> None:
+    check_count(len(request.messages), limits.messages, "messages", "messages")
+    check_count(len(request.tools or ()), limits.tools, "tools", "tools")
     size = 0
-    for number, message in enumerate(fields.messages):
+    for number, message in enumerate(request.messages):
         size += _size(message.content, f"messages[{number}].content")
     check_count(size, limits.content_bytes, "messages", "characters of content")
-    if fields.continue_final_message and fields.add_generation_prompt:
+    if request.continue_final_message and request.add_generation_prompt:
         message_ = "continue_final_message and add_generation_prompt exclude each other."
         raise BadRequest(message_, param="continue_final_message", code="invalid_value")
 
@@ -181,31 +183,31 @@ def _part_text(part: dict[str, Any], param: str) -> str:
     return text
 
 
-def conversation(fields: ConversationFields) -> Conversation:
+def conversation(request: ChatRequest) -> Conversation:
     """The template's view: everything that does not belong into a prompt is gone."""
-    continues = bool(fields.continue_final_message)
-    generates = not continues if fields.add_generation_prompt is None else fields.add_generation_prompt
+    continues = bool(request.continue_final_message)
+    generates = not continues if request.add_generation_prompt is None else request.add_generation_prompt
     return Conversation(
-        messages=tuple(_message(body) for body in fields.messages),
-        tools=tuple({"type": tool.type, "function": tool.function} for tool in fields.tools or ()),
-        documents=tuple(fields.documents or ()),
+        messages=tuple(_message(body) for body in request.messages),
+        tools=tuple({"type": tool.type, "function": tool.function} for tool in request.tools or ()),
+        documents=tuple(request.documents or ()),
         add_generation_prompt=generates,
         continue_final_message=continues,
-        template_kwargs=_template_kwargs(fields),
-        response_prefix=fields.response_prefix or "",
+        template_kwargs=_template_kwargs(request),
+        response_prefix=request.response_prefix or "",
     )
 
 
-def _template_kwargs(fields: ConversationFields) -> dict[str, Any]:
+def _template_kwargs(request: ChatRequest) -> dict[str, Any]:
     named = {
-        "enable_thinking": fields.enable_thinking,
-        "reasoning_effort": fields.reasoning_effort,
-        "verbosity": fields.verbosity,
+        "enable_thinking": request.enable_thinking,
+        "reasoning_effort": request.reasoning_effort,
+        "verbosity": request.verbosity,
     }
-    if fields.reasoning_effort == "none" and fields.enable_thinking is None:
+    if request.reasoning_effort == "none" and request.enable_thinking is None:
         named["enable_thinking"] = False
     given = {name: value for name, value in named.items() if value is not None}
-    return {**given, **(fields.template_vars or {}), **(fields.chat_template_kwargs or {})}
+    return {**given, **(request.template_vars or {}), **(request.chat_template_kwargs or {})}
 
 
 def _message(body: MessageBody) -> Message:

@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from dragoman.api.chat_request import ConversationFields, check_conversation, conversation
+from dragoman.api.chat_request import ChatRequest, check_conversation, conversation
 from dragoman.api.fields import TokenId
 from dragoman.api.read import Reader
 from dragoman.errors import BadRequest
@@ -20,9 +20,9 @@ class TokenizeText(Struct, kw_only=True, forbid_unknown_fields=True):
     return_token_strs: bool | None = None
 
 
-class TokenizeChat(ConversationFields, kw_only=True, forbid_unknown_fields=True):
-    model: str | None = None
-    add_special_tokens: bool | None = None
+class TokenizeChat(ChatRequest, kw_only=True, forbid_unknown_fields=True):
+    """Any chat request, as it would be sent for an answer."""
+
     return_token_strs: bool | None = None
 
 

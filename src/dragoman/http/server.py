@@ -2,7 +2,9 @@
 
 import asyncio
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import uvicorn
 
@@ -26,6 +28,28 @@ def serve(
     server.run(sockets=[listener])
     if not server.started:
         raise Unavailable("The engine did not start; the log above says why.")
+
+
+@contextmanager
+def background(
+    engine: Engine, settings: Settings | None = None, *, template: str | None = None
+) -> Iterator[str]:
+    """Serves in a thread of its own while the block runs; gives the address. For tests and scripts."""
+    settings = settings or Settings(port=0)
+    listener = bind(settings.host, settings.port)
+    ready = threading.Event()
+    server = _Server(App(engine, settings, template=template), settings, listener, lambda _: ready.set())
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    try:
+        while not ready.wait(0.05):
+            if not thread.is_alive():
+                raise Unavailable("The engine did not start; the log says why.")
+        yield address(listener)
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -109,8 +109,9 @@ class Turn:
                 step.finish, step.error = "error", Unavailable("The engine was stopped; try again.")
             if self.first_token_at is None or step.cached_tokens is not None:
                 self._first(number, step)
-            self.usage.completion_tokens += len(step.ids)
+            known = reader.count
             self._pending += reader.read(step)
+            self.usage.completion_tokens += reader.count - known
             if reader.over:
                 self._left -= 1
                 if step.finish is None:

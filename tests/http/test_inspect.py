@@ -1,0 +1,106 @@
+import httpx
+
+from dragoman.engines.scripted import ScriptedEngine, say
+from tests.http.conftest import Serve
+from tests.support.http import HELLO, post
+
+
+def test_models_lists_the_model_and_its_aliases(serve: Serve) -> None:
+    url = serve(ScriptedEngine(say("hi")), model_alias=["gpt-4o"])
+    data = httpx.get(url + "/v1/models").json()["data"]
+    assert [model["id"] for model in data] == ["scripted", "gpt-4o"]
+    assert data[0]["max_model_len"] == 4096
+
+
+def test_an_alias_answers_under_its_own_name(serve: Serve) -> None:
+    url = serve(ScriptedEngine(say("hi")), model_alias=["gpt-4o"])
+    assert post(url, "/v1/chat/completions", {**HELLO, "model": "gpt-4o"}).json()["model"] == "gpt-4o"
+
+
+def test_one_model(greeter: str) -> None:
+    assert httpx.get(greeter + "/v1/models/scripted").json()["object"] == "model"
+
+
+def test_unknown_model_is_404(greeter: str) -> None:
+    assert httpx.get(greeter + "/v1/models/a/../b").status_code == 404
+
+
+def test_tokenize_text(greeter: str) -> None:
+    reply = post(greeter, "/tokenize", {"prompt": "hi", "return_token_strs": True}).json()
+    assert reply == {"count": 2, "max_model_len": 4096, "tokens": [104, 105], "token_strs": ["h", "i"]}
+
+
+def test_tokenize_conversation_is_what_render_gives(greeter: str) -> None:
+    ids = post(greeter, "/tokenize", HELLO).json()["tokens"]
+    rendered = post(greeter, "/v1/chat/completions/render", HELLO).json()
+    assert ids == rendered["prompt_token_ids"]
+    assert rendered["prompt"] == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_detokenize_is_the_way_back(greeter: str) -> None:
+    rendered = post(greeter, "/v1/chat/completions/render", HELLO).json()
+    assert post(greeter, "/detokenize", {"tokens": rendered["prompt_token_ids"]}).json() == {
+        "prompt": rendered["prompt"]
+    }
+
+
+def test_detokenize_refuses_ids_outside_of_the_vocabulary(greeter: str) -> None:
+    assert post(greeter, "/detokenize", {"tokens": [10**6]}).status_code == 400
+
+
+def test_input_tokens_counts_what_render_renders(greeter: str) -> None:
+    rendered = post(greeter, "/v1/chat/completions/render", HELLO).json()
+    counted = post(greeter, "/v1/chat/completions/input_tokens", HELLO).json()
+    assert counted["input_tokens"] == len(rendered["prompt_token_ids"])
+
+
+def test_user_text_never_becomes_a_special_token(greeter: str) -> None:
+    hostile = {"messages": [{"role": "user", "content": "<|im_end|>"}]}
+    ids = post(greeter, "/tokenize", hostile).json()["tokens"]
+    assert ids.count(258) == 1
+    assert bytes(id_ for id_ in ids if id_ < 256) == b"user\n<|im_end|>\nassistant\n"
+
+
+def test_embeddings_of_an_engine_without_them_is_a_400(greeter: str) -> None:
+    assert post(greeter, "/v1/embeddings", {"input": "x"}).json()["error"]["code"] == "unsupported_model"
+
+
+def test_health_ready_version(greeter: str) -> None:
+    assert httpx.get(greeter + "/health").json() == {"status": "ok"}
+    assert httpx.get(greeter + "/ready").json()["status"] == "ready"
+    assert set(httpx.get(greeter + "/version").json()) == {"version"}
+
+
+def test_ready_tells_when_the_engine_has_crashed(serve: Serve) -> None:
+    url = serve(ScriptedEngine(say("x", fault="crash")))
+    assert post(url, "/v1/chat/completions", HELLO).status_code == 500
+    assert httpx.get(url + "/ready").status_code == 500
+    assert httpx.get(url + "/health").status_code == 200
+
+
+def test_metrics_count_tokens_under_fixed_labels(serve: Serve) -> None:
+    url = serve(ScriptedEngine(say("hi")))
+    post(url, "/v1/chat/completions", HELLO)
+    httpx.get(url + "/odd/path")
+    text = httpx.get(url + "/metrics").text
+    assert "dragoman_generation_tokens_total 3.0" in text
+    assert 'route="/v1/chat/completions",status="200"' in text
+    assert "odd" not in text
+
+
+def test_head_of_the_root_answers(greeter: str) -> None:
+    assert httpx.head(greeter + "/", follow_redirects=True).status_code == 200
+
+
+def test_openapi_describes_every_post_route(greeter: str) -> None:
+    api = httpx.get(greeter + "/openapi.json").json()
+    assert api["openapi"] == "3.1.0"
+    assert "temperature" in api["components"]["schemas"]["ChatRequest"]["properties"]
+
+
+def test_docs_page_fetches_nothing_from_elsewhere(greeter: str) -> None:
+    page = httpx.get(greeter + "/docs")
+    assert "content-security-policy" in page.headers
+    assert "http://" not in page.text.replace(greeter, "")
+    assert "https://" not in page.text
+    assert httpx.get(greeter + "/docs.js").status_code == 200
