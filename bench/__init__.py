@@ -1,0 +1,9 @@
+"""Every figure that the README states, as a command: `python -m bench`, or one of its parts.
+
+| command | what it measures |
+|---|---|
+| `python -m bench.stream` | the price of a token on its way to the socket, without a model |
+| `python -m bench.serve` | a real model behind dragoman and behind llama.cpp's own server |
+
+The peer is always measured in the same run, so that a ratio means something on a noisy machine.
+"""

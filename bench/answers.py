@@ -1,0 +1,100 @@
+"""From what a client kept of an answer to its text, its counts and the times of its tokens."""
+
+import httptools
+import msgspec
+from msgspec import Struct, field
+
+from bench.client import Trace
+from bench.errors import BenchError
+
+
+class Delta(Struct):
+    content: str | None = None
+
+
+class Choice(Struct):
+    delta: Delta = field(default_factory=Delta)
+    finish_reason: str | None = None
+
+
+class Details(Struct):
+    cached_tokens: int | None = None
+
+
+class Usage(Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: Details | None = None
+
+
+class Chunk(Struct):
+    choices: list[Choice] = field(default_factory=list)
+    usage: Usage | None = None
+
+
+class Answer(Struct):
+    sent: float
+    texts: list[str] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    """When each of the texts came."""
+    usage: Usage = field(default_factory=Usage)
+    done: bool = False
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    @property
+    def tokens(self) -> int:
+        """As the server counts them: a token that completes no character has no event of its own."""
+        return self.usage.completion_tokens
+
+    @property
+    def ttft_s(self) -> float:
+        return self.times[0] - self.sent
+
+    def tokens_between(self, start: float, end: float) -> float:
+        """Tokens that came after `start` and not after `end`; each event stands for an equal share."""
+        share = self.tokens / len(self.times)
+        return share * sum(start < moment <= end for moment in self.times)
+
+
+_decode = msgspec.json.Decoder(Chunk).decode
+
+
+def read(trace: Trace) -> Answer:
+    """Raises BenchError when it is not a complete streamed answer."""
+    reader = _Reader(trace)
+    parser = httptools.HttpResponseParser(reader)
+    for reader.now, data in zip(trace.times, trace.data, strict=True):
+        parser.feed_data(data)
+    if parser.get_status_code() != 200:
+        raise BenchError(f"HTTP {parser.get_status_code()}: {reader.rest[:500].decode(errors='replace')}")
+    if not reader.answer.done or not reader.answer.times:
+        raise BenchError("An answer broke off or has no text.")
+    return reader.answer
+
+
+class _Reader:
+    """httptools calls `on_body`."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.answer = Answer(trace.sent)
+        self.now = 0.0
+        self.rest = b""
+
+    def on_body(self, body: bytes) -> None:
+        *events, self.rest = (self.rest + body).split(b"\n\n")
+        for event in events:
+            if event.startswith(b"data: [DONE]"):
+                self.answer.done = True
+            elif event.startswith(b"data: "):
+                self._add(_decode(event[6:]))
+
+    def _add(self, chunk: Chunk) -> None:
+        for choice in chunk.choices:
+            if choice.delta.content:
+                self.answer.texts.append(choice.delta.content)
+                self.answer.times.append(self.now)
+        if chunk.usage is not None:
+            self.answer.usage = chunk.usage

@@ -1,0 +1,89 @@
+"""The load: many streamed requests from one thread. It keeps what comes and when, and reads it afterwards.
+
+While a round runs it does nothing but receive, so that it takes as little as possible from the server, with
+which it may share the machine.
+"""
+
+import select
+import socket
+import time
+from collections.abc import Sequence
+
+from msgspec import Struct, field
+
+from bench.errors import BenchError
+
+END = b"0\r\n\r\n"
+"""The last chunk of a chunked body. In an event stream nothing else ends so."""
+RECEIVE = 1 << 16
+
+
+class Trace(Struct):
+    """One answer, as it came."""
+
+    sent: float
+    times: list[float] = field(default_factory=list)
+    data: list[bytes] = field(default_factory=list)
+
+    @property
+    def over(self) -> bool:
+        if not self.data:
+            return False
+        last = self.data[-1]
+        if len(last) < len(END):
+            last = b"".join(self.data[-len(END) :])
+        return not self.data[-1] or last.endswith(END)
+
+
+class Flight:
+    """Requests that are on their way together: one connection and one trace for each body."""
+
+    def __init__(self, port: int, bodies: Sequence[bytes], limit_s: float = 300.0) -> None:
+        self._until = time.perf_counter() + limit_s
+        self._poll = select.epoll()
+        self._sockets = [socket.create_connection(("127.0.0.1", port)) for _ in bodies]
+        self._open: dict[int, tuple[socket.socket, Trace]] = {}
+        self.traces: list[Trace] = []
+        for connection, body in zip(self._sockets, bodies, strict=True):
+            self._poll.register(connection, select.EPOLLIN)
+            connection.sendall(_request(port, body))
+            connection.setblocking(False)
+            self.traces.append(Trace(time.perf_counter()))
+            self._open[connection.fileno()] = (connection, self.traces[-1])
+
+    def open(self) -> None:
+        """Returns when every request has the beginning of an answer."""
+        while not all(trace.data for trace in self.traces):
+            self._receive()
+
+    def finish(self) -> list[Trace]:
+        """Returns when every answer is complete."""
+        while self._open:
+            self._receive()
+        self._poll.close()
+        for connection in self._sockets:
+            connection.close()
+        return self.traces
+
+    def _receive(self) -> None:
+        ready = self._poll.poll(1.0)
+        if not ready and time.perf_counter() > self._until:
+            raise BenchError(f"{len(self._open)} of {len(self.traces)} answers did not end in time.")
+        for number, _ in ready:
+            connection, trace = self._open[number]
+            trace.data.append(connection.recv(RECEIVE))
+            trace.times.append(time.perf_counter())
+            if trace.over:
+                del self._open[number]
+                self._poll.unregister(connection)
+
+
+def _request(port: int, body: bytes) -> bytes:
+    return (
+        b"POST /v1/chat/completions HTTP/1.1\r\n"
+        b"Host: 127.0.0.1:%d\r\n"
+        b"Content-Type: application/json\r\n"
+        b"Accept: text/event-stream\r\n"
+        b"Content-Length: %d\r\n"
+        b"\r\n%s"
+    ) % (port, len(body), body)

@@ -1,0 +1,2 @@
+class BenchError(Exception):
+    """A measurement that is worth nothing, and why."""
