@@ -1,5 +1,49 @@
-"""dragoman gives any language-model engine a complete, fast, correct OpenAI API, in the engine's own process."""
+"""dragoman gives any language-model engine a complete, fast, correct OpenAI API, in the engine's own process.
+
+import dragoman
+dragoman.serve(engine, port=8000)  # any object with the Engine protocol
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from dragoman._version import __version__
+from dragoman.engines.protocol import Engine, ModelCard, Tokenizer
+from dragoman.errors import DragomanError
+from dragoman.settings import Settings
+from dragoman.types import Event, Job, Sampling, Step
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from dragoman.http.app import App
+    from dragoman.http.server import aserve, background, serve
+
+__all__ = [
+    "App",
+    "DragomanError",
+    "Engine",
+    "Event",
+    "Job",
+    "ModelCard",
+    "Sampling",
+    "Settings",
+    "Step",
+    "Tokenizer",
+    "__version__",
+    "aserve",
+    "background",
+    "serve",
+]
+
+# The server is loaded when it is used: the library alone stays quick to import.
+_LAZY = {
+    "App": "dragoman.http.app",
+    "aserve": "dragoman.http.server",
+    "background": "dragoman.http.server",
+    "serve": "dragoman.http.server",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'dragoman' has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)

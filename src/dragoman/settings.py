@@ -140,6 +140,11 @@ def load(
     return _check(merged, "the settings")
 
 
+def changed(settings: Settings, changes: Layer) -> Settings:
+    """`changed(settings, {"port": 9000})`: checked like everything else."""
+    return _check({**msgspec.structs.asdict(settings), **changes}, "the arguments") if changes else settings
+
+
 def _from_file(chosen: str | None) -> dict[str, Any]:
     path = Path(chosen or DEFAULT_FILE)
     if chosen is None and not path.exists():

@@ -2,6 +2,7 @@ import pytest
 
 from dragoman.engines.scripted import END_ID, ScriptedEngine, say
 from tests.http.conftest import Serve
+from tests.support.flat import flat
 from tests.support.http import HELLO, post, stream
 
 PATH = "/v1/chat/completions"
@@ -58,7 +59,7 @@ def test_running_usage_is_in_every_chunk(greeter: str) -> None:
 
 def test_token_ids_of_the_stream_are_the_engines(greeter: str) -> None:
     seen = stream(greeter, PATH, {**HELLO, "return_token_ids": True})
-    ids = sum((chunk["choices"][0]["token_ids"] for chunk in seen), [])
+    ids = flat(chunk["choices"][0]["token_ids"] for chunk in seen)
     assert ids == [*TEXT.encode(), END_ID]
     assert len(seen[0]["prompt_token_ids"]) > 0
 
@@ -107,7 +108,7 @@ def test_streamed_logprobs_are_those_of_the_whole(greeter: str) -> None:
     body = {**HELLO, "logprobs": True, "top_logprobs": 1}
     whole = post(greeter, PATH, body).json()["choices"][0]["logprobs"]["content"]
     parts = [chunk["choices"][0]["logprobs"] for chunk in stream(greeter, PATH, body)]
-    assert sum((part["content"] for part in parts if part), []) == whole
+    assert flat(part["content"] for part in parts if part) == whole
 
 
 def test_echo_puts_the_response_prefix_in_front(greeter: str) -> None:

@@ -1,5 +1,6 @@
 from dragoman.engines.scripted import END_ID, ScriptedEngine, say
 from tests.http.conftest import Serve
+from tests.support.flat import flat
 from tests.support.http import post, stream
 
 PATH = "/v1/completions"
@@ -48,7 +49,7 @@ def test_streamed_ids_come_one_token_an_event(greeter: str) -> None:
     seen = [c["choices"][0] for c in stream(greeter, PATH, {**ASK, "prompt": [1], "return_token_ids": True})]
     assert seen[0]["prompt_token_ids"] == [1]
     assert [choice["text"] for choice in seen[1:-1]] == list(TEXT)
-    assert sum((choice["token_ids"] for choice in seen), []) == [*TEXT.encode(), END_ID]
+    assert flat(choice["token_ids"] for choice in seen) == [*TEXT.encode(), END_ID]
 
 
 def test_echo_with_logprobs_covers_the_prompt(greeter: str) -> None:
@@ -62,7 +63,7 @@ def test_echo_with_logprobs_covers_the_prompt(greeter: str) -> None:
 def test_streamed_logprob_offsets_go_on(greeter: str) -> None:
     seen = stream(greeter, PATH, {"prompt": "ab", "max_tokens": 3, "logprobs": 0})
     offsets = [chunk["choices"][0]["logprobs"] for chunk in seen]
-    assert sum((part["text_offset"] for part in offsets if part), []) == [0, 1, 2]
+    assert flat(part["text_offset"] for part in offsets if part) == [0, 1, 2]
 
 
 def test_best_of_answers_with_fewer_than_it_computes(serve: Serve) -> None:

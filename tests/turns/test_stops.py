@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -52,5 +54,5 @@ def test_finds_what_a_naive_search_finds(stops: list[str], text: str) -> None:
 @given(stop_lists, few_letters, st.lists(st.integers(0, 24), max_size=6))
 def test_cuts_change_nothing(stops: list[str], text: str, places: list[int]) -> None:
     bounds = [0, *sorted(min(place, len(text)) for place in places), len(text)]
-    pieces = [text[start:end] for start, end in zip(bounds, bounds[1:], strict=False)]
+    pieces = [text[start:end] for start, end in pairwise(bounds)]
     assert run(stops, pieces) == run(stops, [text])

@@ -6,6 +6,7 @@ from dragoman.engines.scripted import END_ID, Script, ScriptedEngine, say
 from dragoman.errors import EngineFailed
 from dragoman.turns.turn import MOST_PENDING
 from dragoman.types import Sampling
+from tests.support.flat import flat
 from tests.support.turns import answers_of, events_of, spec, turn_of
 
 
@@ -26,7 +27,7 @@ def test_a_burst_still_gives_one_event_per_token() -> None:
 
 def test_ids_of_the_events_are_the_ids_of_the_engine() -> None:
     events = events_of(ScriptedEngine(say("aé€")), spec())
-    assert sum((event.ids for event in events), []) == [*"aé€".encode(), END_ID]
+    assert flat(event.ids for event in events) == [*"aé€".encode(), END_ID]
 
 
 def test_stop_string_stops_the_engine() -> None:

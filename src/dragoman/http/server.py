@@ -5,46 +5,62 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import uvicorn
 
 from dragoman.engines.protocol import Engine
 from dragoman.errors import SettingsError, Unavailable
 from dragoman.http.app import App
-from dragoman.settings import Settings
+from dragoman.settings import Settings, changed
 
 
 def serve(
     engine: Engine,
     settings: Settings | None = None,
-    on_ready: Callable[[str], None] | None = None,
     *,
     template: str | None = None,
+    on_ready: Callable[[str], None] | None = None,
+    **changes: Any,
 ) -> None:
-    """Serves until a signal says stop. `on_ready` gets the address once requests are answered."""
-    settings = settings or Settings()
-    listener = bind(settings.host, settings.port)
-    server = _Server(App(engine, settings, template=template), settings, listener, on_ready)
+    """Serves until a signal says stop: `serve(engine, port=9000, api_key=["secret"])`.
+
+    `template` is the source of a chat template to use instead of the model's. `on_ready` gets the address
+    once requests are answered.
+    """
+    server, listener = _prepare(engine, settings, template, on_ready, changes)
     server.run(sockets=[listener])
-    if not server.started:
-        raise Unavailable("The engine did not start; the log above says why.")
+    _check_started(server)
+
+
+async def aserve(
+    engine: Engine,
+    settings: Settings | None = None,
+    *,
+    template: str | None = None,
+    on_ready: Callable[[str], None] | None = None,
+    **changes: Any,
+) -> None:
+    """`serve` inside an event loop that already runs."""
+    server, listener = _prepare(engine, settings, template, on_ready, changes)
+    await server.serve(sockets=[listener])
+    _check_started(server)
 
 
 @contextmanager
 def background(
-    engine: Engine, settings: Settings | None = None, *, template: str | None = None
+    engine: Engine, settings: Settings | None = None, *, template: str | None = None, **changes: Any
 ) -> Iterator[str]:
-    """Serves in a thread of its own while the block runs; gives the address. For tests and scripts."""
-    settings = settings or Settings(port=0)
-    listener = bind(settings.host, settings.port)
+    """Serves in a thread of its own while the block runs, and gives the address. Takes a free port."""
     ready = threading.Event()
-    server = _Server(App(engine, settings, template=template), settings, listener, lambda _: ready.set())
+    settings = settings or Settings(port=0)
+    server, listener = _prepare(engine, settings, template, lambda _: ready.set(), changes)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:
         while not ready.wait(0.05):
             if not thread.is_alive():
-                raise Unavailable("The engine did not start; the log says why.")
+                _check_started(server)
         yield address(listener)
     finally:
         server.should_exit = True
@@ -52,8 +68,25 @@ def background(
         listener.close()
 
 
+def _prepare(
+    engine: Engine,
+    settings: Settings | None,
+    template: str | None,
+    on_ready: Callable[[str], None] | None,
+    changes: dict[str, Any],
+) -> tuple["_Server", socket.socket]:
+    chosen = changed(settings or Settings(), changes)
+    listener = bind(chosen.host, chosen.port)
+    return _Server(App(engine, chosen, template=template), listener, on_ready), listener
+
+
+def _check_started(server: "_Server") -> None:
+    if not server.started:
+        raise Unavailable("The engine did not start; the log says why.")
+
+
 def bind(host: str, port: int) -> socket.socket:
-    """Taken before the model loads, so that a port in use is known at once."""
+    """Taken before anything else, so that a port in use is known at once."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -71,24 +104,17 @@ def address(listener: socket.socket) -> str:
 
 
 class _Server(uvicorn.Server):
-    def __init__(
-        self,
-        app: App,
-        settings: Settings,
-        listener: socket.socket,
-        on_ready: Callable[[str], None] | None,
-    ) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                timeout_graceful_shutdown=settings.shutdown_grace,
-                lifespan="on",
-                ws="none",
-            )
+    def __init__(self, app: App, listener: socket.socket, on_ready: Callable[[str], None] | None) -> None:
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=app.settings.shutdown_grace,
+            lifespan="on",
+            ws="none",
         )
+        super().__init__(config)
         self._address = address(listener)
         self._on_ready = on_ready
 
