@@ -46,8 +46,8 @@ class Answer(Struct):
 
     @property
     def tokens(self) -> int:
-        """As the server counts them: a token that completes no character has no event of its own."""
-        return self.usage.completion_tokens
+        """As the server counts them, if it does: a token that completes no character has no event."""
+        return self.usage.completion_tokens or len(self.times)
 
     @property
     def ttft_s(self) -> float:

@@ -29,11 +29,14 @@ class Server:
         self.name = name
         self.port = free_port()
         self.model = ""
+        self.start_s = 0.0
+        """From the start of the process to its first answer."""
         self._module = module
         self._core = core
 
     def __enter__(self) -> "Server":
         LOGS.mkdir(parents=True, exist_ok=True)
+        began = time.monotonic()
         self._log = LOGS / f"{self.name}.log"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -46,6 +49,7 @@ class Server:
             os.sched_setaffinity(self._process.pid, {self._core})
         try:
             self.model = self._wait()
+            self.start_s = time.monotonic() - began
         except BaseException:
             self._stop()
             raise

@@ -1,0 +1,38 @@
+"""All measurements, one after the other: `python -m bench`, or `--quick` for a first look."""
+
+import argparse
+import sys
+import time
+
+import bench
+from bench import machine, serve, stream
+from bench.errors import BenchError
+from bench.peers import Setup
+from bench.tables import OUT
+from dragoman.engines.weights import default_model
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        description=bench.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--quick", action="store_true", help="short runs, for a first look")
+    parser.add_argument("--plots", metavar="DIR", help="folder for the plots [default: bench/out]")
+    args = parser.parse_args()
+    began = time.monotonic()
+    print(machine.describe(), flush=True)
+    try:
+        stream.main(stream.QUICK if args.quick else stream.Options(), args.plots)
+        setup = Setup(default_model())
+        serve.main(setup, serve.QUICK if args.quick else serve.Options(), args.plots)
+    except BenchError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
+    print(f"\n{time.monotonic() - began:.0f} seconds; tables and figures are in {OUT}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

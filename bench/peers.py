@@ -1,0 +1,40 @@
+"""The servers with a real model that are measured side by side, and how each is started."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from msgspec import Struct
+
+OURS = "dragoman"
+LLAMA_CPP = "llama.cpp server"
+EXACT = frozenset({OURS, LLAMA_CPP})
+"""These know `ignore_eos`, so an answer that is too short is an error and no chance."""
+
+
+class Setup(Struct, frozen=True):
+    """The same for all servers."""
+
+    model: Path
+    slots: int = 32
+    context: int = 768
+    threads: int = 2
+
+
+def commands(setup: Setup) -> dict[str, list[str]]:
+    """`python -m` and this starts each. A server that is not installed is not in it."""
+    slots = ["--slots", str(setup.slots)]
+    size = ["--context", str(setup.context), "--threads", str(setup.threads)]
+    found = {
+        OURS: ["dragoman.cli", "serve", str(setup.model), *slots, *size, "--log-level", "warning"],
+        LLAMA_CPP: ["bench.servers.llamacpp", str(setup.model), *slots, *size],
+    }
+    if find_spec("llama_cpp") is not None:
+        found["llama-cpp-python server"] = _llama_cpp_python(setup)
+    return found
+
+
+def _llama_cpp_python(setup: Setup) -> list[str]:
+    threads = str(setup.threads)
+    size = ["--n_ctx", str(setup.context), "--n_threads", threads, "--n_threads_batch", threads]
+    # It computes one answer at a time; by default a new request would break off the one that runs.
+    return ["llama_cpp.server", "--model", str(setup.model), *size, "--interrupt_requests", "false"]

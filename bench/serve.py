@@ -1,0 +1,150 @@
+"""A real model behind dragoman and behind llama.cpp's own server: the same file, threads and memory.
+
+Servers run one at a time and take turns round by round, so that noise hits all alike. Every answer is made to
+have its full length. The first token is also timed on a long prefix: fresh, known, and known to many at once.
+"""
+
+import argparse
+import json
+import random
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+
+from bench import machine, peers, plots, serve_tables
+from bench.answers import Answer, read
+from bench.client import Flight
+from bench.errors import BenchError
+from bench.figures import First, Load, Visit, load_of
+from bench.peers import Setup
+from bench.process import Server
+from bench.tables import keep
+from dragoman.engines.weights import default_model
+
+# Short words of everyday English are one token each in nearly every vocabulary.
+WORDS = ("time", "year", "way", "day", "man", "life", "child", "world", "school", "state", "hand", "place")
+)
+
+
+class Options(Struct, frozen=True):
+    levels: Sequence[int] = (1, 8, 32)
+    tokens: int = 128
+    rounds: int = 3
+    temperature: float = 0.0
+    prompt: int = 24
+    """Words of a prompt."""
+    prefix: int = 500
+    """Words that prompts share where the first token is timed."""
+    many: int = 8
+    """Streams that ask with a known prefix at once."""
+
+
+QUICK = Options(levels=(1, 8), tokens=32, rounds=1)
+
+
+class Asker:
+    """Sends rounds of requests to one server. Prompts differ, unless a prefix is shared."""
+
+    def __init__(self, server: Server, options: Options, seed: str) -> None:
+        self._server = server
+        self._options = options
+        self._random = random.Random(seed)
+
+    def words(self, count: int) -> list[str]:
+        return self._random.choices(WORDS, k=count)
+
+    def ask(self, streams: int, tokens: int, prefix: Sequence[str] = ()) -> list[Answer]:
+        """All at once; every answer has the length that was asked for."""
+        prompts = [[*prefix, *self.words(self._options.prompt)] for _ in range(streams)]
+        flight = Flight(self._server.port, [self._body(prompt, tokens) for prompt in prompts])
+        answers = [read(trace) for trace in flight.finish()]
+        short = [answer.tokens for answer in answers if answer.tokens != tokens]
+        if short and self._server.name in peers.EXACT:
+            raise BenchError(f"{self._server.name} gave answers of {short} tokens instead of {tokens}.")
+        return answers
+
+    def _body(self, prompt: Iterable[str], tokens: int) -> bytes:
+        asked = {
+            "model": self._server.model,
+            "messages": [{"role": "user", "content": "Tell a story with: " + " ".join(prompt)}],
+            "max_tokens": tokens,
+            "temperature": self._options.temperature,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        return json.dumps(asked).encode()
+
+
+def visit(server: Server, options: Options, number: int) -> Visit:
+    """Everything that is measured of one server in one round."""
+    asker = Asker(server, options, f"round {number}")
+    asker.ask(1, 4)  # warms up
+    loads = [_load(asker, streams, options) for streams in options.levels]
+    firsts = _first_tokens(asker, options)
+    return Visit(server.name, loads, firsts, server.peak_mib(), server.start_s)
+
+
+def _load(asker: Asker, streams: int, options: Options) -> Load:
+    load = load_of(asker.ask(streams, options.tokens))
+    print(f"serve:   {streams} streams: {load.tokens_per_s:.0f} tokens/s", flush=True)
+    return load
+
+
+def _first_tokens(asker: Asker, options: Options) -> list[First]:
+    """The first asks with a prefix nobody has seen, the second knows it, then many come with it at once."""
+    prefix = asker.words(options.prefix)
+    cases = [
+        ("fresh prefix", 1),
+        ("known prefix", 1),
+        (f"known prefix, {options.many} streams", options.many),
+    ]
+    firsts = [First.of(case, asker.ask(streams, 4, prefix)) for case, streams in cases]
+    for first in firsts:
+        print(f"serve:   first token, {first.case}: {first.p50_ms:.0f} ms", flush=True)
+    return firsts
+
+
+def run(setup: Setup, options: Options, only: Sequence[str] = ()) -> list[Visit]:
+    chosen = {name: command for name, command in peers.commands(setup).items() if not only or name in only}
+    visits = []
+    for number in range(options.rounds):
+        for name, command in chosen.items():
+            print(f"serve: round {number + 1} of {options.rounds}, {name}", flush=True)
+            with Server(name, command) as server:
+                visits.append(visit(server, options, number))
+    return visits
+
+
+def main(setup: Setup, options: Options, plot_folder: str | None, only: Sequence[str] = ()) -> None:
+    where = machine.describe()
+    visits = run(setup, options, only)
+    tables = serve_tables.tables(visits, f"Median of {options.rounds} rounds. {setup.model.name}. {where}.")
+    keep("serve", visits, tables)
+    plots.serve(serve_tables.load_bars(visits), plot_folder)
+    plots.first_token(serve_tables.first_bars(visits), plot_folder)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m bench.serve", description=__doc__)
+    parser.add_argument("--model", metavar="FILE", help="a GGUF file [default: the default weights]")
+    parser.add_argument("--streams", metavar="N,N", help="streams at the same time [default: 1,8,32]")
+    parser.add_argument("--tokens", type=int, help="tokens of an answer [default: 128]")
+    parser.add_argument("--rounds", type=int, help="rounds for each server [default: 3]")
+    parser.add_argument("--threads", type=int, default=2, help="compute threads [default: 2]")
+    parser.add_argument("--temperature", type=float, default=0.0, help="of the sampling [default: 0, greedy]")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="NAME", help="measure only this server"
+    )
+    parser.add_argument("--quick", action="store_true", help="a short run, for a first look")
+    parser.add_argument("--plots", metavar="DIR", help="folder for the plots [default: bench/out]")
+    args = parser.parse_args()
+    base = QUICK if args.quick else Options()
+    chosen_options = Options(
+        tuple(map(int, args.streams.split(","))) if args.streams else base.levels,
+        args.tokens or base.tokens,
+        args.rounds or base.rounds,
+        args.temperature,
+    )
+    chosen_setup = Setup(args.model or default_model(), threads=args.threads)
+    main(chosen_setup, chosen_options, args.plots, args.only)
