@@ -23,7 +23,6 @@ from dragoman.engines.weights import default_model
 
 # Short words of everyday English are one token each in nearly every vocabulary.
 WORDS = ("time", "year", "way", "day", "man", "life", "child", "world", "school", "state", "hand", "place")
-)
 
 
 class Options(Struct, frozen=True):
