@@ -1,0 +1,90 @@
+"""The command line. One file per command, each with `SUMMARY`, `add(parser)` and `run(args)`.
+
+Modules of this room import what is heavy inside the function that needs it, so that `--help` is instant.
+"""
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from dragoman._version import __version__
+from dragoman.cli.parser import SETTING, Parser, nearest
+from dragoman.cli.problems import INTERRUPTED, USAGE, CommandError, drop_stdout, report
+from dragoman.errors import DragomanError
+
+__all__ = ["main"]
+
+COMMANDS = ("serve", "chat", "models", "doctor", "bench")
+
+EXAMPLE = """\
+examples:
+  dragoman serve                      serve the default model on http://127.0.0.1:8000
+  dragoman serve model.gguf           serve a model of yours
+  dragoman chat "What is a dragoman?" ask once
+  dragoman chat                       talk
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    debug = os.environ.get("DRAGOMAN_LOG_LEVEL") == "debug"
+    try:
+        args = parse(arguments)
+        debug = getattr(args, SETTING + "log_level", "debug" if debug else "") == "debug"
+        code: int = args.run(args)
+        sys.stdout.flush()
+        return code
+    except SystemExit as leaving:
+        return leaving.code if isinstance(leaving.code, int) else 0
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        drop_stdout()
+        return 0
+    except DragomanError as error:
+        return report(error, debug=debug)
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """`parse(["serve", "--prot", "1"])` raises: no flag --prot. Did you mean --port?"""
+    parser, commands = build()
+    if not arguments:
+        parser.print_help()
+        raise SystemExit(0)
+    if not arguments[0].startswith("-") and arguments[0] not in commands:
+        near = nearest(arguments[0], commands)
+        hint = f"Did you mean `dragoman {near}`?" if near else f"There are {', '.join(commands)}."
+        raise CommandError(f"There is no command {arguments[0]}.", hint, exit_code=USAGE)
+    args, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        commands.get(arguments[0], parser).refuse(unknown)
+    return args
+
+
+def build() -> tuple[Parser, dict[str, Parser]]:
+    """The parser, and those of its commands by name."""
+    parser = Parser(
+        prog="dragoman",
+        description="Serves language models over the OpenAI API.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"dragoman {__version__}")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands: dict[str, Parser] = {}
+    for name in COMMANDS:
+        module = importlib.import_module(f"dragoman.cli.{name}")
+        commands[name] = subparsers.add_parser(
+            name,
+            help=module.SUMMARY,
+            description=module.__doc__,
+            epilog=module.EXAMPLE,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        module.add(commands[name])
+        commands[name].set_defaults(run=module.run)
+    return parser, commands

@@ -1,0 +1,157 @@
+"""Measure any server that speaks the OpenAI API: tokens per second and latencies at several loads."""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from dragoman.cli.parser import add_connection
+from dragoman.cli.problems import FAILED, USAGE, CommandError
+from dragoman.cli.terminal import Progress, table
+from dragoman.logs import Paint
+
+if TYPE_CHECKING:
+    from dragoman.cli.load import Ask, Result
+
+SUMMARY = "measure a server under load"
+EXAMPLE = """\
+example:
+  dragoman bench --url http://127.0.0.1:8000 --streams 1,8,32 --tokens 128 --shared-prefix 24
+
+Prompts are random words, about one token each. Answers are made to have their full length where the server
+knows `ignore_eos`; elsewhere they may end early, which the tokens column shows.
+"""
+HEAD = ("streams", "tok/s", "first p50", "first p99", "between p50", "tokens", "prompt", "cached", "errors")
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_connection(parser, url="http://127.0.0.1:8000")
+    parser.add_argument("--model", metavar="NAME", help="the model to ask for [default: the server's first]")
+    parser.add_argument(
+        "--streams", metavar="N,N", default="1,8,32", help="streams at the same time [default: 1,8,32]"
+    )
+    parser.add_argument(
+        "--tokens", metavar="N", type=int, default=128, help="tokens of an answer [default: 128]"
+    )
+    parser.add_argument(
+        "--prompt-tokens", metavar="N", type=int, default=32, help="words of a prompt [default: 32]"
+    )
+    parser.add_argument(
+        "--shared-prefix",
+        metavar="N",
+        type=int,
+        default=0,
+        help="words that all prompts begin with [default: 0]",
+    )
+    parser.add_argument(
+        "--rounds", metavar="N", type=int, default=1, help="requests of each stream [default: 1]"
+    )
+    parser.add_argument(
+        "--api", choices=("chat", "completions"), default="chat", help="the API to use [default: chat]"
+    )
+    parser.add_argument(
+        "--extra", metavar="JSON", default="{}", help="further fields of every request's body"
+    )
+    parser.add_argument(
+        "--timeout", metavar="S", type=float, default=600.0, help="seconds for a request [default: 600]"
+    )
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    levels, extra = _levels(args.streams), _extra(args.extra)
+    results = _loop_runner()(_measure(args, levels, extra))
+    if args.json:
+        print(msgspec.json.encode(results).decode())
+    else:
+        print(table(HEAD, map(_row, results), Paint(sys.stdout)))
+    paint = Paint(sys.stderr)
+    for result in results:
+        if result.first_error:
+            print(f"{paint('red', 'error:')} {result.streams} streams: {result.first_error}", file=sys.stderr)
+    return FAILED if any(result.errors for result in results) else 0
+
+
+def _loop_runner() -> "Callable[[Coroutine[Any, Any, list[Result]]], list[Result]]":
+    """uvloop halves what the generator costs, and it shares the server's cores."""
+    with suppress(ImportError):
+        import uvloop
+
+        return uvloop.run
+    return asyncio.run
+
+
+async def _measure(args: argparse.Namespace, levels: list[int], extra: dict[str, Any]) -> "list[Result]":
+    from dragoman.cli.address import key_of
+    from dragoman.cli.client import Client
+    from dragoman.cli.load import Ask, fit
+
+    key = key_of(args.api_key)
+    with Client(args.url, key) as client:
+        model = args.model or client.first_model()
+    ask = Ask(
+        url=args.url,
+        model=model,
+        tokens=args.tokens,
+        prompt_tokens=args.prompt_tokens,
+        shared_prefix=args.shared_prefix,
+        api=args.api,
+        extra=extra,
+        key=key,
+        limit_s=args.timeout,
+    )
+    ask = await fit(ask)
+    return [await _watched(ask, level, args.rounds) for level in levels]
+
+
+async def _watched(ask: "Ask", streams: int, rounds: int) -> "Result":
+    """A run with a line that tells how far it is."""
+    from dragoman.cli.load import run as run_level
+    from dragoman.cli.stream import Tally
+
+    tally, progress, total = Tally(), Progress(), streams * rounds
+
+    async def watch() -> None:
+        while True:
+            progress.say(f"{streams} streams  {tally.finished} of {total} requests  {tally.tokens} tokens")
+            await asyncio.sleep(0.25)
+
+    watching = asyncio.create_task(watch())
+    try:
+        return await run_level(ask, streams, rounds=rounds, tally=tally)
+    finally:
+        watching.cancel()
+        progress.clear()
+
+
+def _row(result: "Result") -> tuple[str, ...]:
+    return (
+        str(result.streams),
+        f"{result.tokens_per_s:.0f}",
+        f"{result.ttft_p50_ms:.0f} ms",
+        f"{result.ttft_p99_ms:.0f} ms",
+        f"{result.itl_p50_ms:.1f} ms",
+        str(result.tokens),
+        str(result.prompt_tokens),
+        str(result.cached_tokens),
+        str(result.errors),
+    )
+
+
+def _levels(text: str) -> list[int]:
+    """`_levels("1,8")` is `[1, 8]`."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise CommandError("--streams takes numbers with commas, such as 1,8,32.", exit_code=USAGE)
+    return [int(part) for part in parts]
+
+
+def _extra(text: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise CommandError('--extra takes a JSON object, such as {"top_k": 1}.', exit_code=USAGE) from error

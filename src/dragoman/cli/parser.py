@@ -1,0 +1,131 @@
+"""The argument parser: flags that come from the settings table, and errors that name the nearest flag."""
+
+import argparse
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import NoReturn
+
+from dragoman import settings
+from dragoman.cli.problems import USAGE, CommandError
+
+SETTING = "setting_"
+GROUPS: dict[str, frozenset[str]] = {
+    "model": frozenset({"model", "model_name", "model_alias", "chat_template", "lora"}),
+    "server": frozenset({"host", "port", "api_key", "keep_alive", "shutdown_grace"}),
+    "engine": frozenset({"engine", "context", "slots", "threads"}),
+    "logging": frozenset({"log_level", "log_json"}),
+    "limits": frozenset(o.name for o in settings.options() if o.path[0] == "limits"),
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises where argparse would print and exit, so that all errors look alike."""
+
+    def error(self, message: str) -> NoReturn:
+        raise CommandError(_sentence(message), f"`{self.prog} --help` explains.", exit_code=USAGE)
+
+    def refuse(self, unknown: Sequence[str]) -> NoReturn:
+        """Tell of arguments that nobody took, with the nearest flag there is."""
+        flag = next((word for word in unknown if word.startswith("-")), unknown[0])
+        name = flag.partition("=")[0]
+        what = "flag" if name.startswith("-") else "argument"
+        near = nearest(name, self._option_string_actions)
+        hint = f"Did you mean {near}? " if near else ""
+        raise CommandError(
+            f"`{self.prog}` has no {what} {name}.",
+            f"{hint}`{self.prog} --help` lists them all.",
+            exit_code=USAGE,
+        )
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """`nearest("--prot", ["--host", "--port"])` is `--port`."""
+    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)), None)
+
+
+def _sentence(message: str) -> str:
+    return message[:1].upper() + message[1:].rstrip(".") + "."
+
+
+def add_settings(parser: argparse.ArgumentParser, groups: Sequence[str] = tuple(GROUPS)) -> None:
+    """Flags for the settings of these groups; a setting that no group names goes under "other"."""
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help=f"a settings file [default: {settings.DEFAULT_FILE} if there; env: {settings.ENV_PREFIX}CONFIG]",
+    )
+    known = frozenset[str]().union(*GROUPS.values())
+    for title in groups:
+        _add_group(parser, title, [o for o in settings.options() if o.name in GROUPS[title]])
+    if set(groups) == set(GROUPS):
+        _add_group(parser, "other", [o for o in settings.options() if o.name not in known])
+
+
+def _add_group(parser: argparse.ArgumentParser, title: str, options: Sequence[settings.Option]) -> None:
+    group = parser.add_argument_group(title)
+    for option in options:
+        dest, text = SETTING + option.name, _help(option)
+        if option.is_bool:
+            action = argparse.BooleanOptionalAction
+            group.add_argument(option.flag, dest=dest, action=action, default=argparse.SUPPRESS, help=text)
+        elif option.choices:
+            group.add_argument(
+                option.flag, dest=dest, choices=option.choices, default=argparse.SUPPRESS, help=text
+            )
+        else:
+            group.add_argument(
+                option.flag,
+                dest=dest,
+                metavar=_metavar(option),
+                action="append" if option.is_list else "store",
+                default=argparse.SUPPRESS,
+                help=text,
+            )
+
+
+def _metavar(option: settings.Option) -> str:
+    number = isinstance(option.default, int | float) and not option.is_bool
+    return "N" if number else option.name.rpartition("_")[2].upper()
+
+
+def _help(option: settings.Option) -> str:
+    """`address to listen on [default: 127.0.0.1; env: DRAGOMAN_HOST]`"""
+    notes = [f"env: {option.env}"]
+    if option.is_list:
+        notes.append("may be given several times")
+    elif option.default is not None:
+        shown = str(option.default).lower() if option.is_bool else str(option.default)
+        notes.insert(0, f"default: {shown}")
+    return f"{option.help} [{'; '.join(notes)}]".replace("%", "%%")
+
+
+def read_settings(args: argparse.Namespace, **overrides: object) -> settings.Settings:
+    """The settings of a command: what its flags say over the environment over the file."""
+    flags = {
+        name.removeprefix(SETTING): value for name, value in vars(args).items() if name.startswith(SETTING)
+    }
+    flags |= {name: value for name, value in overrides.items() if value is not None}
+    return settings.load(flags, file=getattr(args, "config", None))
+
+
+def add_model_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "file", metavar="MODEL", nargs="?", help="a GGUF file; without one the default weights are used"
+    )
+
+
+def model_settings(args: argparse.Namespace) -> settings.Settings:
+    """Settings of a command that takes MODEL as an argument, too."""
+    if args.file is not None and SETTING + "model" in vars(args):
+        raise CommandError(
+            "The model is given twice: as MODEL and with --model.", "Keep one.", exit_code=USAGE
+        )
+    return read_settings(args, model=args.file)
+
+
+def add_connection(parser: argparse.ArgumentParser, url: str | None = None) -> None:
+    shown = f" [default: {url}]" if url else ""
+    parser.add_argument("--url", metavar="URL", default=url, help=f"base URL of a running server{shown}")
+    parser.add_argument(
+        "--api-key", metavar="KEY", help="the server's key [env: DRAGOMAN_API_KEY or OPENAI_API_KEY]"
+    )

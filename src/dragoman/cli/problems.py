@@ -1,0 +1,51 @@
+"""What the command line says when something is wrong: one line, what to do about it, and an exit code."""
+
+import os
+import sys
+import traceback
+
+from dragoman.errors import BindingError, DragomanError, ModelFileError, SettingsError
+from dragoman.logs import Paint
+
+FAILED = 1
+USAGE = 2
+INTERRUPTED = 130
+
+HINTS: dict[type[DragomanError], str] = {
+    SettingsError: "`dragoman serve --help` lists every setting, its default and its environment variable.",
+    ModelFileError: "`dragoman models FILE` tells what a file holds; without one the default is used.",
+    BindingError: "`dragoman doctor` tells what is installed and what does not fit.",
+}
+
+
+class CommandError(DragomanError):
+    """A command that cannot go on, with what the person may do next."""
+
+    def __init__(self, message: str, hint: str = "", *, exit_code: int = FAILED) -> None:
+        super().__init__(message)
+        self.hint = hint
+        self.exit_code = exit_code
+
+
+def hint_of(error: DragomanError) -> str:
+    if isinstance(error, CommandError):
+        return error.hint
+    return next((hint for kind, hint in HINTS.items() if isinstance(error, kind)), "")
+
+
+def report(error: DragomanError, *, debug: bool = False) -> int:
+    """Tell of `error` on stderr; the answer is the process's exit code."""
+    paint = Paint(sys.stderr)
+    if debug:
+        traceback.print_exception(error, file=sys.stderr)
+    print(f"{paint('red', 'error:')} {error.message}", file=sys.stderr)
+    if hint := hint_of(error):
+        print(f"{paint('dim', 'hint:')}  {hint}", file=sys.stderr)
+    if isinstance(error, CommandError):
+        return error.exit_code
+    return USAGE if isinstance(error, SettingsError) else FAILED
+
+
+def drop_stdout() -> None:
+    """After a broken pipe, so that the interpreter's last flush does not complain of it again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,79 @@
+"""Serve a model over the OpenAI API. Without a file the default weights are fetched once and cached."""
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from dragoman import logs
+from dragoman.cli.address import can_listen, host_in_url, next_free
+from dragoman.cli.parser import add_model_argument, add_settings, model_settings
+from dragoman.cli.problems import CommandError
+from dragoman.settings import Settings
+
+if TYPE_CHECKING:
+    from dragoman.engines.protocol import Engine
+
+SUMMARY = "serve a model over the OpenAI API"
+EXAMPLE = """\
+examples:
+  dragoman serve
+  dragoman serve model.gguf --port 9000 --slots 8 --context 4096
+  DRAGOMAN_API_KEY=secret dragoman serve --host 0.0.0.0 --log-json
+
+A flag beats the environment, and the environment beats the file (dragoman.toml: `port = 9000`, and the limits
+without their prefix under [limits]). Keys are better given in the environment, where other users of the
+machine do not see them.
+"""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_model_argument(parser)
+    add_settings(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    settings = model_settings(args)
+    logs.setup(settings.log_level, settings.log_json)
+    # Before the weights are fetched and loaded: a taken port should be known at once.
+    check_port(settings.host, settings.port)
+
+    from dragoman.cli.engine import engine_of, template_of
+    from dragoman.http.server import serve
+
+    template = template_of(settings)
+    engine = engine_of(settings)
+    serve(engine, settings, template=template, on_ready=_greet(engine, settings))
+    return 0
+
+
+def _greet(engine: "Engine", settings: Settings) -> Callable[[str], None]:
+    def greet(url: str) -> None:
+        from dragoman.cli.banner import banner
+
+        print(banner(engine.card, settings, url.rstrip("/"), logs.Paint(sys.stdout)), flush=True)
+
+    return greet
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise, with what to do, where the server could not listen."""
+    try:
+        if port == 0 or can_listen(host, port):
+            return
+        other = next_free(host, port)
+    except PermissionError as error:
+        hint = "Ports below 1024 are for root; try --port 8000."
+        raise CommandError(f"Port {port} may not be used.", hint) from error
+    except OSError as error:
+        raise CommandError(
+            f"{host} is not an address of this machine.", "--host 127.0.0.1 always is."
+        ) from error
+    hint = f"Port {other} is free: --port {other}." if other else "--port 0 takes any free port."
+    raise CommandError(f"Port {port} on {host} is taken{_by_whom(host, port)}.", hint)
+
+
+def _by_whom(host: str, port: int) -> str:
+    from dragoman.cli.client import is_dragoman
+
+    return " by another dragoman" if is_dragoman(f"http://{host_in_url(host)}:{port}") else ""

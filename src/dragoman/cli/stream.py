@@ -1,0 +1,123 @@
+"""One streamed request as a bare protocol object: bytes in, figures out, no task switch per token."""
+
+import asyncio
+import time
+from typing import cast
+
+import httptools
+import msgspec
+from msgspec import Struct
+
+from dragoman.cli.sse import DONE, Choice, Chunk, Events, read_chunk
+
+
+class Tally(Struct):
+    """What has come so far; a progress line may look at it while a run goes on."""
+
+    tokens: int = 0
+    finished: int = 0
+
+
+class Stream(asyncio.Protocol):
+    """One request and its answer. httptools calls the `on_` methods."""
+
+    def __init__(self, request: bytes, tally: Tally) -> None:
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.tokens = self.prompt_tokens = self.cached_tokens = 0
+        self._heard = 0
+        self.gaps: list[float] = []
+        self.first: float | None = None
+        self.error: str | None = None
+        self._request, self._tally = request, tally
+        self._parser = httptools.HttpResponseParser(self)
+        self._events = Events()
+        self._plain = b""
+        self._ended = False
+        self._last = self._start = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are not subclasses of asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
+        self._start = time.perf_counter()
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        before = self._heard
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self._finish("the answer is not HTTP")
+        self._time(self._heard - before)
+
+    def _time(self, new: int) -> None:
+        """Tokens that arrive together share the wait for them."""
+        if new <= 0:
+            return
+        now = time.perf_counter()
+        if self.first is None:
+            self.first = now - self._start
+            self.gaps.extend([0.0] * (new - 1))
+        else:
+            self.gaps.extend([(now - self._last) / new] * new)
+        self._last = now
+        self._tally.tokens += new
+
+    def on_body(self, body: bytes) -> None:
+        if self._parser.get_status_code() != 200:
+            self._plain += body
+            return
+        for event in self._events.feed(body):
+            if event == DONE:
+                self._ended = True
+            else:
+                self._read(event)
+
+    def _read(self, event: bytes) -> None:
+        try:
+            chunk: Chunk = read_chunk(event)
+        except msgspec.DecodeError:
+            self.error = "an event is not a chunk"
+            return
+        if chunk.error is not None:
+            self.error = chunk.error.message
+        self._heard += sum(map(_speaks, chunk.choices))
+        self.tokens = max(self.tokens, self._heard)
+        if chunk.usage is not None:
+            details = chunk.usage.prompt_tokens_details
+            self.prompt_tokens = chunk.usage.prompt_tokens
+            self.cached_tokens = (details and details.cached_tokens) or 0
+            # Servers may join tokens into one event, and some tokens have no text: usage knows better.
+            self.tokens = max(self._heard, chunk.usage.completion_tokens)
+
+    def on_message_complete(self) -> None:
+        if self._parser.get_status_code() != 200:
+            self._finish(f"HTTP {self._parser.get_status_code()}: {_reason(self._plain)}")
+        else:
+            self._finish(None if self._ended else "the stream ended without [DONE]")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._finish("the server hung up")
+
+    def _finish(self, error: str | None) -> None:
+        if self.done.done():
+            return
+        self.error = self.error or error
+        self._tally.finished += 1
+        self.done.set_result(None)
+        self._transport.close()
+
+    def give_up(self, error: str) -> None:
+        self._finish(error)
+
+
+def _speaks(choice: Choice) -> bool:
+    delta = choice.delta
+    return bool(delta.content or choice.text or delta.reasoning_content or delta.reasoning)
+
+
+def _reason(body: bytes) -> str:
+    try:
+        problem = read_chunk(body).error
+    except msgspec.DecodeError:
+        problem = None
+    return problem.message if problem else "no reason given"

@@ -1,0 +1,168 @@
+"""One conversation in a terminal: questions in, answers printed as they come, a history between them."""
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TextIO
+
+from msgspec import Struct
+
+from dragoman.cli.client import Client
+from dragoman.cli.problems import CommandError, report
+from dragoman.cli.sse import Usage
+from dragoman.logs import Paint
+
+HELP = """\
+/system TEXT  say how the model should behave; without TEXT, show it
+/reset        forget the conversation
+/history      show the conversation
+/help         this
+/quit         leave (or Ctrl-D)
+Ctrl-C stops an answer."""
+
+
+class Answer(Struct):
+    text: str = ""
+    usage: Usage | None = None
+    finish: str | None = None
+    seconds: float = 0.0
+    first_s: float | None = None
+    stopped: bool = False
+
+
+class Talk:
+    """`Talk(client, {"model": "m"}).ask("hi")` prints the answer and remembers both."""
+
+    def __init__(
+        self, client: Client, fields: Mapping[str, Any], system: str | None = None, out: TextIO | None = None
+    ) -> None:
+        self.client, self.fields, self.system = client, dict(fields), system
+        self.history: list[dict[str, str]] = []
+        self._out = sys.stdout if out is None else out
+        self._paint = Paint(self._out)
+
+    def ask(self, question: str) -> Answer:
+        """Print the answer as it comes. A failure leaves the history as it was."""
+        said = [*self.history, {"role": "user", "content": question}]
+        start = [{"role": "system", "content": self.system}] if self.system else []
+        body = {
+            **self.fields,
+            "messages": start + said,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        answer = self._listen(body)
+        if answer.text:
+            self.history = [*said, {"role": "assistant", "content": answer.text}]
+        return answer
+
+    def _listen(self, body: Mapping[str, Any]) -> Answer:
+        answer, start = Answer(), time.perf_counter()
+        stream = self.client.chat(body)
+        try:
+            for chunk in stream:
+                answer.usage = chunk.usage or answer.usage
+                for choice in chunk.choices:
+                    if answer.first_s is None and (choice.delta.content or choice.delta.reasoning_content):
+                        answer.first_s = time.perf_counter() - start
+                    self._write(choice.delta.reasoning_content or choice.delta.reasoning or "", "dim")
+                    self._write(choice.delta.content or "")
+                    answer.text += choice.delta.content or ""
+                    answer.finish = choice.finish_reason or answer.finish
+        except KeyboardInterrupt:
+            answer.stopped = True
+        finally:
+            # Hangs up, which is what makes the engine stop.
+            stream.close()
+            answer.seconds = time.perf_counter() - start
+        return answer
+
+    def _write(self, text: str, style: str | None = None) -> None:
+        if text:
+            self._out.write(self._paint(style, text) if style else text)
+            self._out.flush()
+
+    def chat(self, read: Callable[[str], str] = input) -> int:
+        """Read, ask, print until the person leaves."""
+        interrupted = False
+        while True:
+            try:
+                line = read(self._prompt()).strip()
+                interrupted = False
+            except EOFError:
+                print(file=self._out)
+                return 0
+            except KeyboardInterrupt:
+                print(file=self._out)
+                if interrupted:
+                    raise
+                interrupted = True
+                print(self._paint("dim", "Ctrl-C again, Ctrl-D or /quit to leave"), file=self._out)
+                continue
+            if line.startswith("/"):
+                if not self.command(line):
+                    return 0
+            elif line:
+                self._turn(line)
+
+    def _prompt(self) -> str:
+        # The marks tell readline that what is between them takes no room on the screen.
+        return "\001\x1b[36m\002› \001\x1b[0m\002" if self._paint.on else "> "
+
+    def _turn(self, line: str) -> None:
+        try:
+            answer = self.ask(line)
+        except CommandError as error:
+            report(error)
+            return
+        print(file=self._out)
+        print(self._paint("dim", figures(answer)), file=self._out)
+
+    def command(self, line: str) -> bool:
+        """Obey a /command; False when it was the last one."""
+        name, _, rest = line.partition(" ")
+        if name in ("/quit", "/exit"):
+            return False
+        actions: dict[str, Callable[[str], str]] = {
+            "/system": self._say_system,
+            "/reset": self._reset,
+            "/history": self._show,
+            "/help": lambda _: HELP,
+        }
+        action = actions.get(name)
+        said = action(rest.strip()) if action else f"There is no command {name}; /help lists them."
+        print(self._paint("dim", said), file=self._out)
+        return True
+
+    def _say_system(self, text: str) -> str:
+        self.system = text or self.system
+        return (
+            f"system: {self.system}" if self.system else "There is no system prompt; /system TEXT sets one."
+        )
+
+    def _reset(self, _: str) -> str:
+        self.history = []
+        return "The conversation is forgotten."
+
+    def _show(self, _: str) -> str:
+        start = [{"role": "system", "content": self.system}] if self.system else []
+        return (
+            "\n".join(f"{m['role']}: {m['content']}" for m in start + self.history) or "Nothing was said yet."
+        )
+
+
+def figures(answer: Answer) -> str:
+    """`128 tok  118 tok/s  first 35 ms  length`"""
+    parts = []
+    if answer.usage is not None:
+        parts.append(f"{answer.usage.completion_tokens} tok")
+        spent = answer.seconds - (answer.first_s or 0.0)
+        if answer.usage.completion_tokens > 1 and spent > 0:
+            parts.append(f"{(answer.usage.completion_tokens - 1) / spent:.0f} tok/s")
+    if answer.first_s is not None:
+        parts.append(f"first {answer.first_s * 1000:.0f} ms")
+    if answer.stopped:
+        parts.append("stopped")
+    elif answer.finish not in (None, "stop"):
+        parts.append(str(answer.finish))
+    return "  ".join(parts)

@@ -1,0 +1,61 @@
+"""Things shown in a terminal: tables, sizes, a progress line."""
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TextIO
+
+from dragoman.logs import Paint
+
+BAR = 24
+
+
+def size(count: float) -> str:
+    """`size(92_000_000)` is `92 MB`."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], paint: Paint) -> str:
+    """Columns as wide as they need; those of numbers are flush right."""
+    body = [list(map(str, row)) for row in rows]
+    widths = [max(len(row[i]) for row in [list(head), *body]) for i in range(len(head))]
+    right = [
+        bool(body) and all(row[i][:1].isdigit() or row[i] in ("", "-") for row in body)
+        for i in range(len(head))
+    ]
+
+    def line(row: Sequence[str]) -> str:
+        cells = (c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True))
+        return "  ".join(cells).rstrip()
+
+    return "\n".join([paint("dim", line(head)), *map(line, body)])
+
+
+class Progress:
+    """One line on a terminal that is written over and over; silent anywhere else."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._on = self._stream.isatty()
+        self._shown = False
+
+    def say(self, text: str) -> None:
+        if self._on:
+            self._stream.write(f"\r\x1b[K{text}")
+            self._stream.flush()
+            self._shown = True
+
+    def bar(self, label: str, done: int, total: int) -> None:
+        """`fetching the default model  ██████░░░░  46 MB of 92 MB`"""
+        filled = BAR * done // total if total else 0
+        amount = f"{size(done)} of {size(total)}" if total else size(done)
+        self.say(f"{label}  {'█' * filled}{'░' * (BAR - filled)}  {amount}")
+
+    def clear(self) -> None:
+        if self._shown:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+            self._shown = False
