@@ -63,7 +63,8 @@ def test_a_simple_route_shows_its_time() -> None:
 
 
 def test_an_error_is_told() -> None:
-    said = line({"method": "POST", "path": "/v1/x", "status": 400, "error": "no such field", "request_id": "r"})
+    request = {"method": "POST", "path": "/v1/x", "status": 400, "error": "no such field", "request_id": "r"}
+    said = line(request)
     assert said.endswith("POST /v1/x 400  no such field  r\n")
 
 
@@ -117,7 +118,8 @@ def test_the_text_of_a_foreign_exception_does_not_pass(as_json: bool) -> None:
 
 
 def test_the_system_says_what_it_means() -> None:
-    assert logs.describe(FileNotFoundError(2, "SECRET", "SECRET")) == "FileNotFoundError: No such file or directory"
+    said = logs.describe(FileNotFoundError(2, "SECRET", "SECRET"))
+    assert said == "FileNotFoundError: No such file or directory"
 
 
 def test_levels_and_other_loggers() -> None:

@@ -49,9 +49,6 @@ def handler_of(fake: Fake) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
-        def version_string(self) -> str:
-            return "dragoman" if fake.is_dragoman else "other"
-
         def log_message(self, format: str, *args: Any) -> None:
             pass
 
@@ -65,7 +62,8 @@ def handler_of(fake: Fake) -> type[BaseHTTPRequestHandler]:
 
         def do_GET(self) -> None:
             if self.path == "/v1/models":
-                self.reply(200, {"data": [{"id": "fake-1", "max_model_len": 512, "owned_by": "tests"}]})
+                owner = "dragoman" if fake.is_dragoman else "somebody"
+                self.reply(200, {"data": [{"id": "fake-1", "max_model_len": 512, "owned_by": owner}]})
             else:
                 self.reply(404, {"error": {"message": "no such route"}})
 

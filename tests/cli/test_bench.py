@@ -3,9 +3,9 @@ import json
 
 import pytest
 
-from tests.cli.conftest import Fake
 from dragoman.cli import main
 from dragoman.cli.load import load, prompt_of, quantile
+from tests.cli.conftest import Fake
 
 Capture = pytest.CaptureFixture[str]
 

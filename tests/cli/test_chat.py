@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import WORDS, Fake
 from dragoman.cli import main
 from dragoman.cli.client import Client
 from dragoman.cli.problems import CommandError
 from dragoman.cli.sse import Events
 from dragoman.cli.talk import Answer, Talk, figures
+from tests.cli.conftest import WORDS, Fake
 
 Capture = pytest.CaptureFixture[str]
 ANSWER = "".join(WORDS)
@@ -105,12 +105,21 @@ def test_talking_keeps_a_history(talk: Talk, fake: Fake) -> None:
 
 
 def test_the_commands(talk: Talk, fake: Fake) -> None:
-    said = lines("/system", "/system Be kind.", "one", "/history", "/reset", "/history", "/help", "/no", "/quit", "x")
+    said = lines(
+        "/system", "/system Be kind.", "one", "/history", "/reset", "/history", "/help", "/no", "/quit", "x"
+    )
     assert talk.chat(said) == 0
     assert len(fake.asked) == 1
     assert fake.asked[0]["messages"][0] == {"role": "system", "content": "Be kind."}
     text = printed(talk)
-    for part in ("no system prompt", "user: one", f"assistant: {ANSWER}", "forgotten", "/quit", "no command /no"):
+    for part in (
+        "no system prompt",
+        "user: one",
+        f"assistant: {ANSWER}",
+        "forgotten",
+        "/quit",
+        "no command /no",
+    ):
         assert part in text
     assert talk.history == []
 

@@ -14,7 +14,8 @@ Capture = pytest.CaptureFixture[str]
 
 def test_no_command_shows_help(capsys: Capture) -> None:
     assert main([]) == 0
-    assert all(f"    {name}" in capsys.readouterr().out or name for name in cli.COMMANDS)
+    text = capsys.readouterr().out
+    assert all(f"\n    {name} " in text for name in cli.COMMANDS)
 
 
 def test_version(capsys: Capture) -> None:
@@ -95,14 +96,18 @@ def test_ctrl_c_leaves_quietly(monkeypatch: pytest.MonkeyPatch, capsys: Capture)
 
 def test_help_needs_nothing_heavy(tmp_path: Path) -> None:
     heavy = ("httpx", "uvicorn", "numpy", "starlette", "minijinja", "xllamacpp")
-    code = f"import sys; from dragoman.cli import main; main(['serve', '-h']); print({heavy!r}, file=sys.stderr)"
+    code = (
+        f"import sys; from dragoman.cli import main; main(['serve', '-h']); print({heavy!r}, file=sys.stderr)"
+    )
     code += f"; sys.exit(any(name in sys.modules for name in {heavy!r}))"
     assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True).returncode == 0
 
 
 def test_the_package_can_be_run(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "dragoman.cli", "--version"]
-    assert subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout.startswith("dragoman ")
+    assert subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout.startswith(
+        "dragoman "
+    )
 
 
 def test_nearest() -> None:

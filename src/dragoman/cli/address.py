@@ -11,10 +11,14 @@ def root_of(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1")
 
 
+def own_key() -> str | None:
+    """The first key of a server that is set up by this environment."""
+    return os.environ.get("DRAGOMAN_API_KEY", "").split(",")[0].strip() or None
+
+
 def key_of(given: str | None) -> str | None:
-    """The key to send: the flag's, else the first of the server's own, else OpenAI's."""
-    own = os.environ.get("DRAGOMAN_API_KEY", "").split(",")[0].strip()
-    return given or own or os.environ.get("OPENAI_API_KEY") or None
+    """The key for a server that a person named: the flag's, else our own, else OpenAI's."""
+    return given or own_key() or os.environ.get("OPENAI_API_KEY") or None
 
 
 def headers_of(key: str | None) -> dict[str, str]:

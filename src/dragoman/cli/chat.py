@@ -116,10 +116,12 @@ def _client(args: argparse.Namespace) -> Iterator["Client"]:
 
     settings = read_settings(args, model=args.model if _is_file(args.model) else None)
     usual = f"http://{host_in_url(settings.host)}:{settings.port}"
-    if args.url is None and not _is_file(args.model) and is_dragoman(usual):
+    # OpenAI's key goes only where the person points: anybody may sit on the usual port.
+    key = key_of(args.api_key) if args.url else args.api_key or next(iter(settings.api_key), None)
+    if args.url is None and not _is_file(args.model) and is_dragoman(usual, key):
         args.url = usual
     if args.url is not None:
-        with Client(args.url, key_of(args.api_key)) as client:
+        with Client(args.url, key) as client:
             yield client
         return
     with _own_server(settings) as url, Client(url) as client:

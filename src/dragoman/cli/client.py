@@ -14,6 +14,8 @@ from dragoman.cli.sse import DONE, Chunk, Events, read_chunk
 
 SERVER_HINT = "`dragoman serve` starts a server; --url says where another one is."
 
+LOOK_S = 1.0
+
 
 class Client:
     def __init__(self, url: str, key: str | None = None, *, timeout: float = 600.0) -> None:
@@ -102,10 +104,10 @@ def _message(body: bytes) -> str:
     return problem.message if problem else "no reason was given."
 
 
-def is_dragoman(url: str, timeout: float = 0.5) -> bool:
+def is_dragoman(url: str, key: str | None = None) -> bool:
     """Whether one of us answers there; a quick look that never raises."""
     try:
-        response = httpx.get(f"{root_of(url)}/version", timeout=timeout)
-    except (httpx.HTTPError, httpx.InvalidURL):
+        with Client(url, key, timeout=LOOK_S) as client:
+            return any(model.get("owned_by") == "dragoman" for model in client.models())
+    except CommandError:
         return False
-    return response.headers.get("server", "").startswith("dragoman") or b"dragoman" in response.content[:1000]

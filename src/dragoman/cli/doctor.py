@@ -1,17 +1,83 @@
-"""Look for what could keep a server from running, and say what to do about it."""
+"""Look for what could keep a server from running, and say what to do. Nothing is changed or fetched."""
 
 import argparse
+import sys
+from collections.abc import Iterator
+
+import msgspec
+
+from dragoman.cli.checks import CHECKS, Check, Finding, Patient
+from dragoman.cli.parser import add_model_argument, add_settings, model_settings
+from dragoman.cli.problems import FAILED, hint_of
+from dragoman.errors import DragomanError
+from dragoman.logs import Paint, describe
+from dragoman.settings import Settings
 
 SUMMARY = "check this machine, the installation and the model"
 EXAMPLE = """\
 examples:
   dragoman doctor
+  dragoman doctor model.gguf --port 9000
+  dragoman doctor --full --json
+
+It takes the flags of `dragoman serve`, and checks what that would use.
 """
+MARKS = {"ok": ("green", "✓"), "warning": ("yellow", "!"), "failed": ("red", "✗")}
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true")
+    add_model_argument(parser)
+    parser.add_argument("--full", action="store_true", help="compute the checksum of the weights, too")
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    add_settings(parser, ("model", "server", "engine"))
 
 
 def run(args: argparse.Namespace) -> int:
-    return 0
+    findings = []
+    for finding in examine(args):
+        findings.append(finding)
+        if not args.json:
+            show(finding)
+    failed = sum(finding.verdict == "failed" for finding in findings)
+    if args.json:
+        print(msgspec.json.format(msgspec.json.encode(findings), indent=2).decode())
+    else:
+        paint = Paint(sys.stdout)
+        print(
+            paint("red", f"\n{failed} to mend.")
+            if failed
+            else paint("green", "\nAll is well enough to serve.")
+        )
+    return FAILED if failed else 0
+
+
+def examine(args: argparse.Namespace) -> Iterator[Finding]:
+    """Settings first; where they are wrong the rest is checked with the defaults."""
+    settings = Settings()
+    try:
+        settings = model_settings(args)
+        yield Finding("settings", "ok", "file, environment and flags are valid")
+    except DragomanError as error:
+        yield Finding("settings", "failed", error.message, hint_of(error))
+    patient = Patient(settings, full=args.full)
+    for check in CHECKS:
+        yield from attempt(check, patient)
+
+
+def attempt(check: Check, patient: Patient) -> Iterator[Finding]:
+    """A check that fails in a way nobody foresaw is a finding too, and the next ones still run."""
+    try:
+        yield from check(patient)
+    except DragomanError as error:
+        yield Finding(check.__name__, "failed", error.message, hint_of(error))
+    except Exception as error:
+        advice = "This is not expected; please report it with the output of `dragoman doctor --json`."
+        yield Finding(check.__name__, "failed", f"the check broke: {describe(error)}", advice)
+
+
+def show(finding: Finding) -> None:
+    paint = Paint(sys.stdout)
+    style, mark = MARKS[finding.verdict]
+    print(f"{paint(style, mark)} {finding.name.ljust(9)}  {finding.text}", flush=True)
+    if finding.advice:
+        print(f"  {''.ljust(9)}  {paint('dim', '→ ' + finding.advice)}", flush=True)

@@ -63,8 +63,14 @@ def shown(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("end tokens", "  ".join(facts["end_tokens"])),
         ("special", _some(facts["special_tokens"])),
     ]
-    rows += [("template" if name == "default" else f"template {name}", line) for name, line in templates.items()]
-    return rows if templates else [*rows, ("template", "none: /v1/completions works, chat needs --chat-template")]
+    rows += [
+        ("template" if name == "default" else f"template {name}", line) for name, line in templates.items()
+    ]
+    return (
+        rows
+        if templates
+        else [*rows, ("template", "none: /v1/completions works, chat needs --chat-template")]
+    )
 
 
 def _some(names: list[str]) -> str:

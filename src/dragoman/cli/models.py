@@ -14,7 +14,7 @@ from dragoman.logs import Paint
 SUMMARY = "list a server's models, or look into a GGUF file"
 EXAMPLE = """\
 examples:
-  dragoman models                              what is cached on this machine
+  dragoman models                              what is served and cached on this machine
   dragoman models --url http://127.0.0.1:8000  what a server offers
   dragoman models model.gguf                   what a file holds
 """
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
         return _file(args.file.expanduser(), args.json)
     if args.url is not None:
         return _server(args)
-    return _cache(args.json)
+    return _here(args)
 
 
 def _file(path: Path, as_json: bool) -> int:
@@ -56,9 +56,55 @@ def _server(args: argparse.Namespace) -> int:
     if args.json:
         _print_json(models)
     else:
-        rows = [(m["id"], str(m.get("max_model_len") or "-"), str(m.get("owned_by") or "-")) for m in models]
-        print(table(("model", "context", "owner"), rows, Paint(sys.stdout)))
+        _print_models(models)
     return 0
+
+
+def _print_models(models: list[dict[str, Any]]) -> None:
+    rows = [(m["id"], str(m.get("max_model_len") or "-"), str(m.get("owned_by") or "-")) for m in models]
+    print(table(("model", "context", "owner"), rows, Paint(sys.stdout)))
+
+
+def _here(args: argparse.Namespace) -> int:
+    """What this machine has: a dragoman on the usual port, and the default weights."""
+    url, models = _running(args.api_key)
+    cached = _cached()
+    if args.json:
+        _print_json({"url": url, "models": models, "cached": cached})
+        return 0
+    paint = Paint(sys.stdout)
+    if models:
+        print(paint("dim", f"served at {url}"))
+        _print_models(models)
+        print()
+    print(paint("dim", "default weights"))
+    where = f"{cached['file']}  {size(cached['bytes'])}" if cached["bytes"] else "not here yet"
+    print(where if cached["bytes"] else f"{where}; `dragoman serve` fetches them to {cached['file']}")
+    return 0
+
+
+def _running(given: str | None) -> tuple[str, list[dict[str, Any]]]:
+    from dragoman.cli.address import host_in_url
+    from dragoman.cli.client import LOOK_S, Client
+    from dragoman.cli.problems import CommandError
+    from dragoman.settings import load
+
+    settings = load()
+    url = f"http://{host_in_url(settings.host)}:{settings.port}"
+    key = given or next(iter(settings.api_key), None)
+    try:
+        with Client(url, key, timeout=LOOK_S) as client:
+            return url, [model for model in client.models() if model.get("owned_by") == "dragoman"]
+    except CommandError:
+        return url, []
+
+
+def _cached() -> dict[str, Any]:
+    from dragoman.engines.weights import MEMBER, cache_folder, is_verified
+
+    file = cache_folder() / Path(MEMBER).name
+    there = file.stat().st_size if file.exists() else 0
+    return {"file": str(file), "bytes": there, "verified": is_verified(file)}
 
 
 def _print_json(value: Any) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dragoman import logs
-from dragoman.cli.address import can_listen, host_in_url, next_free
+from dragoman.cli.address import can_listen, host_in_url, next_free, own_key
 from dragoman.cli.parser import add_model_argument, add_settings, model_settings
 from dragoman.cli.problems import CommandError
 from dragoman.settings import Settings
@@ -76,4 +76,4 @@ def check_port(host: str, port: int) -> None:
 def _by_whom(host: str, port: int) -> str:
     from dragoman.cli.client import is_dragoman
 
-    return " by another dragoman" if is_dragoman(f"http://{host_in_url(host)}:{port}") else ""
+    return " by another dragoman" if is_dragoman(f"http://{host_in_url(host)}:{port}", own_key()) else ""

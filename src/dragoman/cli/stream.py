@@ -39,7 +39,7 @@ class Stream(asyncio.Protocol):
         # uvloop's transports are not subclasses of asyncio's.
         self._transport = cast(asyncio.Transport, transport)
         self._start = time.perf_counter()
-        transport.write(self._request)
+        self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
         before = self._heard

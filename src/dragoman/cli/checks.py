@@ -1,0 +1,232 @@
+"""The checks of `doctor`, one function each: what was found, and what to do where it is not well.
+
+A check returns Findings. What it raises of our own errors becomes a failure with the error's message.
+"""
+
+import asyncio
+import hashlib
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from msgspec import Struct
+
+from dragoman.cli.terminal import size
+from dragoman.settings import Settings
+
+if TYPE_CHECKING:
+    from dragoman.engines.local import LocalEngine
+
+Verdict: TypeAlias = Literal["ok", "warning", "failed"]
+PACKAGES = (
+    "dragoman",
+    "xllamacpp",
+    "msgspec",
+    "minijinja",
+    "starlette",
+    "uvicorn",
+    "uvloop",
+    "httptools",
+    "numpy",
+)
+OPTIONAL = frozenset({"uvloop"})
+CPU_FLAGS = (
+    "avx",
+    "avx2",
+    "fma",
+    "f16c",
+    "avx512f",
+    "avx512_vnni",
+    "avx512_bf16",
+    "amx_int8",
+    "asimd",
+    "sve",
+)
+ENOUGH_MEMORY = 1 << 30
+GREEDY_TOKENS = 8
+
+
+class Finding(Struct, frozen=True):
+    name: str
+    verdict: Verdict
+    text: str
+    advice: str = ""
+
+
+class Patient(Struct):
+    """What the checks look at; the model check leaves the engine for those after it."""
+
+    settings: Settings
+    full: bool = False
+    engine: "LocalEngine | None" = None
+
+
+Check: TypeAlias = Callable[[Patient], Iterator[Finding]]
+
+
+def python(_: Patient) -> Iterator[Finding]:
+    text = f"Python {platform.python_version()} at {sys.executable}"
+    fine = sys.version_info >= (3, 11)
+    yield Finding("python", "ok" if fine else "failed", text, "" if fine else "Use Python 3.11 or newer.")
+
+
+def packages(_: Patient) -> Iterator[Finding]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    found: list[str] = []
+    for name in PACKAGES:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            verdict: Verdict = "warning" if name in OPTIONAL else "failed"
+            yield Finding("packages", verdict, f"{name} is missing", f"pip install {name}")
+    yield Finding("packages", "ok", ", ".join(found))
+
+
+def binding(_: Patient) -> Iterator[Finding]:
+    from dragoman.engines.local import binding
+
+    binding.load()
+    yield Finding(
+        "binding", "ok", f"llama.cpp of xllamacpp {binding.PINNED} loads, and its structs are as declared"
+    )
+
+
+def processor(_: Patient) -> Iterator[Finding]:
+    from dragoman.engines.local import machine
+
+    flags = cpu_flags()
+    known = [flag for flag in CPU_FLAGS if flag in flags]
+    cores = f"{machine.cores()} of {os.cpu_count()} cores"
+    text = f"{platform.machine()}, {cores}; {' '.join(known) or 'no vector units seen'}"
+    slow = platform.machine() in ("x86_64", "AMD64") and bool(flags) and "avx2" not in flags
+    advice = "Without AVX2 the bundled llama.cpp may not run here." if slow else ""
+    yield Finding("processor", "warning" if slow else "ok", text, advice)
+
+
+def cpu_flags(source: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
+    """What the first processor of the list can do; empty where the system does not say."""
+    try:
+        lines = source.read_text(errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    line = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
+    return frozenset(line.partition(":")[2].split())
+
+
+def memory(_: Patient) -> Iterator[Finding]:
+    from dragoman.engines.local import machine
+
+    free = machine.free_memory()
+    fine = free >= ENOUGH_MEMORY
+    advice = "" if fine else "Close something, or use a smaller model, --slots 1 and a short --context."
+    yield Finding("memory", "ok" if fine else "warning", f"{size(free)} free for a model", advice)
+
+
+def cache(_: Patient) -> Iterator[Finding]:
+    from dragoman.engines.weights import cache_folder
+
+    folder = cache_folder()
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    fine = there.is_dir() and os.access(there, os.W_OK)
+    advice = "" if fine else "Set DRAGOMAN_CACHE to a folder that can be written."
+    yield Finding(
+        "cache", "ok" if fine else "failed", f"{folder} {'can' if fine else 'cannot'} be written", advice
+    )
+
+
+def weights(patient: Patient) -> Iterator[Finding]:
+    from dragoman.engines.weights import MEMBER, SHA256, SIZE, cache_folder, is_verified
+
+    if patient.settings.model is not None:
+        return
+    file = cache_folder() / Path(MEMBER).name
+    if not file.exists():
+        advice = "`dragoman serve` fetches them the first time."
+        yield Finding("weights", "warning", "the default weights are not here yet", advice)
+    elif (patient.full and digest(file) != SHA256) or file.stat().st_size != SIZE:
+        yield Finding(
+            "weights", "failed", f"{file} is not as it should be", f"Delete {file}; it is fetched again."
+        )
+    else:
+        how = "checksum right" if patient.full else "verified" if is_verified(file) else "right size"
+        yield Finding("weights", "ok", f"{file}, {size(SIZE)}, {how}")
+
+
+def digest(file: Path) -> str:
+    with file.open("rb") as data:
+        return hashlib.file_digest(data, "sha256").hexdigest()
+
+
+def model(patient: Patient) -> Iterator[Finding]:
+    """Loads what `serve` would load. Never fetches: a check that takes minutes is no check."""
+    from dragoman.cli.engine import engine_of
+    from dragoman.engines.weights import MEMBER, cache_folder
+
+    if patient.settings.model is None and not (cache_folder() / Path(MEMBER).name).exists():
+        return
+    begun = time.perf_counter()
+    patient.engine = engine = engine_of(patient.settings)
+    took = time.perf_counter() - begun
+    yield Finding(
+        "model", "ok", f"{engine.card.name} loads in {took:.1f} s; context {engine.card.max_model_len}"
+    )
+    count, rate = asyncio.run(speak(engine))
+    fine = count > 0
+    advice = "" if fine else "Try another file; this one may be damaged."
+    yield Finding("speech", "ok" if fine else "failed", f"{count} tokens at {rate:.0f} tokens/s", advice)
+
+
+async def speak(engine: "LocalEngine") -> tuple[int, float]:
+    """A few greedy tokens: how many came, and how many a second after the first."""
+    from dragoman.types import Job, Sampling
+
+    ids = engine.tokenizer.encode("Once upon a time")
+    sampling = Sampling(max_tokens=GREEDY_TOKENS, temperature=0.0, ignore_eos=True)
+    times: list[float] = []
+    async for step in engine.generate(Job(id="doctor", prompt=tuple(ids), sampling=sampling)):
+        if step.error is not None:
+            raise step.error
+        times.extend([time.perf_counter()] * len(step.ids))
+    await engine.stop()
+    spent = times[-1] - times[0] if times else 0.0
+    return len(times), (len(times) - 1) / spent if spent else 0.0
+
+
+def template(patient: Patient) -> Iterator[Finding]:
+    from dragoman.cli.engine import template_of
+    from dragoman.prompt import Prompter
+    from dragoman.types import Conversation, Message
+
+    engine, own = patient.engine, template_of(patient.settings)
+    if engine is None:
+        return
+    if own is None and not engine.card.templates:
+        advice = "Chat needs one: --chat-template FILE. Completions work without."
+        yield Finding("template", "warning", "the model has no chat template", advice)
+        return
+    prompter = Prompter(engine.card, engine.tokenizer, template=own)
+    ids = prompter.encode(Conversation(messages=(Message(role="user", content="Hello!"),)))
+    yield Finding("template", "ok", f"the chat template turns a greeting into {len(ids)} tokens")
+
+
+def port(patient: Patient) -> Iterator[Finding]:
+    from dragoman.cli.problems import CommandError, hint_of
+    from dragoman.cli.serve import check_port
+
+    host, number = patient.settings.host, patient.settings.port
+    try:
+        check_port(host, number)
+    except CommandError as error:
+        yield Finding("port", "warning", error.message, hint_of(error))
+    else:
+        yield Finding("port", "ok", f"{number} on {host} is free" if number else "any free one")
+
+
+CHECKS: tuple[Check, ...] = (
+    python, packages, binding, processor, memory, cache, weights, model, template, port,
+)  # fmt: skip
