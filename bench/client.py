@@ -13,8 +13,8 @@ from msgspec import Struct, field
 
 from bench.errors import BenchError
 
-END = b"0\r\n\r\n"
-"""The last chunk of a chunked body. In an event stream nothing else ends so."""
+END = b"\r\n0\r\n\r\n"
+"""The end of a chunk and the last, empty one. Nothing else in an event stream ends so."""
 RECEIVE = 1 << 16
 
 

@@ -133,7 +133,7 @@ def _result(name: str, streams: int, rounds: list[Round]) -> Result:
     )
 
 
-def table(results: list[Result]) -> Table:
+def table(results: list[Result], where: str) -> Table:
     ours = {result.streams: result for result in results if result.server == OURS}
     rows = [
         (
@@ -142,21 +142,23 @@ def table(results: list[Result]) -> Table:
             f"{result.tokens_per_s:,.0f}",
             f"{result.cpu_us:.1f}",
             "" if result.server == OURS else ratio(ours[result.streams].tokens_per_s, result.tokens_per_s),
+            "" if result.server == OURS else ratio(result.cpu_us, ours[result.streams].cpu_us),
             f"{result.client_share:.0%}",
         )
         for result in results
     ]
     return Table(
         "The price of a token on its way to the socket",
-        ("server", "streams", "tokens/s", "CPU µs per token", "dragoman / it, tokens/s", "client busy"),
+        ("server", "streams", "tokens/s", "CPU µs/token", "our tokens/s", "its CPU", "client busy"),
         rows,
-        [f"Median of {len(results[0].rounds)} rounds. {machine.describe()}."],
+        [f"Median of {len(results[0].rounds)} rounds; the ratios are to dragoman. {where}."],
     )
 
 
 def main(options: Options, plot_folder: str | None) -> None:
+    where = machine.describe()
     results = run(options)
-    keep("stream", results, [table(results)])
+    keep("stream", results, [table(results, where)])
     plots.stream([(each.server, each.streams, each.cpu_us) for each in results], plot_folder)
 
 
