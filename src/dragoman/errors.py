@@ -38,9 +38,7 @@ class DragomanError(Exception):
 
     def body(self) -> dict[str, dict[str, str | None]]:
         """OpenAI's error shape; all four keys are always there."""
-        return {
-            "error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        }
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
 
 class BadRequest(DragomanError):

@@ -32,4 +32,6 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 def check_count(count: int, most: int, param: str, what: str) -> None:
     """`check_count(5, 4, "stop", "stop strings")` raises: at most 4 stop strings, got 5."""
     if count > most:
-        raise BadRequest(f"At most {most} {what} are allowed, got {count}.", param=param, code="limit_exceeded")
+        raise BadRequest(
+            f"At most {most} {what} are allowed, got {count}.", param=param, code="limit_exceeded"
+        )
