@@ -8,6 +8,7 @@ import argparse
 import json
 import random
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from msgspec import Struct
 
@@ -145,5 +146,5 @@ if __name__ == "__main__":
         args.rounds or base.rounds,
         args.temperature,
     )
-    chosen_setup = Setup(args.model or default_model(), threads=args.threads)
+    chosen_setup = Setup(Path(args.model) if args.model else default_model(), threads=args.threads)
     main(chosen_setup, chosen_options, args.plots, args.only)

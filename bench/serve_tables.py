@@ -51,7 +51,7 @@ def _load_table(visits: Sequence[Visit], note: str) -> Table:
         "steady",
         "first p50 ms",
         "first p99 ms",
-        "dragoman / it, tokens/s",
+        "our tokens/s",
     )
     return Table("A real model under load", head, rows, [note])
 
@@ -66,7 +66,7 @@ def _first_table(visits: Sequence[Visit], note: str) -> Table:
             figures = [f"{_median(visits, server, of):,.0f}" for of in (p50, p99)]
             share = f"{_median(visits, server, cached):.0%}"
             rows.append([server, first.case, *figures, share, _ratio(visits, server, p50)])
-    head = ("server", "case", "p50 ms", "p99 ms", "cached", "dragoman / it, p50")
+    head = ("server", "case", "p50 ms", "p99 ms", "cached", "our wait")
     return Table("Time to the first token after a long prefix", head, rows, [note])
 
 
