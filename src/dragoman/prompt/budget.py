@@ -16,6 +16,8 @@ STEP = 8
 """Units a step costs; a character made costs one."""
 BASE_UNITS = 32_000_000
 UNITS_PER_INPUT = 64
+LOOK_EVERY = 1024
+"""Units between two looks at the clock."""
 MAX_WEIGHT = 32_000_000
 MAX_INT_BITS = 4096
 BASE_SECONDS = 0.5
@@ -33,7 +35,7 @@ class Budget:
 
     def __init__(self) -> None:
         self._left = BASE_UNITS
-        self._calls = 0
+        self._look = BASE_UNITS
         self._deadline = time.thread_time() + BASE_SECONDS
         self._weights: dict[int, int] = {}
         self._inputs: dict[int, Any] = {}
@@ -46,14 +48,16 @@ class Budget:
         """
         copied, weight = self._copy(value)
         self._left += UNITS_PER_INPUT * weight
+        self._look = self._left
         self._deadline += SECONDS_PER_INPUT * weight
         return copied
 
     def spend(self, units: int) -> None:
         self._left -= units + STEP
-        self._calls += 1
-        if self._left < 0 or (not self._calls & 31 and time.thread_time() > self._deadline):
-            raise Exhausted("the chat template takes too long or makes too much text")
+        if self._left < self._look:
+            if self._left < 0 or time.thread_time() > self._deadline:
+                raise Exhausted("the chat template takes too long or makes too much text")
+            self._look = max(0, self._left - LOOK_EVERY)
 
     def take(self, value: Any) -> Any:
         """Spend for a value that an operation has just made: `'ab' + 'c'` costs 3 and a step."""
@@ -101,9 +105,11 @@ class Budget:
         return weight
 
     def _copy(self, value: Any) -> tuple[Any, int]:
+        if type(value) is str:
+            return value, len(value) + 1
         if isinstance(value, str):
-            # str() would keep a subclass, and a subclass may carry methods of its own.
-            return (value if type(value) is str else str.__str__(value)), len(value) + 1
+            # A subclass may carry methods of its own.
+            return str.__str__(value), len(value) + 1
         if value is None or isinstance(value, (bool, int, float)):
             return value, 1
         if isinstance(value, dict):

@@ -40,7 +40,7 @@ def variables(conversation: Conversation, traits: Traits) -> dict[str, Any]:
     return {
         **conversation.template_kwargs,
         "messages": _place_systems(_messages(conversation.messages, traits), traits),
-        "tools": list(conversation.tools) or None,
+        "tools": list(conversation.tools) or ([] if traits.empty_tools else None),
         "documents": list(conversation.documents) or None,
         "add_generation_prompt": conversation.add_generation_prompt,
     }

@@ -5,13 +5,16 @@ from datetime import datetime
 from typing import Any
 
 from dragoman.engines.protocol import ModelCard, Tokenizer
-from dragoman.errors import BadRequest
+from dragoman.errors import BadRequest, TemplateError
 from dragoman.prompt.conversation import variables
 from dragoman.prompt.encode import Encoder
-from dragoman.prompt.special import choose_marks, erase, strings
+from dragoman.prompt.special import choose_marks, erase, join_strings
 from dragoman.prompt.template import ChatTemplate, Clock
 from dragoman.prompt.traits import Traits, detect
 from dragoman.types import Conversation, IdsPrompt, Prompt, TextPrompt
+
+_OWN_TEXT = frozenset({"content", "reasoning_content", "reasoning", "thinking"})
+"""What an assistant wrote itself; its reasoning markers stay whole there."""
 
 
 class Prompter:
@@ -63,6 +66,8 @@ class Prompter:
         return self._choose(name, tools=False)[1]
 
     def _load(self, source: str, clock: Clock) -> tuple[ChatTemplate, Traits]:
+        if choose_marks(source, 1) != choose_marks("", 1):
+            raise TemplateError("A chat template cannot contain Unicode noncharacters.")
         template = ChatTemplate(source, special=self._special, clock=clock)
         return template, detect(source, template.render)
 
@@ -87,26 +92,31 @@ class Prompter:
         template, traits = self._choose(conversation.template, tools=bool(conversation.tools))
         given = variables(conversation, traits)
         prefix = conversation.response_prefix
-        marks = choose_marks((template.source, prefix, *strings(given)), 2)
+        joined = join_strings(prefix, given)
+        marks = choose_marks(joined, 2)
         if len(marks) < 2:
             raise BadRequest("The conversation uses too many Unicode noncharacters.", param="messages")
         mark, end = marks
-        shielded = self._shield(given, mark)
+        if not self._encoder.special.harmless(joined):
+            given, prefix = self._shield(given, mark), self._encoder.special.shield(prefix, mark)
         if conversation.continue_final_message:
-            _tag_end(shielded["messages"], end)
-        text = template.render(shielded)
+            _tag_end(given["messages"], end)
+        text = template.render(given)
         if conversation.continue_final_message:
             text = _cut(text, end)
-        return self._single_bos(text) + self._encoder.special.shield(prefix, mark), mark
+        return self._single_bos(text) + prefix, mark
 
     def _shield(self, given: Mapping[str, Any], mark: str) -> dict[str, Any]:
         shield = self._encoder.special.shield
         made = {name: shield(value, mark) for name, value in given.items() if name != "messages"}
-        made["messages"] = [
-            shield(message, mark, assistant=message["role"] == "assistant") | {"role": message["role"]}
-            for message in given["messages"]
-        ]
-        return made
+        return made | {"messages": [self._shield_message(message, mark) for message in given["messages"]]}
+
+    def _shield_message(self, message: Mapping[str, Any], mark: str) -> dict[str, Any]:
+        own = _OWN_TEXT if message["role"] == "assistant" else ()
+        shield = self._encoder.special.shield
+        made = {name: shield(value, mark, assistant=name in own) for name, value in message.items()}
+        # Roles are ours: some templates write `<|` + role + `|>`.
+        return made | {"role": message["role"]}
 
     def _single_bos(self, text: str) -> str:
         bos = self._encoder.bos

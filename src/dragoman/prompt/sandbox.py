@@ -148,7 +148,7 @@ class Sandbox(SandboxedEnvironment):
         for node in tree.find_all(nodes.Node):
             if isinstance(node, (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)):
                 raise jinja2.TemplateSyntaxError("it cannot load other templates", node.lineno)
-            if _INTERNALS.search(str(getattr(node, "attr", "") or getattr(node, "value", ""))):
+            if any(_INTERNALS.search(str(getattr(node, field, ""))) for field in ("attr", "key", "value")):
                 raise jinja2.TemplateSyntaxError("it cannot name Python's internals", node.lineno)
         return self.from_string(Metering().visit(tree))
 

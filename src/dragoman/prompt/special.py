@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+_NONCHARACTER = re.compile(r"[\ufdd0-\ufdef]|\\ufd[de]", re.IGNORECASE)
 _NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 _REASONING_MARKER = re.compile(r"[<\[]/?[\w:|]*think\w*[|>\]]+", re.IGNORECASE)
 
@@ -26,27 +27,32 @@ class SpecialText:
     """
 
     def __init__(self, special: Mapping[str, int]) -> None:
-        self._ids = {text: id for text, id in special.items() if text}
-        self._pattern = _pattern(self._ids)
-        self._hostile = _pattern(self._ids, re.IGNORECASE)
-        foreign = [text for text in self._ids if not _REASONING_MARKER.fullmatch(text)]
-        self._hostile_in_assistant = _pattern(foreign, re.IGNORECASE)
-        self._longest = max(map(len, self._ids), default=0)
-        self._heads = {text[:end].lower() for text in self._ids for end in range(1, len(text))}
-        self._tails = {text[start:].lower() for text in self._ids for start in range(1, len(text))}
-        self._first = frozenset(head[0] for head in self._heads)
-        self._last = frozenset(tail[-1] for tail in self._tails)
+        # A single character cannot be broken by a mark, so it cannot be a control token in text.
+        self._ids = {text: id for text, id in special.items() if len(text) > 1}
+        lower = {text.lower() for text in self._ids}
+        self._exact = _Finder(self._ids)
+        self._any_case = _Finder(lower)
+        self._not_reasoning = _Finder({text for text in lower if not _REASONING_MARKER.fullmatch(text)})
+        self._longest = max(map(len, lower), default=0)
+        self._heads = {text[:end] for text in lower for end in range(1, len(text))}
+        self._tails = {text[start:] for text in lower for start in range(1, len(text))}
+        self._edges = _edges(self._heads, self._tails, self._longest)
 
     def split(self, text: str) -> Iterator[tuple[int | None, str]]:
         """Pieces of a text: control tokens with their ids, and what stands between them with None."""
-        start = 0
-        for found in self._pattern.finditer(text):
-            if found.start() > start:
-                yield None, text[start : found.start()]
-            yield self._ids[found.group()], found.group()
-            start = found.end()
-        if start < len(text):
-            yield None, text[start:]
+        done = 0
+        for start, end in self._exact.find(text):
+            if start > done:
+                yield None, text[done:start]
+            yield self._ids[text[start:end]], text[start:end]
+            done = end
+        if done < len(text):
+            yield None, text[done:]
+
+    def harmless(self, joined: str) -> bool:
+        """Whether strings joined by `\\0` surely hold nothing that could be, begin or end a control token."""
+        lower = joined.lower()
+        return not self._edges.search(f"\0{lower}\0") and next(self._any_case.find(lower), None) is None
 
     def shield(self, value: Any, mark: str, *, assistant: bool = False) -> Any:
         """Plain data with every control token's text in it broken by the mark."""
@@ -62,36 +68,61 @@ class SpecialText:
         return value
 
     def _shield_text(self, text: str, mark: str, assistant: bool) -> str:
-        pattern = self._hostile_in_assistant if assistant else self._hostile
-        if pattern.search(text):
-            text = pattern.sub(lambda found: f"{found.group()[0]}{mark}{found.group()[1:]}", text)
-        if self._begins_like_a_tail(text):
-            text = mark + text
-        if self._ends_like_a_head(text):
-            text += mark
-        return text
-
-    def _begins_like_a_tail(self, text: str) -> bool:
-        start = text[: self._longest].lower()
-        if self._last.isdisjoint(start):
-            return False
-        return any(start[:end] in self._tails for end in range(1, len(start) + 1))
-
-    def _ends_like_a_head(self, text: str) -> bool:
-        end = text[-self._longest :].lower()
-        if self._first.isdisjoint(end):
-            return False
-        return any(end[start:] in self._heads for start in range(len(end)))
+        lower = _lower(text)
+        finder = self._not_reasoning if assistant else self._any_case
+        cuts = [start + 1 for start, _ in finder.find(lower, overlapping=True)]
+        if self._edges.search(f"\0{lower}\0"):
+            if any(lower[:end] in self._tails for end in range(1, self._longest)):
+                cuts.insert(0, 0)
+            if any(lower[-size:] in self._heads for size in range(1, self._longest)):
+                cuts.append(len(text))
+        pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+        return mark.join(pieces)
 
 
-def choose_marks(texts: Iterable[str], count: int) -> list[str]:
-    """Noncharacters that occur in none of the texts, neither as themselves nor escaped as JSON."""
-    free = _NONCHARACTERS
-    for text in texts:
-        if any(each in text for each in free) or "\\ufd" in text.lower():
-            lower = text.lower()
-            free = [each for each in free if each not in text and _escaped(each) not in lower]
-    return free[:count]
+class _Finder:
+    """Finds the longest of many texts at each place.
+
+    By their first three characters, because some models have thousands of control tokens, and a pattern of
+    them all takes seconds to compile.
+    """
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._texts = frozenset(texts)
+        sizes: dict[str, set[int]] = {}
+        for text in self._texts:
+            sizes.setdefault(text[:3], set()).add(len(text))
+        self._sizes = {start: sorted(each, reverse=True) for start, each in sizes.items()}
+        starts = sorted(self._sizes, key=len, reverse=True)
+        self._start = re.compile("|".join(map(re.escape, starts)) or r"(?!)")
+
+    def find(self, text: str, *, overlapping: bool = False) -> Iterator[tuple[int, int]]:
+        """Where they stand: start and end."""
+        place = 0
+        while candidate := self._start.search(text, place):
+            start = candidate.start()
+            end = self._end(text, start, candidate.group())
+            if end is None:
+                place = start + 1
+            else:
+                yield start, end
+                place = start + 1 if overlapping else end
+
+    def _end(self, text: str, start: int, head: str) -> int | None:
+        # A token of two characters may be the start of a longer one that is not there.
+        for known in (head, head[:2]):
+            for length in self._sizes.get(known, ()):
+                if text[start : start + length] in self._texts:
+                    return start + length
+        return None
+
+
+def choose_marks(text: str, count: int) -> list[str]:
+    """Noncharacters that do not occur in the text, neither as themselves nor escaped as JSON."""
+    if not _NONCHARACTER.search(text):
+        return _NONCHARACTERS[:count]
+    lower = text.lower()
+    return [each for each in _NONCHARACTERS if each not in text and _escaped(each) not in lower][:count]
 
 
 def erase(text: str, mark: str) -> str:
@@ -99,38 +130,38 @@ def erase(text: str, mark: str) -> str:
     return text.replace(mark, "").replace(_escaped(mark), "")
 
 
-def strings(value: Any) -> Iterator[str]:
-    """Every string in plain data, keys too."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for key, each in value.items():
-            yield key
-            yield from strings(each)
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from strings(each)
+def join_strings(*values: Any) -> str:
+    """Every string in plain data, keys too, with `\\0` between them."""
+    found: list[str] = []
+    left = list(values)
+    while left:
+        value = left.pop()
+        if isinstance(value, str):
+            found.append(value)
+        elif isinstance(value, dict):
+            found += value
+            left += value.values()
+        elif isinstance(value, (list, tuple)):
+            left += value
+    return "\0".join(found)
 
 
 def _escaped(mark: str) -> str:
     return f"\\u{ord(mark):04x}"
 
 
-def _pattern(texts: Iterable[str], flags: int = 0) -> re.Pattern[str]:
-    """Any of the texts, the longest that fits; a tree, because some models have thousands."""
-    tree: dict[str, Any] = {}
-    for text in texts:
-        node = tree
-        for letter in text:
-            node = node.setdefault(letter, {})
-        node[""] = {}
-    return re.compile(_branches(tree) if tree else r"(?!)", flags)
+def _edges(heads: Iterable[str], tails: Iterable[str], longest: int) -> re.Pattern[str]:
+    """Strings between `\\0` that may end like a head or begin like a tail; some do not, on a closer look."""
+    first = "".join(map(re.escape, {head[0] for head in heads}))
+    last = "".join(map(re.escape, {tail[-1] for tail in tails}))
+    if not first:
+        return re.compile(r"(?!)")
+    return re.compile(f"[{first}][^\0{first}]{{0,{longest}}}\0|\0[^\0{last}]{{0,{longest}}}[{last}]")
 
 
-def _branches(node: dict[str, Any]) -> str:
-    """`ab` and `ac` and `a` give `a(?:b|c)?`."""
-    options = [re.escape(letter) + _branches(inner) for letter, inner in node.items() if letter]
-    if not options:
-        return ""
-    whole = options[0] if len(options) == 1 and "" not in node else f"(?:{'|'.join(options)})"
-    return whole + ("?" if "" in node else "")
+def _lower(text: str) -> str:
+    """Lower case, letter by letter: places in it are places in the text."""
+    lower = text.lower()
+    if len(lower) == len(text):
+        return lower
+    return "".join(each if len(each.lower()) > 1 else each.lower() for each in text)

@@ -56,6 +56,8 @@ class Traits(Struct, frozen=True, kw_only=True):
     """Names under which a message's reasoning can be given."""
     thinking_excludes_content: bool
     """Refuses reasoning beside content in a message that calls tools, as gpt-oss does."""
+    empty_tools: bool
+    """No tools must be an empty list, because null cannot be gone through."""
     short_ids: bool
     """Call ids must be nine letters or digits, as Mistral's are."""
 
@@ -74,6 +76,7 @@ def detect(source: str, render: Render) -> Traits:
         null_content=probe.null_content(),
         reasoning_keys=probe.reasoning_keys(),
         thinking_excludes_content=probe.thinking_excludes_content(),
+        empty_tools=probe.empty_tools,
         short_ids=probe.short_ids(),
     )
 
@@ -81,8 +84,12 @@ def detect(source: str, render: Render) -> Traits:
 class _Probe:
     def __init__(self, render: Render) -> None:
         self._render = render
+        self._no_tools: list[Any] | None = None
+        self.empty_tools = self.text([_USER]) is None and self.text([_USER], []) is not None
+        self._no_tools = [] if self.empty_tools else None
 
-    def text(self, messages: Messages, tools: Any = None) -> str | None:
+    def text(self, messages: Messages, tools: list[Any] | None = None) -> str | None:
+        tools = self._no_tools if tools is None else tools
         variables = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": False}
         try:
             return self._render(variables)

@@ -1,0 +1,203 @@
+"""Templates render as transformers renders them, and as the vectors say."""
+
+import copy
+import json
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pytest
+
+from dragoman.errors import TemplateError
+from dragoman.prompt import ChatTemplate
+from tests.prompt.support import SHARED, TEMPLATES, clock
+
+VECTORS = SHARED / "vectors" / "templates.jsonl"
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
+OWN = sorted(TEMPLATES.glob("*.jinja"))
+OTHERS = sorted((SHARED / "templates").glob("*.jinja"))
+
+# These rows were written down after their templates had changed the list; this is what it was before.
+BEFORE = {
+    "array.pop() last": ["a", "b", "c"],
+    "array.pop() with index": ["a", "b", "c"],
+    "array.append()": ["a", "b", "c"],
+}
+
+# Lists may be changed here, which transformers refuses. Everything else is equal.
+CHANGES_LISTS = {"queue.jinja", "Kimi-K2-Instruct.jinja"}
+
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "The weather <today>, é.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "city": {"type": "string", "description": "A city"},
+                    "days": {"type": "integer", "enum": [1, 2]},
+                },
+                "required": ["city"],
+            },
+        },
+    },
+    {"type": "function", "function": {"name": "now", "description": "The time.", "parameters": {}}},
+]
+SWITCHES: list[dict[str, Any]] = [
+    {},
+    {"enable_thinking": False},
+    {"thinking": True, "reasoning_effort": "low"},
+]
+SYSTEM = {"role": "system", "content": "Be brief."}
+
+
+def user(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+def assistant(content: Any, reasoning: str | None = None, **more: Any) -> dict[str, Any]:
+    keys = dict.fromkeys(("reasoning_content", "thinking", "reasoning"), reasoning) if reasoning else {}
+    return {"role": "assistant", "content": content, **keys, **more}
+
+
+def calling(content: str | None, reasoning: str | None, arguments: Any, calls: int) -> list[dict[str, Any]]:
+    ids = ["abc123def", "zyx987wvu"][:calls]
+    made = [
+        {"id": id, "type": "function", "function": {"name": "get_weather", "arguments": arguments}}
+        for id in ids
+    ]
+    results = [{"role": "tool", "content": "12 °C", "tool_call_id": id, "name": "get_weather"} for id in ids]
+    return [user("Rain?"), assistant(content, reasoning, tool_calls=made), *results]
+
+
+CONVERSATIONS: dict[str, tuple[list[dict[str, Any]], Any]] = {
+    "plain": ([user("Hello")], None),
+    "system": ([SYSTEM, user("Hello é\n")], None),
+    "turns": (
+        [SYSTEM, user("a"), assistant("<think>\nhm\n</think>\n\nb"), user("c"), assistant("d", "w")],
+        None,
+    ),
+    "tools": ([SYSTEM, user("a")], TOOLS),
+    "parts": ([user([{"type": "text", "text": "x"}, {"type": "text", "text": "y"}])], None),
+    "nobody": ([], None),
+    "unknown role": ([{"role": "robot", "content": "x"}], None),
+    "late system": ([user("a"), assistant("b"), SYSTEM, user("c")], None),
+    "developer": ([{"role": "developer", "content": "x"}, user("y")], []),
+} | {
+    f"call {number}": (calling(*row), TOOLS)
+    for number, row in enumerate(
+        product(
+            (None, "", "So:"), (None, "why"), ({"city": "Zürich", "days": 1}, '{"city": "Paris"}'), (1, 2)
+        )
+    )
+}
+
+
+def rows() -> list[Any]:
+    if not VECTORS.exists():
+        return [pytest.param(None, marks=pytest.mark.skip(reason=f"no {VECTORS}"))]
+    lines = [json.loads(line) for line in VECTORS.read_text().splitlines()]
+    return [pytest.param(row, id=f"{number}-{row['name']}") for number, row in enumerate(lines)]
+
+
+@pytest.mark.parametrize("row", rows())
+def test_vectors(row: dict[str, Any]) -> None:
+    context = row["context"]
+    if row["name"] in BEFORE:
+        context = {"arr": BEFORE[row["name"]]}
+    assert ChatTemplate(row["template"]).render(context) == row["expect"]
+
+
+def theirs(template: jinja2.Template, variables: dict[str, Any]) -> tuple[str | None, str]:
+    try:
+        return template.render(**copy.deepcopy(variables), **SPECIAL), ""
+    except jinja2.TemplateError as error:
+        return None, str(error) if type(error) is jinja2.TemplateError else type(error).__name__
+    except Exception as error:
+        return None, type(error).__name__
+
+
+def ours(template: ChatTemplate, variables: dict[str, Any]) -> tuple[str | None, str]:
+    try:
+        return template.render(variables), ""
+    except TemplateError as error:
+        return None, error.message
+
+
+@pytest.mark.parametrize("path", [*OWN, *OTHERS], ids=lambda path: path.name)
+def test_equal_to_transformers(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    monkeypatch.setattr(utils, "datetime", type("Fixed", (), {"now": staticmethod(clock)}))
+    source = path.read_text()
+    oracle = utils._cached_compile_jinja_template(source)
+    template = ChatTemplate(source, special=SPECIAL, clock=clock)
+    switches: list[dict[str, Any]] = [
+        {},
+        {"enable_thinking": False},
+        {"thinking": True, "reasoning_effort": "low"},
+    ]
+    for (name, (messages, tools)), generate, more in product(CONVERSATIONS.items(), (True, False), switches):
+        variables = {
+            "messages": messages,
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": generate,
+            **more,
+        }
+        (want, refusal), (have, message) = theirs(oracle, variables), ours(template, variables)
+        if path.name in CHANGES_LISTS and refusal == "SecurityError":
+            assert have is not None, name
+            continue
+        assert have == want, name
+        assert refusal in message, name
+
+
+def test_a_template_s_own_words() -> None:
+    template = ChatTemplate("{% if not messages %}{{ raise_exception('Say something.') }}{% endif %}")
+    with pytest.raises(TemplateError) as caught:
+        template.render({"messages": []})
+    assert caught.value.message == "Say something."
+    assert caught.value.status == 400
+
+
+def test_other_failures_name_the_line_and_not_the_data() -> None:
+    with pytest.raises(TemplateError) as caught:
+        ChatTemplate("a\nb{{ 1 + secret }}").render({"secret": "hunter2"})
+    assert "line 2" in caught.value.message
+    assert "hunter2" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["{% if %}", "{{ x", "{{ x | nothing }}", "{% include 'x' %}", "{{" + "(" * 9000, "x" * 1_100_000],
+)
+def test_wrong_templates_are_refused_when_loaded(source: str) -> None:
+    with pytest.raises(TemplateError):
+        ChatTemplate(source)
+
+
+def test_the_clock_is_given() -> None:
+    assert ChatTemplate("{{ strftime_now('%d %B %Y') }}", clock=clock).render({}) == "02 January 2026"
+
+
+def test_variables_are_not_changed() -> None:
+    variables = {"items": [1, {"a": 2}]}
+    source = "{% set _ = items.append(3) %}{% set _ = items[1].update(b=4) %}{{ items }}"
+    assert ChatTemplate(source).render(variables) == "[1, {'a': 2, 'b': 4}, 3]"
+    assert variables == {"items": [1, {"a": 2}]}
+
+
+def test_subclasses_of_str_lose_their_methods() -> None:
+    class Sly(str):
+        def run(self) -> str:
+            return "ran"
+
+    assert ChatTemplate("{{ x }}{{ x.run is defined }}").render({"x": Sly("hi")}) == "hiFalse"
+
+
+def test_only_plain_data() -> None:
+    with pytest.raises(TypeError):
+        ChatTemplate("{{ x }}").render({"x": object()})
