@@ -9,6 +9,11 @@ from typing import Any
 
 import pytest
 
+from dragoman.engines.weights import default_model
+from tests.test_logs import restored
+
+__all__ = ["restored"]
+
 WORDS = ["A ", "dragoman ", "interprets\u2028", "."]
 
 
@@ -111,3 +116,8 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("DRAGOMAN_API_KEY", "OPENAI_API_KEY", "DRAGOMAN_CONFIG", "DRAGOMAN_LOG_LEVEL", "NO_COLOR"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session")
+def weights() -> Path:
+    return default_model()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+import msgspec
 from msgspec import Struct
 
 from dragoman.cli.terminal import size
@@ -167,10 +168,12 @@ def model(patient: Patient) -> Iterator[Finding]:
     from dragoman.cli.engine import engine_of
     from dragoman.engines.weights import MEMBER, cache_folder
 
-    if patient.settings.model is None and not (cache_folder() / Path(MEMBER).name).exists():
+    file = Path(patient.settings.model or cache_folder() / Path(MEMBER).name)
+    if patient.settings.model is None and not file.exists():
         return
     begun = time.perf_counter()
-    patient.engine = engine = engine_of(patient.settings)
+    # By its name, because asking for the default would fetch it anew where it is damaged.
+    patient.engine = engine = engine_of(msgspec.structs.replace(patient.settings, model=str(file)))
     took = time.perf_counter() - begun
     yield Finding(
         "model", "ok", f"{engine.card.name} loads in {took:.1f} s; context {engine.card.max_model_len}"

@@ -65,9 +65,10 @@ class Talk:
                 for choice in chunk.choices:
                     if answer.first_s is None and (choice.delta.content or choice.delta.reasoning_content):
                         answer.first_s = time.perf_counter() - start
+                    # Kept before it is shown: Ctrl-C may come in between, and what was seen was said.
+                    answer.text += choice.delta.content or ""
                     self._write(choice.delta.reasoning_content or choice.delta.reasoning or "", "dim")
                     self._write(choice.delta.content or "")
-                    answer.text += choice.delta.content or ""
                     answer.finish = choice.finish_reason or answer.finish
         except KeyboardInterrupt:
             answer.stopped = True

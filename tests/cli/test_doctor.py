@@ -1,0 +1,100 @@
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dragoman.cli import checks, doctor, main
+from dragoman.cli.checks import Finding, Patient
+from dragoman.errors import BindingError
+from dragoman.settings import Settings
+from tests.cli.conftest import Fake
+
+Capture = pytest.CaptureFixture[str]
+SMALL = ["--slots", "1", "--context", "256", "--port", "0"]
+
+
+def examine(capsys: Capture, *flags: str) -> tuple[int, dict[str, dict[str, str]]]:
+    code = main(["doctor", "--json", *SMALL, *flags])
+    return code, {finding["name"]: finding for finding in json.loads(capsys.readouterr().out)}
+
+
+def test_a_healthy_machine(weights: Path, capsys: Capture) -> None:
+    code, found = examine(capsys, "--full")
+    assert code == 0
+    assert {finding["verdict"] for finding in found.values()} <= {"ok", "warning"}
+    assert "checksum right" in found["weights"]["text"]
+    assert found["speech"]["text"].startswith("8 tokens")
+    assert set(found) >= {
+        "settings",
+        "python",
+        "packages",
+        "binding",
+        "processor",
+        "memory",
+        "cache",
+        "template",
+    }
+
+
+def test_what_is_wrong_is_shown_with_what_to_do(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DRAGOMAN_CACHE", str(tmp_path / "none"))
+    monkeypatch.setenv("DRAGOMAN_SLOTS", "many")
+    assert main(["doctor", "--port", "0"]) == 1
+    text = capsys.readouterr().out
+    assert "✗ settings" in text
+    assert "slots" in text
+    assert "! weights" in text
+    assert "→ `dragoman serve` fetches them" in text
+    assert "✓ python" in text
+
+
+def test_a_damaged_file(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, weights: Path
+) -> None:
+    (tmp_path / weights.name).write_bytes(b"GGUF but short")
+    monkeypatch.setenv("DRAGOMAN_CACHE", str(tmp_path))
+    code, found = examine(capsys)
+    assert code == 1
+    assert found["weights"]["verdict"] == "failed"
+    assert "Delete" in found["weights"]["advice"]
+    assert found["model"]["verdict"] == "failed"
+
+
+def test_a_port_that_is_taken(fake: Fake, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    patient = Patient(Settings(port=int(fake.url.rpartition(":")[2])))
+    (finding,) = checks.port(patient)
+    assert finding.verdict == "warning"
+    assert "another dragoman" in finding.text
+
+
+def failing(_: Patient) -> Iterator[Finding]:
+    raise BindingError("It does not fit.")
+
+
+def breaking(_: Patient) -> Iterator[Finding]:
+    raise ValueError("SECRET")
+    yield
+
+
+def test_a_check_that_breaks_does_not_end_the_visit() -> None:
+    patient = Patient(Settings())
+    (ours,) = doctor.attempt(failing, patient)
+    assert (ours.verdict, ours.text) == ("failed", "It does not fit.")
+    (foreign,) = doctor.attempt(breaking, patient)
+    assert foreign.text == "the check broke: ValueError"
+
+
+def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "PACKAGES", ("msgspec", "no-such-package"))
+    missing, rest = checks.packages(Patient(Settings()))
+    assert (missing.verdict, missing.advice) == ("failed", "pip install no-such-package")
+    assert rest.text.startswith("msgspec ")
+
+
+def test_cpu_flags(tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text("processor : 0\nflags\t\t: fpu avx2\n")
+    assert checks.cpu_flags(tmp_path / "cpuinfo") == {"fpu", "avx2"}
+    assert checks.cpu_flags(tmp_path / "gone") == frozenset()
