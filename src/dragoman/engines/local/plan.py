@@ -53,3 +53,23 @@ class Plan:
         for piece in self.pieces:
             piece.add_to(rows)
         return rows
+
+
+def share_out(reading: list[Sequence], rows: int, outputs: int) -> dict[Sequence, int]:
+    """How many tokens of each prompt go into a step of `rows` tokens and `outputs` extra rows of logits.
+
+    A quarter goes to the shortest prompts, so that a question does not wait behind a book; the rest goes
+    in the order of `reading`.
+    """
+    sizes: dict[Sequence, int] = {}
+    shortest = sorted(reading, key=lambda s: (s.order[0], s.prompt_length - s.computed))
+    for queue, limit in ((shortest, rows // 4), (reading, rows)):
+        for sequence in queue:
+            already = sizes.get(sequence, 0)
+            size = min(sequence.prompt_length - sequence.computed - already, limit - sum(sizes.values()))
+            if sequence.prompt_logprobs is not None:
+                size = min(size, outputs)
+                outputs -= max(0, size)
+            if size > 0:
+                sizes[sequence] = already + size
+    return sizes

@@ -3,6 +3,7 @@
 Rules of this file:
 - Sequences that decode are in every step of their adapter; prompts share what is left of the step.
 - A prompt is cut into pieces, small ones while others decode, so that nobody stalls for long.
+- Prompts are read in the order of service, but a part of each step is for the shortest.
 - A step has one adapter, because the runner applies it to all rows; adapters take turns.
 - Rows are in the order of their slots, because the native library splits a step where slots are not adjacent.
 - Only the engine's thread comes here.
@@ -13,7 +14,7 @@ import logging
 from bisect import insort
 from itertools import count
 
-from dragoman.engines.local.plan import Piece, Plan
+from dragoman.engines.local.plan import Piece, Plan, share_out
 from dragoman.engines.local.prefix import Slots
 from dragoman.engines.local.runner import Logits, Runner, StepFailed, StepInterrupted
 from dragoman.engines.local.sampler import NoTokenLeft, Sampler, logprob
@@ -98,16 +99,7 @@ class Scheduler:
         mine = [s for s in self._running if s.group.job.adapter == adapter]
         reading = sorted((s for s in mine if not s.decoding), key=_order)
         rows = self._batch if len(reading) == len(mine) else self._chunk
-        outputs = self._runner.max_outputs - self._runner.slots
-        sizes: dict[Sequence, int] = {}
-        for sequence in reading:
-            size = min(sequence.prompt_length - sequence.computed, rows)
-            if sequence.prompt_logprobs is not None:
-                size = min(size, outputs)
-                outputs -= size
-            rows -= size
-            if size:
-                sizes[sequence] = size
+        sizes = share_out(reading, rows, self._runner.max_outputs - self._runner.slots)
         pieces = [Piece(s, sizes.get(s, 1)) for s in mine if s.decoding or s in sizes]
         return Plan(adapter, pieces)
 

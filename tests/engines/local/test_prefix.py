@@ -1,0 +1,165 @@
+"""What is computed again and what is not. The fake runner's answers show any mistake in the contents."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dragoman.engines.local.prefix import common
+from tests.engines.local.support import Desk, expected
+
+SYSTEM = list(range(30))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "length"),
+    [([1, 2, 3], [1, 2, 4], 2), ([1, 2], [1, 2, 3], 2), ([], [1], 0), ([1], [2], 0), ([5, 6], [5, 6], 2)],
+)
+def test_common(a: list[int], b: list[int], length: int) -> None:
+    assert common(np.array(a, np.int32), np.array(b, np.int32)) == length
+
+
+def test_the_same_prompt_again_computes_only_its_last_token() -> None:
+    desk = Desk()
+    desk.ask(SYSTEM, 3)
+    desk.run()
+    again = desk.ask(SYSTEM, 3)
+    desk.step()
+    assert len(desk.runner.steps[-1]) == 1
+    desk.run()
+    assert desk.cached(again) == len(SYSTEM) - 1
+    assert desk.ids(again) == expected(SYSTEM, 3)
+
+
+def test_a_conversation_continues_in_its_own_slot() -> None:
+    desk = Desk()
+    desk.ask(SYSTEM, 4)
+    desk.run()
+    longer = SYSTEM + expected(SYSTEM, 4) + [1, 2, 3]
+    group = desk.ask(longer, 2)
+    desk.run()
+    # The last id of an answer has not been computed when the answer ends.
+    assert desk.cached(group) == len(SYSTEM) + 3
+    assert desk.runner.copies == []
+    assert desk.ids(group) == expected(longer, 2)
+
+
+def test_a_short_common_prefix_does_not_destroy_a_long_history() -> None:
+    desk = Desk()
+    history = [*SYSTEM, *range(50, 80)]
+    desk.ask([*history, 1], 1)
+    desk.run()
+    other = desk.ask([*SYSTEM[:20], 99, 98], 1)
+    desk.run()
+    assert desk.cached(other) == 20
+    again = desk.ask([*history, 2], 1)
+    desk.run()
+    assert desk.cached(again) == len(history)
+
+
+def test_a_prefix_is_copied_from_a_sequence_that_runs() -> None:
+    desk = Desk()
+    desk.ask([*SYSTEM, 1], 20)
+    desk.step()
+    other = desk.ask([*SYSTEM, 2], 3)
+    desk.step()
+    assert desk.runner.copies == [(0, 1, len(SYSTEM))]
+    desk.run()
+    assert desk.cached(other) == len(SYSTEM)
+    assert desk.ids(other) == expected([*SYSTEM, 2], 3)
+
+
+def test_a_prefix_that_is_being_computed_is_waited_for() -> None:
+    desk = Desk(batch=8)
+    groups = [desk.ask([*SYSTEM, n], 2) for n in range(4)]
+    desk.run()
+    rows = sum(len(step) for step in desk.runner.steps)
+    assert rows <= len(SYSTEM) + 4 * 3
+    for n, group in enumerate(groups):
+        assert desk.ids(group) == expected([*SYSTEM, n], 2)
+
+
+def test_others_go_on_while_somebody_waits_for_a_prefix() -> None:
+    desk = Desk(batch=8)
+    desk.ask([*SYSTEM, 1], 2)
+    desk.ask([*SYSTEM, 2], 2)
+    other = desk.ask([77], 1)
+    desk.step()
+    desk.step()
+    assert any(slot == 1 for rows in desk.runner.steps for slot in rows.slots)
+    desk.run()
+    assert desk.ids(other) == expected([77], 1)
+
+
+@pytest.mark.parametrize("apart", [{"cache_salt": "b"}, {"adapter": "red"}, {"reuse_prefix": False}])
+def test_nothing_is_shared_across(apart: dict[str, object]) -> None:
+    desk = Desk()
+    desk.ask(SYSTEM, 2)
+    desk.run()
+    group = desk.ask(SYSTEM, 2, **apart)
+    desk.run()
+    assert desk.cached(group) == 0
+
+
+def test_a_private_job_leaves_nothing_but_shares_with_itself() -> None:
+    desk = Desk(batch=64)
+    private = desk.ask(SYSTEM, 2, n=2, reuse_prefix=False)
+    desk.run()
+    assert sum(len(rows) for rows in desk.runner.steps) < 2 * len(SYSTEM)
+    assert desk.ids(private, 1) == expected(SYSTEM, 2)
+    after = desk.ask(SYSTEM, 2)
+    desk.run()
+    assert desk.cached(after) == 0
+
+
+def test_the_slot_idle_for_longest_is_given_away() -> None:
+    desk = Desk(slots=2)
+    for first in (1, 2):
+        desk.ask([first, *SYSTEM], 1)
+        desk.run()
+    desk.ask([1, *SYSTEM], 1)
+    desk.run()
+    desk.ask([3, *SYSTEM], 1)
+    desk.run()
+    kept, gone = desk.ask([1, *SYSTEM], 1), desk.ask([2, *SYSTEM], 1)
+    desk.run()
+    assert desk.cached(kept) == len(SYSTEM)
+    assert desk.cached(gone) == 0
+
+
+def test_a_runner_that_cannot_rewind_computes_everything() -> None:
+    desk = Desk(rewinds=False)
+    desk.ask(SYSTEM, 2)
+    desk.run()
+    group = desk.ask(SYSTEM, 2, n=2)
+    desk.run()
+    assert desk.cached(group) == 0
+    assert desk.ids(group, 1) == expected(SYSTEM, 2)
+
+
+prompts = st.lists(st.sampled_from([1, 2]), min_size=1, max_size=40)
+adapters = st.sampled_from([None, "red"])
+asks = st.tuples(prompts, st.integers(1, 6), st.integers(1, 3), adapters, st.integers(0, 3))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(asks, min_size=1, max_size=12), st.integers(1, 4), st.integers(1, 20), st.data())
+def test_sharing_never_changes_an_answer(
+    wanted: list[tuple[list[int], int, int, str | None, int]], slots: int, batch: int, data: st.DataObject
+) -> None:
+    desk = Desk(slots=slots, batch=batch, chunk=max(1, batch // 3))
+    groups = []
+    for prompt, count, n, adapter, wait in wanted:
+        groups.append(desk.ask(prompt, count, n=n, adapter=adapter))
+        for _ in range(wait):
+            if desk.scheduler.busy:
+                desk.step()
+        if data.draw(st.integers(0, 5)) == 0:
+            desk.cancel(data.draw(st.sampled_from(groups)), 0)
+    desk.run(2000)
+    for group in groups:
+        for index in range(group.job.n):
+            answer = expected(group.job.prompt, group.job.sampling.max_tokens, group.job.adapter)
+            got = desk.ids(group, index)
+            assert got == answer[: len(got)]
+            assert got == answer or desk.finish(group, index) == "abort"
