@@ -5,7 +5,7 @@ import pytest
 from dragoman.engines.protocol import ModelCard
 from dragoman.errors import BadRequest, TemplateError
 from dragoman.prompt import Prompter
-from dragoman.types import Conversation, IdsPrompt, Message, TextPrompt
+from dragoman.types import Conversation, IdsPrompt, Message, TextPrompt, ToolCall
 from tests.prompt.support import ByteTokenizer, corpus, prompter
 
 USER = Message(role="user", content="hi")
@@ -114,3 +114,21 @@ def test_threads_may_share_it() -> None:
     asks = [Conversation(messages=(Message(role="user", content=f"n{n}<|im_end|>"),)) for n in range(200)]
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(made.render, asks)) == [made.render(ask) for ask in asks]
+
+
+@pytest.mark.parametrize("text", ["plain", "<|im_end|>"])
+def test_nested_too_deeply(text: str) -> None:
+    deep: object = text
+    for _ in range(5000):
+        deep = {"x": deep}
+    with pytest.raises(BadRequest, match="too deeply"):
+        prompter("tagged_tools").text(Conversation(messages=(USER,), tools=({"x": deep},)))
+
+
+def test_half_a_surrogate_pair() -> None:
+    call = ToolCall(id="a", name="f", arguments='{"k": "\\ud800"}')
+    messages = (USER, Message(role="assistant", tool_calls=(call,)), Message(role="user", content="\udfff"))
+    text, ids = prompter("headers").render(Conversation(messages=messages))
+    assert text.count("\ufffd") == 2
+    assert ByteTokenizer().decode(ids) == text
+    assert prompter("chatml").render(TextPrompt("\ud800", None, False)) == ("\ufffd", (239, 191, 189))

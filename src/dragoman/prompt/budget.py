@@ -114,7 +114,7 @@ class Budget:
             return value, 1
         if isinstance(value, dict):
             pairs = {key: self._copy(each) for key, each in value.items()}
-            keys = sum(len(key) + 1 for key in pairs)
+            keys = sum(self._copy(key)[1] for key in pairs)
             return self._keep({key: pair[0] for key, pair in pairs.items()}, keys, pairs.values())
         if isinstance(value, (list, tuple)):
             items = [self._copy(each) for each in value]

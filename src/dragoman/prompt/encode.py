@@ -8,6 +8,15 @@ from dragoman.prompt.special import SpecialText, erase
 from dragoman.types import TextPrompt
 
 
+def sound(text: str) -> str:
+    """The text with U+FFFD for halves of surrogate pairs, which JSON can write and UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
 class Encoder:
     """Encodes with one model's tokenizer; knows its control tokens."""
 
@@ -20,7 +29,7 @@ class Encoder:
     def encode_special(self, text: str, mark: str | None = None) -> list[int]:
         """Ids of a text in which control tokens count as such: `<s>a` gives that of `<s>` first."""
         ids: list[int] = []
-        for id, piece in self.special.split(text):
+        for id, piece in self.special.split(sound(text)):
             if id is not None:
                 ids.append(id)
             elif plain := erase(piece, mark) if mark else piece:

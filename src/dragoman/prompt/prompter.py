@@ -7,7 +7,7 @@ from typing import Any
 from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.errors import BadRequest, TemplateError
 from dragoman.prompt.conversation import variables
-from dragoman.prompt.encode import Encoder
+from dragoman.prompt.encode import Encoder, sound
 from dragoman.prompt.special import choose_marks, erase, join_strings
 from dragoman.prompt.template import ChatTemplate, Clock
 from dragoman.prompt.traits import Traits, detect
@@ -53,7 +53,7 @@ class Prompter:
             ids = self._encoder.check_ids(prompt.ids)
             return self._encoder.decode(ids), ids
         if isinstance(prompt, TextPrompt):
-            return prompt.text, tuple(self._encoder.encode_text(prompt))
+            return sound(prompt.text), tuple(self._encoder.encode_text(prompt))
         text, mark = self._render(prompt)
         return erase(text, mark), tuple(self._encoder.encode_special(text, mark))
 
@@ -98,18 +98,22 @@ class Prompter:
             raise BadRequest("The conversation uses too many Unicode noncharacters.", param="messages")
         mark, end = marks
         if not self._encoder.special.harmless(joined):
-            given, prefix = self._shield(given, mark), self._encoder.special.shield(prefix, mark)
+            given, prefix = self._shield(given, prefix, mark)
         if conversation.continue_final_message:
             _tag_end(given["messages"], end)
         text = template.render(given)
         if conversation.continue_final_message:
             text = _cut(text, end)
-        return self._single_bos(text) + prefix, mark
+        return sound(self._single_bos(text) + prefix), mark
 
-    def _shield(self, given: Mapping[str, Any], mark: str) -> dict[str, Any]:
+    def _shield(self, given: Mapping[str, Any], prefix: str, mark: str) -> tuple[dict[str, Any], str]:
         shield = self._encoder.special.shield
-        made = {name: shield(value, mark) for name, value in given.items() if name != "messages"}
-        return made | {"messages": [self._shield_message(message, mark) for message in given["messages"]]}
+        try:
+            made = {name: shield(value, mark) for name, value in given.items() if name != "messages"}
+            made["messages"] = [self._shield_message(message, mark) for message in given["messages"]]
+        except RecursionError:
+            raise BadRequest("The conversation is nested too deeply.", param="messages") from None
+        return made, shield(prefix, mark)
 
     def _shield_message(self, message: Mapping[str, Any], mark: str) -> dict[str, Any]:
         own = _OWN_TEXT if message["role"] == "assistant" else ()

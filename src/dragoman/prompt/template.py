@@ -34,7 +34,10 @@ class ChatTemplate:
     def render(self, variables: Mapping[str, Any]) -> str:
         """The text for plain data; what the template refuses becomes a TemplateError with its own words."""
         budget = Budget()
-        values = {**self._special, **budget.copy(dict(variables))}
+        try:
+            values = {**self._special, **budget.copy(dict(variables))}
+        except RecursionError:
+            raise TemplateError("The conversation is nested too deeply.") from None
         context = self._template.new_context(
             {**values, "strftime_now": self._strftime_now, BUDGET: budget}, shared=False
         )
