@@ -3,7 +3,7 @@
 Only the escaped delta and what was asked for beside it goes between an envelope's two halves.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -42,10 +42,19 @@ class Spelling(Protocol):
 
 
 class StreamWriter:
-    """Events to bytes. `write` of a plain text delta touches no JSON but the text itself."""
+    """Events to bytes. `write` of a plain text delta touches no JSON but the text itself.
+
+    `plain` says that a text delta has nothing beside the text: no log probabilities.
+    """
 
     def __init__(
-        self, head: Head, spelling: Spelling, options: StreamOptions, usage: Usage, *, plain: bool
+        self,
+        head: Head,
+        spelling: Spelling,
+        options: StreamOptions,
+        used: Callable[[], Usage],
+        *,
+        plain: bool,
     ) -> None:
         self._envelope = {
             "id": head.id,
@@ -56,7 +65,7 @@ class StreamWriter:
         }
         self._spelling = spelling
         self._options = options
-        self._usage = usage
+        self._used = used
         self._plain = plain and not options.token_ids and not options.running_usage
         self._halves: dict[int, tuple[bytes, bytes]] = {}
 
@@ -94,11 +103,11 @@ class StreamWriter:
 
     def _usage_field(self) -> dict[str, Any]:
         if self._options.running_usage:
-            return {"usage": usage(self._usage)}
+            return {"usage": usage(self._used())}
         return {"usage": None} if self._options.usage else {}
 
     def end(self) -> bytes:
         """After the last choice: the usage, if asked for, and the end mark."""
         if not self._options.usage:
             return DONE
-        return event({**self._envelope, "choices": [], "usage": usage(self._usage)}) + DONE
+        return event({**self._envelope, "choices": [], "usage": usage(self._used())}) + DONE

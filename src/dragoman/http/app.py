@@ -100,7 +100,7 @@ class App:
     async def _guarded(self, exchange: Exchange) -> None:
         try:
             self._check_key(exchange)
-            await self._router(exchange.scope, exchange._receive, exchange._send)
+            await self._router(exchange.scope, exchange.receive, exchange.send)
         except ClientGone:
             exchange.facts["finish"] = "disconnect"
         except DragomanError as error:

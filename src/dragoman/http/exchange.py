@@ -30,8 +30,8 @@ class Exchange:
         self.status = 0
         self.facts: dict[str, Any] = {}
         """What the access log and the metrics say of this exchange."""
-        self._receive = receive
-        self._send = send
+        self.receive = receive
+        self.send = send
         self._body_limit = body_limit
         self._streaming = False
 
@@ -45,7 +45,7 @@ class Exchange:
         chunks: list[bytes] = []
         size = 0
         while True:
-            message = await self._receive()
+            message = await self.receive()
             if message["type"] == "http.disconnect":
                 raise ClientGone
             chunks.append(message.get("body", b""))
@@ -69,7 +69,7 @@ class Exchange:
 
     async def gone(self) -> None:
         """Returns when the client has closed the connection. Only after the body was read."""
-        while (await self._receive())["type"] != "http.disconnect":
+        while (await self.receive())["type"] != "http.disconnect":
             pass
 
     async def json(self, payload: Any, status: int = 200, extra: dict[bytes, bytes] | None = None) -> None:
@@ -81,7 +81,7 @@ class Exchange:
         await self._start(
             status, {b"content-length": b"%d" % len(body), b"content-type": media, **(extra or {})}
         )
-        await self._send({"type": "http.response.body", "body": body if self.method != "HEAD" else b""})
+        await self.send({"type": "http.response.body", "body": body if self.method != "HEAD" else b""})
 
     async def start_stream(self, first: bytes) -> None:
         """Headers and the first bytes leave at once: the client sees that it was heard."""
@@ -96,10 +96,10 @@ class Exchange:
 
     async def write(self, data: bytes) -> None:
         message: Message = {"type": "http.response.body", "body": data, "more_body": True}
-        await self._send(message)
+        await self.send(message)
 
     async def end_stream(self) -> None:
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        await self.send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def fail(self, error: DragomanError) -> None:
         """The error as a reply, or as the last event of a stream that has begun."""
@@ -114,4 +114,4 @@ class Exchange:
     async def _start(self, status: int, headers: dict[bytes, bytes]) -> None:
         self.status = status
         named = {**headers, b"x-request-id": self.request_id.encode()}
-        await self._send({"type": "http.response.start", "status": status, "headers": list(named.items())})
+        await self.send({"type": "http.response.start", "status": status, "headers": list(named.items())})

@@ -35,7 +35,7 @@ async def _stream_chat(
     def opening() -> bytes:
         return chat_reply.opening(writer, turn.choices, chat_request.echoed(request), prompt)
 
-    await run_turn.stream(exchange, turn, writer, opening, host.settings.keep_alive)
+    await run_turn.stream(exchange, turn, writer, opening, host.pump, host.settings.keep_alive)
 
 
 async def _whole_chat(
@@ -82,7 +82,7 @@ async def _stream_completions(
     def opening() -> bytes:
         return completions_reply.opening(writer, turn.choices, _echoes(host, request, turn), prompts)
 
-    await run_turn.stream(exchange, turn, writer, opening, host.settings.keep_alive)
+    await run_turn.stream(exchange, turn, writer, opening, host.pump, host.settings.keep_alive)
 
 
 async def _whole_completions(
@@ -134,4 +134,4 @@ def _writer(
     head: Head, spelling: ChatSpelling | CompletionSpelling, request: SharedFields, turn: Turn, *, plain: bool
 ) -> StreamWriter:
     options = StreamOptions(request.wants_usage, request.wants_running_usage, bool(request.return_token_ids))
-    return StreamWriter(head, spelling, options, turn.usage, plain=plain)
+    return StreamWriter(head, spelling, options, lambda: turn.usage, plain=plain)

@@ -8,6 +8,7 @@ from dragoman._version import __version__
 from dragoman.api.reply import Head
 from dragoman.engines.protocol import Engine, LivingEngine
 from dragoman.errors import EngineFailed, Overloaded
+from dragoman.http.stream import Pump
 from dragoman.prompt import Prompter
 from dragoman.settings import Settings
 from dragoman.turns.detokenize import Pieces
@@ -30,6 +31,7 @@ class Host:
         self.pieces = Pieces(tokenizer.pieces, frozenset(tokenizer.special.values()))
         self.prompter = Prompter(self.card, tokenizer, template=template)
         self.planner = Planner(self.card, tokenizer, self.prompter, settings.model_alias)
+        self.pump = Pump()
         self.in_flight = 0
         self._fingerprint = f"dragoman-{__version__}"
 

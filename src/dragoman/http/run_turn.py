@@ -5,11 +5,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from dragoman.api.reply import StreamWriter
-from dragoman.api.sse import KEEP_ALIVE
 from dragoman.http.exchange import ClientGone, Exchange
+from dragoman.http.stream import Pump, TurnStream
 from dragoman.turns.fold import Answer
 from dragoman.turns.turn import Turn
-from dragoman.types import Event
 
 
 @asynccontextmanager
@@ -35,69 +34,29 @@ async def whole(exchange: Exchange, turn: Turn) -> list[Answer]:
         answers = await turn.answers()
         if exchange.facts.get("finish") == "disconnect":
             raise ClientGone
-        exchange.facts["finish"] = ",".join(sorted({answer.finish or "" for answer in answers}))
         return answers
 
 
 async def stream(
-    exchange: Exchange, turn: Turn, writer: StreamWriter, opening: Callable[[], bytes], keep_alive: float
+    exchange: Exchange,
+    turn: Turn,
+    writer: StreamWriter,
+    opening: Callable[[], bytes],
+    pump: Pump,
+    keep_alive: float,
 ) -> None:
     async with watched(exchange, turn):
         await exchange.start_stream(opening())
-        with _KeepAlive(turn, keep_alive) as silence:
-            failed = False
-            while not turn.over:
-                events = await turn.next()
-                if events:
-                    silence.heard()
-                    failed = _note_finishes(exchange, events) or failed
-                    await exchange.write(writer.write(events))
-                elif not turn.over:
-                    await exchange.write(KEEP_ALIVE)
+        written = TurnStream(turn, writer, exchange.send, pump, keep_alive)
+        try:
+            await written.done
+        finally:
+            written.close()
         if exchange.facts.get("finish") == "disconnect":
             raise ClientGone
-        if not failed:
+        if not any(event.error for event in turn.finishes.values()):
             await exchange.write(writer.end())
         await exchange.end_stream()
-
-
-class _KeepAlive:
-    """Wakes a silent turn every so often. One timer per period, not one per token."""
-
-    def __init__(self, turn: Turn, period: float) -> None:
-        self._turn = turn
-        self._period = period
-        self._loop = asyncio.get_running_loop()
-        self._spoken = False
-
-    def heard(self) -> None:
-        self._spoken = True
-
-    def __enter__(self) -> "_KeepAlive":
-        self._timer = self._loop.call_later(self._period, self._tick)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
-
-    def _tick(self) -> None:
-        if not self._spoken:
-            self._turn.wake()
-        self._spoken = False
-        self._timer = self._loop.call_later(self._period, self._tick)
-
-
-def _note_finishes(exchange: Exchange, events: list[Event]) -> bool:
-    """Keeps how the choices ended for the log; true when one of them failed."""
-    failed = False
-    for event in events:
-        if event.kind == "finish":
-            before = exchange.facts.get("finish")
-            exchange.facts["finish"] = (
-                event.finish if before in (None, event.finish) else f"{before},{event.finish}"
-            )
-            failed = failed or event.error is not None
-    return failed
 
 
 def _note(exchange: Exchange, turn: Turn) -> None:
@@ -108,6 +67,9 @@ def _note(exchange: Exchange, turn: Turn) -> None:
         completion_tokens=usage.completion_tokens,
         cached_tokens=usage.cached_tokens,
     )
+    if turn.finishes:
+        reasons = {event.finish or "" for event in turn.finishes.values()}
+        exchange.facts.setdefault("finish", ",".join(sorted(reasons)))
     if turn.first_token_at is not None:
         exchange.facts["ttft_ms"] = round((turn.first_token_at - turn.started_at) * 1000, 1)
         writing = now - turn.first_token_at

@@ -9,7 +9,7 @@ from dragoman.types import Event, FinishReason, Step, TokenLogprob
 
 
 class ChoiceReader:
-    """`read(step)` gives the events of a step. An id belongs to the event in which its text comes out."""
+    """Reads steps into events. An id belongs to the event in which its text comes out."""
 
     def __init__(
         self,
@@ -32,34 +32,29 @@ class ChoiceReader:
         self._ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
 
-    def read(self, step: Step) -> list[Event]:
-        events: list[Event] = []
-        ids, logprobs = step.ids, step.logprobs
-        for position, id_ in enumerate(ids):
+    def read(self, step: Step, events: list[Event]) -> None:
+        """Append the events of a step."""
+        logprobs = step.logprobs
+        # The id that ends an answer is no part of its text, even where special tokens are shown.
+        last = len(step.ids) - 1 if step.finish == "stop" else -1
+        for position, id_ in enumerate(step.ids):
             self.count += 1
             self._ids.append(id_)
             if logprobs is not None:
                 self._logprobs.append(logprobs[position])
-            text = "" if self._ends(step, position) else self._text.feed(id_)
-            if not text:
+            if position == last and id_ in self._hidden_ids:
                 continue
-            if self._stops is not None and self.count >= self._min_tokens:
+            text = self._text.feed(id_)
+            if text and self._stops is not None and self.count >= self._min_tokens:
                 text, stop = self._stops.feed(text)
                 if stop is not None:
-                    self._emit(events, self._dialect.feed(text))
+                    self._say(text, events)
                     self._finish(events, "stop", stop)
-                    return events
+                    return
             if text:
-                self._emit(events, self._dialect.feed(text))
+                self._say(text, events)
         if step.finish is not None:
             self._finish(events, step.finish, step.stop_id, step.error)
-        return events
-
-    def _ends(self, step: Step, position: int) -> bool:
-        """The id that ends an answer is no part of its text, even where special tokens are shown."""
-        return (
-            step.finish == "stop" and position == len(step.ids) - 1 and step.ids[position] in self._hidden_ids
-        )
 
     def _finish(
         self,
@@ -71,7 +66,7 @@ class ChoiceReader:
         self.over = True
         if not isinstance(stop, str):
             self._flush(events)
-        self._emit(events, self._dialect.close())
+        self._emit(self._dialect.close(), events)
         event = Event("finish", self.choice, "", self._ids, self._logprobs or None, finish, stop, error)
         events.append(event)
         self._ids, self._logprobs = [], []
@@ -79,15 +74,18 @@ class ChoiceReader:
     def _flush(self, events: list[Event]) -> None:
         """The answer ends without a stop string: what was held back for one is text."""
         text = self._text.flush()
-        hit: str | None = None
         if self._stops is not None:
             shown, hit = self._stops.feed(text)
             text = shown if hit else shown + self._stops.flush()
-        if text:
-            self._emit(events, self._dialect.feed(text))
+        self._say(text, events)
 
-    def _emit(self, events: list[Event], fragments: Sequence[Fragment]) -> None:
+    def _say(self, text: str, events: list[Event]) -> None:
+        if text:
+            self._emit(self._dialect.feed(text), events)
+
+    def _emit(self, fragments: Sequence[Fragment], events: list[Event]) -> None:
         for kind, text in fragments:
-            if text or kind != "text":
-                events.append(Event(kind, self.choice, text, self._ids, self._logprobs or None))
-                self._ids, self._logprobs = [], []
+            events.append(Event(kind, self.choice, text, self._ids, self._logprobs or None))
+            self._ids = []
+            if self._logprobs:
+                self._logprobs = []

@@ -1,7 +1,7 @@
 """One turn: its jobs are started, their steps become events, and one way out ends it all."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Self
 
 from dragoman.dialects.reader import Plain
@@ -27,10 +27,13 @@ class Turn:
 
     def __init__(self, engine: Engine, jobs: Sequence[Job], spec: TurnSpec, pieces: Pieces) -> None:
         self.jobs = jobs
-        self.usage = Usage(prompt_tokens=sum(len(job.prompt) for job in jobs))
         self.started_at = 0.0
         self.first_token_at: float | None = None
         self.prompt_logprobs: list[list[TokenLogprob | None] | None] = [None] * len(jobs)
+        self.finishes: dict[int, Event] = {}
+        """How each choice ended, as far as they have."""
+        self.on_ready: Callable[[], None] | None = None
+        """Called instead of waking `next`, for those who take events without a task."""
         self._engine = engine
         self._handles: list[Handle] = []
         self._readers = _readers(jobs, spec, pieces, engine.tokenizer.end_ids)
@@ -38,6 +41,16 @@ class Turn:
         self._pending: list[Event] = []
         self._waiter: asyncio.Future[None] | None = None
         self._closed = False
+        self._cached = 0
+
+    @property
+    def usage(self) -> Usage:
+        """What was used so far."""
+        return Usage(
+            prompt_tokens=sum(len(job.prompt) for job in self.jobs),
+            completion_tokens=sum(reader.count for reader in self._readers),
+            cached_tokens=self._cached,
+        )
 
     @property
     def choices(self) -> int:
@@ -67,13 +80,17 @@ class Turn:
         self.wake()
 
     async def next(self) -> list[Event]:
-        """What is ready; waits while nothing is. An empty list after `wake` or at the end."""
+        """What is ready; waits while nothing is. An empty list means that the turn is over."""
         if not self._pending and self._left:
             self._waiter = self._loop.create_future()
             try:
                 await self._waiter
             finally:
                 self._waiter = None
+        return self.take()
+
+    def take(self) -> list[Event]:
+        """What is ready, without waiting."""
         if self._closed:
             return []
         ready, self._pending = self._pending, []
@@ -84,7 +101,9 @@ class Turn:
         return self._closed or (not self._left and not self._pending)
 
     def wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
+        if self.on_ready is not None:
+            self.on_ready()
+        elif self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def answers(self) -> list[Answer]:
@@ -105,19 +124,19 @@ class Turn:
             reader = readers[step.index]
             if reader.over or self._closed:
                 return
+            if step.cached_tokens is not None or self.first_token_at is None:
+                self._first(number, step)
             if step.finish == "abort":
                 step.finish, step.error = "error", Unavailable("The engine was stopped; try again.")
-            if self.first_token_at is None or step.cached_tokens is not None:
-                self._first(number, step)
-            known = reader.count
-            self._pending += reader.read(step)
-            self.usage.completion_tokens += reader.count - known
+            pending = self._pending
+            reader.read(step, pending)
             if reader.over:
                 self._left -= 1
+                self.finishes[reader.choice] = pending[-1]
                 if step.finish is None:
                     self._handles[number].cancel(step.index)
-            if len(self._pending) > MOST_PENDING:
-                self._pending = coalesce(self._pending)
+            if len(pending) > MOST_PENDING:
+                self._pending = coalesce(pending)
             self.wake()
 
         return sink
@@ -126,7 +145,7 @@ class Turn:
         if self.first_token_at is None and step.ids:
             self.first_token_at = self._loop.time()
         if step.cached_tokens is not None:
-            self.usage.cached_tokens += step.cached_tokens
+            self._cached += step.cached_tokens
         if step.prompt_logprobs is not None:
             self.prompt_logprobs[number] = step.prompt_logprobs
 

@@ -1,0 +1,137 @@
+"""The last yards to the socket, without a task switch per token.
+
+An engine step wakes the event loop once; the sinks of all its jobs run, each marks its stream, and one flush
+writes what every marked stream has to say. Only a client that reads too slowly costs a task: its events wait
+in the turn, where neighbours are joined, until the socket takes more.
+"""
+
+import asyncio
+import types
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from typing import Any
+
+from starlette.types import Message
+
+from dragoman.api.reply import StreamWriter
+from dragoman.api.sse import KEEP_ALIVE
+from dragoman.turns.turn import Turn
+
+SEND_WITHOUT_TASK = ("uvicorn.",)
+"""Servers whose `send` may be run outside of a task; others may look for the current one."""
+
+
+class Pump:
+    """Collects the streams that have something to say, and flushes them together."""
+
+    def __init__(self) -> None:
+        self._marked: list[TurnStream] = []
+
+    def mark(self, stream: "TurnStream") -> None:
+        if not self._marked:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._marked.append(stream)
+
+    def _flush(self) -> None:
+        streams, self._marked = self._marked, []
+        for stream in streams:
+            stream.flush()
+
+
+class TurnStream:
+    """Writes a turn's events as they come. `done` is over when all is written, and fails as writing fails."""
+
+    def __init__(
+        self,
+        turn: Turn,
+        writer: StreamWriter,
+        send: Callable[[Message], Any],
+        pump: Pump,
+        keep_alive: float,
+    ) -> None:
+        self._turn = turn
+        self._write = writer.write
+        self._send = send
+        self._direct = _may_send_without_task(send)
+        self._pump = pump
+        self._loop = asyncio.get_running_loop()
+        self._marked = False
+        self._spoken = False
+        self._sending: asyncio.Task[None] | None = None
+        self._period = keep_alive
+        self._timer = self._loop.call_later(keep_alive, self._tick)
+        self.done: asyncio.Future[None] = self._loop.create_future()
+        turn.on_ready = self._mark
+        self._mark()
+
+    def close(self) -> None:
+        self._timer.cancel()
+        self._turn.on_ready = None
+        if self._sending is not None:
+            self._sending.cancel()
+
+    def _mark(self) -> None:
+        if not self._marked:
+            self._marked = True
+            self._pump.mark(self)
+
+    def flush(self) -> None:
+        self._marked = False
+        if self._sending is not None or self.done.done():
+            return
+        try:
+            events = self._turn.take()
+            if events:
+                self._spoken = True
+                self._push(self._write(events))
+            if self._sending is None and self._turn.over:
+                self.done.set_result(None)
+        except Exception as error:
+            # The pump serves other streams too: this one's failure is for its own request to report.
+            self.done.set_exception(error)
+
+    def _push(self, data: bytes) -> None:
+        sending = self._send({"type": "http.response.body", "body": data, "more_body": True})
+        if self._direct:
+            try:
+                waits_for = sending.send(None)
+            except StopIteration:
+                return
+            sending = _rest(sending, waits_for)
+        self._sending = self._loop.create_task(_awaited(sending))
+        self._sending.add_done_callback(self._sent)
+
+    def _sent(self, task: asyncio.Task[None]) -> None:
+        self._sending = None
+        if task.cancelled() or self.done.done():
+            return
+        if error := task.exception():
+            self.done.set_exception(error)
+        else:
+            self.flush()
+
+    def _tick(self) -> None:
+        """One timer per period, not one per token."""
+        if not self._spoken and self._sending is None and not self.done.done():
+            self._push(KEEP_ALIVE)
+        self._spoken = False
+        self._timer = self._loop.call_later(self._period, self._tick)
+
+
+def _may_send_without_task(send: object) -> bool:
+    module = getattr(send, "__module__", None) or ""
+    return module.startswith(SEND_WITHOUT_TASK)
+
+
+async def _awaited(sending: Awaitable[None]) -> None:
+    await sending
+
+
+@types.coroutine
+def _rest(begun: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, Any, None]:
+    """A coroutine that was begun by hand, and now waits for something, as one that a task can finish."""
+    while True:
+        answer = yield waits_for
+        try:
+            waits_for = begun.send(answer)
+        except StopIteration:
+            return
