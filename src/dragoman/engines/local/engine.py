@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
 from dragoman.engines.local import native_log
@@ -86,7 +86,7 @@ class LocalEngine:
         self._worker.submit(group)
         return LocalHandle(self._worker, group)
 
-    async def generate(self, job: Job) -> AsyncIterator[Step]:
+    async def generate(self, job: Job) -> AsyncGenerator[Step, None]:
         """Steps until every continuation has finished. Closing the iterator cancels the job."""
         steps: asyncio.Queue[Step] = asyncio.Queue()
         handle = self.submit(job, steps.put_nowait)
@@ -113,7 +113,11 @@ class LocalEngine:
 
     async def stop(self) -> None:
         """End all jobs with finish "abort" and give the memory back. There is no second start."""
-        await asyncio.to_thread(self._worker.stop)
+        await asyncio.to_thread(self.close)
+
+    def close(self) -> None:
+        """`stop`, for those who have no event loop."""
+        self._worker.stop()
         self._runner.close()
 
     async def check(self) -> None:

@@ -1,6 +1,7 @@
 """A GGUF file, opened: its weights, its metadata, its adapters."""
 
 import ctypes
+import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ _TRUNCATED = ("file bounds", "corrupted or incomplete", "failed to read", "reach
 
 
 class Model:
-    """Weights on loan from the native library; `close` gives them back."""
+    """Weights on loan from the native library."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -25,10 +26,11 @@ class Model:
         self.pointer = self.library.model_load_from_file(str(path).encode(), params)
         if not self.pointer:
             raise ModelFileError(why_not_loaded(path, list(self.library.errors)))
+        # Freed with the last one who uses it; not at exit, where a context may still be at work.
+        weakref.finalize(self, self.library.model_free, self.pointer).atexit = False
         self.metadata = self._metadata()
         self.adapters: dict[str, int] = {}
         if self.library.model_has_encoder(self.pointer):
-            self.close()
             raise ModelFileError(f"{path.name} is an encoder model; the embedded engine runs decoders only.")
 
     def load_adapters(self, files: Mapping[str, str]) -> None:
@@ -91,11 +93,6 @@ class Model:
             "trained_context": str(self.trained_context),
             "runner": "llama.cpp",
         }
-
-    def close(self) -> None:
-        if self.pointer:
-            self.library.model_free(self.pointer)
-            self.pointer = None
 
     def _metadata(self) -> dict[str, str]:
         """The metadata as text, but for the vocabulary, which has functions of its own."""

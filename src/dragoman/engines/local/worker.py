@@ -1,6 +1,7 @@
 """The engine's thread: it computes step after step, and takes its mail in between."""
 
 import asyncio
+import atexit
 import logging
 import threading
 from collections import deque
@@ -39,6 +40,8 @@ class Worker:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="dragoman-engine", daemon=True)
                 self._thread.start()
+                # A thread inside native code must not outlive the interpreter.
+                atexit.register(self.stop)
 
     def post(self, mail: Mail) -> None:
         """Have something done by the engine's thread before its next step."""
@@ -72,6 +75,7 @@ class Worker:
         self._runner.interrupt()
         if self._thread is not None:
             self._thread.join()
+        atexit.unregister(self.stop)
 
     def _order_stop(self) -> None:
         self._stopping = True

@@ -1,0 +1,206 @@
+"""The engine's thread over a fake runner: hand-over, stopping, failing."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from dragoman.engines.local import LocalEngine, LocalOptions
+from dragoman.engines.protocol import ModelCard
+from dragoman.errors import EngineFailed, Unavailable
+from dragoman.types import Step
+from tests.engines.local.support import END, FakeRunner, expected, job
+
+LONG = list(range(40))
+
+
+class NoTokenizer:
+    pieces = (b"",)
+    special: dict[str, int] = {}  # noqa: RUF012
+    bos_id = None
+    eos_id = None
+    end_ids = frozenset({END})
+    add_bos = False
+    infill = None
+
+    def encode(self, text: str) -> list[int]:
+        return []
+
+
+def engine_over(runner: FakeRunner) -> LocalEngine:
+    card = ModelCard(name="fake", max_model_len=runner.context)
+    return LocalEngine(runner, NoTokenizer(), card, LocalOptions(batch=32, chunk=8))
+
+
+def with_engine(use: Callable[[LocalEngine, FakeRunner], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        runner = FakeRunner()
+        engine = engine_over(runner)
+        try:
+            await use(engine, runner)
+        finally:
+            await engine.stop()
+        assert runner.closed
+
+    asyncio.run(main())
+
+
+def until(event: threading.Event) -> Callable[[], None]:
+    def wait() -> None:
+        event.wait()
+
+    return wait
+
+
+def test_generate() -> None:
+    async def use(engine: LocalEngine, runner: FakeRunner) -> None:
+        steps = [step async for step in engine.generate(job([1, 2], 5))]
+        assert [token for step in steps for token in step.ids] == expected([1, 2], 5)
+
+    with_engine(use)
+
+
+def test_sinks_run_on_the_loops_thread_and_one_wake_up_serves_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def use(engine: LocalEngine, runner: FakeRunner) -> None:
+        loop = asyncio.get_running_loop()
+        wakes = []
+        handed = loop.call_soon_threadsafe
+
+        def count(*call: Any, **kinds: Any) -> Any:
+            wakes.append(call)
+            return handed(*call, **kinds)
+
+        monkeypatch.setattr(loop, "call_soon_threadsafe", count)
+        threads = set()
+        finished = asyncio.Semaphore(0)
+
+        def sink(step: Step) -> None:
+            threads.add(threading.current_thread())
+            if step.finish:
+                finished.release()
+
+        ready = threading.Event()
+        runner.before_step = until(ready)
+        for n in range(4):
+            engine.submit(job([n], 6), sink)
+        ready.set()
+        for _ in range(4):
+            await finished.acquire()
+        assert threads == {threading.current_thread()}
+        assert len(wakes) <= len(runner.steps)
+
+    with_engine(use)
+
+
+def test_cancel_interrupts_only_when_nobody_else_is_in_the_step() -> None:
+    async def use(engine: LocalEngine, runner: FakeRunner) -> None:
+        inside, go = threading.Event(), threading.Event()
+        interrupts = []
+
+        def pause() -> None:
+            inside.set()
+            go.wait()
+
+        runner.interrupt = lambda: interrupts.append(1)  # type: ignore[method-assign]
+        runner.before_step = pause
+        first = engine.submit(job([1], 50), lambda step: None)
+        await asyncio.to_thread(inside.wait)
+        second = engine.submit(job([2], 50), lambda step: None)
+        first.cancel()
+        assert interrupts == [1]
+        second.cancel()
+        runner.before_step = lambda: None
+        go.set()
+        await engine.check()
+        del runner.interrupt
+
+    with_engine(use)
+
+
+def test_stop_ends_jobs_with_abort() -> None:
+    async def main() -> None:
+        runner = FakeRunner(context=100_000)
+        engine = engine_over(runner)
+        last: list[Step] = []
+        for n in range(6):
+            engine.submit(job([n], 90_000), lambda step: last.append(step) if step.finish else None)
+        await asyncio.sleep(0.01)
+        await engine.stop()
+        await asyncio.sleep(0)
+        assert [step.finish for step in last] == ["abort"] * 6
+        with pytest.raises(Unavailable):
+            engine.submit(job([1]), last.append)
+        with pytest.raises(Unavailable):
+            await engine.check()
+        await engine.stop()
+
+    asyncio.run(main())
+
+
+def test_an_error_in_the_thread_ends_everything(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        runner = FakeRunner()
+        engine = engine_over(runner)
+
+        def break_down() -> None:
+            raise ZeroDivisionError("a secret")
+
+        runner.before_step = break_down
+        steps = [step async for step in engine.generate(job([1, 2], 5, n=2))]
+        assert [step.finish for step in steps] == ["error", "error"]
+        assert isinstance(steps[0].error, EngineFailed)
+        assert "secret" not in str(steps[0].error)
+        with pytest.raises(EngineFailed):
+            await engine.check()
+        with pytest.raises(EngineFailed):
+            await anext(engine.generate(job([1])))
+        with pytest.raises(EngineFailed):
+            await engine.embed([[1]])
+        await engine.stop()
+
+    asyncio.run(main())
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_sink_that_raises_loses_only_its_own_job(caplog: pytest.LogCaptureFixture) -> None:
+    async def use(engine: LocalEngine, runner: FakeRunner) -> None:
+        def broken(step: Step) -> None:
+            raise ValueError("my fault")
+
+        engine.submit(job([5], 60), broken)
+        steps = [step async for step in engine.generate(job([1, 2], 5))]
+        assert [token for step in steps for token in step.ids] == expected([1, 2], 5)
+
+    with_engine(use)
+    assert "my fault" in caplog.text
+
+
+def test_embeddings_are_made_between_steps() -> None:
+    async def use(engine: LocalEngine, runner: FakeRunner) -> None:
+        assert await engine.embed([[1], [1, 2]]) == [[1.0], [2.0]]
+        waiting = asyncio.create_task(engine.embed([[1]] * 1000))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        steps = [step async for step in engine.generate(job([1, 2], 5))]
+        assert len(steps) == 5
+
+    with_engine(use)
+
+
+def test_check_is_a_round_trip() -> None:
+    async def use(engine: LocalEngine, runner: FakeRunner) -> None:
+        await engine.start()
+        await engine.check()
+        go = threading.Event()
+        runner.before_step = until(go)
+        engine.submit(job(LONG, 3), lambda step: None)
+        await asyncio.sleep(0.01)
+        waiting = asyncio.create_task(engine.check())
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        go.set()
+        await waiting
+
+    with_engine(use)
