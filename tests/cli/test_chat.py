@@ -11,6 +11,7 @@ from dragoman.cli.problems import CommandError
 from dragoman.cli.sse import Events
 from dragoman.cli.talk import Answer, Talk, figures
 from tests.cli.conftest import WORDS, Fake
+from tests.test_logs import Tty
 
 Capture = pytest.CaptureFixture[str]
 ANSWER = "".join(WORDS)
@@ -155,6 +156,14 @@ def test_ctrl_c_twice_leaves(talk: Talk) -> None:
     with pytest.raises(KeyboardInterrupt):
         talk.chat(lines(KeyboardInterrupt, "one", KeyboardInterrupt, KeyboardInterrupt))
     assert len(talk.history) == 2
+
+
+def test_an_answer_cannot_play_with_the_terminal(fake: Fake) -> None:
+    fake.words = ["a\x1b]0;title\x07", "\x9b2Jb\n"]
+    for out, said in ((Tty(), "a]0;title2Jb\n"), (io.StringIO(), "".join(fake.words))):
+        with Client(fake.url) as client:
+            Talk(client, {"model": "m"}, out=out).ask("hi")
+        assert out.getvalue() == said
 
 
 def test_figures() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from dragoman import __version__, cli, settings
 from dragoman.cli import main
-from dragoman.cli.parser import nearest
+from dragoman.cli.parser import nearest, stray_variables
 from dragoman.errors import BindingError, ModelFileError
 
 Capture = pytest.CaptureFixture[str]
@@ -53,6 +53,7 @@ def test_every_setting_is_in_the_help_of_serve(capsys: Capture) -> None:
         (["serve", "--port", "many"], "port", "--help"),
         (["serve", "a.gguf", "--model", "b.gguf"], "given twice", "Keep one"),
         (["bench", "--streams", "1,x"], "--streams takes numbers", ""),
+        (["bench", "--tokens", "0"], "0 is not a whole number above 0", "--help"),
         (["bench", "--extra", "[]"], "--extra takes a JSON object", ""),
         (["serve", "--config", "nowhere.toml"], "nowhere.toml cannot be read", "--help"),
     ],
@@ -108,6 +109,20 @@ def test_the_package_can_be_run(tmp_path: Path) -> None:
     assert subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout.startswith(
         "dragoman "
     )
+
+
+def test_a_variable_that_is_no_setting_is_told() -> None:
+    environ = {
+        "DRAGOMAN_PROT": "1",
+        "DRAGOMAN_PORT": "1",
+        "DRAGOMAN_CACHE": "x",
+        "DRAGOMAN_": "",
+        "HOME": "/",
+    }
+    assert list(stray_variables(environ)) == [
+        "DRAGOMAN_PROT is not a setting; did you mean DRAGOMAN_PORT?",
+        "DRAGOMAN_ is not a setting; did you mean DRAGOMAN_HOST?",
+    ]
 
 
 def test_nearest() -> None:

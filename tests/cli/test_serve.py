@@ -202,6 +202,18 @@ def test_the_banner_says_what_runs_where(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "Bearer $DRAGOMAN_API_KEY" in banner(CARD, Settings(api_key=["k"]), "http://h:1", Paint(Tty()))
 
 
+@pytest.mark.parametrize(
+    ("host", "keys", "said"),
+    [
+        ("127.0.0.1", [], "only this machine"),
+        ("0.0.0.0", [], "set DRAGOMAN_API_KEY"),
+        ("0.0.0.0", ["k"], "needed"),
+    ],
+)
+def test_the_banner_says_who_may_ask(host: str, keys: list[str], said: str) -> None:
+    assert said in banner(CARD, Settings(host=host, api_key=keys), "http://h:1", Paint(io.StringIO()))
+
+
 def test_the_banners_python_compiles() -> None:
     for settings in (Settings(), Settings(api_key=["k"])):
         text = banner(CARD, settings, "http://h:1", Paint(Tty()))

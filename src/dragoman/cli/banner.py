@@ -9,6 +9,7 @@ from dragoman.settings import Settings
 
 # The details that are worth a place in one line, in this order; a bare number gets its noun.
 SHOWN = {"architecture": "", "parameters": " parameters", "quantization": "", "bytes": "", "runner": ""}
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 COUNTED = {"slots": "slots", "threads": "threads"}
 
 
@@ -19,13 +20,21 @@ def banner(card: ModelCard, settings: Settings, url: str, paint: Paint) -> str:
         ("api", paint("cyan", f"{url}/v1")),
         ("docs", f"{url}/docs"),
         ("metrics", f"{url}/metrics"),
-        ("key", "needed" if settings.api_key else "none; anyone who reaches this address may ask"),
+        ("key", _key(settings, paint)),
     ]
     lines = [f"  {paint('dim', name.ljust(8))} {text}" for name, text in rows]
     head = f"{paint('bold', 'dragoman')} {__version__}"
     hello = [*_curl(card.name, settings, url), "", *_python(card.name, settings, url)]
     body = [head, "", *lines, "", *(f"  {line}" if line else "" for line in hello), ""]
     return "\n".join(["", *body, paint("dim", "Ctrl-C to stop"), ""])
+
+
+def _key(settings: Settings, paint: Paint) -> str:
+    if settings.api_key:
+        return "needed"
+    if settings.host in LOOPBACK:
+        return "none; only this machine reaches the address"
+    return paint("yellow", "none, and other machines may reach this address: set DRAGOMAN_API_KEY")
 
 
 def _facts(card: ModelCard) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dragoman.cli.parser import add_connection
+from dragoman.cli.parser import add_connection, positive
 from dragoman.cli.problems import FAILED, USAGE, CommandError
 from dragoman.cli.terminal import Progress, table
 from dragoman.logs import Paint
@@ -35,10 +35,10 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--streams", metavar="N,N", default="1,8,32", help="streams at the same time [default: 1,8,32]"
     )
     parser.add_argument(
-        "--tokens", metavar="N", type=int, default=128, help="tokens of an answer [default: 128]"
+        "--tokens", metavar="N", type=positive, default=128, help="tokens of an answer [default: 128]"
     )
     parser.add_argument(
-        "--prompt-tokens", metavar="N", type=int, default=32, help="words of a prompt [default: 32]"
+        "--prompt-tokens", metavar="N", type=positive, default=32, help="words of a prompt [default: 32]"
     )
     parser.add_argument(
         "--shared-prefix",
@@ -48,7 +48,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="words that all prompts begin with [default: 0]",
     )
     parser.add_argument(
-        "--rounds", metavar="N", type=int, default=1, help="requests of each stream [default: 1]"
+        "--rounds", metavar="N", type=positive, default=1, help="requests of each stream [default: 1]"
     )
     parser.add_argument(
         "--api", choices=("chat", "completions"), default="chat", help="the API to use [default: chat]"

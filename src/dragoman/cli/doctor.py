@@ -1,13 +1,14 @@
 """Look for what could keep a server from running, and say what to do. Nothing is changed or fetched."""
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator
 
 import msgspec
 
 from dragoman.cli.checks import CHECKS, Check, Finding, Patient
-from dragoman.cli.parser import add_model_argument, add_settings, model_settings
+from dragoman.cli.parser import add_model_argument, add_settings, model_settings, stray_variables
 from dragoman.cli.problems import FAILED, hint_of
 from dragoman.errors import DragomanError
 from dragoman.logs import Paint, describe
@@ -26,6 +27,7 @@ MARKS = {"ok": ("green", "✓"), "warning": ("yellow", "!"), "failed": ("red", "
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "dragoman doctor [MODEL] [flags]"
     add_model_argument(parser)
     parser.add_argument("--full", action="store_true", help="compute the checksum of the weights, too")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
@@ -59,6 +61,8 @@ def examine(args: argparse.Namespace) -> Iterator[Finding]:
         yield Finding("settings", "ok", "file, environment and flags are valid")
     except DragomanError as error:
         yield Finding("settings", "failed", error.message, hint_of(error))
+    for sentence in stray_variables(os.environ):
+        yield Finding("settings", "warning", sentence, "As it is, the variable changes nothing.")
     patient = Patient(settings, full=args.full)
     for check in CHECKS:
         yield from attempt(check, patient)

@@ -13,25 +13,22 @@ def facts_of(path: Path) -> dict[str, Any]:
     from dragoman.engines.local.tokenizer import LlamaTokenizer
 
     model = Model(path)
-    try:
-        tokenizer = LlamaTokenizer(model)
-        details = model.details
-        return {
-            "file": str(path),
-            "bytes": path.stat().st_size,
-            "name": model.name,
-            "architecture": details["architecture"],
-            "parameters": int(details["parameters"]),
-            "quantization": quantization(details["description"]),
-            "context": model.trained_context,
-            "vocabulary": len(tokenizer.pieces),
-            "templates": {name: first_line(text) for name, text in model.templates.items()},
-            "special_tokens": list(tokenizer.special),
-            "end_tokens": sorted(tokenizer.pieces[i].decode(errors="replace") for i in tokenizer.end_ids),
-            "fills_gaps": tokenizer.infill is not None,
-        }
-    finally:
-        model.close()
+    tokenizer = LlamaTokenizer(model)
+    details = model.details
+    return {
+        "file": str(path),
+        "bytes": path.stat().st_size,
+        "name": model.name,
+        "architecture": details["architecture"],
+        "parameters": int(details["parameters"]),
+        "quantization": quantization(details["description"]),
+        "context": model.trained_context,
+        "vocabulary": len(tokenizer.pieces),
+        "templates": {name: first_line(text) for name, text in model.templates.items()},
+        "special_tokens": list(tokenizer.special),
+        "end_tokens": sorted(tokenizer.pieces[i].decode(errors="replace") for i in tokenizer.end_ids),
+        "fills_gaps": tokenizer.infill is not None,
+    }
 
 
 def quantization(description: str) -> str:

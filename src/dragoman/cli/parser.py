@@ -2,7 +2,7 @@
 
 import argparse
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NoReturn
 
 from dragoman import settings
@@ -16,6 +16,16 @@ GROUPS: dict[str, frozenset[str]] = {
     "logging": frozenset({"log_level", "log_json"}),
     "limits": frozenset(o.name for o in settings.options() if o.path[0] == "limits"),
 }
+METAVARS = {
+    "model": "FILE",
+    "chat_template": "FILE",
+    "lora": "NAME=FILE",
+    "context": "N",
+    "slots": "N",
+    "threads": "N",
+}
+# Variables that are read elsewhere than in the settings.
+OTHER_VARIABLES = frozenset({settings.ENV_PREFIX + "CONFIG", settings.ENV_PREFIX + "CACHE"})
 
 
 class Parser(argparse.ArgumentParser):
@@ -84,8 +94,8 @@ def _add_group(parser: argparse.ArgumentParser, title: str, options: Sequence[se
 
 
 def _metavar(option: settings.Option) -> str:
-    number = isinstance(option.default, int | float) and not option.is_bool
-    return "N" if number else option.name.rpartition("_")[2].upper()
+    usual = "N" if isinstance(option.default, int | float) else option.name.rpartition("_")[2].upper()
+    return METAVARS.get(option.name, usual)
 
 
 def _help(option: settings.Option) -> str:
@@ -106,6 +116,22 @@ def read_settings(args: argparse.Namespace, **overrides: object) -> settings.Set
     }
     flags |= {name: value for name, value in overrides.items() if value is not None}
     return settings.load(flags, file=getattr(args, "config", None))
+
+
+def stray_variables(environ: Mapping[str, str]) -> Iterator[str]:
+    """A sentence for each variable that looks like a setting and is none: no slip in silence."""
+    known = {option.env for option in settings.options()} | OTHER_VARIABLES
+    for name in environ:
+        if name.startswith(settings.ENV_PREFIX) and name not in known:
+            near = nearest(name, known)
+            yield f"{name} is not a setting{f'; did you mean {near}?' if near else '.'}"
+
+
+def positive(text: str) -> int:
+    """The type of a flag that counts something."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number above 0")
+    return int(text)
 
 
 def add_model_argument(parser: argparse.ArgumentParser) -> None:

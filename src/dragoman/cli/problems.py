@@ -4,6 +4,7 @@ import os
 import sys
 import traceback
 
+from dragoman.cli.terminal import visible
 from dragoman.errors import BindingError, DragomanError, ModelFileError, SettingsError
 from dragoman.logs import Paint
 
@@ -38,7 +39,7 @@ def report(error: DragomanError, *, debug: bool = False) -> int:
     paint = Paint(sys.stderr)
     if debug:
         traceback.print_exception(error, file=sys.stderr)
-    print(f"{paint('red', 'error:')} {error.message}", file=sys.stderr)
+    print(f"{paint('red', 'error:')} {visible(error.message)}", file=sys.stderr)
     if hint := hint_of(error):
         print(f"{paint('dim', 'hint:')}  {hint}", file=sys.stderr)
     if isinstance(error, CommandError):

@@ -1,18 +1,22 @@
 """Serve a model over the OpenAI API. Without a file the default weights are fetched once and cached."""
 
 import argparse
+import logging
+import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dragoman import logs
 from dragoman.cli.address import can_listen, host_in_url, next_free, own_key
-from dragoman.cli.parser import add_model_argument, add_settings, model_settings
+from dragoman.cli.parser import add_model_argument, add_settings, model_settings, stray_variables
 from dragoman.cli.problems import CommandError
 from dragoman.settings import Settings
 
 if TYPE_CHECKING:
     from dragoman.engines.protocol import Engine
+
+logger = logging.getLogger("dragoman.cli")
 
 SUMMARY = "serve a model over the OpenAI API"
 EXAMPLE = """\
@@ -28,6 +32,7 @@ machine do not see them.
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "dragoman serve [MODEL] [flags]"
     add_model_argument(parser)
     add_settings(parser)
 
@@ -35,6 +40,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     settings = model_settings(args)
     logs.setup(settings.log_level, settings.log_json)
+    for sentence in stray_variables(os.environ):
+        logger.warning(sentence)
     # Before the weights are fetched and loaded: a taken port should be known at once.
     check_port(settings.host, settings.port)
 
@@ -51,7 +58,9 @@ def _greet(engine: "Engine", settings: Settings) -> Callable[[str], None]:
     def greet(url: str) -> None:
         from dragoman.cli.banner import banner
 
-        print(banner(engine.card, settings, url.rstrip("/"), logs.Paint(sys.stdout)), flush=True)
+        port = url.rstrip("/").rpartition(":")[2]
+        place = f"http://{host_in_url(settings.host)}:{port}"
+        print(banner(engine.card, settings, place, logs.Paint(sys.stdout)), flush=True)
 
     return greet
 

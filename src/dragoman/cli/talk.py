@@ -10,6 +10,7 @@ from msgspec import Struct
 from dragoman.cli.client import Client
 from dragoman.cli.problems import CommandError, report
 from dragoman.cli.sse import Usage
+from dragoman.cli.terminal import visible
 from dragoman.logs import Paint
 
 HELP = """\
@@ -80,6 +81,8 @@ class Talk:
 
     def _write(self, text: str, style: str | None = None) -> None:
         if text:
+            # A pipe gets the model's own characters; a terminal would obey some of them.
+            text = visible(text) if self._out.isatty() else text
             self._out.write(self._paint(style, text) if style else text)
             self._out.flush()
 
@@ -132,7 +135,7 @@ class Talk:
         }
         action = actions.get(name)
         said = action(rest.strip()) if action else f"There is no command {name}; /help lists them."
-        print(self._paint("dim", said), file=self._out)
+        print(self._paint("dim", visible(said)), file=self._out)
         return True
 
     def _say_system(self, text: str) -> str:

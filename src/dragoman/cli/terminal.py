@@ -1,6 +1,7 @@
 """Things shown in a terminal: tables, sizes, a progress line."""
 
 import sys
+import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import TextIO
 
@@ -18,9 +19,18 @@ def size(count: float) -> str:
     return f"{count:.1f} GB"
 
 
+def visible(text: str) -> str:
+    """Without control characters: what a model or a server says must not move the cursor or set the title."""
+    return (
+        text
+        if text.isprintable()
+        else "".join(c for c in text if c in "\n\t" or unicodedata.category(c) != "Cc")
+    )
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], paint: Paint) -> str:
     """Columns as wide as they need; those of numbers are flush right."""
-    body = [list(map(str, row)) for row in rows]
+    body = [list(map(visible, row)) for row in rows]
     widths = [max(len(row[i]) for row in [list(head), *body]) for i in range(len(head))]
     right = [
         bool(body) and all(row[i][:1].isdigit() or row[i] in ("", "-") for row in body)
