@@ -112,17 +112,8 @@ def test_the_package_can_be_run(tmp_path: Path) -> None:
 
 
 def test_a_variable_that_is_no_setting_is_told() -> None:
-    environ = {
-        "DRAGOMAN_PROT": "1",
-        "DRAGOMAN_PORT": "1",
-        "DRAGOMAN_CACHE": "x",
-        "DRAGOMAN_": "",
-        "HOME": "/",
-    }
-    assert list(stray_variables(environ)) == [
-        "DRAGOMAN_PROT is not a setting; did you mean DRAGOMAN_PORT?",
-        "DRAGOMAN_ is not a setting; did you mean DRAGOMAN_HOST?",
-    ]
+    environ = {"DRAGOMAN_PROT": "1", "DRAGOMAN_PORT": "1", "DRAGOMAN_CACHE": "x", "HOME": "/"}
+    assert list(stray_variables(environ)) == ["DRAGOMAN_PROT is not a setting; did you mean DRAGOMAN_PORT?"]
 
 
 def test_nearest() -> None:

@@ -50,7 +50,7 @@ class Parser(argparse.ArgumentParser):
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """`nearest("--prot", ["--host", "--port"])` is `--port`."""
-    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)), None)
+    return next(iter(difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.6)), None)
 
 
 def _sentence(message: str) -> str:
