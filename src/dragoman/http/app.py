@@ -126,13 +126,13 @@ class App:
         self.metrics.observe(route, exchange.status, exchange.facts, seconds)
         facts = {
             "method": exchange.method,
-            "path": exchange.path,
+            "path": _loggable(exchange.path),
             "status": exchange.status,
             "request_id": exchange.request_id,
             **exchange.facts,
             "duration_ms": round(seconds * 1000, 1),
         }
-        access.info("%s %s %d", exchange.method, exchange.path, exchange.status, extra={"request": facts})
+        access.info("%s %s %d", facts["method"], facts["path"], exchange.status, extra={"request": facts})
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
@@ -176,6 +176,11 @@ def _routing_error(exchange: Exchange, status: int) -> DragomanError:
     if status == 405:
         return MethodNotAllowed(f"{exchange.method} is not what {exchange.path} takes; see /docs.")
     return NotFound(f"There is no {exchange.path} here; see /docs.", code="unknown_path")
+
+
+def _loggable(path: str) -> str:
+    """A path as one line of text, whatever a client put into it."""
+    return path[:200] if path.isprintable() else ascii(path[:200])
 
 
 def _route_name(router: Router, scope: Scope) -> str:

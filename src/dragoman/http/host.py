@@ -2,6 +2,8 @@
 
 import asyncio
 import time
+from collections.abc import Callable
+from typing import TypeVar
 from uuid import uuid4
 
 from dragoman._version import __version__
@@ -19,6 +21,9 @@ from dragoman.turns.turn import Turn
 BIG_BODY = 32 * 1024
 """Prompts of bodies beyond this are rendered in a thread, so that the others' tokens keep flowing."""
 CHECK_TIMEOUT_S = 5.0
+
+A = TypeVar("A")
+R = TypeVar("R")
 
 
 class Host:
@@ -39,11 +44,12 @@ class Host:
         """A turn that is ready to start; what is wrong with the request has been said by then."""
         if self.in_flight > self.limits.queue:
             raise Overloaded(f"The server is busy with {self.limits.queue} requests; try again soon.")
-        if body_bytes > BIG_BODY:
-            jobs = await asyncio.to_thread(self.planner.jobs, spec)
-        else:
-            jobs = self.planner.jobs(spec)
+        jobs = await self.prepare(body_bytes, self.planner.jobs, spec)
         return Turn(self.engine, jobs, spec, self.pieces)
+
+    async def prepare(self, body_bytes: int, work: Callable[[A], R], given: A) -> R:
+        """`work(given)`, in a thread where the body is so big that it would hold up the others."""
+        return await asyncio.to_thread(work, given) if body_bytes > BIG_BODY else work(given)
 
     def head(self, prefix: str, model: str | None) -> Head:
         return Head(prefix + uuid4().hex, int(time.time()), model or self.card.name, self._fingerprint)

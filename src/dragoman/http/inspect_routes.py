@@ -7,6 +7,7 @@ from dragoman.engines.protocol import EmbeddingEngine
 from dragoman.errors import BadRequest, ContextOverflow, ModelNotFound
 from dragoman.http.exchange import Exchange
 from dragoman.http.host import Host
+from dragoman.http.run_turn import unless_gone
 
 
 async def list_models(host: Host, exchange: Exchange) -> None:
@@ -36,9 +37,10 @@ def _model(host: Host, name: str) -> dict[str, Any]:
 
 
 async def tokenize(host: Host, exchange: Exchange) -> None:
-    request = tokens.read_tokenize(await exchange.body(), host.limits)
+    body = await exchange.body()
+    request = tokens.read_tokenize(body, host.limits)
     host.planner.adapter(request.model)
-    ids = host.prompter.encode(tokens.prompt(request))
+    ids = await host.prepare(len(body), host.prompter.encode, tokens.prompt(request))
     names = [host.pieces.bytes[id_].decode("utf-8", "replace") for id_ in ids]
     await exchange.json(
         tokens.tokenized(ids, host.card.max_model_len, names if request.return_token_strs else None)
@@ -52,37 +54,45 @@ async def detokenize(host: Host, exchange: Exchange) -> None:
 
 
 async def render_chat(host: Host, exchange: Exchange) -> None:
-    request = chat_request.read_to_render(await exchange.body(), host.limits)
+    body = await exchange.body()
+    request = chat_request.read_to_render(body, host.limits)
     host.planner.adapter(request.model)
-    text, ids = host.prompter.render(chat_request.conversation(request))
+    text, ids = await host.prepare(len(body), host.prompter.render, chat_request.conversation(request))
     await exchange.json({"prompt": text, "prompt_token_ids": ids})
 
 
 async def render_completions(host: Host, exchange: Exchange) -> None:
-    request = completions_request.read(await exchange.body(), host.limits)
+    body = await exchange.body()
+    request = completions_request.read(body, host.limits)
     host.planner.adapter(request.model)
-    rendered = [host.prompter.render(prompt) for prompt in completions_request.prompts(request)]
+    prompts = completions_request.prompts(request)
+    rendered = [await host.prepare(len(body), host.prompter.render, prompt) for prompt in prompts]
     await exchange.json([{"prompt": text, "prompt_token_ids": ids} for text, ids in rendered])
 
 
 async def count_chat(host: Host, exchange: Exchange) -> None:
-    request = chat_request.read_to_render(await exchange.body(), host.limits)
+    body = await exchange.body()
+    request = chat_request.read_to_render(body, host.limits)
     host.planner.adapter(request.model)
-    ids = host.prompter.encode(chat_request.conversation(request))
+    ids = await host.prepare(len(body), host.prompter.encode, chat_request.conversation(request))
     await exchange.json({"object": "chat.completion.input_tokens", "input_tokens": len(ids)})
 
 
 async def embed(host: Host, exchange: Exchange) -> None:
-    request = embeddings.read(await exchange.body(), host.limits)
+    body = await exchange.body()
+    request = embeddings.read(body, host.limits)
     host.planner.adapter(request.model)
     if not isinstance(host.engine, EmbeddingEngine):
         raise BadRequest("This engine has no embeddings.", param="model", code="unsupported_model")
-    prompts = [host.prompter.encode(prompt) for prompt in embeddings.prompts(request)]
+    asked = embeddings.prompts(request)
+    prompts = [await host.prepare(len(body), host.prompter.encode, prompt) for prompt in asked]
     for number, prompt in enumerate(prompts):
-        if len(prompt) > host.card.max_model_len:
-            message = f"The input has {len(prompt)} tokens, but this model takes {host.card.max_model_len}."
+        if len(prompt) >= host.card.max_model_len:
+            message = (
+                f"The input has {len(prompt)} tokens, but this model takes {host.card.max_model_len - 1}."
+            )
             raise ContextOverflow(message, param=f"input[{number}]")
-    vectors = await host.engine.embed(prompts)
+    vectors = await unless_gone(exchange, host.engine.embed(prompts))
     total = sum(map(len, prompts))
     exchange.facts.update(model=request.model or host.card.name, prompt_tokens=total)
     await exchange.json(embeddings.reply(request, request.model or host.card.name, vectors, total))

@@ -1,14 +1,17 @@
 """A turn over HTTP, streamed or whole. On every way out the turn's scope aborts the engine's work."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
 from dragoman.api.reply import StreamWriter
 from dragoman.http.exchange import ClientGone, Exchange
 from dragoman.http.stream import Pump, TurnStream
 from dragoman.turns.fold import Answer
 from dragoman.turns.turn import Turn
+
+R = TypeVar("R")
 
 
 @asynccontextmanager
@@ -59,6 +62,20 @@ async def stream(
         await exchange.end_stream()
 
 
+async def unless_gone(exchange: Exchange, work: Coroutine[Any, Any, R]) -> R:
+    """The result of some work, which is given up when the client leaves."""
+    working = asyncio.create_task(work)
+    watcher = asyncio.create_task(exchange.gone())
+    try:
+        await asyncio.wait({working, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGone
+        return working.result()
+    finally:
+        working.cancel()
+        watcher.cancel()
+
+
 def _note(exchange: Exchange, turn: Turn) -> None:
     usage = turn.usage
     now = asyncio.get_running_loop().time()
@@ -70,6 +87,9 @@ def _note(exchange: Exchange, turn: Turn) -> None:
     if turn.finishes:
         reasons = {event.finish or "" for event in turn.finishes.values()}
         exchange.facts.setdefault("finish", ",".join(sorted(reasons)))
+    for event in turn.finishes.values():
+        if event.error is not None:
+            exchange.facts["error"] = str(event.error)
     if turn.first_token_at is not None:
         exchange.facts["ttft_ms"] = round((turn.first_token_at - turn.started_at) * 1000, 1)
         writing = now - turn.first_token_at

@@ -9,7 +9,7 @@ from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.errors import BadRequest, ContextOverflow, ModelNotFound
 from dragoman.prompt import Prompter
 from dragoman.turns.spec import TurnSpec
-from dragoman.types import Job, Sampling
+from dragoman.types import Conversation, Job, Prompt, Sampling
 
 
 class Planner:
@@ -35,7 +35,7 @@ class Planner:
     def jobs(self, spec: TurnSpec) -> list[Job]:
         adapter = self.adapter(spec.model)
         sampling = self._sampling(spec)
-        prompts = [self._fit(self.prompter.encode(prompt), spec.truncate_prompt) for prompt in spec.prompts]
+        prompts = [self._fit(prompt, spec.truncate_prompt) for prompt in spec.prompts]
         return [
             Job(
                 id=uuid4().hex,
@@ -50,18 +50,21 @@ class Planner:
             for prompt in prompts
         ]
 
-    def _fit(self, ids: tuple[int, ...], keep: int | None) -> tuple[int, ...]:
+    def _fit(self, prompt: Prompt, keep: int | None) -> tuple[int, ...]:
+        """The prompt's ids, cut to what was asked for; more than the model takes is refused."""
+        ids = self.prompter.encode(prompt)
         most = self.card.max_model_len
+        param = "messages" if isinstance(prompt, Conversation) else "prompt"
         if keep is not None:
             ids = ids[-(most - 1 if keep < 0 else max(keep, 1)) :]
         if not ids:
-            raise BadRequest("The prompt is empty.", param="prompt", code="empty_prompt")
+            raise BadRequest("The prompt is empty.", param=param, code="empty_prompt")
         if len(ids) >= most:
             message = (
                 f"The prompt has {len(ids)} tokens, but this model takes {most} for prompt and answer"
                 " together; shorten the prompt."
             )
-            raise ContextOverflow(message, param="messages")
+            raise ContextOverflow(message, param=param)
         return ids
 
     def _with_room(self, sampling: Sampling, prompt_tokens: int) -> Sampling:
