@@ -127,6 +127,22 @@ def test_the_slot_idle_for_longest_is_given_away() -> None:
     assert desk.cached(gone) == 0
 
 
+def test_a_slot_next_to_a_running_one_is_preferred() -> None:
+    desk = Desk(slots=8)
+    for first in range(8):
+        desk.ask([first, 1, 2], 1)
+        desk.run()
+    # Slot 0 is the stalest, but slot 3 is stale enough and next to the one that runs.
+    running = desk.ask([2, 1, 2, 3], 9)
+    desk.step()
+    assert desk.runner.steps[-1].slots == [2]
+    desk.ask([99], 9)
+    desk.step()
+    assert desk.runner.steps[-1].slots in ([1, 2], [2, 3])
+    desk.run()
+    assert desk.ids(running) == expected([2, 1, 2, 3], 9)
+
+
 def test_a_runner_that_cannot_rewind_computes_everything() -> None:
     desk = Desk(rewinds=False)
     desk.ask(SYSTEM, 2)

@@ -232,11 +232,16 @@ class Library:
 @cache
 def load() -> Library:
     """The library, loaded and checked once per process."""
+    return Library(library_path())
+
+
+def library_path() -> Path:
+    """Where the extension module is. The package itself is not imported: it would cost a second."""
     spec = find_spec("xllamacpp")
     folders = spec.submodule_search_locations if spec else None
     for folder in folders or ():
-        for path in sorted(Path(folder).glob("xllamacpp*.so")) + sorted(Path(folder).glob("xllamacpp*.pyd")):
-            return Library(path)
+        for path in (*Path(folder).glob("xllamacpp*.so"), *Path(folder).glob("xllamacpp*.pyd")):
+            return path
     raise BindingError(f"The embedded engine needs xllamacpp, which is not installed. {_INSTALL}")
 
 

@@ -67,6 +67,7 @@ class LlamaRunner:
         self._adapter: str | None = None
         self._stop_flag = _attach_stop_flag(library, self._context)
         self._embedder: _Embedder | None = None
+        self._warm_up()
 
     def step(self, rows: Rows, adapter: str | None) -> Logits:
         self._use(adapter)
@@ -121,6 +122,13 @@ class LlamaRunner:
                 "set fewer slots or a shorter context."
             )
         return pointer
+
+    def _warm_up(self) -> None:
+        """Read the weights from disk and set up the threads now, not in somebody's first request."""
+        rows = Rows()
+        rows.add(0, 0, 0)
+        self.step(rows, None)
+        self.keep(0, 0)
 
     def _use(self, adapter: str | None) -> None:
         if adapter == self._adapter:

@@ -5,7 +5,8 @@ Rules of this file:
 - The last token of a prompt is always computed again, because its logits are needed.
 - A slot whose tokens are mostly of use is continued in place; otherwise they are copied, so that a short
   common prefix does not cost another conversation its long history.
-- Empty slots are taken first, then the one that has been idle for longest.
+- Empty slots are taken first, then those that have been idle for longest. Among the staler half, one next
+  to a running sequence is taken: sequences in adjacent slots are computed together, others one by one.
 """
 
 import numpy as np
@@ -94,7 +95,14 @@ class Slots:
         idle = [slot for slot in self._slots if slot.sequence is None]
         if source in idle and (2 * length >= source.length or len(idle) == 1):
             return source
-        return min((slot for slot in idle if slot is not source), key=_staleness)
+        stale = sorted((slot for slot in idle if slot is not source), key=_staleness)
+        for slot in stale[: (len(stale) + 1) // 2]:
+            if self._runs(slot.index - 1) or self._runs(slot.index + 1):
+                return slot
+        return stale[0]
+
+    def _runs(self, index: int) -> bool:
+        return 0 <= index < len(self._slots) and self._slots[index].sequence is not None
 
 
 def common(a: Ids, b: Ids) -> int:
