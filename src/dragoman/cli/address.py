@@ -3,12 +3,23 @@
 import errno
 import os
 import socket
+from urllib.parse import urlsplit
+
+from dragoman.cli.problems import USAGE, CommandError
 
 
 def root_of(url: str) -> str:
     """`root_of("localhost:8000/v1/")` is `http://localhost:8000`."""
-    url = url if "://" in url else f"http://{url}"
-    return url.rstrip("/").removesuffix("/v1")
+    root = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
+    try:
+        parts = urlsplit(root)
+        # Reading the port is what checks it.
+        right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        right = False
+    if not right:
+        raise CommandError(f"{url} is not a URL.", "It looks like http://127.0.0.1:8000.", exit_code=USAGE)
+    return root
 
 
 def own_key() -> str | None:
@@ -22,7 +33,11 @@ def key_of(given: str | None) -> str | None:
 
 
 def headers_of(key: str | None) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"} if key else {}
+    if key is None:
+        return {}
+    if not (key.isascii() and key.isprintable()):
+        raise CommandError("The key has characters that no HTTP header can hold.", exit_code=USAGE)
+    return {"Authorization": f"Bearer {key}"}
 
 
 def host_in_url(host: str) -> str:

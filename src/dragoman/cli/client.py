@@ -81,8 +81,6 @@ class Client:
             raise CommandError(f"Nothing answers at {self.url}.", SERVER_HINT) from error
         except httpx.TimeoutException as error:
             raise CommandError(f"The server at {self.url} is silent for too long.") from error
-        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-            raise CommandError(f"{self.url} is not a URL.", "It looks like http://127.0.0.1:8000.") from error
         except httpx.HTTPError as error:
             raise CommandError(f"The server at {self.url} hung up in the middle of an answer.") from error
 
