@@ -7,8 +7,6 @@ from typing import TextIO
 
 from dragoman.logs import Paint
 
-BAR = 24
-
 
 def size(count: float) -> str:
     """`size(92_000_000)` is `92 MB`."""
@@ -57,12 +55,6 @@ class Progress:
             self._stream.write(f"\r\x1b[K{text}")
             self._stream.flush()
             self._shown = True
-
-    def bar(self, label: str, done: int, total: int) -> None:
-        """`fetching the default model  ██████░░░░  46 MB of 92 MB`"""
-        filled = BAR * done // total if total else 0
-        amount = f"{size(done)} of {size(total)}" if total else size(done)
-        self.say(f"{label}  {'█' * filled}{'░' * (BAR - filled)}  {amount}")
 
     def clear(self) -> None:
         if self._shown:
