@@ -34,7 +34,7 @@ class Host:
         self.card = engine.card
         tokenizer = engine.tokenizer
         self.pieces = Pieces(tokenizer.pieces, frozenset(tokenizer.special.values()))
-        self.prompter = Prompter(self.card, tokenizer, template=template)
+        self.prompter = Prompter(self.card, tokenizer, template=template, limits=self.limits)
         self.planner = Planner(self.card, tokenizer, self.prompter, settings.model_alias)
         self.pump = Pump()
         self.in_flight = 0

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dragoman.errors import BadRequest
+from dragoman.limits import check_count
 from dragoman.prompt.traits import Messages, Traits
 from dragoman.types import Conversation, Message, ToolCall
 
 MAX_KWARGS_DEPTH = 8
-MAX_KWARGS_SIZE = 65536
 
 # fmt: off
 RESERVED = frozenset({
@@ -36,7 +36,6 @@ def variables(conversation: Conversation, traits: Traits) -> dict[str, Any]:
             "continue_final_message and add_generation_prompt cannot both be true.",
             param="continue_final_message",
         )
-    check_kwargs(conversation.template_kwargs)
     return {
         **conversation.template_kwargs,
         "messages": _place_systems(_messages(conversation.messages, traits), traits),
@@ -46,15 +45,12 @@ def variables(conversation: Conversation, traits: Traits) -> dict[str, Any]:
     }
 
 
-def check_kwargs(kwargs: Mapping[str, Any]) -> None:
+def check_kwargs(kwargs: Mapping[str, Any], most: int) -> None:
     """Names that a template's own variables have are refused (CVE-2025-62426), and so is too much."""
     for name in kwargs:
         if name in RESERVED or name.startswith("_") or not name.isidentifier():
             raise BadRequest(f"chat_template_kwargs cannot set {name[:64]!r}.", param="chat_template_kwargs")
-    if _size(kwargs, MAX_KWARGS_DEPTH) > MAX_KWARGS_SIZE:
-        raise BadRequest(
-            f"chat_template_kwargs may hold {MAX_KWARGS_SIZE} characters.", param="chat_template_kwargs"
-        )
+    check_count(_size(kwargs, MAX_KWARGS_DEPTH), most, "chat_template_kwargs", "characters of values")
 
 
 def _size(value: Any, depth: int) -> int:

@@ -6,7 +6,8 @@ from typing import Any
 
 from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.errors import BadRequest, TemplateError
-from dragoman.prompt.conversation import variables
+from dragoman.limits import Limits
+from dragoman.prompt.conversation import check_kwargs, variables
 from dragoman.prompt.encode import Encoder, sound
 from dragoman.prompt.special import choose_marks, erase, join_strings
 from dragoman.prompt.template import ChatTemplate, Clock
@@ -31,7 +32,9 @@ class Prompter:
         *,
         template: str | None = None,
         clock: Clock = datetime.now,
+        limits: Limits | None = None,
     ) -> None:
+        self._limits = limits or Limits()
         self._encoder = Encoder(tokenizer)
         special = {"bos_token": self._encoder.bos, "eos_token": self._encoder.eos}
         self._special = {name: text for name, text in special.items() if text is not None}
@@ -90,6 +93,7 @@ class Prompter:
     def _render(self, conversation: Conversation) -> tuple[str, str]:
         """The text with marks in it, and the mark."""
         template, traits = self._choose(conversation.template, tools=bool(conversation.tools))
+        check_kwargs(conversation.template_kwargs, self._limits.template_kwargs_bytes)
         given = variables(conversation, traits)
         prefix = conversation.response_prefix
         joined = join_strings(prefix, given)
