@@ -188,4 +188,6 @@ def _check(merged: Layer, source: str) -> Settings:
     try:
         return msgspec.convert(merged, Settings, strict=False)
     except msgspec.ValidationError as error:
-        raise SettingsError(f"A setting in {source} is wrong: {error}.") from error
+        what, _, path = str(error).partition(" - at `$.")
+        name = f"`{path.rstrip('`')}`: " if path else ""
+        raise SettingsError(f"A setting in {source} is wrong: {name}{what}.") from error

@@ -1,0 +1,5 @@
+import sys
+
+from dragoman.cli import main
+
+sys.exit(main())
