@@ -6,13 +6,13 @@ import time
 
 import bench
 from bench import machine, serve, stream
-from bench.errors import BenchError
+from bench.errors import told
 from bench.peers import Setup
 from bench.tables import OUT
 from dragoman.engines.weights import default_model
 
 
-def main() -> int:
+def cli() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m bench",
         description=bench.__doc__,
@@ -23,16 +23,10 @@ def main() -> int:
     args = parser.parse_args()
     began = time.monotonic()
     print(machine.describe(), flush=True)
-    try:
-        stream.main(stream.QUICK if args.quick else stream.Options(), args.plots)
-        setup = Setup(default_model())
-        serve.main(setup, serve.QUICK if args.quick else serve.Options(), args.plots)
-    except BenchError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 1
+    stream.main(stream.QUICK if args.quick else stream.Options(), args.plots)
+    serve.main(Setup(default_model()), serve.QUICK if args.quick else serve.Options(), args.plots)
     print(f"\n{time.monotonic() - began:.0f} seconds; tables and figures are in {OUT}")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(told(cli))

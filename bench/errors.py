@@ -1,2 +1,18 @@
+"""A measurement that cannot be trusted is an error, never a figure."""
+
+import sys
+from collections.abc import Callable
+
+
 class BenchError(Exception):
-    """A measurement that is worth nothing, and why."""
+    """What made a measurement worth nothing."""
+
+
+def told(run: Callable[[], None]) -> int:
+    """An exit code, after the error is told where there is one."""
+    try:
+        run()
+    except BenchError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
+    return 0

@@ -36,7 +36,7 @@ def _bars(bars: Sequence[tuple[str, Any, float]], label: str, name: str, folder:
     for number, server in enumerate(servers):
         left = [place + (number - (len(servers) - 1) / 2) * width for place in range(len(groups))]
         drawn = axes.bar(left, [heights[server, group] for group in groups], width * 0.92, label=server)
-        axes.bar_label(drawn, fmt="{:,.3g}", fontsize=7, padding=1)
+        axes.bar_label(drawn, fmt=_figure, fontsize=7, padding=1)
     axes.set_xticks(range(len(groups)), [_name(group) for group in groups])
     axes.set_ylabel(label)
     axes.spines[["top", "right"]].set_visible(False)
@@ -44,6 +44,10 @@ def _bars(bars: Sequence[tuple[str, Any, float]], label: str, name: str, folder:
     target = Path(folder) if folder else OUT
     target.mkdir(parents=True, exist_ok=True)
     figure.savefig(target / f"{name}.png", dpi=160)
+
+
+def _figure(height: float) -> str:
+    return f"{height:,.0f}" if height >= 100 else f"{height:.1f}"
 
 
 def _name(group: int | str) -> str:

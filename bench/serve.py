@@ -7,6 +7,7 @@ have its full length. The first token is also timed on a long prefix: fresh, kno
 import argparse
 import json
 import random
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from msgspec import Struct
 from bench import machine, peers, plots, serve_tables
 from bench.answers import Answer, read
 from bench.client import Flight
-from bench.errors import BenchError
+from bench.errors import BenchError, told
 from bench.figures import First, Load, Visit, load_of
 from bench.peers import Setup
 from bench.process import Server
@@ -125,7 +126,7 @@ def main(setup: Setup, options: Options, plot_folder: str | None, only: Sequence
     plots.first_token(serve_tables.first_bars(visits), plot_folder)
 
 
-if __name__ == "__main__":
+def cli() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.serve", description=__doc__)
     parser.add_argument("--model", metavar="FILE", help="a GGUF file [default: the default weights]")
     parser.add_argument("--streams", metavar="N,N", help="streams at the same time [default: 1,8,32]")
@@ -140,11 +141,11 @@ if __name__ == "__main__":
     parser.add_argument("--plots", metavar="DIR", help="folder for the plots [default: bench/out]")
     args = parser.parse_args()
     base = QUICK if args.quick else Options()
-    chosen_options = Options(
-        tuple(map(int, args.streams.split(","))) if args.streams else base.levels,
-        args.tokens or base.tokens,
-        args.rounds or base.rounds,
-        args.temperature,
-    )
-    chosen_setup = Setup(Path(args.model) if args.model else default_model(), threads=args.threads)
-    main(chosen_setup, chosen_options, args.plots, args.only)
+    levels = tuple(map(int, args.streams.split(","))) if args.streams else base.levels
+    options = Options(levels, args.tokens or base.tokens, args.rounds or base.rounds, args.temperature)
+    setup = Setup(Path(args.model) if args.model else default_model(), threads=args.threads)
+    main(setup, options, args.plots, args.only)
+
+
+if __name__ == "__main__":
+    sys.exit(told(cli))

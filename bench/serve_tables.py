@@ -25,7 +25,11 @@ def _first(number: int, of: Callable[[First], float]) -> Callable[[Visit], float
 
 
 def tables(visits: Sequence[Visit], note: str) -> list[Table]:
-    return [_load_table(visits, note), _first_table(visits, note), _process_table(visits, note)]
+    return [
+        _load_table(visits, f"{note} `our tokens/s` is dragoman's rate over the peer's."),
+        _first_table(visits, f"{note} `our wait` is dragoman's p50 over the peer's."),
+        _process_table(visits, note),
+    ]
 
 
 def _ratio(visits: Sequence[Visit], server: str, of: Callable[[Visit], float]) -> str:

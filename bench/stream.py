@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -18,7 +19,7 @@ from msgspec import Struct
 from bench import machine, plots, words
 from bench.answers import Answer, read
 from bench.client import Flight
-from bench.errors import BenchError
+from bench.errors import BenchError, told
 from bench.process import Server
 from bench.tables import Table, keep, ratio
 
@@ -29,6 +30,7 @@ SERVERS = {
     "bare ASGI, bytes made beforehand": ["bench.servers.bare"],
 }
 OURS = "dragoman"
+NOTE = "`our tokens/s` is dragoman's rate over the peer's; `its CPU` is the peer's time over dragoman's."
 
 
 class Round(Struct, frozen=True):
@@ -151,7 +153,7 @@ def table(results: list[Result], where: str) -> Table:
         "The price of a token on its way to the socket",
         ("server", "streams", "tokens/s", "CPU µs/token", "our tokens/s", "its CPU", "client busy"),
         rows,
-        [f"Median of {len(results[0].rounds)} rounds; the ratios are to dragoman. {where}."],
+        [f"Median of {len(results[0].rounds)} rounds. {where}.", NOTE],
     )
 
 
@@ -162,7 +164,7 @@ def main(options: Options, plot_folder: str | None) -> None:
     plots.stream([(each.server, each.streams, each.cpu_us) for each in results], plot_folder)
 
 
-if __name__ == "__main__":
+def cli() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.stream", description=__doc__)
     parser.add_argument("--streams", metavar="N,N", help="streams at the same time [default: 1,8,64]")
     parser.add_argument("--tokens", type=int, help="tokens of an answer [default: 512]")
@@ -171,9 +173,9 @@ if __name__ == "__main__":
     parser.add_argument("--plots", metavar="DIR", help="folder for the plots [default: bench/out]")
     args = parser.parse_args()
     base = QUICK if args.quick else Options()
-    chosen = Options(
-        tuple(map(int, args.streams.split(","))) if args.streams else base.levels,
-        args.tokens or base.tokens,
-        args.rounds or base.rounds,
-    )
-    main(chosen, args.plots)
+    levels = tuple(map(int, args.streams.split(","))) if args.streams else base.levels
+    main(Options(levels, args.tokens or base.tokens, args.rounds or base.rounds), args.plots)
+
+
+if __name__ == "__main__":
+    sys.exit(told(cli))
