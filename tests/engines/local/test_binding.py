@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.engines.local import binding
+from dragoman.engines.local.declarations import CONTEXT_DEFAULTS, ContextParams, ModelParams
 from dragoman.errors import BindingError
 
 
@@ -19,7 +20,7 @@ def test_the_pinned_build_fits() -> None:
 
 def test_a_struct_of_another_size_is_noticed() -> None:
     class Longer(ctypes.Structure):
-        _fields_ = (*binding.ModelParams._fields_, ("more", ctypes.c_void_p))
+        _fields_ = (*ModelParams._fields_, ("more", ctypes.c_void_p))
 
     wrong = binding.mismatches(handle(), "llama_model_default_params", Longer, {})
     assert wrong == ["78 bytes instead of 88"]
@@ -27,13 +28,13 @@ def test_a_struct_of_another_size_is_noticed() -> None:
 
 def test_another_default_is_noticed() -> None:
     wrong = binding.mismatches(
-        handle(), "llama_context_default_params", binding.ContextParams, {"n_batch": 1, "n_ctx": 512}
+        handle(), "llama_context_default_params", ContextParams, {"n_batch": 1, "n_ctx": 512}
     )
     assert wrong == ["n_batch is 2048 instead of 1"]
 
 
 def test_the_message_names_the_version_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(binding._CONTEXT_DEFAULTS, "n_seq_max", 77)
+    monkeypatch.setitem(CONTEXT_DEFAULTS, "n_seq_max", 77)
     with pytest.raises(BindingError, match=f"n_seq_max is 1 instead of 77.*xllamacpp=={binding.PINNED}"):
         binding.check_layout(handle())
 

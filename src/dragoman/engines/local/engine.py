@@ -5,7 +5,6 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
-from dragoman.engines.local import native_log
 from dragoman.engines.local.embedding import Embedding
 from dragoman.engines.local.llamacpp import LlamaRunner
 from dragoman.engines.local.model import Model
@@ -56,7 +55,6 @@ class LocalEngine:
     def open(cls, path: str | Path, options: LocalOptions | None = None) -> "LocalEngine":
         """Load a GGUF file. Raises ModelFileError or BindingError when that is not possible."""
         options = options or LocalOptions()
-        native_log.passing_on = options.native_log
         model = Model(Path(path).expanduser())
         model.load_adapters(options.adapters)
         size = size_for(model, options)

@@ -5,13 +5,15 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from dragoman.engines.local.binding import Batch, Library
+from dragoman.engines.local.binding import Library
+from dragoman.engines.local.declarations import Batch
 from dragoman.engines.local.model import Model
 from dragoman.engines.local.runner import Ids, Logits, Rows, StepFailed, StepInterrupted
 from dragoman.errors import ModelFileError
 
 _ABORTED = 2
 _POOLING_NONE = 0
+_FLASH_WHERE_POSSIBLE, _FLASH_OFF = -1, 0
 # Rows of logits beyond one per slot, for prompts whose log probabilities are wanted.
 _EXTRA_OUTPUTS = 64
 _EMBED_ROWS = 128
@@ -90,7 +92,9 @@ class LlamaRunner:
         self.keep(target, length)
 
     def interrupt(self) -> None:
-        self._stop_flag[0] = b"\1"
+        # What a broken-off step left behind must be cut off again.
+        if self.rewinds:
+            self._stop_flag[0] = b"\1"
 
     def embed(self, prompts: Sequence[Sequence[int]]) -> Iterator[list[float] | None]:
         if self._embedder is None:
@@ -111,14 +115,15 @@ class LlamaRunner:
         params.n_batch = params.n_ubatch = batch
         params.n_outputs_max = outputs
         params.n_threads = params.n_threads_batch = self._threads
-        params.flash_attn_type = int(self._flash)
+        params.flash_attn_type = _FLASH_WHERE_POSSIBLE if self._flash else _FLASH_OFF
         if embeddings:
             params.embeddings = True
             params.pooling_type = _POOLING_NONE
         pointer: int | None = self._library.init_from_model(self.model.pointer, params)
         if not pointer:
+            reason = next(reversed(self._library.errors), "is there enough memory?")
             raise ModelFileError(
-                f"There is no room for {sequences} sequences of {context // sequences} tokens: "
+                f"{sequences} slots of {context // sequences} tokens cannot be set up ({reason}): "
                 "set fewer slots or a shorter context."
             )
         return pointer

@@ -25,6 +25,4 @@ class LocalOptions(Struct, frozen=True, kw_only=True):
     adapters: Mapping[str, str] = field(default_factory=dict)
     """LoRA adapters: public name to GGUF file."""
     flash_attention: bool = True
-    """Fused attention. Faster on every machine measured; a few architectures cannot do it."""
-    native_log: bool = False
-    """Pass the native library's own messages on to `logging`."""
+    """Fused attention where the architecture can do it: faster on every machine measured."""

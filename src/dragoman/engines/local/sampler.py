@@ -124,15 +124,16 @@ def _narrow(ids: Ids | None, values: Logits, places: Ids) -> tuple[Ids, Logits]:
 
 
 def _nucleus(weights: Floats, top_p: float) -> Ids:
-    """The places of the fewest largest weights that make up `top_p` of the sum."""
+    """The places of the fewest largest weights that make up `top_p` of the sum; equals are kept together."""
     total = float(weights.sum(dtype=np.float64))
     # What is smaller than this adds up to less than 1 - top_p, however much of it there is.
     floor = (1 - top_p) * total / weights.size
     near = np.flatnonzero(weights >= floor)
-    order = near[np.argsort(-weights[near], kind="stable")]
-    reached = np.cumsum(weights[order], dtype=np.float64)
-    count = int(np.searchsorted(reached, top_p * total)) + 1
-    return order[:count].astype(np.int32)
+    descending = np.sort(weights[near])[::-1]
+    reached = np.cumsum(descending, dtype=np.float64)
+    last = min(int(np.searchsorted(reached, top_p * total)), descending.size - 1)
+    kept: Ids = near[weights[near] >= descending[last]].astype(np.int32)
+    return kept
 
 
 def _typical(scaled: Logits, typical_p: float) -> Ids:

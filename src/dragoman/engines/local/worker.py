@@ -128,10 +128,19 @@ class Worker:
             by_loop.setdefault(entry[0].loop, []).append(entry)
         for loop, entries in by_loop.items():
             try:
-                loop.call_soon_threadsafe(_call_sinks, entries)
+                loop.call_soon_threadsafe(self._call_sinks, entries)
             except RuntimeError:
                 # The loop is closed, so nobody will ever read these.
                 self._abandon(entries)
+
+    def _call_sinks(self, entries: list[tuple[Group, Step]]) -> None:
+        """On the event loop's thread: one sink's trouble is not another's."""
+        for group, step in entries:
+            try:
+                group.sink(step)
+            except Exception:
+                _log.exception("a sink raised; its job is dropped")
+                self.cancel(group, None)
 
     def _abandon(self, entries: list[tuple[Group, Step]]) -> None:
         for group, _step in entries:
@@ -147,13 +156,3 @@ class Worker:
         self._deliver(self._scheduler.take())
         while self._embeddings:
             self._embeddings.popleft().fail(error or Unavailable(message))
-
-
-def _call_sinks(entries: list[tuple[Group, Step]]) -> None:
-    for group, step in entries:
-        try:
-            group.sink(step)
-        except Exception:
-            _log.exception("a sink raised; its job is dropped")
-            for sequence in group.sequences:
-                sequence.cancelled = True
