@@ -1,0 +1,39 @@
+"""The documents say what the code says: no stale table, no link or file name that leads nowhere."""
+
+import re
+from pathlib import Path
+
+import pytest
+from tools import docgen
+
+from tests.docs.support import DOCUMENTS, ROOT
+
+LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+FILE = re.compile(r"`((?:[\w.]+/)+[\w.]*)`")
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("document", docgen.DOCS, ids=name)
+def test_tables_are_fresh(document: Path) -> None:
+    text = document.read_text()
+    assert docgen.rewritten(text) == text, "run `python -m tools.docgen`"
+
+
+def test_every_table_is_used() -> None:
+    used = {found["name"] for path in docgen.DOCS for found in docgen.TABLE.finditer(path.read_text())}
+    assert used == set(docgen.TABLES)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+def test_links_lead_somewhere(document: Path) -> None:
+    broken = [link for link in LINK.findall(document.read_text()) if not (document.parent / link).exists()]
+    assert not broken
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+def test_named_files_exist(document: Path) -> None:
+    missing = [file for file in FILE.findall(document.read_text()) if not (ROOT / file).exists()]
+    assert not missing

@@ -1,0 +1,248 @@
+"""Writes the tables of the documentation from the code: `python -m tools.docgen`.
+
+A table stands between the comments `<!-- table: NAME -->` and `<!-- end -->`; everything else in a file is
+left alone. What the code cannot say is in docs/notes.toml; a note too many or too few is an error.
+"""
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from msgspec import NODEFAULT, Struct, inspect
+from msgspec.structs import FieldInfo, fields
+
+from dragoman import errors, settings
+from dragoman.api.chat_request import ChatRequest, MessageBody
+from dragoman.api.completions_request import CompletionRequest
+from dragoman.api.embeddings import EmbeddingRequest
+from dragoman.api.fields import HarmlessFields, SharedFields
+from dragoman.api.openapi import OPERATIONS
+from dragoman.api.read import UNSUPPORTED
+from dragoman.engines.local.options import LocalOptions
+from dragoman.http import app
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "dragoman"
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+TABLE = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+POWERS = {2**31 - 1: "2^31-1", -(2**31): "-2^31", 2**63 - 1: "2^63-1", -(2**63): "-2^63"}
+
+
+class NotesError(Exception):
+    """The notes and the code do not name the same things."""
+
+
+def rewritten(text: str) -> str:
+    """The text of a document with every table in it made anew."""
+    return TABLE.sub(lambda found: f"{found[1]}{TABLES[found['name']]()}\n{found[3]}", text)
+
+
+def main() -> None:
+    for path in DOCS:
+        before = path.read_text()
+        after = rewritten(before)
+        if after != before:
+            path.write_text(after)
+            sys.stdout.write(f"{path.relative_to(ROOT)} is new\n")
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """`table(["a"], [["1"]])` is a Markdown table of one column and one row."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def notes(section: str, names: Iterable[str]) -> Mapping[str, str]:
+    """The notes of a section, which must be there for these names and for no others."""
+    found: dict[str, str] = tomllib.loads((ROOT / "docs" / "notes.toml").read_text())[section]
+    if wrong := set(found) ^ set(names):
+        raise NotesError(f"[{section}] in docs/notes.toml and the code differ in: {', '.join(sorted(wrong))}")
+    return found
+
+
+def field_table(struct: type[Struct], section: str, without: type[Struct] | None = None) -> str:
+    inherited = {spec.name for spec in fields(without)} if without else set()
+    own = [spec for spec in fields(struct) if spec.name not in inherited]
+    said = notes(section, [spec.name for spec in own])
+    return table(("field", "type", "range", "note"), [field_row(spec, said[spec.name]) for spec in own])
+
+
+def field_row(spec: FieldInfo, note: str) -> tuple[str, str, str, str]:
+    kind = inspect.type_info(spec.type)
+    required = " (required)" if spec.required else ""
+    return f"`{spec.name}`{required}", spell(kind), bounds(kind), note
+
+
+def spell(kind: inspect.Type) -> str:
+    """`list[int] | None` is "list of integer": null is allowed everywhere and said once."""
+    if isinstance(kind, inspect.UnionType):
+        return " or ".join(spell(one) for one in _present(kind))
+    if isinstance(kind, inspect.ListType):
+        return f"list of {spell(kind.item_type)}"
+    if isinstance(kind, inspect.LiteralType):
+        return ", ".join(f"`{value}`" for value in kind.values)
+    names = {
+        inspect.IntType: "integer",
+        inspect.FloatType: "number",
+        inspect.StrType: "string",
+        inspect.BoolType: "boolean",
+        inspect.NoneType: "null",
+        inspect.AnyType: "any",
+    }
+    return names.get(type(kind), "object")
+
+
+def bounds(kind: inspect.Type) -> str:
+    """`Annotated[int, Meta(ge=1)]` is "at least 1"."""
+    if isinstance(kind, inspect.UnionType):
+        return ", ".join(filter(None, (bounds(one) for one in _present(kind))))
+    if isinstance(kind, inspect.IntType | inspect.FloatType):
+        return _between(kind.ge, kind.le) if kind.gt is None else f"above {kind.gt}, to {kind.le}"
+    if isinstance(kind, inspect.StrType):
+        return f"up to {kind.max_length} characters" if kind.max_length else ""
+    if isinstance(kind, inspect.ListType):
+        each = bounds(kind.item_type)
+        least = f"at least {kind.min_length}" if kind.min_length else ""
+        return least or (f"each {each}" if each else "")
+    if isinstance(kind, inspect.DictType):
+        each = bounds(kind.value_type)
+        most = f"up to {kind.max_length} entries" if kind.max_length else ""
+        return ", ".join(filter(None, (most, f"each {each}" if each else "")))
+    return ""
+
+
+def _present(kind: inspect.UnionType) -> Sequence[inspect.Type]:
+    return [one for one in kind.types if not isinstance(one, inspect.NoneType)]
+
+
+def _between(least: float | None, most: float | None) -> str:
+    if least is None and most is None:
+        return ""
+    return f"{_number(least)} to {_number(most)}"
+
+
+def _number(value: float | None) -> str:
+    return POWERS.get(int(value), f"{value:g}") if value is not None else "any"
+
+
+def harmless() -> str:
+    return ", ".join(f"`{spec.name}`" for spec in fields(HarmlessFields))
+
+
+def unsupported() -> str:
+    reasons: dict[str, list[str]] = {}
+    for name, reason in UNSUPPORTED.items():
+        reasons.setdefault(reason, []).append(f"`{name}`")
+    return table(("because", "fields"), [(reason, " ".join(names)) for reason, names in reasons.items()])
+
+
+def routes() -> str:
+    known = {f"{one.method.upper()} {one.path}": one.summary for one in OPERATIONS}
+    served = [
+        f"{method} {path}" for method, paths in (("POST", app.POST), ("GET", app.GET)) for path in paths
+    ]
+    served = [route.replace("{model:path}", "{model}") for route in served]
+    said = notes("routes", [route for route in served if route not in known])
+    rows = {**known, **said}
+    return table(("route", "what it does"), [(f"`{route}`", what) for route, what in rows.items()])
+
+
+def error_table() -> str:
+    kinds = [kind for kind in vars(errors).values() if _is_error(kind)]
+    said = notes("errors", [kind.__name__ for kind in kinds])
+    rows = [(f"`{kind.__name__}`", *_over_http(kind), said[kind.__name__]) for kind in kinds]
+    return table(("error", "status", "type", "code", "when"), rows)
+
+
+def _is_error(value: object) -> TypeGuard[type[errors.DragomanError]]:
+    return isinstance(value, type) and issubclass(value, errors.DragomanError)
+
+
+def _over_http(kind: type[errors.DragomanError]) -> tuple[str, str, str]:
+    """Status, type and code; nothing for errors that only a process at its start can meet."""
+    if not {"status", "type", "code"} & set(vars(kind)):
+        return "", "", ""
+    return str(kind.status), f"`{kind.type}`", f"`{kind.code}`" if kind.code else ""
+
+
+def code_table() -> str:
+    """The codes that are given where an error is raised, rather than by its class."""
+    found: dict[str, str] = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        found |= _codes(ast.parse(path.read_text()))
+    said = notes("codes", found)
+    rows = [(f"`{code}`", f"`{found[code]}`", said[code]) for code in sorted(found)]
+    return table(("code", "error", "when"), rows)
+
+
+def _codes(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    for call in ast.walk(tree):
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
+            for word in call.keywords:
+                if word.arg == "code" and isinstance(word.value, ast.Constant):
+                    yield str(word.value.value), call.func.id
+
+
+def setting_table(*, limits: bool) -> str:
+    chosen = [option for option in settings.options() if (option.path[0] == "limits") == limits]
+    rows = [
+        (f"`{one.flag}`", f"`{one.env}`", f"`{one.path[-1]}`", _default(one.default), _help(one))
+        for one in chosen
+    ]
+    return table(("flag", "environment", "key in the file", "default", "meaning"), rows)
+
+
+def _default(value: Any) -> str:
+    if value is None or value == []:
+        return ""
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def _help(option: settings.Option) -> str:
+    choices = ", ".join(f"`{choice}`" for choice in option.choices)
+    return f"{option.help}: {choices}" if len(option.choices) > 1 else option.help
+
+
+def local_options() -> str:
+    """LocalOptions with the strings that stand below its fields."""
+    tree = ast.parse((SOURCE / "engines" / "local" / "options.py").read_text())
+    body = next(node.body for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    said = {
+        declared.target.id: text.value.value
+        for declared, text in pairwise(body)
+        if isinstance(declared, ast.AnnAssign)
+        and isinstance(declared.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+    }
+    rows = [(f"`{spec.name}`", _option_default(spec), str(said[spec.name])) for spec in fields(LocalOptions)]
+    return table(("option", "default", "meaning"), rows)
+
+
+def _option_default(spec: FieldInfo) -> str:
+    return "" if spec.default is NODEFAULT or spec.default is None else f"`{spec.default}`"
+
+
+TABLES: Mapping[str, Callable[[], str]] = {
+    "shared": lambda: field_table(SharedFields, "shared", without=HarmlessFields),
+    "chat": lambda: field_table(ChatRequest, "chat", without=SharedFields),
+    "completions": lambda: field_table(CompletionRequest, "completions", without=SharedFields),
+    "message": lambda: field_table(MessageBody, "message"),
+    "embeddings": lambda: field_table(EmbeddingRequest, "embeddings"),
+    "harmless": harmless,
+    "unsupported": unsupported,
+    "routes": routes,
+    "errors": error_table,
+    "codes": code_table,
+    "settings": lambda: setting_table(limits=False),
+    "limits": lambda: setting_table(limits=True),
+    "local-options": local_options,
+}
+
+if __name__ == "__main__":
+    main()
