@@ -128,3 +128,5 @@ class LocalEngine:
 
         self._worker.post(answer)
         await answered.wait()
+        if self._worker.failure is not None:
+            raise self._worker.failure.with_traceback(None)

@@ -63,7 +63,8 @@ class LlamaRunner:
         self._library = library = model.library
         self.vocabulary: int = library.vocab_n_tokens(library.model_get_vocab(model.pointer))
         self._context: int | None = self._open(context * slots, slots, self.max_rows, self.max_outputs)
-        self.context: int = library.n_ctx_seq(self._context)
+        # The library rounds up.
+        self.context = min(context, int(library.n_ctx_seq(self._context)))
         self._memory = library.get_memory(self._context)
         self._buffer = _BatchBuffer(self.max_rows)
         self._adapter: str | None = None

@@ -55,8 +55,11 @@ class Scheduler:
             self._end(sequence, "abort")
 
     def end_all(self, finish: FinishReason, error: DragomanError | None = None) -> None:
-        for sequence in self._waiting + self._running:
-            self._end(sequence, finish, error)
+        """The last thing a scheduler does. It relies on nothing, because it may follow an error."""
+        ended = dict.fromkeys(self._waiting + self._running)
+        self._waiting, self._running = [], []
+        for sequence in ended:
+            self._say(sequence, Step([], sequence.index, finish=finish, error=error))
 
     def take(self) -> list[tuple[Group, Step]]:
         """What there is to say since the last time."""

@@ -37,18 +37,15 @@ class Worker:
 
     def start(self) -> None:
         with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="dragoman-engine", daemon=True)
-                self._thread.start()
-                # A thread inside native code must not outlive the interpreter.
-                atexit.register(self.stop)
+            self._start()
 
     def post(self, mail: Mail) -> None:
         """Have something done by the engine's thread before its next step."""
-        if self.failure is not None:
-            raise self.failure
-        self.start()
-        self._mail.put(mail)
+        with self._lock:
+            if self.failure is not None:
+                raise self.failure.with_traceback(None)
+            self._start()
+            self._mail.put(mail)
 
     def submit(self, group: Group) -> None:
         self.post(lambda: self._scheduler.add(group))
@@ -69,13 +66,24 @@ class Worker:
 
     def stop(self) -> None:
         """End everything and wait for the thread."""
-        if self.failure is None:
-            self.failure = Unavailable("The engine has been stopped.")
+        self._close(Unavailable("The engine has been stopped."))
         self._mail.put(self._order_stop)
         self._runner.interrupt()
         if self._thread is not None:
             self._thread.join()
         atexit.unregister(self.stop)
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="dragoman-engine", daemon=True)
+            self._thread.start()
+            # A thread inside native code must not outlive the interpreter.
+            atexit.register(self.stop)
+
+    def _close(self, reason: DragomanError) -> None:
+        """Take no more mail. What came in before is in the box by then, and will still be read."""
+        with self._lock:
+            self.failure = self.failure or reason
 
     def _order_stop(self) -> None:
         self._stopping = True
@@ -87,7 +95,7 @@ class Worker:
             self._end_all("The engine has been stopped.")
         except Exception:
             _log.exception("the engine's thread ended by an error")
-            self.failure = EngineFailed("The engine failed and takes no more requests.")
+            self._close(EngineFailed("The engine failed and takes no more requests."))
             self._end_all("The engine failed.", failed=True)
 
     def _turn(self) -> None:
