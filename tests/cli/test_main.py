@@ -109,7 +109,7 @@ def test_help_needs_nothing_heavy(tmp_path: Path) -> None:
 
 
 def test_the_package_can_be_run(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "dragoman.cli", "--version"]
+    command = [sys.executable, "-m", "dragoman", "--version"]
     assert subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout.startswith(
         "dragoman "
     )

@@ -1,5 +1,0 @@
-import sys
-
-from dragoman.cli import main
-
-sys.exit(main())
