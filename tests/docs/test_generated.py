@@ -9,7 +9,8 @@ from tools import docgen
 from tests.docs.support import DOCUMENTS, ROOT
 
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
-FILE = re.compile(r"`((?:[\w.]+/)+[\w.]*)`")
+FILE = re.compile(r"`((?!\S*NAME)(?:[\w.]+/)+[\w.]*)`")
+"""A path in backticks; with NAME in it, it is for the reader to fill in."""
 
 
 def name(path: Path) -> str:
