@@ -1,4 +1,4 @@
-"""dragoman gives any language-model engine a complete, fast, correct OpenAI API, in the engine's own process.
+"""dragoman gives any language-model engine a fast, correct OpenAI API, in the engine's own process.
 
 import dragoman
 dragoman.serve(engine, port=8000)  # any object with the Engine protocol

@@ -15,17 +15,19 @@ Cap: TypeAlias = Annotated[int, Meta(ge=1)]
 class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     body_bytes: Annotated[Cap, Meta(description="bytes of a request body")] = 16 * 1024 * 1024
     messages: Annotated[Cap, Meta(description="messages of a conversation")] = 4096
-    content_bytes: Annotated[Cap, Meta(description="characters of all contents together")] = 8 * 1024 * 1024
+    content_chars: Annotated[Cap, Meta(description="characters of all contents together")] = 8 * 1024 * 1024
     tools: Annotated[Cap, Meta(description="tools of a request")] = 512
     prompts: Annotated[Cap, Meta(description="prompts of a completions request")] = 256
     choices: Annotated[Cap, Meta(description="answers of a request: prompts times n or best_of")] = 256
     stops: Annotated[Cap, Meta(description="stop strings and stop ids of a request")] = 64
-    stop_bytes: Annotated[Cap, Meta(description="characters of one stop string")] = 1024
+    stop_chars: Annotated[Cap, Meta(description="characters of one stop string")] = 1024
     logit_bias: Annotated[Cap, Meta(description="entries of logit_bias")] = 1024
     bad_words: Annotated[Cap, Meta(description="entries of bad_words")] = 256
     token_ids: Annotated[Cap, Meta(description="entries of allowed_token_ids")] = 65536
     logprobs: Annotated[Cap, Meta(description="alternatives reported beside each token")] = 20
-    template_kwargs_bytes: Annotated[Cap, Meta(description="bytes of chat_template_kwargs")] = 65536
+    template_kwargs_chars: Annotated[
+        Cap, Meta(description="characters of the values of chat_template_kwargs")
+    ] = 65536
     queue: Annotated[Cap, Meta(description="requests in flight, running and waiting")] = 1024
 
 

@@ -161,7 +161,7 @@ def _from_names(values: Mapping[str, Any], *, by_env: bool) -> dict[str, Any]:
     layer: dict[str, Any] = {}
     for option in options():
         value = values.get(option.env if by_env else option.name)
-        if value is None or value == []:
+        if value in (None, [], ""):
             continue
         if option.is_list and isinstance(value, str):
             value = [part.strip() for part in value.split(",") if part.strip()]

@@ -1,6 +1,6 @@
 """The vocabulary: what an engine is asked, what it says, and what becomes of it.
 
-Structs rather than dataclasses because several are made per token, and because they need no code of their own.
+Structs rather than dataclasses: several are made per token, and they need no code of their own.
 """
 
 from collections.abc import Callable, Mapping

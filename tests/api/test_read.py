@@ -52,7 +52,7 @@ def refused(body: bytes) -> BadRequest:
         (b'{%s,"metadata":{"a":1}}', "metadata[...]"),
         (b'{%s,"response_format":{"type":"json_object"}}', "response_format.type"),
         (b'{%s,"tools":[{"type":"function","function":{"name":"f"}}]}', "tools"),
-        (b'{%s,"tool_choice":"required"}', "tools"),
+        (b'{%s,"tool_choice":"required"}', "tool_choice"),
         (b'{%s,"store":true}', "store"),
         (b'{%s,"modalities":["audio"]}', "modalities[0]"),
         (b'{%s,"add_generation_prompt":true,"continue_final_message":true}', "continue_final_message"),

@@ -53,12 +53,12 @@ class MessageBody(Struct, forbid_unknown_fields=True):
     provider_specific_fields: Any = None
 
 
-class FunctionTool(Struct):
+class FunctionTool(Struct, forbid_unknown_fields=True):
     function: dict[str, Any]
     type: Literal["function"] = "function"
 
 
-class ResponseFormat(Struct):
+class ResponseFormat(Struct, forbid_unknown_fields=True):
     type: Literal["text"]
 
 
@@ -139,9 +139,7 @@ def _check_chat(request: ChatRequest, limits: Limits) -> None:
     check_count(request.top_logprobs or 0, limits.logprobs, "top_logprobs", "alternatives")
     if request.top_logprobs and not request.logprobs:
         raise BadRequest("top_logprobs needs logprobs: true.", param="top_logprobs", code="invalid_value")
-    if (request.tools or request.tool_choice) and request.tool_choice != "none":
-        message = "Tool calls are not offered by this server yet; leave out tools, or send tool_choice: none."
-        raise BadRequest(message, param="tools", code="unsupported_field")
+    _check_tools(request)
     if request.add_special_tokens:
         message = (
             "The chat template writes the special tokens of a conversation; leave out add_special_tokens."
@@ -151,13 +149,23 @@ def _check_chat(request: ChatRequest, limits: Limits) -> None:
         raise BadRequest("Answers are not stored by this server.", param="store", code="unsupported_field")
 
 
+def _check_tools(request: ChatRequest) -> None:
+    message = "Tool calls are not offered by this server yet; leave out tools, or send tool_choice: none."
+    if request.tools and request.tool_choice != "none":
+        raise BadRequest(message, param="tools", code="unsupported_field")
+    if request.tool_choice not in (None, "none", "auto"):
+        raise BadRequest(message, param="tool_choice", code="unsupported_field")
+
+
 def check_conversation(request: ChatRequest, limits: Limits) -> None:
     check_count(len(request.messages), limits.messages, "messages", "messages")
     check_count(len(request.tools or ()), limits.tools, "tools", "tools")
     size = 0
     for number, message in enumerate(request.messages):
         size += _size(message.content, f"messages[{number}].content")
-    check_count(size, limits.content_bytes, "messages", "characters of content")
+    check_count(
+        size + len(request.response_prefix or ""), limits.content_chars, "messages", "characters of content"
+    )
     if request.continue_final_message and request.add_generation_prompt:
         message_ = "continue_final_message and add_generation_prompt exclude each other."
         raise BadRequest(message_, param="continue_final_message", code="invalid_value")

@@ -33,6 +33,7 @@ def read(body: bytes, limits: Limits) -> CompletionRequest:
     check_count(request.logprobs or 0, limits.logprobs, "logprobs", "alternatives")
     prompts = len(request.prompt) if _is_batch(request.prompt) else 1
     check_count(prompts, limits.prompts, "prompt", "prompts")
+    check_count(_size(request), limits.content_chars, "prompt", "characters of prompts")
     computed = prompts * max(request.n or 1, request.best_of or 1)
     check_count(computed, limits.choices, "n", "choices over all prompts")
     _check_best_of(request)
@@ -40,6 +41,11 @@ def read(body: bytes, limits: Limits) -> CompletionRequest:
         message = "The log probabilities of an echoed prompt cannot be streamed; leave out echo or logprobs."
         raise BadRequest(message, param="echo", code="invalid_value")
     return request
+
+
+def _size(request: CompletionRequest) -> int:
+    texts = [request.prompt] if isinstance(request.prompt, str) else request.prompt
+    return len(request.suffix or "") + sum(len(text) for text in texts if isinstance(text, str))
 
 
 def _check_best_of(request: CompletionRequest) -> None:

@@ -107,7 +107,7 @@ def check_shared(fields: SharedFields, limits: Limits) -> None:
     for stop in stops:
         if not stop:
             raise BadRequest("A stop string must not be empty.", param="stop", code="invalid_value")
-        check_count(len(stop), limits.stop_bytes, "stop", "characters in a stop string")
+        check_count(len(stop), limits.stop_chars, "stop", "characters in a stop string")
     check_count(len(fields.logit_bias or ()), limits.logit_bias, "logit_bias", "entries")
     check_count(len(fields.bad_words or ()), limits.bad_words, "bad_words", "entries")
     check_count(len(fields.allowed_token_ids or ()), limits.token_ids, "allowed_token_ids", "ids")
@@ -117,6 +117,9 @@ def check_shared(fields: SharedFields, limits: Limits) -> None:
         raise BadRequest(
             "allowed_token_ids must not be empty.", param="allowed_token_ids", code="invalid_value"
         )
+    if fields.truncate_prompt_tokens == 0:
+        message = "truncate_prompt_tokens must be at least 1, or -1 for as many as fit."
+        raise BadRequest(message, param="truncate_prompt_tokens", code="invalid_value")
     if fields.stream_options and not fields.stream:
         raise BadRequest("stream_options needs stream: true.", param="stream_options", code="invalid_value")
     if fields.stream and fields.prompt_logprobs is not None:

@@ -33,6 +33,8 @@ OPERATIONS: Sequence[Operation] = (
     Operation("post", "/v1/chat/completions/input_tokens", "Count a conversation's tokens", (ChatRequest,)),
     Operation("post", "/tokenize", "Text or a conversation to ids", (TokenizeText, TokenizeChat)),
     Operation("post", "/detokenize", "Ids to text", (Detokenize,)),
+    Operation("post", "/v1/tokenize", "The same as /tokenize", (TokenizeText, TokenizeChat)),
+    Operation("post", "/v1/detokenize", "The same as /detokenize", (Detokenize,)),
     Operation("get", "/v1/models", "The models there are"),
     Operation("get", "/v1/models/{model}", "One model"),
     Operation("get", "/health", "Whether the server is alive"),
@@ -60,7 +62,7 @@ _ERROR = {
 
 
 def document(version: str) -> dict[str, Any]:
-    bodies = [body for operation in OPERATIONS for body in operation.body]
+    bodies = list(dict.fromkeys(body for operation in OPERATIONS for body in operation.body))
     schemas, components = msgspec.json.schema_components(bodies, ref_template="#/components/schemas/{name}")
     by_body = dict(zip(bodies, schemas, strict=True))
     paths: dict[str, Any] = {}
@@ -69,6 +71,7 @@ def document(version: str) -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {"title": "dragoman", "version": version, "license": {"name": "Apache-2.0"}},
+        "security": [{}, {"key": []}],
         "paths": paths,
         "components": {
             "schemas": {**components, "Error": _ERROR},

@@ -20,7 +20,6 @@ def engine_of(settings: Settings) -> "LocalEngine":
         slots=settings.slots,
         threads=settings.threads,
         adapters=adapters_of(settings),
-        native_log=settings.log_level == "debug",
     )
     return LocalEngine.open(model_file(settings), options)
 

@@ -70,7 +70,7 @@ class Engine(Protocol):
     def tokenizer(self) -> Tokenizer: ...
 
     def generate(self, job: Job) -> AsyncIterator[Step]:
-        """Steps until every continuation has finished. Closing the iterator cancels the job."""
+        """The steps of one continuation: `job.n` is 1 here. Closing the iterator cancels the job."""
 
 
 @runtime_checkable
@@ -78,7 +78,7 @@ class DirectEngine(Engine, Protocol):
     """An engine that can call back, which spares a task switch per token."""
 
     def submit(self, job: Job, sink: Sink) -> Handle:
-        """Start a job from the event loop's thread; `sink` is called on that thread.
+        """Start all `n` continuations of a job from the event loop's thread; `sink` is called on that thread.
 
         One wake-up of the loop per engine step serves the sinks of all jobs.
         """

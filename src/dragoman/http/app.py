@@ -88,12 +88,10 @@ class App:
         exchange = Exchange(scope, receive, send, self.settings.limits.body_bytes)
         scope["dragoman.exchange"] = exchange
         scope["app"] = self  # Starlette's router raises its 405 instead of answering it
-        self.host.in_flight += 1
         self.metrics.in_flight.inc()
         try:
             await self._guarded(exchange)
         finally:
-            self.host.in_flight -= 1
             self.metrics.in_flight.dec()
             self._record(exchange, loop.time() - began)
 
@@ -115,10 +113,11 @@ class App:
     def _check_key(self, exchange: Exchange) -> None:
         if not self._keys or exchange.path in OPEN_PATHS:
             return
-        given = exchange.headers.get(b"authorization", b"").removeprefix(b"Bearer ")
-        given = given or exchange.headers.get(b"x-api-key", b"")
+        scheme, _, given = exchange.headers.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() != b"bearer":
+            given = exchange.headers.get(b"x-api-key", b"")
         # Every key is compared, and in constant time, so that the time tells nothing.
-        if not sum(hmac.compare_digest(given, key) for key in self._keys):
+        if not sum(hmac.compare_digest(given.strip(), key) for key in self._keys):
             raise Unauthorized("Send a valid API key as 'Authorization: Bearer KEY'.")
 
     def _record(self, exchange: Exchange, seconds: float) -> None:

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 from uuid import uuid4
 
@@ -37,13 +38,22 @@ class Host:
         self.prompter = Prompter(self.card, tokenizer, template=template, limits=self.limits)
         self.planner = Planner(self.card, tokenizer, self.prompter, settings.model_alias)
         self.pump = Pump()
-        self.in_flight = 0
+        self._in_flight = 0
         self._fingerprint = f"dragoman-{__version__}"
+
+    @contextmanager
+    def admitted(self) -> Iterator[None]:
+        """Inside, a request counts as in flight; beyond the limit it is refused before its body is read."""
+        if self._in_flight >= self.limits.queue:
+            raise Overloaded(f"The server is busy with {self.limits.queue} requests; try again soon.")
+        self._in_flight += 1
+        try:
+            yield
+        finally:
+            self._in_flight -= 1
 
     async def turn(self, spec: TurnSpec, body_bytes: int) -> Turn:
         """A turn that is ready to start; what is wrong with the request has been said by then."""
-        if self.in_flight > self.limits.queue:
-            raise Overloaded(f"The server is busy with {self.limits.queue} requests; try again soon.")
         jobs = await self.prepare(body_bytes, self.planner.jobs, spec)
         return Turn(self.engine, jobs, spec, self.pieces)
 

@@ -79,9 +79,17 @@ async def count_chat(host: Host, exchange: Exchange) -> None:
 
 
 async def embed(host: Host, exchange: Exchange) -> None:
+    with host.admitted():
+        await _embed(host, exchange)
+
+
+async def _embed(host: Host, exchange: Exchange) -> None:
     body = await exchange.body()
     request = embeddings.read(body, host.limits)
-    host.planner.adapter(request.model)
+    if host.planner.adapter(request.model) is not None:
+        raise BadRequest(
+            "Adapters have no embeddings; ask the model itself.", param="model", code="invalid_value"
+        )
     if not isinstance(host.engine, EmbeddingEngine):
         raise BadRequest("This engine has no embeddings.", param="model", code="unsupported_model")
     asked = embeddings.prompts(request)

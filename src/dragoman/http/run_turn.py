@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from dragoman.api.reply import StreamWriter
+from dragoman.errors import DragomanError
 from dragoman.http.exchange import ClientGone, Exchange
 from dragoman.http.stream import Pump, TurnStream
 from dragoman.turns.fold import Answer
@@ -89,7 +90,9 @@ def _note(exchange: Exchange, turn: Turn) -> None:
         exchange.facts.setdefault("finish", ",".join(sorted(reasons)))
     for event in turn.finishes.values():
         if event.error is not None:
-            exchange.facts["error"] = str(event.error)
+            # The text of a foreign exception may hold anything, so only our own words are logged.
+            known = isinstance(event.error, DragomanError)
+            exchange.facts["error"] = str(event.error) if known else "the engine failed"
     if turn.first_token_at is not None:
         exchange.facts["ttft_ms"] = round((turn.first_token_at - turn.started_at) * 1000, 1)
         writing = now - turn.first_token_at

@@ -51,7 +51,7 @@ async def aserve(
 def background(
     engine: Engine, settings: Settings | None = None, *, template: str | None = None, **changes: Any
 ) -> Iterator[str]:
-    """Serves in a thread of its own while the block runs, and gives the address. Takes a free port."""
+    """Serves in a thread of its own while the block runs, and gives the address: a free port by default."""
     ready = threading.Event()
     settings = settings or Settings(port=0)
     server, listener = _prepare(engine, settings, template, lambda _: ready.set(), changes)

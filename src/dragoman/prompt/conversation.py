@@ -49,7 +49,11 @@ def check_kwargs(kwargs: Mapping[str, Any], most: int) -> None:
     """Names that a template's own variables have are refused (CVE-2025-62426), and so is too much."""
     for name in kwargs:
         if name in RESERVED or name.startswith("_") or not name.isidentifier():
-            raise BadRequest(f"chat_template_kwargs cannot set {name[:64]!r}.", param="chat_template_kwargs")
+            raise BadRequest(
+                f"chat_template_kwargs cannot set {name[:64]!r}.",
+                param="chat_template_kwargs",
+                code="invalid_value",
+            )
     check_count(_size(kwargs, MAX_KWARGS_DEPTH), most, "chat_template_kwargs", "characters of values")
 
 
@@ -62,6 +66,7 @@ def _size(value: Any, depth: int) -> int:
         raise BadRequest(
             f"chat_template_kwargs hold JSON values, at most {MAX_KWARGS_DEPTH} levels deep.",
             param="chat_template_kwargs",
+            code="invalid_value",
         )
     inner = [*value.keys(), *value.values()] if isinstance(value, Mapping) else value
     return sum(_size(each, depth - 1) for each in inner)

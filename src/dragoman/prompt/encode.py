@@ -41,7 +41,11 @@ class Encoder:
         ids = self.encode_special(prompt.text)
         if prompt.suffix is not None:
             if self._tokenizer.infill is None:
-                raise BadRequest("This model cannot fill a gap: suffix is not supported.", param="suffix")
+                raise BadRequest(
+                    "This model cannot fill a gap: suffix is not supported.",
+                    param="suffix",
+                    code="unsupported_field",
+                )
             before, after, middle = self._tokenizer.infill
             ids = [before, *ids, after, *self.encode_special(prompt.suffix), middle]
         bos = self._tokenizer.bos_id
@@ -53,7 +57,11 @@ class Encoder:
         most = len(self._tokenizer.pieces)
         for id in ids:
             if not 0 <= id < most:
-                raise BadRequest(f"Token id {id} is not in the vocabulary, which has {most}.", param="prompt")
+                raise BadRequest(
+                    f"Token id {id} is outside of the vocabulary (0 to {most - 1}).",
+                    param="prompt",
+                    code="invalid_token_id",
+                )
         return tuple(ids)
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -93,7 +93,7 @@ class Prompter:
     def _render(self, conversation: Conversation) -> tuple[str, str]:
         """The text with marks in it, and the mark."""
         template, traits = self._choose(conversation.template, tools=bool(conversation.tools))
-        check_kwargs(conversation.template_kwargs, self._limits.template_kwargs_bytes)
+        check_kwargs(conversation.template_kwargs, self._limits.template_kwargs_chars)
         given = variables(conversation, traits)
         prefix = conversation.response_prefix
         joined = join_strings(prefix, given)

@@ -4,6 +4,8 @@ import asyncio
 import logging
 from contextlib import aclosing
 
+from msgspec.structs import replace
+
 from dragoman.engines.protocol import DirectEngine, Engine, Handle
 from dragoman.errors import DragomanError, EngineFailed
 from dragoman.types import Job, Sink, Step
@@ -19,36 +21,46 @@ def start(engine: Engine, job: Job, sink: Sink) -> Handle:
 
 
 class _Iteration:
-    """A job of an engine that only iterates: one task that hands the steps on."""
+    """A job of an engine that only iterates: one task per continuation, which hands its steps on."""
 
     def __init__(self, engine: Engine, job: Job, sink: Sink) -> None:
-        self._open = set(range(job.n))
         self._sink = sink
-        self._task = asyncio.get_running_loop().create_task(self._run(engine, job))
+        loop = asyncio.get_running_loop()
+        self._tasks = [
+            loop.create_task(self._run(engine, _single(job, index), index)) for index in range(job.n)
+        ]
 
-    async def _run(self, engine: Engine, job: Job) -> None:
+    async def _run(self, engine: Engine, job: Job, index: int) -> None:
         try:
             async with aclosing(engine.generate(job)) as steps:  # type: ignore[type-var]
                 async for step in steps:
-                    if step.finish is not None:
-                        self._open.discard(step.index)
+                    step.index = index
+                    if index:
+                        # The prompt is told of once, by the first continuation.
+                        step.cached_tokens = step.prompt_logprobs = None
                     self._sink(step)
-            self._fail(EngineFailed("The engine ended before the answer did."))
+                    if step.finish is not None:
+                        return
+            self._fail(index, EngineFailed("The engine ended before the answer did."))
         except DragomanError as error:
-            self._fail(error)
+            self._fail(index, error)
         except Exception:
             # The foreign exception's text stays in the log: it may hold anything.
             logger.exception("The engine failed on job %s", job.id)
-            self._fail(EngineFailed("The engine failed while it was writing the answer."))
+            self._fail(index, EngineFailed("The engine failed while it was writing the answer."))
 
-    def _fail(self, error: DragomanError) -> None:
-        for index in sorted(self._open):
-            self._sink(Step([], index, finish="error", error=error))
-        self._open.clear()
+    def _fail(self, index: int, error: DragomanError) -> None:
+        self._sink(Step([], index, finish="error", error=error))
 
     def cancel(self, index: int | None = None) -> None:
-        if index is None:
-            self._open.clear()
-        self._open.discard(index if index is not None else -1)
-        if not self._open:
-            self._task.cancel()
+        for task in self._tasks if index is None else self._tasks[index : index + 1]:
+            task.cancel()
+
+
+def _single(job: Job, index: int) -> Job:
+    """One continuation as a job of its own, with a seed of its own."""
+    if job.n == 1:
+        return job
+    seed = job.sampling.seed
+    sampling = job.sampling if seed is None else replace(job.sampling, seed=seed + index)
+    return replace(job, id=f"{job.id}-{index}", n=1, sampling=sampling)

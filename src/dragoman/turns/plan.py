@@ -56,7 +56,7 @@ class Planner:
         most = self.card.max_model_len
         param = "messages" if isinstance(prompt, Conversation) else "prompt"
         if keep is not None:
-            ids = ids[-(most - 1 if keep < 0 else max(keep, 1)) :]
+            ids = ids[-(most - 1 if keep < 0 else keep) :]
         if not ids:
             raise BadRequest("The prompt is empty.", param=param, code="empty_prompt")
         if len(ids) >= most:

@@ -79,6 +79,16 @@ def test_a_prefix_that_is_being_computed_is_waited_for() -> None:
         assert desk.ids(group) == expected([*SYSTEM, n], 2)
 
 
+def test_who_cannot_use_a_prefix_does_not_wait_for_it() -> None:
+    desk = Desk(batch=8)
+    desk.ask([*SYSTEM, 1], 1)
+    whole = desk.ask([*SYSTEM, 2], 1, prompt_logprobs=0)
+    desk.step()
+    assert whole.sequences[0].slot is not None
+    desk.run()
+    assert desk.cached(whole) == 0
+
+
 def test_others_go_on_while_somebody_waits_for_a_prefix() -> None:
     desk = Desk(batch=8)
     desk.ask([*SYSTEM, 1], 2)

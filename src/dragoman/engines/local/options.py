@@ -9,7 +9,7 @@ class LocalOptions(Struct, frozen=True, kw_only=True):
     """Everything has a default that is worked out from the model and the machine."""
 
     name: str | None = None
-    """The model's public name; by default the one in the file."""
+    """The model's public name; by default the name of the file."""
     context: int | None = None
     """Tokens one sequence may hold, prompt and answer together."""
     slots: int | None = None

@@ -33,7 +33,7 @@ class Slots:
             return False
         reusable = self._runner.rewinds and sequence.prompt_logprobs is None
         source, length = self._match(group.prompt, group.namespace) if reusable else (None, 0)
-        if self._runner.rewinds and self._hold(sequence, length):
+        if reusable and self._hold(sequence, length):
             return False
         target = self._target(source, length)
         if target is source or source is None or length < _WORTH_A_COPY:
