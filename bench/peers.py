@@ -25,7 +25,7 @@ def commands(setup: Setup) -> dict[str, list[str]]:
     slots = ["--slots", str(setup.slots)]
     size = ["--context", str(setup.context), "--threads", str(setup.threads)]
     found = {
-        OURS: ["dragoman.cli", "serve", str(setup.model), *slots, *size, "--log-level", "warning"],
+        OURS: ["dragoman", "serve", str(setup.model), *slots, *size, "--log-level", "warning"],
         LLAMA_CPP: ["bench.servers.llamacpp", str(setup.model), *slots, *size],
     }
     if find_spec("llama_cpp") is not None:
