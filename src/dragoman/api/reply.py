@@ -3,7 +3,7 @@
 Only the escaped delta and what was asked for beside it goes between an envelope's two halves.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -69,7 +69,9 @@ class StreamWriter:
         self._plain = plain and not options.token_ids and not options.running_usage
         self._halves: dict[int, tuple[bytes, bytes]] = {}
 
-    def write(self, events: Iterable[Event]) -> bytes:
+    def write(self, events: Sequence[Event]) -> bytes:
+        if len(events) == 1:
+            return self._one(events[0])
         return b"".join([self._one(event) for event in events])
 
     def _one(self, event: Event) -> bytes:

@@ -110,6 +110,7 @@ class _Server(uvicorn.Server):
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,
             timeout_graceful_shutdown=app.settings.shutdown_grace,
             lifespan="on",
             ws="none",

@@ -1,8 +1,9 @@
 """The last yards to the socket, without a task switch per token.
 
-An engine step wakes the event loop once; the sinks of all its jobs run, each marks its stream, and one flush
-writes what every marked stream has to say. Only a client that reads too slowly costs a task: its events wait
-in the turn, where neighbours are joined, until the socket takes more.
+An engine step wakes the event loop once, and the sinks of all its jobs run. A stream of one choice writes
+right there; one of several is marked, and flushed when all its choices have spoken, in one send. Only a
+client that reads too slowly costs a task: its events wait in the turn, where neighbours are joined, until the
+socket takes more.
 """
 
 import asyncio
@@ -60,7 +61,8 @@ class TurnStream:
         self._period = keep_alive
         self._timer = self._loop.call_later(keep_alive, self._tick)
         self.done: asyncio.Future[None] = self._loop.create_future()
-        turn.on_ready = self._mark
+        # A turn of one choice has one step per engine step: there is nothing to wait for and join.
+        turn.on_ready = self.flush if turn.choices == 1 else self._mark
         self._mark()
 
     def close(self) -> None:
