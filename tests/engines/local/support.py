@@ -53,6 +53,9 @@ class FakeRunner:
         self.interrupted = False
         self.closed = False
 
+    def warm_up(self) -> None:
+        assert self.steps == []
+
     def step(self, rows: Rows, adapter: str | None) -> Logits:
         assert 0 < len(rows) <= self.max_rows
         assert sum(rows.outputs) <= self.max_outputs

@@ -70,7 +70,14 @@ class LlamaRunner:
         self._adapter: str | None = None
         self._stop_flag = _attach_stop_flag(library, self._context)
         self._embedder: _Embedder | None = None
-        self._warm_up()
+
+    def warm_up(self) -> None:
+        # OpenMP keeps a team of threads for each thread that computes. With a second team it takes the
+        # cores for overcommitted and sends threads to sleep at every barrier: a third of the speed is gone.
+        rows = Rows()
+        rows.add(0, 0, 0)
+        self.step(rows, None)
+        self.keep(0, 0)
 
     def step(self, rows: Rows, adapter: str | None) -> Logits:
         self._use(adapter)
@@ -128,13 +135,6 @@ class LlamaRunner:
                 "set fewer slots or a shorter context."
             )
         return pointer
-
-    def _warm_up(self) -> None:
-        """Read the weights from disk and set up the threads now, not in somebody's first request."""
-        rows = Rows()
-        rows.add(0, 0, 0)
-        self.step(rows, None)
-        self.keep(0, 0)
 
     def _use(self, adapter: str | None) -> None:
         if adapter == self._adapter:

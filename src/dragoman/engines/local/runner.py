@@ -64,6 +64,9 @@ class Runner(Protocol):
     """Whether a slot can be cut back to a prefix. Recurrent models cannot."""
     adapters: tuple[str, ...]
 
+    def warm_up(self) -> None:
+        """Read the weights and set up threads, on the thread that will compute, before the first request."""
+
     def step(self, rows: Rows, adapter: str | None) -> Logits:
         """Compute one step; one row of logits per wanted output, in order.
 

@@ -90,6 +90,7 @@ class Worker:
 
     def _run(self) -> None:
         try:
+            self._runner.warm_up()
             while not self._stopping:
                 self._turn()
             self._end_all("The engine has been stopped.")
