@@ -43,6 +43,7 @@ class FakeRunner:
         self.max_rows = rows + slots
         self.max_outputs = slots + extra
         self.rewinds = rewinds
+        self.equal_pieces = False
         self.adapters: tuple[str, ...] = ("red", "blue")
         self.held: list[list[int]] = [[] for _ in range(slots)]
         self.steps: list[Rows] = []

@@ -148,7 +148,10 @@ def test_an_error_in_the_thread_ends_everything(caplog: pytest.LogCaptureFixture
             raise ZeroDivisionError("a secret")
 
         runner.before_step = break_down
-        steps = [step async for step in engine.generate(job([1, 2], 5, n=2))]
+        steps: list[Step] = []
+        engine.submit(job([1, 2], 5, n=2), steps.append)
+        with pytest.raises(EngineFailed):
+            await anext(engine.generate(job([1])))
         assert [step.finish for step in steps] == ["error", "error"]
         assert isinstance(steps[0].error, EngineFailed)
         assert "secret" not in str(steps[0].error)

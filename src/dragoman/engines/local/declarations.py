@@ -111,6 +111,9 @@ SLOW: dict[str, Signature] = {
     "decode": (c_int32, _PTR, Batch),
     "synchronize": (None, _PTR),
     "adapter_lora_init": (_PTR, _PTR, c_char_p),
+    "state_seq_get_size": (c_size_t, _PTR, c_int32),
+    "state_seq_get_data": (c_size_t, _PTR, _PTR, c_size_t, c_int32),
+    "state_seq_set_data": (c_size_t, _PTR, _PTR, c_size_t, c_int32),
     "tokenize": (c_int32, _PTR, c_char_p, c_int32, POINTER(c_int32), c_int32, c_bool, c_bool),
 }
 # These take microseconds. Giving up the interpreter lock around them would hand it to the event loop's
@@ -149,6 +152,7 @@ QUICK: dict[str, Signature] = {
     "get_memory": (_PTR, _PTR),
     "memory_clear": (None, _PTR, c_bool),
     "memory_seq_rm": (c_bool, _PTR, c_int32, c_int32, c_int32),
+    "memory_seq_pos_max": (c_int32, _PTR, c_int32),
     "memory_seq_cp": (None, _PTR, c_int32, c_int32, c_int32, c_int32),
     "set_adapters_lora": (c_int32, _PTR, POINTER(c_void_p), c_size_t, POINTER(c_float)),
     "set_abort_callback": (None, _PTR, c_void_p, c_void_p),

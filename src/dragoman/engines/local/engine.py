@@ -17,6 +17,7 @@ from dragoman.engines.local.sizing import size_for
 from dragoman.engines.local.tokenizer import LlamaTokenizer
 from dragoman.engines.local.worker import Worker
 from dragoman.engines.protocol import ModelCard, Tokenizer
+from dragoman.engines.steps import iterate
 from dragoman.types import Job, Sink, Step
 
 
@@ -84,19 +85,9 @@ class LocalEngine:
         self._worker.submit(group)
         return LocalHandle(self._worker, group)
 
-    async def generate(self, job: Job) -> AsyncGenerator[Step, None]:
+    def generate(self, job: Job) -> AsyncGenerator[Step, None]:
         """Steps until every continuation has finished. Closing the iterator cancels the job."""
-        steps: asyncio.Queue[Step] = asyncio.Queue()
-        handle = self.submit(job, steps.put_nowait)
-        left = job.n
-        try:
-            while left:
-                step = await steps.get()
-                left -= step.finish is not None
-                yield step
-        finally:
-            if left:
-                handle.cancel()
+        return iterate(self, job)
 
     async def embed(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
         """The mean of the last hidden states of each prompt, at length one."""

@@ -17,6 +17,8 @@ _FLASH_WHERE_POSSIBLE, _FLASH_OFF = -1, 0
 # Rows of logits beyond one per slot, for prompts whose log probabilities are wanted.
 _EXTRA_OUTPUTS = 64
 _EMBED_ROWS = 128
+# Saving and reading back costs more per token than copying a slot's memory, which is always done whole.
+_WHOLE_IS_CHEAPER = 4
 
 
 class _BatchBuffer:
@@ -57,6 +59,7 @@ class LlamaRunner:
         self.max_rows = batch + slots
         self.max_outputs = slots + _EXTRA_OUTPUTS
         self.rewinds = model.rewinds
+        self.equal_pieces = True
         self.adapters = tuple(model.adapters)
         self._threads = threads
         self._flash = flash_attention
@@ -70,6 +73,7 @@ class LlamaRunner:
         self._adapter: str | None = None
         self._stop_flag = _attach_stop_flag(library, self._context)
         self._embedder: _Embedder | None = None
+        self._saved = np.empty(0, np.uint8)
 
     def warm_up(self) -> None:
         # OpenMP keeps a team of threads for each thread that computes. With a second team it takes the
@@ -94,10 +98,22 @@ class LlamaRunner:
         self._library.memory_seq_rm(self._memory, slot, length, -1)
 
     def copy(self, source: int, target: int, length: int) -> None:
-        # Between slots only whole ones can be copied, so the rest is cut off afterwards.
         self.keep(target, 0)
-        self._library.memory_seq_cp(self._memory, source, target, -1, -1)
+        held = self._library.memory_seq_pos_max(self._memory, source) + 1
+        if held > self.context // _WHOLE_IS_CHEAPER or not self._copy_held(source, target):
+            # This copies the slot's whole memory, whatever is in it.
+            self._library.memory_seq_cp(self._memory, source, target, -1, -1)
         self.keep(target, length)
+
+    def _copy_held(self, source: int, target: int) -> bool:
+        """Copy only the tokens that a slot holds, by way of the library's form for saving them."""
+        size = self._library.state_seq_get_size(self._context, source)
+        if len(self._saved) < size:
+            self._saved = np.empty(size, np.uint8)
+        address = self._saved.ctypes.data
+        written = self._library.state_seq_get_data(self._context, address, size, source)
+        read: int = self._library.state_seq_set_data(self._context, address, written, target)
+        return read > 0
 
     def interrupt(self) -> None:
         # What a broken-off step left behind must be cut off again.

@@ -3,6 +3,9 @@
 from dragoman.engines.local.runner import Rows
 from dragoman.engines.local.sequence import Sequence
 
+_END = 3
+_WORTH_A_PASS = 32
+
 
 class Piece:
     """What one sequence computes in a step: its newest token, or a part of its prompt."""
@@ -73,3 +76,16 @@ def share_out(reading: list[Sequence], rows: int, outputs: int) -> dict[Sequence
             if size > 0:
                 sizes[sequence] = already + size
     return sizes
+
+
+def level(sizes: dict[Sequence, int]) -> dict[Sequence, int]:
+    """Pieces of one length, so that they are computed in one pass: `9, 10, 12` becomes `9, 9, 9`.
+
+    The ends of prompts, a few tokens each, come one by one in the next steps, where they cost no pass of
+    their own beside the sequences that decode. A piece that is much longer than the rest is worth a pass.
+    """
+    common = min((size for size in sizes.values() if size > _END), default=1)
+    return {
+        sequence: size if size - common >= _WORTH_A_PASS else min(common, size) if size > _END else 1
+        for sequence, size in sizes.items()
+    }

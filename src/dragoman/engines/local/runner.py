@@ -62,6 +62,8 @@ class Runner(Protocol):
     """Rows of logits in one step; at least `slots`."""
     rewinds: bool
     """Whether a slot can be cut back to a prefix. Recurrent models cannot."""
+    equal_pieces: bool
+    """Whether pieces of prompts are computed together only as far as they are equally long."""
     adapters: tuple[str, ...]
 
     def warm_up(self) -> None:

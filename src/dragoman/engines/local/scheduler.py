@@ -14,7 +14,7 @@ import logging
 from bisect import insort
 from itertools import count
 
-from dragoman.engines.local.plan import Piece, Plan, share_out
+from dragoman.engines.local.plan import Piece, Plan, level, share_out
 from dragoman.engines.local.prefix import Slots
 from dragoman.engines.local.runner import Logits, Runner, StepFailed, StepInterrupted
 from dragoman.engines.local.sampler import NoTokenLeft, Sampler, logprob
@@ -103,6 +103,8 @@ class Scheduler:
         reading = sorted((s for s in mine if not s.decoding), key=_order)
         rows = self._batch if len(reading) == len(mine) else self._chunk
         sizes = share_out(reading, rows, self._runner.max_outputs - self._runner.slots)
+        if self._runner.equal_pieces:
+            sizes = level(sizes)
         pieces = [Piece(s, sizes.get(s, 1)) for s in mine if s.decoding or s in sizes]
         return Plan(adapter, pieces)
 

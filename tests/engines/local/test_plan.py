@@ -1,0 +1,34 @@
+import asyncio
+
+import numpy as np
+import pytest
+
+from dragoman.engines.local.plan import level
+from dragoman.engines.local.sampler import Sampler
+from dragoman.engines.local.sequence import Group, Sequence
+from dragoman.types import Job, Sampling
+
+
+def sequences(count: int) -> list[Sequence]:
+    loop = asyncio.new_event_loop()
+    loop.close()
+    sampling = Sampling(max_tokens=1)
+    group = Group(Job(id="a", prompt=(1,), sampling=sampling), lambda step: None, loop)
+    sampler = Sampler(sampling, 0, np.array([1], np.int32), 8, frozenset())
+    return [Sequence(group, index, (0, 0, index), sampler) for index in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "levelled"),
+    [
+        ([9, 10, 12], [9, 9, 9]),
+        ([9, 2, 12], [9, 1, 9]),
+        ([3, 2, 1], [1, 1, 1]),
+        ([12, 80], [12, 80]),
+        ([80], [80]),
+        ([], []),
+    ],
+)
+def test_pieces_become_equally_long_unless_one_is_worth_a_pass(sizes: list[int], levelled: list[int]) -> None:
+    wanted = dict(zip(sequences(len(sizes)), sizes, strict=True))
+    assert list(level(wanted).values()) == levelled
