@@ -100,7 +100,7 @@ def test_ctrl_c_leaves_quietly(monkeypatch: pytest.MonkeyPatch, capsys: Capture)
 
 
 def test_help_needs_nothing_heavy(tmp_path: Path) -> None:
-    heavy = ("httpx", "uvicorn", "numpy", "starlette", "minijinja", "xllamacpp")
+    heavy = ("httpx", "uvicorn", "numpy", "starlette", "jinja2", "xllamacpp")
     code = (
         f"import sys; from dragoman.cli import main; main(['serve', '-h']); print({heavy!r}, file=sys.stderr)"
     )

@@ -27,7 +27,7 @@ PACKAGES = (
     "dragoman",
     "xllamacpp",
     "msgspec",
-    "minijinja",
+    "jinja2",
     "starlette",
     "uvicorn",
     "uvloop",
