@@ -3,8 +3,8 @@
 from dragoman.engines.local.runner import Rows
 from dragoman.engines.local.sequence import Sequence
 
-_END = 3
-_WORTH_A_PASS = 32
+# A pass costs about as much as this many tokens in it.
+_PASS = 2
 
 
 class Piece:
@@ -79,13 +79,16 @@ def share_out(reading: list[Sequence], rows: int, outputs: int) -> dict[Sequence
 
 
 def level(sizes: dict[Sequence, int]) -> dict[Sequence, int]:
-    """Pieces of one length, so that they are computed in one pass: `9, 10, 12` becomes `9, 9, 9`.
+    """Cut pieces to one length where that pays, because each further length takes a pass of its own.
 
-    The ends of prompts, a few tokens each, come one by one in the next steps, where they cost no pass of
-    their own beside the sequences that decode. A piece that is much longer than the rest is worth a pass.
+    `9, 10, 12` becomes `9, 9, 9`: what is cut off comes in the next step. `4, 27, 30` becomes `4, 27, 27`.
     """
-    common = min((size for size in sizes.values() if size > _END), default=1)
-    return {
-        sequence: size if size - common >= _WORTH_A_PASS else min(common, size) if size > _END else 1
-        for sequence, size in sizes.items()
-    }
+    lengths = sorted(set(sizes.values()))
+
+    def efficiency(most: int) -> float:
+        tokens = sum(min(size, most) for size in sizes.values())
+        passes = 1 + sum(length < most for length in lengths)
+        return tokens / (tokens + passes * _PASS)
+
+    common = max(lengths, key=efficiency, default=0)
+    return {sequence: min(size, common) for sequence, size in sizes.items()}
