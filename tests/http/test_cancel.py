@@ -1,7 +1,5 @@
 """Law 7: leave, and the engine stops."""
 
-import time
-from collections.abc import Callable
 from contextlib import suppress
 
 import httpx
@@ -11,15 +9,9 @@ from dragoman.http.server import background
 from dragoman.settings import Settings
 from tests.http.conftest import Serve
 from tests.support.http import HELLO
+from tests.support.wait import becomes
 
 CHAT = "/v1/chat/completions"
-
-
-def becomes(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 10
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return condition()
 
 
 def test_leaving_a_silent_stream_stops_the_engine(serve: Serve) -> None:

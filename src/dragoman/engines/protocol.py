@@ -16,6 +16,8 @@ class ModelCard(Struct, kw_only=True):
     """Prompt and answer together, in tokens, for one sequence."""
     templates: Mapping[str, str] = field(default_factory=dict)
     """Chat templates by name; the usual one is called "default"."""
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
+    """Texts that templates know by name, such as `pad_token`, besides `bos_token` and `eos_token`."""
     adapters: Sequence[str] = ()
     created: int = 0
     details: Mapping[str, str] = field(default_factory=dict)

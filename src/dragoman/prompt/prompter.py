@@ -36,7 +36,7 @@ class Prompter:
     ) -> None:
         self._limits = limits or Limits()
         self._encoder = Encoder(tokenizer)
-        special = {"bos_token": self._encoder.bos, "eos_token": self._encoder.eos}
+        special = {**card.special_tokens, "bos_token": self._encoder.bos, "eos_token": self._encoder.eos}
         self._special = {name: text for name, text in special.items() if text is not None}
         sources = {"default": template} if template is not None else card.templates
         self._templates = {name: self._load(source, clock) for name, source in sources.items()}

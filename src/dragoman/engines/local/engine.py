@@ -67,15 +67,17 @@ class LocalEngine:
             threads=size.threads,
             flash_attention=options.flash_attention,
         )
+        tokenizer = LlamaTokenizer(model)
         card = ModelCard(
             name=options.name or model.name,
             max_model_len=runner.context,
             templates=model.templates,
+            special_tokens=tokenizer.texts(model.named_ids),
             adapters=tuple(model.adapters),
             created=int(time.time()),
             details=model.details | {"slots": str(size.slots), "threads": str(size.threads)},
         )
-        return cls(runner, LlamaTokenizer(model), card, options)
+        return cls(runner, tokenizer, card, options)
 
     def submit(self, job: Job, sink: Sink) -> LocalHandle:
         """Start a job; `sink` is called on the running event loop's thread."""

@@ -11,6 +11,13 @@ from dragoman.errors import ModelFileError
 
 _MAGIC = b"GGUF"
 _TEMPLATE = "tokenizer.chat_template"
+_NAMED = {
+    "unk_token": "tokenizer.ggml.unknown_token_id",
+    "pad_token": "tokenizer.ggml.padding_token_id",
+    "sep_token": "tokenizer.ggml.seperator_token_id",
+    "cls_token": "tokenizer.ggml.cls_token_id",
+    "mask_token": "tokenizer.ggml.mask_token_id",
+}
 _TRUNCATED = ("file bounds", "corrupted or incomplete", "failed to read", "reached end")
 
 
@@ -79,6 +86,15 @@ class Model:
             elif key.startswith(_TEMPLATE + "."):
                 found[key.removeprefix(_TEMPLATE + ".")] = text
         return found
+
+    @property
+    def named_ids(self) -> dict[str, int]:
+        """The tokens that chat templates know by name, as far as the file has them."""
+        values = {
+            name: _text(partial(self.library.model_meta_val_str, self.pointer, key.encode()))
+            for name, key in _NAMED.items()
+        }
+        return {name: int(value) for name, value in values.items() if value.isdigit()}
 
     @property
     def details(self) -> dict[str, str]:

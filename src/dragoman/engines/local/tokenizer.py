@@ -1,6 +1,7 @@
 """The vocabulary of a GGUF file as a Tokenizer."""
 
 import ctypes
+from collections.abc import Mapping
 
 from dragoman.engines.local.model import Model
 
@@ -40,6 +41,14 @@ class LlamaTokenizer:
             ids = (ctypes.c_int32 * room)()
             count = self._library.tokenize(self._vocab, data, len(data), ids, room, False, False)
         return list(ids[:count])
+
+    def texts(self, ids: Mapping[str, int]) -> dict[str, str]:
+        """What named tokens are as text: `{"pad_token": 2}` gives `{"pad_token": "<|im_end|>"}`."""
+        return {
+            name: self.pieces[token].decode(errors="replace")
+            for name, token in ids.items()
+            if token < len(self.pieces)
+        }
 
     def _piece(self, token: int) -> bytes:
         buffer = ctypes.create_string_buffer(64)
