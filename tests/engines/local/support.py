@@ -35,7 +35,14 @@ class FakeRunner:
     """Slots are lists of ids. It insists on right positions, as the real one does."""
 
     def __init__(
-        self, *, slots: int = 4, context: int = 64, rows: int = 64, extra: int = 8, rewinds: bool = True
+        self,
+        *,
+        slots: int = 4,
+        context: int = 64,
+        rows: int = 64,
+        extra: int = 8,
+        rewinds: bool = True,
+        swaps: bool = False,
     ) -> None:
         self.slots = slots
         self.context = context
@@ -44,6 +51,7 @@ class FakeRunner:
         self.max_outputs = slots + extra
         self.rewinds = rewinds
         self.equal_pieces = False
+        self.swaps = swaps
         self.adapters: tuple[str, ...] = ("red", "blue")
         self.held: list[list[int]] = [[] for _ in range(slots)]
         self.steps: list[Rows] = []
@@ -89,6 +97,11 @@ class FakeRunner:
         assert length <= len(self.held[source])
         self.copies.append((source, target, length))
         self.held[target] = self.held[source][:length]
+
+    def swap(self, first: int, second: int) -> bool:
+        if self.swaps:
+            self.held[first], self.held[second] = self.held[second], self.held[first]
+        return self.swaps
 
     def interrupt(self) -> None:
         self.interrupted = True

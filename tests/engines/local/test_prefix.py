@@ -163,6 +163,19 @@ def test_a_runner_that_cannot_rewind_computes_everything() -> None:
     assert desk.ids(group, 1) == expected(SYSTEM, 2)
 
 
+def test_what_runs_is_brought_together_when_others_end() -> None:
+    desk = Desk(slots=4, swaps=True)
+    groups = [desk.ask([number, 1, 2], 2 if number == 2 else 9) for number in (1, 2, 3)]
+    while len(desk.ids(groups[1])) < 2:
+        desk.step()
+    desk.step()
+    assert desk.runner.steps[-1].slots == [0, 1]
+    desk.run()
+    assert [desk.ids(group) for group in groups] == [
+        expected([number, 1, 2], 2 if number == 2 else 9) for number in (1, 2, 3)
+    ]
+
+
 prompts = st.lists(st.sampled_from([1, 2]), min_size=1, max_size=40)
 adapters = st.sampled_from([None, "red"])
 asks = st.tuples(prompts, st.integers(1, 6), st.integers(1, 3), adapters, st.integers(0, 3))
@@ -173,7 +186,7 @@ asks = st.tuples(prompts, st.integers(1, 6), st.integers(1, 3), adapters, st.int
 def test_sharing_never_changes_an_answer(
     wanted: list[tuple[list[int], int, int, str | None, int]], slots: int, batch: int, data: st.DataObject
 ) -> None:
-    desk = Desk(slots=slots, batch=batch, chunk=max(1, batch // 3))
+    desk = Desk(slots=slots, batch=batch, chunk=max(1, batch // 3), swaps=data.draw(st.booleans()))
     groups = []
     for prompt, count, n, adapter, wait in wanted:
         groups.append(desk.ask(prompt, count, n=n, adapter=adapter))

@@ -4,6 +4,7 @@ import ctypes
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dragoman.engines.local.binding import Library
 from dragoman.engines.local.declarations import Batch
@@ -19,6 +20,8 @@ _EXTRA_OUTPUTS = 64
 _EMBED_ROWS = 128
 # Saving and reading back costs more per token than copying a slot's memory, which is always done whole.
 _WHOLE_IS_CHEAPER = 4
+# Bytes that may be moved to bring sequences together; more would stall the others for too long.
+_MOST_SWAPPED = 32 << 20
 
 
 class _BatchBuffer:
@@ -73,7 +76,6 @@ class LlamaRunner:
         self._adapter: str | None = None
         self._stop_flag = _attach_stop_flag(library, self._context)
         self._embedder: _Embedder | None = None
-        self._saved = np.empty(0, np.uint8)
 
     def warm_up(self) -> None:
         # OpenMP keeps a team of threads for each thread that computes. With a second team it takes the
@@ -99,20 +101,39 @@ class LlamaRunner:
 
     def copy(self, source: int, target: int, length: int) -> None:
         self.keep(target, 0)
-        held = self._library.memory_seq_pos_max(self._memory, source) + 1
-        if held > self.context // _WHOLE_IS_CHEAPER or not self._copy_held(source, target):
+        if self._held(source) > self.context // _WHOLE_IS_CHEAPER or not self._copy_held(source, target):
             # This copies the slot's whole memory, whatever is in it.
             self._library.memory_seq_cp(self._memory, source, target, -1, -1)
         self.keep(target, length)
 
     def _copy_held(self, source: int, target: int) -> bool:
         """Copy only the tokens that a slot holds, by way of the library's form for saving them."""
-        size = self._library.state_seq_get_size(self._context, source)
-        if len(self._saved) < size:
-            self._saved = np.empty(size, np.uint8)
-        address = self._saved.ctypes.data
-        written = self._library.state_seq_get_data(self._context, address, size, source)
-        read: int = self._library.state_seq_set_data(self._context, address, written, target)
+        return self._restore(target, self._save(source))
+
+    def swap(self, first: int, second: int) -> bool:
+        if not self.rewinds:
+            return False
+        size = self._library.state_seq_get_size
+        if size(self._context, first) + size(self._context, second) > _MOST_SWAPPED:
+            return False
+        saved = [(slot, self._held(slot), self._save(slot)) for slot in (first, second)]
+        self.keep(first, 0)
+        self.keep(second, 0)
+        for slot, held, state in saved:
+            if held and not self._restore(second if slot == first else first, state):
+                raise StepFailed("the library did not take back a sequence that it had saved")
+        return True
+
+    def _held(self, slot: int) -> int:
+        return int(self._library.memory_seq_pos_max(self._memory, slot)) + 1
+
+    def _save(self, slot: int) -> NDArray[np.uint8]:
+        state = np.empty(self._library.state_seq_get_size(self._context, slot), np.uint8)
+        written = self._library.state_seq_get_data(self._context, state.ctypes.data, state.size, slot)
+        return state[:written]
+
+    def _restore(self, slot: int, state: NDArray[np.uint8]) -> bool:
+        read: int = self._library.state_seq_set_data(self._context, state.ctypes.data, state.size, slot)
         return read > 0
 
     def interrupt(self) -> None:

@@ -45,6 +45,26 @@ class Slots:
         self._occupy(target, sequence, length)
         return True
 
+    def gather(self) -> bool:
+        """Bring running sequences next to each other, by one exchange; whether there was one.
+
+        They come apart as some end before others, and what is apart is not computed in one pass.
+        """
+        runs = [slot.sequence is not None for slot in self._slots]
+        count = sum(runs)
+        starts = range(len(runs) - count + 1)
+        start = max(starts, key=lambda first: sum(runs[first : first + count]))
+        apart = [slot for slot in self._slots if slot.sequence and not start <= slot.index < start + count]
+        if not apart:
+            return False
+        gaps = [slot for slot in self._slots[start : start + count] if slot.sequence is None]
+        moved, gap = min(apart, key=_length), min(gaps, key=_length)
+        if not self._runner.swap(moved.index, gap.index):
+            return False
+        moved.index, gap.index = gap.index, moved.index
+        self._slots[moved.index], self._slots[gap.index] = moved, gap
+        return True
+
     def release(self, slot: Slot) -> None:
         """The sequence has ended; its tokens stay."""
         self._clock += 1
@@ -113,6 +133,10 @@ def common(a: Ids, b: Ids) -> int:
     differs = np.not_equal(a[:size], b[:size])
     first = int(differs.argmax())
     return first if differs[first] else size
+
+
+def _length(slot: Slot) -> int:
+    return slot.length
 
 
 def _staleness(slot: Slot) -> tuple[bool, int, int]:

@@ -81,6 +81,9 @@ class Runner(Protocol):
     def copy(self, source: int, target: int, length: int) -> None:
         """Make `target` hold the first `length` tokens of `source`."""
 
+    def swap(self, first: int, second: int) -> bool:
+        """Exchange what two slots hold. False, and nothing done, where that would cost too much."""
+
     def interrupt(self) -> None:
         """From any thread: break off the step that is running, if one is."""
 

@@ -69,6 +69,8 @@ class Scheduler:
     def step(self) -> None:
         """Compute one step and note what came of it."""
         self._admit()
+        if self._slots.gather():
+            self._running.sort(key=_slot_index)
         plan = self._plan()
         if not plan.pieces:
             return
