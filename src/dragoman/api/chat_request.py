@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 from msgspec.json import encode as encode_json
 
-from dragoman.api.fields import SharedFields, ShortText, check_shared, sampling
+from dragoman.api.fields import SharedFields, ShortText, check_shared, sampling, turn_spec
 from dragoman.api.read import Reader
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits, check_count
@@ -106,20 +106,8 @@ def read_to_render(body: bytes, limits: Limits) -> ChatRequest:
 
 def spec(request: ChatRequest) -> TurnSpec:
     most = request.max_completion_tokens or request.max_tokens
-    return TurnSpec(
-        model=request.model,
-        prompts=(conversation(request),),
-        sampling=sampling(request, max_tokens=most, logprobs=_wanted_logprobs(request)),
-        n=request.n or 1,
-        stop=request.stops,
-        keep_stop=request.keeps_stop,
-        bad_words=tuple(request.bad_words or ()),
-        skip_special_tokens=request.skip_special_tokens is not False,
-        truncate_prompt=request.truncate_prompt_tokens,
-        priority=request.priority or 0,
-        cache_salt=request.cache_salt or "",
-        reuse_prefix=request.cache_prompt is not False,
-    )
+    asked = sampling(request, max_tokens=most, logprobs=_wanted_logprobs(request))
+    return turn_spec(request, (conversation(request),), asked, request.n or 1)
 
 
 def echoed(request: ChatRequest) -> str:

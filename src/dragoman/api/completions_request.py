@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 from msgspec.structs import replace
 
-from dragoman.api.fields import SharedFields, check_shared, sampling
+from dragoman.api.fields import SharedFields, check_shared, sampling, turn_spec
 from dragoman.api.read import Reader
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits, check_count
@@ -65,20 +65,7 @@ def spec(request: CompletionRequest) -> TurnSpec:
     asked = sampling(request, max_tokens=request.max_tokens or DEFAULT_MAX_TOKENS, logprobs=logprobs)
     if request.echo and request.logprobs is not None:
         asked = replace(asked, prompt_logprobs=request.logprobs)
-    return TurnSpec(
-        model=request.model,
-        prompts=prompts(request),
-        sampling=asked,
-        n=max(request.n or 1, request.best_of or 1),
-        stop=request.stops,
-        keep_stop=request.keeps_stop,
-        bad_words=tuple(request.bad_words or ()),
-        skip_special_tokens=request.skip_special_tokens is not False,
-        truncate_prompt=request.truncate_prompt_tokens,
-        priority=request.priority or 0,
-        cache_salt=request.cache_salt or "",
-        reuse_prefix=request.cache_prompt is not False,
-    )
+    return turn_spec(request, prompts(request), asked, max(request.n or 1, request.best_of or 1))
 
 
 def ranks(request: CompletionRequest) -> bool:

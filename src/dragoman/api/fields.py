@@ -9,7 +9,8 @@ from msgspec import Meta, Struct
 
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits, check_count
-from dragoman.types import Sampling
+from dragoman.turns.spec import TurnSpec
+from dragoman.types import Prompt, Sampling
 
 Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Positive: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -151,6 +152,24 @@ def sampling(fields: SharedFields, *, max_tokens: int | None, logprobs: int | No
         seed=fields.seed,
         logprobs=logprobs,
         prompt_logprobs=fields.prompt_logprobs,
+    )
+
+
+def turn_spec(fields: SharedFields, prompts: tuple[Prompt, ...], asked: Sampling, n: int) -> TurnSpec:
+    """What was asked, free of how this API spells it."""
+    return TurnSpec(
+        model=fields.model,
+        prompts=prompts,
+        sampling=asked,
+        n=n,
+        stop=fields.stops,
+        keep_stop=fields.keeps_stop,
+        bad_words=tuple(fields.bad_words or ()),
+        skip_special_tokens=fields.skip_special_tokens is not False,
+        truncate_prompt=fields.truncate_prompt_tokens,
+        priority=fields.priority or 0,
+        cache_salt=fields.cache_salt or "",
+        reuse_prefix=fields.cache_prompt is not False,
     )
 
 

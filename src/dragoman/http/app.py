@@ -4,6 +4,7 @@ import asyncio
 import hmac
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from typing import TypeAlias
 
 from starlette.exceptions import HTTPException
@@ -44,6 +45,8 @@ GET: dict[str, Handler] = {
     "/docs.js": docs.script,
     "/": docs.root,
 }
+ADMITTED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings"})
+"""These take the engine's time, so they count in the queue and are refused beyond its limit."""
 OPEN_PATHS = frozenset({"/health"})
 """Answered without a key, so that a supervisor can ask."""
 
@@ -62,7 +65,8 @@ class App:
 
     def _routes(self, table: dict[str, Handler], method: str) -> list[Route]:
         return [
-            Route(path, _Endpoint(self.host, handler), methods=[method]) for path, handler in table.items()
+            Route(path, _Endpoint(self.host, handler, path in ADMITTED), methods=[method])
+            for path, handler in table.items()
         ]
 
     def _own_routes(self) -> list[Route]:
@@ -163,12 +167,14 @@ class App:
 class _Endpoint:
     """A handler as an ASGI app, which is what a Starlette route takes without wrapping requests."""
 
-    def __init__(self, host: Host, handler: Handler) -> None:
+    def __init__(self, host: Host, handler: Handler, queues: bool) -> None:
         self._host = host
         self._handler = handler
+        self._queues = queues
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._handler(self._host, scope["dragoman.exchange"])
+        with self._host.admitted() if self._queues else nullcontext():
+            await self._handler(self._host, scope["dragoman.exchange"])
 
 
 def _routing_error(exchange: Exchange, status: int) -> DragomanError:

@@ -15,11 +15,6 @@ from dragoman.turns.turn import Turn
 
 
 async def chat(host: Host, exchange: Exchange) -> None:
-    with host.admitted():
-        await _chat(host, exchange)
-
-
-async def _chat(host: Host, exchange: Exchange) -> None:
     body = await exchange.body()
     request = chat_request.read(body, host.limits)
     turn = await host.turn(chat_request.spec(request), len(body))
@@ -61,11 +56,6 @@ async def _whole_chat(
 
 
 async def completions(host: Host, exchange: Exchange) -> None:
-    with host.admitted():
-        await _completions(host, exchange)
-
-
-async def _completions(host: Host, exchange: Exchange) -> None:
     body = await exchange.body()
     request = completions_request.read(body, host.limits)
     turn = await host.turn(completions_request.spec(request), len(body))

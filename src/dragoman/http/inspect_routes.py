@@ -79,11 +79,6 @@ async def count_chat(host: Host, exchange: Exchange) -> None:
 
 
 async def embed(host: Host, exchange: Exchange) -> None:
-    with host.admitted():
-        await _embed(host, exchange)
-
-
-async def _embed(host: Host, exchange: Exchange) -> None:
     body = await exchange.body()
     request = embeddings.read(body, host.limits)
     if host.planner.adapter(request.model) is not None:
