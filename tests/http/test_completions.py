@@ -60,6 +60,15 @@ def test_echo_with_logprobs_covers_the_prompt(greeter: str) -> None:
     assert logprobs["text_offset"] == [0, 1, 2, 3]
 
 
+def test_text_offsets_are_places_in_the_text(greeter: str) -> None:
+    body = {"prompt": "<|im_start|>ab", "max_tokens": 1, "echo": True, "logprobs": 0}
+    hidden = post(greeter, PATH, body).json()["choices"][0]
+    assert (hidden["text"], hidden["logprobs"]["text_offset"]) == ("abH", [0, 0, 1, 2])
+    as_ids = post(greeter, PATH, {**body, "return_tokens_as_token_ids": True}).json()["choices"][0]
+    assert as_ids["logprobs"]["tokens"][1] == "token_id:97"
+    assert as_ids["logprobs"]["text_offset"] == [0, 0, 1, 2]
+
+
 def test_streamed_logprob_offsets_go_on(greeter: str) -> None:
     seen = stream(greeter, PATH, {"prompt": "ab", "max_tokens": 3, "logprobs": 0})
     offsets = [chunk["choices"][0]["logprobs"] for chunk in seen]

@@ -13,13 +13,17 @@ LEAST = -9999.0
 class Speller:
     """Spells ids as the client wants them: as text, or as `token_id:N`."""
 
-    def __init__(self, pieces: Pieces, *, as_ids: bool = False) -> None:
+    def __init__(self, pieces: Pieces, *, as_ids: bool = False, skip_special: bool = True) -> None:
         self._pieces = pieces
         self._as_ids = as_ids
+        self._unseen = pieces.special if skip_special else frozenset()
 
     def token(self, id_: int) -> str:
         if self._as_ids:
             return f"token_id:{id_}"
+        return self._text(id_)
+
+    def _text(self, id_: int) -> str:
         return self._pieces.bytes[id_].decode("utf-8", "replace")
 
     def chat(self, entries: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
@@ -41,7 +45,7 @@ class Speller:
         offsets = []
         for id_ in ids:
             offsets.append(offset)
-            offset += len(self.token(id_))
+            offset += 0 if id_ in self._unseen else len(self._text(id_))
         return {
             "tokens": [self.token(id_) for id_ in ids],
             "token_logprobs": [None if entry is None else finite(entry.logprob) for entry in entries],

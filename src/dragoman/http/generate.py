@@ -127,7 +127,11 @@ def _head(host: Host, exchange: Exchange, prefix: str, request: SharedFields) ->
 
 
 def _speller(host: Host, request: SharedFields) -> Speller:
-    return Speller(host.pieces, as_ids=bool(request.return_tokens_as_token_ids))
+    return Speller(
+        host.pieces,
+        as_ids=bool(request.return_tokens_as_token_ids),
+        skip_special=request.skip_special_tokens is not False,
+    )
 
 
 def _writer(
