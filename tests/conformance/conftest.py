@@ -13,7 +13,11 @@ MODEL = "smollm2"
 
 
 @pytest.fixture(scope="session")
-def base_url() -> Iterator[str]:
-    engine = LocalEngine.open(default_model(), LocalOptions(name=MODEL, context=1024, slots=8))
+def engine() -> LocalEngine:
+    return LocalEngine.open(default_model(), LocalOptions(name=MODEL, context=1024, slots=8))
+
+
+@pytest.fixture(scope="session")
+def base_url(engine: LocalEngine) -> Iterator[str]:
     with background(engine, Settings(port=0, model_alias=["gpt-4o-mini"])) as url:
         yield url + "/v1"
