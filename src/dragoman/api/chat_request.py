@@ -59,7 +59,11 @@ class FunctionTool(Struct, forbid_unknown_fields=True):
 
 
 class ResponseFormat(Struct, forbid_unknown_fields=True):
-    type: Literal["text"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: Any = None
+    structures: Any = None
+    triggers: Any = None
+    format: Any = None
 
 
 class ChatRequest(SharedFields, kw_only=True, forbid_unknown_fields=True):
@@ -128,6 +132,9 @@ def _check_chat(request: ChatRequest, limits: Limits) -> None:
     if request.top_logprobs and not request.logprobs:
         raise BadRequest("top_logprobs needs logprobs: true.", param="top_logprobs", code="invalid_value")
     _check_tools(request)
+    if request.response_format and request.response_format.type != "text":
+        message = "This server does not constrain output yet; response_format can only be text."
+        raise BadRequest(message, param="response_format", code="unsupported_field")
     if request.add_special_tokens:
         message = (
             "The chat template writes the special tokens of a conversation; leave out add_special_tokens."
