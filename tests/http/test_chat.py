@@ -1,6 +1,6 @@
 import pytest
 
-from dragoman.engines.scripted import END_ID, ScriptedEngine, say
+from dragoman.engines.scripted import END_ID, ByteTokenizer, ScriptedEngine, say
 from tests.http.conftest import Serve
 from tests.support.flat import flat
 from tests.support.http import HELLO, post, stream
@@ -128,6 +128,20 @@ def test_context_overflow_has_the_code_that_clients_key_on(greeter: str, stream_
     body = {"messages": [{"role": "user", "content": "x" * 5000}], "stream": stream_it}
     reply = post(greeter, PATH, body)
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+def test_a_prompt_that_cannot_fit_is_refused_before_it_is_encoded(serve: Serve) -> None:
+    class Watched(ByteTokenizer):
+        longest_encoded = 0
+
+        def encode(self, text: str) -> list[int]:
+            Watched.longest_encoded = max(Watched.longest_encoded, len(text))
+            return super().encode(text)
+
+    url = serve(ScriptedEngine(say("hi"), tokenizer=Watched()))
+    body = {"messages": [{"role": "user", "content": "x" * 1_000_000}]}
+    assert post(url, PATH, body).json()["error"]["code"] == "context_length_exceeded"
+    assert Watched.longest_encoded < 1000
 
 
 def test_unknown_model_is_404(greeter: str) -> None:

@@ -21,6 +21,10 @@ def test_unknown_path_is_404_in_openais_shape(greeter: str) -> None:
     assert (reply.status_code, error(reply)["code"]) == (404, "unknown_path")
 
 
+def test_a_slash_too_many_is_404_and_no_redirect(greeter: str) -> None:
+    assert httpx.get(greeter + "/health/").status_code == 404
+
+
 def test_wrong_method_is_405(greeter: str) -> None:
     assert httpx.get(greeter + CHAT).status_code == 405
 

@@ -62,8 +62,8 @@ def tokenized(ids: Sequence[int], max_model_len: int, names: Sequence[str] | Non
 
 def read_detokenize(body: bytes, vocabulary: int) -> Detokenize:
     request: Detokenize = _ids.read(body)
-    for position, id_ in enumerate(request.tokens):
-        if id_ >= vocabulary:
-            message = f"Token id {id_} is outside of the vocabulary (0 to {vocabulary - 1})."
-            raise BadRequest(message, param=f"tokens[{position}]", code="invalid_token_id")
+    highest = max(request.tokens, default=0)
+    if highest >= vocabulary:
+        message = f"Token id {highest} is outside of the vocabulary (0 to {vocabulary - 1})."
+        raise BadRequest(message, param="tokens", code="invalid_token_id")
     return request

@@ -61,7 +61,9 @@ class App:
         self.host = Host(engine, self.settings, template)
         self.metrics = Metrics()
         self._keys = [key.encode() for key in self.settings.api_key]
-        self._router = Router([*self._routes(GET, "GET"), *self._routes(POST, "POST"), *self._own_routes()])
+        routes = [*self._routes(GET, "GET"), *self._routes(POST, "POST"), *self._own_routes()]
+        # A redirect to a path without its slash would be built from the Host header, which a client chooses.
+        self._router = Router(routes, redirect_slashes=False)
 
     def _routes(self, table: dict[str, Handler], method: str) -> list[Route]:
         return [

@@ -1,5 +1,6 @@
 """The routes that look without generating: models, tokens, prompts, embeddings."""
 
+from functools import partial
 from typing import Any
 
 from dragoman.api import chat_request, completions_request, embeddings, tokens
@@ -41,16 +42,17 @@ async def tokenize(host: Host, exchange: Exchange) -> None:
     request = tokens.read_tokenize(body, host.limits)
     host.planner.adapter(request.model)
     ids = await host.prepare(len(body), host.prompter.encode, tokens.prompt(request))
-    names = [host.pieces.bytes[id_].decode("utf-8", "replace") for id_ in ids]
-    await exchange.json(
-        tokens.tokenized(ids, host.card.max_model_len, names if request.return_token_strs else None)
-    )
+    names = None
+    if request.return_token_strs:
+        names = [host.pieces.bytes[id_].decode("utf-8", "replace") for id_ in ids]
+    await exchange.json(tokens.tokenized(ids, host.card.max_model_len, names))
 
 
 async def detokenize(host: Host, exchange: Exchange) -> None:
-    request = tokens.read_detokenize(await exchange.body(), len(host.pieces))
+    body = await exchange.body()
+    request = tokens.read_detokenize(body, len(host.pieces))
     host.planner.adapter(request.model)
-    await exchange.json({"prompt": host.pieces.text(request.tokens)})
+    await exchange.json({"prompt": await host.prepare(len(body), host.pieces.text, request.tokens)})
 
 
 async def render_chat(host: Host, exchange: Exchange) -> None:
@@ -88,7 +90,8 @@ async def embed(host: Host, exchange: Exchange) -> None:
     if not isinstance(host.engine, EmbeddingEngine):
         raise BadRequest("This engine has no embeddings.", param="model", code="unsupported_model")
     asked = embeddings.prompts(request)
-    prompts = [await host.prepare(len(body), host.prompter.encode, prompt) for prompt in asked]
+    encode = partial(host.prompter.encode, most=host.card.max_model_len)
+    prompts = [await host.prepare(len(body), encode, prompt) for prompt in asked]
     for number, prompt in enumerate(prompts):
         if len(prompt) >= host.card.max_model_len:
             message = (

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from dragoman.engines.protocol import Tokenizer
-from dragoman.errors import BadRequest
+from dragoman.errors import BadRequest, ContextOverflow
 from dragoman.prompt.special import SpecialText, erase
 from dragoman.types import TextPrompt
 
@@ -23,6 +23,7 @@ class Encoder:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.special = SpecialText(tokenizer.special)
         self._tokenizer = tokenizer
+        self._longest = max(map(len, tokenizer.pieces), default=1) or 1
         self.bos = self._piece(tokenizer.bos_id)
         self.eos = self._piece(tokenizer.eos_id)
 
@@ -52,6 +53,13 @@ class Encoder:
         if prompt.add_special_tokens and self._tokenizer.add_bos and bos is not None and ids[:1] != [bos]:
             ids.insert(0, bos)
         return ids
+
+    def check_length(self, text: str, most: int | None, param: str) -> None:
+        """Refuse a text that cannot have few enough ids before the cost of encoding it is paid."""
+        least = len(text) // self._longest
+        if most is not None and least > most:
+            message = f"The prompt has more than {least} tokens, but this model takes {most}; shorten it."
+            raise ContextOverflow(message, param=param)
 
     def check_ids(self, ids: Sequence[int]) -> tuple[int, ...]:
         most = len(self._tokenizer.pieces)

@@ -46,18 +46,20 @@ class Prompter:
         text, mark = self._render(conversation)
         return erase(text, mark)
 
-    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+    def encode(self, prompt: Prompt, most: int | None = None) -> tuple[int, ...]:
         """The prompt's ids."""
-        return self.render(prompt)[1]
+        return self.render(prompt, most)[1]
 
-    def render(self, prompt: Prompt) -> tuple[str, tuple[int, ...]]:
-        """The prompt as text and as ids."""
+    def render(self, prompt: Prompt, most: int | None = None) -> tuple[str, tuple[int, ...]]:
+        """The prompt as text and as ids. What surely has more than `most` ids is refused unencoded."""
         if isinstance(prompt, IdsPrompt):
             ids = self._encoder.check_ids(prompt.ids)
             return self._encoder.decode(ids), ids
         if isinstance(prompt, TextPrompt):
+            self._encoder.check_length(prompt.text, most, "prompt")
             return sound(prompt.text), tuple(self._encoder.encode_text(prompt))
         text, mark = self._render(prompt)
+        self._encoder.check_length(text, most, "messages")
         return erase(text, mark), tuple(self._encoder.encode_special(text, mark))
 
     def encode_special(self, text: str) -> list[int]:

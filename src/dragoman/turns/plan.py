@@ -52,8 +52,8 @@ class Planner:
 
     def _fit(self, prompt: Prompt, keep: int | None) -> tuple[int, ...]:
         """The prompt's ids, cut to what was asked for; more than the model takes is refused."""
-        ids = self.prompter.encode(prompt)
         most = self.card.max_model_len
+        ids = self.prompter.encode(prompt, most if keep is None else None)
         param = "messages" if isinstance(prompt, Conversation) else "prompt"
         if keep is not None:
             ids = ids[-(most - 1 if keep < 0 else keep) :]
