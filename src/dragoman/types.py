@@ -92,14 +92,34 @@ class Event(Struct):
     stop: str | int | None = None
     """On a finish: the stop string or stop id that was met; None at the model's own end."""
     error: Exception | None = None
+    call: int = 0
+    """On the events of a tool call: its number in the answer, from 0. `text` of a call_open is the name."""
+    call_id: str = ""
+    """On a call_open: the id the model wrote, or one made up."""
 
 
 class ToolCall(Struct, frozen=True, kw_only=True):
-    """A call in the history. `arguments` is the JSON text the model wrote."""
+    """A tool call. `arguments` is the JSON text the model wrote, cut short if the model was."""
 
     id: str | None
     name: str
     arguments: str
+
+
+class Answer(Struct):
+    """What the events of one choice fold to."""
+
+    choice: int = 0
+    text: str = ""
+    reasoning: str = ""
+    calls: list[ToolCall] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish: FinishReason | None = None
+    stop: str | int | None = None
+
+    def mean_logprob(self) -> float:
+        return sum(entry.logprob for entry in self.logprobs) / max(len(self.logprobs), 1)
 
 
 class Message(Struct, frozen=True, kw_only=True):

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.engines.scripted import Script, ScriptedEngine
-from dragoman.turns.fold import Answer, Fold, coalesce
-from dragoman.types import Sampling
+from dragoman.fold import Fold, coalesce
+from dragoman.types import Answer, Sampling
 from tests.support.turns import answers_of, events_of, spec
 
 any_bytes = st.binary(min_size=1, max_size=40)

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 
 from dragoman.engines.protocol import Engine
 from dragoman.turns.detokenize import Pieces
-from dragoman.turns.fold import Answer
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.turn import Turn
-from dragoman.types import Event, IdsPrompt, Job, Sampling
+from dragoman.types import Answer, Event, IdsPrompt, Job, Sampling
 
 
 def spec(**fields: object) -> TurnSpec:

@@ -6,8 +6,7 @@ from typing import Any
 from dragoman.api.logprobs import Speller
 from dragoman.api.reply import Head, StreamWriter
 from dragoman.api.usage import usage
-from dragoman.turns.fold import Answer
-from dragoman.types import Event, TokenLogprob, Usage
+from dragoman.types import Answer, Event, TokenLogprob, Usage
 
 
 class ChatSpelling:

@@ -8,8 +8,7 @@ from msgspec import Struct
 from dragoman.api.logprobs import Speller
 from dragoman.api.reply import Head, StreamWriter
 from dragoman.api.usage import usage
-from dragoman.turns.fold import Answer
-from dragoman.types import Event, TokenLogprob, Usage
+from dragoman.types import Answer, Event, TokenLogprob, Usage
 
 
 class Echo(Struct, frozen=True):

@@ -9,8 +9,8 @@ from dragoman.api.reply import StreamWriter
 from dragoman.errors import DragomanError
 from dragoman.http.exchange import ClientGone, Exchange
 from dragoman.http.stream import Pump, TurnStream
-from dragoman.turns.fold import Answer
 from dragoman.turns.turn import Turn
+from dragoman.types import Answer
 
 R = TypeVar("R")
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from dragoman.dialects.reader import Fragment, Reader
+from dragoman.dialects.reader import Reader
 from dragoman.turns.detokenize import Detokenizer
 from dragoman.turns.stops import StopFinder
 from dragoman.types import Event, FinishReason, Step, TokenLogprob
@@ -66,7 +66,7 @@ class ChoiceReader:
         self.over = True
         if not isinstance(stop, str):
             self._flush(events)
-        self._emit(self._dialect.close(), events)
+        self._emit(self._dialect.finish(), events)
         event = Event("finish", self.choice, "", self._ids, self._logprobs or None, finish, stop, error)
         events.append(event)
         self._ids, self._logprobs = [], []
@@ -83,9 +83,10 @@ class ChoiceReader:
         if text:
             self._emit(self._dialect.feed(text), events)
 
-    def _emit(self, fragments: Sequence[Fragment], events: list[Event]) -> None:
-        for kind, text in fragments:
-            events.append(Event(kind, self.choice, text, self._ids, self._logprobs or None))
+    def _emit(self, said: Sequence[Event], events: list[Event]) -> None:
+        for event in said:
+            event.choice, event.ids, event.logprobs = self.choice, self._ids, self._logprobs or None
+            events.append(event)
             self._ids = []
             if self._logprobs:
                 self._logprobs = []

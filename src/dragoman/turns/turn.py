@@ -7,13 +7,13 @@ from typing import Self
 from dragoman.dialects.reader import Plain
 from dragoman.engines.protocol import Engine, Handle
 from dragoman.errors import Unavailable
+from dragoman.fold import Fold, coalesce
 from dragoman.turns.choice import ChoiceReader
 from dragoman.turns.detokenize import Detokenizer, Pieces
 from dragoman.turns.drive import start
-from dragoman.turns.fold import Answer, Fold, coalesce
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.stops import StopFinder
-from dragoman.types import Event, Job, Sink, Step, TokenLogprob, Usage
+from dragoman.types import Answer, Event, Job, Sink, Step, TokenLogprob, Usage
 
 MOST_PENDING = 256
 """Events that may wait for a client that reads slowly before neighbours are joined."""

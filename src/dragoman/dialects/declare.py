@@ -1,0 +1,201 @@
+"""How a dialect is declared. From one declaration come its parser, its renderer and its grammar.
+
+A marker is written as the model writes it. Whitespace at its ends is layout: a reader takes as much of it as
+is there and wants none, a renderer writes all of it. `"<think>\\n"` is read off `<think>`, off `<think>\\n`, and
+leaves the second newline of `<think>\\n\\n` to the text.
+Where several spellings are allowed the first is the one that is written.
+"""
+
+from typing import Literal, TypeAlias
+
+from msgspec import Struct
+
+Spellings: TypeAlias = tuple[str, ...]
+
+
+class Reasoning(Struct, frozen=True, kw_only=True):
+    """What stands around reasoning."""
+
+    open: Spellings = ("<think>\n",)
+    close: Spellings = ("\n</think>\n\n",)
+    ended_by_call: bool = False
+    """A call inside reasoning ends it. If not, a call that is quoted there is reasoning."""
+    ended_by: Spellings = ()
+    """Further markers that end it, and are read again as what follows."""
+    stray_close: Literal["drop", "keep"] = "drop"
+    """What becomes of a closing marker where nothing is open."""
+    preface: str = ""
+    """Words of the prompt that belong to reasoning when the prompt has opened it."""
+    repeats: bool = True
+    """Reasoning may be opened again after it was closed."""
+
+
+class Section(Struct, frozen=True, kw_only=True):
+    """What stands around all calls together."""
+
+    open: Spellings
+    close: Spellings
+    required: bool = False
+    """Calls outside of a section are text."""
+    each: bool = False
+    """Every call is written into a section of its own."""
+
+
+class CallShape(Struct, frozen=True, kw_only=True):
+    """What all ways to write a call have in common."""
+
+    open: Spellings = ()
+    """None: the call itself must be recognised, by its first character."""
+    close: Spellings = ()
+    between: str = ""
+    """Written between two calls."""
+    before: str = ""
+    """Written between text and the first call."""
+    section: Section | None = None
+    whole: bool = False
+    """Nothing is said of a call before it is complete and well formed; till then it may still be text."""
+    silent: bool = False
+    """A marker that no call follows is dropped: it is never text."""
+    ids: Literal["call", "mistral", "kimi"] = "call"
+    """How ids are made up where the model writes none."""
+
+
+class JsonCalls(CallShape, frozen=True, kw_only=True):
+    """`{"name": "f", "arguments": {...}}`, alone or in a list."""
+
+    name: Spellings = ("name",)
+    arguments: Spellings = ("arguments", "parameters")
+    id: Spellings = ()
+    list: Literal["never", "may", "must"] = "never"
+    """Whether calls stand in [ ]. "may" writes no list; "must" writes one and also reads a single object."""
+    separator: str = ", "
+    """Between the objects of a list, or of a section without one."""
+    several: bool = False
+    """Objects may follow each other, with the separator, under one marker."""
+    needs_arguments: bool = False
+    """An object without arguments is no call."""
+    name_is_key: bool = False
+    """`{"f": {...}}`"""
+    python: bool = False
+    """Written as Python literals."""
+    indent: str = ""
+    """Written before each object of a list, which then stands on lines of its own."""
+    empty_name: bool = True
+    ignored: Spellings = ()
+    """Names that stand for "no call"."""
+
+
+class NamedCalls(CallShape, frozen=True, kw_only=True):
+    """`<open>NAME<then>{...}<close>`: the name outside, the arguments as a JSON object."""
+
+    then: Spellings = ()
+    """After the name. An empty one means that the object follows directly."""
+    id_first: str = ""
+    """`<open>ID<id_first>NAME<then>`"""
+    id_after: str = ""
+    """`<open>NAME<id_after>ID<then>`, where the id may be missing."""
+    prefixed: str = ""
+    """Kimi's names: `functions.NAME:0` is an id and holds the name; this is the prefix."""
+    body: Literal["json"] = "json"
+
+
+class TaggedCalls(CallShape, frozen=True, kw_only=True):
+    """`<open>NAME<then>` and then `<key>K<key_end>V<value_end>` for each argument, and `<close>`."""
+
+    then: Spellings
+    key: Spellings
+    key_end: Spellings
+    value_end: Spellings
+    value: str = ""
+    """Between the key and its value, where `key_end` does not lead there directly."""
+    type_end: Spellings = ()
+    """A stated type stands between `key_end` and this."""
+    types: Literal["", "string", "name"] = ""
+    """What the stated type says: `string="true"`, or the name of a JSON type."""
+    untyped: Literal["json", "text"] = "json"
+    """What an argument is that no schema speaks of: a JSON literal if it looks like one, or text."""
+    rest: str = ""
+    """Written between the name and `then`; when read, anything may stand there. {index} counts from 1."""
+    empty: Spellings = ()
+    """Instead of `then`: the call is complete here, and has no arguments."""
+    json_body: bool = False
+    """A JSON object may stand instead of the tags."""
+    entities: bool = False
+    """&amp; and &quot; stand for themselves in names and keys."""
+    cdata: bool = False
+    nested: str = ""
+    """Objects and lists are tags themselves, each led in by this marker; a list has <item> tags."""
+    tidy_names: bool = False
+    """A doubled name, `f.f`, is the declared tool `f`."""
+
+
+class PythonCalls(CallShape, frozen=True, kw_only=True):
+    """`f(a=1, b='x')`, several of them separated, in [ ] if there is a bracket."""
+
+    brackets: bool = True
+    separator: str = ", "
+
+
+class BraceCalls(CallShape, frozen=True, kw_only=True):
+    """Gemma's own literals: `call:f{a:<|"|>x<|"|>,n:3}`, with `quote` around strings."""
+
+    quote: str
+
+
+Calls: TypeAlias = JsonCalls | NamedCalls | TaggedCalls | PythonCalls | BraceCalls
+
+
+class Channels(Struct, frozen=True, kw_only=True):
+    """Blocks with a header that says whom they are for."""
+
+    start: str
+    """Before the header of a further block; the prompt ends with it, so that the first has none."""
+    header_words: Spellings
+    """What a header begins with. Anything else at the start of an answer is text."""
+    body: Spellings
+    """Ends the header."""
+    ends: Spellings
+    """Ends the body. What follows outside of a block is text."""
+    recipient: str = ""
+    """What precedes the recipient in a header: `to=`."""
+    channel: str = ""
+    """What precedes the channel."""
+    reasoning: frozenset[str] = frozenset()
+    """Channels, or where there are none recipients, whose bodies are reasoning."""
+    text: frozenset[str] = frozenset()
+    call: str = ""
+    """What a recipient must begin with to be a call; the rest is the name."""
+    written_call: str = ""
+    written_reasoning: str = ""
+    written_text: str = ""
+
+
+class Dialect(Struct, frozen=True, kw_only=True):
+    """How one family of models writes reasoning and tool calls."""
+
+    name: str
+    models: str
+    """Who speaks it, for people."""
+    reasoning: Reasoning | None = None
+    calls: tuple[Calls, ...] = ()
+    """Alternatives; the first is the one that is written."""
+    channels: Channels | None = None
+    drops: Spellings = ()
+    """Markers that are no text: they are removed, and what they enclose stays."""
+    drop_spans: tuple[tuple[str, str], ...] = ()
+    """Removed together with what is between them."""
+    text_open: str = ""
+    text_close: str = ""
+    """Written around text where there is any; both are in `drops`."""
+    replaced: tuple[tuple[str, str], ...] = ()
+    """Characters that stand for others."""
+    prepends: str = ""
+    """Text that is put before the answer."""
+    unfenced: bool = False
+    """An answer that is one ```json fence is what stands in the fence."""
+    aliases: Spellings = ()
+    """What other servers call it. A name of theirs that stands for several is that of the most common one."""
+    stems: Spellings = ()
+    """What the names of its models contain, in lower case; the longest stem that fits wins."""
+    template_marks: Spellings = ()
+    """A chat template that contains all of these speaks it."""
