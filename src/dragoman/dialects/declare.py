@@ -26,8 +26,6 @@ class Reasoning(Struct, frozen=True, kw_only=True):
     """What becomes of a closing marker where nothing is open."""
     preface: str = ""
     """Words of the prompt that belong to reasoning when the prompt has opened it."""
-    repeats: bool = True
-    """Reasoning may be opened again after it was closed."""
 
 
 class Section(Struct, frozen=True, kw_only=True):
@@ -39,6 +37,8 @@ class Section(Struct, frozen=True, kw_only=True):
     """Calls outside of a section are text."""
     each: bool = False
     """Every call is written into a section of its own."""
+    header: bool = False
+    """A word may stand between the opening and the call."""
 
 
 class CallShape(Struct, frozen=True, kw_only=True):
@@ -54,6 +54,8 @@ class CallShape(Struct, frozen=True, kw_only=True):
     section: Section | None = None
     whole: bool = False
     """Nothing is said of a call before it is complete and well formed; till then it may still be text."""
+    late: bool = False
+    """The name alone is no call: something must follow, and a call that is cut off there is dropped."""
     silent: bool = False
     """A marker that no call follows is dropped: it is never text."""
     ids: Literal["call", "mistral", "kimi"] = "call"
@@ -146,28 +148,26 @@ Calls: TypeAlias = JsonCalls | NamedCalls | TaggedCalls | PythonCalls | BraceCal
 
 
 class Channels(Struct, frozen=True, kw_only=True):
-    """Blocks with a header that says whom they are for."""
+    """Blocks with a header that says what they are, or whom they are for."""
 
-    start: str
-    """Before the header of a further block; the prompt ends with it, so that the first has none."""
-    header_words: Spellings
-    """What a header begins with. Anything else at the start of an answer is text."""
-    body: Spellings
-    """Ends the header."""
-    ends: Spellings
-    """Ends the body. What follows outside of a block is text."""
+    start: Spellings
+    """Before the header of a further block. The prompt ends with it: the first block begins with its header."""
+    header: Spellings
+    """What a header begins with; without any, with a name. Anything else at the start of an answer is text."""
+    body: str
+    """Between header and body."""
+    ends: Spellings = ()
+    """After the body. What follows outside of a block is text."""
     recipient: str = ""
-    """What precedes the recipient in a header: `to=`."""
+    """What precedes the recipient in a header; without it the header is the recipient."""
     channel: str = ""
-    """What precedes the channel."""
+    """What precedes the channel. Where there are channels they decide, else recipients do."""
     reasoning: frozenset[str] = frozenset()
-    """Channels, or where there are none recipients, whose bodies are reasoning."""
     text: frozenset[str] = frozenset()
     call: str = ""
-    """What a recipient must begin with to be a call; the rest is the name."""
-    written_call: str = ""
-    written_reasoning: str = ""
-    written_text: str = ""
+    """What a recipient must begin with to be a tool; the rest is the name."""
+    written: tuple[str, str, str] = ("", "", "")
+    """Reasoning, text and a call as they are written, each with {body}, a call also with {name}."""
 
 
 class Dialect(Struct, frozen=True, kw_only=True):

@@ -3,8 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dragoman.dialects.compiled import compile_dialect
 from dragoman.dialects.declare import Dialect
+from dragoman.dialects.machine import Machine
 from dragoman.dialects.registry import get
+from dragoman.dialects.schema import Tools
 from dragoman.fold import fold
 from dragoman.types import Answer, Event
 
@@ -27,12 +30,25 @@ class Parser:
         special_tokens: Mapping[int, str] | None = None,
     ) -> None:
         self.dialect = get(dialect) if isinstance(dialect, str) else dialect
+        self._special = dict(special_tokens or {})
+        compiled = compile_dialect(
+            self.dialect, frozenset(self._special.values()), calls=calls, reasoning=reasoning
+        )
+        self._sentinels = compiled.sentinels
+        self._machine = Machine(compiled, Tools(tools), starts_in_reasoning=starts_in_reasoning and reasoning)
 
     def feed(self, text: str | Sequence[tuple[int, str]]) -> list[Event]:
-        raise NotImplementedError
+        if not isinstance(text, str):
+            text = "".join([self._token(id_, piece) for id_, piece in text])
+        return self._machine.feed(text) if text else []
+
+    def _token(self, id_: int, piece: str) -> str:
+        """A special token is its private character if it is a marker, and nothing if it is none."""
+        special = self._special.get(id_)
+        return piece if special is None else self._sentinels.get(special, "")
 
     def finish(self) -> list[Event]:
-        raise NotImplementedError
+        return self._machine.finish()
 
 
 def parse(

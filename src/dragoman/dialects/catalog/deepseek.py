@@ -1,0 +1,91 @@
+"""DeepSeek: sections of named calls with JSON, and from V3.2 on tags under the DSML prefix."""
+
+from dragoman.dialects.declare import Dialect, NamedCalls, Reasoning, Section, TaggedCalls
+
+THINK = Reasoning(open=("<think>",), close=("</think>",))
+SECTION = Section(open=("<｜tool▁calls▁begin｜>",), close=("<｜tool▁calls▁end｜>",))
+FENCED = NamedCalls(
+    section=SECTION,
+    open=("<｜tool▁call▁begin｜>function<｜tool▁sep｜>",),
+    then=("\n```json\n",),
+    close=("\n```<｜tool▁call▁end｜>", "<｜tool▁call▁end｜>"),
+    between="\n",
+)
+
+
+def dsml(outer: str, space: str = "") -> TaggedCalls:
+    """`<｜DSML｜invoke name="f">`; the parameters state whether they are strings."""
+    tag, end = f"<｜DSML｜{space}", f"</｜DSML｜{space}"
+    return TaggedCalls(
+        section=Section(open=(f"{tag}{outer}>\n",), close=(f"{end}{outer}>",)),
+        before="\n\n",
+        open=(f'{tag}invoke name="',),
+        then=('">\n',),
+        empty=('"/>',),
+        key=(f'{tag}parameter name="',),
+        key_end=('" string="',),
+        type_end=('">',),
+        types="string",
+        value_end=(f"{end}parameter>\n",),
+        close=(f"{end}invoke>\n",),
+        json_body=True,
+    )
+
+
+DIALECTS = (
+    Dialect(
+        name="deepseek_v3",
+        models="DeepSeek V3, V3-0324, R1-0528",
+        reasoning=THINK,
+        calls=(FENCED,),
+        aliases=("deepseek", "deepseekv3", "deepseek-v3"),
+    ),
+    Dialect(
+        name="deepseek_v31",
+        models="DeepSeek V3.1, V3.2-Exp",
+        reasoning=THINK,
+        calls=(
+            NamedCalls(
+                section=SECTION,
+                open=("<｜tool▁call▁begin｜>",),
+                then=("<｜tool▁sep｜>",),
+                close=("<｜tool▁call▁end｜>",),
+            ),
+        ),
+        aliases=("deepseekv31", "deepseek31", "deepseek-v31"),
+    ),
+    Dialect(
+        name="deepseek_v32",
+        models="DeepSeek V3.2",
+        reasoning=THINK,
+        calls=(dsml("function_calls"),),
+        aliases=("deepseekv32", "deepseek32", "deepseek-v32"),
+    ),
+    Dialect(
+        name="deepseek_v4",
+        models="DeepSeek V4",
+        reasoning=Reasoning(open=("<think>",), close=("</think>",), ended_by_call=True),
+        calls=(dsml("tool_calls"),),
+        aliases=("deepseekv4", "dsv4", "deepseek-v4"),
+    ),
+    Dialect(
+        name="deepseek_v41",
+        models="DeepSeek V4.1",
+        reasoning=THINK,
+        calls=(dsml("calls", " "),),
+        aliases=("deepseek_v4.1", "deepseekv41"),
+    ),
+    Dialect(
+        name="deepseek_r1",
+        models="DeepSeek R1 and its distills",
+        reasoning=THINK,
+        calls=(FENCED,),
+        aliases=("deepseek-r1",),
+    ),
+    Dialect(
+        name="deepseek_r1_template",
+        models="R1 distills whose template opens reasoning",
+        reasoning=Reasoning(),
+        calls=(FENCED,),
+    ),
+)

@@ -1,0 +1,105 @@
+"""Zhipu's GLM: the name, and then pairs of <arg_key> and <arg_value>; and those who took it over."""
+
+from dragoman.dialects.declare import Dialect, Reasoning, Section, TaggedCalls
+
+
+def pairs(
+    outer: str, layout: str = "\n", *, tag: str = "{}", after_name: str = "", section: Section | None = None
+) -> TaggedCalls:
+    """`tag` is how a tag's name is written: `{}:opensource`, for example."""
+
+    def opened(name: str) -> str:
+        return f"<{tag.format(name)}>"
+
+    def closed(name: str) -> str:
+        return f"</{tag.format(name)}>"
+
+    return TaggedCalls(
+        section=section,
+        before="\n",
+        between=layout,
+        open=(opened(outer),),
+        then=(f"{after_name}{layout}",) if after_name else ("\n",),
+        key=(opened("arg_key"),),
+        key_end=(f"{closed('arg_key')}{layout}",),
+        value=opened("arg_value"),
+        value_end=(f"{closed('arg_value')}{layout}",),
+        close=(closed(outer),),
+    )
+
+
+def hunyuan(suffix: str, separator: str = "", layout: str = "\n") -> TaggedCalls:
+    section = Section(open=(f"<tool_calls{suffix}>{layout}",), close=(f"{layout}</tool_calls{suffix}>",))
+    return pairs(
+        "tool_call",
+        layout,
+        tag="{}" + suffix,
+        after_name=f"<{separator}{suffix}>" if separator else "",
+        section=section,
+    )
+
+
+THINK = Reasoning(open=("<think>",), close=("</think>",))
+ENDED_BY_CALL = Reasoning(open=("<think>",), close=("</think>",), ended_by_call=True)
+HY_THINK = Reasoning(
+    open=("<think>", "<think:opensource>"), close=("</think>", "</think:opensource>"), ended_by_call=True
+)
+
+DIALECTS = (
+    Dialect(
+        name="glm45",
+        models="GLM-4.5 and 4.6",
+        reasoning=ENDED_BY_CALL,
+        calls=(pairs("tool_call"),),
+        aliases=("glm", "glm4", "glm45_moe", "glm4_5", "glm4_6"),
+    ),
+    Dialect(
+        name="glm47",
+        models="GLM-4.7, 4.7-Flash, GLM-5",
+        reasoning=ENDED_BY_CALL,
+        calls=(pairs("tool_call", ""),),
+        aliases=("glm47_moe", "glm4_7"),
+    ),
+    Dialect(
+        name="ling3", models="Ling 3", reasoning=THINK, calls=(pairs("tool_call", ""),), aliases=("ling",)
+    ),
+    Dialect(
+        name="poolside_v1",
+        models="Poolside Laguna",
+        reasoning=THINK,
+        calls=(pairs("tool_call"),),
+        aliases=("laguna",),
+    ),
+    Dialect(name="iquest", models="IQuest", reasoning=THINK, calls=(pairs("iquest_tool_call"),)),
+    Dialect(
+        name="k2_horizon",
+        models="K2 Horizon",
+        reasoning=Reasoning(open=("<ifm|think>",), close=("</ifm|think>",)),
+        calls=(
+            pairs(
+                "tool_call",
+                "",
+                tag="ifm|{}",
+                section=Section(open=("<ifm|tool_calls>",), close=("</ifm|tool_calls>",)),
+            ),
+        ),
+    ),
+    Dialect(
+        name="hy_v3",
+        models="Tencent Hy3",
+        reasoning=HY_THINK,
+        calls=(hunyuan("", "tool_sep"), hunyuan(":opensource", "tool_sep")),
+        aliases=("hunyuan", "hy3"),
+    ),
+    Dialect(
+        name="hy_v4",
+        models="Tencent Hy4",
+        reasoning=Reasoning(
+            open=("<think:opensource>", "<think>"),
+            close=("</think:opensource>", "</think>"),
+            ended_by_call=True,
+        ),
+        calls=(hunyuan(":opensource", layout=""), hunyuan("", layout="")),
+        aliases=("hy4",),
+    ),
+)

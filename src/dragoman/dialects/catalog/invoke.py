@@ -1,0 +1,132 @@
+"""Calls as <invoke name="f"> with <parameter name="a"> in it, under many an outer tag."""
+
+from dragoman.dialects.declare import Channels, Dialect, JsonCalls, Reasoning, Section, TaggedCalls
+
+THINK = Reasoning(open=("<think>",), close=("</think>",))
+MINIMAX = "]<]minimax[>["
+
+
+def invoke(section: Section, prefix: str = "", layout: str = "\n", **more: object) -> TaggedCalls:
+    fields: dict[str, object] = {
+        "section": section,
+        "open": (f'<{prefix}invoke name="',),
+        "then": (f'">{layout}',),
+        "key": (f'<{prefix}parameter name="',),
+        "key_end": ('">',),
+        "value_end": (f"</{prefix}parameter>{layout}",),
+        "close": (f"</{prefix}invoke>{layout}",),
+        **more,
+    }
+    return TaggedCalls(**fields)  # type: ignore[arg-type]
+
+
+DOTS = Section(open=("<dots_function_call>",), close=("</dots_function_call>",), each=True)
+
+DIALECTS = (
+    Dialect(
+        name="minimax_m2",
+        models="MiniMax M2, M2.1, M2.5",
+        reasoning=Reasoning(),
+        calls=(
+            invoke(
+                Section(open=("<minimax:tool_call>\n",), close=("</minimax:tool_call>",)),
+                before="\n",
+                untyped="text",
+            ),
+        ),
+        aliases=("minimax-m2", "minimax", "minimax_m2_1", "minimax_m2_5"),
+    ),
+    Dialect(
+        name="minimax_m2_append_think",
+        models="MiniMax M2, for clients that keep <think> in the text",
+        prepends="<think>",
+        aliases=("minimax-append-think",),
+    ),
+    Dialect(
+        name="minimax_m3",
+        models="MiniMax M3",
+        reasoning=Reasoning(open=("<mm:think>",), close=("</mm:think>",)),
+        calls=(
+            TaggedCalls(
+                section=Section(open=(f"{MINIMAX}<tool_call>\n",), close=(f"\n{MINIMAX}</tool_call>",)),
+                open=(f'{MINIMAX}<invoke name="',),
+                then=('">',),
+                key=(f"{MINIMAX}<",),
+                key_end=(">",),
+                value_end=(f"{MINIMAX}</",),
+                close=(f"{MINIMAX}</invoke>",),
+                nested=MINIMAX,
+                whole=True,
+            ),
+        ),
+        aliases=("minimax-m3",),
+    ),
+    Dialect(
+        name="dots",
+        models="dots",
+        reasoning=THINK,
+        calls=(invoke(DOTS, layout=""), JsonCalls(section=DOTS)),
+        aliases=("dots3",),
+    ),
+    Dialect(
+        name="muse_glimmer",
+        models="Muse Glimmer",
+        channels=Channels(
+            start=("<|start|>assistant",),
+            header=("to=",),
+            body="<|message|>",
+            ends=("<|eom|>", "<|eot|>"),
+            recipient="to=",
+            reasoning=frozenset({"self"}),
+            text=frozenset({"user"}),
+            written=(
+                " to=self<|message|>{body}<|eom|>",
+                " to=user<|message|>{body}<|eom|>",
+                " to={name}<|message|>{body}<|eom|>",
+            ),
+        ),
+        calls=(
+            invoke(
+                Section(open=("<atem:function_calls>\n",), close=("</atem:function_calls>",), each=True),
+                "atem:",
+                tidy_names=True,
+            ),
+        ),
+        aliases=("muse", "glimmer"),
+    ),
+    Dialect(
+        name="step3",
+        models="Step-3",
+        reasoning=THINK,
+        calls=(
+            TaggedCalls(
+                section=Section(
+                    open=("<｜tool_calls_begin｜>",), close=("<｜tool_calls_end｜>",), required=True
+                ),
+                open=('<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="',),
+                then=('">',),
+                key=('<steptml:parameter name="',),
+                key_end=('">',),
+                value_end=("</steptml:parameter>",),
+                close=("</steptml:invoke><｜tool_call_end｜>",),
+            ),
+        ),
+    ),
+    Dialect(
+        name="minicpm5",
+        models="MiniCPM5",
+        reasoning=Reasoning(),
+        calls=(
+            TaggedCalls(
+                open=('<function name="', "<function name='", '<functionname="', "<functionname='"),
+                then=('">', "'>"),
+                key=('<param name="', "<param name='", '<paramname="', "<paramname='"),
+                key_end=('">', "'>"),
+                value_end=("</param>",),
+                close=("</function>",),
+                cdata=True,
+            ),
+        ),
+        replaced=(("Ġ", " "), ("Ċ", "\n")),
+    ),
+)

@@ -1,0 +1,59 @@
+"""Moonshot's Kimi: K2 with ids that hold the name, K3 in blocks, and the older thinking models."""
+
+from dragoman.dialects.declare import Dialect, NamedCalls, Reasoning, Section, TaggedCalls
+
+DIALECTS = (
+    Dialect(
+        name="kimi_k2",
+        models="Kimi K2, K2-Instruct, K2-Thinking, K2.5",
+        reasoning=Reasoning(open=("<think>",), close=("</think>",), ended_by_call=True),
+        calls=(
+            NamedCalls(
+                section=Section(
+                    open=("<|tool_calls_section_begin|>",), close=("<|tool_calls_section_end|>",)
+                ),
+                open=("<|tool_call_begin|>",),
+                then=("<|tool_call_argument_begin|>",),
+                close=("<|tool_call_end|>",),
+                prefixed="functions.",
+                ids="kimi",
+            ),
+        ),
+        aliases=("kimik2", "kimi_k25"),
+    ),
+    Dialect(
+        name="kimi_k3",
+        models="Kimi K3",
+        reasoning=Reasoning(
+            open=("<|open|>think<|sep|>",),
+            close=("<|close|>think<|sep|>",),
+            ended_by=("<|open|>response<|sep|>",),
+            ended_by_call=True,
+        ),
+        calls=(
+            TaggedCalls(
+                section=Section(open=("<|open|>tools<|sep|>",), close=("<|close|>tools<|sep|>",)),
+                open=('<|open|>call tool="',),
+                rest='" index="{index}"',
+                then=("<|sep|>",),
+                key=('<|open|>argument key="',),
+                key_end=('" type="',),
+                type_end=('"<|sep|>',),
+                types="name",
+                value_end=("<|close|>argument<|sep|>",),
+                close=("<|close|>call<|sep|>",),
+                entities=True,
+                late=True,
+            ),
+        ),
+        drops=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+        text_open="<|open|>response<|sep|>",
+        text_close="<|close|>response<|sep|>",
+    ),
+    Dialect(
+        name="kimi",
+        models="Kimi-VL thinking",
+        reasoning=Reasoning(open=("◁think▷",), close=("◁/think▷",)),
+        aliases=("kimi_thinking",),
+    ),
+)

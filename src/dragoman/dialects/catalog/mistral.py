@@ -1,0 +1,32 @@
+"""Mistral: [TOOL_CALLS] and a list of objects, later names and [ARGS]; [THINK] in the reasoning models."""
+
+from dragoman.dialects.declare import Dialect, JsonCalls, NamedCalls, Reasoning
+
+THINK = Reasoning(open=("[THINK]",), close=("[/THINK]",))
+LIST = JsonCalls(open=("[TOOL_CALLS] ",), list="must", id=("id",), silent=True, ids="mistral")
+NAMED = NamedCalls(
+    open=("[TOOL_CALLS]",), then=("[ARGS]", ""), id_after="[CALL_ID]", silent=True, ids="mistral"
+)
+
+DIALECTS = (
+    Dialect(
+        name="mistral_v3",
+        models="Mistral 7B v0.3, Nemo, tokenizers v1 to v7",
+        calls=(LIST,),
+        aliases=("mistral_old",),
+    ),
+    Dialect(name="mistral_v11", models="Mistral Small 3.2, Devstral, tokenizer v11", calls=(NAMED, LIST)),
+    Dialect(
+        name="mistral_v13",
+        models="Ministral 3, Magistral, tokenizer v13",
+        reasoning=THINK,
+        calls=(NAMED, LIST),
+        unfenced=True,
+    ),
+    Dialect(
+        name="mistral",
+        models="any Mistral: all of the above",
+        reasoning=THINK,
+        calls=(NAMED, LIST),
+    ),
+)

@@ -1,0 +1,12 @@
+"""Text and nothing else, and models that only reason."""
+
+from dragoman.dialects.declare import Dialect, Reasoning
+
+DIALECTS = (
+    Dialect(name="plain", models="Gemma 2, Phi-3.5 and others without tools", aliases=("passthrough",)),
+    Dialect(
+        name="holo2",
+        models="Holo2",
+        reasoning=Reasoning(open=("<think>",), close=("</think>",), stray_close="keep"),
+    ),
+)

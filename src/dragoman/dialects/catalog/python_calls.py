@@ -1,0 +1,51 @@
+"""Calls as Python writes them, and Gemma's own way with braces."""
+
+from dragoman.dialects.declare import BraceCalls, Dialect, PythonCalls, Reasoning
+
+DIALECTS = (
+    Dialect(
+        name="pythonic",
+        models="Llama 3.2 with the pythonic template, ToolACE",
+        calls=(PythonCalls(whole=True),),
+        drops=("<|python_start|>", "<|python_end|>"),
+    ),
+    Dialect(
+        name="llama4_pythonic",
+        models="Llama 4",
+        calls=(PythonCalls(whole=True),),
+        drops=("<|python_start|>", "<|python_end|>"),
+    ),
+    Dialect(
+        name="olmo3",
+        models="Olmo 3",
+        reasoning=Reasoning(open=("<think>",), close=("</think>",)),
+        calls=(
+            PythonCalls(
+                open=("<function_calls>",), close=("</function_calls>",), brackets=False, separator="\n"
+            ),
+        ),
+    ),
+    Dialect(
+        name="lfm2",
+        models="LFM2, LFM2.5",
+        reasoning=Reasoning(open=("<think>",), close=("</think>",)),
+        calls=(PythonCalls(open=("<|tool_call_start|>",), close=("<|tool_call_end|>",)),),
+        aliases=("lfm2.5",),
+    ),
+    Dialect(
+        name="gemma4",
+        models="Gemma 4",
+        reasoning=Reasoning(open=("<|channel>thought\n", "<|channel>"), close=("<channel|>",)),
+        calls=(BraceCalls(open=("<|tool_call>call:",), close=("<tool_call|>",), quote='<|"|>'),),
+    ),
+    Dialect(
+        name="functiongemma",
+        models="FunctionGemma",
+        calls=(
+            BraceCalls(
+                open=("<start_function_call>call:",), close=("<end_function_call>",), quote="<escape>"
+            ),
+        ),
+        aliases=("function_gemma",),
+    ),
+)

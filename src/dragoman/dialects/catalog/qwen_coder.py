@@ -1,0 +1,59 @@
+"""Qwen3-Coder's tags, and those who took them over."""
+
+from dragoman.dialects.declare import Dialect, Reasoning, Section, TaggedCalls
+
+
+def tags(outer: str, layout: str = "\n") -> TaggedCalls:
+    """`<function=f>` with `<parameter=a>` in it; `layout` stands around values."""
+    return TaggedCalls(
+        section=Section(open=(f"<{outer}>\n",), close=(f"\n</{outer}>",), each=True),
+        before="\n",
+        between="\n",
+        open=("<function=",),
+        then=(">\n",),
+        key=("<parameter=",),
+        key_end=(f">{layout}",),
+        value_end=(f"{layout}</parameter>\n",),
+        close=("</function>",),
+    )
+
+
+THINK = Reasoning(ended_by_call=True)
+
+DIALECTS = (
+    Dialect(
+        name="qwen3_coder",
+        models="Qwen3-Coder, Qwen3.5, 3.6 and 3.8, MiMo",
+        reasoning=THINK,
+        calls=(tags("tool_call"),),
+        aliases=(
+            "qwen3_xml",
+            "mimo",
+            "qwen_xml",
+            "qwen_coder",
+            "qwen3_tagged",
+            "qwen3_tagged_direct",
+            "qwen3_5",
+        ),
+    ),
+    Dialect(
+        name="step3p5",
+        models="Step-3.5-Flash",
+        reasoning=Reasoning(close=("\n</think>\n",)),
+        calls=(tags("tool_call"),),
+        aliases=("step3_5", "step3_7"),
+    ),
+    Dialect(
+        name="nemotron_v3",
+        models="Nemotron 3",
+        reasoning=THINK,
+        calls=(tags("tool_call"),),
+        aliases=("nemotron", "nemotron_3"),
+    ),
+    Dialect(
+        name="seed_oss",
+        models="Seed-OSS",
+        reasoning=Reasoning(open=("<seed:think>",), close=("</seed:think>",)),
+        calls=(tags("seed:tool_call", ""),),
+    ),
+)

@@ -1,0 +1,151 @@
+"""Answers in blocks. The header of a block says whether it is reasoning, text or a call."""
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from dragoman.dialects.compiled import marks_of
+from dragoman.dialects.declare import Channels, NamedCalls
+from dragoman.dialects.scan import Marks, Wait, structure_of
+
+if TYPE_CHECKING:
+    from dragoman.dialects.machine import Machine
+
+WORD = re.compile(r"[\w.\-:/]+")
+NAME = re.compile(r"[\w.\-:/]*").fullmatch
+MOST_HEADER = 512
+CALL = NamedCalls()
+"""A call of a block has no syntax of its own but its JSON."""
+
+
+def read_channels(m: "Machine", ch: Channels) -> Wait[None]:
+    reader = ChannelReader(m, ch)
+    yield from reader.first_header()
+    while (yield from reader.outside()):
+        pass
+
+
+class ChannelReader:
+    def __init__(self, machine: "Machine", channels: Channels) -> None:
+        self.m = machine
+        self.ch = channels
+        self.body = Marks((channels.body,))
+        self.ends = marks_of(channels.ends, channels.start)
+        headers = tuple(word for word in channels.header if word == channels.channel)
+        self.between = marks_of(channels.start, headers, channels.ends)
+
+    def first_header(self) -> Wait[None]:
+        """An answer begins with a header, because the prompt ends with what precedes one, or with text."""
+        self.m.hold()
+        yield from self._header(self._plausible)
+
+    def _plausible(self, text: str) -> object:
+        text = text.lstrip()
+        if not self.ch.header:
+            return NAME(text)
+        return any(text.startswith(word) or word.startswith(text) for word in self.ch.header)
+
+    def outside(self) -> Wait[bool]:
+        """Text up to the next block, and the block. False at the end."""
+        m, ch = self.m, self.ch
+        mark = yield from m.until(self.between, m.say)
+        if not mark:
+            return False
+        if mark in ch.ends:
+            return True
+        m.hold(len(mark))
+        if mark not in ch.start:
+            m.at -= len(mark)
+        yield from self._header(lambda text: True)
+        return True
+
+    def _header(self, plausible: Callable[[str], object]) -> Wait[None]:
+        """A header and its body. A header that the end cuts off is nothing; one that is none is text."""
+        m = self.m
+        header, found = yield from m.collect(self.body, plausible, MOST_HEADER)
+        if found:
+            yield from self._block(header)
+        elif m.ended and header.strip() and plausible(header) and self.ch.header:
+            m.keep()
+        else:
+            m.give_text(m.give_back())
+
+    def _block(self, header: str) -> Wait[None]:
+        m, ch = self.m, self.ch
+        recipient = self._after(header, ch.recipient) if ch.recipient else header.strip()
+        kind = self._after(header, ch.channel) if ch.channel else recipient
+        if recipient.startswith(ch.call) and recipient not in ch.reasoning | ch.text | {""}:
+            yield from self._call(recipient.removeprefix(ch.call))
+        elif kind in ch.reasoning and m.compiled.reasons:
+            m.keep()
+            m.reasoning = True
+            yield from self._say_body()
+            m.reasoning = False
+        elif kind in ch.reasoning:
+            m.say(m.give_back())
+            m.say((yield from self._say_body()))
+        elif kind in ch.text and (not ch.channel or not recipient):
+            m.keep()
+            yield from self._say_body()
+        else:
+            m.keep()
+            end = yield from m.until(self.ends, lambda text: None)
+            self._reread(end)
+
+    def _after(self, header: str, word: str) -> str:
+        """The last word that follows another one in the header."""
+        at = header.rfind(word)
+        found = WORD.match(header, at + len(word)) if at >= 0 else None
+        return found.group() if found else ""
+
+    def _say_body(self) -> Wait[str]:
+        m = self.m
+        end = yield from m.until(self.ends, m.think if m.reasoning else m.say)
+        self._reread(end)
+        return end
+
+    def _reread(self, end: str) -> None:
+        """What begins the next block also ends this one."""
+        if end in self.ch.start:
+            self.m.at -= len(end)
+
+    def _call(self, name: str) -> Wait[None]:
+        m = self.m
+        if not m.compiled.calls:
+            m.say(m.give_back())
+            m.say((yield from self._say_body()))
+        elif m.dialect.calls:
+            m.keep()
+            yield from self._tagged_body()
+        else:
+            yield from self._json_body(name)
+
+    def _json_body(self, name: str) -> Wait[None]:
+        m = self.m
+        following = yield from m.space()
+        if not self.ch.header and following != "{":
+            m.give_text(m.give_back())
+            return
+        m.open_call(name, None, CALL)
+        if following == "{":
+            stops = marks_of(self.ch.ends)
+            complete = yield from m.json_container(m.arguments, structure_of(tuple(stops.all)), stops)
+            yield from m.space()
+        else:
+            complete = False
+        end = yield from m.until(self.ends, m.say if complete else m.arguments)
+        self._reread(end)
+        if complete or end:
+            m.close_call()
+
+    def _tagged_body(self) -> Wait[None]:
+        """Calls in the syntax of the dialect, up to the end of the block."""
+        m = self.m
+        table = m.compiled.text
+        marks = marks_of(tuple(table.meanings), self.ch.ends, self.ch.start)
+        while True:
+            mark = yield from m.until(marks, m.say)
+            if not mark or mark in self.ends.all:
+                self._reread(mark)
+                return
+            yield from m.obey(mark, table.meanings[mark])

@@ -1,0 +1,192 @@
+"""A dialect made ready: which markers to look for in which state, and what each of them means.
+
+Where a marker is a special token of the model, it is matched by id: the token comes as one private character, a
+lone surrogate, which decoding text can never give. The spelling of the token in ordinary text is then text.
+"""
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from dragoman.dialects.declare import Calls, Dialect, JsonCalls, PythonCalls, Spellings
+from dragoman.dialects.scan import Marks
+
+Action: TypeAlias = Literal["open", "close", "section", "end", "call", "drop", "span", "back"]
+
+D = TypeVar("D")
+FIRST_SENTINEL = 0xD800
+MOST_SENTINELS = 0x800
+
+
+class Meaning(Struct, frozen=True):
+    """What is to be done at a marker."""
+
+    action: Action
+    trail: str = ""
+    """Layout after it."""
+    core: str = ""
+    shapes: tuple[Calls, ...] = ()
+    """The calls that may follow."""
+    until: str = ""
+    """The end of a span that is dropped."""
+
+    @property
+    def bare(self) -> bool:
+        """The call has no marker: what was found is its own beginning."""
+        return self.action == "call" and not self.shapes[0].open
+
+    @property
+    def openings(self) -> Marks:
+        """All markers that lead into a call here."""
+        sections = (shape.section for shape in self.shapes)
+        return marks_of(
+            *(shape.open for shape in self.shapes), *(section.open for section in sections if section)
+        )
+
+
+class Table:
+    """The markers of one state."""
+
+    def __init__(self, meanings: dict[str, Meaning]) -> None:
+        self.meanings = meanings
+        self.marks = Marks(meanings)
+
+
+class Compiled:
+    """`text` and `reasoning` are the tables of the two states an answer can be in."""
+
+    def __init__(self, dialect: Dialect, sentinels: dict[str, str], *, calls: bool, reasoning: bool) -> None:
+        self.dialect = dialect
+        self.sentinels = sentinels
+        self.calls, self.reasons = calls, reasoning
+        self.unseen = str.maketrans(dict.fromkeys(sentinels.values()))
+        shapes = dialect.calls if calls else ()
+        self.text = Table(_text_state(dialect, shapes))
+        self.reasoning = Table(_reasoning_state(dialect, shapes))
+
+
+@lru_cache(maxsize=256)
+def compile_dialect(
+    dialect: Dialect, special: frozenset[str] = frozenset(), *, calls: bool = True, reasoning: bool = True
+) -> Compiled:
+    """Shared between answers, and never changed."""
+    chosen = dialect if reasoning or dialect.channels else msgspec.structs.replace(dialect, reasoning=None)
+    spelled = str(msgspec.to_builtins(chosen))
+    used = sorted(token for token in special if token and token in spelled)[:MOST_SENTINELS]
+    sentinels = {token: chr(FIRST_SENTINEL + number) for number, token in enumerate(used)}
+    return Compiled(_by_id(chosen, sentinels), sentinels, calls=calls, reasoning=reasoning)
+
+
+def _by_id(value: D, sentinels: dict[str, str]) -> D:
+    """The declaration with special tokens in its markers replaced by their private characters."""
+    if not sentinels:
+        return value
+    by_length = sorted(sentinels.items(), key=lambda item: -len(item[0]))
+
+    def replaced(part: Any) -> Any:
+        if isinstance(part, str):
+            for token, sentinel in by_length:
+                part = part.replace(token, sentinel)
+            return part
+        if isinstance(part, tuple | frozenset):
+            return type(part)(replaced(item) for item in part)
+        if isinstance(part, Struct):
+            return type(part)(**{name: replaced(getattr(part, name)) for name in part.__struct_fields__})
+        return part
+
+    done: D = replaced(value)
+    return done
+
+
+def variants(spellings: Iterable[str], before: str = "") -> dict[str, tuple[str, str]]:
+    """Everything a marker may be read off: spelling -> (what it is without layout, layout after it)."""
+    found: dict[str, tuple[str, str]] = {}
+    for spelling in spellings:
+        core = spelling.strip() or spelling
+        lead = before + spelling[: len(spelling) - len(spelling.lstrip())] if spelling.strip() else ""
+        trail = spelling[len(spelling.rstrip()) :] if spelling.strip() else ""
+        for size in range(len(lead) + 1):
+            found.setdefault(lead[len(lead) - size :] + core, (core, trail))
+    return found
+
+
+@lru_cache(maxsize=4096)
+def marks_of(*spellings: Spellings) -> Marks:
+    """Markers of a reader, without the layout around them."""
+    return Marks(spelling.strip() or spelling for group in spellings for spelling in group if spelling)
+
+
+def first_characters(shape: Calls) -> Spellings:
+    """What a call without a marker begins with."""
+    if isinstance(shape, JsonCalls):
+        return ("{",) if shape.list == "never" else ("[", "{") if shape.list == "may" else ("[",)
+    return ("[",) if isinstance(shape, PythonCalls) else ()
+
+
+def _text_state(dialect: Dialect, shapes: tuple[Calls, ...]) -> dict[str, Meaning]:
+    meanings: dict[str, Meaning] = {}
+    _add_drops(meanings, dialect)
+    thinking = dialect.reasoning
+    if thinking is not None:
+        if thinking.stray_close == "drop":
+            _add(meanings, thinking.close, "drop")
+        _add(meanings, thinking.open, "open")
+    _add_calls(meanings, shapes)
+    return meanings
+
+
+def _reasoning_state(dialect: Dialect, shapes: tuple[Calls, ...]) -> dict[str, Meaning]:
+    meanings: dict[str, Meaning] = {}
+    thinking = dialect.reasoning
+    if thinking is None:
+        return meanings
+    _add_drops(meanings, dialect)
+    if thinking.ended_by_call:
+        _add_calls(meanings, shapes)
+    _add(meanings, thinking.open, "drop")
+    for mark, (core, _) in variants(thinking.ended_by).items():
+        known = meanings.get(mark)
+        if known is None or known.action == "drop":
+            meanings[mark] = Meaning("back", core=core)
+    _add(meanings, thinking.close, "close")
+    return meanings
+
+
+def _add(meanings: dict[str, Meaning], spellings: Spellings, action: Action) -> None:
+    for mark, (core, trail) in variants(spellings).items():
+        meanings[mark] = Meaning(action, trail, core)
+
+
+def _add_drops(meanings: dict[str, Meaning], dialect: Dialect) -> None:
+    _add(meanings, dialect.drops, "drop")
+    for start, end in dialect.drop_spans:
+        meanings[start] = Meaning("span", until=end, core=start)
+
+
+def _add_calls(meanings: dict[str, Meaning], shapes: tuple[Calls, ...]) -> None:
+    """A marker that several shapes share leads to all of them; what follows decides."""
+    for shape in shapes:
+        section = shape.section
+        closes = (*shape.close, *(section.close if section else ()))
+        for mark, (core, trail) in variants(closes).items():
+            meanings.setdefault(mark, Meaning("end", trail, core))
+    for shape in shapes:
+        section = shape.section
+        if section is not None:
+            for mark, (core, trail) in variants(section.open, shape.before).items():
+                _join(meanings, mark, Meaning("section", trail, core, (shape,)))
+        # What begins with its own first character is taken for a call only where a section says so.
+        if shape.open or section is None:
+            opens = shape.open or first_characters(shape)
+            for mark, (core, trail) in variants(opens, shape.before).items():
+                _join(meanings, mark, Meaning("call", trail, core, (shape,)))
+
+
+def _join(meanings: dict[str, Meaning], mark: str, meaning: Meaning) -> None:
+    before = meanings.get(mark)
+    if before is not None and before.action == meaning.action:
+        meaning = msgspec.structs.replace(meaning, shapes=before.shapes + meaning.shapes)
+    meanings[mark] = meaning

@@ -1,0 +1,196 @@
+"""`{"name": "f", "arguments": {...}}`, alone, in a list, or one after the other."""
+
+import json
+from typing import TYPE_CHECKING
+
+from dragoman.dialects.compiled import marks_of
+from dragoman.dialects.declare import JsonCalls
+from dragoman.dialects.readers.literals import PYTHON, read_literal, read_string
+from dragoman.dialects.scan import Sink, Wait, structure_of
+
+if TYPE_CHECKING:
+    from dragoman.dialects.machine import Machine
+
+BARE_KEYS = frozenset({"type", "id", "index"})
+"""Keys that a call without a marker may also have. With any other, the object is no call."""
+NO_ARGUMENTS = "{}"
+
+
+def read_json_calls(m: "Machine", shape: JsonCalls) -> Wait[bool]:
+    following = yield from m.space()
+    listed = following == "[" and shape.list != "never"
+    if listed:
+        m.at += 1
+        following = yield from m.space()
+    if following != "{" or (not listed and shape.list == "must" and not shape.open):
+        return False
+    while True:
+        m.begin_call(shape)
+        if not (yield from _ObjectReader(m, shape).read()):
+            return False
+        if not (yield from _another(m, shape, listed)):
+            return True
+
+
+def _another(m: "Machine", shape: JsonCalls, listed: bool) -> Wait[bool]:
+    """Whether a further object follows. What stands between two is layout."""
+    if not listed and not shape.several:
+        return False
+    m.hold()
+    following = yield from m.space()
+    if following == "]" and listed:
+        m.at += 1
+        m.keep()
+        return False
+    if following and following in ",;" and following == (shape.separator.strip() or following):
+        m.at += 1
+        following = yield from m.space()
+    if following == "{":
+        return True
+    m.give_text(m.give_back())
+    return False
+
+
+class _ObjectReader:
+    """One object. Its keys may come in any order, so arguments may have to wait for the name."""
+
+    def __init__(self, machine: "Machine", shape: JsonCalls) -> None:
+        self.m = machine
+        self.shape = shape
+        self.name: str | None = None
+        self.id: str | None = None
+        self.early: list[str] = []
+        self.opened = False
+        self.ignored = False
+
+    def read(self) -> Wait[bool]:
+        m = self.m
+        m.at += 1
+        while True:
+            following = yield from m.space()
+            if following == "}":
+                m.at += 1
+                return self._end()
+            if following == ",":
+                m.at += 1
+                continue
+            key = yield from self._string()
+            if key is None or (yield from m.space()) != ":":
+                return False
+            m.at += 1
+            following = yield from m.space()
+            if not (yield from self._member(key, following)):
+                return False
+
+    def _member(self, key: str, following: str) -> Wait[bool]:
+        shape = self.shape
+        if shape.name_is_key:
+            self.name = key
+            return (yield from self._arguments(following))
+        if key in shape.name and not self.opened:
+            self.name = yield from self._string()
+            if self.early and self.name is not None:
+                return self._open() and self._say("".join(self.early))
+            return self.name is not None
+        if key in shape.arguments and not self.opened:
+            return (yield from self._arguments(following))
+        if key in shape.id and not self.opened and following in ("'", '"'):
+            self.id = yield from self._string()
+            return self.id is not None
+        if not shape.open and shape.section is None and key not in BARE_KEYS and not self.opened:
+            return False
+        return (yield from self._value(lambda text: None))
+
+    def _arguments(self, following: str) -> Wait[bool]:
+        """An object. What it begins with must be JSON before anything is said of it."""
+        if following != "{":
+            return False
+        m, parts = self.m, ["{"]
+        if self.shape.python:
+            said = self.name is not None and self._open()
+            return (yield from self._value(self._say if said else self.early.append))
+        m.at += 1
+        while (following := (yield from m.peek())).isspace():
+            parts.append(following)
+            m.at += 1
+        if following not in ('"', "}") or not following:
+            return False
+        sink: Sink = self.early.append
+        if self.name is not None:
+            if not self._open():
+                return False
+            sink = self._sink
+        sink("".join(parts))
+        return (yield from self._container(sink, depth=1))
+
+    @property
+    def _sink(self) -> Sink:
+        return self._nothing if self.ignored else self.m.arguments
+
+    def _nothing(self, text: str) -> None:
+        pass
+
+    def _say(self, text: str) -> bool:
+        self._sink(text)
+        return True
+
+    def _open(self) -> bool:
+        assert self.name is not None
+        if not self.name and not self.shape.empty_name:
+            return False
+        self.opened, self.ignored = True, self.name in self.shape.ignored
+        if self.ignored:
+            self.m.keep()
+        else:
+            self.m.open_call(self.name, self.id, self.shape)
+        return True
+
+    def _end(self) -> bool:
+        if not self.opened:
+            if self.name is None or self.shape.needs_arguments or not self._open():
+                return False
+            self._sink(NO_ARGUMENTS)
+        if not self.ignored:
+            self.m.close_call()
+        return True
+
+    # Values
+
+    def _string(self) -> Wait[str | None]:
+        """A whole string; None if there is none."""
+        m, parts = self.m, ['"']
+        quote = yield from m.peek()
+        if self.shape.python and quote in ("'", '"') and quote:
+            complete = yield from read_string(m, parts.append, PYTHON)
+        elif quote == '"':
+            m.at += 1
+            complete = yield from m.json_string(parts.append)
+        else:
+            return None
+        try:
+            decoded: str = json.loads("".join(parts if not self.shape.python else parts[1:]), strict=False)
+        except ValueError:
+            return None
+        return decoded if complete else None
+
+    def _value(self, sink: Sink) -> Wait[bool]:
+        """Any value, as it stands; Python's become JSON."""
+        m = self.m
+        if self.shape.python:
+            return (yield from read_literal(m, sink, PYTHON))
+        following = yield from m.peek()
+        if following and following in "{[":
+            return (yield from self._container(sink))
+        if following == '"':
+            m.at += 1
+            sink('"')
+            return (yield from m.json_string(sink))
+        while (following := (yield from m.peek())) and following not in ",}]":
+            sink(following)
+            m.at += 1
+        return bool(following)
+
+    def _container(self, sink: Sink, depth: int = 0) -> Wait[bool]:
+        stops = marks_of(self.shape.close)
+        structure = structure_of(tuple(stops.all))
+        return (yield from self.m.json_container(sink, structure, stops, depth))

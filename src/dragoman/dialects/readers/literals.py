@@ -1,0 +1,266 @@
+"""Python's literals, and Gemma's, written over as JSON while they are read. Nothing is ever evaluated.
+
+Nesting is kept on a list, not on the stack: depth costs nothing and cannot be attacked.
+"""
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from dragoman.dialects.compiled import marks_of
+from dragoman.dialects.declare import BraceCalls, PythonCalls
+from dragoman.dialects.scan import Marks, Scanner, Sink, Wait
+from dragoman.dialects.schema import NUMBER, WORDS, Place, escaped, quoted
+
+if TYPE_CHECKING:
+    from dragoman.dialects.machine import Machine
+
+NAME = re.compile(r"\s*[\w.\-]*\s*").fullmatch
+KEY = re.compile(r"\s*[\w\-]*\s*").fullmatch
+PARENTHESIS, EQUALS, BRACE = Marks(("(",)), Marks(("=",)), Marks(("{",))
+KEY_END, NO_MARKS = Marks((":", ",", "}")), Marks(())
+HEXADECIMAL = re.compile(r"[0-9a-fA-F]")
+VALUE_START = re.compile(r"[\w\"'\[{(\-+.]")
+NUMBERISH = re.compile(
+    r"[+-]?(?:0[xX][\da-fA-F_]+|0[oO][0-7_]+|0[bB][01_]+|[\d_]*\.?[\d_]*(?:[eE][+-]?\d+)?)"
+)
+ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0", "\n": ""}
+ESCAPES |= {"\\": "\\", "'": "'", '"': '"'}
+CODES = {"x": 2, "u": 4, "U": 8}
+PLACELESS = Place(None, {})
+
+
+class Style(Struct, frozen=True):
+    """How strings are quoted, and what ends a bare word."""
+
+    quotes: tuple[str, ...]
+    word_end: re.Pattern[str]
+    escapes: bool
+
+
+PYTHON = Style(("'", '"'), re.compile(r"[\s,\[\](){}:'\"=]"), escapes=True)
+
+
+def brace_style(quote: str) -> Style:
+    return Style((quote,), re.compile(r"[,\[\]{}]|" + re.escape(quote)), escapes=False)
+
+
+class _Level(Struct):
+    """An open list or object."""
+
+    is_object: bool
+    place: Place
+    item: Place
+    """The place of what comes next in it."""
+    at_key: bool
+    empty: bool = True
+
+
+def read_python_calls(m: "Machine", shape: PythonCalls) -> Wait[bool]:
+    """`[f(a=1), g()]`; without brackets calls follow each other on lines."""
+    following = yield from m.space()
+    bracket = following == "[" and shape.brackets
+    if bracket:
+        m.at += 1
+    elif shape.brackets and not shape.open:
+        return False
+    while True:
+        m.begin_call(shape)
+        if not (yield from _python_call(m, shape)):
+            return False
+        m.hold()
+        following = yield from m.space()
+        if following == "," and (bracket or shape.separator.strip() == ","):
+            m.at += 1
+            following = yield from m.space()
+        if following == "]" and bracket:
+            m.at += 1
+            m.keep()
+            return True
+        if not (following.isidentifier() and (bracket or not shape.brackets)):
+            m.give_text(m.give_back())
+            return True
+
+
+def _python_call(m: "Machine", shape: PythonCalls) -> Wait[bool]:
+    name, found = yield from m.collect(PARENTHESIS, NAME)
+    if not found or not name.strip():
+        return False
+    lead, opened = "{", False
+    while True:
+        following = yield from m.space()
+        if following == ")":
+            m.at += 1
+            if not opened:
+                m.open_call(name.strip(), None, shape)
+            m.arguments("{}" if lead == "{" else "}")
+            m.close_call()
+            return True
+        if following == "," and opened:
+            m.at += 1
+            continue
+        key, found = yield from m.collect(EQUALS, KEY)
+        following = (yield from m.space()) if found else ""
+        if not following or not VALUE_START.match(following) or not key.strip():
+            return False
+        if not opened:
+            opened = True
+            m.open_call(name.strip(), None, shape)
+        m.arguments(f"{lead}{quoted(key.strip())}: ")
+        lead = ", "
+        if not (yield from read_literal(m, m.arguments, PYTHON)):
+            return False
+
+
+def read_brace_call(m: "Machine", shape: BraceCalls) -> Wait[bool]:
+    """`f{a:1}`"""
+    name, found = yield from m.collect(BRACE, NAME)
+    if not found or not name.strip():
+        return False
+    m.at -= 1
+    place = m.tools.arguments(name.strip())
+    m.open_call(name.strip(), None, shape)
+    stops = marks_of(shape.close)
+    complete = yield from read_literal(m, m.arguments, brace_style(shape.quote), place, stops)
+    if complete:
+        m.close_call()
+    return complete
+
+
+def read_literal(
+    m: Scanner, sink: Sink, style: Style, place: Place = PLACELESS, stops: Marks = NO_MARKS
+) -> Wait[bool]:
+    """One value, written to the sink as JSON. False if it ended before its time."""
+    levels: list[_Level] = []
+    quotes = Marks(style.quotes)
+    while True:
+        following = yield from m.space()
+        level = levels[-1] if levels else None
+        if not following or (yield from m.stands(stops)):
+            return False
+        if level is not None and following == ",":
+            m.at += 1
+            continue
+        if level is not None and following in "]})":
+            m.at += 1
+            sink("}" if level.is_object else "]")
+            levels.pop()
+        elif level is not None and level.at_key:
+            if not (yield from _key(m, sink, level, style, quotes)):
+                return False
+            continue
+        else:
+            if level is not None and not level.is_object:
+                sink("" if level.empty else ", ")
+                level.empty = False
+            inner = level.item if level else place
+            if following in "[{(":
+                m.at += 1
+                sink("{" if following == "{" else "[")
+                levels.append(_Level(following == "{", inner, inner.item(), following == "{"))
+                continue
+            if not (yield from _scalar(m, sink, style, inner, quotes)):
+                return False
+        if not levels:
+            return True
+        levels[-1].at_key = levels[-1].is_object
+
+
+def _key(m: Scanner, sink: Sink, level: _Level, style: Style, quotes: Marks) -> Wait[bool]:
+    parts: list[str] = []
+    if (yield from m.stands(quotes)):
+        if not (yield from read_string(m, parts.append, style)):
+            return False
+        key: str = json.loads("".join(parts))
+    else:
+        found = yield from m.until(KEY_END, parts.append)
+        m.at -= len(found)
+        key = "".join(parts).strip()
+    sink(("" if level.empty else ", ") + quoted(key) + ": ")
+    level.empty, level.at_key, level.item = False, False, level.place.member(key)
+    if (yield from m.space()) != ":":
+        return False
+    m.at += 1
+    return True
+
+
+def _scalar(m: Scanner, sink: Sink, style: Style, place: Place, quotes: Marks) -> Wait[bool]:
+    if (yield from m.stands(quotes)):
+        return (yield from read_string(m, sink, style))
+    parts: list[str] = []
+    while True:
+        found = style.word_end.search(m.text, m.at)
+        stop = found.start() if found else len(m.text)
+        parts.append(m.text[m.at : stop])
+        m.at = stop
+        if found or m.ended:
+            break
+        yield
+    word = "".join(parts).strip()
+    if not word:
+        return False
+    if style.escapes:
+        sink(_word(word))
+    else:
+        sink(place.json(word, "json" if place.known else "text"))
+    return bool(found)
+
+
+def _word(word: str) -> str:
+    """A bare word of Python as JSON; what is no literal stays as text."""
+    if word in WORDS:
+        return WORDS[word]
+    if NUMBER.fullmatch(word):
+        return word
+    if not NUMBERISH.fullmatch(word) or not any(c.isdigit() for c in word):
+        return quoted(word)
+    try:
+        return str(int(word, 0)) if "." not in word and "e" not in word.lower() else repr(float(word))
+    except (ValueError, OverflowError):
+        return quoted(word)
+
+
+def read_string(m: Scanner, sink: Sink, style: Style) -> Wait[bool]:
+    """A string with its quotes, as a JSON string."""
+    quote = yield from m.match(Marks(style.quotes))
+    ends = Marks((quote, "\\") if style.escapes else (quote,))
+    sink('"')
+    while True:
+        found = yield from m.until(ends, lambda text: sink(escaped(text)))
+        if found == quote:
+            sink('"')
+            return True
+        if not found:
+            return False
+        sink((yield from _escape(m)))
+
+
+def _escape(m: Scanner) -> Wait[str]:
+    """What follows a backslash, as it is written in a JSON string."""
+    character = yield from m.peek()
+    m.at += len(character)
+    if character not in CODES:
+        return escaped(ESCAPES.get(character, "\\" + character))
+    digits = ""
+    while len(digits) < CODES[character] and HEXADECIMAL.match((yield from m.peek())):
+        digits += m.text[m.at]
+        m.at += 1
+    if len(digits) < CODES[character] or int(digits, 16) > 0x10FFFF:
+        return escaped("\\" + character + digits)
+    # Halves of a surrogate pair come one after the other; JSON writes them the same way.
+    return "\\u" + digits if character == "u" else escaped(chr(int(digits, 16)))
+
+
+def python_as_json(text: str) -> str | None:
+    """`{'a': True}` as JSON; None if it is no literal."""
+    scanner, parts = Scanner(), list[str]()
+    scanner.append(text)
+    scanner.ended = True
+    reading = read_literal(scanner, parts.append, PYTHON)
+    try:
+        next(reading)
+    except StopIteration as done:
+        return "".join(parts) if done.value and not text[scanner.at :].strip() else None
+    return None

@@ -1,0 +1,195 @@
+"""A name and then each argument between tags. Values get their types from the tool's schema."""
+
+import re
+from functools import lru_cache
+from html import unescape
+from typing import TYPE_CHECKING
+
+from dragoman.dialects.compiled import marks_of, variants
+from dragoman.dialects.declare import Spellings, TaggedCalls
+from dragoman.dialects.scan import Marks, Wait, structure_of
+from dragoman.dialects.schema import Place, quoted
+
+if TYPE_CHECKING:
+    from dragoman.dialects.machine import Machine
+
+NAME = re.compile(r"\s*[^\s<>{}\[\]]*\s*").fullmatch
+ATTRIBUTE = re.compile(r"[^\n<>]*").fullmatch
+KEY = re.compile(r"[^<>\n]*").fullmatch
+REST = re.compile(r"[^<>\n]*").fullmatch
+CDATA, CDATA_END = Marks(("<![CDATA[",)), Marks(("]]>",))
+
+
+def read_tagged_call(m: "Machine", shape: TaggedCalls) -> Wait[bool]:
+    reader = TagReader(m, shape)
+    if not (yield from reader.head()):
+        return False
+    return (yield from reader.body())
+
+
+class TagReader:
+    def __init__(self, machine: "Machine", shape: TaggedCalls) -> None:
+        self.m = machine
+        self.shape = shape
+        self.place = Place(None, {})
+        self.lead = "{"
+        self.closed = False
+        self.keys = marks_of(shape.key)
+        self.closes = marks_of(shape.close)
+        self.goes_on = marks_of(shape.key, shape.close, shape.section.close if shape.section else ())
+
+    def head(self) -> Wait[bool]:
+        """The name. What ends it may already be the first argument, or the end."""
+        m, shape = self.m, self.shape
+        quote = shape.then[0].startswith('"')
+        ends = marks_of(shape.then, shape.empty, shape.key, shape.close)
+        if shape.rest:
+            ends = marks_of((shape.rest[0],))
+        name, found = yield from m.collect(ends, ATTRIBUTE if quote or shape.rest else NAME)
+        if not found:
+            return False
+        if shape.rest:
+            _, found = yield from m.collect(marks_of(shape.then), REST)
+            if not found:
+                return False
+        if found in self.keys.all or found in self.closes.all:
+            m.at -= len(found)
+        self.closed = found in shape.empty
+        name = self._named(name if quote else name.strip())
+        if shape.whole or name or quote:
+            m.open_call(name, None, shape)
+            self.place = m.tools.arguments(name)
+            return True
+        return False
+
+    def _named(self, name: str) -> str:
+        if self.shape.entities:
+            name = unescape(name)
+        half, dot, other = name.partition(".")
+        if (
+            self.shape.tidy_names
+            and dot
+            and half == other
+            and half in self.m.tools
+            and name not in self.m.tools
+        ):
+            return half
+        return name
+
+    def body(self) -> Wait[bool]:
+        m, shape = self.m, self.shape
+        if shape.json_body and not self.closed and (yield from m.space()) == "{":
+            structure = structure_of(tuple(self.closes.all))
+            yield from m.json_container(m.arguments, structure, self.closes)
+            self.lead = ""
+        while not self.closed:
+            yield from m.space()
+            if (yield from m.stands(self.closes)):
+                break
+            if not (yield from m.match(self.keys)):
+                # The end, or something that is no argument: the call is over, and complete enough
+                # only if nothing but its own closing is missing.
+                if (yield from m.peek()) or not m.ended:
+                    break
+                return self._cut_off()
+            if not (yield from self._argument()):
+                return False
+        self._finish()
+        return True
+
+    def _cut_off(self) -> bool:
+        """The text ended between two arguments: what there is stays as it is."""
+        if self.lead == "{":
+            self.m.arguments("{")
+        return False
+
+    def _finish(self) -> None:
+        if self.lead:
+            self.m.arguments("{}" if self.lead == "{" else "}")
+        self.m.close_call()
+
+    def _argument(self) -> Wait[bool]:
+        m, shape = self.m, self.shape
+        key, found = yield from m.collect(marks_of(shape.key_end), KEY)
+        if not found:
+            return self._cut_off()
+        stated = ""
+        if shape.type_end:
+            stated, found = yield from m.collect(marks_of(shape.type_end), ATTRIBUTE)
+            if not found:
+                return self._cut_off()
+        yield from m.skip(_trail(shape.type_end or shape.key_end, found))
+        if shape.value:
+            yield from m.space()
+            if not (yield from m.match(marks_of((shape.value,)))):
+                return True
+            yield from m.skip(_trail((shape.value,), shape.value.strip()))
+        key = unescape(key) if shape.entities else key
+        m.arguments(f"{self.lead}{quoted(key)}: ")
+        self.lead = ", "
+        return (yield from self._value(self.place.member(key), stated))
+
+    def _value(self, place: Place, stated: str) -> Wait[bool]:
+        m, shape = self.m, self.shape
+        text = self._is_text(place, stated)
+        if shape.cdata and (yield from m.match(CDATA)):
+            return (yield from self._cdata(place, text))
+        if text:
+            m.arguments('"')
+            complete = yield from self._until_end(True, [])
+            if complete:
+                m.arguments('"')
+            return complete
+        parts: list[str] = []
+        complete = yield from self._until_end(False, parts)
+        if complete:
+            m.arguments(place.json("".join(parts), shape.untyped))
+        else:
+            m.arguments("".join(parts).strip())
+        return complete
+
+    def _is_text(self, place: Place, stated: str) -> bool:
+        """Known to be a string before it is read, so that it can be said as it comes."""
+        if self.shape.types == "string":
+            return stated == "true"
+        if self.shape.types == "name":
+            return stated == "string"
+        return place.is_text or (not place.types and self.shape.untyped == "text")
+
+    def _until_end(self, text: bool, parts: list[str]) -> Wait[bool]:
+        """Up to the closing tag. One that neither an argument nor the end of the call follows is text."""
+        m = self.m
+        sink = m.string_arguments if text else parts.append
+        ends = _marks_before(self.shape.value_end)
+        while True:
+            found = yield from m.until(ends, sink)
+            if not found:
+                return False
+            mark, space = found, ""
+            while (following := (yield from m.peek())).isspace():
+                space += following
+                m.at += 1
+            if not following or (yield from m.stands(self.goes_on)):
+                return True
+            sink(mark + space)
+
+    def _cdata(self, place: Place, text: bool) -> Wait[bool]:
+        m, parts = self.m, list[str]()
+        if not (yield from m.until(CDATA_END, parts.append)):
+            return False
+        m.arguments(quoted("".join(parts)) if text else place.json("".join(parts), self.shape.untyped))
+        yield from m.space()
+        yield from m.match(marks_of(self.shape.value_end))
+        return True
+
+
+@lru_cache(maxsize=1024)
+def _trail(spellings: Spellings, found: str) -> str:
+    """The layout that belongs after a marker."""
+    return next((trail for core, trail in variants(spellings).values() if core == found), "")
+
+
+@lru_cache(maxsize=1024)
+def _marks_before(spellings: Spellings) -> Marks:
+    """Markers together with the layout before them, which is no part of the value."""
+    return Marks(variants(spellings))

@@ -1,0 +1,244 @@
+"""Reading text that comes in pieces. What is built on these few moves cannot tell how it was cut.
+
+Each move is a generator that yields when it needs more text than there is.
+"""
+
+import re
+from collections.abc import Callable, Generator, Iterable
+from functools import lru_cache
+from typing import TypeAlias, TypeVar
+
+from dragoman.types import Kind
+
+T = TypeVar("T")
+Wait: TypeAlias = Generator[None, None, T]
+Sink: TypeAlias = Callable[[str], object]
+
+SPACE = re.compile(r"\s*")
+IN_STRING = re.compile(r'["\\\ud800-\udfff]')
+"""What a reader of JSON strings must look at. Lone surrogates stand for special tokens, see `compiled`."""
+
+
+class Marks:
+    """Markers to look for at the same time. The leftmost wins, and of those that start there the longest."""
+
+    def __init__(self, marks: Iterable[str]) -> None:
+        self.all = sorted(set(marks), key=len, reverse=True)
+        self.pattern = re.compile("|".join(map(re.escape, self.all)) or r"(?!)")
+        firsts = "".join(sorted({re.escape(mark[0]) for mark in self.all}))
+        self.first = re.compile(f"[{firsts}]" if firsts else r"(?!)")
+        self.escaped = re.compile(f"[{firsts}" + '"\\\\\x00-\x1f\ud800-\udfff]')
+        """The same, and what must be escaped in a JSON string."""
+        self._prefixes = {mark[:size] for mark in self.all for size in range(1, len(mark))}
+        self._longest = max(map(len, self.all), default=1)
+
+    def search(self, text: str, at: int, ended: bool) -> tuple[int, str]:
+        """Where the first marker starts, and which it is; "" if it may only have begun, or is not there."""
+        found = self.pattern.search(text, at)
+        limit = found.start() if found else len(text)
+        if ended:
+            return limit, found.group() if found else ""
+        begun = self._begun(text, max(at, len(text) - self._longest + 1), limit)
+        if begun < limit or not found:
+            return begun, ""
+        # `[` is here, and `[TOOL_CALLS]` may be.
+        return limit, "" if text[limit:] in self._prefixes else found.group()
+
+    def here(self, text: str, at: int, ended: bool) -> str | None:
+        """The marker that stands here, "" if none does, None if that is not certain yet."""
+        rest = text[at : at + self._longest]
+        if not self.all:
+            return ""
+        if not ended and (not rest or rest in self._prefixes) and at + len(rest) == len(text):
+            return None
+        found = self.pattern.match(text, at)
+        return found.group() if found else ""
+
+    def _begun(self, text: str, at: int, limit: int) -> int:
+        while at < limit:
+            candidate = self.first.search(text, at, limit)
+            if candidate is None:
+                break
+            at = candidate.start()
+            if text[at:] in self._prefixes:
+                return at
+            at += 1
+        return limit
+
+
+class Scanner:
+    """The text that was not read yet, and what was read on trial and may have to be given back."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.at = 0
+        self.ended = False
+        self.holding = False
+        self.quick: tuple[Kind, re.Pattern[str]] | None = None
+        """While all that can come is more of the same: its kind, and what would be something else."""
+        self._held: list[str] = []
+        self._held_from = 0
+
+    def quickly(self, sink: Sink) -> Kind | None:
+        """The kind of event that text for this sink becomes as it stands, if it does."""
+        return None
+
+    def append(self, text: str) -> None:
+        if self.holding:
+            self._held.append(self.text[self._held_from : self.at])
+            self._held_from = 0
+        self.text = self.text[self.at :] + text
+        self.at = 0
+
+    # Trials
+
+    def hold(self, back: int = 0) -> None:
+        """What is read from here on, or from `back` characters ago, may have to be given back."""
+        self.holding, self._held, self._held_from = True, [], self.at - back
+
+    def keep(self) -> None:
+        self.holding = False
+
+    def give_back(self) -> str:
+        """What was read on trial."""
+        self.holding = False
+        return "".join(self._held) + self.text[self._held_from : self.at]
+
+    # Moves
+
+    def peek(self) -> Wait[str]:
+        """The next character, "" at the end."""
+        while self.at == len(self.text):
+            if self.ended:
+                return ""
+            yield
+        return self.text[self.at]
+
+    def space(self) -> Wait[str]:
+        """Skip whitespace; the character after it, "" at the end."""
+        while True:
+            found = SPACE.match(self.text, self.at)
+            self.at = found.end() if found else self.at
+            if self.at < len(self.text):
+                return self.text[self.at]
+            if self.ended:
+                return ""
+            yield
+
+    def skip(self, layout: str) -> Wait[None]:
+        """Skip as much of the layout as is there."""
+        for expected in layout:
+            if (yield from self.peek()) != expected:
+                return
+            self.at += 1
+
+    def match(self, marks: Marks) -> Wait[str]:
+        """The marker that stands here, which is read, or ""."""
+        mark = yield from self.stands(marks)
+        self.at += len(mark)
+        return mark
+
+    def stands(self, marks: Marks) -> Wait[str]:
+        """The marker that stands here, or ""; nothing is read."""
+        while (mark := marks.here(self.text, self.at, self.ended)) is None:
+            yield
+        return mark
+
+    def until(self, marks: Marks, sink: Sink) -> Wait[str]:
+        """Give the text to the sink up to the first marker, which is read; "" at the end."""
+        while True:
+            start, mark = marks.search(self.text, self.at, self.ended)
+            if start > self.at:
+                sink(self.text[self.at : start])
+            self.at = start + len(mark)
+            if mark or self.ended:
+                return mark
+            if self.at == len(self.text) and (kind := self.quickly(sink)):
+                self.quick = kind, marks.first
+            yield
+            self.quick = None
+
+    def collect(
+        self, marks: Marks, plausible: Callable[[str], object], most: int = 256
+    ) -> Wait[tuple[str, str]]:
+        """The text up to the first marker, and the marker, "" if the text cannot be what is wanted."""
+        parts: list[str] = []
+        reading = self.until(marks, parts.append)
+        while True:
+            try:
+                next(reading)
+            except StopIteration as done:
+                text = "".join(parts)
+                return text, done.value if plausible(text) and len(text) <= most else ""
+            text = "".join(parts)
+            if len(text) > most or not plausible(text):
+                return text, ""
+            yield
+
+    # JSON
+
+    def json_string(self, sink: Sink) -> Wait[bool]:
+        """The rest of a string, its closing quote included; False if the text ended before."""
+        while True:
+            found = IN_STRING.search(self.text, self.at)
+            stop = found.start() if found else len(self.text)
+            if stop > self.at:
+                sink(self.text[self.at : stop])
+            self.at = stop
+            if found is None:
+                if self.ended:
+                    return False
+                if kind := self.quickly(sink):
+                    self.quick = kind, IN_STRING
+                yield
+                self.quick = None
+            elif found.group() == '"':
+                sink('"')
+                self.at += 1
+                return True
+            elif found.group() == "\\":
+                self.at += 1
+                escaped = yield from self.peek()
+                sink("\\" + escaped)
+                self.at += len(escaped)
+            else:
+                self.at += 1
+
+    def json_container(
+        self, sink: Sink, structure: re.Pattern[str], stops: Marks, depth: int = 0
+    ) -> Wait[bool]:
+        """An object or a list, as it stands. False where the text ends, or a stop cuts it off."""
+        while True:
+            found = structure.search(self.text, self.at)
+            stop = found.start() if found else len(self.text)
+            if stop > self.at:
+                sink(self.text[self.at : stop])
+            self.at = stop
+            if found is None:
+                if self.ended:
+                    return False
+                yield
+                continue
+            character = found.group()
+            if character in '"{[}]':
+                self.at += 1
+                sink(character)
+                if character == '"':
+                    if not (yield from self.json_string(sink)):
+                        return False
+                    continue
+                depth += 1 if character in "{[" else -1
+                if depth <= 0:
+                    return True
+            elif (yield from self.stands(stops)):
+                return False
+            else:
+                sink("" if "\ud800" <= character <= "\udfff" else character)
+                self.at += 1
+
+
+@lru_cache(maxsize=1024)
+def structure_of(stops: tuple[str, ...]) -> re.Pattern[str]:
+    """What a reader of JSON outside of strings must look at."""
+    firsts = "".join(re.escape(c) for c in {stop[0] for stop in stops})
+    return re.compile('["{}\\[\\]\ud800-\udfff' + firsts + "]")

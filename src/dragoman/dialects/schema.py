@@ -1,0 +1,189 @@
+"""What a tool's schema says of a value, and a value's text as JSON of that type."""
+
+import json
+import re
+from collections.abc import Mapping
+from json.encoder import encode_basestring  # type: ignore[attr-defined]
+from typing import Any, TypeAlias
+
+Schema: TypeAlias = Mapping[str, Any]
+
+ANY: Schema = {}
+"""The schema of a place of which its tool says nothing."""
+WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
+NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
+SURROGATE = re.compile("[\ud800-\udfff]")
+MOST_STEPS = 64
+"""Of references and unions that are followed, together."""
+
+
+def quoted(text: str) -> str:
+    """The text as a JSON string."""
+    return str(encode_basestring(SURROGATE.sub("", text)))
+
+
+def escaped(text: str) -> str:
+    """The inside of `quoted`, which may be made piece by piece."""
+    return quoted(text)[1:-1]
+
+
+class Tools:
+    """The declared tools, by name, with the schemas of their arguments."""
+
+    def __init__(self, tools: Any = ()) -> None:
+        self._parameters: dict[str, Schema] = {}
+        for tool in tools or ():
+            function = tool.get("function", tool) if isinstance(tool, Mapping) else {}
+            name = function.get("name") if isinstance(function, Mapping) else None
+            if isinstance(name, str):
+                parameters = function.get("parameters") or function.get("input_schema")
+                self._parameters[name] = parameters if isinstance(parameters, Mapping) else {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._parameters
+
+    def arguments(self, name: str) -> "Place":
+        schema = self._parameters.get(name)
+        return Place(schema, schema or {})
+
+
+class Place:
+    """A place in a tool's arguments. `schema` is None where the tool itself is unknown."""
+
+    def __init__(self, schema: Schema | None, root: Schema) -> None:
+        self.root = root
+        self._options = None if schema is None else _options(schema, root)
+
+    @property
+    def known(self) -> bool:
+        return self._options is not None
+
+    @property
+    def types(self) -> frozenset[str]:
+        """The JSON types that may stand here; empty where anything may."""
+        return frozenset(kind for option in self._options or () for kind in _types(option))
+
+    @property
+    def is_text(self) -> bool:
+        return self.types == {"string"}
+
+    def member(self, key: str) -> "Place":
+        if self._options is None:
+            return self
+        for option in self._options:
+            properties = option.get("properties")
+            if isinstance(properties, Mapping) and isinstance(properties.get(key), Mapping):
+                return Place(properties[key], self.root)
+        extra = (option.get("additionalProperties") for option in self._options)
+        return Place(next((schema for schema in extra if isinstance(schema, Mapping)), ANY), self.root)
+
+    def item(self) -> "Place":
+        if self._options is None:
+            return self
+        items = (option.get("items") for option in self._options)
+        return Place(next((schema for schema in items if isinstance(schema, Mapping)), ANY), self.root)
+
+    def has(self, key: str) -> bool:
+        return any(key in (option.get("properties") or ()) for option in self._options or ())
+
+    def json(self, text: str, untyped: str = "json") -> str:
+        """The text as JSON of a type that may stand here; a string if it fits none."""
+        types = self.types
+        if types == {"string"} or (not types and untyped == "text"):
+            return quoted(text)
+        stripped = text.strip()
+        value = WORDS.get(stripped) or _as_json(stripped) or _as_python(stripped)
+        if value is None or (types and not _fits(value, types)):
+            return quoted(text)
+        return value
+
+
+def _options(schema: Schema, root: Schema) -> list[Schema]:
+    """The schema with references and unions followed: everything that may stand there."""
+    found: list[Schema] = []
+    waiting, steps = [schema], 0
+    while waiting and steps < MOST_STEPS:
+        steps += 1
+        current = waiting.pop(0)
+        found.append(current)
+        target = _resolve(current.get("$ref"), root)
+        if target is not None:
+            waiting.append(target)
+        for word in ("anyOf", "oneOf", "allOf"):
+            options = current.get(word)
+            if isinstance(options, list):
+                waiting += [option for option in options if isinstance(option, Mapping)]
+    return found
+
+
+def _resolve(reference: Any, root: Schema) -> Schema | None:
+    if not isinstance(reference, str) or not reference.startswith("#/"):
+        return None
+    target: Any = root
+    for part in reference[2:].split("/"):
+        part = part.replace("~1", "/").replace("~0", "~")
+        target = target.get(part) if isinstance(target, Mapping) else None
+    return target if isinstance(target, Mapping) else None
+
+
+def _types(schema: Schema) -> set[str]:
+    stated = schema.get("type")
+    types = {stated} if isinstance(stated, str) else set()
+    types |= {kind for kind in stated if isinstance(kind, str)} if isinstance(stated, list) else set()
+    if schema.get("nullable") is True:
+        types.add("null")
+    if not types:
+        values = schema.get("enum", [schema["const"]] if "const" in schema else [])
+        types = {_type_of(value) for value in values} if isinstance(values, list) else set()
+    if not types and "properties" in schema:
+        types = {"object"}
+    return types
+
+
+def _type_of(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    names = {int: "integer", float: "number", str: "string", list: "array"}
+    return names.get(type(value), "object")
+
+
+def _fits(value: str, types: frozenset[str]) -> bool:
+    start = value[0]
+    if start == "{":
+        return "object" in types
+    if start == "[":
+        return "array" in types
+    if start == '"':
+        return "string" in types
+    if start == "n":
+        return "null" in types
+    if start in "tf":
+        return "boolean" in types
+    return "number" in types or ("integer" in types and float(value).is_integer())
+
+
+def _as_json(text: str) -> str | None:
+    """The text itself if it is JSON: its spelling of numbers and its spaces are the model's."""
+    if NUMBER.fullmatch(text):
+        return text
+    if not text or text[0] not in '{["':
+        return None
+    try:
+        json.loads(text, parse_int=len, parse_float=len, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return None
+    return text
+
+
+def _refuse(word: str) -> None:
+    raise ValueError(word)
+
+
+def _as_python(text: str) -> str | None:
+    """`{'a': True}` as JSON."""
+    # Here for the cycle: the reader of literals asks this file for types.
+    from dragoman.dialects.readers.literals import python_as_json
+
+    return python_as_json(text) if text[:1] in ("{", "[", "(") else None
