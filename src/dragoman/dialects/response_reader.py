@@ -1,0 +1,287 @@
+"""Reads an answer by a `response_template`: text in, events out, however it is cut."""
+
+import re
+from collections.abc import Sequence
+from secrets import token_hex
+
+from msgspec import Struct
+
+from dragoman.dialects.pattern import Match, Search
+from dragoman.dialects.response_template import Field, ResponseTemplate
+from dragoman.dialects.response_values import Malformed, Value, calls_of, opened, read, transformed
+from dragoman.dialects.schema import Tools
+from dragoman.types import Event, ToolCall
+
+MAX_HELD = 4096
+"""A marker that is longer is none: text is not held back for more than this many characters."""
+
+
+class _Watch:
+    """A marker that is looked for."""
+
+    def __init__(self, field: Field, opens: bool, before: str) -> None:
+        pattern = field.open if opens else field.close
+        assert pattern is not None
+        self.field = field
+        self.opens = opens
+        self.first = pattern.first_characters()
+        self.search = Search(pattern, before)
+
+    def rank(self, match: Match) -> tuple[int, int, bool, str]:
+        """Less is better: what begins first, then what is longest."""
+        return (match.start, match.start - match.end, not self.opens, self.field.name)
+
+
+class _Trim:
+    """The text of a field without the space around it, also where calls stand in between."""
+
+    def __init__(self, field: Field) -> None:
+        self._strips = bool(field.args.get("strip", True))
+        self._held: list[str] = []
+        self._begun = False
+
+    def feed(self, text: str) -> str:
+        if not self._strips:
+            return text
+        if not self._begun:
+            text = text.lstrip()
+        solid = text.rstrip()
+        if not solid:
+            self._held.append(text)
+            return ""
+        self._begun = True
+        said = "".join([*self._held, solid])
+        self._held = [text[len(solid) :]]
+        return said
+
+    def drop(self) -> None:
+        """What is held is not to come out: it stood in the prompt, or a joiner stands for it."""
+        self._held = []
+
+    def begin_again(self) -> None:
+        self._held, self._begun = [], False
+
+
+class _Region(Struct):
+    """What is being read; outside of all regions its field is the one without an opener, if there is one."""
+
+    field: Field | None
+    captures: dict[str, str]
+    source: list[str]
+    """All its text with its markers, where it is not told as it comes."""
+    body: list[str]
+
+
+class ResponseReader:
+    """`ResponseTemplate.reader` makes it."""
+
+    def __init__(self, template: ResponseTemplate, begun: str, tools: Tools) -> None:
+        self._template = template
+        self._tools = tools
+        self._held = ""
+        """The text that is not told yet, from `_base` on; `_scanned` of its characters were looked at."""
+        self._base = 0
+        self._scanned = 0
+        self._last = ""
+        self._calls = 0
+        self._region = _Region(template.implicit, {}, [], [])
+        self._trims = {field.name: _Trim(field) for field in template.fields}
+        self._times: dict[str, int] = {}
+        self._events: list[Event] = []
+        self._silent = len(begun)
+        """Events of what the prompt holds are not told."""
+        self._watch()
+        self.feed(begun)
+        for trim in self._trims.values():
+            trim.drop()
+
+    def feed(self, text: str) -> Sequence[Event]:
+        self._held += text
+        while (found := self._scan()) is not None:
+            self._commit(*found)
+        self._release(self._free())
+        return self._told()
+
+    def finish(self) -> Sequence[Event]:
+        end = self._base + len(self._held)
+        while (found := self._scan(last=True)) is not None and found[1].start < end:
+            self._commit(*found)
+        self._release(self._base + len(self._held))
+        self._close("")
+        return self._told()
+
+    def _told(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events
+
+    def _watch(self) -> None:
+        """Look for what may come next: the end of the region, or outside of all of them every opener."""
+        field, implicit = self._region.field, self._template.implicit
+        watched = [(field, False)] if field is not None and field.close is not None else []
+        if field is implicit:
+            watched += [(one, True) for one in self._template.fields if one.open is not None]
+        self._watches = [_Watch(one, opens, self._last) for one, opens in watched]
+        firsts = [watch.first for watch in self._watches]
+        # A marker that may begin with anything can be skipped to nowhere.
+        self._first = re.compile("|".join(firsts), re.DOTALL) if firsts and all(firsts) else None
+        self._scanned = 0
+
+    def _scan(self, last: bool = False) -> tuple[_Watch, Match] | None:
+        """The next marker that is certain, if there is one in what is held."""
+        held, size = self._held, len(self._held)
+        while self._scanned < size:
+            if self._base + self._scanned and self._idle() and not self._skip():
+                break
+            place = self._base + self._scanned
+            for watch in self._watches:
+                watch.search.push(held[self._scanned], place)
+            self._scanned += 1
+            matched = any(watch.search.match is not None for watch in self._watches)
+            if matched and (found := self._certain()) is not None:
+                return found
+            self._give_up(place - MAX_HELD)
+        if last:
+            for watch in self._watches:
+                watch.search.end(self._base + size)
+            return self._certain()
+        return None
+
+    def _idle(self) -> bool:
+        return all(watch.search.idle for watch in self._watches)
+
+    def _skip(self) -> bool:
+        """Go on to the next character that a marker may begin with. False: there is none."""
+        if self._first is None and self._watches:
+            return True
+        found = self._first.search(self._held, self._scanned) if self._first else None
+        place = found.start() if found else len(self._held)
+        if place > self._scanned:
+            for watch in self._watches:
+                watch.search.skipped(self._held[place - 1])
+        self._scanned = place
+        return found is not None
+
+    def _certain(self) -> tuple[_Watch, Match] | None:
+        settled = [(watch, watch.search.match) for watch in self._watches if watch.search.settled]
+        ranked = [(watch.rank(match), watch, match) for watch, match in settled if match is not None]
+        if not ranked:
+            return None
+        _, watch, match = min(ranked, key=lambda one: one[0])
+        waiting = [place for one in self._watches if (place := one.search.pending()) is not None]
+        return None if waiting and min(waiting) <= match.start else (watch, match)
+
+    def _give_up(self, before: int) -> None:
+        if before > self._base:
+            for watch in self._watches:
+                watch.search.give_up(before)
+
+    def _free(self) -> int:
+        """Up to where the text is certain to be in no marker."""
+        places = [self._base + self._scanned]
+        for watch in self._watches:
+            pending, match = watch.search.pending(), watch.search.match
+            places += [] if pending is None else [pending]
+            places += [] if match is None else [match.start]
+        return min(places)
+
+    def _commit(self, watch: _Watch, match: Match) -> None:
+        self._release(match.start)
+        marker = self._held[: match.end - match.start]
+        base = self._base
+        captures = {name: self._held[a - base : b - base] for name, (a, b) in match.groups.items()}
+        if watch.opens:
+            self._close("")
+            self._region = _Region(watch.field, captures, [marker], [])
+            self._begin(watch.field)
+        else:
+            self._region.captures |= captures
+            self._close(marker)
+        self._take(len(marker))
+        self._watch()
+
+    def _take(self, count: int) -> str:
+        """The next characters of what is held."""
+        taken, self._held = self._held[:count], self._held[count:]
+        self._base += count
+        self._scanned -= count
+        self._last = taken[-1:] or self._last
+        return taken
+
+    def _release(self, until: int) -> None:
+        """What is held up to this place belongs to the region."""
+        text, field = self._take(until - self._base), self._region.field
+        if not text or field is None:
+            return
+        if field.streams:
+            self._say(field, text)
+        else:
+            self._region.source.append(text)
+            self._region.body.append(text)
+
+    def _begin(self, field: Field) -> None:
+        """Texts that are joined are trimmed one by one."""
+        times = self._times[field.name] = self._times.get(field.name, 0) + 1
+        if field.join is not None and field.streams and times > 1:
+            self._trims[field.name].begin_again()
+            self._tell(field, field.join)
+
+    def _say(self, field: Field, text: str) -> None:
+        quiet = max(self._silent - (self._base - len(text)), 0)
+        trim = self._trims[field.name]
+        if quiet:
+            trim.feed(text[:quiet])
+            trim.drop()
+        self._tell(field, trim.feed(text[quiet:]))
+
+    def _tell(self, field: Field, text: str) -> None:
+        if text and self._base > self._silent:
+            self._events.append(Event("reasoning" if field.kind == "reasoning" else "text", 0, text))
+
+    def _close(self, marker: str) -> None:
+        """The region ends; what is not told yet is told now."""
+        region = self._region
+        self._region = _Region(self._template.implicit, {}, [], [])
+        if region.field is None or region.field.streams or not region.source:
+            return
+        try:
+            self._deliver(region.field, region)
+        except Malformed:
+            said = "".join([*region.source, marker])
+            if self._base > self._silent:
+                self._events.append(Event("text", 0, said))
+
+    def _deliver(self, field: Field, region: _Region) -> None:
+        body = "".join(region.body)
+        value = _value(field, body, region.captures)
+        if field.kind == "calls":
+            for call in calls_of(value, self._tools):
+                self._call(call)
+        else:
+            said = opened(value)
+            self._tell(field, said if isinstance(said, str) else body.strip())
+
+    def _call(self, call: ToolCall) -> None:
+        if self._base <= self._silent:
+            return
+        number, self._calls = self._calls, self._calls + 1
+        id_ = call.id or f"call_{token_hex(12)}"
+        self._events += [
+            Event("call_open", 0, call.name, call=number, call_id=id_),
+            Event("call_arguments", 0, call.arguments, call=number),
+            Event("call_close", 0, call=number),
+        ]
+
+
+def _value(field: Field, body: str, captures: dict[str, str]) -> Value:
+    value = read(body, field.content, field.args, field.patterns)
+    if field.transform is None:
+        return value
+    if not field.transform_each:
+        return transformed(field.transform, {**captures, "content": value})
+    items = opened(value)
+    if not isinstance(items, list):
+        raise Malformed
+    scopes = [opened(item) for item in items]
+    if not all(isinstance(scope, dict) for scope in scopes):
+        raise Malformed
+    return [transformed(field.transform, {**captures, **scope}) for scope in scopes]

@@ -1,0 +1,227 @@
+"""The `response_template` of a `tokenizer_config.json`: a dialect that a model's author declared.
+
+    template = ResponseTemplate.load(config)
+    reader = template.reader(prompt, tools)
+    events = [*reader.feed(text), *reader.finish()]
+
+An answer is cut into regions, each of a field of the message. Text streams; a call is told when it is whole.
+Its patterns are run by pattern.py, which takes one pass over the text whatever the pattern is.
+The older `response_schema` is not read.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from dragoman.dialects.pattern import Pattern
+from dragoman.dialects.pattern_syntax import compiled, of_literals
+from dragoman.dialects.reader import Reader
+from dragoman.dialects.response_values import CONTENTS, PLACEHOLDER, STREAMED
+from dragoman.dialects.schema import Tools
+from dragoman.errors import SettingsError
+
+KEY = "response_template"
+MAX_FIELDS = 32
+MAX_SEARCHED = 16_384
+"""How much of a prompt's end is looked through for a pattern, and read where there is no anchor."""
+
+Kind: TypeAlias = Literal["text", "reasoning", "calls"]
+KINDS: Mapping[str, Kind] = {
+    "content": "text",
+    "thinking": "reasoning",
+    "reasoning": "reasoning",
+    "reasoning_content": "reasoning",
+    "tool_calls": "calls",
+}
+ARGUMENTS: Mapping[str, frozenset[str]] = {
+    "text": frozenset({"strip"}),
+    "int": frozenset({"strip"}),
+    "float": frozenset({"strip"}),
+    "bool": frozenset({"strip"}),
+    "json": frozenset({"unquoted_keys", "string_delims", "allow_non_json", "strip"}),
+    "xml-inline": frozenset({"tag_pattern", "value_parser", "merge_duplicates"}),
+    "kv-lines": frozenset({"line_sep", "kv_sep", "value_parser", "strip"}),
+}
+
+
+class _Spec(Struct, forbid_unknown_fields=True):
+    """A field, as it is written."""
+
+    open: str | list[str] | None = None
+    open_pattern: str | None = None
+    close: str | list[str] | None = None
+    close_pattern: str | None = None
+    content: str = "text"
+    content_args: dict[str, Any] = {}
+    repeats: bool = False
+    join: str | None = None
+    optional: bool = True
+    transform: Any = None
+    transform_each: bool = False
+
+
+class _Written(Struct, forbid_unknown_fields=True):
+    """The template, as it is written."""
+
+    fields: dict[str, _Spec]
+    version: Literal[1] = 1
+    defaults: dict[str, Any] = {}
+    start_anchor: str | list[str] | None = None
+    start_anchor_pattern: str | None = None
+
+
+class Field(Struct, frozen=True, kw_only=True):
+    """One field of the message, ready for use."""
+
+    name: str
+    kind: Kind
+    open: Pattern | None
+    close: Pattern | None
+    content: str
+    args: Mapping[str, Any]
+    patterns: Mapping[str, Pattern]
+    """Those among the arguments."""
+    join: str | None
+    transform: Any
+    transform_each: bool
+
+    @property
+    def streams(self) -> bool:
+        return self.kind != "calls" and self.content in STREAMED and self.transform is None
+
+
+class ResponseTemplate:
+    """A dialect that came with its model. Shared by all who read it."""
+
+    def __init__(self, fields: tuple[Field, ...], anchor: tuple[str, ...] | Pattern) -> None:
+        self.fields = fields
+        self.implicit = next((field for field in fields if field.open is None), None)
+        """Gets what is outside of all regions; without it, that is dropped."""
+        self._anchor = anchor
+
+    @classmethod
+    def load(cls, config: Mapping[str, Any]) -> "ResponseTemplate":
+        """From the whole `tokenizer_config.json`, or from its `response_template` alone."""
+        try:
+            written = msgspec.convert(config.get(KEY, config), _Written)
+        except msgspec.ValidationError as error:
+            # Its message names the place and speaks of nothing but the file.
+            raise SettingsError(f"{KEY}: {error}.") from error
+        if not 0 < len(written.fields) <= MAX_FIELDS:
+            raise SettingsError(f"{KEY}.fields: 1 to {MAX_FIELDS} fields are wanted.")
+        fields = tuple(_field(name, spec) for name, spec in written.fields.items())
+        implicit = [field.name for field in fields if field.open is None]
+        if len(implicit) > 1:
+            raise SettingsError(f"{KEY}: only one field may have no `open`; here {' and '.join(implicit)}.")
+        return cls(fields, _anchor(written))
+
+    def reader(self, prompt: str = "", tools: Sequence[Mapping[str, Any]] = ()) -> Reader:
+        """Reads one answer to this prompt, the end of which may have begun the answer already."""
+        # Here for the cycle: the reader needs the fields, and the template hands out readers.
+        from dragoman.dialects.response_reader import ResponseReader
+
+        return ResponseReader(self, self.begun(prompt), Tools(tools))
+
+    def begun(self, prompt: str) -> str:
+        """What the prompt holds of the answer: all that stands after its last anchor."""
+        if isinstance(self._anchor, Pattern):
+            end = prompt[-MAX_SEARCHED:]
+            found = [match.end for match in self._anchor.find_all(end)]
+            return end[found[-1] :] if found else end
+        places = [place + len(text) for text in self._anchor if (place := prompt.rfind(text)) >= 0]
+        return prompt[max(places) :] if places else prompt[-MAX_SEARCHED:]
+
+
+def _anchor(written: _Written) -> tuple[str, ...] | Pattern:
+    where = f"{KEY}.start_anchor"
+    if (written.start_anchor is None) == (written.start_anchor_pattern is None):
+        raise SettingsError(f"{KEY}: one of start_anchor and start_anchor_pattern is wanted.")
+    if written.start_anchor is not None:
+        return _literals(written.start_anchor, where)
+    return Pattern(compiled(written.start_anchor_pattern or "", f"{where}_pattern"))
+
+
+def _literals(written: str | list[str], where: str) -> tuple[str, ...]:
+    texts = (written,) if isinstance(written, str) else tuple(written)
+    if not texts or not all(texts):
+        raise SettingsError(f"{where}: a text that is not empty is wanted, or a list of such.")
+    return texts
+
+
+def _field(name: str, spec: _Spec) -> Field:
+    where = f"{KEY}.fields.{name}"
+    if name not in KINDS:
+        raise SettingsError(f"{where}: this is no field of an answer. There are: {', '.join(KINDS)}.")
+    opener = _marker(spec.open, spec.open_pattern, f"{where}.open")
+    closer = _marker(spec.close, spec.close_pattern, f"{where}.close")
+    _check_transform(spec, [opener, closer], where)
+    if spec.join is not None and not spec.repeats:
+        raise SettingsError(f"{where}.join: it goes only with `repeats`.")
+    return Field(
+        name=name,
+        kind=KINDS[name],
+        open=opener,
+        close=closer,
+        content=spec.content,
+        args=spec.content_args,
+        patterns=_argument_patterns(spec.content, spec.content_args, where),
+        join=spec.join,
+        transform=spec.transform,
+        transform_each=spec.transform_each,
+    )
+
+
+def _marker(literal: str | list[str] | None, pattern: str | None, where: str) -> Pattern | None:
+    if literal is not None and pattern is not None:
+        raise SettingsError(f"{where} and {where}_pattern are both there; one is wanted.")
+    if literal is not None:
+        return Pattern(of_literals(_literals(literal, where)))
+    if pattern is None:
+        return None
+    program = compiled(pattern, f"{where}_pattern")
+    if program.nullable:
+        raise SettingsError(f"{where}_pattern matches the empty text, so it would match everywhere.")
+    return Pattern(program)
+
+
+def _argument_patterns(content: str, args: Mapping[str, Any], where: str) -> dict[str, Pattern]:
+    """Checks the arguments of a content, and compiles the patterns among them."""
+    if content not in CONTENTS:
+        raise SettingsError(f"{where}.content: {content!r} is none of {', '.join(sorted(CONTENTS))}.")
+    if unknown := set(args) - ARGUMENTS[content]:
+        raise SettingsError(f"{where}.content_args: {content} has no {', '.join(sorted(unknown))}.")
+    delimiters = args.get("string_delims", [])
+    if not all(isinstance(pair, list) and len(pair) == 2 and all(pair) for pair in delimiters):
+        raise SettingsError(f"{where}.content_args.string_delims: pairs of texts are wanted.")
+    parser = args.get("value_parser") or {}
+    patterns: dict[str, Pattern] = {}
+    if parser:
+        inner = _argument_patterns(
+            parser.get("name", "text"), parser.get("args", {}), f"{where}.value_parser"
+        )
+        if inner:
+            raise SettingsError(f"{where}.value_parser: tags within tags are not supported.")
+    if content == "xml-inline":
+        place = f"{where}.content_args.tag_pattern"
+        program = compiled(str(args.get("tag_pattern", "")), place)
+        if not {"key<", "value<"} <= set(program.slots):
+            raise SettingsError(f"{place}: the groups `key` and `value` are wanted.")
+        patterns["tag_pattern"] = Pattern(program)
+    return patterns
+
+
+def _check_transform(spec: _Spec, markers: list[Pattern | None], where: str) -> None:
+    groups = [slot[:-1] for marker in markers if marker for slot in marker.program.slots if slot[-1] == "<"]
+    if spec.transform is None and groups:
+        raise SettingsError(f"{where}: the group {groups[0]!r} is for a `transform`, and there is none.")
+    if spec.transform is None and spec.transform_each:
+        raise SettingsError(f"{where}.transform_each: there is no `transform`.")
+    todo = [spec.transform]
+    while todo:
+        part = todo.pop()
+        if isinstance(part, dict | list):
+            todo += part.values() if isinstance(part, dict) else part
+        elif isinstance(part, str) and PLACEHOLDER.search(part) and not PLACEHOLDER.fullmatch(part):
+            raise SettingsError(f"{where}.transform: in {part!r} other text stands around a placeholder.")
