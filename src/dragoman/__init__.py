@@ -16,6 +16,7 @@ from dragoman.types import Event, Job, Sampling, Step
 if TYPE_CHECKING:
     from dragoman.http.app import App
     from dragoman.http.server import aserve, background, serve
+    from dragoman.prompt.find import find_dialect
 
 __all__ = [
     "App",
@@ -31,6 +32,7 @@ __all__ = [
     "__version__",
     "aserve",
     "background",
+    "find_dialect",
     "serve",
 ]
 
@@ -39,6 +41,7 @@ _LAZY = {
     "App": "dragoman.http.app",
     "aserve": "dragoman.http.server",
     "background": "dragoman.http.server",
+    "find_dialect": "dragoman.prompt.find",
     "serve": "dragoman.http.server",
 }
 

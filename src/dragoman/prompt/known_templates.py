@@ -1,0 +1,137 @@
+"""Chat templates of known families, told by what stands in their text.
+
+Rules of this file:
+- the first row that fits wins, so a family that borrows another one's markers stands above it;
+- a marker is what the model itself writes or is told to write, where a family has one of its own;
+- a family is told by the frame of its turns only where its calls look like those of others.
+"""
+
+from msgspec import Struct
+
+
+class Known(Struct, frozen=True):
+    """A template that has all of `has` and none of `lacks` speaks `dialect`."""
+
+    dialect: str
+    has: tuple[str, ...]
+    lacks: tuple[str, ...] = ()
+
+    def fits(self, text: str) -> bool:
+        return all(mark in text for mark in self.has) and not any(mark in text for mark in self.lacks)
+
+
+KNOWN: tuple[Known, ...] = (
+    # Blocks with headers. They come first, because their templates quote the markers of others as examples.
+    Known("muse_glimmer", ("atem:function_calls",)),
+    Known("harmony", ("<|channel|>", "<|message|>", "<|start|>")),
+    Known("solar_open", ("<|tool_call:begin|>",)),
+    Known("inkling", ("<|content_invoke_tool_json|>",)),
+    Known("inkling", ("<|message_model|>", "<|content_text|>")),
+    Known("kimi_k3", ("<|open|>", "<|sep|>", "<|close|>")),
+    # DeepSeek. The DSML token is often kept in a variable, so the word after it stands alone in the text.
+    Known("deepseek_v41", ("｜DSML｜", " calls>"), ("function_calls>", "tool_calls>")),
+    Known("deepseek_v32", ("｜DSML｜", "function_calls>")),
+    Known("deepseek_v4", ("｜DSML｜", "tool_calls>")),
+    Known("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json")),
+    Known("deepseek_v31", ("<｜tool▁calls▁begin｜>",)),
+    Known("step3", ("steptml:",)),
+    Known("step3", ("<｜tool_calls_begin｜>",)),
+    # Families whose call marker is theirs alone.
+    Known("kimi_k2", ("<|tool_calls_section_begin|>",)),
+    Known("k2_horizon", ("ifm|tool_call",)),
+    Known("iquest", ("iquest_tool_call",)),
+    # Later LongCat models write tagged arguments under the same marker; those are derived.
+    Known("longcat", ("longcat_tool_call",), ("longcat_arg_key",)),
+    Known("minimax_m3", ("]<]minimax[>[",)),
+    Known("minimax_m2", ("minimax:tool_call",)),
+    Known("minimax_m1", ("<tool_calls>", "<beginning_of_sentence>")),
+    Known("dots", ("dots_function_call",)),
+    Known("seed_oss", ("seed:tool_call",)),
+    Known("minicpm5", ('<function name="', '<param name="')),
+    Known("gemma4", ("<|tool_call>", "<tool_call|>")),
+    Known("functiongemma", ("<start_function_call>",)),
+    Known("apertus", ("<|tools_prefix|>",)),
+    Known("nemotron_v2", ("<TOOLCALL>",)),
+    Known("internlm", ("<|action_start|>",)),
+    Known("internlm", ("<|plugin|>",)),
+    Known("sarashina", ("<|tool_calls|>",)),
+    # GigaChat 3.5 has the same frame and other calls.
+    Known("gigachat3", ("<|role_sep|>", "function_call"), ("gcml", "GCML")),
+    Known("gigachat3", ("<|role_sep|>", "function call"), ("gcml", "GCML")),
+    # LFM2's own templates do not write calls; what they write is the list of tools.
+    Known("lfm2", ("<|tool_call_start|>",)),
+    Known("lfm2", ("<|tool_list_start|>",)),
+    Known("lfm2", ("List of tools: [", "<|im_start|>")),
+    # Cohere. Command 4 is command 3 with another frame around text.
+    Known("cohere_command4", ("<|START_ACTION|>", "<|START_TEXT|>")),
+    Known("cohere_command3", ("<|START_ACTION|>",)),
+    Known("cohere_command3", ("<|START_RESPONSE|>",)),
+    Known("cohere_cmd", ("<|START_THINKING|>",)),
+    Known("cohere_command_r_plus", ("<|CHATBOT_TOKEN|>", "Action:")),
+    # Mistral. [THINK] came with tokenizer 13, [ARGS] with 11.
+    Known("mistral_v13", ("[TOOL_CALLS]", "[THINK]")),
+    Known("mistral_v11", ("[TOOL_CALLS]", "[ARGS]")),
+    # xLAM borrows Mistral's frame in one of its sizes, and says whose it is.
+    Known("xlam", ("xLAM",)),
+    Known("xlam", ("make calls in a single JSON array",)),
+    Known("mistral_v3", ("[TOOL_CALLS]",)),
+    Known("mistral", ("[THINK]",)),
+    # One array between <tool_calls> and </tool_calls>: told apart by the turns around it.
+    Known("apriel", ("[BEGIN FINAL RESPONSE]",)),
+    Known("jamba", ("<tool_calls>", "<|bom|>")),
+    Known("hunyuan_a13b", ("<tool_calls>", "<|extra_0|>")),
+    Known("hunyuan_a13b", ("<answer>", "<|extra_0|>")),
+    Known("hunyuan_a13b", ("<answer>", "<｜hy_Assistant｜>")),
+    # Tencent's tags may carry a suffix that the template keeps in a variable, so they are not whole here.
+    Known("hy_v3", ("<tool_sep", "<arg_key")),
+    Known("hy_v4", ("<arg_key:",)),
+    Known("hy_v4", ("<tool_calls", "<arg_key", "hy_")),
+    # <arg_key> is GLM's, and three others took it over with turns of their own.
+    Known("poolside_v1", ("<arg_key>", "<assistant>")),
+    Known("ling3", ("<arg_key>", "<role>")),
+    # Only the later GLM leaves no newline between the tags.
+    Known("glm47", ("</arg_key><arg_value>",)),
+    Known("glm45", ("<arg_key>",)),
+    # <function=NAME>. Step and Nemotron took over Qwen's calls, with turns and reasoning of their own.
+    Known("step3p5", ("<function=", "<parameter=", "tool_response\\n")),
+    Known("step3p5", ("<function=", "<parameter=", "in JSONSchema format")),
+    Known("nemotron_v3", ("<function=", "<parameter=", "truncate_history_thinking")),
+    Known("qwen3_coder", ("<function=", "<parameter=")),
+    Known("functionary_v31", ("<function=", "</function>"), ("<parameter",)),
+    Known("functionary_v31", ("start_tag => `<function`",)),
+    Known("functionary_v32", (">>>all",)),
+    # IBM. Granite 3 writes a list after its marker, Granite 4 objects between tags.
+    Known("granite4", ("<tool_call>", "<|start_of_role|>")),
+    Known("granite", ("<|tool_call|>", "<|start_of_role|>")),
+    Known("granite", ("available_tools", "<|start_of_role|>")),
+    Known("granite_20b_fc", ("<|function_call_library|>",)),
+    Known("granite_20b_fc", ("<function_call> ", "no_function")),
+    # functools: the turns tell Phi from Firefunction.
+    Known("firefunction_v2", ("functools", "<|start_header_id|>")),
+    Known("phi4_mini_json", ("functools",)),
+    Known("phi4_mini_json", ("<|tool|>", "<|/tool|>"), ("<|/tool_call|>",)),
+    # Python calls. Olmo has a marker; the others are told by the example they give.
+    Known("olmo3", ("<function_calls>",), ("invoke",)),
+    Known("llama4_pythonic", ("<|header_start|>", "func_name1(")),
+    Known("pythonic", ("[func_name1(",)),
+    # JSON without a marker, in Llama's turns.
+    Known("llama3_json", ("<|start_header_id|>", '"parameters": ', "ipython")),
+    Known("llama3_json", ("<|header_start|>", '"parameters": ')),
+    # <tool_call> with an object in it. Two families have turns or reasoning of their own.
+    Known("reka_edge", ("<tool_call>", "<sep>")),
+    Known("ernie45", ("<tool_call>", "<response>")),
+    Known("hermes", ("<tool_call>",)),
+)
+
+KNOWN_REASONING: tuple[Known, ...] = (
+    Known("kimi", ("◁think▷",)),
+    Known("deepseek_r1", ("<think>", "<｜Assistant｜>")),
+    Known("deepseek_r1", ("</think>", "<｜Assistant｜>")),
+    Known("qwen3", ("<think>", "</think>")),
+)
+"""Templates that know nothing of calls. Looked at last: a name or a derivation may know of some."""
+
+
+def known(text: str, rows: tuple[Known, ...] = KNOWN) -> Known | None:
+    """`known("... <tool_call> ... <arg_key> ...").dialect` is "glm45"."""
+    return next((row for row in rows if row.fits(text)), None)

@@ -1,0 +1,117 @@
+"""Renders a chat template with answers whose every word is known: what stands around them can be read off.
+
+Rules of this file:
+- a template that refuses an answer gives None for it, and nothing is concluded from that;
+- all renderings of a template together have a limit: a template is a program from somebody's file.
+"""
+
+import time
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from msgspec import Struct
+
+from dragoman.errors import TemplateError
+from dragoman.prompt.conversation import variables
+from dragoman.prompt.template import ChatTemplate
+from dragoman.prompt.traits import Traits, detect
+from dragoman.types import Conversation, Message, ToolCall
+
+USER, TEXT, MIND = "probeUser", "probeText", "probeMind"
+NAMES = ("probeFnA", "probeFnB")
+KEYS = ("probeKeyA", "probeKeyB")
+VALUES = ("probeValA", "probeValB")
+IDS = ("probeid0a", "probeid0b")
+"""Nine letters and digits, because some templates want just that."""
+NUMBER = 7
+SECONDS = 4.0
+"""Processor time for all renderings of one template."""
+
+_PROPERTIES = {key: {"type": "string", "description": "A word."} for key in KEYS}
+TOOLS: tuple[dict[str, Any], ...] = tuple(
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": "A tool.",
+            "parameters": {"type": "object", "properties": _PROPERTIES, "required": []},
+        },
+    }
+    for name in NAMES
+)
+_THINKING = {"enable_thinking": True, "thinking": True}
+# Some templates are given their tools, or the time, as text of their own.
+_TEXTS = {"functions": "", "datetime": "", "date_string": ""}
+
+_Way: TypeAlias = tuple[tuple[dict[str, Any], ...], dict[str, str]]
+
+
+class Sample(Struct, frozen=True):
+    """An answer that was put in, and what the template wrote after the user's message."""
+
+    calls: tuple[ToolCall, ...]
+    text: str
+
+
+class Probe:
+    """`Probe(source).answer(text=TEXT)` is what a template writes for an answer of that text."""
+
+    def __init__(self, source: str, special: Mapping[str, str]) -> None:
+        self._template = ChatTemplate(source, special=special)
+        self._deadline = time.thread_time() + SECONDS
+        self._tools: tuple[dict[str, Any], ...] = TOOLS
+        self._more: dict[str, str] = {}
+        self._traits: Traits = detect(source, self._render)
+        self._choose_variables()
+
+    def answer(
+        self, *calls: ToolCall, text: str | None = None, mind: str | None = None, **kwargs: Any
+    ) -> Sample | None:
+        """What is written for an answer, from the end of the user's words on."""
+        message = Message(role="assistant", content=text, reasoning=mind, tool_calls=calls)
+        return self._sample(message, kwargs)
+
+    def generation(self, **kwargs: Any) -> str:
+        """What the prompt ends with, from the end of the user's words on."""
+        sample = self._sample(None, kwargs)
+        return "" if sample is None else sample.text
+
+    def _sample(self, answer: Message | None, kwargs: dict[str, Any]) -> Sample | None:
+        question = Message(role="user", content=USER)
+        conversation = Conversation(
+            messages=(question,) if answer is None else (question, answer),
+            tools=self._tools,
+            add_generation_prompt=answer is None,
+            template_kwargs={**self._more, **_THINKING, **kwargs},
+        )
+        try:
+            text = self._render(variables(conversation, self._traits))
+        except TemplateError:
+            return None
+        _, found, after = text.rpartition(USER)
+        return Sample(answer.tool_calls if answer else (), after) if found else None
+
+    def _render(self, given: Mapping[str, Any]) -> str:
+        if time.thread_time() > self._deadline:
+            raise TemplateError("Looking into the chat template takes too long.")
+        return self._template.render(given)
+
+    def _choose_variables(self) -> None:
+        """What the template needs to write calls, or at least text: tools or none, or more texts."""
+        ways: tuple[_Way, ...] = ((TOOLS, {}), ((), {}), (TOOLS, _TEXTS))
+        writes_text = None
+        for way in ways:
+            self._tools, self._more = way
+            sample = self.answer(call(0))
+            if sample is not None and NAMES[0] in sample.text:
+                return
+            sample = self.answer(text=TEXT)
+            if writes_text is None and sample is not None and TEXT in sample.text:
+                writes_text = way
+        self._tools, self._more = writes_text or ways[0]
+
+
+def call(number: int, arguments: str | None = None) -> ToolCall:
+    """The first or the second call; with one argument of its own if nothing else is said."""
+    given = f'{{"{KEYS[0]}": "{VALUES[number]}"}}' if arguments is None else arguments
+    return ToolCall(id=IDS[number], name=NAMES[number], arguments=given)
