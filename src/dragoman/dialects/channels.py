@@ -1,7 +1,6 @@
 """Answers in blocks. The header of a block says whether it is reasoning, text or a call."""
 
 import re
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dragoman.dialects.compiled import marks_of
@@ -12,7 +11,8 @@ if TYPE_CHECKING:
     from dragoman.dialects.machine import Machine
 
 WORD = re.compile(r"[\w.\-:/]+")
-NAME = re.compile(r"[\w.\-:/]*").fullmatch
+NAME = re.compile(r"\s*[\w.\-:/]*")
+ANYTHING = re.compile(r"[\s\S]*")
 MOST_HEADER = 512
 CALL = NamedCalls()
 """A call of a block has no syntax of its own but its JSON."""
@@ -37,13 +37,8 @@ class ChannelReader:
     def first_header(self) -> Wait[None]:
         """An answer begins with a header, because the prompt ends with what precedes one, or with text."""
         self.m.hold()
-        yield from self._header(self._plausible)
-
-    def _plausible(self, text: str) -> object:
-        text = text.lstrip()
-        if not self.ch.header:
-            return NAME(text)
-        return any(text.startswith(word) or word.startswith(text) for word in self.ch.header)
+        if not (yield from self._header(_beginning(self.ch))):
+            self.m.unread(self.m.give_back())
 
     def outside(self) -> Wait[bool]:
         """Text up to the next block, and the block. False at the end."""
@@ -56,19 +51,23 @@ class ChannelReader:
         m.hold(len(mark))
         if mark not in ch.start:
             m.at -= len(mark)
-        yield from self._header(lambda text: True)
+        if not (yield from self._header(ANYTHING)):
+            given = m.give_back()
+            m.say(mark)
+            m.unread(given[len(mark) :])
         return True
 
-    def _header(self, plausible: Callable[[str], object]) -> Wait[None]:
-        """A header and its body. A header that the end cuts off is nothing; one that is none is text."""
+    def _header(self, plausible: re.Pattern[str]) -> Wait[bool]:
+        """A header and its body. A header that the end cuts off is nothing."""
         m = self.m
         header, found = yield from m.collect(self.body, plausible, MOST_HEADER)
         if found:
             yield from self._block(header)
-        elif m.ended and header.strip() and plausible(header) and self.ch.header:
+            return True
+        cut_off = m.ended and m.at == len(m.text) and header.lstrip().startswith(self.ch.header or ("\0",))
+        if cut_off:
             m.keep()
-        else:
-            m.give_text(m.give_back())
+        return cut_off
 
     def _block(self, header: str) -> Wait[None]:
         m, ch = self.m, self.ch
@@ -124,7 +123,7 @@ class ChannelReader:
         m = self.m
         following = yield from m.space()
         if not self.ch.header and following != "{":
-            m.give_text(m.give_back())
+            m.say(m.give_back())
             return
         m.open_call(name, None, CALL)
         if following == "{":
@@ -149,3 +148,17 @@ class ChannelReader:
                 self._reread(mark)
                 return
             yield from m.obey(mark, table.meanings[mark])
+
+
+def _beginning(ch: Channels) -> re.Pattern[str]:
+    """Takes the header that an answer begins with, and every beginning of it."""
+    if not ch.header:
+        return NAME
+    words = []
+    for word in ch.header:
+        # After a recipient nothing but a marker may follow, so that "to=x is the syntax" is text.
+        part = r"[\s\S]*" if word == ch.channel else "[^\\s<\ud800-\udfff]*(?:\\s*[<\ud800-\udfff][\\s\\S]*)?"
+        for character in reversed(word[1:]):
+            part = f"(?:{re.escape(character)}{part})?"
+        words.append(re.escape(word[0]) + part)
+    return re.compile(r"\s*(?:" + "|".join(words) + ")?")

@@ -19,6 +19,7 @@ Action: TypeAlias = Literal["open", "close", "section", "end", "call", "drop", "
 D = TypeVar("D")
 FIRST_SENTINEL = 0xD800
 MOST_SENTINELS = 0x800
+FENCE = ("```json\n", "\n```")
 
 
 class Meaning(Struct, frozen=True):
@@ -41,10 +42,7 @@ class Meaning(Struct, frozen=True):
     @property
     def openings(self) -> Marks:
         """All markers that lead into a call here."""
-        sections = (shape.section for shape in self.shapes)
-        return marks_of(
-            *(shape.open for shape in self.shapes), *(section.open for section in sections if section)
-        )
+        return marks_of(*(_openings(shape) for shape in self.shapes))
 
 
 class Table:
@@ -63,17 +61,26 @@ class Compiled:
         self.sentinels = sentinels
         self.calls, self.reasons = calls, reasoning
         self.unseen = str.maketrans(dict.fromkeys(sentinels.values()))
-        shapes = dialect.calls if calls else ()
-        self.text = Table(_text_state(dialect, shapes))
-        self.reasoning = Table(_reasoning_state(dialect, shapes))
+        self.replaced = str.maketrans(dict(dialect.replaced))
+        thinking = dialect.reasoning
+        self.ends_reasoning = frozenset(variants(thinking.ended_by)) if thinking else frozenset()
+        self.text = Table(_text_state(dialect, calls))
+        self.reasoning = Table(_reasoning_state(dialect, calls))
 
 
 @lru_cache(maxsize=256)
 def compile_dialect(
-    dialect: Dialect, special: frozenset[str] = frozenset(), *, calls: bool = True, reasoning: bool = True
+    dialect: Dialect,
+    special: frozenset[str] = frozenset(),
+    *,
+    calls: bool = True,
+    reasoning: bool = True,
+    json_answer: bool = False,
 ) -> Compiled:
-    """Shared between answers, and never changed."""
+    """Shared between answers, and never changed. A `json_answer` that the model puts in a fence loses it."""
     chosen = dialect if reasoning or dialect.channels else msgspec.structs.replace(dialect, reasoning=None)
+    if json_answer and dialect.unfenced:
+        chosen = msgspec.structs.replace(chosen, drops=(*chosen.drops, *FENCE))
     spelled = str(msgspec.to_builtins(chosen))
     used = sorted(token for token in special if token and token in spelled)[:MOST_SENTINELS]
     sentinels = {token: chr(FIRST_SENTINEL + number) for number, token in enumerate(used)}
@@ -126,7 +133,7 @@ def first_characters(shape: Calls) -> Spellings:
     return ("[",) if isinstance(shape, PythonCalls) else ()
 
 
-def _text_state(dialect: Dialect, shapes: tuple[Calls, ...]) -> dict[str, Meaning]:
+def _text_state(dialect: Dialect, calls: bool) -> dict[str, Meaning]:
     meanings: dict[str, Meaning] = {}
     _add_drops(meanings, dialect)
     thinking = dialect.reasoning
@@ -134,25 +141,34 @@ def _text_state(dialect: Dialect, shapes: tuple[Calls, ...]) -> dict[str, Meanin
         if thinking.stray_close == "drop":
             _add(meanings, thinking.close, "drop")
         _add(meanings, thinking.open, "open")
-    _add_calls(meanings, shapes)
+    if calls:
+        _add_calls(meanings, dialect.calls)
     return meanings
 
 
-def _reasoning_state(dialect: Dialect, shapes: tuple[Calls, ...]) -> dict[str, Meaning]:
+def _reasoning_state(dialect: Dialect, calls: bool) -> dict[str, Meaning]:
     meanings: dict[str, Meaning] = {}
     thinking = dialect.reasoning
     if thinking is None:
         return meanings
     _add_drops(meanings, dialect)
-    if thinking.ended_by_call:
-        _add_calls(meanings, shapes)
+    ended_by = thinking.ended_by
+    if thinking.ended_by_call and calls:
+        _add_calls(meanings, dialect.calls)
+    elif thinking.ended_by_call:
+        # Nobody asked for calls: where the model makes one all the same, it is text, and so no reasoning.
+        ended_by += tuple(mark for shape in dialect.calls for mark in _openings(shape))
     _add(meanings, thinking.open, "drop")
-    for mark, (core, _) in variants(thinking.ended_by).items():
+    for mark, (core, _) in variants(ended_by).items():
         known = meanings.get(mark)
         if known is None or known.action == "drop":
             meanings[mark] = Meaning("back", core=core)
     _add(meanings, thinking.close, "close")
     return meanings
+
+
+def _openings(shape: Calls) -> Spellings:
+    return shape.open + (shape.section.open if shape.section else ())
 
 
 def _add(meanings: dict[str, Meaning], spellings: Spellings, action: Action) -> None:

@@ -120,6 +120,8 @@ class TaggedCalls(CallShape, frozen=True, kw_only=True):
     """Written between the name and `then`; when read, anything may stand there. {index} counts from 1."""
     empty: Spellings = ()
     """Instead of `then`: the call is complete here, and has no arguments."""
+    open_end: bool = False
+    """The end of the answer ends a call whose last argument is complete."""
     json_body: bool = False
     """A JSON object may stand instead of the tags."""
     entities: bool = False

@@ -9,14 +9,14 @@ from collections.abc import Generator
 from secrets import token_hex
 
 from dragoman.dialects.channels import read_channels
-from dragoman.dialects.compiled import Compiled, Meaning, marks_of, variants
-from dragoman.dialects.declare import Calls
+from dragoman.dialects.compiled import Compiled, Meaning, marks_of
+from dragoman.dialects.declare import Calls, Spellings
 from dragoman.dialects.readers import fits, read_calls
 from dragoman.dialects.scan import Marks, Scanner, Sink, Wait
 from dragoman.dialects.schema import Tools, escaped
 from dragoman.types import Event, Kind
 
-HEADER = re.compile(r"[\w.\-]*").fullmatch
+HEADER = re.compile(r"[\w.\-]*")
 
 
 class Machine(Scanner):
@@ -35,7 +35,8 @@ class Machine(Scanner):
         """Whitespace that may turn out to be layout; None after text that is none."""
         self._said = False
         self._ids: set[str] = set()
-        self._awaited: list[str] = []
+        self._awaited: list[frozenset[str]] = []
+        """Closing markers that have yet to come; where one does, it is no text."""
         self._run: Generator[None, None, None] = self._main()
         if self.reasoning and self.dialect.reasoning and self.dialect.reasoning.preface:
             self.think(self.dialect.reasoning.preface)
@@ -48,9 +49,9 @@ class Machine(Scanner):
     def feed(self, text: str) -> list[Event]:
         if self.quick is not None and not self._events:
             kind, other = self.quick
-            if other.search(text) is None:
+            if other.search(text) is None and not self.compiled.replaced:
                 return [Event(kind, 0, text, call=self.calls - 1)]
-        self.append(text)
+        self.append(text.translate(self.compiled.replaced) if self.compiled.replaced else text)
         next(self._run, None)
         return self._taken()
 
@@ -165,9 +166,11 @@ class Machine(Scanner):
         elif action == "back":
             self.at -= len(meaning.core)
             self._leave_reasoning()
-        elif action == "end" and not self._expected(meaning.core):
-            self.give_text(mark)
-            return
+        elif action == "end":
+            if not self._expected(meaning.core):
+                self.give_text(mark)
+                return
+            self._blank = None if self._blank is None else []
         elif action == "open":
             self.reasoning = True
         elif action == "close":
@@ -180,30 +183,40 @@ class Machine(Scanner):
     def give_text(self, text: str) -> None:
         (self.think if self.reasoning else self.say)(text)
 
+    def _await(self, closes: Spellings) -> None:
+        if closes:
+            self._awaited.append(frozenset(spelling.strip() for spelling in closes))
+
     def _expected(self, close: str) -> bool:
         """Whether a closing marker closes something that was opened."""
-        if close not in self._awaited:
-            return False
-        self._awaited.remove(close)
-        return True
+        group = next((group for group in self._awaited if close in group), None)
+        if group is not None:
+            self._awaited.remove(group)
+        return group is not None
 
     # Trials
 
     def _try(self, mark: str, meaning: Meaning) -> Wait[None]:
         """A call may follow. If none does, the marker and what was read after it are text."""
         self.hold(len(mark))
-        reasoning, first = self.reasoning, self.calls
+        reasoning, awaited, first = self.reasoning, list(self._awaited), self.calls
         if meaning.bare:
             self.at -= len(meaning.core)
         shape = yield from self._shape(meaning)
         if shape is not None:
             complete = yield from read_calls(self, shape)
             if complete or (self.calls > first and not self.holding):
-                yield from self._close(shape)
+                yield from self._close(shape, meaning)
         if self.holding:
-            self._take_back(meaning, reasoning)
+            self._awaited, self.reasoning = awaited, reasoning
+            self._take_back(meaning, cut_off=shape is not None and shape.late and self._at_end())
+        else:
+            yield from self.skip(meaning.trail if shape is None else "")
 
-    def _take_back(self, meaning: Meaning, reasoning: bool) -> None:
+    def _at_end(self) -> bool:
+        return self.ended and self.at == len(self.text)
+
+    def _take_back(self, meaning: Meaning, *, cut_off: bool) -> None:
         self.calls -= sum(event.kind == "call_open" for event in self._draft or ())
         self._draft = None
         given = self.give_back()
@@ -212,11 +225,10 @@ class Machine(Scanner):
             given = meaning.core
         if meaning.shapes[0].silent:
             given = meaning.openings.pattern.sub("", given)
-        thinking = self.dialect.reasoning
-        self.reasoning = reasoning
-        if reasoning and thinking is not None and meaning.core in variants(thinking.ended_by):
+        if self.reasoning and meaning.core in self.compiled.ends_reasoning:
             self._leave_reasoning()
-        self.give_text(given)
+        if not cut_off:
+            self.give_text(given)
 
     def _shape(self, meaning: Meaning) -> Wait[Calls | None]:
         """Of the calls that the marker may lead to, the one whose beginning is here."""
@@ -230,7 +242,9 @@ class Machine(Scanner):
 
     def _allowed(self, shape: Calls) -> bool:
         section = shape.section
-        return section is None or not section.required or section.close[0].strip() in self._awaited
+        if section is None or not section.required:
+            return True
+        return any(section.close[0].strip() in group for group in self._awaited)
 
     def _in_section(self, meaning: Meaning) -> Wait[Calls | None]:
         """After the opening of a section: the first call, or the end of an empty one."""
@@ -249,13 +263,17 @@ class Machine(Scanner):
             else:
                 found = "bare" if fits(shape, following) else ""
             if found:
-                self._awaited += [spelling.strip() for spelling in section.close]
+                self._await(section.close)
                 return shape
         return None
 
-    def _close(self, shape: Calls) -> Wait[None]:
-        """After a call its closing marker, if it is there; it may still come, and is no text then."""
+    def _close(self, shape: Calls, meaning: Meaning) -> Wait[None]:
+        """After a call its closing marker, if it is there. What may still come is no text then."""
+        if meaning.action == "call" and shape.section is not None:
+            closes = frozenset(spelling.strip() for spelling in shape.section.close)
+            if closes not in self._awaited:
+                self._await(shape.section.close)
         if shape.close:
             yield from self.space()
             if not (yield from self.match(marks_of(shape.close))):
-                self._awaited += [spelling.strip() for spelling in shape.close]
+                self._await(shape.close)

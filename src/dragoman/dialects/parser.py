@@ -27,12 +27,17 @@ class Parser:
         *,
         calls: bool = True,
         reasoning: bool = True,
+        json_answer: bool = False,
         special_tokens: Mapping[int, str] | None = None,
     ) -> None:
         self.dialect = get(dialect) if isinstance(dialect, str) else dialect
         self._special = dict(special_tokens or {})
         compiled = compile_dialect(
-            self.dialect, frozenset(self._special.values()), calls=calls, reasoning=reasoning
+            self.dialect,
+            frozenset(self._special.values()),
+            calls=calls,
+            reasoning=reasoning,
+            json_answer=json_answer,
         )
         self._sentinels = compiled.sentinels
         self._machine = Machine(compiled, Tools(tools), starts_in_reasoning=starts_in_reasoning and reasoning)
@@ -59,7 +64,10 @@ def parse(
     *,
     calls: bool = True,
     reasoning: bool = True,
+    json_answer: bool = False,
 ) -> Answer:
     """`parse('<tool_call>{"name": "f", "arguments": {}}</tool_call>').calls[0].name` is "f"."""
-    parser = Parser(dialect, tools, starts_in_reasoning, calls=calls, reasoning=reasoning)
+    parser = Parser(
+        dialect, tools, starts_in_reasoning, calls=calls, reasoning=reasoning, json_answer=json_answer
+    )
     return fold(parser.feed(text) + parser.finish())

@@ -104,6 +104,10 @@ class Scanner:
         self.holding = False
         return "".join(self._held) + self.text[self._held_from : self.at]
 
+    def unread(self, text: str) -> None:
+        """Put text back in front of what is to be read."""
+        self.text, self.at = text + self.text[self.at :], 0
+
     # Moves
 
     def peek(self) -> Wait[str]:
@@ -158,21 +162,23 @@ class Scanner:
             yield
             self.quick = None
 
-    def collect(
-        self, marks: Marks, plausible: Callable[[str], object], most: int = 256
-    ) -> Wait[tuple[str, str]]:
-        """The text up to the first marker, and the marker, "" if the text cannot be what is wanted."""
-        parts: list[str] = []
-        reading = self.until(marks, parts.append)
+    def collect(self, marks: Marks, plausible: re.Pattern[str], most: int = 256) -> Wait[tuple[str, str]]:
+        """The text up to the first marker, and the marker.
+
+        There is no marker if the text stops being plausible before it, and nothing is read beyond that point.
+        The pattern must take every beginning of what it takes.
+        """
+        text = ""
         while True:
-            try:
-                next(reading)
-            except StopIteration as done:
-                text = "".join(parts)
-                return text, done.value if plausible(text) and len(text) <= most else ""
-            text = "".join(parts)
-            if len(text) > most or not plausible(text):
-                return text, ""
+            window = self.text[self.at : self.at + most + 1]
+            start, mark = marks.search(window, 0, self.ended or self.at + len(window) < len(self.text))
+            text += window[:start]
+            found = plausible.match(text, 0, most)
+            good = found.end() if found else 0
+            self.at += start - max(len(text) - good, 0)
+            if good < len(text) or mark or self.ended:
+                self.at += len(mark) if good == len(text) else 0
+                return text[:good], mark if good == len(text) else ""
             yield
 
     # JSON

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
-from json.encoder import encode_basestring  # type: ignore[attr-defined]
+from json.encoder import encode_basestring
 from typing import Any, TypeAlias
 
 Schema: TypeAlias = Mapping[str, Any]
@@ -13,6 +13,21 @@ ANY: Schema = {}
 WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
 SURROGATE = re.compile("[\ud800-\udfff]")
+TYPE_NAMES = {
+    "int": "integer",
+    "long": "integer",
+    "float": "number",
+    "double": "number",
+    "bool": "boolean",
+    "str": "string",
+    "text": "string",
+    "dict": "object",
+    "map": "object",
+    "list": "array",
+    "tuple": "array",
+    "none": "null",
+}
+"""What people write for the types of JSON Schema."""
 MOST_STEPS = 64
 """Of references and unions that are followed, together."""
 
@@ -137,7 +152,7 @@ def _types(schema: Schema) -> set[str]:
         types = {_type_of(value) for value in values} if isinstance(values, list) else set()
     if not types and "properties" in schema:
         types = {"object"}
-    return types
+    return {TYPE_NAMES.get(kind.lower(), kind.lower()) for kind in types}
 
 
 def _type_of(value: Any) -> str:

@@ -1,5 +1,6 @@
 """DeepSeek: sections of named calls with JSON, and from V3.2 on tags under the DSML prefix."""
 
+from dragoman.dialects.catalog.hermes import CALLS as HERMES
 from dragoman.dialects.declare import Dialect, NamedCalls, Reasoning, Section, TaggedCalls
 
 THINK = Reasoning(open=("<think>",), close=("</think>",))
@@ -17,7 +18,7 @@ def dsml(outer: str, space: str = "") -> TaggedCalls:
     """`<｜DSML｜invoke name="f">`; the parameters state whether they are strings."""
     tag, end = f"<｜DSML｜{space}", f"</｜DSML｜{space}"
     return TaggedCalls(
-        section=Section(open=(f"{tag}{outer}>\n",), close=(f"{end}{outer}>",)),
+        section=Section(open=(f"{tag}{outer}>\n",), close=(f"{end}{outer}>",), required=True),
         before="\n\n",
         open=(f'{tag}invoke name="',),
         then=('">\n',),
@@ -29,6 +30,7 @@ def dsml(outer: str, space: str = "") -> TaggedCalls:
         value_end=(f"{end}parameter>\n",),
         close=(f"{end}invoke>\n",),
         json_body=True,
+        open_end=True,
     )
 
 
@@ -86,6 +88,6 @@ DIALECTS = (
         name="deepseek_r1_template",
         models="R1 distills whose template opens reasoning",
         reasoning=Reasoning(),
-        calls=(FENCED,),
+        calls=(FENCED, HERMES),
     ),
 )

@@ -25,6 +25,7 @@ def pairs(
         value=opened("arg_value"),
         value_end=(f"{closed('arg_value')}{layout}",),
         close=(closed(outer),),
+        open_end=True,
     )
 
 

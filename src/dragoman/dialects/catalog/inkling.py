@@ -22,6 +22,7 @@ DIALECTS = (
             ),
         ),
         drops=(
+            "<|message_model|>",
             "<|content_text|>",
             "<|content_invoke_tool_text|>",
             "<|message_user|>",

@@ -17,8 +17,8 @@ from dragoman.dialects.schema import NUMBER, WORDS, Place, escaped, quoted
 if TYPE_CHECKING:
     from dragoman.dialects.machine import Machine
 
-NAME = re.compile(r"\s*[\w.\-]*\s*").fullmatch
-KEY = re.compile(r"\s*[\w\-]*\s*").fullmatch
+NAME = re.compile(r"\s*[\w.\-]*\s*")
+KEY = re.compile(r"\s*[\w\-]*\s*")
 PARENTHESIS, EQUALS, BRACE = Marks(("(",)), Marks(("=",)), Marks(("{",))
 KEY_END, NO_MARKS = Marks((":", ",", "}")), Marks(())
 HEXADECIMAL = re.compile(r"[0-9a-fA-F]")

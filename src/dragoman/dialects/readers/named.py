@@ -10,7 +10,7 @@ from dragoman.dialects.scan import Wait, structure_of
 if TYPE_CHECKING:
     from dragoman.dialects.machine import Machine
 
-NAME = re.compile(r"\s*[^\s<>{}\[\]\"']*\s*").fullmatch
+NAME = re.compile(r"\s*[^\s<>{}\[\]\"']*\s*")
 KIMI_ID = re.compile(r"(?:functions\.)?(.+):(\d+)", re.DOTALL)
 
 

@@ -13,8 +13,8 @@ from dragoman.dialects.schema import Place, quoted
 if TYPE_CHECKING:
     from dragoman.dialects.machine import Machine
 
-NAME = re.compile(r"[^\n<>]*").fullmatch
-TAG = re.compile(r"<?/?[^<>]*").fullmatch
+NAME = re.compile(r"[^\n<>]*")
+TAG = re.compile(r"<?/?[^<>]*")
 TAG_END = Marks((">",))
 ITEM = "item"
 MOST_LEVELS = 128

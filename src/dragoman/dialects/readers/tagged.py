@@ -13,10 +13,10 @@ from dragoman.dialects.schema import Place, quoted
 if TYPE_CHECKING:
     from dragoman.dialects.machine import Machine
 
-NAME = re.compile(r"\s*[^\s<>{}\[\]]*\s*").fullmatch
-ATTRIBUTE = re.compile(r"[^\n<>]*").fullmatch
-KEY = re.compile(r"[^<>\n]*").fullmatch
-REST = re.compile(r"[^<>\n]*").fullmatch
+NAME = re.compile(r"\s*[^\s<>{}\[\]]*\s*")
+ATTRIBUTE = re.compile(r"[^\n<>]*")
+KEY = re.compile(r"[^<>\n]*")
+REST = re.compile(r"[^<>\n]*")
 CDATA, CDATA_END = Marks(("<![CDATA[",)), Marks(("]]>",))
 
 
@@ -56,11 +56,15 @@ class TagReader:
             m.at -= len(found)
         self.closed = found in shape.empty
         name = self._named(name if quote else name.strip())
-        if shape.whole or name or quote:
-            m.open_call(name, None, shape)
-            self.place = m.tools.arguments(name)
-            return True
-        return False
+        if shape.late:
+            yield from m.space()
+            if not (yield from m.stands(self.goes_on)):
+                return False
+        if not name and not quote:
+            return False
+        m.open_call(name, None, shape)
+        self.place = m.tools.arguments(name)
+        return True
 
     def _named(self, name: str) -> str:
         if self.shape.entities:
@@ -99,6 +103,13 @@ class TagReader:
 
     def _cut_off(self) -> bool:
         """The text ended between two arguments: what there is stays as it is."""
+        if not self.shape.open_end:
+            return self._broken()
+        self._finish()
+        return True
+
+    def _broken(self) -> bool:
+        """A key that does not end: nothing is said of it."""
         if self.lead == "{":
             self.m.arguments("{")
         return False
@@ -112,12 +123,12 @@ class TagReader:
         m, shape = self.m, self.shape
         key, found = yield from m.collect(marks_of(shape.key_end), KEY)
         if not found:
-            return self._cut_off()
+            return self._broken()
         stated = ""
         if shape.type_end:
             stated, found = yield from m.collect(marks_of(shape.type_end), ATTRIBUTE)
             if not found:
-                return self._cut_off()
+                return self._broken()
         yield from m.skip(_trail(shape.type_end or shape.key_end, found))
         if shape.value:
             yield from m.space()
