@@ -2,6 +2,7 @@
 
 import dragoman
 dragoman.serve(engine, port=8000)  # any object with the Engine protocol
+dragoman.parse(text, dialect="hermes").calls  # the parsers alone
 """
 
 from importlib import import_module
@@ -11,42 +12,58 @@ from dragoman._version import __version__
 from dragoman.engines.protocol import Engine, ModelCard, Tokenizer
 from dragoman.errors import DragomanError
 from dragoman.settings import Settings
-from dragoman.types import Event, Job, Sampling, Step
+from dragoman.types import Answer, Event, Job, Sampling, Step, ToolCall
 
 if TYPE_CHECKING:
+    from dragoman.dialects.parser import Parser, parse
+    from dragoman.dialects.render import render
+    from dragoman.folding import fold
     from dragoman.http.app import App
     from dragoman.http.server import aserve, background, serve
     from dragoman.prompt.find import find_dialect
 
 __all__ = [
+    "Answer",
     "App",
     "DragomanError",
     "Engine",
     "Event",
     "Job",
     "ModelCard",
+    "Parser",
     "Sampling",
     "Settings",
     "Step",
     "Tokenizer",
+    "ToolCall",
     "__version__",
     "aserve",
     "background",
+    "dialects",
     "find_dialect",
+    "fold",
+    "parse",
+    "render",
     "serve",
 ]
 
 # The server is loaded when it is used: the library alone stays quick to import.
 _LAZY = {
     "App": "dragoman.http.app",
+    "Parser": "dragoman.dialects.parser",
     "aserve": "dragoman.http.server",
     "background": "dragoman.http.server",
     "find_dialect": "dragoman.prompt.find",
+    "fold": "dragoman.folding",
+    "parse": "dragoman.dialects.parser",
+    "render": "dragoman.dialects.render",
     "serve": "dragoman.http.server",
 }
 
 
 def __getattr__(name: str) -> Any:
+    if name == "dialects":
+        return import_module("dragoman.dialects")
     if name not in _LAZY:
         raise AttributeError(f"module 'dragoman' has no attribute {name!r}")
     return getattr(import_module(_LAZY[name]), name)

@@ -40,6 +40,18 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     chat_template: Annotated[
         str | None, Meta(description="a file with a chat template to use instead of the model's")
     ] = None
+    dialect: Annotated[
+        str,
+        Meta(
+            description="how the model writes reasoning and tool calls; auto finds it from the chat template"
+        ),
+    ] = "auto"
+    tool_call_parser: Annotated[
+        str | None, Meta(description="the dialect of tool calls, by the name that other servers have for it")
+    ] = None
+    reasoning_parser: Annotated[
+        str | None, Meta(description="the dialect of reasoning, where it is another than that of tool calls")
+    ] = None
     context: Annotated[
         Annotated[int, Meta(ge=16)] | None,
         Meta(description="tokens of one sequence; default: the model's, as memory allows"),

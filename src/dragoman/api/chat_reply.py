@@ -6,24 +6,61 @@ from typing import Any
 from dragoman.api.logprobs import Speller
 from dragoman.api.reply import Head, StreamWriter
 from dragoman.api.usage import usage
-from dragoman.types import Answer, Event, TokenLogprob, Usage
+from dragoman.types import Answer, Event, TokenLogprob, ToolCall, Usage
 
 
 class ChatSpelling:
+    """`legacy` writes a call as `function_call`, for clients that sent `functions`; `reasoning` shows it."""
+
     object = "chat.completion.chunk"
 
-    def __init__(self, speller: Speller, *, logprobs: bool) -> None:
+    def __init__(
+        self, speller: Speller, *, logprobs: bool = False, legacy: bool = False, reasoning: bool = True
+    ) -> None:
         self._speller = speller
         self._logprobs = logprobs
+        self._legacy = legacy
+        self._reasoning = reasoning
+        self._called: set[int] = set()
+
+    def silent(self, event: Event) -> bool:
+        return event.kind == "call_close" or (event.kind == "reasoning" and not self._reasoning)
 
     def delta(self, event: Event) -> dict[str, Any]:
         delta: dict[str, Any] = {}
         if event.kind == "text":
             delta = {"content": event.text}
         elif event.kind == "reasoning":
-            # Two names for one text: half of the clients read the one, half the other.
-            delta = {"reasoning_content": event.text, "reasoning": event.text}
+            delta = self.thought(event.text)
+        elif event.kind == "call_arguments":
+            delta = self._call(event, {"arguments": event.text})
+        elif event.kind == "call_open":
+            self._called.add(event.choice)
+            head = {"id": event.call_id, "type": "function"}
+            delta = self._call(event, {"name": event.text, "arguments": ""}, head)
         return {"delta": delta, "logprobs": self.logprobs(event.logprobs)}
+
+    def _call(
+        self, event: Event, function: dict[str, str], head: dict[str, str] | None = None
+    ) -> dict[str, Any]:
+        if self._legacy:
+            return {"function_call": function}
+        return {"tool_calls": [{"index": event.call, **(head or {}), "function": function}]}
+
+    def thought(self, text: str) -> dict[str, Any]:
+        # Two names for one text: half of the clients read the one, half the other.
+        return {"reasoning_content": text, "reasoning": text} if text and self._reasoning else {}
+
+    def calls(self, calls: Sequence[ToolCall]) -> dict[str, Any]:
+        """The calls of a whole message."""
+        functions = [{"name": call.name, "arguments": call.arguments} for call in calls]
+        if self._legacy:
+            return {"function_call": functions[0]} if calls else {}
+        written = [
+            {"id": call.id, "type": "function", "function": function}
+            for call, function in zip(calls, functions, strict=True)
+        ]
+        return {"tool_calls": written} if written else {}
 
     def logprobs(self, entries: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
         if not self._logprobs or not entries:
@@ -31,7 +68,13 @@ class ChatSpelling:
         return {"content": self._speller.chat(entries), "refusal": None}
 
     def finish_reason(self, event: Event) -> str | None:
-        return event.finish
+        return self.reason(event.finish, called=event.choice in self._called)
+
+    def reason(self, finish: str | None, *, called: bool) -> str | None:
+        """A call that was cut off by the length is no finished one."""
+        if finish != "stop" or not called:
+            return finish
+        return "function_call" if self._legacy else "tool_calls"
 
 
 def opening(writer: StreamWriter, choices: int, echoed: str, prompt_ids: Sequence[int] | None) -> bytes:
@@ -73,16 +116,17 @@ def whole(
 def _choice(answer: Answer, spelling: ChatSpelling, echoed: str, token_ids: bool) -> dict[str, Any]:
     message: dict[str, Any] = {
         "role": "assistant",
-        "content": echoed + answer.text,
+        # Null says that there is nothing to read beside the calls.
+        "content": echoed + answer.text or (None if answer.calls else ""),
         "refusal": None,
+        **spelling.thought(answer.reasoning),
+        **spelling.calls(answer.calls),
     }
-    if answer.reasoning:
-        message["reasoning_content"] = message["reasoning"] = answer.reasoning
     choice: dict[str, Any] = {
         "index": answer.choice,
         "message": message,
         "logprobs": spelling.logprobs(answer.logprobs),
-        "finish_reason": answer.finish,
+        "finish_reason": spelling.reason(answer.finish, called=bool(answer.calls)),
         "stop_reason": answer.stop,
     }
     if token_ids:

@@ -27,6 +27,9 @@ class CompletionSpelling:
         self._logprobs = logprobs
         self._offsets = [0] * choices
 
+    def silent(self, event: Event) -> bool:
+        return False
+
     def delta(self, event: Event) -> dict[str, Any]:
         logprobs = None
         if self._logprobs and event.logprobs:

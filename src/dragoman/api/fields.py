@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits, check_count
-from dragoman.turns.spec import TurnSpec
+from dragoman.turns.spec import Reading, TurnSpec
 from dragoman.types import Prompt, Sampling
 
 Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
@@ -155,12 +155,19 @@ def sampling(fields: SharedFields, *, max_tokens: int | None, logprobs: int | No
     )
 
 
-def turn_spec(fields: SharedFields, prompts: tuple[Prompt, ...], asked: Sampling, n: int) -> TurnSpec:
+def turn_spec(
+    fields: SharedFields,
+    prompts: tuple[Prompt, ...],
+    asked: Sampling,
+    n: int,
+    reading: Reading | None = None,
+) -> TurnSpec:
     """What was asked, free of how this API spells it."""
     return TurnSpec(
         model=fields.model,
         prompts=prompts,
         sampling=asked,
+        reading=reading,
         n=n,
         stop=fields.stops,
         keep_stop=fields.keeps_stop,

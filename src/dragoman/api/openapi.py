@@ -9,6 +9,7 @@ from msgspec import Struct
 from dragoman.api.chat_request import ChatRequest
 from dragoman.api.completions_request import CompletionRequest
 from dragoman.api.embeddings import EmbeddingRequest
+from dragoman.api.parsing import ParseCalls, ParseReasoning
 from dragoman.api.tokens import Detokenize, TokenizeChat, TokenizeText
 
 
@@ -35,6 +36,14 @@ OPERATIONS: Sequence[Operation] = (
     Operation("post", "/detokenize", "Ids to text", (Detokenize,)),
     Operation("post", "/v1/tokenize", "The same as /tokenize", (TokenizeText, TokenizeChat)),
     Operation("post", "/v1/detokenize", "The same as /detokenize", (Detokenize,)),
+    Operation("post", "/parse/function_call", "Find the tool calls in a text", (ParseCalls,)),
+    Operation("post", "/parse/reasoning", "Split a text into reasoning and answer", (ParseReasoning,)),
+    Operation(
+        "post", "/parse_function_call", "/parse/function_call with SGLang's names of the reply", (ParseCalls,)
+    ),
+    Operation(
+        "post", "/separate_reasoning", "/parse/reasoning with SGLang's names of the reply", (ParseReasoning,)
+    ),
     Operation("get", "/v1/models", "The models there are"),
     Operation("get", "/v1/models/{model}", "One model"),
     Operation("get", "/health", "Whether the server is alive"),

@@ -1,6 +1,6 @@
 """What the replies of Chat Completions and Completions have in common: the envelope, once per stream.
 
-Only the escaped delta and what was asked for beside it goes between an envelope's two halves.
+Only the escaped delta and what was asked for beside it goes between an envelope's parts.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,11 +8,13 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from dragoman.api.sse import DONE, encode, error_event, event, halves
+from dragoman.api.sse import DONE, around, encode, error_event, event
 from dragoman.api.usage import usage
 from dragoman.types import Event, Usage
 
 HOLE = "\x00"
+FRAGMENTS = frozenset({"text", "reasoning", "call_arguments"})
+"""Events that are nothing but a piece of text: what almost all of a stream is made of."""
 
 
 class Head(Struct, frozen=True):
@@ -35,6 +37,9 @@ class Spelling(Protocol):
 
     object: str
 
+    def silent(self, event: Event) -> bool:
+        """Whether an event says nothing by itself: it is written only for what was asked for beside it."""
+
     def delta(self, event: Event) -> dict[str, Any]:
         """The choice's fields of an event, without index and finish_reason."""
 
@@ -42,9 +47,9 @@ class Spelling(Protocol):
 
 
 class StreamWriter:
-    """Events to bytes. `write` of a plain text delta touches no JSON but the text itself.
+    """Events to bytes. `write` of a plain fragment touches no JSON but the text itself.
 
-    `plain` says that a text delta has nothing beside the text: no log probabilities.
+    `plain` says that a delta has nothing beside its text: no log probabilities.
     """
 
     def __init__(
@@ -66,8 +71,9 @@ class StreamWriter:
         self._spelling = spelling
         self._options = options
         self._used = used
+        self._logprobs = not plain
         self._plain = plain and not options.token_ids and not options.running_usage
-        self._halves: dict[int, tuple[bytes, bytes]] = {}
+        self._parts: dict[tuple[str, int, int], tuple[bytes, ...]] = {}
 
     def write(self, events: Sequence[Event]) -> bytes:
         if len(events) == 1:
@@ -75,18 +81,27 @@ class StreamWriter:
         return b"".join([self._one(event) for event in events])
 
     def _one(self, event: Event) -> bytes:
-        if self._plain and event.kind == "text":
-            before, after = self._halves.get(event.choice) or self._cut(event.choice)
-            return before + encode(event.text) + after
+        if self._plain and event.kind in FRAGMENTS:
+            key = (event.kind, event.choice, event.call)
+            parts = self._parts.get(key)
+            if parts is None:
+                parts = self._parts[key] = self._cut(event)
+            return encode(event.text).join(parts)
         if event.error is not None:
             return error_event(event.error)
+        if self._spelling.silent(event) and not self._beside(event):
+            return b""
         return self.chunk(event, self._spelling.delta(event))
 
-    def _cut(self, choice: int) -> tuple[bytes, bytes]:
-        example = Event("text", choice, HOLE)
-        payload = self._payload(example, self._spelling.delta(example))
-        self._halves[choice] = halves(payload, HOLE)
-        return self._halves[choice]
+    def _beside(self, event: Event) -> bool:
+        """Whether an event has ids or log probabilities that the client would miss."""
+        return bool((self._options.token_ids and event.ids) or (self._logprobs and event.logprobs))
+
+    def _cut(self, event: Event) -> tuple[bytes, ...]:
+        example = Event(event.kind, event.choice, HOLE, call=event.call)
+        if self._spelling.silent(example):
+            return ()
+        return around(self._payload(example, self._spelling.delta(example)), HOLE)
 
     def chunk(self, about: Event, fields: dict[str, Any], extra: dict[str, Any] | None = None) -> bytes:
         return event({**self._payload(about, fields), **(extra or {})})

@@ -16,14 +16,13 @@ def event(payload: Any) -> bytes:
     return b"data: " + encode(payload) + b"\n\n"
 
 
-def halves(payload: dict[str, Any], hole: str) -> tuple[bytes, bytes]:
-    """An event cut where `hole` stands as a value: only what goes between changes from token to token.
+def around(payload: dict[str, Any], hole: str) -> tuple[bytes, ...]:
+    """An event cut wherever `hole` stands as a value: only what goes between changes from token to token.
 
-    >>> halves({"a": 1, "b": "HOLE"}, "HOLE")
+    >>> around({"a": 1, "b": "HOLE"}, "HOLE")
     (b'data: {"a":1,"b":', b'}\\n\\n')
     """
-    before, after = event(payload).split(encode(hole))
-    return before, after
+    return tuple(event(payload).split(encode(hole)))
 
 
 def error_event(error: Exception) -> bytes:

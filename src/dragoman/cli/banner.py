@@ -13,10 +13,11 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 COUNTED = {"slots": "slots", "threads": "threads"}
 
 
-def banner(card: ModelCard, settings: Settings, url: str, paint: Paint) -> str:
+def banner(card: ModelCard, settings: Settings, url: str, paint: Paint, dialect: str = "plain") -> str:
     rows = [
         ("model", paint("bold", card.name) + _facts(card)),
         ("", _room(card)),
+        ("dialect", dialect),
         ("api", paint("cyan", f"{url}/v1")),
         ("docs", f"{url}/docs"),
         ("metrics", f"{url}/metrics"),

@@ -11,6 +11,7 @@ from dragoman.cli.problems import USAGE, CommandError
 SETTING = "setting_"
 GROUPS: dict[str, frozenset[str]] = {
     "model": frozenset({"model", "model_name", "model_alias", "chat_template", "lora"}),
+    "dialect": frozenset({"dialect", "tool_call_parser", "reasoning_parser"}),
     "server": frozenset({"host", "port", "api_key", "keep_alive", "shutdown_grace"}),
     "engine": frozenset({"engine", "context", "slots", "threads"}),
     "logging": frozenset({"log_level", "log_json"}),
@@ -20,6 +21,9 @@ METAVARS = {
     "model": "FILE",
     "chat_template": "FILE",
     "lora": "NAME=FILE",
+    "dialect": "NAME",
+    "tool_call_parser": "NAME",
+    "reasoning_parser": "NAME",
     "context": "N",
     "slots": "N",
     "threads": "N",

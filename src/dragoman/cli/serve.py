@@ -46,21 +46,25 @@ def run(args: argparse.Namespace) -> int:
     check_port(settings.host, settings.port)
 
     from dragoman.cli.engine import engine_of, template_of
+    from dragoman.http.choose import check_names, choose_dialect
     from dragoman.http.server import serve
 
+    check_names(settings)
     template = template_of(settings)
     engine = engine_of(settings)
-    serve(engine, settings, template=template, on_ready=_greet(engine, settings))
+    found = choose_dialect(settings, engine.card, engine.tokenizer, template)
+    dialect = f"{found.dialect.name} · {found.how}"
+    serve(engine, settings, template=template, on_ready=_greet(engine, settings, dialect))
     return 0
 
 
-def _greet(engine: "Engine", settings: Settings) -> Callable[[str], None]:
+def _greet(engine: "Engine", settings: Settings, dialect: str) -> Callable[[str], None]:
     def greet(url: str) -> None:
         from dragoman.cli.banner import banner
 
         port = url.rstrip("/").rpartition(":")[2]
         place = f"http://{host_in_url(settings.host)}:{port}"
-        print(banner(engine.card, settings, place, logs.Paint(sys.stdout)), flush=True)
+        print(banner(engine.card, settings, place, logs.Paint(sys.stdout), dialect), flush=True)
 
     return greet
 

@@ -1,7 +1,7 @@
 """A dialect made ready: which markers to look for in which state, and what each of them means.
 
-Where a marker is a special token of the model, it is matched by id: the token comes as one private character, a
-lone surrogate, which decoding text can never give. The spelling of the token in ordinary text is then text.
+Where a marker is a special token of the model, it is matched by id: the token comes as one private character,
+a lone surrogate, which decoding text can never give. The spelling of the token in ordinary text is then text.
 """
 
 from collections.abc import Iterable

@@ -1,9 +1,8 @@
 """How a dialect is declared. From one declaration come its parser, its renderer and its grammar.
 
 A marker is written as the model writes it. Whitespace at its ends is layout: a reader takes as much of it as
-is there and wants none, a renderer writes all of it. `"<think>\\n"` is read off `<think>`, off `<think>\\n`, and
-leaves the second newline of `<think>\\n\\n` to the text.
-Where several spellings are allowed the first is the one that is written.
+is there and wants none, a renderer writes all of it. `"<think>\\n"` is read off `<think>` and off `<think>\\n`,
+and leaves the second newline of `<think>\\n\\n` to the text. Where several spellings are allowed the first is the one that is written.
 """
 
 from typing import Literal, TypeAlias
@@ -60,6 +59,11 @@ class CallShape(Struct, frozen=True, kw_only=True):
     """A marker that no call follows is dropped: it is never text."""
     ids: Literal["call", "mistral", "kimi"] = "call"
     """How ids are made up where the model writes none."""
+
+    @property
+    def closing(self) -> str:
+        """What is written after a call."""
+        return self.close[0] if self.close else ""
 
 
 class JsonCalls(CallShape, frozen=True, kw_only=True):
@@ -153,9 +157,9 @@ class Channels(Struct, frozen=True, kw_only=True):
     """Blocks with a header that says what they are, or whom they are for."""
 
     start: Spellings
-    """Before the header of a further block. The prompt ends with it: the first block begins with its header."""
+    """Before the header of a further block. The prompt ends with it: the first block has none."""
     header: Spellings
-    """What a header begins with; without any, with a name. Anything else at the start of an answer is text."""
+    """What a header begins with, else with a name. Anything else at the start of an answer is text."""
     body: str
     """Between header and body."""
     ends: Spellings = ()

@@ -8,7 +8,7 @@ from dragoman.dialects.declare import Dialect
 from dragoman.dialects.machine import Machine
 from dragoman.dialects.registry import get
 from dragoman.dialects.schema import Tools
-from dragoman.fold import fold
+from dragoman.folding import fold
 from dragoman.types import Answer, Event
 
 
@@ -71,3 +71,18 @@ def parse(
         dialect, tools, starts_in_reasoning, calls=calls, reasoning=reasoning, json_answer=json_answer
     )
     return fold(parser.feed(text) + parser.finish())
+
+
+def starts_in_reasoning(dialect: Dialect, prompt: str, *, continues: bool = False) -> bool:
+    """Whether the rendered prompt leaves the answer inside of reasoning.
+
+    What counts is the end of the prompt, not its middle, where a message may quote a marker. Where the prompt
+    `continues` an answer that was begun, it is the last marker in it.
+    """
+    thinking = dialect.reasoning
+    if thinking is None:
+        return False
+    opens, closes = ([spelling.strip() for spelling in group] for group in (thinking.open, thinking.close))
+    if not continues:
+        return prompt.rstrip().endswith(tuple(opens))
+    return max(map(prompt.rfind, opens)) > max(map(prompt.rfind, closes))

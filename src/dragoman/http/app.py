@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from dragoman._version import __version__
 from dragoman.engines.protocol import Engine
 from dragoman.errors import DragomanError, MethodNotAllowed, NotFound, Unauthorized
-from dragoman.http import docs, generate, inspect_routes
+from dragoman.http import docs, generate, inspect_routes, parse_routes
 from dragoman.http.exchange import ClientGone, Exchange
 from dragoman.http.host import Host
 from dragoman.http.metrics import CONTENT_TYPE, Metrics
@@ -36,6 +36,10 @@ POST: dict[str, Handler] = {
     "/v1/tokenize": inspect_routes.tokenize,
     "/detokenize": inspect_routes.detokenize,
     "/v1/detokenize": inspect_routes.detokenize,
+    "/parse/function_call": parse_routes.function_call,
+    "/parse/reasoning": parse_routes.reasoning,
+    "/parse_function_call": parse_routes.function_call_sglang,
+    "/separate_reasoning": parse_routes.reasoning_sglang,
 }
 GET: dict[str, Handler] = {
     "/v1/models": inspect_routes.list_models,

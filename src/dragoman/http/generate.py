@@ -19,7 +19,12 @@ async def chat(host: Host, exchange: Exchange) -> None:
     request = chat_request.read(body, host.limits)
     turn = await host.turn(chat_request.spec(request), len(body))
     head = _head(host, exchange, "chatcmpl-", request)
-    spelling = ChatSpelling(_speller(host, request), logprobs=bool(request.logprobs))
+    spelling = ChatSpelling(
+        _speller(host, request),
+        logprobs=bool(request.logprobs),
+        legacy=request.legacy,
+        reasoning=request.include_reasoning is not False,
+    )
     if request.stream:
         await _stream_chat(host, exchange, request, turn, head, spelling)
     else:

@@ -1,6 +1,7 @@
 """What all routes share: the engine and everything derived from it once."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,13 +12,16 @@ from dragoman._version import __version__
 from dragoman.api.reply import Head
 from dragoman.engines.protocol import Engine, LivingEngine
 from dragoman.errors import EngineFailed, Overloaded
+from dragoman.http.choose import choose_dialect
 from dragoman.http.stream import Pump
 from dragoman.prompt import Prompter
 from dragoman.settings import Settings
-from dragoman.turns.detokenize import Pieces
+from dragoman.turns.language import Language
 from dragoman.turns.plan import Planner
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.turn import Turn
+
+logger = logging.getLogger("dragoman.http")
 
 BIG_BODY = 32 * 1024
 """Prompts of bodies beyond this are rendered in a thread, so that the others' tokens keep flowing."""
@@ -34,9 +38,12 @@ class Host:
         self.limits = settings.limits
         self.card = engine.card
         tokenizer = engine.tokenizer
-        self.pieces = Pieces(tokenizer.pieces, frozenset(tokenizer.special.values()))
+        self.found = choose_dialect(settings, self.card, tokenizer, template)
+        logger.info("Answers are read as %s: %s", self.found.dialect.name, self.found.how)
+        self.language = Language(self.found.dialect, tokenizer)
+        self.pieces = self.language.plain
         self.prompter = Prompter(self.card, tokenizer, template=template, limits=self.limits)
-        self.planner = Planner(self.card, tokenizer, self.prompter, settings.model_alias)
+        self.planner = Planner(self.card, tokenizer, self.prompter, self.found.dialect, settings.model_alias)
         self.pump = Pump()
         self._in_flight = 0
         self._fingerprint = f"dragoman-{__version__}"
@@ -54,8 +61,8 @@ class Host:
 
     async def turn(self, spec: TurnSpec, body_bytes: int) -> Turn:
         """A turn that is ready to start; what is wrong with the request has been said by then."""
-        jobs = await self.prepare(body_bytes, self.planner.jobs, spec)
-        return Turn(self.engine, jobs, spec, self.pieces)
+        plan = await self.prepare(body_bytes, self.planner.plan, spec)
+        return Turn(self.engine, plan, spec, self.language)
 
     async def prepare(self, body_bytes: int, work: Callable[[A], R], given: A) -> R:
         """`work(given)`, in a thread where the body is so big that it would hold up the others."""

@@ -34,6 +34,7 @@ def _model(host: Host, name: str) -> dict[str, Any]:
         "root": host.card.name,
         "parent": host.card.name if name in host.card.adapters else None,
         "max_model_len": host.card.max_model_len,
+        "dialect": host.found.dialect.name,
     }
 
 

@@ -77,7 +77,11 @@ def _prepare(
 ) -> tuple["_Server", socket.socket]:
     chosen = changed(settings or Settings(), changes)
     listener = bind(chosen.host, chosen.port)
-    return _Server(App(engine, chosen, template=template), listener, on_ready), listener
+    try:
+        return _Server(App(engine, chosen, template=template), listener, on_ready), listener
+    except BaseException:
+        listener.close()
+        raise
 
 
 def _check_started(server: "_Server") -> None:

@@ -82,9 +82,9 @@ class TurnStream:
             return
         try:
             events = self._turn.take()
-            if events:
+            if events and (data := self._write(events)):
                 self._spoken = True
-                self._push(self._write(events))
+                self._push(data)
             if self._sending is None and self._turn.over:
                 self.done.set_result(None)
         except Exception as error:

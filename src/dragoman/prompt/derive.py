@@ -7,7 +7,9 @@ import json
 import re
 from collections.abc import Mapping
 
-from dragoman.dialects.declare import Calls, Dialect, Reasoning
+from msgspec.structs import replace
+
+from dragoman.dialects.declare import Calls, Dialect, Reasoning, TaggedCalls
 from dragoman.dialects.parser import parse
 from dragoman.errors import TemplateError
 from dragoman.prompt.derive_calls import derive_calls
@@ -17,6 +19,7 @@ from dragoman.prompt.frames import Bodies
 from dragoman.prompt.probe import IDS, KEYS, NUMBER, TEXT, VALUES, Probe, Sample, call
 from dragoman.types import ToolCall
 
+_PAIR = json.dumps(dict(zip(KEYS, VALUES, strict=True)))
 _TURN_END = re.compile(r"eo[smt]\b|eo[smt][_:]|im_end|end.?of.?(turn|text|sentence|msg)", re.IGNORECASE)
 
 
@@ -36,7 +39,7 @@ class Examination:
         calls = self._derived_calls(reasoning)
         if reasoning is None and calls is None:
             return None
-        return _dialect(reasoning, calls)
+        return _dialect(reasoning, calls, self._text_frame(reasoning))
 
     def reads(self, dialect: Dialect) -> bool | None:
         """Whether a dialect reads the calls that the template writes; None where it writes none."""
@@ -47,12 +50,18 @@ class Examination:
 
     def _calls(self) -> list[Sample]:
         """Answers with calls in which everything that was put in can be found."""
-        answers = (self._probe.answer(call(0)), self._probe.answer(call(0), call(1)))
+        answers = (
+            self._probe.answer(call(0)),
+            self._probe.answer(call(0), call(1)),
+            self._probe.answer(call(0, _PAIR)),
+        )
         return [each for each in answers if each is not None and _complete(each)]
 
     def _derived_calls(self, reasoning: Reasoning | None) -> Calls | None:
         bodies = self._bodies(empty_pair(reasoning))
         calls = derive_calls(bodies) if bodies else None
+        if isinstance(calls, TaggedCalls) and "<![CDATA[" in self._source:
+            calls = replace(calls, cdata=True)
         if calls is None or not self.reads(_dialect(reasoning, calls)):
             return None
         return calls
@@ -72,16 +81,27 @@ class Examination:
             return _without_turn_end(written[len(head) :], after).replace(IDS[1], IDS[0])
 
         one = body(call(0))
-        return (
-            None
-            if one is None
-            else Bodies(
-                one=one,
-                two=body(call(0), call(1)),
-                pair=body(call(0, json.dumps(dict(zip(KEYS, VALUES, strict=True))))),
-                number=body(call(0, json.dumps({KEYS[0]: NUMBER}))),
-            )
+        if one is None:
+            return None
+        return Bodies(
+            one=one,
+            two=body(call(0), call(1)),
+            pair=body(call(0, _PAIR)),
+            number=body(call(0, json.dumps({KEYS[0]: NUMBER}))),
         )
+
+    def _text_frame(self, reasoning: Reasoning | None) -> tuple[str, ...]:
+        """Markers around text, which are no text: `<|START_TEXT|>`, `<|END_TEXT|>`."""
+        plain = self._probe.answer(text=TEXT)
+        if plain is None or not self._samples:
+            return ()
+        before, _, after = empty_pair(reasoning).sub("", plain.text).partition(TEXT)
+        close = reasoning.close[0].strip() if reasoning is not None else "\0"
+        opened = before[len(shared_start(before, self._probe.generation())) :].replace(close, "").strip()
+        if not _is_framed(opened):
+            return ()
+        closed = without_end(after, shared_end(after, self._samples[0].text)).strip()
+        return (opened, closed) if _is_framed(closed) else (opened,)
 
 
 def examine(source: str, special: Mapping[str, str] | None = None) -> Examination | None:
@@ -92,13 +112,19 @@ def examine(source: str, special: Mapping[str, str] | None = None) -> Examinatio
         return None
 
 
-def _dialect(reasoning: Reasoning | None, calls: Calls | None) -> Dialect:
+def _dialect(reasoning: Reasoning | None, calls: Calls | None, drops: tuple[str, ...] = ()) -> Dialect:
     return Dialect(
         name="derived",
         models="Read off a chat template",
         reasoning=reasoning,
         calls=() if calls is None else (calls,),
+        drops=drops,
     )
+
+
+def _is_framed(text: str) -> bool:
+    parts = segments(text)
+    return bool(parts) and is_marker(parts[0]) and is_marker(parts[-1])
 
 
 def _without_turn_end(written: str, after_text: str) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from dragoman.dialects.declare import Calls, JsonCalls, NamedCalls, PythonCalls
+from dragoman.dialects.declare import BraceCalls, Calls, JsonCalls, NamedCalls, PythonCalls
 from dragoman.prompt.derive_tags import tagged_calls
 from dragoman.prompt.frames import Bodies, Frame, Span, frame
 from dragoman.prompt.probe import IDS, KEYS, NAMES, VALUES
@@ -24,7 +24,7 @@ class Found(Struct, frozen=True):
 
 def derive_calls(bodies: Bodies) -> Calls | None:
     """The first way of writing that explains what was rendered."""
-    for attempt in (_json_calls, _named_calls, _python_calls, tagged_calls):
+    for attempt in (_json_calls, _named_calls, _python_calls, _brace_calls, tagged_calls):
         calls = attempt(bodies)
         if calls is not None:
             return None if _SENTINEL.search(str(calls)) else calls
@@ -159,3 +159,20 @@ def _python_calls(bodies: Bodies) -> PythonCalls | None:
         brackets=brackets,
         separator=separator,
     )
+
+
+def _brace_calls(bodies: Bodies) -> BraceCalls | None:
+    """`f{a:<|"|>x<|"|>}`: whatever stands on both sides of a word is its quote."""
+    written = re.compile(rf"{NAMES[0]}\{{{KEYS[0]}:(.+?){VALUES[0]}\1\}}", re.DOTALL)
+    one = written.search(bodies.one)
+    if one is None:
+        return None
+    two = [
+        re.search(rf"{name}\{{{KEYS[0]}:.+?{value}.+?\}}", bodies.two or "")
+        for name, value in zip(NAMES, VALUES, strict=True)
+    ]
+    both = (two[0].span(), two[1].span()) if two[0] and two[1] else None
+    framed = frame(bodies, one.span(), both)
+    if framed.several or not framed.open.strip():
+        return None
+    return BraceCalls(quote=one[1], **framed.markers())

@@ -3,7 +3,7 @@
 import re
 
 from dragoman.dialects.declare import Reasoning
-from dragoman.prompt.differences import is_marker, segments, shared_end, without_end
+from dragoman.prompt.differences import is_marker, segments, shared_end, shared_start, without_end
 from dragoman.prompt.probe import MIND, TEXT, Probe, call
 
 _PAIR = re.compile(r"(<([\w:|]*)>|\[([A-Z]+)\])\s*(</\2>|\[/\3\])\s*$")
@@ -36,8 +36,16 @@ def _before_text(probe: Probe) -> Reasoning | None:
     # What stands before text also when there is no reasoning is not the end of reasoning.
     frame = "" if head.endswith(between) else shared_end(between, head)
     close = without_end(between, frame) if without_end(between, frame).strip() else between
-    opened = "" if before == head else _opening(before, close)
+    if before == head:
+        return _delimited(probe.generation(), head, close)
+    opened = _opening(before, head, close)
     return Reasoning(open=(opened,) if opened else (), close=(close,))
+
+
+def _delimited(prompt: str, head: str, close: str) -> Reasoning:
+    """Nothing opens it in an answer. What the prompt says beyond the turn's head does, and belongs to it."""
+    preface = prompt.removeprefix(head) if prompt.startswith(head) else ""
+    return Reasoning(open=(preface,) if preface.strip() else (), close=(close,), preface=preface)
 
 
 def _before_call(probe: Probe) -> Reasoning | None:
@@ -49,15 +57,19 @@ def _before_call(probe: Probe) -> Reasoning | None:
     close = without_end(rest, shared_end(rest, alone.text))
     if not close.strip():
         close = next((part for part in segments(rest) if not part.isspace()), "")
-    opened = _opening(before, close)
+    opened = _opening(before, alone.text, close)
     return Reasoning(open=(opened,), close=(close,)) if opened and len(close) > 2 else None
 
 
-def _opening(text: str, close: str) -> str:
-    """`assistant\\n<think>\\n` gives `<think>\\n`. A part of the closing marker is not enough."""
+def _opening(text: str, without: str, close: str) -> str:
+    """`assistant\\n<think>\\n` gives `<think>\\n`. A part of the closing marker is not enough.
+
+    Where a word is last, as in `<channel>thought`, it is what stands there only when there is reasoning.
+    """
     parts = segments(text)
     if not text.strip() or not is_marker(segments(text.rstrip())[-1]):
-        return ""
+        added = text[len(shared_start(text, without)) :]
+        return added if any(map(is_marker, segments(added))) else ""
     for start in reversed(range(len(parts))):
         opened = "".join(parts[start:])
         if is_marker(parts[start]) and opened.strip() not in close:

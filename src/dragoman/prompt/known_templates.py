@@ -32,6 +32,10 @@ KNOWN: tuple[Known, ...] = (
     Known("deepseek_v41", ("｜DSML｜", " calls>"), ("function_calls>", "tool_calls>")),
     Known("deepseek_v32", ("｜DSML｜", "function_calls>")),
     Known("deepseek_v4", ("｜DSML｜", "tool_calls>")),
+    # R1 and its distills are never told of tools, and their prompt opens reasoning.
+    Known(
+        "deepseek_r1_template", ("<｜tool▁calls▁begin｜>", "```json", "<｜Assistant｜><think>"), ("tools",)
+    ),
     Known("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json")),
     Known("deepseek_v31", ("<｜tool▁calls▁begin｜>",)),
     Known("step3", ("steptml:",)),

@@ -20,15 +20,19 @@ class ChoiceReader:
         *,
         min_tokens: int = 0,
         hidden_ids: frozenset[int] = frozenset(),
+        most_calls: int | None = None,
     ) -> None:
         self.choice = choice
         self.count = 0
+        self.reasoning_count = 0
         self.over = False
         self._text = text
         self._stops = stops
         self._dialect = dialect
         self._min_tokens = min_tokens
         self._hidden_ids = hidden_ids
+        self._most_calls = most_calls
+        self._enough = False
         self._ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
 
@@ -53,6 +57,9 @@ class ChoiceReader:
                     return
             if text:
                 self._say(text, events)
+                if self._enough:
+                    self._finish(events, "stop", None)
+                    return
         if step.finish is not None:
             self._finish(events, step.finish, step.stop_id, step.error)
 
@@ -64,7 +71,7 @@ class ChoiceReader:
         error: Exception | None = None,
     ) -> None:
         self.over = True
-        if not isinstance(stop, str):
+        if not isinstance(stop, str) and not self._enough:
             self._flush(events)
         self._emit(self._dialect.finish(), events)
         event = Event("finish", self.choice, "", self._ids, self._logprobs or None, finish, stop, error)
@@ -85,7 +92,14 @@ class ChoiceReader:
 
     def _emit(self, said: Sequence[Event], events: list[Event]) -> None:
         for event in said:
-            event.choice, event.ids, event.logprobs = self.choice, self._ids, self._logprobs or None
+            if self._enough or (event.kind == "call_open" and event.call == self._most_calls):
+                # What follows is not asked for; its ids go with the finish.
+                self._enough = True
+                return
+            ids = self._ids
+            event.choice, event.ids, event.logprobs = self.choice, ids, self._logprobs or None
+            if event.kind == "reasoning":
+                self.reasoning_count += len(ids)
             events.append(event)
             self._ids = []
             if self._logprobs:

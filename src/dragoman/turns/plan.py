@@ -3,24 +3,41 @@
 from collections.abc import Iterable
 from uuid import uuid4
 
+from msgspec import Struct
 from msgspec.structs import replace
 
+from dragoman.dialects.declare import Dialect
 from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.errors import BadRequest, ContextOverflow, ModelNotFound
 from dragoman.prompt import Prompter
+from dragoman.turns.opened import opened_reasoning
 from dragoman.turns.spec import TurnSpec
 from dragoman.types import Conversation, Job, Prompt, Sampling
 
 
+class Plan(Struct, frozen=True):
+    """What an engine is asked for a turn, and what the prompts say about how the answers begin."""
+
+    jobs: list[Job]
+    in_reasoning: list[bool]
+    """For each job, whether its prompt has opened reasoning."""
+
+
 class Planner:
-    """Makes the jobs of a turn. Safe to call from a worker thread."""
+    """Plans turns. Safe to call from a worker thread."""
 
     def __init__(
-        self, card: ModelCard, tokenizer: Tokenizer, prompter: Prompter, aliases: Iterable[str] = ()
+        self,
+        card: ModelCard,
+        tokenizer: Tokenizer,
+        prompter: Prompter,
+        dialect: Dialect,
+        aliases: Iterable[str] = (),
     ) -> None:
         self.card = card
         self.tokenizer = tokenizer
         self.prompter = prompter
+        self.dialect = dialect
         self.names = (card.name, *aliases)
 
     def adapter(self, model: str | None) -> str | None:
@@ -32,11 +49,11 @@ class Planner:
         known = ", ".join([*self.names, *self.card.adapters])
         raise ModelNotFound(f"The model '{model}' does not exist here; there is: {known}.", param="model")
 
-    def jobs(self, spec: TurnSpec) -> list[Job]:
+    def plan(self, spec: TurnSpec) -> Plan:
         adapter = self.adapter(spec.model)
         sampling = self._sampling(spec)
         prompts = [self._fit(prompt, spec.truncate_prompt) for prompt in spec.prompts]
-        return [
+        jobs = [
             Job(
                 id=uuid4().hex,
                 prompt=prompt,
@@ -47,13 +64,18 @@ class Planner:
                 reuse_prefix=spec.reuse_prefix,
                 cache_salt=spec.cache_salt,
             )
-            for prompt in prompts
+            for _, prompt in prompts
         ]
+        texts = [text for text, _ in prompts]
+        return Plan(jobs, [self._in_reasoning(*each) for each in zip(spec.prompts, texts, strict=True)])
 
-    def _fit(self, prompt: Prompt, keep: int | None) -> tuple[int, ...]:
-        """The prompt's ids, cut to what was asked for; more than the model takes is refused."""
+    def _in_reasoning(self, prompt: Prompt, text: str) -> bool:
+        return isinstance(prompt, Conversation) and opened_reasoning(self.dialect, prompt, text)
+
+    def _fit(self, prompt: Prompt, keep: int | None) -> tuple[str, tuple[int, ...]]:
+        """The prompt as text and as ids, which are cut as asked; more than the model takes is refused."""
         most = self.card.max_model_len
-        ids = self.prompter.encode(prompt, most if keep is None else None)
+        text, ids = self.prompter.render(prompt, most if keep is None else None)
         param = "messages" if isinstance(prompt, Conversation) else "prompt"
         if keep is not None:
             ids = ids[-(most - 1 if keep < 0 else keep) :]
@@ -65,7 +87,7 @@ class Planner:
                 " together; shorten the prompt."
             )
             raise ContextOverflow(message, param=param)
-        return ids
+        return text, ids
 
     def _with_room(self, sampling: Sampling, prompt_tokens: int) -> Sampling:
         """The answer ends where the context does: more was asked for than fits is no reason to refuse."""

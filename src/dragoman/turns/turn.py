@@ -1,19 +1,20 @@
 """One turn: its jobs are started, their steps become events, and one way out ends it all."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Self
 
-from dragoman.dialects.reader import Plain
 from dragoman.engines.protocol import Engine, Handle
 from dragoman.errors import Unavailable
-from dragoman.fold import Fold, coalesce
+from dragoman.folding import Fold, coalesce
 from dragoman.turns.choice import ChoiceReader
-from dragoman.turns.detokenize import Detokenizer, Pieces
+from dragoman.turns.detokenize import Detokenizer
 from dragoman.turns.drive import start
+from dragoman.turns.language import Language
+from dragoman.turns.plan import Plan
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.stops import StopFinder
-from dragoman.types import Answer, Event, Job, Sink, Step, TokenLogprob, Usage
+from dragoman.types import Answer, Event, Sink, Step, TokenLogprob, Usage
 
 MOST_PENDING = 256
 """Events that may wait for a client that reads slowly before neighbours are joined."""
@@ -25,18 +26,18 @@ class Turn:
     `next()` gives the events that are ready, in order, or [] when there are no more.
     """
 
-    def __init__(self, engine: Engine, jobs: Sequence[Job], spec: TurnSpec, pieces: Pieces) -> None:
-        self.jobs = jobs
+    def __init__(self, engine: Engine, plan: Plan, spec: TurnSpec, language: Language) -> None:
+        self.jobs = plan.jobs
         self.started_at = 0.0
         self.first_token_at: float | None = None
-        self.prompt_logprobs: list[list[TokenLogprob | None] | None] = [None] * len(jobs)
+        self.prompt_logprobs: list[list[TokenLogprob | None] | None] = [None] * len(plan.jobs)
         self.finishes: dict[int, Event] = {}
         """How each choice ended, as far as they have."""
         self.on_ready: Callable[[], None] | None = None
         """Called instead of waking `next`, for those who take events without a task."""
         self._engine = engine
         self._handles: list[Handle] = []
-        self._readers = _readers(jobs, spec, pieces, engine.tokenizer.end_ids)
+        self._readers = _readers(plan, spec, language, engine.tokenizer.end_ids)
         self._left = len(self._readers)
         self._pending: list[Event] = []
         self._waiter: asyncio.Future[None] | None = None
@@ -50,6 +51,7 @@ class Turn:
             prompt_tokens=sum(len(job.prompt) for job in self.jobs),
             completion_tokens=sum(reader.count for reader in self._readers),
             cached_tokens=self._cached,
+            reasoning_tokens=sum(reader.reasoning_count for reader in self._readers),
         )
 
     @property
@@ -150,18 +152,19 @@ class Turn:
             self.prompt_logprobs[number] = step.prompt_logprobs
 
 
-def _readers(
-    jobs: Sequence[Job], spec: TurnSpec, pieces: Pieces, end_ids: frozenset[int]
-) -> list[ChoiceReader]:
+def _readers(plan: Plan, spec: TurnSpec, language: Language, end_ids: frozenset[int]) -> list[ChoiceReader]:
+    pieces, reader = language.pieces(spec.reading), language.readers(spec.reading)
+    most_calls = spec.reading.most_calls if spec.reading else None
     return [
         ChoiceReader(
             number * job.n + index,
             Detokenizer(pieces, skip_special=spec.skip_special_tokens),
             StopFinder(spec.stop, keep=spec.keep_stop) if spec.stop else None,
-            Plain(),
+            reader(in_reasoning),
             min_tokens=job.sampling.min_tokens,
             hidden_ids=frozenset() if spec.keep_stop else end_ids | job.sampling.stop_token_ids,
+            most_calls=most_calls,
         )
-        for number, job in enumerate(jobs)
+        for number, (job, in_reasoning) in enumerate(zip(plan.jobs, plan.in_reasoning, strict=True))
         for index in range(job.n)
     ]

@@ -1,7 +1,7 @@
 """The readers of calls, one for each way to write them.
 
-A reader begins after the opening marker. It returns True if the call was complete, and False if what is here is
-none or was cut short; what it did not say by then is given back as text by the machine.
+A reader begins after the opening marker. It returns True if the call was complete, and False if what is here
+is none or was cut short; what it did not say by then is given back as text by the machine.
 """
 
 from typing import TYPE_CHECKING

@@ -1,0 +1,134 @@
+"""The messages of a chat request: what is checked in them, and what of them reaches the template."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+from msgspec import Struct
+from msgspec.json import encode as encode_json
+
+from dragoman.api.fields import ShortText
+from dragoman.errors import BadRequest
+from dragoman.types import Message, Role, ToolCall
+
+MEDIA_PARTS = {
+    "image_url": "images",
+    "input_image": "images",
+    "input_audio": "audio",
+    "audio_url": "audio",
+    "video_url": "video",
+    "file": "files",
+    "input_file": "files",
+}
+
+
+class FunctionCall(Struct, forbid_unknown_fields=True):
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class MessageToolCall(Struct, forbid_unknown_fields=True):
+    function: FunctionCall
+    id: str | None = None
+    type: Literal["function"] | None = None
+    index: int | None = None
+
+
+class MessageBody(Struct, forbid_unknown_fields=True):
+    role: Role
+    content: str | list[dict[str, Any]] | None = None
+    name: ShortText | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    thinking: str | None = None
+    tool_calls: list[MessageToolCall] | None = None
+    function_call: FunctionCall | None = None
+    tool_call_id: ShortText | None = None
+    # What servers and clients leave in messages they send back; none of it is part of a prompt.
+    id: str | None = None
+    refusal: str | None = None
+    annotations: Any = None
+    audio: None = None
+    provider_specific_fields: Any = None
+
+
+def check_messages(messages: Sequence[MessageBody]) -> int:
+    """The characters of all contents; raises where a part or a call's arguments cannot be used."""
+    size = 0
+    for number, message in enumerate(messages):
+        size += _size(message.content, f"messages[{number}].content")
+        if message.tool_calls or message.function_call:
+            for place, call in _calls(message, f"messages[{number}]"):
+                _check_arguments(call.arguments, f"{place}.arguments")
+    return size
+
+
+def _calls(message: MessageBody, place: str) -> Iterator[tuple[str, FunctionCall]]:
+    for number, call in enumerate(message.tool_calls or ()):
+        yield f"{place}.tool_calls[{number}].function", call.function
+    if message.function_call:
+        yield f"{place}.function_call", message.function_call
+
+
+def _check_arguments(arguments: str | dict[str, Any] | None, param: str) -> None:
+    if not isinstance(arguments, str) or not arguments:
+        return
+    try:
+        json.loads(arguments)
+    except (ValueError, RecursionError):
+        message = f"'{param}' must be JSON, as an object or as its text."
+        raise BadRequest(message, param=param, code="invalid_value") from None
+
+
+def _size(content: str | list[dict[str, Any]] | None, param: str) -> int:
+    if content is None or isinstance(content, str):
+        return len(content or "")
+    return sum(len(_part_text(part, f"{param}[{number}]")) for number, part in enumerate(content))
+
+
+def _part_text(part: dict[str, Any], param: str) -> str:
+    kind = part.get("type")
+    if kind in MEDIA_PARTS:
+        message = f"This model takes text only; {MEDIA_PARTS[kind]} are not supported."
+        raise BadRequest(message, param=param, code="unsupported_content")
+    key = "refusal" if kind == "refusal" else "text"
+    if kind not in ("text", "input_text", "output_text", "refusal"):
+        raise BadRequest(f"Unknown content part type {kind!r}.", param=f"{param}.type", code="invalid_value")
+    text = part.get(key)
+    if not isinstance(text, str):
+        raise BadRequest(f"'{param}.{key}' must be a string.", param=f"{param}.{key}", code="invalid_value")
+    return text
+
+
+def to_message(body: MessageBody) -> Message:
+    """The template's view: everything that does not belong into a prompt is gone."""
+    return Message(
+        role=body.role,
+        content=_parts(body.content) if isinstance(body.content, list) else body.content,
+        name=body.name,
+        reasoning=body.reasoning_content or body.reasoning or body.thinking,
+        tool_calls=tuple(_tool_calls(body)),
+        tool_call_id=body.tool_call_id,
+    )
+
+
+def _parts(content: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": _part_text(part, "content")} for part in content]
+
+
+def joined(content: str | list[dict[str, Any]] | None) -> str:
+    return "".join(p["text"] for p in _parts(content)) if isinstance(content, list) else content or ""
+
+
+def _tool_calls(body: MessageBody) -> list[ToolCall]:
+    calls = [_tool_call(call.id, call.function) for call in body.tool_calls or ()]
+    if body.function_call:
+        calls.append(_tool_call(None, body.function_call))
+    return calls
+
+
+def _tool_call(id_: str | None, function: FunctionCall) -> ToolCall:
+    arguments = function.arguments
+    if isinstance(arguments, dict):
+        arguments = encode_json(arguments).decode()
+    return ToolCall(id=id_, name=function.name, arguments=arguments or "{}")

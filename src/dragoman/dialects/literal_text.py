@@ -1,0 +1,55 @@
+"""JSON text written over as the literals of other syntaxes. Numbers keep their spelling."""
+
+import json
+import re
+from collections.abc import Iterator
+
+_decode = json.JSONDecoder(strict=False, parse_int=len, parse_float=len).raw_decode
+SPACE = re.compile(r"[\s,:]*")
+PYTHON_WORDS = {"true": "True", "false": "False", "null": "None"}
+
+
+def members(text: str) -> Iterator[tuple[str, str]]:
+    """The keys and values of an object, or the values of a list with "" for keys; values as JSON text."""
+    text = text.strip()
+    if text[:1] not in ("{", "["):
+        raise ValueError(f"arguments must be a JSON object, not {text[:20]!r}")
+    is_object, at = text[0] == "{", 1
+    while True:
+        at = _skipped(text, at)
+        if at >= len(text) or text[at] in "}]":
+            return
+        key = ""
+        if is_object:
+            key, at = _decode(text, at)
+            at = _skipped(text, at)
+        _, end = _decode(text, at)
+        yield key, text[at:end]
+        at = end
+
+
+def _skipped(text: str, at: int) -> int:
+    found = SPACE.match(text, at)
+    return found.end() if found else at
+
+
+def python_value(text: str) -> str:
+    """`{"a": true}` as `{'a': True}`."""
+    if text.startswith('"'):
+        return repr(json.loads(text, strict=False))
+    if text.startswith("{"):
+        return "{" + ", ".join(f"{key!r}: {python_value(value)}" for key, value in members(text)) + "}"
+    if text.startswith("["):
+        return "[" + ", ".join(python_value(value) for _, value in members(text)) + "]"
+    return PYTHON_WORDS.get(text, text)
+
+
+def brace_value(text: str, quote: str) -> str:
+    """`{"a": "x"}` as `{a:<|"|>x<|"|>}`."""
+    if text.startswith('"'):
+        return f"{quote}{json.loads(text, strict=False)}{quote}"
+    if text.startswith("{"):
+        return "{" + ",".join(f"{key}:{brace_value(value, quote)}" for key, value in members(text)) + "}"
+    if text.startswith("["):
+        return "[" + ",".join(brace_value(value, quote) for _, value in members(text)) + "]"
+    return text

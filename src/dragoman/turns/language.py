@@ -1,0 +1,45 @@
+"""The language that one model answers in: what its ids say, and how the text is to be read."""
+
+from collections.abc import Callable
+from itertools import product
+from typing import TypeAlias
+
+from dragoman.dialects.compiled import Compiled, compile_dialect
+from dragoman.dialects.declare import Dialect
+from dragoman.dialects.machine import Machine
+from dragoman.dialects.reader import Plain, Reader
+from dragoman.dialects.schema import Tools
+from dragoman.engines.protocol import Tokenizer
+from dragoman.turns.detokenize import Pieces
+from dragoman.turns.spec import Reading
+
+MakeReader: TypeAlias = Callable[[bool], Reader]
+"""The reader of one answer, told whether the prompt has opened reasoning."""
+
+
+class Language:
+    """Made once per model. Markers that are special tokens come as the private characters of the dialect."""
+
+    def __init__(self, dialect: Dialect, tokenizer: Tokenizer) -> None:
+        self.dialect = dialect
+        self.plain = Pieces(tokenizer.pieces, frozenset(tokenizer.special.values()))
+        special = frozenset(tokenizer.special)
+        self._compiled = {
+            (calls, reasoning): compile_dialect(dialect, special, calls=calls, reasoning=reasoning)
+            for calls, reasoning in product((True, False), repeat=2)
+        }
+        self._pieces = {flags: self._mark(made, tokenizer) for flags, made in self._compiled.items()}
+
+    def _mark(self, compiled: Compiled, tokenizer: Tokenizer) -> Pieces:
+        marks = {tokenizer.special[token]: mark for token, mark in compiled.sentinels.items()}
+        return self.plain.marked(marks) if marks else self.plain
+
+    def pieces(self, reading: Reading | None) -> Pieces:
+        return self.plain if reading is None else self._pieces[reading.calls, reading.reasoning]
+
+    def readers(self, reading: Reading | None) -> MakeReader:
+        if reading is None or self.dialect.name == "plain":
+            return lambda in_reasoning: Plain()
+        compiled, tools = self._compiled[reading.calls, reading.reasoning], Tools(reading.tools)
+        apart = reading.reasoning
+        return lambda in_reasoning: Machine(compiled, tools, starts_in_reasoning=in_reasoning and apart)
