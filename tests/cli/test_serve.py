@@ -202,6 +202,18 @@ def test_the_banner_says_what_runs_where(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "Bearer $DRAGOMAN_API_KEY" in banner(CARD, Settings(api_key=["k"]), "http://h:1", Paint(Tty()))
 
 
+def test_the_banner_says_how_answers_are_read() -> None:
+    assert "hermes · set" in banner(
+        CARD, Settings(), "http://h:1", Paint(io.StringIO()), "hermes · set as it is"
+    )
+
+
+@pytest.mark.parametrize("flag", ["--dialect", "--tool-call-parser", "--reasoning-parser"])
+def test_an_unknown_dialect_ends_the_start(flag: str, weights: Path, capsys: Capture) -> None:
+    assert main(["serve", str(weights), "--port", "0", flag, "nobody"]) == 2
+    assert "hermes" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("host", "keys", "said"),
     [

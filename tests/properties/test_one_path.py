@@ -2,13 +2,19 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from dragoman.dialects.registry import get
 from dragoman.engines.scripted import Script, ScriptedEngine
-from dragoman.fold import Fold, coalesce
+from dragoman.folding import Fold, coalesce
+from dragoman.turns.spec import Reading
 from dragoman.types import Answer, Sampling
 from tests.support.turns import answers_of, events_of, spec
 
 any_bytes = st.binary(min_size=1, max_size=40)
+MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+CALL = '{"name": "f", "arguments": {"a": "b"}}'
+LOGPROBS = Sampling(max_tokens=1000, logprobs=0)
 any_stops = st.lists(st.text(min_size=1, max_size=4), max_size=2)
 
 
@@ -36,3 +42,29 @@ def test_joined_events_fold_to_the_same_answer(ids: bytes, burst: int) -> None:
 def test_ids_survive_whole(ids: bytes, burst: int) -> None:
     [folded] = answers_of(ScriptedEngine(Script(list(ids), burst=burst)), spec())
     assert folded.ids == list(ids)
+
+
+pieces = st.sampled_from((*MARKERS, "\n", " ", "hm", "é", "{", "}", '"', CALL, CALL[:12], "<", "STOP"))
+marked_up = st.lists(pieces, max_size=12).map(lambda parts: "".join(parts).encode())
+
+
+def read(ids: bytes, burst: int, most_calls: int | None) -> Answer:
+    """The answer in a dialect, without the made-up ids of its calls."""
+    engine = ScriptedEngine(Script(list(ids), burst=burst))
+    asked = spec(reading=Reading(most_calls=most_calls), stop=("STOP",), sampling=LOGPROBS)
+    [folded] = answers_of(engine, asked, get("hermes"))
+    folded.calls = [replace(call, id=None) for call in folded.calls]
+    return folded
+
+
+@given(marked_up.filter(bool), st.integers(1, 60), st.sampled_from([None, 1]))
+def test_bursts_change_nothing_in_a_dialect(ids: bytes, burst: int, most_calls: int | None) -> None:
+    assert read(ids, burst, most_calls) == read(ids, 1, most_calls)
+
+
+@given(marked_up.filter(bool), st.integers(1, 60))
+def test_ids_survive_a_dialect_whole(ids: bytes, burst: int) -> None:
+    answer = read(ids, burst, None)
+    assert answer.ids == list(ids)[: len(answer.ids)]
+    assert answer.ids == [entry.id for entry in answer.logprobs]
+    assert answer.stop == "STOP" or answer.ids == list(ids)

@@ -3,8 +3,10 @@
 import asyncio
 from collections.abc import Sequence
 
+from dragoman.dialects.declare import Dialect
 from dragoman.engines.protocol import Engine
-from dragoman.turns.detokenize import Pieces
+from dragoman.turns.language import Language
+from dragoman.turns.plan import Plan
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.turn import Turn
 from dragoman.types import Answer, Event, IdsPrompt, Job, Sampling
@@ -23,16 +25,19 @@ def jobs(spec: TurnSpec) -> list[Job]:
     ]
 
 
-def turn_of(engine: Engine, spec: TurnSpec) -> Turn:
-    tokenizer = engine.tokenizer
-    pieces = Pieces(tokenizer.pieces, frozenset(tokenizer.special.values()))
-    return Turn(engine, jobs(spec), spec, pieces)
+PLAIN = Dialect(name="plain", models="")
 
 
-def events_of(engine: Engine, spec: TurnSpec) -> list[Event]:
+def turn_of(engine: Engine, spec: TurnSpec, dialect: Dialect = PLAIN, *, in_reasoning: bool = False) -> Turn:
+    asked = jobs(spec)
+    plan = Plan(asked, [in_reasoning] * len(asked))
+    return Turn(engine, plan, spec, Language(dialect, engine.tokenizer))
+
+
+def events_of(engine: Engine, spec: TurnSpec, dialect: Dialect = PLAIN) -> list[Event]:
     async def run() -> list[Event]:
         seen: list[Event] = []
-        async with turn_of(engine, spec) as turn:
+        async with turn_of(engine, spec, dialect) as turn:
             while not turn.over:
                 seen += await turn.next()
         return seen
@@ -40,9 +45,9 @@ def events_of(engine: Engine, spec: TurnSpec) -> list[Event]:
     return asyncio.run(run())
 
 
-def answers_of(engine: Engine, spec: TurnSpec) -> list[Answer]:
+def answers_of(engine: Engine, spec: TurnSpec, dialect: Dialect = PLAIN) -> list[Answer]:
     async def run() -> list[Answer]:
-        async with turn_of(engine, spec) as turn:
+        async with turn_of(engine, spec, dialect) as turn:
             return await turn.answers()
 
     return asyncio.run(run())

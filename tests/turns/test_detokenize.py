@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,6 +34,23 @@ def test_special_tokens_are_shown_on_demand() -> None:
     pieces = Pieces([b"a", b"<end>"], frozenset({1}))
     assert pieces.text([0, 1]) == "a<end>"
     assert pieces.text([0, 1], skip_special=True) == "a"
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_a_marked_id_is_its_mark_whether_special_tokens_are_shown_or_not(skip: bool) -> None:
+    pieces = Pieces([b"a", b"<call>", b"<end>"], frozenset({1, 2})).marked({1: "\ud800"})
+    assert pieces.text([0, 1, 2], skip_special=skip) == "a\ud800" + ("" if skip else "<end>")
+
+
+def test_a_mark_ends_an_unfinished_character() -> None:
+    pieces = Pieces([b"\xc3", b"<call>"], frozenset({1})).marked({1: "\ud800"})
+    assert pieces.text([0, 1], skip_special=True) == "\ufffd\ud800"
+
+
+def test_marks_leave_the_pieces_they_were_made_from_alone() -> None:
+    pieces = Pieces([b"<call>"], frozenset({0}))
+    pieces.marked({0: "\ud800"})
+    assert pieces.text([0]) == "<call>"
 
 
 @given(st.binary(max_size=64))

@@ -1,0 +1,134 @@
+"""Real clients call tools. The model is a script, so that there is a call to be sure of."""
+
+import json
+from collections.abc import Iterator
+from functools import reduce
+from operator import add
+
+import pytest
+from openai import OpenAI
+from openai.lib.streaming.chat import ChatCompletionStreamState
+from openai.types.chat import (
+    ChatCompletionMessageFunctionToolCall,
+    ChatCompletionMessageParam,
+    ChatCompletionToolParam,
+)
+
+from dragoman.engines.protocol import ModelCard
+from dragoman.engines.scripted import Script, ScriptedEngine, say
+from dragoman.http.server import background
+from dragoman.types import Job
+
+TEMPLATE = """\
+{%- if tools %}<|im_start|>system
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}<|im_end|>
+{% endif -%}
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content or '' }}
+{%- for call in message.tool_calls or [] %}
+<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>
+{%- endfor %}<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+CALLING = f"<think>\nLet me ask.\n</think>\n\nOne moment.\n{CALL}"
+RESULT = "21 degrees"
+ASK: list[ChatCompletionMessageParam] = [{"role": "user", "content": "How warm is it in Paris?"}]
+TOOLS: list[ChatCompletionToolParam] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "How warm it is",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+        },
+    }
+]
+
+
+def answer(job: Job) -> Script:
+    """Calls the tool, and once it has the result tells of it."""
+    prompt = bytes(id_ for id_ in job.prompt if id_ < 256).decode()
+    return say("It has 21 degrees." if RESULT in prompt else CALLING)
+
+
+@pytest.fixture(scope="module")
+def engine() -> ScriptedEngine:
+    card = ModelCard(name="scripted", max_model_len=4096, templates={"default": TEMPLATE})
+    return ScriptedEngine(answer, card=card)
+
+
+@pytest.fixture(scope="module")
+def base_url(engine: ScriptedEngine) -> Iterator[str]:
+    with background(engine, dialect="hermes") as url:
+        yield url + "/v1"
+
+
+@pytest.fixture(scope="module")
+def client(base_url: str) -> Iterator[OpenAI]:
+    with OpenAI(base_url=base_url, api_key="none", max_retries=0, _strict_response_validation=True) as made:
+        yield made
+
+
+def test_openai_call(client: OpenAI) -> None:
+    [choice] = client.chat.completions.create(model="scripted", messages=ASK, tools=TOOLS).choices
+    [call] = choice.message.tool_calls or []
+    assert isinstance(call, ChatCompletionMessageFunctionToolCall)
+    assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Paris"})
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", "One moment.")
+
+
+def test_openai_puts_a_stream_together_to_the_same_message(client: OpenAI) -> None:
+    whole = client.chat.completions.create(model="scripted", messages=ASK, tools=TOOLS).choices[0]
+    state = ChatCompletionStreamState(input_tools=TOOLS)
+    for chunk in client.chat.completions.create(model="scripted", messages=ASK, tools=TOOLS, stream=True):
+        state.handle_chunk(chunk)
+    streamed = state.get_final_completion().choices[0]
+    assert streamed.finish_reason == whole.finish_reason == "tool_calls"
+    assert streamed.message.content == whole.message.content
+    functions = [
+        [
+            (call.function.name, call.function.arguments)
+            for call in message.tool_calls or []
+            if call.type == "function"
+        ]
+        for message in (streamed.message, whole.message)
+    ]
+    assert functions[0] == functions[1] == [("weather", '{"city": "Paris"}')]
+
+
+def test_openai_loop_of_two_turns(client: OpenAI, engine: ScriptedEngine) -> None:
+    first = client.chat.completions.create(model="scripted", messages=ASK, tools=TOOLS).choices[0].message
+    [call] = first.tool_calls or []
+    history = [
+        *ASK,
+        first.to_dict(),
+        {"role": "tool", "tool_call_id": call.id, "content": RESULT},
+    ]
+    second = client.chat.completions.create(model="scripted", messages=history, tools=TOOLS)  # type: ignore[arg-type]
+    assert second.choices[0].message.content == "It has 21 degrees."
+    assert second.choices[0].finish_reason == "stop"
+    prompt = bytes(id_ for id_ in engine.jobs[-1].prompt if id_ < 256).decode()
+    assert "One moment." in prompt
+    assert CALL in prompt
+
+
+def test_langchain_binds_tools(base_url: str) -> None:
+    from langchain_core.messages import HumanMessage, ToolMessage
+    from langchain_openai import ChatOpenAI
+    from pydantic import SecretStr
+
+    chat = ChatOpenAI(model="scripted", base_url=base_url, api_key=SecretStr("none"))
+    bound = chat.bind_tools(TOOLS)
+    asked = HumanMessage("How warm is it in Paris?")
+    whole = bound.invoke([asked])
+    streamed = reduce(add, bound.stream([asked]))
+    for message in (whole, streamed):
+        [call] = message.tool_calls
+        assert (call["name"], call["args"]) == ("weather", {"city": "Paris"})
+    result = ToolMessage(RESULT, tool_call_id=whole.tool_calls[0]["id"])
+    assert bound.invoke([asked, whole, result]).content == "It has 21 degrees."

@@ -1,0 +1,32 @@
+"""Streams put together the way a client does it."""
+
+from collections.abc import Iterable
+from typing import Any
+
+
+def message_of(chunks: Iterable[dict[str, Any]], index: int = 0) -> dict[str, Any]:
+    """The message that the chunks of one choice tell, with its `finish_reason`."""
+    made: dict[str, Any] = {"content": "", "reasoning": "", "tool_calls": [], "finish_reason": None}
+    for choice in (choice for chunk in chunks for choice in chunk["choices"]):
+        if choice["index"] == index:
+            _add(made, choice["delta"])
+            made["finish_reason"] = choice["finish_reason"] or made["finish_reason"]
+    return made
+
+
+def _add(made: dict[str, Any], delta: dict[str, Any]) -> None:
+    made["content"] += delta.get("content") or ""
+    made["reasoning"] += delta.get("reasoning_content") or ""
+    assert delta.get("reasoning") == delta.get("reasoning_content")
+    for call in delta.get("tool_calls", ()):
+        if call["index"] == len(made["tool_calls"]):
+            made["tool_calls"].append({"id": call["id"], "type": call["type"], "function": call["function"]})
+        else:
+            assert set(call) == {"index", "function"}
+            made["tool_calls"][call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+
+
+def told(message: dict[str, Any]) -> list[tuple[str, str]]:
+    """The calls of a message as `(name, arguments)`."""
+    calls = message.get("tool_calls") or []
+    return [(call["function"]["name"], call["function"]["arguments"]) for call in calls]

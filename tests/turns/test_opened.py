@@ -1,0 +1,56 @@
+from typing import Any
+
+import pytest
+
+from dragoman.dialects.declare import Dialect, Reasoning
+from dragoman.turns.opened import opened_reasoning
+from dragoman.types import Conversation, Message
+
+THINKS = Dialect(name="thinks", models="", reasoning=Reasoning())
+USER = Message(role="user", content="What is <think>?")
+TURN = "<|user|>What is <think>?<|assistant|>"
+
+
+def opened(prompt: str, begun: str = "", dialect: Dialect = THINKS, **fields: Any) -> bool:
+    conversation = Conversation(messages=(USER,), response_prefix=begun, **fields)
+    return opened_reasoning(dialect, conversation, prompt + begun)
+
+
+@pytest.mark.parametrize(
+    ("end", "inside"),
+    [
+        ("", False),
+        ("<think>", True),
+        ("<think>\n", True),
+        ("<think>\n\n</think>\n\n", False),
+        ("</think>", False),
+    ],
+)
+def test_the_last_words_of_the_prompt_decide(end: str, inside: bool) -> None:
+    assert opened(TURN + end) is inside
+
+
+@pytest.mark.parametrize(
+    ("end", "begun", "inside"),
+    [
+        ("", "<think>\nHm", True),
+        ("", "<think>Hm</think>Yes", False),
+        ("<think>\n", "Hm", True),
+        ("<think>\n", "Hm\n</think>\n\n", False),
+        ("<think></think>", "Yes", False),
+        ("", "Yes", False),
+    ],
+)
+def test_what_the_client_began_decides_first(end: str, begun: str, inside: bool) -> None:
+    assert opened(TURN + end, begun) is inside
+
+
+@pytest.mark.parametrize("content", ["<think>Hm", [{"type": "text", "text": "<think>Hm"}]])
+def test_a_message_that_is_continued_counts_as_begun(content: Any) -> None:
+    messages = (USER, Message(role="assistant", content=content))
+    told = Conversation(messages=messages, add_generation_prompt=False, continue_final_message=True)
+    assert opened_reasoning(THINKS, told, TURN + "<think>Hm")
+
+
+def test_a_dialect_without_reasoning_opens_none() -> None:
+    assert not opened(TURN + "<think>", dialect=Dialect(name="plain", models=""))
