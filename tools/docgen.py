@@ -17,11 +17,13 @@ from msgspec import NODEFAULT, Struct, inspect
 from msgspec.structs import FieldInfo, fields
 
 from dragoman import errors, settings
-from dragoman.api.chat_request import ChatRequest, MessageBody
+from dragoman.api.chat_request import ChatRequest
 from dragoman.api.completions_request import CompletionRequest
 from dragoman.api.embeddings import EmbeddingRequest
 from dragoman.api.fields import HarmlessFields, SharedFields
+from dragoman.api.messages import MessageBody
 from dragoman.api.openapi import OPERATIONS
+from dragoman.api.parsing import ParseCalls, ParseReasoning
 from dragoman.api.read import UNSUPPORTED
 from dragoman.engines.local.options import LocalOptions
 from dragoman.http import app
@@ -234,6 +236,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "completions": lambda: field_table(CompletionRequest, "completions", without=SharedFields),
     "message": lambda: field_table(MessageBody, "message"),
     "embeddings": lambda: field_table(EmbeddingRequest, "embeddings"),
+    "parse-calls": lambda: field_table(ParseCalls, "parse-calls"),
+    "parse-reasoning": lambda: field_table(ParseReasoning, "parse-reasoning"),
     "harmless": harmless,
     "unsupported": unsupported,
     "routes": routes,
