@@ -157,7 +157,7 @@ def _beginning(ch: Channels) -> re.Pattern[str]:
     words = []
     for word in ch.header:
         # After a recipient nothing but a marker may follow, so that "to=x is the syntax" is text.
-        part = r"[\s\S]*" if word == ch.channel else "[^\\s<\ud800-\udfff]*(?:\\s*[<\ud800-\udfff][\\s\\S]*)?"
+        part = r"[\s\S]*" if word == ch.channel else "[^\\s<\ud800-\udfff]*\\s*(?:[<\ud800-\udfff][\\s\\S]*)?"
         for character in reversed(word[1:]):
             part = f"(?:{re.escape(character)}{part})?"
         words.append(re.escape(word[0]) + part)

@@ -1,8 +1,8 @@
 """How a dialect is declared. From one declaration come its parser, its renderer and its grammar.
 
 A marker is written as the model writes it. Whitespace at its ends is layout: a reader takes as much of it as
-is there and wants none, a renderer writes all of it. `"<think>\\n"` is read off `<think>` and off `<think>\\n`,
-and leaves the second newline of `<think>\\n\\n` to the text. Where several spellings are allowed the first is the one that is written.
+is there and wants none, a renderer writes all of it. `"<think>\\n"` is read off `<think>` and `<think>\\n`,
+and leaves the second newline of `<think>\\n\\n` to the text. Of several spellings the first is written.
 """
 
 from typing import Literal, TypeAlias

@@ -12,7 +12,7 @@ from dragoman.dialects.channels import read_channels
 from dragoman.dialects.compiled import Compiled, Meaning, marks_of
 from dragoman.dialects.declare import Calls, Spellings
 from dragoman.dialects.readers import fits, read_calls
-from dragoman.dialects.scan import Marks, Scanner, Sink, Wait
+from dragoman.dialects.scan import Marks, Quick, Scanner, Sink, Wait
 from dragoman.dialects.schema import Tools, escaped
 from dragoman.types import Event, Kind
 
@@ -99,12 +99,17 @@ class Machine(Scanner):
         """A piece of a string, which has yet to be escaped."""
         self.emit("call_arguments", escaped(text))
 
-    def quickly(self, sink: Sink) -> Kind | None:
+    def quickly(self, sink: Sink, other: re.Pattern[str], escaped: re.Pattern[str]) -> Quick | None:
         if sink == self.say:
-            return "text" if self._blank is None else None
+            return ("text", other) if self._blank is None else None
         if sink == self.think:
-            return "reasoning"
-        return "call_arguments" if sink == self.arguments and self._draft is None else None
+            return "reasoning", other
+        if self._draft is None and sink in (self.arguments, self.string_arguments):
+            return "call_arguments", other if sink == self.arguments else escaped
+        return None
+
+    def escaping(self, sink: Sink) -> Sink:
+        return self.string_arguments if sink == self.arguments else super().escaping(sink)
 
     # Calls, for the readers
 
@@ -172,6 +177,7 @@ class Machine(Scanner):
                 return
             self._blank = None if self._blank is None else []
         elif action == "open":
+            self._leave_reasoning()
             self.reasoning = True
         elif action == "close":
             self._leave_reasoning()

@@ -8,11 +8,13 @@ from collections.abc import Callable, Generator, Iterable
 from functools import lru_cache
 from typing import TypeAlias, TypeVar
 
+from dragoman.dialects.schema import escaped
 from dragoman.types import Kind
 
 T = TypeVar("T")
 Wait: TypeAlias = Generator[None, None, T]
 Sink: TypeAlias = Callable[[str], object]
+Quick: TypeAlias = tuple[Kind, re.Pattern[str]]
 
 SPACE = re.compile(r"\s*")
 IN_STRING = re.compile(r'["\\\ud800-\udfff]')
@@ -74,14 +76,18 @@ class Scanner:
         self.at = 0
         self.ended = False
         self.holding = False
-        self.quick: tuple[Kind, re.Pattern[str]] | None = None
+        self.quick: Quick | None = None
         """While all that can come is more of the same: its kind, and what would be something else."""
         self._held: list[str] = []
         self._held_from = 0
 
-    def quickly(self, sink: Sink) -> Kind | None:
-        """The kind of event that text for this sink becomes as it stands, if it does."""
+    def quickly(self, sink: Sink, other: re.Pattern[str], escaped: re.Pattern[str]) -> Quick | None:
+        """What text for this sink becomes as it stands, while nothing else is in it."""
         return None
+
+    def escaping(self, sink: Sink) -> Sink:
+        """A sink for pieces of a string, which are escaped on their way to the other."""
+        return lambda text: sink(escaped(text))
 
     def append(self, text: str) -> None:
         if self.holding:
@@ -157,8 +163,8 @@ class Scanner:
             self.at = start + len(mark)
             if mark or self.ended:
                 return mark
-            if self.at == len(self.text) and (kind := self.quickly(sink)):
-                self.quick = kind, marks.first
+            if self.at == len(self.text):
+                self.quick = self.quickly(sink, marks.first, marks.escaped)
             yield
             self.quick = None
 
@@ -194,8 +200,7 @@ class Scanner:
             if found is None:
                 if self.ended:
                     return False
-                if kind := self.quickly(sink):
-                    self.quick = kind, IN_STRING
+                self.quick = self.quickly(sink, IN_STRING, IN_STRING)
                 yield
                 self.quick = None
             elif found.group() == '"':

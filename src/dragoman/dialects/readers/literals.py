@@ -5,6 +5,7 @@ Nesting is kept on a list, not on the stack: depth costs nothing and cannot be a
 
 import json
 import re
+from functools import cache
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -36,15 +37,16 @@ class Style(Struct, frozen=True):
     """How strings are quoted, and what ends a bare word."""
 
     quotes: tuple[str, ...]
-    word_end: re.Pattern[str]
+    word_end: Marks
     escapes: bool
 
 
-PYTHON = Style(("'", '"'), re.compile(r"[\s,\[\](){}:'\"=]"), escapes=True)
+PYTHON = Style(("'", '"'), Marks(" \n\t\r,[](){}:'\"="), escapes=True)
 
 
+@cache
 def brace_style(quote: str) -> Style:
-    return Style((quote,), re.compile(r"[,\[\]{}]|" + re.escape(quote)), escapes=False)
+    return Style((quote,), Marks((*",[]{}", quote)), escapes=False)
 
 
 class _Level(Struct):
@@ -190,14 +192,8 @@ def _scalar(m: Scanner, sink: Sink, style: Style, place: Place, quotes: Marks) -
     if (yield from m.stands(quotes)):
         return (yield from read_string(m, sink, style))
     parts: list[str] = []
-    while True:
-        found = style.word_end.search(m.text, m.at)
-        stop = found.start() if found else len(m.text)
-        parts.append(m.text[m.at : stop])
-        m.at = stop
-        if found or m.ended:
-            break
-        yield
+    found = yield from m.until(style.word_end, parts.append)
+    m.at -= len(found)
     word = "".join(parts).strip()
     if not word:
         return False
@@ -226,9 +222,10 @@ def read_string(m: Scanner, sink: Sink, style: Style) -> Wait[bool]:
     """A string with its quotes, as a JSON string."""
     quote = yield from m.match(Marks(style.quotes))
     ends = Marks((quote, "\\") if style.escapes else (quote,))
+    pieces = m.escaping(sink)
     sink('"')
     while True:
-        found = yield from m.until(ends, lambda text: sink(escaped(text)))
+        found = yield from m.until(ends, pieces)
         if found == quote:
             sink('"')
             return True
