@@ -80,7 +80,7 @@ TRUTH = {
 
 # What templates of families without a published one in the table above say of calls.
 EXCERPTS = {
-    "cohere_cmd": "<|CHATBOT_TOKEN|><|START_THINKING|>",
+    "cohere_command3": "<|CHATBOT_TOKEN|><|START_THINKING|>",
     "deepseek_v41": "{% set m = '｜DSML｜' %}{{ '<' + m + ' calls>' }}",
     "dots": "<dots_function_call><invoke name=",
     "ernie45": "<tool_call>\\n{...}\\n</tool_call> or <response>\\n...\\n</response>",

@@ -39,7 +39,11 @@ class Examination:
         calls = self._derived_calls(reasoning)
         if reasoning is None and calls is None:
             return None
-        return _dialect(reasoning, calls, self._text_frame(reasoning))
+        drops = self._text_frame(reasoning)
+        if reasoning is not None and calls is not None and calls.open:
+            # A call that is kept as reasoning would be lost; one without a marker may be prose.
+            reasoning = replace(reasoning, ended_by_call=True)
+        return _dialect(reasoning, calls, drops)
 
     def reads(self, dialect: Dialect) -> bool | None:
         """Whether a dialect reads the calls that the template writes; None where it writes none."""

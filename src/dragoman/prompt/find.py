@@ -5,7 +5,8 @@ from collections.abc import Collection
 from msgspec import Struct
 
 from dragoman.dialects.declare import Dialect
-from dragoman.dialects.registry import dialects
+from dragoman.dialects.registry import get
+from dragoman.errors import SettingsError
 from dragoman.prompt.derive import Examination, examine
 from dragoman.prompt.known_templates import KNOWN, KNOWN_REASONING, Known, known
 from dragoman.prompt.model_names import by_name
@@ -38,7 +39,7 @@ def find_dialect(
         _by_template(template or "", {"bos_token": bos_token, "eos_token": eos_token}, model)
         or _by_name(model)
         or _by_marks("\0".join(special_tokens), KNOWN, "the model has the tokens")
-        or Found(dialects().get("plain", PLAIN), "nothing known; text passes through")
+        or Found(_named("plain") or PLAIN, "nothing known; text passes through")
     )
 
 
@@ -73,7 +74,7 @@ def _checked(marked: Found, examined: Examination | None, derived: Dialect | Non
 
 def _by_marks(text: str, rows: tuple[Known, ...], how: str) -> Found | None:
     row = known(text, rows)
-    dialect = dialects().get(row.dialect) if row is not None else None
+    dialect = _named(row.dialect) if row is not None else None
     if row is None or dialect is None:
         return None
     return Found(dialect, f"{how} {' and '.join(row.has)}")
@@ -81,7 +82,15 @@ def _by_marks(text: str, rows: tuple[Known, ...], how: str) -> Found | None:
 
 def _by_name(model: str | None) -> Found | None:
     named = by_name(model or "")
-    dialect = dialects().get(named[1]) if named is not None else None
+    dialect = _named(named[1]) if named is not None else None
     if named is None or dialect is None:
         return None
     return Found(dialect, f"the model's name contains {named[0]}")
+
+
+def _named(name: str) -> Dialect | None:
+    """A family that the catalog does not hold is none that is known."""
+    try:
+        return get(name)
+    except SettingsError:
+        return None

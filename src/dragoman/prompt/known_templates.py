@@ -70,7 +70,7 @@ KNOWN: tuple[Known, ...] = (
     Known("cohere_command4", ("<|START_ACTION|>", "<|START_TEXT|>")),
     Known("cohere_command3", ("<|START_ACTION|>",)),
     Known("cohere_command3", ("<|START_RESPONSE|>",)),
-    Known("cohere_cmd", ("<|START_THINKING|>",)),
+    Known("cohere_command3", ("<|START_THINKING|>",)),
     Known("cohere_command_r_plus", ("<|CHATBOT_TOKEN|>", "Action:")),
     # Mistral. [THINK] came with tokenizer 13, [ARGS] with 11.
     Known("mistral_v13", ("[TOOL_CALLS]", "[THINK]")),

@@ -24,7 +24,7 @@ VALUES = ("probeValA", "probeValB")
 IDS = ("probeid0a", "probeid0b")
 """Nine letters and digits, because some templates want just that."""
 NUMBER = 7
-SECONDS = 4.0
+SECONDS = 2.0
 """Processor time for all renderings of one template."""
 
 _PROPERTIES = {key: {"type": "string", "description": "A word."} for key in KEYS}
