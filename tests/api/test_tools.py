@@ -80,6 +80,11 @@ def test_what_is_not_offered_yet_says_so(fields: dict[str, Any], param: str) -> 
     assert (error.param, error.code) == (param, "unsupported_field")
 
 
+def test_strict_is_no_harm_where_only_a_prompt_is_made() -> None:
+    body = json.dumps({**HELLO, "tools": [STRICT]}).encode()
+    assert chat_request.read_to_render(body, Limits()).declared.functions == [STRICT["function"]]
+
+
 @pytest.mark.parametrize("choice", ["any", 1, {"type": "web"}, []])
 def test_a_choice_nobody_knows_is_invalid(choice: Any) -> None:
     assert refused(tools=[TOOL], tool_choice=choice).code == "invalid_value"
@@ -111,6 +116,7 @@ def test_functions_are_tools() -> None:
         ({"tools": [TOOL], "parse_tool_calls": False}, False),
         ({"functions": [{"name": "f"}]}, True),
         ({"functions": [{"name": "f"}], "function_call": "none"}, False),
+        ({"tools": [TOOL], "function_call": "none"}, False),
     ],
 )
 def test_calls_are_looked_for_where_there_can_be_any(fields: dict[str, Any], calls: bool) -> None:

@@ -7,7 +7,15 @@ from msgspec import Meta, Struct
 from dragoman.api.fields import SharedFields, check_shared, sampling, turn_spec
 from dragoman.api.messages import MessageBody, check_messages, joined, to_message
 from dragoman.api.read import Reader
-from dragoman.api.tools import Function, FunctionTool, check_choice, check_legacy, check_tools, for_template
+from dragoman.api.tools import (
+    Declared,
+    Function,
+    FunctionTool,
+    check_choice,
+    check_tools,
+    for_template,
+    refuse_strict,
+)
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits, check_count
 from dragoman.turns.spec import Reading, TurnSpec
@@ -53,9 +61,8 @@ class ChatRequest(SharedFields, kw_only=True, forbid_unknown_fields=True):
     store: bool | None = None
 
     @property
-    def declared(self) -> list[Function]:
-        """The functions that may be called, whichever of the two fields they came in."""
-        return [tool.function for tool in self.tools or ()] or list(self.functions or ())
+    def declared(self) -> Declared:
+        return Declared.of(self.tools, self.functions)
 
     @property
     def legacy(self) -> bool:
@@ -89,10 +96,10 @@ def spec(request: ChatRequest) -> TurnSpec:
 
 
 def _reading(request: ChatRequest, told: Conversation) -> Reading:
-    choice = request.function_call if request.legacy else request.tool_choice
+    unwanted = "none" in (request.tool_choice, request.function_call) or request.parse_tool_calls is False
     return Reading(
         tools=told.tools,
-        calls=bool(told.tools) and choice != "none" and request.parse_tool_calls is not False,
+        calls=bool(told.tools) and not unwanted,
         reasoning=request.separate_reasoning is not False and request.reasoning_format != "none",
         most_calls=1 if request.legacy or request.parallel_tool_calls is False else None,
     )
@@ -116,6 +123,7 @@ def _check_chat(request: ChatRequest, limits: Limits) -> None:
         raise BadRequest("top_logprobs needs logprobs: true.", param="top_logprobs", code="invalid_value")
     check_choice(request.tool_choice, "tool_choice")
     check_choice(request.function_call, "function_call")
+    refuse_strict(request.declared)
     if request.stream_reasoning is False:
         message = "Reasoning is streamed as it comes; leave out stream_reasoning, or send true."
         raise BadRequest(message, param="stream_reasoning", code="unsupported_field")
@@ -133,10 +141,9 @@ def _check_chat(request: ChatRequest, limits: Limits) -> None:
 
 def check_conversation(request: ChatRequest, limits: Limits) -> None:
     check_count(len(request.messages), limits.messages, "messages", "messages")
-    check_tools(request.tools or (), limits)
-    check_legacy(request.functions or (), limits)
     if request.tools and request.functions:
         raise BadRequest("Send tools or functions, not both.", param="functions", code="invalid_value")
+    check_tools(request.declared, limits)
     size = check_messages(request.messages) + len(request.response_prefix or "")
     check_count(size, limits.content_chars, "messages", "characters of content")
     if request.continue_final_message and request.add_generation_prompt:
@@ -150,7 +157,7 @@ def conversation(request: ChatRequest) -> Conversation:
     generates = not continues if request.add_generation_prompt is None else request.add_generation_prompt
     return Conversation(
         messages=tuple(to_message(body) for body in request.messages),
-        tools=for_template(request.declared),
+        tools=for_template(request.declared.functions),
         documents=tuple(request.documents or ()),
         add_generation_prompt=generates,
         continue_final_message=continues,

@@ -5,7 +5,7 @@ from typing import Any
 from msgspec import Struct
 
 from dragoman.api.read import Reader
-from dragoman.api.tools import FunctionTool, check_tools, for_template
+from dragoman.api.tools import Declared, FunctionTool, check_tools, for_template
 from dragoman.dialects.declare import Dialect
 from dragoman.dialects.parser import parse
 from dragoman.dialects.registry import get
@@ -32,7 +32,7 @@ _reasoning = Reader.of(ParseReasoning)
 def read_calls(body: bytes, limits: Limits) -> ParseCalls:
     request: ParseCalls = _calls.read(body)
     check_count(len(request.text), limits.content_chars, "text", "characters")
-    check_tools(request.tools or (), limits)
+    check_tools(Declared.of(request.tools), limits)
     return request
 
 
@@ -53,7 +53,7 @@ def named(name: str | None, param: str, own: Dialect) -> Dialect:
 def parse_calls(request: ParseCalls, own: Dialect) -> Answer:
     """Reasoning is left in the text: who asks for calls is not asking for it to be taken away."""
     dialect = named(request.tool_call_parser, "tool_call_parser", own)
-    tools = for_template(tool.function for tool in request.tools or ())
+    tools = for_template(Declared.of(request.tools).functions)
     return parse(request.text, dialect, tools, reasoning=False)
 
 

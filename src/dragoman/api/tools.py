@@ -1,7 +1,7 @@
 """The tools of a request: how they are declared, and what may be said about calling them."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal, TypeAlias
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal, Self, TypeAlias
 
 from msgspec import Struct
 from msgspec.json import encode as encode_json
@@ -20,26 +20,44 @@ class FunctionTool(Struct, forbid_unknown_fields=True):
     type: Literal["function"] = "function"
 
 
-def check_tools(tools: Sequence[FunctionTool], limits: Limits, param: str = "tools") -> None:
-    """Raises at the first tool that cannot be used: `tools[3].function.name`."""
-    check_count(len(tools), limits.tools, param, "tools")
-    _check_functions([(f"{param}[{n}].function", tool.function) for n, tool in enumerate(tools)])
-    _check_bytes(tools, limits, param)
+class Declared(Struct, frozen=True):
+    """The functions of a request, whichever of the two fields they came in."""
+
+    field: str
+    functions: Sequence[Function]
+
+    @classmethod
+    def of(cls, tools: Sequence[FunctionTool] | None, functions: Sequence[Function] | None = None) -> Self:
+        if functions and not tools:
+            return cls("functions", functions)
+        return cls("tools", [tool.function for tool in tools or ()])
+
+    def placed(self) -> Iterator[tuple[str, Function]]:
+        inner = ".function" if self.field == "tools" else ""
+        for number, function in enumerate(self.functions):
+            yield f"{self.field}[{number}]{inner}", function
 
 
-def check_legacy(functions: Sequence[Function], limits: Limits) -> None:
-    """The same for `functions`, which is what tools were called first."""
-    check_count(len(functions), limits.tools, "functions", "functions")
-    _check_functions([(f"functions[{n}]", function) for n, function in enumerate(functions)])
-    _check_bytes(functions, limits, "functions")
+def check_tools(declared: Declared, limits: Limits) -> None:
+    """Raises at the first that cannot be used: `tools[3].function.name`."""
+    check_count(len(declared.functions), limits.tools, declared.field, declared.field)
+    _check_functions(declared.placed())
+    _check_bytes(declared, limits.tool_bytes)
 
 
-def _check_bytes(declared: Sequence[Any], limits: Limits, param: str) -> None:
+def refuse_strict(declared: Declared) -> None:
+    for place, function in declared.placed():
+        if function.get("strict"):
+            message = "Arguments are not forced into a schema yet; leave out strict, or send false."
+            raise BadRequest(message, param=f"{place}.strict", code="unsupported_field")
+
+
+def _check_bytes(declared: Declared, most: int) -> None:
     try:
-        size = len(encode_json(declared))
+        size = len(encode_json(declared.functions))
     except RecursionError:
-        raise _wrong(param, "is nested too deeply") from None
-    check_count(size, limits.tool_bytes, param, f"bytes of {param}")
+        raise _wrong(declared.field, "is nested too deeply") from None
+    check_count(size, most, declared.field, f"bytes of {declared.field}")
 
 
 def _check_functions(placed: Iterable[tuple[str, Function]]) -> None:
@@ -54,7 +72,8 @@ def _check_functions(placed: Iterable[tuple[str, Function]]) -> None:
         if not isinstance(function.get("description"), str | None):
             raise _wrong(f"{place}.description", "must be a string")
         _check_parameters(function.get("parameters"), f"{place}.parameters")
-        _check_strict(function.get("strict"), f"{place}.strict")
+        if function.get("strict") not in (None, False, True):
+            raise _wrong(f"{place}.strict", "must be true or false")
 
 
 def _check_parameters(schema: Any, place: str) -> None:
@@ -66,14 +85,6 @@ def _check_parameters(schema: Any, place: str) -> None:
         raise _wrong(f"{place}.type", "must be 'object': arguments are passed by name")
     if not isinstance(schema.get("properties", {}), dict):
         raise _wrong(f"{place}.properties", "must be an object")
-
-
-def _check_strict(strict: Any, place: str) -> None:
-    if strict not in (None, False, True):
-        raise _wrong(place, "must be true or false")
-    if strict:
-        message = "This server does not force arguments into a schema yet; leave out strict, or send false."
-        raise BadRequest(message, param=place, code="unsupported_field")
 
 
 def check_choice(choice: Any, param: str) -> None:
