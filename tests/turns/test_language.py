@@ -92,6 +92,15 @@ def test_special_tokens_never_leak(reading: Reading | None, first: str) -> None:
     (answer.text + answer.reasoning).encode()
 
 
+@pytest.mark.parametrize(("calls", "text"), [(False, "a<tool_call>b"), (True, "ab")])
+def test_special_tokens_are_shown_on_demand_where_they_mark_nothing(calls: bool, text: str) -> None:
+    ids = ids_of("a", "<tool_call>", "b")
+    engine = ScriptedEngine(Script([*ids, END_ID]), tokenizer=special_tokenizer())
+    asked = spec(reading=Reading(calls=calls), skip_special_tokens=False)
+    [answer] = answers_of(engine, asked, HERMES)
+    assert answer.text == text
+
+
 def test_a_stop_string_is_met_in_the_text_around_calls() -> None:
     [answer] = answers_of(ScriptedEngine(say(f"{F} and STOP so")), spec(reading=READ, stop=("STOP",)), HERMES)
     assert (answer.text.strip(), answer.stop, len(answer.calls)) == ("and", "STOP", 1)

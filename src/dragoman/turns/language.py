@@ -28,10 +28,17 @@ class Language:
             (calls, reasoning): compile_dialect(dialect, special, calls=calls, reasoning=reasoning)
             for calls, reasoning in product((True, False), repeat=2)
         }
-        self._pieces = {flags: self._mark(made, tokenizer) for flags, made in self._compiled.items()}
+        self._pieces = {
+            (calls, reasoning): self._mark(calls, made, tokenizer)
+            for (calls, reasoning), made in self._compiled.items()
+        }
 
-    def _mark(self, compiled: Compiled, tokenizer: Tokenizer) -> Pieces:
+    def _mark(self, calls: bool, compiled: Compiled, tokenizer: Tokenizer) -> Pieces:
         marks = {tokenizer.special[token]: mark for token, mark in compiled.sentinels.items()}
+        if not calls and self.dialect.channels is None:
+            # The markers of calls are special tokens like any other then: skipped, or shown on demand.
+            met = "".join([*compiled.text.meanings, *compiled.reasoning.meanings])
+            marks = {id_: mark for id_, mark in marks.items() if mark in met}
         return self.plain.marked(marks) if marks else self.plain
 
     def pieces(self, reading: Reading | None) -> Pieces:

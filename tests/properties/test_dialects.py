@@ -1,0 +1,223 @@
+"""The laws of dialects, for every one of them."""
+
+import json
+import random
+from typing import Any
+
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from dragoman.dialects.declare import BraceCalls, Dialect, JsonCalls, NamedCalls, PythonCalls, TaggedCalls
+from dragoman.dialects.parser import Parser
+from dragoman.dialects.registry import get
+from dragoman.dialects.render import render
+from dragoman.types import Answer
+from tests.support.dialects import NAMES, call, cut, markers, pieces, read, soup, told, tool, valued
+
+every_dialect = pytest.mark.parametrize("name", NAMES)
+
+# Law 1
+
+
+@every_dialect
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), starts=st.booleans(), seed=st.integers(0, 2**32))
+def test_cutting_changes_nothing(name: str, data: st.DataObject, starts: bool, seed: int) -> None:
+    dialect, chance = get(name), random.Random(seed)
+    text = "".join(data.draw(st.lists(st.sampled_from(pieces(dialect)), min_size=1, max_size=12)))
+    whole = told(read(dialect, [text], starts_in_reasoning=starts))
+    for parts in (list(text), cut(text, chance), cut(text, chance), cut(text, chance)):
+        assert told(read(dialect, parts, starts_in_reasoning=starts)) == whole
+
+
+@every_dialect
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 2**32), calls=st.booleans(), reasoning=st.booleans())
+def test_cutting_changes_nothing_with_parts_switched_off(
+    name: str, seed: int, calls: bool, reasoning: bool
+) -> None:
+    dialect, chance = get(name), random.Random(seed)
+    text = soup(dialect, chance)
+    whole = told(read(dialect, [text], calls=calls, reasoning=reasoning))
+    assert told(read(dialect, cut(text, chance), calls=calls, reasoning=reasoning)) == whole
+
+
+# Law 3
+
+words = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=20)
+keys = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)
+names = st.from_regex(r"[a-z][a-z0-9_]{0,12}", fullmatch=True)
+leaves = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**30), 10**30)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | words
+)
+values = st.recursive(
+    leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3), max_leaves=8
+)
+arguments = st.dictionaries(keys, values, max_size=4)
+hostile = st.sampled_from(
+    [
+        '"',
+        "'",
+        "\\",
+        "{",
+        "}",
+        "[",
+        "]",
+        "<",
+        ">",
+        "</",
+        "|",
+        "\n",
+        " ",
+        "🚀",
+        "é",
+        "a",
+        "1",
+        "null",
+        ",",
+        ":",
+    ]
+)
+strings = st.lists(hostile, max_size=12).map("".join)
+hostile_arguments = st.dictionaries(keys, strings, max_size=3)
+
+
+def schema_of(value: Any) -> dict[str, Any]:
+    """The schema that a careful author would have written for the value."""
+    if isinstance(value, dict):
+        return {"type": "object", "properties": {key: schema_of(inner) for key, inner in value.items()}}
+    if isinstance(value, list):
+        return {"type": "array", "items": schema_of(value[0]) if len({type(v) for v in value}) == 1 else {}}
+    kinds = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null"}
+    return {"type": kinds[type(value)]}
+
+
+def holds(dialect: Dialect, text: str) -> bool:
+    """Whether a text can stand in the dialect as text: it has nothing in it that could be a marker."""
+    return not any(mark.strip()[0] in text for mark in markers(dialect)) and text == text.strip()
+
+
+def speaks(dialect: Dialect) -> tuple[bool, bool]:
+    """Whether it has reasoning, and calls."""
+    channels = dialect.channels
+    return (
+        dialect.reasoning is not None or bool(channels and channels.written[0]),
+        bool(dialect.calls) or channels is not None,
+    )
+
+
+def can_hold(dialect: Dialect, given: dict[str, Any]) -> bool:
+    """Some syntaxes have no way to write some values, because they have no escapes."""
+    shape = dialect.calls[0] if dialect.calls else None
+    if isinstance(shape, JsonCalls | NamedCalls | PythonCalls) or shape is None:
+        return True
+    flat = json.dumps(given, ensure_ascii=False)
+    if isinstance(shape, BraceCalls):
+        return shape.quote[0] not in flat and not _has_spaced_keys(given)
+    return not any(character in flat for character in "<]&Ġ") and (
+        not shape.nested or not _has_untypable(given)
+    )
+
+
+def _has_spaced_keys(given: Any) -> bool:
+    return False
+
+
+def _has_untypable(given: Any) -> bool:
+    """A tree of tags knows no list of mixed types, and no empty object without a schema."""
+    if isinstance(given, dict):
+        return any(_has_untypable(value) for value in given.values()) or "item" in given
+    if isinstance(given, list):
+        return len({type(value) for value in given}) > 1 or any(map(_has_untypable, given))
+    return False
+
+
+@every_dialect
+@settings(max_examples=40, deadline=None)
+@given(
+    text=words, reasoning=words, made=st.lists(st.tuples(names, arguments | hostile_arguments), max_size=3)
+)
+@example(text="", reasoning="", made=[("f", {})])
+@example(text="Hi.", reasoning="Hm.", made=[("f", {"a": ""}), ("g", {"b": "  x\n"})])
+def test_what_is_rendered_is_parsed_back(
+    name: str, text: str, reasoning: str, made: list[tuple[str, dict[str, Any]]]
+) -> None:
+    dialect = get(name)
+    reasons, calls = speaks(dialect)
+    made = made if calls else []
+    reasoning = reasoning if reasons else ""
+    assume(holds(dialect, text) and holds(dialect, reasoning))
+    assume(all(can_hold(dialect, given) for _, given in made))
+    if dialect.prepends:
+        text = dialect.prepends + text
+    if dialect.reasoning and dialect.reasoning.preface and reasoning:
+        reasoning = reasoning.removeprefix(dialect.reasoning.preface)
+    answer = Answer(
+        text=text,
+        reasoning=reasoning,
+        calls=[call(who, json.dumps(given, ensure_ascii=False)) for who, given in made],
+    )
+    tools = [tool(who, **schema_of(given)["properties"]) for who, given in made]
+    assume(len({who for who, _ in made}) == len(made))
+    assert valued(read(dialect, [render(dialect, answer)], tools=tools)) == valued(answer)
+
+
+# Law 8
+
+
+@every_dialect
+@settings(max_examples=30, deadline=None)
+@given(text=words)
+def test_prose_passes_as_it_is(name: str, text: str) -> None:
+    dialect = get(name)
+    assume(holds(dialect, text))
+    assert read(dialect, list(text)).text == dialect.prepends + text
+
+
+@every_dialect
+def test_a_marker_in_prose_is_prose_and_holds_nothing_up(name: str) -> None:
+    """Whatever marker is quoted, the stream goes on after it within a name's length."""
+    dialect = get(name)
+    for mark in markers(dialect):
+        parser = Parser(dialect)
+        behind = longest = 0
+        for character in f"Write {mark} and then go on, as you know, with many more words of plain prose.":
+            behind += 1
+            said = parser.feed(character)
+            longest = max(longest, behind)
+            behind = 0 if said else behind
+        assert longest <= len(mark) + 40, mark
+
+
+# Law 9
+
+
+def is_json(dialect: Dialect) -> bool:
+    shape = dialect.calls[0] if dialect.calls else None
+    if isinstance(shape, JsonCalls):
+        return not shape.python
+    return isinstance(shape, NamedCalls) or (dialect.channels is not None and shape is None)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if is_json(get(name))])
+@settings(max_examples=40, deadline=None)
+@given(
+    given=arguments, spaces=st.sampled_from([(", ", ": "), (",", ":"), (" ,\n", " :\t")]), ascii=st.booleans()
+)
+def test_json_arguments_keep_every_byte(
+    name: str, given: dict[str, Any], spaces: tuple[str, str], ascii: bool
+) -> None:
+    written = json.dumps(given, separators=spaces, ensure_ascii=ascii)
+    written = written.replace("1", "1.0e+0") if '"' not in written else written
+    rendered = render(name, Answer(calls=[call("f", written)]))
+    assert [made.arguments for made in read(get(name), list(rendered)).calls] == [written]
+
+
+def test_tagged_dialects_are_among_them() -> None:
+    shapes = {type(get(name).calls[0]) for name in NAMES if get(name).calls}
+    assert shapes == {JsonCalls, NamedCalls, TaggedCalls, PythonCalls, BraceCalls}
