@@ -12,8 +12,11 @@ if TYPE_CHECKING:
 
 WORD = re.compile(r"[\w.\-:/]+")
 NAME = re.compile(r"\s*[\w.\-:/]*")
-ANYTHING = re.compile(r"[\s\S]*")
-MOST_HEADER = 512
+# A word; then markers with a word each, and recipients. Further words are those of prose.
+HEADER = re.compile(
+    "\\s*[\\w.:/=\\-]*(?:\\s(?:t(?:o(?:=[^\\s<\ud800-\udfff]*)?)?)?|(?:<[^<>\\s]*>?|[\ud800-\udfff])\\s*[\\w.:/\\-]*)*"
+)
+MOST_HEADER = 256
 CALL = NamedCalls()
 """A call of a block has no syntax of its own but its JSON."""
 
@@ -51,7 +54,7 @@ class ChannelReader:
         m.hold(len(mark))
         if mark not in ch.start:
             m.at -= len(mark)
-        if not (yield from self._header(ANYTHING)):
+        if not (yield from self._header(HEADER if ch.header else NAME)):
             given = m.give_back()
             m.say(mark)
             m.unread(given[len(mark) :])
@@ -157,7 +160,11 @@ def _beginning(ch: Channels) -> re.Pattern[str]:
     words = []
     for word in ch.header:
         # After a recipient nothing but a marker may follow, so that "to=x is the syntax" is text.
-        part = r"[\s\S]*" if word == ch.channel else "[^\\s<\ud800-\udfff]*\\s*(?:[<\ud800-\udfff][\\s\\S]*)?"
+        part = (
+            HEADER.pattern
+            if word == ch.channel
+            else "[^\\s<\ud800-\udfff]*\\s*(?:[<\ud800-\udfff][\\s\\S]*)?"
+        )
         for character in reversed(word[1:]):
             part = f"(?:{re.escape(character)}{part})?"
         words.append(re.escape(word[0]) + part)

@@ -17,6 +17,8 @@ from dragoman.dialects.schema import Tools, escaped
 from dragoman.types import Event, Kind
 
 HEADER = re.compile(r"[\w.\-]*")
+SPAN = re.compile(r"[\s\d:,\[\]]*")
+MOST_SPAN = 256
 
 
 class Machine(Scanner):
@@ -167,7 +169,10 @@ class Machine(Scanner):
             yield from self._try(mark, meaning)
             return
         if action == "span":
-            yield from self.until(Marks((meaning.until,)), lambda text: None)
+            self.hold(len(mark))
+            _, end = yield from self.collect(Marks((meaning.until,)), SPAN, MOST_SPAN)
+            given = self.give_back()
+            self.give_text("" if end else given)
         elif action == "back":
             self.at -= len(meaning.core)
             self._leave_reasoning()

@@ -13,7 +13,7 @@ from dragoman.dialects.schema import Place, quoted
 if TYPE_CHECKING:
     from dragoman.dialects.machine import Machine
 
-NAME = re.compile(r"[^\n<>]*")
+NAME = re.compile(r"[^\s<>]*")
 TAG = re.compile(r"<?/?[^<>]*")
 TAG_END = Marks((">",))
 ITEM = "item"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dragoman.dialects.machine import Machine
 
 NAME = re.compile(r"\s*[^\s<>{}\[\]]*\s*")
-ATTRIBUTE = re.compile(r"[^\n<>]*")
+ATTRIBUTE = re.compile(r"[^\s<>]*")
 KEY = re.compile(r"[^<>\n]*")
 REST = re.compile(r"[^<>\n]*")
 CDATA, CDATA_END = Marks(("<![CDATA[",)), Marks(("]]>",))
