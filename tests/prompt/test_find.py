@@ -1,5 +1,6 @@
 """The dialect of a model: by its template's markers, by derivation, by its name."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -206,6 +207,20 @@ def test_every_name_in_the_tables_is_in_the_catalog() -> None:
 def test_every_stem_leads_to_its_dialect() -> None:
     for stem, dialect in _STEMS.items():
         assert by_name(f"somebody/{stem}-instruct") == (stem, dialect)
+
+
+@pytest.mark.parametrize("flood", ["[", "{", '{"a": ', "<a", "</", " "])
+def test_a_flood_of_markers_is_looked_through_quickly(flood: str) -> None:
+    much = "{{ '" + flood + "' * " + str(3500 // len(flood)) + " }}"
+    template = (
+        "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
+        + much
+        + "{{ c.function.name }}"
+        "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }}{% endfor %}" + much
+    )
+    start = time.thread_time()
+    find_dialect(template=template + "{% endfor %}{% endfor %}")
+    assert time.thread_time() - start < 3
 
 
 JUNK = st.lists(

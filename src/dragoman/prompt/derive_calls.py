@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import islice
 from typing import Any
 
 from msgspec import Struct
@@ -63,7 +64,9 @@ def _json_calls(bodies: Bodies) -> JsonCalls | None:
 
 
 def _calls_in(body: str, first: str, most: int) -> list[Found]:
-    return [found for found in _values(body, first) if any(name in str(found.value) for name in NAMES)][:most]
+    """Those that hold one of the names, as text: a value may be nested too deeply to be printed."""
+    found = (each for each in _values(body, first) if any(name in body[slice(*each.span)] for name in NAMES))
+    return list(islice(found, most))
 
 
 def _fields(value: Any) -> dict[str, Any] | None:

@@ -6,8 +6,8 @@ from dragoman.dialects.declare import Reasoning
 from dragoman.prompt.differences import is_marker, segments, shared_end, shared_start, without_end
 from dragoman.prompt.probe import MIND, TEXT, Probe, call
 
-_PAIR = re.compile(r"(<([\w:|]*)>|\[([A-Z]+)\])\s*(</\2>|\[/\3\])\s*$")
-_CLOSE = re.compile(r"</([\w:]*think\w*)>|\[/(THINK\w*)\]|◁/(think)▷", re.IGNORECASE)
+_PAIR = re.compile(r"(<([\w:|]{1,32})>|\[([A-Z]{1,32})\])\s*(</\2>|\[/\3\])\s*$")
+_CLOSE = re.compile(r"</[\w:]{0,32}think\w{0,16}>|\[/THINK\w{0,16}\]|◁/think▷", re.IGNORECASE)
 
 
 def derive_reasoning(probe: Probe, source: str) -> Reasoning | None:

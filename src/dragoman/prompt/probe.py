@@ -26,6 +26,8 @@ IDS = ("probeid0a", "probeid0b")
 NUMBER = 7
 SECONDS = 2.0
 """Processor time for all renderings of one template."""
+MOST_CHARACTERS = 8000
+"""An answer of a few words that takes more than this cannot be looked through quickly, and is none."""
 
 _PROPERTIES = {key: {"type": "string", "description": "A word."} for key in KEYS}
 TOOLS: tuple[dict[str, Any], ...] = tuple(
@@ -89,7 +91,9 @@ class Probe:
         except TemplateError:
             return None
         _, found, after = text.rpartition(USER)
-        return Sample(answer.tool_calls if answer else (), after) if found else None
+        if not found or len(after) > MOST_CHARACTERS:
+            return None
+        return Sample(answer.tool_calls if answer else (), after)
 
     def _render(self, given: Mapping[str, Any]) -> str:
         if time.thread_time() > self._deadline:
