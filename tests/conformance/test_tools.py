@@ -64,7 +64,7 @@ def engine() -> ScriptedEngine:
 
 @pytest.fixture(scope="module")
 def base_url(engine: ScriptedEngine) -> Iterator[str]:
-    with background(engine, dialect="hermes") as url:
+    with background(engine) as url:
         yield url + "/v1"
 
 

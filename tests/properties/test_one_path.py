@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from dragoman.dialects.registry import get
 from dragoman.engines.scripted import Script, ScriptedEngine
-from dragoman.folding import Fold, coalesce
+from dragoman.folding import Fold, coalesce, fold
 from dragoman.turns.spec import Reading
 from dragoman.types import Answer, Sampling
 from tests.support.turns import answers_of, events_of, spec
@@ -68,3 +68,10 @@ def test_ids_survive_a_dialect_whole(ids: bytes, burst: int) -> None:
     assert answer.ids == list(ids)[: len(answer.ids)]
     assert answer.ids == [entry.id for entry in answer.logprobs]
     assert answer.stop == "STOP" or answer.ids == list(ids)
+
+
+@given(marked_up.filter(bool))
+def test_joined_events_of_a_dialect_fold_to_the_same_answer(ids: bytes) -> None:
+    engine = ScriptedEngine(Script(list(ids)))
+    events = events_of(engine, spec(reading=Reading(), sampling=LOGPROBS), get("hermes"))
+    assert fold(events) == fold(coalesce(events))
