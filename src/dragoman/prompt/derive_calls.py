@@ -16,7 +16,7 @@ _DECODER = json.JSONDecoder()
 _SENTINEL = re.compile("probe(Fn|Key|Val|Text|Mind|id)")
 
 
-class Found(Struct, frozen=True):
+class _Value(Struct, frozen=True):
     """A JSON value in a text."""
 
     value: Any
@@ -32,9 +32,9 @@ def derive_calls(bodies: Bodies) -> Calls | None:
     return None
 
 
-def _values(body: str, first: str) -> list[Found]:
+def _values(body: str, first: str) -> list[_Value]:
     """The JSON values in a text that begin with a bracket of this kind and are not inside one another."""
-    found: list[Found] = []
+    found: list[_Value] = []
     place = body.find(first)
     while place >= 0:
         try:
@@ -42,7 +42,7 @@ def _values(body: str, first: str) -> list[Found]:
         except (ValueError, RecursionError):
             end = place + 1
         else:
-            found.append(Found(value, (place, end)))
+            found.append(_Value(value, (place, end)))
         place = body.find(first, end)
     return found
 
@@ -63,7 +63,7 @@ def _json_calls(bodies: Bodies) -> JsonCalls | None:
     return _in_frame(frame(bodies, lists[0].span, separate), fields, list="must", indent=_indent(bodies.one))
 
 
-def _calls_in(body: str, first: str, most: int) -> list[Found]:
+def _calls_in(body: str, first: str, most: int) -> list[_Value]:
     """Those that hold one of the names, as text: a value may be nested too deeply to be printed."""
     found = (each for each in _values(body, first) if any(name in body[slice(*each.span)] for name in NAMES))
     return list(islice(found, most))
