@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: help serve test check lint types bench clean
+.PHONY: help serve test check lint types bench torture clean
 
 help:  ## show what there is
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -26,6 +26,9 @@ types: $(VENV)/.test  ## mypy, strict
 
 bench: $(VENV)/.bench  ## every figure of the README, with tables and plots
 	$(BIN)/python -m bench
+
+torture: $(VENV)/.test  ## the long runs: a million random cuts over all dialects (ARGS="--cuts 5000000")
+	$(BIN)/python -m tests.torture.cuts $(ARGS)
 
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist bench/out
