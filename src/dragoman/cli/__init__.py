@@ -16,7 +16,7 @@ from dragoman.errors import DragomanError
 
 __all__ = ["main"]
 
-COMMANDS = ("serve", "chat", "models", "doctor", "bench")
+COMMANDS = ("serve", "chat", "models", "dialects", "parse", "doctor", "bench")
 
 EXAMPLE = """\
 examples:
@@ -24,6 +24,7 @@ examples:
   dragoman serve model.gguf           serve a model of yours
   dragoman chat "What is a dragoman?" ask once
   dragoman chat                       talk
+  dragoman parse --dialect hermes f   read tool calls out of what a model wrote
 """
 
 
@@ -31,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else list(argv)
     debug = os.environ.get("DRAGOMAN_LOG_LEVEL") == "debug"
     try:
-        args = parse(arguments)
+        args = read(arguments)
         debug = getattr(args, SETTING + "log_level", "debug" if debug else "") == "debug"
         code: int = args.run(args)
         sys.stdout.flush()
@@ -47,8 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return report(error, debug=debug)
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """`parse(["serve", "--prot", "1"])` raises: no flag --prot. Did you mean --port?"""
+def read(arguments: Sequence[str]) -> argparse.Namespace:
+    """`read(["serve", "--prot", "1"])` raises: no flag --prot. Did you mean --port?"""
     parser, commands = build()
     if not arguments:
         parser.print_help()

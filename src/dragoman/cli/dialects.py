@@ -1,0 +1,122 @@
+"""List the dialects: how families of models write reasoning and tool calls, with an example of each."""
+
+import argparse
+import shutil
+import sys
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from dragoman.cli.terminal import table, visible
+from dragoman.logs import Paint
+
+if TYPE_CHECKING:
+    from dragoman.dialects.declare import Dialect
+
+SUMMARY = "list how families of models write reasoning and tool calls"
+EXAMPLE = """\
+examples:
+  dragoman dialects                 all of them
+  dragoman dialects hermes          one, with an example
+  dragoman dialects --examples      all of them, with examples
+  dragoman dialects --json          for machines
+
+The example is an answer with reasoning, text, and a call get_weather(city="Paris"), as models write it.
+"""
+NARROWEST = 12
+"""Columns that would be narrower are left out."""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "dragoman dialects [NAME] [flags]"
+    parser.add_argument("name", metavar="NAME", nargs="?", help="a dialect, or what another server calls it")
+    parser.add_argument("--examples", action="store_true", help="show an answer in each dialect")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    from dragoman.cli.parse import dialect_of
+    from dragoman.dialects.registry import dialects
+
+    chosen = [dialect_of(args.name)] if args.name else list(dialects().values())
+    examples = args.examples or args.name is not None
+    if args.json:
+        found = [facts(dialect, examples) for dialect in chosen]
+        shown = found[0] if args.name else found
+        print(msgspec.json.format(msgspec.json.encode(shown), indent=2).decode())
+    elif examples:
+        print("\n\n".join(page(dialect) for dialect in chosen))
+    else:
+        print(listing(chosen, Paint(sys.stdout)))
+    return 0
+
+
+def facts(dialect: "Dialect", examples: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "name": dialect.name,
+        "models": dialect.models,
+        "aliases": list(dialect.aliases),
+        "reasoning": "reasoning" in parts_of(dialect),
+        "calls": "calls" in parts_of(dialect),
+    }
+    return found | ({"example": example(dialect)} if examples else {})
+
+
+def parts_of(dialect: "Dialect") -> list[str]:
+    """What a dialect has beside text: `["reasoning", "calls"]`."""
+    channels = dialect.channels
+    reasoning = dialect.reasoning is not None or (channels is not None and bool(channels.reasoning))
+    # A channel that is neither for reasoning nor for text is a tool's.
+    calls = bool(dialect.calls) or channels is not None
+    return [name for name, has in (("reasoning", reasoning), ("calls", calls)) if has]
+
+
+def example(dialect: "Dialect") -> str:
+    from dragoman.dialects.render import render
+    from dragoman.types import Answer, ToolCall
+
+    parts = parts_of(dialect)
+    call = ToolCall(id=None, name="get_weather", arguments='{"city": "Paris"}')
+    return render(
+        dialect,
+        Answer(
+            reasoning="They ask for the weather." if "reasoning" in parts else "",
+            text="Let me look.",
+            calls=[call] if "calls" in parts else [],
+        ),
+    )
+
+
+def page(dialect: "Dialect") -> str:
+    """One dialect with its example."""
+    paint = Paint(sys.stdout)
+    said = [("models", dialect.models), ("has", ", ".join(["text", *parts_of(dialect)]))]
+    said += [("aliases", " ".join(dialect.aliases))] if dialect.aliases else []
+    lines = [f"  {paint('dim', name.ljust(8))} {text}" for name, text in said]
+    spoken = ["    " + line for line in visible(example(dialect)).split("\n")]
+    return "\n".join([paint("bold", dialect.name), *lines, "", *spoken])
+
+
+def listing(chosen: "list[Dialect]", paint: Paint) -> str:
+    """The table; on a terminal its last columns are cut to fit."""
+    head = ["name", "has", "models", "aliases"]
+    rows = [[one.name, ", ".join(parts_of(one)), one.models, " ".join(one.aliases)] for one in chosen]
+    if sys.stdout.isatty():
+        head, rows = fitted(head, rows, shutil.get_terminal_size().columns)
+    return table(head, rows, paint)
+
+
+def fitted(head: list[str], rows: list[list[str]], width: int) -> tuple[list[str], list[list[str]]]:
+    """Columns that fit into so many characters; the two last share what is left by the first two."""
+    fixed = sum(max(len(row[place]) for row in [head, *rows]) + 2 for place in (0, 1))
+    each = (width - fixed - 2) // 2
+    if each >= NARROWEST:
+        return head, [[*row[:2], _cut(row[2], each), _cut(row[3], each)] for row in rows]
+    left = width - fixed
+    if left >= NARROWEST:
+        return head[:3], [[*row[:2], _cut(row[2], left)] for row in rows]
+    return head[:2], [row[:2] for row in rows]
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"

@@ -1,0 +1,172 @@
+"""Read what a model wrote: text, reasoning and tool calls, out of a file or a pipe. No server is needed."""
+
+import argparse
+import codecs
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from dragoman.cli.problems import USAGE, CommandError
+from dragoman.logs import Paint
+
+if TYPE_CHECKING:
+    from dragoman.dialects.declare import Dialect
+    from dragoman.types import Answer, Event
+
+SUMMARY = "read a model's raw output: text, reasoning and tool calls"
+EXAMPLE = """\
+examples:
+  dragoman parse --dialect hermes answer.txt
+  dragoman parse --dialect qwen3_coder --tools tools.json < answer.txt
+  some-model | dragoman parse --dialect kimi_k2 --stream
+
+It prints {"text", "reasoning", "tool_calls": [{"id", "name", "arguments"}]}; with --stream one line of JSON
+for each event, as soon as it is certain. `dragoman dialects` lists the dialects.
+"""
+STDIN = "-"
+CHUNK = 1 << 16
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "dragoman parse --dialect NAME [flags] [FILE]"
+    parser.add_argument(
+        "file",
+        metavar="FILE",
+        nargs="?",
+        default=STDIN,
+        help="what the model wrote [default: -, standard input]",
+    )
+    reading = parser.add_argument_group("reading")
+    reading.add_argument(
+        "--dialect",
+        metavar="NAME",
+        required=True,
+        help="how the model writes; `dragoman dialects` lists them",
+    )
+    reading.add_argument(
+        "--tools",
+        metavar="FILE",
+        help="the tools the model was given, whose schemas give arguments their types: a JSON list in "
+        "OpenAI's shape, one tool, or a request body that has `tools`",
+    )
+    reading.add_argument(
+        "--starts-in-reasoning",
+        action="store_true",
+        help="the prompt has opened the reasoning, so the output starts inside it",
+    )
+    reading.add_argument("--no-calls", action="store_true", help="leave tool calls in the text")
+    reading.add_argument("--no-reasoning", action="store_true", help="leave reasoning in the text")
+    printing = parser.add_argument_group("printing")
+    printing.add_argument(
+        "--stream", action="store_true", help="print each event on a line of its own, as the input comes"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from dragoman.dialects.parser import Parser
+    from dragoman.folding import fold
+
+    parser = Parser(
+        dialect_of(args.dialect),
+        tools_of(args.tools) if args.tools else (),
+        args.starts_in_reasoning,
+        calls=not args.no_calls,
+        reasoning=not args.no_reasoning,
+    )
+    events: list[Event] = []
+    for text in pieces_of(args.file):
+        found = parser.feed(text)
+        if args.stream:
+            show(found)
+        else:
+            events += found
+    if args.stream:
+        show(parser.finish())
+    else:
+        whole = spelled(fold(events + parser.finish()))
+        print(msgspec.json.format(msgspec.json.encode(whole), indent=2).decode())
+    return 0
+
+
+def dialect_of(name: str) -> "Dialect":
+    """The dialect of a name or alias; an error names those that are near."""
+    from difflib import get_close_matches
+
+    from dragoman.dialects.registry import dialects, get
+    from dragoman.errors import SettingsError
+
+    try:
+        return get(name)
+    except SettingsError as error:
+        known = [*dialects(), *(alias for one in dialects().values() for alias in one.aliases)]
+        near = list(dict.fromkeys(get_close_matches(name.lower(), known, n=3)))
+        hint = f"Did you mean {' or '.join(near)}? " if near else ""
+        raise CommandError(
+            f"There is no dialect {name}.", f"{hint}`dragoman dialects` lists them all.", exit_code=USAGE
+        ) from error
+
+
+def tools_of(path: str) -> list[dict[str, Any]]:
+    """The tools in a file: a list of them, one, or a request body that holds some."""
+    import json
+
+    try:
+        found = json.loads(Path(path).expanduser().read_bytes())
+    except OSError as error:
+        raise CommandError(f"{path} cannot be read: {error.strerror}.", exit_code=USAGE) from error
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}"
+        raise CommandError(f"{path} is no JSON: {place}: {error.msg}.", _SHAPE, exit_code=USAGE) from error
+    except UnicodeDecodeError as error:
+        raise CommandError(f"{path} is no text in UTF-8.", _SHAPE, exit_code=USAGE) from error
+    if isinstance(found, dict):
+        found = found.get("tools", [found])
+    if not isinstance(found, list):
+        raise CommandError(f"{path} holds no list of tools.", _SHAPE, exit_code=USAGE)
+    for number, tool in enumerate(found, 1):
+        function = tool.get("function", tool) if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise CommandError(f"Tool {number} of {path} has no name.", _SHAPE, exit_code=USAGE)
+    return found
+
+
+_SHAPE = 'A tool is {"type": "function", "function": {"name": "f", "parameters": {...}}}.'
+
+
+def pieces_of(file: str) -> Iterator[str]:
+    """The input as it comes: what is in a pipe is read at once, not when a buffer is full."""
+    try:
+        source = sys.stdin.fileno() if file == STDIN else os.open(Path(file).expanduser(), os.O_RDONLY)
+        if os.isatty(source):
+            print(Paint(sys.stderr)("dim", "reading what you type; Ctrl-D ends it"), file=sys.stderr)
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        while data := os.read(source, CHUNK):
+            yield decoder.decode(data)
+    except OSError as error:
+        raise CommandError(f"{file} cannot be read: {error.strerror}.", exit_code=USAGE) from error
+    yield decoder.decode(b"", final=True)
+
+
+def spelled(answer: "Answer") -> dict[str, Any]:
+    calls = [{"id": call.id, "name": call.name, "arguments": call.arguments} for call in answer.calls]
+    return {"text": answer.text, "reasoning": answer.reasoning, "tool_calls": calls}
+
+
+def show(events: "list[Event]") -> None:
+    for event in events:
+        print(msgspec.json.encode(line_of(event)).decode(), flush=True)
+
+
+def line_of(event: "Event") -> dict[str, Any]:
+    """`{"kind": "call_open", "call": 0, "id": "call_1", "name": "f"}`"""
+    if event.kind == "call_open":
+        return {"kind": event.kind, "call": event.call, "id": event.call_id, "name": event.text}
+    if event.kind == "call_arguments":
+        return {"kind": event.kind, "call": event.call, "arguments": event.text}
+    if event.kind == "call_close":
+        return {"kind": event.kind, "call": event.call}
+    return {"kind": event.kind, "text": event.text}
