@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from dragoman.dialects.declare import BraceCalls, Dialect, JsonCalls, NamedCalls, PythonCalls, TaggedCalls
 from dragoman.dialects.parser import parse
+from dragoman.dialects.render import render
 from dragoman.engines.protocol import ModelCard
 from dragoman.errors import BadRequest, TemplateError
 from dragoman.prompt import Prompter
@@ -176,6 +177,19 @@ def derived(source: str) -> Dialect:
     dialect = examined.dialect() if examined else None
     assert dialect is not None
     return dialect
+
+
+@pytest.mark.parametrize("path", sorted((TEMPLATES / "unseen").glob("*.jinja")), ids=lambda path: path.stem)
+def test_a_derived_dialect_can_be_written(path: Path) -> None:
+    dialect = derived(path.read_text())
+    answer = Answer(
+        text=SAID,
+        reasoning=THOUGHT if dialect.reasoning else "",
+        calls=[SECOND, ANSWERS["no arguments"].tool_calls[0]] if dialect.calls else [],
+    )
+    found = parse(render(dialect, answer), dialect)
+    assert plain(found.calls) == plain(answer.calls)
+    assert (found.text.strip(), found.reasoning.strip()) == (answer.text, answer.reasoning)
 
 
 def test_a_section_is_told_from_a_call() -> None:

@@ -33,14 +33,16 @@ class Frame(Struct, frozen=True):
 
     def markers(self) -> dict[str, Any]:
         """As fields of a declaration."""
-        section = None
-        before = ""
-        if self.section_open.strip():
-            section = Section(open=(self.section_open,), close=_spelling(self.section_close))
+        opens, section, before = _spelling(self.open), None, ""
+        if self.section_open.strip() and self.section_close.strip():
+            section = Section(open=(self.section_open,), close=(self.section_close,))
+        elif self.section_open.strip():
+            # A section that nothing ends is no section: its marker may stand before a call.
+            opens = (self.section_open + self.open, self.open)
         else:
             before = self.section_open
         return {
-            "open": _spelling(self.open),
+            "open": opens,
             "close": _spelling(self.close),
             "between": self.between,
             "before": before,
