@@ -25,6 +25,8 @@ from dragoman.api.messages import MessageBody
 from dragoman.api.openapi import OPERATIONS
 from dragoman.api.parsing import ParseCalls, ParseReasoning
 from dragoman.api.read import UNSUPPORTED
+from dragoman.cli.dialects import parts_of
+from dragoman.dialects.registry import dialects
 from dragoman.engines.local.options import LocalOptions
 from dragoman.http import app
 
@@ -230,6 +232,14 @@ def _option_default(spec: FieldInfo) -> str:
     return "" if spec.default is NODEFAULT or spec.default is None else f"`{spec.default}`"
 
 
+def dialect_table() -> str:
+    rows = [
+        (f"`{one.name}`", one.models, ", ".join(parts_of(one)), " ".join(f"`{name}`" for name in one.aliases))
+        for one in dialects().values()
+    ]
+    return table(("name", "models", "has", "aliases"), rows)
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "shared": lambda: field_table(SharedFields, "shared", without=HarmlessFields),
     "chat": lambda: field_table(ChatRequest, "chat", without=SharedFields),
@@ -246,6 +256,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "settings": lambda: setting_table(limits=False),
     "limits": lambda: setting_table(limits=True),
     "local-options": local_options,
+    "dialects": dialect_table,
 }
 
 if __name__ == "__main__":

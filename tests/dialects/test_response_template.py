@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dragoman.dialects.response_template import ResponseTemplate
 from dragoman.errors import SettingsError
-from dragoman.fold import coalesce, fold
+from dragoman.folding import coalesce, fold
 from dragoman.types import Answer, Event
 
 FUNCTION = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}

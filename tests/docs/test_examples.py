@@ -93,6 +93,12 @@ def test_tests_of_the_guide_pass(engines: ModuleType) -> None:
     engines.test_a_failure()
 
 
+def test_dialects_in_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = run("docs/dialects.md", tmp_path)
+    assert "name contains" in capsys.readouterr().out
+    assert made.ACME.name == "acme"
+
+
 def test_settings_in_python(tmp_path: Path) -> None:
     made = run("docs/settings.md", tmp_path)
     assert made.app.settings.port == made.as_the_command_has_them.port == 9000
