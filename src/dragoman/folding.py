@@ -59,15 +59,19 @@ def fold(events: Iterable[Event]) -> Answer:
 def coalesce(events: list[Event]) -> list[Event]:
     """Neighbours of one kind and choice become one: what a client that reads slowly gets."""
     merged: list[Event] = []
-    last: dict[int, Event] = {}
+    runs: dict[int, tuple[Event, list[str]]] = {}
     for event in events:
-        before = last.get(event.choice)
+        before, texts = runs.get(event.choice, (None, []))
         if before is not None and before.kind == event.kind and event.kind in JOINED:
-            before.text += event.text
+            texts.append(event.text)
             before.ids = before.ids + event.ids
             if event.logprobs:
                 before.logprobs = (before.logprobs or []) + event.logprobs
-        else:
-            merged.append(event)
-            last[event.choice] = event
+            continue
+        if before is not None:
+            before.text = "".join(texts)
+        merged.append(event)
+        runs[event.choice] = event, [event.text]
+    for event, texts in runs.values():
+        event.text = "".join(texts)
     return merged

@@ -14,6 +14,7 @@ from dragoman.dialects.declare import Calls, Spellings
 from dragoman.dialects.readers import fits, read_calls
 from dragoman.dialects.scan import Marks, Quick, Scanner, Sink, Wait
 from dragoman.dialects.schema import Tools, escaped
+from dragoman.folding import coalesce
 from dragoman.types import Event, Kind
 
 HEADER = re.compile(r"[\w.\-]*")
@@ -65,21 +66,18 @@ class Machine(Scanner):
         return self._taken()
 
     def _taken(self) -> list[Event]:
-        events = self._events
-        self._events = []
+        events, self._events = self._events, []
         if self.compiled.sentinels:
             for event in events:
                 event.text = event.text.translate(self.compiled.unseen)
             events = [event for event in events if event.text or event.kind in ("call_open", "call_close")]
-        return events
+        return coalesce(events) if len(events) > 1 else events
 
     def emit(self, kind: Kind, text: str) -> None:
-        into = self._events if self._draft is None else self._draft
-        if into and into[-1].kind == kind:
-            into[-1].text += text
-        elif text:
+        if text:
+            self._said = True
+            into = self._events if self._draft is None else self._draft
             into.append(Event(kind, 0, text, call=self.calls - 1))
-        self._said = True
 
     def say(self, text: str) -> None:
         """Text for the reader, unless it is layout around calls."""

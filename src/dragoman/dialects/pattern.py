@@ -213,11 +213,8 @@ class Search:
         self._saved: list[tuple[int, ...]] = []
         """For each way where it began, and then its slots."""
         self.match: Match | None = None
-
-    @property
-    def idle(self) -> bool:
-        """No way is under way, and there is no match: characters that begin none may be skipped."""
-        return not self._saved and self.match is None
+        self.busy = False
+        """A way is under way, or there is a match. If not, characters that begin none may be skipped."""
 
     @property
     def settled(self) -> bool:
@@ -227,15 +224,18 @@ class Search:
     def push(self, character: str, at: int) -> None:
         step = self._state.steps.get(character) or self._pattern.step(self._state, character)
         if step.match is not None:
+            self.busy = True
             self.match = self._matched(step, step.match, at)
         if not step.same:
             self._saved = [self._kept(way, at) for way in step.ways]
+            self.busy = bool(self._saved) or self.match is not None
         self._state = step.after
 
     def end(self, at: int) -> None:
         """There is no more text: what could still come about does not."""
         self.push("", at)
         self._saved = []
+        self.busy = self.match is not None
 
     def skipped(self, last: str) -> None:
         """Characters were left out that no match begins with; this was the last of them."""
@@ -252,6 +252,7 @@ class Search:
             places = tuple(self._state.places[number] for number in kept)
             self._state = self._pattern.state(places, self._state.before, self._state.seeding)
             self._saved = [self._saved[number] for number in kept]
+            self.busy = bool(self._saved) or self.match is not None
 
     def _kept(self, way: _Way, at: int) -> tuple[int, ...]:
         fresh = way.source == FRESH

@@ -123,31 +123,34 @@ class ResponseReader:
         self._watches = [_Watch(one, opens, self._last) for one, opens in watched]
         firsts = [watch.first for watch in self._watches]
         # A marker that may begin with anything can be skipped to nowhere.
+        self._busy = False
         self._first = re.compile("|".join(firsts), re.DOTALL) if firsts and all(firsts) else None
         self._scanned = 0
 
     def _scan(self, last: bool = False) -> tuple[_Watch, Match] | None:
         """The next marker that is certain, if there is one in what is held."""
-        held, size = self._held, len(self._held)
+        held, size, searches = self._held, len(self._held), [watch.search for watch in self._watches]
         while self._scanned < size:
-            if self._base + self._scanned and self._idle() and not self._skip():
+            # At the very begin nothing is skipped: what has no length may stand there.
+            if not self._busy and self._base + self._scanned and not self._skip():
                 break
-            place = self._base + self._scanned
-            for watch in self._watches:
-                watch.search.push(held[self._scanned], place)
+            character, place = held[self._scanned], self._base + self._scanned
             self._scanned += 1
-            matched = any(watch.search.match is not None for watch in self._watches)
+            self._busy = matched = False
+            for search in searches:
+                search.push(character, place)
+                if search.busy:
+                    self._busy = True
+                    matched = matched or search.match is not None
             if matched and (found := self._certain()) is not None:
                 return found
-            self._give_up(place - MAX_HELD)
+            if place - MAX_HELD > self._base:
+                self._give_up(place - MAX_HELD)
         if last:
             for watch in self._watches:
                 watch.search.end(self._base + size)
             return self._certain()
         return None
-
-    def _idle(self) -> bool:
-        return all(watch.search.idle for watch in self._watches)
 
     def _skip(self) -> bool:
         """Go on to the next character that a marker may begin with. False: there is none."""
@@ -171,13 +174,15 @@ class ResponseReader:
         return None if waiting and min(waiting) <= match.start else (watch, match)
 
     def _give_up(self, before: int) -> None:
-        if before > self._base:
-            for watch in self._watches:
-                watch.search.give_up(before)
+        for watch in self._watches:
+            watch.search.give_up(before)
+        self._busy = any(watch.search.busy for watch in self._watches)
 
     def _free(self) -> int:
         """Up to where the text is certain to be in no marker."""
         places = [self._base + self._scanned]
+        if not self._busy:
+            return places[0]
         for watch in self._watches:
             pending, match = watch.search.pending(), watch.search.match
             places += [] if pending is None else [pending]

@@ -27,9 +27,10 @@ class Marks:
     def __init__(self, marks: Iterable[str]) -> None:
         self.all = sorted(set(marks), key=len, reverse=True)
         self.pattern = re.compile("|".join(map(re.escape, self.all)) or r"(?!)")
-        firsts = "".join(sorted({re.escape(mark[0]) for mark in self.all}))
-        self.first = re.compile(f"[{firsts}]" if firsts else r"(?!)")
-        self.escaped = re.compile(f"[{firsts}" + '"\\\\\x00-\x1f\ud800-\udfff]')
+        firsts = "".join(sorted({re.escape(mark[0]) for mark in self.all})) + "\ud800-\udfff"
+        self.first = re.compile(f"[{firsts}]")
+        """What a marker begins with, or a special token that is none here."""
+        self.escaped = re.compile(f'[{firsts}"\\\\\x00-\x1f]')
         """The same, and what must be escaped in a JSON string."""
         self._prefixes = {mark[:size] for mark in self.all for size in range(1, len(mark))}
         self._longest = max(map(len, self.all), default=1)
@@ -44,7 +45,8 @@ class Marks:
         if begun < limit or not found:
             return begun, ""
         # `[` is here, and `[TOOL_CALLS]` may be.
-        return limit, "" if text[limit:] in self._prefixes else found.group()
+        undecided = len(text) - limit < self._longest and text[limit:] in self._prefixes
+        return limit, "" if undecided else found.group()
 
     def here(self, text: str, at: int, ended: bool) -> str | None:
         """The marker that stands here, "" if none does, None if that is not certain yet."""
