@@ -122,8 +122,8 @@ class ResponseReader:
             watched += [(one, True) for one in self._template.fields if one.open is not None]
         self._watches = [_Watch(one, opens, self._last) for one, opens in watched]
         firsts = [watch.first for watch in self._watches]
-        # A marker that may begin with anything can be skipped to nowhere.
         self._busy = False
+        # A marker that may begin with anything can be skipped to nowhere.
         self._first = re.compile("|".join(firsts), re.DOTALL) if firsts and all(firsts) else None
         self._scanned = 0
 
