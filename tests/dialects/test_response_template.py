@@ -252,6 +252,14 @@ def test_joined_texts() -> None:
     assert told(answer(template, ["<t> a </t>x<t> b</t>"])) == ("x", "a; b", [])
 
 
+def test_a_template_may_add_arguments_of_its_own() -> None:
+    arguments = {"text": "{content}", "loud": True, "level": None}
+    calls = {"open": "<say>", "close": "</say>", "transform": {"name": "say", "arguments": arguments}}
+    template = {"start_anchor": ":", "fields": {"tool_calls": calls}}
+    said = answer(template, ["<say> hi </say>"]).calls[0]
+    assert (said.name, said.arguments) == ("say", '{"text": "hi", "loud": true, "level": null}')
+
+
 def test_lines_of_keys() -> None:
     calls = {
         "open_pattern": r"CALL (?P<name>\w+)\n",
@@ -296,6 +304,7 @@ def with_field(**changes: Any) -> dict[str, Any]:
         ({**HERMES, "version": 2}, "version"),
         ({**HERMES, "extra": 1}, "extra"),
         ({**HERMES, "fields": {}}, "fields"),
+        (with_field(repeats="x"), r"fields\.content\.repeats: Expected `bool`"),
         ({"fields": {"content": {}}}, "start_anchor"),
         ({**HERMES, "start_anchor": ""}, "not empty"),
         ({**HERMES, "fields": {"plan": {}}}, "plan"),

@@ -78,7 +78,7 @@ class _Parser:
         return Program((*piece.code, Instruction("match")), tuple(self._slots), piece.nullable)
 
     def _refuse(self, why: str) -> NoReturn:
-        raise SettingsError(f"{self._where}: the pattern {why}; before: {self._rest[:20]!r}.")
+        raise SettingsError(f"{self._where}: the pattern {why}, at {self._rest[:20]!r}.")
 
     def _alternatives(self) -> _Piece:
         branches = [self._sequence()]

@@ -10,7 +10,7 @@ The older `response_schema` is not read.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -23,10 +23,12 @@ from dragoman.dialects.schema import Tools
 from dragoman.errors import SettingsError
 
 KEY = "response_template"
+VERSION = 1
 MAX_FIELDS = 32
 MAX_SEARCHED = 16_384
 """How much of a prompt's end is looked through for a pattern, and read where there is no anchor."""
 
+_Shape = TypeVar("_Shape")
 Kind: TypeAlias = Literal["text", "reasoning", "calls"]
 KINDS: Mapping[str, Kind] = {
     "content": "text",
@@ -65,8 +67,8 @@ class _Spec(Struct, forbid_unknown_fields=True):
 class _Written(Struct, forbid_unknown_fields=True):
     """The template, as it is written."""
 
-    fields: dict[str, _Spec]
-    version: Literal[1] = 1
+    fields: dict[str, Any]
+    version: int = VERSION
     defaults: dict[str, Any] = {}
     start_anchor: str | list[str] | None = None
     start_anchor_pattern: str | None = None
@@ -104,14 +106,12 @@ class ResponseTemplate:
     @classmethod
     def load(cls, config: Mapping[str, Any]) -> "ResponseTemplate":
         """From the whole `tokenizer_config.json`, or from its `response_template` alone."""
-        try:
-            written = msgspec.convert(config.get(KEY, config), _Written)
-        except msgspec.ValidationError as error:
-            # Its message names the place and speaks of nothing but the file.
-            raise SettingsError(f"{KEY}: {error}.") from error
+        written = _converted(config.get(KEY, config), _Written, KEY)
+        if written.version != VERSION:
+            raise SettingsError(f"{KEY}.version is {written.version}; only {VERSION} is known.")
         if not 0 < len(written.fields) <= MAX_FIELDS:
             raise SettingsError(f"{KEY}.fields: 1 to {MAX_FIELDS} fields are wanted.")
-        fields = tuple(_field(name, spec) for name, spec in written.fields.items())
+        fields = tuple(_field(name, field) for name, field in written.fields.items())
         implicit = [field.name for field in fields if field.open is None]
         if len(implicit) > 1:
             raise SettingsError(f"{KEY}: only one field may have no `open`; here {' and '.join(implicit)}.")
@@ -150,8 +150,17 @@ def _literals(written: str | list[str], where: str) -> tuple[str, ...]:
     return texts
 
 
-def _field(name: str, spec: _Spec) -> Field:
+def _converted(written: Any, kind: type[_Shape], where: str) -> _Shape:
+    try:
+        return msgspec.convert(written, kind)
+    except msgspec.ValidationError as error:
+        what, _, path = str(error).partition(" - at `$")
+        raise SettingsError(f"{where}{path.rstrip('`')}: {what}.") from error
+
+
+def _field(name: str, written: Any) -> Field:
     where = f"{KEY}.fields.{name}"
+    spec = _converted(written, _Spec, where)
     if name not in KINDS:
         raise SettingsError(f"{where}: this is no field of an answer. There are: {', '.join(KINDS)}.")
     opener = _marker(spec.open, spec.open_pattern, f"{where}.open")

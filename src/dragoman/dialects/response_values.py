@@ -214,4 +214,6 @@ def _written(value: Value, place: Place) -> str:
         return "[" + ", ".join(_written(one, item) for one in value) + "]"
     if isinstance(value, dict):
         return _arguments(value, place)
-    return str(value) if isinstance(value, JsonText) else quoted(value)
+    if isinstance(value, str):
+        return str(value) if isinstance(value, JsonText) else quoted(value)
+    return msgspec.json.encode(value).decode()
