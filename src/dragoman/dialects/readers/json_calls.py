@@ -47,7 +47,7 @@ def _another(m: "Machine", shape: JsonCalls, listed: bool) -> Wait[bool]:
         following = yield from m.space()
     if following == "{":
         return True
-    m.give_text(m.give_back())
+    m.sink(m.give_back())
     return False
 
 
@@ -103,6 +103,8 @@ class _ObjectReader:
 
     def _arguments(self, following: str) -> Wait[bool]:
         """An object. What it begins with must be JSON before anything is said of it."""
+        if following == "n" and not self.shape.needs_arguments:
+            return (yield from self._null())
         if following != "{":
             return False
         m, parts = self.m, ["{"]
@@ -122,6 +124,11 @@ class _ObjectReader:
             sink = self._sink
         sink("".join(parts))
         return (yield from self._container(sink, depth=1))
+
+    def _null(self) -> Wait[bool]:
+        """`null` is said by some who mean no arguments."""
+        parts: list[str] = []
+        return (yield from self._value(parts.append)) and "".join(parts).strip() == "null"
 
     @property
     def _sink(self) -> Sink:

@@ -82,7 +82,7 @@ def read_python_calls(m: "Machine", shape: PythonCalls) -> Wait[bool]:
             m.keep()
             return True
         if not (following.isidentifier() and (bracket or not shape.brackets)):
-            m.give_text(m.give_back())
+            m.sink(m.give_back())
             return True
 
 
