@@ -23,6 +23,7 @@ class Language:
     def __init__(self, dialect: Dialect, tokenizer: Tokenizer) -> None:
         self.dialect = dialect
         self.plain = Pieces(tokenizer.pieces, frozenset(tokenizer.special.values()))
+        self._tables: dict[tuple[tuple[int, str], ...], Pieces] = {(): self.plain}
         special = frozenset(tokenizer.special)
         self._compiled = {
             (calls, reasoning): compile_dialect(dialect, special, calls=calls, reasoning=reasoning)
@@ -39,7 +40,10 @@ class Language:
             # The markers of calls are special tokens like any other then: skipped, or shown on demand.
             met = "".join([*compiled.text.meanings, *compiled.reasoning.meanings])
             marks = {id_: mark for id_, mark in marks.items() if mark in met}
-        return self.plain.marked(marks) if marks else self.plain
+        key = tuple(marks.items())
+        if key not in self._tables:
+            self._tables[key] = self.plain.marked(marks)
+        return self._tables[key]
 
     def pieces(self, reading: Reading | None) -> Pieces:
         return self.plain if reading is None else self._pieces[reading.calls, reading.reasoning]
