@@ -114,18 +114,21 @@ def speaks(dialect: Dialect) -> tuple[bool, bool]:
 def can_hold(dialect: Dialect, given: dict[str, Any]) -> bool:
     """Some syntaxes have no way to write some values, because they have no escapes."""
     shape = dialect.calls[0] if dialect.calls else None
-    if isinstance(shape, JsonCalls | NamedCalls | PythonCalls) or shape is None:
-        return True
-    flat = json.dumps(given, ensure_ascii=False)
+    flat = "".join(flat_strings(given))
     if isinstance(shape, BraceCalls):
-        return shape.quote[0] not in flat and not _has_spaced_keys(given)
-    return not any(character in flat for character in "<]&Ġ") and (
-        not shape.nested or not _has_untypable(given)
-    )
+        return shape.quote not in flat
+    if not isinstance(shape, TaggedCalls):
+        return True
+    ends = [end.strip() for end in shape.value_end] + [shape.nested or "]]>", "Ġ", "Ċ"]
+    return not any(end in flat for end in ends) and not (shape.nested and _has_untypable(given))
 
 
-def _has_spaced_keys(given: Any) -> bool:
-    return False
+def flat_strings(given: Any) -> list[str]:
+    if isinstance(given, dict):
+        return [text for value in given.values() for text in flat_strings(value)]
+    if isinstance(given, list):
+        return [text for value in given for text in flat_strings(value)]
+    return [given] if isinstance(given, str) else []
 
 
 def _has_untypable(given: Any) -> bool:
@@ -133,7 +136,8 @@ def _has_untypable(given: Any) -> bool:
     if isinstance(given, dict):
         return any(_has_untypable(value) for value in given.values()) or "item" in given
     if isinstance(given, list):
-        return len({type(value) for value in given}) > 1 or any(map(_has_untypable, given))
+        shapes = {json.dumps(schema_of(value), sort_keys=True) for value in given}
+        return len(shapes) > 1 or any(map(_has_untypable, given))
     return False
 
 
