@@ -80,9 +80,9 @@ class ChannelReader:
             yield from self._call(recipient.removeprefix(ch.call))
         elif kind in ch.reasoning and m.compiled.reasons:
             m.keep()
-            m.reasoning = True
+            m.new_paragraph(reasoning=True)
             yield from self._say_body()
-            m.reasoning = False
+            m.new_paragraph()
         elif kind in ch.reasoning:
             m.say(m.give_back())
             m.say((yield from self._say_body()))
@@ -102,7 +102,7 @@ class ChannelReader:
 
     def _say_body(self) -> Wait[str]:
         m = self.m
-        end = yield from m.until(self.ends, m.think if m.reasoning else m.say)
+        end = yield from m.until(self.ends, m.sink)
         self._reread(end)
         return end
 

@@ -20,6 +20,13 @@ class Found(Struct, frozen=True):
     dialect: Dialect
     how: str
 
+    @property
+    def name(self) -> str:
+        return self.dialect.name
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.how})"
+
 
 def find_dialect(
     *,
