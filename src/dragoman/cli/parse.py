@@ -103,7 +103,7 @@ def dialect_of(name: str) -> "Dialect":
         return get(name)
     except SettingsError as error:
         known = [*dialects(), *(alias for one in dialects().values() for alias in one.aliases)]
-        near = list(dict.fromkeys(get_close_matches(name.lower(), known, n=3)))
+        near = list(dict.fromkeys(get_close_matches(name.lower(), known, n=3, cutoff=0.7)))
         hint = f"Did you mean {' or '.join(near)}? " if near else ""
         raise CommandError(
             f"There is no dialect {name}.", f"{hint}`dragoman dialects` lists them all.", exit_code=USAGE
