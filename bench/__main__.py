@@ -4,8 +4,10 @@ import argparse
 import sys
 import time
 
+from msgspec.structs import replace
+
 import bench
-from bench import machine, serve, stream
+from bench import machine, parse, serve, stream
 from bench.errors import told
 from bench.peers import Setup
 from bench.tables import OUT
@@ -24,6 +26,8 @@ def cli() -> None:
     began = time.monotonic()
     print(machine.describe(), flush=True)
     stream.main(stream.QUICK if args.quick else stream.Options(), args.plots)
+    parsing = parse.QUICK if args.quick else parse.Options()
+    parse.main(replace(parsing, pythons=parse.pythons_of()), args.plots)
     serve.main(Setup(default_model()), serve.QUICK if args.quick else serve.Options(), args.plots)
     print(f"\n{time.monotonic() - began:.0f} seconds; tables and figures are in {OUT}")
 

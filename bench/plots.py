@@ -8,6 +8,7 @@ from bench.tables import OUT
 
 Bar: TypeAlias = tuple[str, int, float]
 """Server, streams, height."""
+MOST_GROUPS = 12
 
 
 def stream(bars: Sequence[Bar], folder: str | None) -> None:
@@ -23,14 +24,25 @@ def first_token(bars: Sequence[tuple[str, str, float]], folder: str | None) -> N
     _bars(bars, "ms to the first token (less is better)", "first-token", folder)
 
 
-def _bars(bars: Sequence[tuple[str, Any, float]], label: str, name: str, folder: str | None) -> None:
+def parse(bars: Sequence[tuple[str, str, float]], folder: str | None) -> None:
+    """µs per token for the formats that all can read."""
+    parsers = {bar[0] for bar in bars}
+    able = {group: {bar[0] for bar in bars if bar[1] == group and bar[2] > 0} for _, group, _ in bars}
+    shown = [bar for bar in bars if able[bar[1]] == parsers][: MOST_GROUPS * len(parsers)]
+    if shown:
+        _bars(shown, "µs per token (less is better)", "parse", folder, wide=True)
+
+
+def _bars(
+    bars: Sequence[tuple[str, Any, float]], label: str, name: str, folder: str | None, *, wide: bool = False
+) -> None:
     # Imported when needed: the figures themselves must not depend on what draws them.
     from matplotlib.figure import Figure
 
     servers = list(dict.fromkeys(bar[0] for bar in bars))
     groups = list(dict.fromkeys(bar[1] for bar in bars))
     heights = {bar[:2]: bar[2] for bar in bars}
-    figure = Figure(figsize=(7.0, 3.6), layout="constrained")
+    figure = Figure(figsize=(13.0, 4.2) if wide else (7.0, 3.6), layout="constrained")
     axes = figure.subplots()
     width = 0.8 / len(servers)
     for number, server in enumerate(servers):
@@ -39,6 +51,10 @@ def _bars(bars: Sequence[tuple[str, Any, float]], label: str, name: str, folder:
         axes.bar_label(drawn, fmt=_figure, fontsize=7, padding=1)
     axes.set_xticks(range(len(groups)), [_name(group) for group in groups])
     axes.set_ylabel(label)
+    if wide:
+        # A hundredfold difference would leave nothing to see of the smaller bars.
+        axes.set_yscale("log")
+        axes.tick_params(axis="x", rotation=30)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8)
     target = Path(folder) if folder else OUT
