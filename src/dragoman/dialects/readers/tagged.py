@@ -56,15 +56,25 @@ class TagReader:
             m.at -= len(found)
         self.closed = found in shape.empty
         name = self._named(name if quote else name.strip())
-        if shape.late:
-            yield from m.space()
-            if not (yield from m.stands(self.goes_on)):
-                return False
-        if not name and not quote:
+        if (not name and not quote) or not (yield from self._goes_on()):
             return False
         m.open_call(name, None, shape)
         self.place = m.tools.arguments(name)
         return True
+
+    def _goes_on(self) -> Wait[bool]:
+        """Whether what follows the name belongs to a call: else it was a tag that prose quotes."""
+        if self.closed:
+            return True
+        following = yield from self.m.space()
+        if (yield from self.m.stands(self.goes_on)) or (self.shape.json_body and following == "{"):
+            return True
+        return not self.shape.late and self._cut_short()
+
+    def _cut_short(self) -> bool:
+        """The text ended here, or within the next tag."""
+        rest = self.m.text[self.m.at :]
+        return self.m.ended and any(mark.startswith(rest) for mark in self.goes_on.all)
 
     def _named(self, name: str) -> str:
         if self.shape.entities:
@@ -93,7 +103,7 @@ class TagReader:
             if not (yield from m.match(self.keys)):
                 # The end, or something that is no argument: the call is over, and complete enough
                 # only if nothing but its own closing is missing.
-                if (yield from m.peek()) or not m.ended:
+                if not self._cut_short():
                     break
                 return self._cut_off()
             if not (yield from self._argument()):
@@ -102,7 +112,8 @@ class TagReader:
         return True
 
     def _cut_off(self) -> bool:
-        """The text ended between two arguments: what there is stays as it is."""
+        """The text ended between two arguments: what there is stays as it is, and half a tag is no text."""
+        self.m.at = len(self.m.text)
         if not self.shape.open_end:
             return self._broken()
         self._finish()
