@@ -57,7 +57,7 @@ def language(name: str, *, special: bool) -> tuple[Language, range]:
 
 def answer(language: Language, reading: Reading, ids: list[int], burst: int, inside: bool) -> Answer:
     text = Detokenizer(language.pieces(reading), skip_special=True)
-    reader = ChoiceReader(0, text, None, language.readers(reading)(inside), most_calls=reading.most_calls)
+    reader = ChoiceReader(0, text, None, language.readers(reading)(inside, ()), most_calls=reading.most_calls)
     events: list[Any] = []
     for start in range(0, len(ids), burst):
         finish = "stop" if start + burst >= len(ids) else None

@@ -78,7 +78,9 @@ def compile_dialect(
     json_answer: bool = False,
 ) -> Compiled:
     """Shared between answers, and never changed. A `json_answer` that the model puts in a fence loses it."""
-    chosen = dialect if reasoning or dialect.channels else msgspec.structs.replace(dialect, reasoning=None)
+    chosen = msgspec.structs.replace(dialect, own=None)
+    if not reasoning and not dialect.channels:
+        chosen = msgspec.structs.replace(chosen, reasoning=None)
     if json_answer and dialect.unfenced:
         chosen = msgspec.structs.replace(chosen, drops=(*chosen.drops, *FENCE))
     spelled = str(msgspec.to_builtins(chosen))

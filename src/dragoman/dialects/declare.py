@@ -5,7 +5,7 @@ is there and wants none, a renderer writes all of it. `"<think>\\n"` is read off
 and leaves the second newline of `<think>\\n\\n` to the text. Of several spellings the first is written.
 """
 
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 
@@ -199,9 +199,11 @@ class Dialect(Struct, frozen=True, kw_only=True):
     """Text that is put before the answer."""
     unfenced: bool = False
     """An answer that is one ```json fence is what stands in the fence."""
+    own: Any = None
+    """The ResponseTemplate that came with a model, and reads its answers instead of all this."""
     aliases: Spellings = ()
     """What other servers call it. A name of theirs that stands for several is that of the most common one."""
-    stems: Spellings = ()
-    """What the names of its models contain, in lower case; the longest stem that fits wins."""
-    template_marks: Spellings = ()
-    """A chat template that contains all of these speaks it."""
+
+    @property
+    def has_calls(self) -> bool:
+        return bool(self.calls) or self.channels is not None or self.own is not None

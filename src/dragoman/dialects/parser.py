@@ -6,6 +6,8 @@ from typing import Any
 from dragoman.dialects.compiled import compile_dialect
 from dragoman.dialects.declare import Dialect
 from dragoman.dialects.machine import Machine
+from dragoman.dialects.own import own_dialect
+from dragoman.dialects.reader import Reader
 from dragoman.dialects.registry import get
 from dragoman.dialects.schema import Tools
 from dragoman.folding import fold
@@ -17,11 +19,12 @@ class Parser:
 
     `feed("text")`, or `feed([(id, "text"), ...])` with the ids of the tokens: then a marker that is one of
     `special_tokens` is recognised by its id alone, and its spelling in ordinary text is text.
+    `dialect` is a name, a Dialect, or a model's own `response_template`, which alone asks for the `prompt`.
     """
 
     def __init__(
         self,
-        dialect: str | Dialect,
+        dialect: str | Dialect | Mapping[str, Any],
         tools: Sequence[Mapping[str, Any]] = (),
         starts_in_reasoning: bool = False,
         *,
@@ -29,9 +32,16 @@ class Parser:
         reasoning: bool = True,
         json_answer: bool = False,
         special_tokens: Mapping[int, str] | None = None,
+        prompt: str = "",
     ) -> None:
-        self.dialect = get(dialect) if isinstance(dialect, str) else dialect
+        self.dialect = _declared(dialect)
         self._special = dict(special_tokens or {})
+        self._sentinels: Mapping[str, str] = {}
+        self._reader: Reader
+        if self.dialect.own is not None:
+            self._reader = self.dialect.own.reader(prompt, tools)
+            self._sentinels = {token: token for token in self._special.values()}
+            return
         compiled = compile_dialect(
             self.dialect,
             frozenset(self._special.values()),
@@ -40,12 +50,12 @@ class Parser:
             json_answer=json_answer,
         )
         self._sentinels = compiled.sentinels
-        self._machine = Machine(compiled, Tools(tools), starts_in_reasoning=starts_in_reasoning and reasoning)
+        self._reader = Machine(compiled, Tools(tools), starts_in_reasoning=starts_in_reasoning and reasoning)
 
     def feed(self, text: str | Sequence[tuple[int, str]]) -> list[Event]:
         if not isinstance(text, str):
             text = "".join([self._token(id_, piece) for id_, piece in text])
-        return self._machine.feed(text) if text else []
+        return list(self._reader.feed(text)) if text else []
 
     def _token(self, id_: int, piece: str) -> str:
         """A special token is its private character if it is a marker, and nothing if it is none."""
@@ -53,12 +63,18 @@ class Parser:
         return piece if special is None else self._sentinels.get(special, "")
 
     def finish(self) -> list[Event]:
-        return self._machine.finish()
+        return list(self._reader.finish())
+
+
+def _declared(dialect: str | Dialect | Mapping[str, Any]) -> Dialect:
+    if isinstance(dialect, Dialect):
+        return dialect
+    return get(dialect) if isinstance(dialect, str) else own_dialect(dialect)
 
 
 def parse(
     text: str,
-    dialect: str | Dialect = "hermes",
+    dialect: str | Dialect | Mapping[str, Any] = "hermes",
     tools: Sequence[Mapping[str, Any]] = (),
     starts_in_reasoning: bool = False,
     *,

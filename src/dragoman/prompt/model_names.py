@@ -2,8 +2,6 @@
 
 import re
 
-from dragoman.dialects.registry import dialects
-
 _STEMS = {
     "apertus": "apertus",
     "apriel": "apriel",
@@ -119,9 +117,8 @@ _STEMS = {
 
 def by_name(model: str) -> tuple[str, str] | None:
     """`by_name("Qwen/Qwen3-Coder-30B")` is `("qwen3-coder", "qwen3_coder")`: the longest stem that fits."""
-    stems = _STEMS | {stem: dialect.name for dialect in dialects().values() for stem in dialect.stems}
-    longest = max((stem for stem in stems if _contains(model.lower(), stem)), key=len, default=None)
-    return None if longest is None else (longest, stems[longest])
+    longest = max((stem for stem in _STEMS if _contains(model.lower(), stem)), key=len, default=None)
+    return None if longest is None else (longest, _STEMS[longest])
 
 
 def _contains(model: str, stem: str) -> bool:

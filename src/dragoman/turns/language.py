@@ -1,6 +1,6 @@
 """The language that one model answers in: what its ids say, and how the text is to be read."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import TypeAlias
 
@@ -13,8 +13,10 @@ from dragoman.engines.protocol import Tokenizer
 from dragoman.turns.detokenize import Pieces
 from dragoman.turns.spec import Reading
 
-MakeReader: TypeAlias = Callable[[bool], Reader]
-"""The reader of one answer, told whether the prompt has opened reasoning."""
+MakeReader: TypeAlias = Callable[[bool, Sequence[int]], Reader]
+"""The reader of one answer, told whether the prompt has opened reasoning, and the prompt."""
+MOST_PROMPT_IDS = 4096
+"""Of a prompt's end, which a response_template looks at."""
 
 
 class Language:
@@ -33,6 +35,10 @@ class Language:
             (calls, reasoning): self._mark(calls, made, tokenizer)
             for (calls, reasoning), made in self._compiled.items()
         }
+        if dialect.own is not None:
+            # Its patterns are written for text in which special tokens stand.
+            shown = self.plain.marked({id_: token for token, id_ in tokenizer.special.items()})
+            self._pieces = dict.fromkeys(self._pieces, shown)
 
     def _mark(self, calls: bool, compiled: Compiled, tokenizer: Tokenizer) -> Pieces:
         marks = {tokenizer.special[token]: mark for token, mark in compiled.sentinels.items()}
@@ -50,7 +56,16 @@ class Language:
 
     def readers(self, reading: Reading | None) -> MakeReader:
         if reading is None or self.dialect.name == "plain":
-            return lambda in_reasoning: Plain()
+            return lambda in_reasoning, prompt: Plain()
+        if self.dialect.own is not None:
+            return lambda in_reasoning, prompt: self._own_reader(reading, prompt)
         compiled, tools = self._compiled[reading.calls, reading.reasoning], Tools(reading.tools)
         apart = reading.reasoning
-        return lambda in_reasoning: Machine(compiled, tools, starts_in_reasoning=in_reasoning and apart)
+        return lambda in_reasoning, prompt: Machine(
+            compiled, tools, starts_in_reasoning=in_reasoning and apart
+        )
+
+    def _own_reader(self, reading: Reading, prompt: Sequence[int]) -> Reader:
+        said = self.plain.text(prompt[-MOST_PROMPT_IDS:])
+        reader: Reader = self.dialect.own.reader(said, reading.tools)
+        return reader

@@ -51,6 +51,7 @@ class Planner:
 
     def plan(self, spec: TurnSpec) -> Plan:
         adapter = self.adapter(spec.model)
+        self._check_reading(spec)
         sampling = self._sampling(spec)
         prompts = [self._fit(prompt, spec.truncate_prompt) for prompt in spec.prompts]
         jobs = [
@@ -71,6 +72,14 @@ class Planner:
 
     def _in_reasoning(self, prompt: Prompt, text: str) -> bool:
         return isinstance(prompt, Conversation) and opened_reasoning(self.dialect, prompt, text)
+
+    def _check_reading(self, spec: TurnSpec) -> None:
+        if spec.reading is not None and spec.reading.calls and not self.dialect.has_calls:
+            message = (
+                "No tool calls are known of this model: its chat template writes none. Leave out tools, send"
+                " tool_choice: none, or have the server started with --dialect."
+            )
+            raise BadRequest(message, param="tools", code="unsupported_field")
 
     def _fit(self, prompt: Prompt, keep: int | None) -> tuple[str, tuple[int, ...]]:
         """The prompt as text and as ids, which are cut as asked; more than the model takes is refused."""

@@ -160,7 +160,7 @@ def _readers(plan: Plan, spec: TurnSpec, language: Language, end_ids: frozenset[
             number * job.n + index,
             Detokenizer(pieces, skip_special=spec.skip_special_tokens),
             StopFinder(spec.stop, keep=spec.keep_stop) if spec.stop else None,
-            reader(in_reasoning),
+            reader(in_reasoning, job.prompt),
             min_tokens=job.sampling.min_tokens,
             hidden_ids=frozenset() if spec.keep_stop else end_ids | job.sampling.stop_token_ids,
             most_calls=most_calls,

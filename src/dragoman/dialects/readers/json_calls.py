@@ -24,10 +24,15 @@ def read_json_calls(m: "Machine", shape: JsonCalls) -> Wait[bool]:
         following = yield from m.space()
     if following != "{" or (not listed and shape.list == "must" and not shape.open):
         return False
+    first = m.calls
     while True:
         m.begin_call(shape)
-        if not (yield from _ObjectReader(m, shape).read()):
-            return False
+        reader = _ObjectReader(m, shape)
+        if not (yield from reader.read()):
+            if m.calls == first or shape.whole or not reader.over:
+                return False
+            # A whole object that is no call, after one that is: it spoils only itself.
+            m.sink(m.give_back())
         if not (yield from _another(m, shape, listed)):
             return True
 
@@ -62,6 +67,7 @@ class _ObjectReader:
         self.early: list[str] = []
         self.opened = False
         self.ignored = False
+        self.over = False
 
     def read(self) -> Wait[bool]:
         m = self.m
@@ -70,6 +76,7 @@ class _ObjectReader:
             following = yield from m.space()
             if following == "}":
                 m.at += 1
+                self.over = True
                 return self._end()
             if following == ",":
                 m.at += 1
@@ -105,6 +112,9 @@ class _ObjectReader:
         """An object. What it begins with must be JSON before anything is said of it."""
         if following == "n" and not self.shape.needs_arguments:
             return (yield from self._null())
+        if not following and self.name is not None and self.shape.open:
+            # The end cuts it off here: the name is certain, and nothing of the arguments was written.
+            self._open()
         if following != "{":
             return False
         m, parts = self.m, ["{"]
@@ -115,7 +125,7 @@ class _ObjectReader:
         while (following := (yield from m.peek())).isspace():
             parts.append(following)
             m.at += 1
-        if following not in ('"', "}") or not following:
+        if following not in ('"', "}", ""):
             return False
         sink: Sink = self.early.append
         if self.name is not None:

@@ -20,7 +20,7 @@ def read_named_call(m: "Machine", shape: NamedCalls) -> Wait[bool]:
         return False
     name, id_ = named
     following = yield from m.space()
-    if following != "{":
+    if following not in ("{", ""):
         return False
     m.open_call(name, id_, shape)
     stops = marks_of(shape.close)
