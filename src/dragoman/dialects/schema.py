@@ -32,9 +32,14 @@ MOST_STEPS = 64
 """Of references and unions that are followed, together."""
 
 
+def whole_characters(text: str) -> str:
+    """The text without halves of surrogate pairs, which no encoding can write."""
+    return SURROGATE.sub("", text)
+
+
 def quoted(text: str) -> str:
     """The text as a JSON string."""
-    return str(encode_basestring(SURROGATE.sub("", text)))
+    return str(encode_basestring(whole_characters(text)))
 
 
 def escaped(text: str) -> str:

@@ -9,7 +9,7 @@ FENCED = NamedCalls(
     section=SECTION,
     open=("<｜tool▁call▁begin｜>function<｜tool▁sep｜>",),
     then=("\n```json\n",),
-    close=("\n```<｜tool▁call▁end｜>", "<｜tool▁call▁end｜>"),
+    close=("\n```<｜tool▁call▁end｜>", "<｜tool▁call▁end｜>", "\n```"),
     between="\n",
 )
 

@@ -7,6 +7,7 @@ from dragoman.dialects.compiled import marks_of
 from dragoman.dialects.declare import JsonCalls
 from dragoman.dialects.readers.literals import PYTHON, read_literal, read_string
 from dragoman.dialects.scan import Sink, Wait, structure_of
+from dragoman.dialects.schema import whole_characters
 
 if TYPE_CHECKING:
     from dragoman.dialects.machine import Machine
@@ -188,7 +189,7 @@ class _ObjectReader:
             decoded: str = json.loads("".join(parts if not self.shape.python else parts[1:]), strict=False)
         except ValueError:
             return None
-        return decoded if complete else None
+        return whole_characters(decoded) if complete else None
 
     def _value(self, sink: Sink) -> Wait[bool]:
         """Any value, as it stands; Python's become JSON."""

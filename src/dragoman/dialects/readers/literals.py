@@ -106,6 +106,10 @@ def _python_call(m: "Machine", shape: PythonCalls) -> Wait[bool]:
         key, found = yield from m.collect(EQUALS, KEY)
         following = (yield from m.space()) if found else ""
         if not following or not VALUE_START.match(following) or not key.strip():
+            if not opened and m.ended and m.at == len(m.text) and shape.open:
+                # The end cuts it off here: the name is certain, and no argument is.
+                m.open_call(name.strip(), None, shape)
+                m.arguments(lead)
             return False
         if not opened:
             opened = True

@@ -125,6 +125,14 @@ class TagReader:
             self.m.arguments("{")
         return False
 
+    def _without_value(self) -> bool:
+        """A key without a value is dropped; if it is the end that cut it off, so is half a tag."""
+        m = self.m
+        if not m.ended or not self.shape.value.startswith(m.text[m.at :]):
+            return True
+        m.at = len(m.text)
+        return self._broken()
+
     def _finish(self) -> None:
         if self.lead:
             self.m.arguments("{}" if self.lead == "{" else "}")
@@ -144,7 +152,7 @@ class TagReader:
         if shape.value:
             yield from m.space()
             if not (yield from m.match(marks_of((shape.value,)))):
-                return True
+                return self._without_value()
             yield from m.skip(_trail((shape.value,), shape.value.strip()))
         key = unescape(key) if shape.entities else key
         m.arguments(f"{self.lead}{quoted(key)}: ")
@@ -191,7 +199,7 @@ class TagReader:
             while (following := (yield from m.peek())).isspace():
                 space += following
                 m.at += 1
-            if not following or (yield from m.stands(self.goes_on)):
+            if not following or (yield from m.stands(self.goes_on)) or self._cut_short():
                 return True
             sink(mark + space)
 
