@@ -192,6 +192,35 @@ def test_any_text_is_read_alike(template: dict[str, Any], data: st.DataObject) -
     assert told(answer(template, parts)) == whole == told(answer(template, list(text)))
 
 
+VERBATIM = {"repeats": True, "join": "", "content_args": {"strip": False}}
+SOUP: dict[str, Any] = {
+    "start_anchor": ":",
+    "fields": {
+        "thinking": {"open": ["<t>", "<t>\n"], "close_pattern": r"\s*</t>", **VERBATIM},
+        "content": {"close_pattern": r"\n?<e>", **VERBATIM},
+        "tool_calls": {
+            "open_pattern": r"(?:^|<c) ?(?P<name>\w+)\b[^>]*?>",
+            "close": ["</c>", "</c>;"],
+            "repeats": True,
+            "transform": FUNCTION,
+        },
+    },
+}
+PARTS = ["<t>", "</t>", "<t>\n", "\n", "<c f>", "<c f x", "</c>", ";", "<e>", "a", " ", ">", "<"]
+
+
+@given(st.lists(st.sampled_from(PARTS), max_size=14))
+def test_any_text_is_what_hugging_face_reads(parts: list[str]) -> None:
+    parsing = pytest.importorskip("transformers.utils.chat_parsing")
+    expected = parsing.parse_response("".join(parts), SOUP, prefix="")
+    said = answer(SOUP, parts)
+    calls = [one["function"] for one in expected.get("tool_calls", [])]
+    assert (said.text, said.reasoning) == (expected.get("content", ""), expected.get("thinking", ""))
+    assert [(one.name, one.arguments) for one in said.calls] == [
+        (one["name"], one["arguments"] or "{}") for one in calls
+    ]
+
+
 def test_text_and_reasoning_come_as_they_are_written() -> None:
     reader = ResponseTemplate.load(HERMES).reader("<|im_start|>assistant\n<think>\n")
     said = [
