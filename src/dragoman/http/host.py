@@ -42,7 +42,9 @@ class Host:
         logger.info("Answers are read as %s: %s", self.found.dialect.name, self.found.how)
         self.language = Language(self.found.dialect, tokenizer)
         self.pieces = self.language.plain
-        self.prompter = Prompter(self.card, tokenizer, template=template, limits=self.limits)
+        self.prompter = Prompter(
+            self.card, tokenizer, template=template, limits=self.limits, dialect=self.found.dialect
+        )
         self.planner = Planner(self.card, tokenizer, self.prompter, self.found.dialect, settings.model_alias)
         self.pump = Pump()
         self._in_flight = 0

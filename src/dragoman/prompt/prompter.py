@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from dragoman.dialects.declare import Dialect
 from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.errors import BadRequest, TemplateError
 from dragoman.limits import Limits
@@ -11,6 +12,7 @@ from dragoman.prompt.conversation import check_kwargs, variables
 from dragoman.prompt.encode import Encoder, sound
 from dragoman.prompt.special import choose_marks, erase, join_strings
 from dragoman.prompt.template import ChatTemplate, Clock
+from dragoman.prompt.tool_text import with_tools_in_words
 from dragoman.prompt.traits import Traits, detect
 from dragoman.types import Conversation, IdsPrompt, Prompt, TextPrompt
 
@@ -33,8 +35,10 @@ class Prompter:
         template: str | None = None,
         clock: Clock = datetime.now,
         limits: Limits | None = None,
+        dialect: Dialect | None = None,
     ) -> None:
         self._limits = limits or Limits()
+        self._dialect = dialect
         self._encoder = Encoder(tokenizer)
         special = {**card.special_tokens, "bos_token": self._encoder.bos, "eos_token": self._encoder.eos}
         self._special = {name: text for name, text in special.items() if text is not None}
@@ -96,7 +100,7 @@ class Prompter:
         """The text with marks in it, and the mark."""
         template, traits = self._choose(conversation.template, tools=bool(conversation.tools))
         check_kwargs(conversation.template_kwargs, self._limits.template_kwargs_chars)
-        given = variables(conversation, traits)
+        given = variables(with_tools_in_words(conversation, traits, self._dialect), traits)
         prefix = conversation.response_prefix
         joined = join_strings(prefix, given)
         marks = choose_marks(joined, 2)

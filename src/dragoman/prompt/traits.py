@@ -20,7 +20,7 @@ _RAW = f'{{"key": "{_MARK}"}}'
 _USER = {"role": "user", "content": "hi"}
 _ANSWER = {"role": "assistant", "content": "yes"}
 _SHORT_ID = "a1b2c3d4e"
-_TOOL = {
+_TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "look",
@@ -56,6 +56,10 @@ class Traits(Struct, frozen=True, kw_only=True):
     """Names under which a message's reasoning can be given."""
     thinking_excludes_content: bool
     """Refuses reasoning beside content in a message that calls tools, as gpt-oss does."""
+    tools: bool
+    """Shows tools to the model."""
+    tool_role: bool
+    """Writes the results of tools."""
     empty_tools: bool
     """No tools must be an empty list, because null cannot be gone through."""
     short_ids: bool
@@ -76,6 +80,8 @@ def detect(source: str, render: Render) -> Traits:
         null_content=probe.null_content(),
         reasoning_keys=probe.reasoning_keys(),
         thinking_excludes_content=probe.thinking_excludes_content(),
+        tools=probe.tools(),
+        tool_role="tool" in takes or probe.takes_text("tool"),
         empty_tools=probe.empty_tools,
         short_ids=probe.short_ids(),
     )
@@ -95,6 +101,11 @@ class _Probe:
             return self._render(variables)
         except TemplateError:
             return None
+
+    def tools(self) -> bool:
+        """With a tool it says more than without, or it refuses the question alone."""
+        text = self.text([_USER], [_TOOL])
+        return text is None or _TOOL["function"]["name"] in text
 
     def writes(self, messages: Messages, *marks: str) -> bool:
         text = self.text(messages)
