@@ -53,6 +53,11 @@ def test_results_come_from_the_user_where_there_is_none() -> None:
     assert "[user] Result of look:\nclouds" in prompt(NO_TOOL_ROLE)
 
 
+def test_calls_are_left_to_a_template_that_writes_them() -> None:
+    writes_calls = CHATML.replace("{{ m.content }}", "{{ m.content }}{{ m.tool_calls | tojson }}")
+    assert "<tool_call>\n{" not in prompt(writes_calls).partition("I look.")[2]
+
+
 def test_the_system_message_of_the_client_stays() -> None:
     system = Message(role="system", content="Be brief.")
     assert "Be brief." in prompt(CHATML, (system, *HISTORY))

@@ -34,7 +34,7 @@ def _description(conversation: Conversation, dialect: Dialect) -> str:
 
 
 def _written_out(message: Message, traits: Traits, dialect: Dialect) -> Message:
-    if message.tool_calls and isinstance(message.content, str | None):
+    if message.tool_calls and not traits.calls and isinstance(message.content, str | None):
         answer = Answer(text=message.content or "", calls=list(message.tool_calls))
         return replace(message, content=render(dialect, answer), tool_calls=())
     if message.role == "tool" and not traits.tool_role:

@@ -58,6 +58,8 @@ class Traits(Struct, frozen=True, kw_only=True):
     """Refuses reasoning beside content in a message that calls tools, as gpt-oss does."""
     tools: bool
     """Shows tools to the model."""
+    calls: bool
+    """Writes the calls of the history."""
     tool_role: bool
     """Writes the results of tools."""
     empty_tools: bool
@@ -81,6 +83,7 @@ def detect(source: str, render: Render) -> Traits:
         reasoning_keys=probe.reasoning_keys(),
         thinking_excludes_content=probe.thinking_excludes_content(),
         tools=probe.tools(),
+        calls=_MARK in (probe.any_arguments(content="") or ""),
         tool_role="tool" in takes or probe.takes_text("tool"),
         empty_tools=probe.empty_tools,
         short_ids=probe.short_ids(),
@@ -147,31 +150,31 @@ class _Probe:
         return False
 
     def null_content(self) -> bool:
-        null = self._any_arguments(content=None)
-        empty = self._any_arguments(content="")
+        null = self.any_arguments(content=None)
+        empty = self.any_arguments(content="")
         if null is None or empty is None:
             return null is not None
         return all(null.count(word) <= empty.count(word) for word in ("None", "null"))
 
-    def _any_arguments(self, **changes: Any) -> str | None:
+    def any_arguments(self, **changes: Any) -> str | None:
         parsed = self.text(_calling(**changes), [_TOOL])
         return parsed if parsed is not None else self.text(_calling(**changes, arguments=_RAW), [_TOOL])
 
     def reasoning_keys(self) -> tuple[str, ...]:
         def fits(keys: tuple[str, ...]) -> bool:
-            text = self._any_arguments(content="", **dict.fromkeys(keys, _OTHER))
+            text = self.any_arguments(content="", **dict.fromkeys(keys, _OTHER))
             return text is not None and text.count(_OTHER) < 2
 
         return next(filter(fits, _REASONING), _REASONING[0])
 
     def thinking_excludes_content(self) -> bool:
         thinking = dict.fromkeys(self.reasoning_keys(), _OTHER)
-        both = self._any_arguments(content="so", **thinking)
-        return both is None and self._any_arguments(content="", **thinking) is not None
+        both = self.any_arguments(content="so", **thinking)
+        return both is None and self.any_arguments(content="", **thinking) is not None
 
     def short_ids(self) -> bool:
-        long = self._any_arguments(content="", id="call_0123456789abcdef")
-        return long is None and self._any_arguments(content="") is not None
+        long = self.any_arguments(content="", id="call_0123456789abcdef")
+        return long is None and self.any_arguments(content="") is not None
 
 
 def _calling(*, content: Any = "", arguments: Any = None, id: str = _SHORT_ID, **more: str) -> Messages:
