@@ -54,7 +54,8 @@ def test_results_come_from_the_user_where_there_is_none() -> None:
 
 
 def test_calls_are_left_to_a_template_that_writes_them() -> None:
-    writes_calls = CHATML.replace("{{ m.content }}", "{{ m.content }}{{ m.tool_calls | tojson }}")
+    calls = "{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}"
+    writes_calls = CHATML.replace("{{ m.content }}", calls)
     assert "<tool_call>\n{" not in prompt(writes_calls).partition("I look.")[2]
 
 

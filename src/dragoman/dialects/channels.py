@@ -84,8 +84,7 @@ class ChannelReader:
             yield from self._say_body()
             m.new_paragraph()
         elif kind in ch.reasoning:
-            m.say(m.give_back())
-            m.say((yield from self._say_body()))
+            yield from self._leave_as_it_is()
         elif kind in ch.text and (not ch.channel or not recipient):
             m.keep()
             yield from self._say_body()
@@ -106,6 +105,12 @@ class ChannelReader:
         self._reread(end)
         return end
 
+    def _leave_as_it_is(self) -> Wait[None]:
+        """Header and body as text, because nobody wants them told apart."""
+        self.m.say(self.m.give_back())
+        end = yield from self._say_body()
+        self.m.say("" if end in self.ch.start else end)
+
     def _reread(self, end: str) -> None:
         """What begins the next block also ends this one."""
         if end in self.ch.start:
@@ -114,8 +119,7 @@ class ChannelReader:
     def _call(self, name: str) -> Wait[None]:
         m = self.m
         if not m.compiled.calls:
-            m.say(m.give_back())
-            m.say((yield from self._say_body()))
+            yield from self._leave_as_it_is()
         elif m.dialect.calls:
             m.keep()
             yield from self._tagged_body()
@@ -129,15 +133,15 @@ class ChannelReader:
             m.say(m.give_back())
             return
         m.open_call(name, None, CALL)
+        complete = False
         if following == "{":
             stops = marks_of(self.ch.ends)
             complete = yield from m.json_container(m.arguments, structure_of(tuple(stops.all)), stops)
-            yield from m.space()
-        else:
-            complete = False
+        if complete:
+            m.close_call()
         end = yield from m.until(self.ends, m.say if complete else m.arguments)
         self._reread(end)
-        if complete or end:
+        if end and not complete:
             m.close_call()
 
     def _tagged_body(self) -> Wait[None]:
