@@ -105,7 +105,7 @@ def test_tools_that_are_none(written: str, words: str, spoken: str, tmp_path: Pa
 def test_what_is_not_there(spoken: str, capsys: Capture) -> None:
     assert "No such file" in refused(capsys, "--dialect", "hermes", "nowhere.txt")
     assert "No such file" in refused(capsys, "--dialect", "hermes", "--tools", "nowhere.json", spoken)
-    assert "Did you mean hermes" in refused(capsys, "--dialect", "hermse", spoken)
+    assert "Did you mean 'hermes'" in refused(capsys, "--dialect", "hermse", spoken)
     assert "--dialect" in refused(capsys, spoken)
 
 

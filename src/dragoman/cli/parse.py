@@ -45,7 +45,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--dialect",
         metavar="NAME",
         required=True,
-        help="how the model writes; `dragoman dialects` lists them",
+        help="how the model writes; `dragoman dialects` lists them. Or a tokenizer_config.json that has a "
+        "response_template",
     )
     reading.add_argument(
         "--tools",
@@ -93,20 +94,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def dialect_of(name: str) -> "Dialect":
-    """The dialect of a name or alias; an error names those that are near."""
-    from difflib import get_close_matches
-
-    from dragoman.dialects.registry import dialects, get
+    """The dialect of a name, an alias or a file; an error names those that are near."""
+    from dragoman.dialects import own
     from dragoman.errors import SettingsError
 
     try:
-        return get(name)
+        return own.dialect_of(name)
     except SettingsError as error:
-        known = [*dialects(), *(alias for one in dialects().values() for alias in one.aliases)]
-        near = list(dict.fromkeys(get_close_matches(name.lower(), known, n=3, cutoff=0.7)))
-        hint = f"Did you mean {' or '.join(near)}? " if near else ""
         raise CommandError(
-            f"There is no dialect {name}.", f"{hint}`dragoman dialects` lists them all.", exit_code=USAGE
+            error.message.partition(" There are: ")[0], "`dragoman dialects` lists them all.", exit_code=USAGE
         ) from error
 
 
