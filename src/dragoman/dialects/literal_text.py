@@ -2,11 +2,28 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+
+from dragoman.dialects.schema import whole_characters
 
 _decode = json.JSONDecoder(strict=False, parse_int=len, parse_float=len).raw_decode
 SPACE = re.compile(r"[\s,:]*")
 PYTHON_WORDS = {"true": "True", "false": "False", "null": "None"}
+BARE_KEY = re.compile(r"[\w.\-]+")
+
+
+def written(write: Callable[[str], str], arguments: str) -> str:
+    """The arguments as `write` writes them, or as they are where they are no JSON object: a call may have
+    been cut off, and a client may send anything."""
+    try:
+        return write(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def text_of(text: str) -> str:
+    """What a JSON string says."""
+    return whole_characters(json.loads(text, strict=False))
 
 
 def members(text: str) -> Iterator[tuple[str, str]]:
@@ -22,6 +39,8 @@ def members(text: str) -> Iterator[tuple[str, str]]:
         key = ""
         if is_object:
             key, at = _decode(text, at)
+            if not isinstance(key, str):
+                raise ValueError("a key must be a string")
             at = _skipped(text, at)
         _, end = _decode(text, at)
         yield key, text[at:end]
@@ -47,9 +66,12 @@ def python_value(text: str) -> str:
 def brace_value(text: str, quote: str) -> str:
     """`{"a": "x"}` as `{a:<|"|>x<|"|>}`."""
     if text.startswith('"'):
-        return f"{quote}{json.loads(text, strict=False)}{quote}"
+        return f"{quote}{text_of(text)}{quote}"
     if text.startswith("{"):
-        return "{" + ",".join(f"{key}:{brace_value(value, quote)}" for key, value in members(text)) + "}"
+        pairs = (
+            (key if BARE_KEY.fullmatch(key) else quote + key + quote, value) for key, value in members(text)
+        )
+        return "{" + ",".join(f"{key}:{brace_value(value, quote)}" for key, value in pairs) + "}"
     if text.startswith("["):
         return "[" + ",".join(brace_value(value, quote) for _, value in members(text)) + "]"
     return text

@@ -1,6 +1,5 @@
 """An answer written as a model would write it: the way back from what `parse` gives."""
 
-import json
 from collections.abc import Sequence
 from html import escape
 
@@ -13,7 +12,7 @@ from dragoman.dialects.declare import (
     PythonCalls,
     TaggedCalls,
 )
-from dragoman.dialects.literal_text import brace_value, members, python_value
+from dragoman.dialects.literal_text import brace_value, members, python_value, text_of, written
 from dragoman.dialects.registry import get
 from dragoman.dialects.schema import quoted
 from dragoman.types import Answer, ToolCall
@@ -25,6 +24,7 @@ def render(dialect: str | Dialect, answer: Answer) -> str:
     """`render("hermes", Answer(text="Hi"))` is "Hi". Reasoning comes first, then text, then calls.
 
     What a syntax cannot hold is written as it is: a tag in the value of a tagged argument ends that value.
+    So are arguments that are no JSON object.
     """
     dialect = get(dialect) if isinstance(dialect, str) else dialect
     if dialect.channels is not None:
@@ -52,7 +52,7 @@ def _blocks(dialect: Dialect, answer: Answer) -> str:
     blocks += [text.format(body=answer.text)] if answer.text else []
     for made in answer.calls:
         body = render_calls(dialect.calls[0], [made]) if dialect.calls else made.arguments
-        blocks.append(call.replace("{name}", made.name).replace("{body}", body))
+        blocks.append(call.format(name=made.name, body=body))
     return channels.start[0].join(blocks)
 
 
@@ -109,7 +109,7 @@ def _object(shape: JsonCalls, call: ToolCall) -> str:
     if shape.id and call.id:
         fields.insert(0, (shape.id[0], quoted(call.id)))
     if shape.python:
-        return python_value("{" + ", ".join(f'"{key}": {value}' for key, value in fields) + "}")
+        return "{" + ", ".join(f"{key!r}: {written(python_value, value)}" for key, value in fields) + "}"
     return "{" + ", ".join(f'"{key}": {value}' for key, value in fields) + "}"
 
 
@@ -128,10 +128,9 @@ def _named(shape: NamedCalls, call: ToolCall, index: int) -> str:
 def _tagged(shape: TaggedCalls, call: ToolCall, index: int) -> str:
     name = escape(call.name) if shape.entities else call.name
     opening = shape.open[0] + name + shape.rest.format(index=index + 1) + shape.then[0]
-    if shape.nested:
-        tags = "".join(_tag(shape, key, value) for key, value in members(call.arguments))
-        return opening + tags + shape.close[0]
-    return opening + "".join(_argument(shape, *member) for member in members(call.arguments)) + shape.close[0]
+    write = _tag if shape.nested else _argument
+    tags = written(lambda text: "".join(write(shape, *member) for member in members(text)), call.arguments)
+    return opening + tags + shape.close[0]
 
 
 def _argument(shape: TaggedCalls, key: str, value: str) -> str:
@@ -141,12 +140,12 @@ def _argument(shape: TaggedCalls, key: str, value: str) -> str:
         stated = "true" if is_text else "false"
     elif shape.types == "name":
         stated = _type_name(value)
-    written = json.loads(value, strict=False) if is_text else value
-    if shape.cdata and is_text and ("<" in written or written != written.strip()):
-        written = f"<![CDATA[{written}]]>"
+    inside = text_of(value) if is_text else value
+    if shape.cdata and is_text and ("<" in inside or inside != inside.strip()):
+        inside = f"<![CDATA[{inside}]]>"
     typed = stated + shape.type_end[0] if shape.type_end else ""
     key = escape(key) if shape.entities else key
-    return shape.key[0] + key + shape.key_end[0] + typed + shape.value + written + shape.value_end[0]
+    return shape.key[0] + key + shape.key_end[0] + typed + shape.value + inside + shape.value_end[0]
 
 
 def _type_name(value: str) -> str:
@@ -157,7 +156,7 @@ def _type_name(value: str) -> str:
 def _tag(shape: TaggedCalls, key: str, value: str) -> str:
     """A value as a tag with tags in it."""
     if value.startswith('"'):
-        inside = json.loads(value, strict=False)
+        inside = text_of(value)
     elif value.startswith("{"):
         inside = "".join(_tag(shape, *member) for member in members(value))
     elif value.startswith("["):
@@ -168,9 +167,13 @@ def _tag(shape: TaggedCalls, key: str, value: str) -> str:
 
 
 def _python(call: ToolCall) -> str:
-    arguments = ", ".join(f"{key}={python_value(value)}" for key, value in members(call.arguments))
-    return PYTHON_CALL.format(name=call.name, arguments=arguments)
+    return PYTHON_CALL.format(name=call.name, arguments=written(_keywords, call.arguments))
+
+
+def _keywords(arguments: str) -> str:
+    return ", ".join(f"{key}={python_value(value)}" for key, value in members(arguments))
 
 
 def _brace(shape: BraceCalls, call: ToolCall) -> str:
-    return shape.open[0] + call.name + brace_value(call.arguments, shape.quote) + shape.close[0]
+    arguments = written(lambda text: brace_value(text, shape.quote), call.arguments)
+    return shape.open[0] + call.name + arguments + shape.close[0]

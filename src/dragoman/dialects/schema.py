@@ -104,7 +104,8 @@ class Place:
         return Place(next((schema for schema in items if isinstance(schema, Mapping)), ANY), self.root)
 
     def has(self, key: str) -> bool:
-        return any(key in (option.get("properties") or ()) for option in self._options or ())
+        found = (option.get("properties") for option in self._options or ())
+        return any(isinstance(properties, Mapping) and key in properties for properties in found)
 
     def json(self, text: str, untyped: str = "json") -> str:
         """The text as JSON of a type that may stand here; a string if it fits none."""

@@ -58,6 +58,14 @@ class _Level(Struct):
     """The place of what comes next in it."""
     at_key: bool
     empty: bool = True
+    full: bool = False
+    """An item is complete, and a comma or the end must follow."""
+
+    def may_be_followed_by(self, character: str) -> bool:
+        """`{"a": }`, `[1}` and `[1 2]` are no literals."""
+        if character in "]})":
+            return self.at_key and character == "}" if self.is_object else character != "}"
+        return not self.full if character != "," else self.at_key or not self.is_object
 
 
 def read_python_calls(m: "Machine", shape: PythonCalls) -> Wait[bool]:
@@ -146,8 +154,11 @@ def read_literal(
         level = levels[-1] if levels else None
         if not following or (yield from m.stands(stops)):
             return False
+        if level is not None and not level.may_be_followed_by(following):
+            return False
         if level is not None and following == ",":
             m.at += 1
+            level.full = False
             continue
         if level is not None and following in "]})":
             m.at += 1
@@ -171,7 +182,7 @@ def read_literal(
                 return False
         if not levels:
             return True
-        levels[-1].at_key = levels[-1].is_object
+        levels[-1].at_key, levels[-1].full = levels[-1].is_object, True
 
 
 def _key(m: Scanner, sink: Sink, level: _Level, style: Style, quotes: Marks) -> Wait[bool]:

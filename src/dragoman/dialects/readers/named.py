@@ -10,7 +10,8 @@ from dragoman.dialects.scan import Wait, structure_of
 if TYPE_CHECKING:
     from dragoman.dialects.machine import Machine
 
-NAME = re.compile(r"\s*[^\s<>{}\[\]\"']*\s*")
+# Lone surrogates stand for special tokens, and none of them is part of a name or an id.
+NAME = re.compile("\\s*[^\\s<>{}\\[\\]\"'\ud800-\udfff]*\\s*")
 KIMI_ID = re.compile(r"(?:functions\.)?(.+):(\d+)", re.DOTALL)
 
 

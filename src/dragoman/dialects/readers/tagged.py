@@ -13,8 +13,9 @@ from dragoman.dialects.schema import Place, quoted
 if TYPE_CHECKING:
     from dragoman.dialects.machine import Machine
 
-NAME = re.compile(r"\s*[^\s<>{}\[\]]*\s*")
-ATTRIBUTE = re.compile(r"[^\s<>]*")
+# Lone surrogates stand for special tokens, and none of them is part of a name.
+NAME = re.compile("\\s*[^\\s<>{}\\[\\]\ud800-\udfff]*\\s*")
+ATTRIBUTE = re.compile("[^\\s<>\ud800-\udfff]*")
 KEY = re.compile(r"[^<>\n]*")
 REST = re.compile(r"[^<>\n]*")
 CDATA, CDATA_END = Marks(("<![CDATA[",)), Marks(("]]>",))
