@@ -11,7 +11,7 @@ Schema: TypeAlias = Mapping[str, Any]
 ANY: Schema = {}
 """The schema of a place of which its tool says nothing."""
 WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
-NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
+NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 SURROGATE = re.compile("[\ud800-\udfff]")
 TYPE_NAMES = {
     "int": "integer",
@@ -182,7 +182,9 @@ def _fits(value: str, types: frozenset[str]) -> bool:
         return "null" in types
     if start in "tf":
         return "boolean" in types
-    return "number" in types or ("integer" in types and float(value).is_integer())
+    # A float would be infinite where an integer is merely long.
+    whole = value.lstrip("-").isdigit() or float(value).is_integer()
+    return "number" in types or ("integer" in types and whole)
 
 
 def _as_json(text: str) -> str | None:

@@ -8,6 +8,7 @@ import re
 from functools import cache
 from typing import TYPE_CHECKING
 
+import msgspec
 from msgspec import Struct
 
 from dragoman.dialects.compiled import marks_of
@@ -24,8 +25,9 @@ PARENTHESIS, EQUALS, BRACE = Marks(("(",)), Marks(("=",)), Marks(("{",))
 KEY_END, NO_MARKS = Marks((":", ",", "}")), Marks(())
 HEXADECIMAL = re.compile(r"[0-9a-fA-F]")
 VALUE_START = re.compile(r"[\w\"'\[{(\-+.]")
+# Nothing is given back once it is taken (++), so that a long word costs no more than its length.
 NUMBERISH = re.compile(
-    r"[+-]?(?:0[xX][\da-fA-F_]+|0[oO][0-7_]+|0[bB][01_]+|[\d_]*\.?[\d_]*(?:[eE][+-]?\d+)?)"
+    r"[+-]?(?:0[xX][0-9a-fA-F_]++|0[oO][0-7_]++|0[bB][01_]++|[0-9_]*+\.?[0-9_]*+(?:[eE][+-]?[0-9]++)?)"
 )
 ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0", "\n": ""}
 ESCAPES |= {"\\": "\\", "'": "'", '"': '"'}
@@ -39,9 +41,12 @@ class Style(Struct, frozen=True):
     quotes: tuple[str, ...]
     word_end: Marks
     escapes: bool
+    any_word: bool = True
+    """A bare word that means nothing is text."""
 
 
 PYTHON = Style(("'", '"'), Marks(" \n\t\r,[](){}:'\"="), escapes=True)
+STRICT_PYTHON = msgspec.structs.replace(PYTHON, any_word=False)
 
 
 @cache
@@ -212,10 +217,10 @@ def _scalar(m: Scanner, sink: Sink, style: Style, place: Place, quotes: Marks) -
     word = "".join(parts).strip()
     if not word:
         return False
-    if style.escapes:
-        sink(_word(word))
-    else:
-        sink(place.json(word, "json" if place.known else "text"))
+    value = _word(word) if style.escapes else place.json(word, "json" if place.known else "text")
+    if not style.any_word and value.startswith('"'):
+        return False
+    sink(value)
     return bool(found)
 
 
@@ -270,7 +275,7 @@ def python_as_json(text: str) -> str | None:
     scanner, parts = Scanner(), list[str]()
     scanner.append(text)
     scanner.ended = True
-    reading = read_literal(scanner, parts.append, PYTHON)
+    reading = read_literal(scanner, parts.append, STRICT_PYTHON)
     try:
         next(reading)
     except StopIteration as done:
