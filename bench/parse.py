@@ -88,7 +88,8 @@ def main(options: Options, plot_folder: str | None) -> None:
             )
     outcomes = run(options)
     tables(outcomes, where, options.rounds)
-    plots.parse([(each.parser, each.case, each.us) for each in outcomes if not each.long], plot_folder)
+    right = [each for each in outcomes if each.right and not each.long]
+    plots.parse([(each.parser, each.case, each.us) for each in right], plot_folder)
 
 
 def pythons_of(vllm: str | None = None, sglang: str | None = None) -> dict[str, str]:

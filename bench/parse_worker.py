@@ -28,8 +28,6 @@ class Outcome(Struct, frozen=True, kw_only=True):
     tokens: int
     us: float = 0.0
     """Processor time for one token, in microseconds."""
-    make_us: float = 0.0
-    """To make a parser."""
     right: bool = False
     right_at_16: bool = False
     error: str = ""
@@ -97,7 +95,6 @@ class Worker:
             long=case.long,
             tokens=len(case.tokens),
             us=reply.get("us", 0.0),
-            make_us=reply.get("make_us", 0.0),
             right=_right(case, reply),
             error=reply.get("error", ""),
         )

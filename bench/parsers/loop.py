@@ -66,19 +66,16 @@ def measure(begin: Callable[[Task, list[Delta]], Reading], task: Task) -> dict[s
     begin(task, deltas).run()  # warms up
     gc.collect()
     gc.freeze()
-    spent = making = 0.0
+    spent = 0.0
     for _ in range(task.passes):
-        start = time.process_time()
         reading = begin(task, deltas)
         began = time.process_time()
         reading.run()
         spent += time.process_time() - began
-        making += began - start
     told = reading.told()
     tokens = len(task.tokens) * task.passes
     return {
         "us": spent / tokens * 1e6,
-        "make_us": making / task.passes * 1e6,
         "text": told.text,
         "reasoning": told.reasoning,
         "calls": told.calls,

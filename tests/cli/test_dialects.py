@@ -52,8 +52,8 @@ def test_json_of_one(capsys: Capture) -> None:
 def test_unknown_name(capsys: Capture) -> None:
     assert main(["dialects", "deepseek_v33"]) == 2
     error = capsys.readouterr().err
-    assert "There is no dialect deepseek_v33." in error
-    assert "deepseek_v3" in error.partition("hint:")[2]
+    assert "There is no dialect 'deepseek_v33'. Did you mean 'deepseek_v3'?" in error
+    assert "`dragoman dialects`" in error.partition("hint:")[2]
 
 
 @pytest.mark.parametrize(("width", "columns"), [(30, 2), (40, 3), (90, 4)])
