@@ -17,7 +17,7 @@ DIALECTS = (
         models="Qwen3 and QwQ with reasoning",
         reasoning=Reasoning(ended_by_call=True, ended_by=("<tool_call>",)),
         calls=(CALLS,),
-        aliases=("base", "nano_v3"),
+        aliases=("base",),
     ),
     Dialect(
         name="qwen3_thinking",

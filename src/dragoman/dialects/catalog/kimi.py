@@ -19,7 +19,7 @@ DIALECTS = (
                 ids="kimi",
             ),
         ),
-        aliases=("kimik2", "kimi_k25"),
+        aliases=("kimik2", "kimi_k25", "kimi_thinking"),
     ),
     Dialect(
         name="kimi_k3",
@@ -54,6 +54,5 @@ DIALECTS = (
         name="kimi",
         models="Kimi-VL thinking",
         reasoning=Reasoning(open=("◁think▷",), close=("◁/think▷",)),
-        aliases=("kimi_thinking",),
     ),
 )

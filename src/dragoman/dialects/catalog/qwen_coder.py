@@ -48,7 +48,7 @@ DIALECTS = (
         models="Nemotron 3",
         reasoning=THINK,
         calls=(tags("tool_call"),),
-        aliases=("nemotron", "nemotron_3"),
+        aliases=("nemotron", "nemotron_3", "nano_v3"),
     ),
     Dialect(
         name="seed_oss",
