@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 
+from bench.errors import BenchError
 from dragoman.dialects import registry
 from dragoman.dialects.render import render
 from dragoman.types import Answer, ToolCall
@@ -147,6 +148,9 @@ def cases(names: list[str] | None = None) -> list[Case]:
                 found.append(_call(name, long, vllm, sglang))
         found.append(_prose(long))
         found.append(_reasoning(long))
+    if unknown := set(names or ()) - {case.name for case in found}:
+        known = ", ".join(dict.fromkeys(case.name for case in found))
+        raise BenchError(f"There is no case {', '.join(sorted(unknown))}. There are: {known}.")
     return [case for case in found if names is None or case.name in names]
 
 
@@ -176,7 +180,7 @@ def _call(name: str, long: bool, vllm: str, sglang: str) -> Case:
 def _prose(long: bool) -> Case:
     text = (PROSE * (LONG if long else SHORT)).strip()
     return Case(
-        name="prose, hermes on",
+        name="prose (hermes)",
         mode="prose",
         long=long,
         tokens=split(text),
@@ -190,7 +194,7 @@ def _prose(long: bool) -> Case:
 def _reasoning(long: bool) -> Case:
     reasoning, text = (PROSE * (LONG if long else SHORT)).strip(), "So that is what he was."
     return Case(
-        name="reasoning, qwen3",
+        name="reasoning (qwen3)",
         mode="reasoning",
         long=long,
         tokens=split(f"<think>\n{reasoning}\n</think>\n\n{text}"),
