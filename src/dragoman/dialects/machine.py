@@ -35,13 +35,14 @@ class Machine(Speaker):
         next(self._run, None)
 
     def feed(self, text: str) -> list[Event]:
-        if self.quick is not None and not self._events:
-            kind, other = self.quick
-            if other.search(text) is None:
-                return [Event(kind, 0, text, call=self.calls - 1)]
-        self.append(text.translate(self.compiled.replaced) if self.compiled.replaced else text)
-        next(self._run, None)
-        return self.taken()
+        if self.compiled.replaced:
+            text = text.translate(self.compiled.replaced)
+        said = self.said_quickly(text)
+        if said is None:
+            self.append(text)
+            next(self._run, None)
+            said = self.taken()
+        return said
 
     def finish(self) -> list[Event]:
         self.ended = True

@@ -14,7 +14,8 @@ from dragoman.types import Kind
 T = TypeVar("T")
 Wait: TypeAlias = Generator[None, None, T]
 Sink: TypeAlias = Callable[[str], object]
-Quick: TypeAlias = tuple[Kind, re.Pattern[str]]
+Quick: TypeAlias = tuple[Kind, re.Pattern[str], bool]
+"""The kind of what is coming, what would be something else, and whether it is to be escaped."""
 
 SPACE = re.compile(r"\s*")
 IN_STRING = re.compile(r'["\\\ud800-\udfff]')
@@ -30,8 +31,6 @@ class Marks:
         firsts = "".join(sorted({re.escape(mark[0]) for mark in self.all})) + "\ud800-\udfff"
         self.first = re.compile(f"[{firsts}]")
         """What a marker begins with, or a special token that is none here."""
-        self.escaped = re.compile(f'[{firsts}"\\\\\x00-\x1f]')
-        """The same, and what must be escaped in a JSON string."""
         self._prefixes = {mark[:size] for mark in self.all for size in range(1, len(mark))}
         self._longest = max(map(len, self.all), default=1)
 
@@ -79,11 +78,11 @@ class Scanner:
         self.ended = False
         self.holding = False
         self.quick: Quick | None = None
-        """While all that can come is more of the same: its kind, and what would be something else."""
+        """Set while all that can come is more of the same."""
         self._held: list[str] = []
         self._held_from = 0
 
-    def quickly(self, sink: Sink, other: re.Pattern[str], escaped: re.Pattern[str]) -> Quick | None:
+    def quickly(self, sink: Sink, other: re.Pattern[str]) -> Quick | None:
         """What text for this sink becomes as it stands, while nothing else is in it."""
         return None
 
@@ -166,7 +165,7 @@ class Scanner:
             if mark or self.ended:
                 return mark
             if self.at == len(self.text):
-                self.quick = self.quickly(sink, marks.first, marks.escaped)
+                self.quick = self.quickly(sink, marks.first)
             yield
             self.quick = None
 
@@ -202,7 +201,7 @@ class Scanner:
             if found is None:
                 if self.ended:
                     return False
-                self.quick = self.quickly(sink, IN_STRING, IN_STRING)
+                self.quick = self.quickly(sink, IN_STRING)
                 yield
                 self.quick = None
             elif found.group() == '"':

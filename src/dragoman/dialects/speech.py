@@ -88,16 +88,29 @@ class Speaker(Scanner):
         """Where text goes that is no part of a call."""
         return self.think if self.reasoning else self.say
 
-    def quickly(self, sink: Sink, other: re.Pattern[str], escaped: re.Pattern[str]) -> Quick | None:
-        if self.compiled.replaced:
-            return None
+    def quickly(self, sink: Sink, other: re.Pattern[str]) -> Quick | None:
         if sink == self.say:
-            return ("text", other) if self._blank is None else None
+            return ("text", other, False) if self._blank is None else None
         if sink == self.think:
-            return "reasoning", other
-        if self._draft is None and sink in (self.arguments, self.string_arguments):
-            return "call_arguments", other if sink == self.arguments else escaped
+            return "reasoning", other, False
+        if sink in (self.arguments, self.string_arguments):
+            return "call_arguments", other, sink == self.string_arguments
         return None
+
+    def said_quickly(self, text: str) -> list[Event] | None:
+        """What the text is, if that is certain without reading it; None if it must be read."""
+        if self.quick is None or self._events:
+            return None
+        kind, other, to_escape = self.quick
+        if other.search(text) is not None:
+            return None
+        event = Event(kind, 0, escaped(text) if to_escape else text, call=self.calls - 1)
+        if self._draft is None:
+            return [event]
+        self.append(text)
+        self.at = len(self.text)
+        self._draft.append(event)
+        return []
 
     def escaping(self, sink: Sink) -> Sink:
         return self.string_arguments if sink == self.arguments else super().escaping(sink)

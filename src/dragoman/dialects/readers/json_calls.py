@@ -121,7 +121,7 @@ class _ObjectReader:
         m, parts = self.m, ["{"]
         if self.shape.python:
             said = self.name is not None and self._open()
-            return (yield from self._value(self._say if said else self.early.append))
+            return (yield from self._value(self._sink if said else self.early.append))
         m.at += 1
         while (following := (yield from m.peek())).isspace():
             parts.append(following)

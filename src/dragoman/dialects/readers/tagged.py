@@ -206,9 +206,10 @@ class TagReader:
 
     def _cdata(self, place: Place, text: bool) -> Wait[bool]:
         m, parts = self.m, list[str]()
-        if not (yield from m.until(CDATA_END, parts.append)):
+        m.arguments('"' if text else "")
+        if not (yield from m.until(CDATA_END, m.string_arguments if text else parts.append)):
             return False
-        m.arguments(quoted("".join(parts)) if text else place.json("".join(parts), self.shape.untyped))
+        m.arguments('"' if text else place.json("".join(parts), self.shape.untyped))
         yield from m.space()
         yield from m.match(marks_of(self.shape.value_end))
         return True
