@@ -12,7 +12,10 @@ DIALECTS = (
     Dialect(
         name="llama4_pythonic",
         models="Llama 4",
-        calls=(PythonCalls(whole=True),),
+        calls=(
+            PythonCalls(open=("<|python_start|>",), close=("<|python_end|>",), silent=True),
+            PythonCalls(whole=True),
+        ),
         drops=("<|python_start|>", "<|python_end|>"),
     ),
     Dialect(
