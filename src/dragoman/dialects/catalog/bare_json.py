@@ -31,8 +31,8 @@ DIALECTS = (
         reasoning=Reasoning(open=("<think>",), close=("</think>",)),
         calls=(
             JsonCalls(list="must", whole=True),
-            JsonCalls(open=("[TOOL_CALLS]",), list="must", whole=True),
-            JsonCalls(open=("<tool_call>",), close=("</tool_call>",), list="must", whole=True),
+            JsonCalls(open=("[TOOL_CALLS]",), list="must"),
+            JsonCalls(open=("<tool_call>",), close=("</tool_call>",), list="must"),
             JsonCalls(open=("```json\n", "```\n"), close=("\n```",), list="must", whole=True),
         ),
     ),
@@ -40,7 +40,7 @@ DIALECTS = (
         name="sarashina",
         models="SoftBank Sarashina",
         calls=(
-            JsonCalls(open=("<|tool_calls|>",), list="must", python=True, whole=True, silent=True),
+            JsonCalls(open=("<|tool_calls|>",), list="must", python=True, silent=True),
             JsonCalls(list="must", python=True, whole=True),
         ),
     ),
