@@ -74,8 +74,8 @@ class TagReader:
 
     def _cut_short(self) -> bool:
         """The text ended here, or within the next tag."""
-        rest = self.m.text[self.m.at :]
-        return self.m.ended and any(mark.startswith(rest) for mark in self.goes_on.all)
+        m = self.m
+        return m.ended and any(mark.startswith(m.text[m.at :]) for mark in self.goes_on.all)
 
     def _named(self, name: str) -> str:
         if self.shape.entities:
