@@ -3,7 +3,9 @@
 from dragoman.dialects.declare import Dialect, JsonCalls, Reasoning
 
 THINKING = Reasoning(
-    open=("<|START_THINKING|>",), close=("<|END_THINKING|>",), ended_by=("<|START_ACTION|>",)
+    open=("<|START_THINKING|>",),
+    close=("<|END_THINKING|>",),
+    ended_by=("<|START_ACTION|>", "<|START_RESPONSE|>", "<|START_TEXT|>"),
 )
 ACTIONS = JsonCalls(
     open=("<|START_ACTION|>\n", "<|START_ACTION|>"),

@@ -24,7 +24,7 @@ def dsml(outer: str, space: str = "") -> TaggedCalls:
         then=('">\n',),
         empty=('"/>',),
         key=(f'{tag}parameter name="',),
-        key_end=('" string="',),
+        key_end=('" string="', '">'),
         type_end=('">',),
         types="string",
         value_end=(f"{end}parameter>\n",),

@@ -22,7 +22,7 @@ DIALECTS = (
         reasoning=Reasoning(open=("<think>",), close=("</think>",)),
         calls=(
             JsonCalls(
-                open=tuple(PLUGIN.format(space) for space in ("", " ", "\n", " \n", "\n ")),
+                open=tuple(PLUGIN.format(space) for space in ("", " ", "\n", " \n", "\n ", "\n\n")),
                 close=("<|action_end|>",),
                 arguments=("parameters", "arguments"),
             ),

@@ -37,7 +37,7 @@ DIALECTS = (
                 rest='" index="{index}"',
                 then=("<|sep|>",),
                 key=('<|open|>argument key="',),
-                key_end=('" type="',),
+                key_end=('" type="', '"<|sep|>'),
                 type_end=('"<|sep|>',),
                 types="name",
                 value_end=("<|close|>argument<|sep|>",),

@@ -145,7 +145,7 @@ class TagReader:
         if not found:
             return self._broken()
         stated = ""
-        if shape.type_end:
+        if shape.type_end and found not in shape.type_end:
             stated, found = yield from m.collect(marks_of(shape.type_end), ATTRIBUTE)
             if not found:
                 return self._broken()
@@ -181,10 +181,8 @@ class TagReader:
 
     def _is_text(self, place: Place, stated: str) -> bool:
         """Known to be a string before it is read, so that it can be said as it comes."""
-        if self.shape.types == "string":
-            return stated == "true"
-        if self.shape.types == "name":
-            return stated == "string"
+        if stated:
+            return stated == ("true" if self.shape.types == "string" else "string")
         return place.is_text or (not place.types and self.shape.untyped == "text")
 
     def _until_end(self, text: bool, parts: list[str]) -> Wait[bool]:
@@ -208,6 +206,7 @@ class TagReader:
         m, parts = self.m, list[str]()
         m.arguments('"' if text else "")
         if not (yield from m.until(CDATA_END, m.string_arguments if text else parts.append)):
+            m.arguments("".join(parts).strip())
             return False
         m.arguments('"' if text else place.json("".join(parts), self.shape.untyped))
         yield from m.space()
