@@ -14,7 +14,7 @@ WORD = re.compile(r"[\w.\-:/]+")
 NAME = re.compile(r"\s*[\w.\-:/]*")
 # A word; then markers with a word each, and recipients. Further words are those of prose.
 HEADER = re.compile(
-    "\\s*[\\w.:/=\\-]*(?:\\s(?:t(?:o(?:=[^\\s<\ud800-\udfff]*)?)?)?|(?:<[^<>\\s]*>?|[\ud800-\udfff])\\s*[\\w.:/\\-]*)*"
+    "\\s*[\\w.:/=\\-]*(?:\\s(?:t(?:o(?:=[^\\s<\ud800-\udfff]*(?:\\s\\w*)?)?)?)?|(?:<[^<>\\s]*>?|[\ud800-\udfff])\\s*[\\w.:/\\-]*)*"
 )
 MOST_HEADER = 256
 CALL = NamedCalls()

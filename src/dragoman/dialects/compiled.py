@@ -83,10 +83,11 @@ def compile_dialect(
         chosen = msgspec.structs.replace(chosen, reasoning=None)
     if json_answer and dialect.unfenced:
         chosen = msgspec.structs.replace(chosen, drops=(*chosen.drops, *FENCE))
-    spelled = str(msgspec.to_builtins(chosen))
+    spelled = str(msgspec.to_builtins(msgspec.structs.replace(chosen, prepends="")))
     used = sorted(token for token in special if token and token in spelled)[:MOST_SENTINELS]
     sentinels = {token: chr(FIRST_SENTINEL + number) for number, token in enumerate(used)}
-    return Compiled(_by_id(chosen, sentinels), sentinels, calls=calls, reasoning=reasoning)
+    by_id = msgspec.structs.replace(_by_id(chosen, sentinels), prepends=dialect.prepends)
+    return Compiled(by_id, sentinels, calls=calls, reasoning=reasoning)
 
 
 def _by_id(value: D, sentinels: dict[str, str]) -> D:

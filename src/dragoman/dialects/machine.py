@@ -5,7 +5,7 @@ may still turn out to be text, and is then given back as such. Nothing is read t
 """
 
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 
 from dragoman.dialects.channels import read_channels
 from dragoman.dialects.compiled import Compiled, Meaning, marks_of
@@ -13,10 +13,11 @@ from dragoman.dialects.declare import Calls, Spellings
 from dragoman.dialects.readers import fits, read_calls
 from dragoman.dialects.scan import Marks, Wait
 from dragoman.dialects.schema import Tools
-from dragoman.dialects.speech import Speaker, State
+from dragoman.dialects.speech import Speaker
 from dragoman.types import Event
 
 HEADER = re.compile(r"[\w.\-]*")
+MOST_MARKER = 64
 SPAN = re.compile(r"[\s\d:,\[\]]*")
 
 
@@ -31,6 +32,7 @@ class Machine(Speaker):
             self.think(thinking.preface)
         if self.dialect.prepends:
             self.say(self.dialect.prepends)
+        self._between_calls = False
         self._run: Generator[None, None, None] = self._main()
         next(self._run, None)
 
@@ -46,6 +48,8 @@ class Machine(Speaker):
 
     def finish(self) -> list[Event]:
         self.ended = True
+        if self._between_calls and self._half_of(close for group in self.awaited for close in group):
+            self.at = len(self.text)
         next(self._run, None)
         self.last_words()
         return self.taken()
@@ -56,7 +60,9 @@ class Machine(Speaker):
             return
         while True:
             table = self.compiled.reasoning if self.reasoning else self.compiled.text
+            self._between_calls = True
             mark = yield from self.until(table.marks, self.sink)
+            self._between_calls = False
             if not mark:
                 return
             yield from self.obey(mark, table.meanings[mark])
@@ -105,7 +111,6 @@ class Machine(Speaker):
 
     def _try(self, mark: str, meaning: Meaning) -> Wait[None]:
         """A call may follow. If none does, the marker and what was read after it are text."""
-        state = self.state()
         self.hold(len(mark))
         if meaning.bare:
             self.at -= len(meaning.core)
@@ -116,12 +121,12 @@ class Machine(Speaker):
                 yield from self._close(shape, meaning)
         if self.holding:
             dropped = shape is not None and shape.late and self.ended and self.at == len(self.text)
-            self._take_back(state, meaning, dropped=dropped)
+            self._take_back(meaning, dropped=dropped)
         elif shape is None:
             yield from self.skip(meaning.trail)
 
-    def _take_back(self, state: State, meaning: Meaning, *, dropped: bool) -> None:
-        given = self.retract(state)
+    def _take_back(self, meaning: Meaning, *, dropped: bool) -> None:
+        given = self.retract()
         if not given:
             # A bare call that failed at its first character: at least this one is read, as text.
             self.at += len(meaning.core)
@@ -174,5 +179,12 @@ class Machine(Speaker):
             self._await(shape.section.close)
         if shape.close:
             yield from self.space()
-            if not (yield from self.match(marks_of(shape.close))):
+            closes = marks_of(shape.close)
+            if not (yield from self.match(closes)):
                 self._await(shape.close)
+                self.at = len(self.text) if self.ended and self._half_of(closes.all) else self.at
+
+    def _half_of(self, closes: Iterable[str]) -> bool:
+        """Whether all that is left is the beginning of a closing marker, which the end has cut off."""
+        rest = self.text[self.at : self.at + MOST_MARKER]
+        return bool(rest) and any(close.startswith(rest) for close in closes)

@@ -113,7 +113,10 @@ class Scanner:
 
     def unread(self, text: str) -> None:
         """Put text back in front of what is to be read."""
-        self.text, self.at = text + self.text[self.at :], 0
+        if self.text.endswith(text, 0, self.at):
+            self.at -= len(text)
+        else:
+            self.text, self.at = text + self.text[self.at :], 0
 
     # Moves
 

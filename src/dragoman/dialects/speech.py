@@ -1,6 +1,7 @@
 """What a machine says: events, some of which are a draft until a call has proved to be one."""
 
 import re
+from itertools import count
 from secrets import token_hex
 
 from msgspec import Struct
@@ -41,6 +42,8 @@ class Speaker(Scanner):
         self._events: list[Event] = []
         self._draft: list[Event] | None = None
         self._ids: set[str] = set()
+        self._before = self.state()
+        """How things were when the present trial began."""
 
     def taken(self) -> list[Event]:
         """What was said since the last time."""
@@ -105,6 +108,7 @@ class Speaker(Scanner):
         if other.search(text) is not None:
             return None
         event = Event(kind, 0, escaped(text) if to_escape else text, call=self.calls - 1)
+        self._said = True
         if self._draft is None:
             return [event]
         self.append(text)
@@ -149,11 +153,13 @@ class Speaker(Scanner):
         self._events.append(Event("call_close", 0, call=self.calls - 1))
 
     def _id(self, name: str, id_: str | None, shape: Calls) -> str:
-        if not id_ or id_ in self._ids:
+        """The id the model wrote, unless it has written it before; else one in the way of its family."""
+        numbers = count(self.calls)
+        while not id_ or id_ in self._ids:
             made_up = {
                 "call": "call_" + token_hex(12),
                 "mistral": token_hex(5)[:9],
-                "kimi": f"functions.{name}:{self.calls}",
+                "kimi": f"functions.{name}:{next(numbers)}",
             }
             id_ = made_up[shape.ids]
         self._ids.add(id_)
@@ -165,8 +171,13 @@ class Speaker(Scanner):
         blank = None if self._blank is None else "".join(self._blank)
         return State(self.reasoning, self._said, blank, self.calls, self.awaited)
 
-    def retract(self, state: State) -> str:
+    def hold(self, back: int = 0) -> None:
+        super().hold(back)
+        self._before = self.state()
+
+    def retract(self) -> str:
         """The trial has failed: all is as it was, but for the text that was read, which is given back."""
+        state = self._before
         self.reasoning, self._said = state.reasoning, state.said
         self._blank = None if state.blank is None else [state.blank]
         self.calls, self.awaited, self._draft = state.calls, state.awaited, None
