@@ -19,8 +19,10 @@ from msgspec.structs import FieldInfo, fields
 from dragoman import errors, settings
 from dragoman.api.chat_request import ChatRequest
 from dragoman.api.completions_request import CompletionRequest
+from dragoman.api.constraint_fields import ConstraintFields
 from dragoman.api.embeddings import EmbeddingRequest
-from dragoman.api.fields import HarmlessFields, SharedFields
+from dragoman.api.fields import SharedFields
+from dragoman.api.harmless_fields import HarmlessFields
 from dragoman.api.messages import MessageBody
 from dragoman.api.openapi import OPERATIONS
 from dragoman.api.parsing import ParseCalls, ParseReasoning
@@ -241,7 +243,8 @@ def dialect_table() -> str:
 
 
 TABLES: Mapping[str, Callable[[], str]] = {
-    "shared": lambda: field_table(SharedFields, "shared", without=HarmlessFields),
+    "shared": lambda: field_table(SharedFields, "shared", without=ConstraintFields),
+    "constraints": lambda: field_table(ConstraintFields, "constraints", without=HarmlessFields),
     "chat": lambda: field_table(ChatRequest, "chat", without=SharedFields),
     "completions": lambda: field_table(CompletionRequest, "completions", without=SharedFields),
     "message": lambda: field_table(MessageBody, "message"),

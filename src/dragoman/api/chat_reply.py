@@ -10,17 +10,27 @@ from dragoman.types import Answer, Event, TokenLogprob, ToolCall, Usage
 
 
 class ChatSpelling:
-    """`legacy` writes a call as `function_call`, for clients that sent `functions`; `reasoning` shows it."""
+    """`legacy` writes a call as `function_call`, for clients that sent `functions`; `reasoning` shows it.
+
+    `named` says that the client has named the tool: it knows that there is a call, and the reason is `stop`.
+    """
 
     object = "chat.completion.chunk"
 
     def __init__(
-        self, speller: Speller, *, logprobs: bool = False, legacy: bool = False, reasoning: bool = True
+        self,
+        speller: Speller,
+        *,
+        logprobs: bool = False,
+        legacy: bool = False,
+        reasoning: bool = True,
+        named: bool = False,
     ) -> None:
         self._speller = speller
         self._logprobs = logprobs
         self._legacy = legacy
         self._reasoning = reasoning
+        self._named = named
         self._called: set[int] = set()
 
     def silent(self, event: Event) -> bool:
@@ -72,7 +82,7 @@ class ChatSpelling:
 
     def reason(self, finish: str | None, *, called: bool) -> str | None:
         """A call that was cut off by the length is no finished one."""
-        if finish != "stop" or not called:
+        if finish != "stop" or not called or self._named:
             return finish
         return "function_call" if self._legacy else "tool_calls"
 

@@ -10,7 +10,6 @@ from dragoman.errors import BadRequest
 from dragoman.limits import Limits, check_count
 
 MAX_NAME = 256
-FORCING = ("function", "custom", "allowed_tools")
 
 Function: TypeAlias = dict[str, Any]
 
@@ -45,18 +44,11 @@ def check_tools(declared: Declared, limits: Limits) -> None:
     _check_bytes(declared, limits.tool_bytes)
 
 
-def refuse_strict(declared: Declared) -> None:
-    for place, function in declared.placed():
-        if function.get("strict"):
-            message = "Arguments are not forced into a schema yet; leave out strict, or send false."
-            raise BadRequest(message, param=f"{place}.strict", code="unsupported_field")
-
-
 def _check_bytes(declared: Declared, most: int) -> None:
     try:
         size = len(encode_json(declared.functions))
     except RecursionError:
-        raise _wrong(declared.field, "is nested too deeply") from None
+        raise wrong(declared.field, "is nested too deeply") from None
     check_count(size, most, declared.field, f"bytes of {declared.field}")
 
 
@@ -65,37 +57,26 @@ def _check_functions(placed: Iterable[tuple[str, Function]]) -> None:
     for place, function in placed:
         name = function.get("name")
         if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
-            raise _wrong(f"{place}.name", f"must be a string of 1 to {MAX_NAME} characters")
+            raise wrong(f"{place}.name", f"must be a string of 1 to {MAX_NAME} characters")
         if name in seen:
-            raise _wrong(f"{place}.name", f"is {name!r} a second time; names must differ")
+            raise wrong(f"{place}.name", f"is {name!r} a second time; names must differ")
         seen.add(name)
         if not isinstance(function.get("description"), str | None):
-            raise _wrong(f"{place}.description", "must be a string")
+            raise wrong(f"{place}.description", "must be a string")
         _check_parameters(function.get("parameters"), f"{place}.parameters")
         if function.get("strict") not in (None, False, True):
-            raise _wrong(f"{place}.strict", "must be true or false")
+            raise wrong(f"{place}.strict", "must be true or false")
 
 
 def _check_parameters(schema: Any, place: str) -> None:
     if schema is None:
         return
     if not isinstance(schema, dict):
-        raise _wrong(place, "must be a JSON Schema object")
+        raise wrong(place, "must be a JSON Schema object")
     if schema.get("type", "object") != "object":
-        raise _wrong(f"{place}.type", "must be 'object': arguments are passed by name")
+        raise wrong(f"{place}.type", "must be 'object': arguments are passed by name")
     if not isinstance(schema.get("properties", {}), dict):
-        raise _wrong(f"{place}.properties", "must be an object")
-
-
-def check_choice(choice: Any, param: str) -> None:
-    """`auto` and `none` are honoured; what forces a call is refused."""
-    if choice in (None, "auto", "none"):
-        return
-    kind = choice.get("type", "function") if isinstance(choice, dict) else choice
-    if kind == "required" or kind in FORCING:
-        message = f"Forcing a call is not offered yet: {param} can be auto or none."
-        raise BadRequest(message, param=param, code="unsupported_field")
-    raise _wrong(param, "must be auto or none")
+        raise wrong(f"{place}.properties", "must be an object")
 
 
 def for_template(functions: Iterable[Function]) -> tuple[Function, ...]:
@@ -106,5 +87,5 @@ def for_template(functions: Iterable[Function]) -> tuple[Function, ...]:
     )
 
 
-def _wrong(place: str, what: str) -> BadRequest:
+def wrong(place: str, what: str) -> BadRequest:
     return BadRequest(f"'{place}' {what}.", param=place, code="invalid_value")

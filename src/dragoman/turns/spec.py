@@ -1,6 +1,6 @@
 """What a client asked, whatever API it came through."""
 
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 
@@ -20,6 +20,34 @@ class Reading(Struct, frozen=True, kw_only=True):
     """The answer ends where a further call begins."""
 
 
+Syntax: TypeAlias = Literal["json_object", "json_schema", "regex", "choice", "gbnf", "lark"]
+
+
+class Wanted(Struct, frozen=True, kw_only=True):
+    """What the text of an answer must be."""
+
+    syntax: Syntax
+    value: Any = None
+    """The schema, the pattern, the choices or the grammar."""
+    param: str
+    """The field that it came in."""
+
+
+class Calling(Struct, frozen=True, kw_only=True):
+    """What is asked about calls beyond what the model does by itself."""
+
+    required: bool = False
+    """The answer must have a call."""
+    names: tuple[str, ...] | None = None
+    """Only these tools may be called; None: any of them."""
+    named: bool = False
+    """The client has named the one tool to call, and gets one call of it."""
+    strict: bool = False
+    """Calls must be in the schemas of their tools."""
+    param: str = "tool_choice"
+    """The field that asks for it."""
+
+
 class TurnSpec(Struct, frozen=True, kw_only=True):
     model: str | None
     prompts: tuple[Prompt, ...]
@@ -27,6 +55,8 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
     """`max_tokens` 0 means as many as the context holds; `bad_words` come as text, below."""
     reading: Reading | None = None
     """None: the answer is text and nothing else."""
+    wanted: Wanted | None = None
+    calling: Calling | None = None
     n: int = 1
     """Continuations to compute for each prompt."""
     stop: tuple[str, ...] = ()
@@ -38,3 +68,9 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
     priority: int = 0
     cache_salt: str = ""
     reuse_prefix: bool = True
+
+    @property
+    def constrained(self) -> bool:
+        """Whether a grammar may be made for it."""
+        single = self.reading is not None and self.reading.calls and self.reading.most_calls is not None
+        return self.wanted is not None or self.calling is not None or single

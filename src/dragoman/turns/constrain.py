@@ -1,0 +1,84 @@
+"""From what a client wants of an answer to a constraint on its token ids."""
+
+from functools import cached_property
+
+from msgspec.structs import replace
+
+from dragoman.constrain.constraint import Constraint
+from dragoman.constrain.vocabulary import Matcher, Vocabulary
+from dragoman.dialects.declare import Dialect
+from dragoman.dialects.registry import get
+from dragoman.engines.protocol import ModelCard, Tokenizer
+from dragoman.errors import BadRequest
+from dragoman.turns.spec import Reading, TurnSpec, Wanted
+from dragoman.types import JobConstraint
+
+UNSPOKEN = "json"
+"""The dialect in which a model that knows no calls is made to write one."""
+
+
+class Ready:
+    """A compiled constraint: each answer walks through a copy of its own."""
+
+    def __init__(self, matcher: Matcher) -> None:
+        self._matcher = matcher
+
+    def start(self) -> Matcher:
+        return self._matcher.copy()
+
+
+class Constrainer:
+    """Makes the constraints of one model. Safe to call from worker threads."""
+
+    def __init__(self, card: ModelCard, tokenizer: Tokenizer) -> None:
+        self._card = card
+        self._tokenizer = tokenizer
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """Made at the first use: it takes a while for a large vocabulary."""
+        tokenizer = self._tokenizer
+        return Vocabulary(tokenizer.pieces, tokenizer.special, tokenizer.end_ids)
+
+    def check(self, spec: TurnSpec) -> None:
+        """Raises where the engine cannot do it: an answer without its constraint would be a wrong one."""
+        asked = spec.wanted or spec.calling
+        if asked is not None and not self._card.constrains:
+            message = f"This engine cannot constrain its answers; leave out '{asked.param}'."
+            raise BadRequest(message, param=asked.param, code="unsupported_field")
+
+    def constraint(self, spec: TurnSpec, dialect: Dialect, *, in_reasoning: bool) -> JobConstraint | None:
+        if not spec.constrained or not self._card.constrains:
+            return None
+        text = None if spec.wanted is None else _text(spec.wanted)
+        if spec.reading is not None and (dialect.has_calls or dialect.reasoning):
+            text = self._answer(spec, spec.reading, dialect, text, in_reasoning)
+        return None if text is None else Ready(text.start(self.vocabulary))
+
+    def _answer(
+        self, spec: TurnSpec, reading: Reading, dialect: Dialect, text: Constraint | None, in_reasoning: bool
+    ) -> Constraint | None:
+        raise NotImplementedError
+
+
+def dialect_for(spec: TurnSpec, dialect: Dialect) -> Dialect:
+    """The model's own; but one that knows no calls writes them as JSON, if there has to be one."""
+    if dialect.has_calls or spec.calling is None or not spec.calling.required:
+        return dialect
+    return replace(get(UNSPOKEN), reasoning=dialect.reasoning)
+
+
+def _text(wanted: Wanted) -> Constraint:
+    match wanted.syntax:
+        case "json_object":
+            return Constraint.from_json_object()
+        case "json_schema":
+            return Constraint.from_json_schema(wanted.value, wanted.param)
+        case "regex":
+            return Constraint.from_regex(wanted.value, wanted.param)
+        case "choice":
+            return Constraint.from_choice(wanted.value, wanted.param)
+        case "gbnf":
+            return Constraint.from_gbnf(wanted.value, wanted.param)
+        case "lark":
+            return Constraint.from_lark(wanted.value, wanted.param)
