@@ -26,7 +26,9 @@ class Vocabulary:
         if wrong:
             raise ValueError(f"id {wrong[0]} is not in a vocabulary of {self.size}")
         self._ends = np.array(sorted(self.end_ids), dtype=np.int64)
-        names = {id_: text.encode() for text, id_ in special.items()}
+        # Special tokens are told apart by name. One without any would be allowed wherever another one is.
+        names = {id_: f"<|id {id_}|>".encode() for id_ in (*special.values(), *self.end_ids)}
+        names |= {id_: text.encode() for text, id_ in special.items() if text}
         tokens = [names.get(id_, piece) for id_, piece in enumerate(pieces)]
         # An end id of ours, above all others, stands for "the grammar accepts here". So the model's own end
         # ids stay free to be markers in a grammar, as harmony's <|call|> is.
