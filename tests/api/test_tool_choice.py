@@ -30,8 +30,8 @@ def allowed(mode: str, *tools: dict[str, Any]) -> dict[str, Any]:
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(tools)}}
 
 
-FORCED = Calling(required=True, strict=True)
-NAMED = Calling(required=True, named=True, names=("g",), strict=True)
+FORCED = Calling(required=True)
+NAMED = Calling(required=True, named=True, names=("g",))
 
 
 @pytest.mark.parametrize(
@@ -43,10 +43,10 @@ NAMED = Calling(required=True, named=True, names=("g",), strict=True)
         ("required", FORCED),
         (function("g"), NAMED),
         ({"type": "function", "name": "g"}, NAMED),
-        (allowed("auto", function("g")), Calling(names=("g",), strict=True)),
-        (allowed("required", function("g")), Calling(required=True, names=("g",), strict=True)),
+        (allowed("auto", function("g")), Calling(names=("g",))),
+        (allowed("required", function("g")), Calling(required=True, names=("g",))),
         ({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]},
-         Calling(names=("f",), strict=True)),
+         Calling(names=("f",))),
     ],
 )  # fmt: skip
 def test_what_a_choice_asks_for(choice: Any, asked: Calling | None) -> None:
@@ -58,7 +58,7 @@ def test_what_a_choice_asks_for(choice: Any, asked: Calling | None) -> None:
     [
         ("none", None),
         ("auto", None),
-        ({"name": "g"}, Calling(required=True, named=True, names=("g",), strict=True, param="function_call")),
+        ({"name": "g"}, Calling(required=True, named=True, names=("g",), param="function_call")),
     ],
 )
 def test_the_older_form(choice: Any, asked: Calling | None) -> None:
@@ -68,7 +68,7 @@ def test_the_older_form(choice: Any, asked: Calling | None) -> None:
 
 def test_a_strict_tool_asks_by_itself() -> None:
     asked = spec(tools=[function("f"), function("g", strict=True)]).calling
-    assert asked == Calling(strict=True, param="tools[1].function.strict")
+    assert asked == Calling(param="tools[1].function.strict")
     assert spec(tools=[function("f", strict=True)], tool_choice="none").calling is None
 
 

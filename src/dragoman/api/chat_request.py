@@ -8,7 +8,7 @@ from dragoman.api.fields import SharedFields, check_shared, sampling, turn_spec
 from dragoman.api.messages import MessageBody, check_messages, joined, to_message
 from dragoman.api.read import Reader
 from dragoman.api.tool_choice import calling
-from dragoman.api.tools import Declared, Function, FunctionTool, check_tools, for_template
+from dragoman.api.tools import Declared, Function, Tool, check_tools, for_template
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits, check_count
 from dragoman.turns.spec import Calling, Reading, TurnSpec
@@ -18,7 +18,7 @@ from dragoman.types import Conversation
 class ChatRequest(SharedFields, kw_only=True, forbid_unknown_fields=True):
     # What makes the prompt.
     messages: Annotated[list[MessageBody], Meta(min_length=1)]
-    tools: list[FunctionTool] | None = None
+    tools: list[Tool] | None = None
     functions: list[Function] | None = None
     documents: list[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None
@@ -99,6 +99,7 @@ def _reading(request: ChatRequest, told: Conversation) -> Reading:
         calls=bool(told.tools) and not unwanted,
         reasoning=request.separate_reasoning is not False and request.reasoning_format != "none",
         most_calls=1 if single else None,
+        custom=request.declared.custom,
     )
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from dragoman.api.tools import Declared, wrong
 from dragoman.errors import BadRequest
 from dragoman.turns.spec import Calling
@@ -20,16 +22,10 @@ def calling(choice: Any, param: str, declared: Declared) -> Calling | None:
         return None
     strict = _strict(declared)
     if choice in (None, "auto"):
-        return None if strict is None else Calling(strict=True, param=strict)
+        return None if strict is None else Calling(param=strict)
     asked = _asked(choice, param)
     _check_declared(asked.names, param, declared)
-    return Calling(
-        required=asked.required,
-        names=asked.names,
-        named=asked.named,
-        strict=True,
-        param=param,
-    )
+    return replace(asked, param=param)
 
 
 def _strict(declared: Declared) -> str | None:

@@ -6,6 +6,7 @@ from typing import Any, Literal, Self, TypeAlias
 from msgspec import Struct
 from msgspec.json import encode as encode_json
 
+from dragoman.api.custom_tools import CustomTool, as_function
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits, check_count
 
@@ -14,9 +15,10 @@ MAX_NAME = 256
 Function: TypeAlias = dict[str, Any]
 
 
-class FunctionTool(Struct, forbid_unknown_fields=True):
-    function: Function
-    type: Literal["function"] = "function"
+class Tool(Struct, forbid_unknown_fields=True):
+    type: Literal["function", "custom"] = "function"
+    function: Function | None = None
+    custom: CustomTool | None = None
 
 
 class Declared(Struct, frozen=True):
@@ -24,17 +26,27 @@ class Declared(Struct, frozen=True):
 
     field: str
     functions: Sequence[Function]
+    custom: frozenset[str] = frozenset()
+    """Those that stand for custom tools."""
 
     @classmethod
-    def of(cls, tools: Sequence[FunctionTool] | None, functions: Sequence[Function] | None = None) -> Self:
+    def of(cls, tools: Sequence[Tool] | None, functions: Sequence[Function] | None = None) -> Self:
         if functions and not tools:
             return cls("functions", functions)
-        return cls("tools", [tool.function for tool in tools or ()])
+        made = [_function(tool, f"tools[{number}]") for number, tool in enumerate(tools or ())]
+        return cls("tools", made, frozenset(tool.custom.name for tool in tools or () if tool.custom))
 
     def placed(self) -> Iterator[tuple[str, Function]]:
-        inner = ".function" if self.field == "tools" else ""
         for number, function in enumerate(self.functions):
-            yield f"{self.field}[{number}]{inner}", function
+            kind = "custom" if function.get("name") in self.custom else "function"
+            yield f"{self.field}[{number}]" + (f".{kind}" if self.field == "tools" else ""), function
+
+
+def _function(tool: Tool, place: str) -> Function:
+    given = tool.function if tool.type == "function" else tool.custom
+    if given is None or (tool.function is not None and tool.custom is not None):
+        raise wrong(place, f"must have a '{tool.type}', and nothing else beside its type")
+    return as_function(given, f"{place}.custom") if isinstance(given, CustomTool) else given
 
 
 def check_tools(declared: Declared, limits: Limits) -> None:

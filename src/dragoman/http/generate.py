@@ -25,6 +25,7 @@ async def chat(host: Host, exchange: Exchange) -> None:
         legacy=request.legacy,
         reasoning=request.include_reasoning is not False,
         named=request.names_a_tool,
+        custom=request.declared.custom,
     )
     if request.stream:
         await _stream_chat(host, exchange, request, turn, head, spelling)

@@ -1,16 +1,19 @@
 """From what a client wants of an answer to a constraint on its token ids."""
 
+from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 from msgspec.structs import replace
 
+from dragoman.constrain.answer import Choice, answer_grammar
 from dragoman.constrain.constraint import Constraint
 from dragoman.constrain.vocabulary import Matcher, Vocabulary
 from dragoman.dialects.declare import Dialect
 from dragoman.dialects.registry import get
 from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.errors import BadRequest
-from dragoman.turns.spec import Reading, TurnSpec, Wanted
+from dragoman.turns.spec import Calling, Reading, TurnSpec, Wanted
 from dragoman.types import JobConstraint
 
 UNSPOKEN = "json"
@@ -51,14 +54,52 @@ class Constrainer:
         if not spec.constrained or not self._card.constrains:
             return None
         text = None if spec.wanted is None else _text(spec.wanted)
-        if spec.reading is not None and (dialect.has_calls or dialect.reasoning):
-            text = self._answer(spec, spec.reading, dialect, text, in_reasoning)
-        return None if text is None else Ready(text.start(self.vocabulary))
+        if spec.reading is None:
+            whole = text
+        elif spec.wanted is None and spec.calling is None:
+            whole = self._single_call(spec, spec.reading, dialect, in_reasoning)
+        else:
+            whole = self._answer(spec, spec.reading, dialect, text, in_reasoning)
+        return None if whole is None else Ready(whole.start(self.vocabulary))
+
+    def _single_call(
+        self, spec: TurnSpec, reading: Reading, dialect: Dialect, in_reasoning: bool
+    ) -> Constraint | None:
+        """At most one call. Where no grammar can say so, the turn ends before a second one."""
+        try:
+            return self._answer(spec, reading, dialect, None, in_reasoning)
+        except BadRequest:
+            return None
 
     def _answer(
         self, spec: TurnSpec, reading: Reading, dialect: Dialect, text: Constraint | None, in_reasoning: bool
-    ) -> Constraint | None:
-        raise NotImplementedError
+    ) -> Constraint:
+        """Reasoning as the model writes it, and then what is wanted."""
+        if not reading.reasoning and dialect.channels is None:
+            if in_reasoning:
+                message = "Reasoning that stays in the text cannot be in a constraint; leave it out."
+                raise BadRequest(message, param="separate_reasoning", code="invalid_value")
+            dialect = replace(dialect, reasoning=None)
+        calling = spec.calling or Calling()
+        choice: Choice = "none"
+        if reading.calls:
+            choice = "required" if calling.required else "auto"
+        try:
+            return answer_grammar(
+                dialect,
+                reading.tools,
+                choice=choice,
+                names=calling.names,
+                parallel=reading.most_calls is None,
+                strict=_strict(reading.tools),
+                starts_in_reasoning=in_reasoning,
+                text=text,
+                special=self._tokenizer.special,
+            )
+        except BadRequest as error:
+            if error.param == "response_format" and spec.wanted is not None:
+                error.param = spec.wanted.param
+            raise
 
 
 def dialect_for(spec: TurnSpec, dialect: Dialect) -> Dialect:
@@ -82,3 +123,8 @@ def _text(wanted: Wanted) -> Constraint:
             return Constraint.from_gbnf(wanted.value, wanted.param)
         case "lark":
             return Constraint.from_lark(wanted.value, wanted.param)
+
+
+def _strict(tools: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The tools whose calls must be in their schemas, even if the model calls them by itself."""
+    return [tool["function"]["name"] for tool in tools if tool["function"].get("strict")]

@@ -10,6 +10,7 @@ from dragoman.dialects.machine import Machine
 from dragoman.dialects.reader import Plain, Reader
 from dragoman.dialects.schema import Tools
 from dragoman.engines.protocol import Tokenizer
+from dragoman.turns.custom_calls import CustomCalls
 from dragoman.turns.detokenize import Pieces
 from dragoman.turns.spec import Reading
 
@@ -55,6 +56,13 @@ class Language:
         return self.plain if reading is None else self._pieces[reading.calls, reading.reasoning]
 
     def readers(self, reading: Reading | None) -> MakeReader:
+        make = self._readers(reading)
+        if reading is None or not reading.custom:
+            return make
+        names = reading.custom
+        return lambda in_reasoning, prompt: CustomCalls(make(in_reasoning, prompt), names)
+
+    def _readers(self, reading: Reading | None) -> MakeReader:
         if reading is None or self.dialect.name == "plain":
             return lambda in_reasoning, prompt: Plain()
         if self.dialect.own is not None:

@@ -18,6 +18,8 @@ class Reading(Struct, frozen=True, kw_only=True):
     """If not, reasoning is text."""
     most_calls: int | None = None
     """The answer ends where a further call begins."""
+    custom: frozenset[str] = frozenset()
+    """Tools that take a text: the arguments of their calls are the text itself."""
 
 
 Syntax: TypeAlias = Literal["json_object", "json_schema", "regex", "choice", "gbnf", "lark"]
@@ -42,10 +44,8 @@ class Calling(Struct, frozen=True, kw_only=True):
     """Only these tools may be called; None: any of them."""
     named: bool = False
     """The client has named the one tool to call, and gets one call of it."""
-    strict: bool = False
-    """Calls must be in the schemas of their tools."""
     param: str = "tool_choice"
-    """The field that asks for it."""
+    """The field that asks for it; `tools[2].function.strict` for a tool that is strict."""
 
 
 class TurnSpec(Struct, frozen=True, kw_only=True):
