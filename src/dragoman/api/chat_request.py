@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from dragoman.api.constraint_fields import wanted
 from dragoman.api.fields import SharedFields, check_shared, sampling, turn_spec
 from dragoman.api.messages import MessageBody, check_messages, joined, to_message
 from dragoman.api.read import Reader
@@ -99,6 +100,7 @@ def _reading(request: ChatRequest, told: Conversation) -> Reading:
         calls=bool(told.tools) and not unwanted,
         reasoning=request.separate_reasoning is not False and request.reasoning_format != "none",
         most_calls=1 if single else None,
+        verbatim=wanted(request) is not None,
         custom=request.declared.custom,
     )
 

@@ -13,7 +13,7 @@ from dragoman.dialects.declare import Dialect
 from dragoman.dialects.registry import get
 from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.errors import BadRequest
-from dragoman.turns.spec import Calling, Reading, TurnSpec, Wanted
+from dragoman.turns.spec import Calling, TurnSpec, Wanted
 from dragoman.types import JobConstraint
 
 UNSPOKEN = "json"
@@ -51,55 +51,43 @@ class Constrainer:
             raise BadRequest(message, param=asked.param, code="unsupported_field")
 
     def constraint(self, spec: TurnSpec, dialect: Dialect, *, in_reasoning: bool) -> JobConstraint | None:
+        """What the engine is to keep to. Whatever is wrong with it is told here, by the name of its field."""
         if not spec.constrained or not self._card.constrains:
             return None
-        text = None if spec.wanted is None else _text(spec.wanted)
-        if spec.reading is None:
-            whole = text
-        elif spec.wanted is None and spec.calling is None:
-            whole = self._single_call(spec, spec.reading, dialect, in_reasoning)
-        else:
-            whole = self._answer(spec, spec.reading, dialect, text, in_reasoning)
-        return None if whole is None else Ready(whole.start(self.vocabulary))
-
-    def _single_call(
-        self, spec: TurnSpec, reading: Reading, dialect: Dialect, in_reasoning: bool
-    ) -> Constraint | None:
-        """At most one call. Where no grammar can say so, the turn ends before a second one."""
+        asked = spec.wanted or spec.calling
         try:
-            return self._answer(spec, reading, dialect, None, in_reasoning)
-        except BadRequest:
-            return None
+            return Ready(self._whole(spec, dialect, in_reasoning).start(self.vocabulary))
+        except BadRequest as error:
+            if asked is None:
+                # At most one call was asked for: the turn ends before a second one without a grammar too.
+                return None
+            if error.param in (None, "response_format"):
+                error.param = asked.param
+            raise
 
-    def _answer(
-        self, spec: TurnSpec, reading: Reading, dialect: Dialect, text: Constraint | None, in_reasoning: bool
-    ) -> Constraint:
-        """Reasoning as the model writes it, and then what is wanted."""
-        if not reading.reasoning and dialect.channels is None:
-            if in_reasoning:
-                message = "Reasoning that stays in the text cannot be in a constraint; leave it out."
-                raise BadRequest(message, param="separate_reasoning", code="invalid_value")
-            dialect = replace(dialect, reasoning=None)
-        calling = spec.calling or Calling()
+    def _whole(self, spec: TurnSpec, dialect: Dialect, in_reasoning: bool) -> Constraint:
+        """The grammar of a whole answer: reasoning as the model writes it, and then what is wanted."""
+        text = None if spec.wanted is None else _text(spec.wanted)
+        reading, calling = spec.reading, spec.calling or Calling()
+        if reading is None:
+            assert text is not None
+            return text
+        if text is not None and not reading.reasoning:
+            dialect = _unreasoning(dialect, in_reasoning)
         choice: Choice = "none"
         if reading.calls:
             choice = "required" if calling.required else "auto"
-        try:
-            return answer_grammar(
-                dialect,
-                reading.tools,
-                choice=choice,
-                names=calling.names,
-                parallel=reading.most_calls is None,
-                strict=_strict(reading.tools),
-                starts_in_reasoning=in_reasoning,
-                text=text,
-                special=self._tokenizer.special,
-            )
-        except BadRequest as error:
-            if error.param == "response_format" and spec.wanted is not None:
-                error.param = spec.wanted.param
-            raise
+        return answer_grammar(
+            dialect,
+            reading.tools,
+            choice=choice,
+            names=calling.names,
+            parallel=reading.most_calls is None,
+            strict=_strict(reading.tools),
+            starts_in_reasoning=in_reasoning,
+            text=text,
+            special=self._tokenizer.special,
+        )
 
 
 def dialect_for(spec: TurnSpec, dialect: Dialect) -> Dialect:
@@ -107,6 +95,16 @@ def dialect_for(spec: TurnSpec, dialect: Dialect) -> Dialect:
     if dialect.has_calls or spec.calling is None or not spec.calling.required:
         return dialect
     return replace(get(UNSPOKEN), reasoning=dialect.reasoning)
+
+
+def _unreasoning(dialect: Dialect, in_reasoning: bool) -> Dialect:
+    """Where reasoning is left in the text, and the text must be something, there can be none."""
+    if in_reasoning or dialect.channels is not None:
+        message = (
+            "Reasoning that is left in the text is not in the constraint; have it set apart."
+        )
+        raise BadRequest(message, param="separate_reasoning", code="invalid_value")
+    return replace(dialect, reasoning=None)
 
 
 def _text(wanted: Wanted) -> Constraint:

@@ -68,9 +68,9 @@ class Language:
         if self.dialect.own is not None:
             return lambda in_reasoning, prompt: self._own_reader(reading, prompt)
         compiled, tools = self._compiled[reading.calls, reading.reasoning], Tools(reading.tools)
-        apart = reading.reasoning
+        apart, verbatim = reading.reasoning, reading.verbatim
         return lambda in_reasoning, prompt: Machine(
-            compiled, tools, starts_in_reasoning=in_reasoning and apart
+            compiled, tools, starts_in_reasoning=in_reasoning and apart, verbatim=verbatim
         )
 
     def _own_reader(self, reading: Reading, prompt: Sequence[int]) -> Reader:

@@ -18,6 +18,8 @@ class Reading(Struct, frozen=True, kw_only=True):
     """If not, reasoning is text."""
     most_calls: int | None = None
     """The answer ends where a further call begins."""
+    verbatim: bool = False
+    """Text, once it has begun, is all that comes: markers in it are quotations."""
     custom: frozenset[str] = frozenset()
     """Tools that take a text: the arguments of their calls are the text itself."""
 
