@@ -2,29 +2,40 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any
 
 from llguidance import LLMatcher, regex_to_lark
 from msgspec import Struct
 
+from dragoman.constrain.budget import check_text, compiled
+from dragoman.constrain.bytewise import END, byte_vocabulary
+from dragoman.constrain.gbnf import GbnfError
+from dragoman.constrain.gbnf_lark import gbnf_to_lark
+from dragoman.constrain.json_schema import json_lark
+from dragoman.constrain.patterns import PatternError, translated
 from dragoman.constrain.vocabulary import Matcher, Vocabulary
 from dragoman.errors import BadRequest
+from dragoman.limits import Limits, check_count
+
+_LIMITS = Limits()
 
 
 class Constraint(Struct, frozen=True):
     """`grammar` is Lark text as llguidance reads it: `start: "<" %json {"type": "integer"} ">"`.
 
     `Constraint.from_regex("[ab]+").accepts("abba")` is true.
+
+    `param` is what messages call the source: the field of a request that it came from.
     """
 
     grammar: str
 
     @classmethod
-    def from_json_schema(cls, schema: Mapping[str, Any] | bool | str, param: str = "schema") -> "Constraint":
+    def from_json_schema(
+        cls, schema: Mapping[str, Any] | bool | str, param: str = "schema", limits: Limits = _LIMITS
+    ) -> "Constraint":
         """JSON that the schema allows, with properties in the order in which the schema names them."""
-        value = json.loads(schema) if isinstance(schema, str) else schema
-        return cls(f"start: %json {json.dumps(value)}")
+        return cls(f"start: {json_lark(schema, param, limits)}")
 
     @classmethod
     def from_json_object(cls) -> "Constraint":
@@ -32,50 +43,72 @@ class Constraint(Struct, frozen=True):
         return cls.from_json_schema({"type": "object"})
 
     @classmethod
-    def from_regex(cls, pattern: str, param: str = "regex") -> "Constraint":
+    def from_regex(cls, pattern: str, param: str = "regex", limits: Limits = _LIMITS) -> "Constraint":
         """Text that the expression matches from end to end."""
-        return cls(f"start: TEXT\nTEXT: /{regex_to_lark(pattern)}/")
+        check_text(pattern, limits.pattern_chars, param, "characters of an expression")
+        try:
+            native = regex_to_lark(translated(pattern), "")
+        except PatternError as error:
+            raise BadRequest(f"'{param}' {error}.", param=param, code="invalid_grammar") from error
+        return cls(f"start: TEXT\nTEXT: /{native}/")._checked(param, "is no expression that can be enforced")
 
     @classmethod
-    def from_gbnf(cls, grammar: str, param: str = "grammar") -> "Constraint":
+    def from_gbnf(cls, grammar: str, param: str = "grammar", limits: Limits = _LIMITS) -> "Constraint":
         """A grammar in llama.cpp's notation; its start is `root`."""
-        raise NotImplementedError
+        check_text(grammar, limits.grammar_chars, param, "characters of a grammar")
+        try:
+            made = cls(gbnf_to_lark(grammar))
+        except GbnfError as error:
+            raise BadRequest(
+                f"'{param}' is no grammar in GBNF: {error}.", param=param, code="invalid_grammar"
+            ) from error
+        return made._checked(param, "is too large, or allows no text at all")
 
     @classmethod
-    def from_lark(cls, grammar: str, param: str = "grammar") -> "Constraint":
+    def from_lark(cls, grammar: str, param: str = "grammar", limits: Limits = _LIMITS) -> "Constraint":
         """A grammar in Lark's notation, as llguidance reads it; its start is `start`."""
-        return cls(grammar)
+        check_text(grammar, limits.grammar_chars, param, "characters of a grammar")
+        return cls(grammar)._checked(param, "is no grammar in Lark that can be compiled")
 
     @classmethod
-    def from_choice(cls, choices: Sequence[str], param: str = "choice") -> "Constraint":
+    def from_choice(
+        cls, choices: Sequence[str], param: str = "choice", limits: Limits = _LIMITS
+    ) -> "Constraint":
         """One of these texts."""
-        return cls("start: TEXT\nTEXT: " + " | ".join(json.dumps(choice) for choice in choices))
+        check_count(len(choices), limits.grammar_choices, param, "texts to choose from")
+        if not choices:
+            raise BadRequest(f"'{param}' must name at least one text.", param=param, code="invalid_value")
+        for number, choice in enumerate(choices):
+            check_text(choice, limits.grammar_chars, f"{param}[{number}]", "characters of a text")
+        texts = " | ".join(json.dumps(choice) for choice in choices)
+        return cls(f"start: TEXT\nTEXT: {texts}")._checked(param, "cannot be compiled")
 
     def accepts(self, text: str) -> bool:
         """Whether the whole text is in the language; asked of the same masks that answers are made with."""
-        matcher = self.start(_bytes())
+        matcher = self.start(byte_vocabulary())
         for byte in text.encode():
             if not matcher.allowed(byte):
                 return False
             matcher.accept(byte)
-        return matcher.allowed(_END)
+        return matcher.allowed(END)
 
     def start(self, vocabulary: Vocabulary) -> Matcher:
         """A matcher for one answer, which is stepped by token ids."""
-        native = LLMatcher(vocabulary.native, _FIRST + self.grammar + _LAST, log_level=0)
+        native = compiled(vocabulary, self.grammar)
         if native.is_error():
-            raise BadRequest("The grammar cannot be compiled.", code="invalid_grammar")
+            message = "The grammar of this answer cannot be compiled; make it smaller."
+            raise BadRequest(message, code="invalid_grammar")
         return Matcher(vocabulary, native)
 
+    def _checked(self, param: str, otherwise: str) -> "Constraint":
+        """Itself, if it compiles; special tokens are not looked up, since they belong to a model."""
+        wrong, said = LLMatcher.validate_grammar_with_warnings("%llguidance {}\n" + self.grammar)
+        if wrong:
+            raise BadRequest(f"'{param}' {otherwise}{_line(said[0])}.", param=param, code="invalid_grammar")
+        return self
 
-_END = 256
-# The first line makes sure that the text is read as Lark. The last one overrules what a grammar says of
-# itself: without it only one way to cut a forced text into tokens is allowed, and that is not the model's.
-_FIRST = "%llguidance {}\n"
-_LAST = '\n%llguidance {"no_forcing": true}\n'
 
-
-@cache
-def _bytes() -> Vocabulary:
-    """A vocabulary in which every byte is an id, and 256 ends."""
-    return Vocabulary([*(bytes([byte]) for byte in range(256)), b""], {}, [_END])
+def _line(said: str) -> str:
+    """Where it is, out of `at 3(14): ...`; our own first line does not count."""
+    number = said.removeprefix("at ").partition("(")[0]
+    return f" (line {int(number) - 1})" if number.isdecimal() else ""
