@@ -19,7 +19,9 @@ FORMATS = {
     "ipv4": ["127.0.0.1", "255.1.20.3"],
     "uuid": ["123e4567-e89b-12d3-a456-426614174000"],
 }
-texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"], exclude_characters="ĠĊ"), max_size=12)
+texts = st.text(
+    st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"], exclude_characters="ĠĊ"), max_size=12
+)
 """Characters that every syntax can hold; what they spell is up to chance."""
 
 
@@ -37,7 +39,9 @@ def scalars() -> st.SearchStrategy[dict[str, Any]]:
     bounded = st.tuples(st.integers(-50, 0), st.integers(1, 900)).map(
         lambda pair: {"type": "integer", "minimum": pair[0], "maximum": pair[1]}
     )
-    listed = st.lists(st.sampled_from(["red", "GREEN 1", "l'été", "a b", "x"]), min_size=1, max_size=3, unique=True)
+    listed = st.lists(
+        st.sampled_from(["red", "GREEN 1", "l'été", "a b", "x"]), min_size=1, max_size=3, unique=True
+    )
     others: list[dict[str, Any]] = [
         {"type": "integer"},
         {"type": "number"},
@@ -112,16 +116,19 @@ def arguments(schema: dict[str, Any], root: dict[str, Any]) -> st.SearchStrategy
     keys = schema["properties"]
     optional = [key for key in keys if key not in schema["required"]]
     some = st.lists(st.sampled_from(optional), unique=True) if optional else st.just([])
-    return some.flatmap(
+    drawn = some.flatmap(
         lambda chosen: st.fixed_dictionaries(
             {key: values(inner, root) for key, inner in keys.items() if key not in optional or key in chosen}
         )
     )
+    return drawn.map(lambda made: {key: made[key] for key in keys if key in made})
 
 
 OF_TYPES = {
     "string": _strings,
-    "integer": lambda schema, root: st.integers(schema.get("minimum", -(10**9)), schema.get("maximum", 10**9)),
+    "integer": lambda schema, root: st.integers(
+        schema.get("minimum", -(10**9)), schema.get("maximum", 10**9)
+    ),
     "number": lambda schema, root: st.floats(
         schema.get("minimum", -1e6), 1e6, allow_nan=False, allow_infinity=False
     ).map(lambda number: round(number, 3)),

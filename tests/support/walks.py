@@ -1,6 +1,7 @@
 """Random answers out of a grammar: a model without a mind, which knows the markers of its dialect."""
 
 import random
+import re
 from collections.abc import Collection, Iterator
 
 import msgspec
@@ -11,7 +12,27 @@ from dragoman.constrain.constraint import Constraint
 from dragoman.constrain.vocabulary import Vocabulary
 from dragoman.dialects.declare import Dialect
 
-COMMON = ['"', "'", "}", "]", ")", "{", "[", "12", "true", "null", "None", "a", "b c", "é", "🚀", "\\", "<", '"}', "0"]
+COMMON = [
+    '"',
+    "'",
+    "}",
+    "]",
+    ")",
+    "{",
+    "[",
+    "12",
+    "true",
+    "null",
+    "None",
+    "a",
+    "b c",
+    "é",
+    "🚀",
+    "\\",
+    "<",
+    '"}',
+    "0",
+]
 CLOSING = 0.35
 """How often a marker is taken where one may stand."""
 
@@ -39,7 +60,7 @@ class Walker:
         self.end = len(self.pieces)
         self.vocabulary = Vocabulary([*self.pieces, b""], self.special, [self.end])
 
-    def walk(self, constraint: Constraint, chance: random.Random, most: int = 500) -> Walked:
+    def walk(self, constraint: Constraint, chance: random.Random, most: int = 1500) -> Walked:
         matcher = constraint.start(self.vocabulary)
         ids: list[int] = []
         while len(ids) < most:
@@ -61,14 +82,14 @@ class Walker:
             # Special tokens are few among many spellings, and only they lead on.
             known = markers[markers >= self.end - len(self.special)]
             return int(chance.choice(known if len(known) and chance.random() < 0.5 else markers))
-        printable = allowed[(allowed >= 32) & (allowed < 127)]
+        printable = allowed[((allowed >= 32) & (allowed < 127)) | (allowed == 10)]
         if len(printable) and chance.random() < 0.85:
             return int(chance.choice(printable))
         return int(chance.choice(allowed))
 
     def _spelled(self, ids: list[int]) -> list[tuple[int, str]]:
         """Bytes of one character belong to the token that completes it."""
-        found, pending = [], b""
+        found, pending = list[tuple[int, str]](), b""
         for id_ in ids:
             if id_ in self.special.values():
                 found.append((id_, self.pieces[id_].decode()))
@@ -81,6 +102,17 @@ class Walker:
             found.append((id_, text))
         assert not pending or len(pending) < 4
         return found
+
+
+SPECIAL = re.compile(
+    r"<\|[^|>]*\|>|<｜[^｜>]*｜>|\[/?[A-Z_]+\]|</?(?:seed:|mm:)?think>|</?tool_call>|<\|[a-z_]+>|<[a-z_]+\|>"
+)
+
+
+def special_tokens(dialect: Dialect) -> list[str]:
+    """Those of its markers that look like special tokens, and often are."""
+    texts = strings(msgspec.to_builtins(dialect))
+    return sorted({mark for text in texts for mark in SPECIAL.findall(text)})
 
 
 def strings(value: object) -> Iterator[str]:

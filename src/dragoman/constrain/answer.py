@@ -3,9 +3,9 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
-from dragoman.constrain.calls import CallGrammar, Group, json_rule
+from dragoman.constrain.calls import CallGrammar, json_rule
 from dragoman.constrain.constraint import Constraint
-from dragoman.constrain.lark import Part, Rules, Symbol, either, literal, regex
+from dragoman.constrain.lark import Rules, Symbol, either, literal, regex
 from dragoman.constrain.tool_schemas import Tool, tools_of
 from dragoman.dialects.declare import Calls, Channels, Dialect, JsonCalls, PythonCalls, Reasoning
 from dragoman.dialects.parser import parse
@@ -30,10 +30,10 @@ def answer_grammar(
 ) -> Constraint:
     """What an answer must be: after its reasoning, calls or text.
 
-    `required` forces calls of the named tools, or of any; only one without `parallel`. With `auto` the model may
-    also write text, and a call that it opens is one of a declared tool; `strict` names the tools that are held
-    to their schemas then, None means all. `text` is what text must be. `special` are the ids of the model's
-    special tokens: a marker that is one is matched by its id, and cannot be spelled.
+    `required` forces calls of the tools with these `names`, or of any; one without `parallel`. With `auto`
+    the model may also write text, and a call that it opens is one of a declared tool; `strict` names
+    the tools that are held to their schemas then, None means all. `text` is what text must be. `special` are
+    the ids of the model's special tokens: a marker that is one is matched by its id, and cannot be spelled.
     """
     made = AnswerGrammar(dialect, special, starts_in_reasoning=starts_in_reasoning)
     if choice == "none":
@@ -45,7 +45,9 @@ def answer_grammar(
         return Constraint(made.grammar(made.calls(calls)))
     if text is not None:
         if any(_bare(shape) for shape in dialect.calls):
-            message = "This model writes calls without a marker, so a call cannot be told from an answer in a schema."
+            message = (
+                "This model writes calls without a marker: they cannot be told from an answer in a schema."
+            )
             raise BadRequest(message, param="response_format", code="unsupported_field")
         return Constraint(made.grammar(either([made.calls(calls), made.wrapped(text)])))
     return Constraint(made.grammar(made.mixed(calls)))
@@ -111,7 +113,7 @@ class AnswerGrammar:
         return self.rules.rule(self.rules.sequence(either(ways), trail))
 
     def _block(self, channels: Channels, kind: int, *, last: bool = False) -> Symbol:
-        """A block of free text, with the beginning of the next one. The end of the answer may end the last."""
+        """A block of free text and the beginning of the next one. The end of the answer may end the last."""
         before, _, after = channels.written[kind].partition("{body}")
         outside = self.rules.without([*channels.start, *channels.ends])
         if not last:
@@ -137,21 +139,22 @@ class AnswerGrammar:
         return self.rules.rule(f"{one} ({self.rules.sequence(group.between, one)})*")
 
     def _call_blocks(self, channels: Channels, calls: CallGrammar) -> tuple[Symbol, Symbol]:
-        """A call as a block, and as the last block: what ends it there may be the end of the answer itself."""
+        """A call as a block, and as the last block: what ends it there may be the end of the answer."""
         blocks, lasts = [], []
-        group = None
         for tool in calls.tools:
             if self.dialect.calls:
                 single = CallGrammar(self.rules, self.dialect, [tool], parallel=False)
                 group = single.group(self.dialect.calls[0])
                 body = self.rules.rule(either(self.rules.sequence(way.head, way.body) for way in group.ways))
             else:
-                body = json_rule(self.rules, tool.schema)
+                body = json_rule(self.rules, tool)
             before, _, after = channels.written[2].replace("{name}", tool.name).partition("{body}")
             opened = self.rules.rule(self.rules.sequence(before, body))
             blocks.append(self.rules.sequence(opened, after))
             lasts.append(self.rules.sequence(opened, self._perhaps(after)))
-        return self.rules.rule(either(map(self.rules.rule, blocks))), self.rules.rule(either(map(self.rules.rule, lasts)))
+        return self.rules.rule(either(map(self.rules.rule, blocks))), self.rules.rule(
+            either(map(self.rules.rule, lasts))
+        )
 
     def _perhaps(self, text: str) -> Symbol:
         return Symbol(f"({self.rules.sequence(text)})?") if text else Symbol("")
@@ -163,7 +166,9 @@ class AnswerGrammar:
         inner = self.rules.rule(f"%lark {{\n{text.grammar}\n}}")
         channels = self.dialect.channels
         if channels is None:
-            return self.rules.rule(self.rules.sequence(self.dialect.text_open, inner, self.dialect.text_close))
+            return self.rules.rule(
+                self.rules.sequence(self.dialect.text_open, inner, self.dialect.text_close)
+            )
         before, _, after = channels.written[1].partition("{body}")
         return self.rules.rule(self.rules.sequence(before, inner, self._perhaps(after)))
 

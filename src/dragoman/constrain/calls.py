@@ -1,8 +1,7 @@
-"""Calls in a model's own syntax, as the renderer writes them, with arguments that are in their tools' schemas."""
+"""Calls in a model's own syntax, as the renderer writes them, with arguments in their tools' schemas."""
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
@@ -107,7 +106,12 @@ class CallGrammar:
         return Group(self._ways_of(objects, opening, [closing]), shape.between if self.parallel else None)
 
     def _listed(
-        self, shape: JsonCalls, objects: list[tuple[str, Symbol]], opening: str, closing: str, more: Any
+        self,
+        shape: JsonCalls,
+        objects: list[tuple[str, Symbol]],
+        opening: str,
+        closing: str,
+        more: Callable[[Symbol], Symbol],
     ) -> tuple[Way, ...]:
         lead, separator, end = ("[", shape.separator, "]")
         if shape.indent:
@@ -143,7 +147,9 @@ class CallGrammar:
         if not shape.id:
             return "{" + fields, self.rules.sequence(arguments, "}")
         id_ = regex(IDS.get(shape.ids, ID))
-        with_id = self.rules.rule(self.rules.sequence(f'"{shape.id[0]}": "', id_, f'", {fields}', arguments, "}"))
+        with_id = self.rules.rule(
+            self.rules.sequence(f'"{shape.id[0]}": "', id_, f'", {fields}', arguments, "}")
+        )
         return "{", either([with_id, self.rules.rule(self.rules.sequence(fields, arguments, "}"))])
 
     def _expressions(self, shape: PythonCalls) -> Group:
@@ -164,11 +170,7 @@ class CallGrammar:
                 where.refuse("has a name that cannot be written as that of a keyword")
             return self.rules.rule(f"{literal(key + '=')} {value}")
 
-        options = [
-            option for option in literals.schemas.options(tool.schema, tool.where) if option.kind == "object"
-        ]
-        if not options:
-            tool.where.refuse("must allow an object")
+        options = literals.schemas.objects(tool.where)
         inside = [literals.members(option.schema, tool.where, member) for option in options]
         ways = [self.rules.rule(f'{body} ")"') for body in inside]
         return self.rules.rule(either(ways))
@@ -181,9 +183,9 @@ class CallGrammar:
             return [*self._name(shape, tool), shape.then[0], self._json(tool)]
         if isinstance(shape, BraceCalls):
             literals = Literals(self.rules, Schemas(tool.schema), brace(shape.quote))
-            return [tool.name, self._literal(tool, literals, Place(tool.schema, tool.schema))]
+            return [tool.name, self._literal(tool, literals, Place(tool.declared, tool.declared))]
         assert isinstance(shape, TaggedCalls)
-        arguments = Tags(self.rules, shape, tool.schema, self.banned).arguments(tool.where)
+        arguments = Tags(self.rules, shape, tool, self.banned).arguments()
         before, counted, after = shape.rest.partition("{index}")
         count = regex(COUNT) if counted else Symbol("")
         return [tool.name, before, count, after, shape.then[0], arguments or Symbol("")]
@@ -201,18 +203,13 @@ class CallGrammar:
     # Arguments
 
     def _json(self, tool: Tool) -> Symbol:
-        return json_rule(self.rules, tool.schema)
+        return json_rule(self.rules, tool)
 
     def _literal(self, tool: Tool, literals: Literals, place: Place | None = None) -> Symbol:
-        options = [
-            option for option in literals.schemas.options(tool.schema, tool.where) if option.kind == "object"
-        ]
-        if not options:
-            tool.where.refuse("must allow an object")
+        options = literals.schemas.objects(tool.where)
         return self.rules.rule(either(literals.option(option, tool.where, place) for option in options))
 
 
-def json_rule(rules: Rules, schema: Mapping[str, Any]) -> Symbol:
-    """An object of JSON that the schema allows."""
-    whole = {"type": "object", **schema, "x-guidance": EXACT}
-    return rules.rule(f"%json {json.dumps(whole)}")
+def json_rule(rules: Rules, tool: Tool) -> Symbol:
+    """The arguments of a tool as an object of JSON."""
+    return rules.rule(f"%json {json.dumps({**tool.native, 'x-guidance': EXACT}, ensure_ascii=False)}")

@@ -1,15 +1,18 @@
 """A grammar under construction, as the Lark text that llguidance reads.
 
-What this file knows of llguidance: a text is cut into lexemes, always the longest that may stand there, except
-that a lazy one ends where it first can. So free text is one lexeme together with the marker that ends it. A
-special token is written by its id, and no text can stand for it.
+What this file knows of llguidance: a text is cut into lexemes, always the longest that may stand there; but
+a lazy one ends where it first can; and what was read is not read again. So free text is one lexeme with
+the marker that ends it. A special token is written by its id, and no text can stand for it.
 """
 
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import TypeAlias
 
+from dragoman.constrain.budget import compiled
+from dragoman.constrain.bytewise import byte_vocabulary
 from dragoman.errors import BadRequest
 
 MOST_BYTES = 4 * 1024 * 1024
@@ -37,6 +40,13 @@ def regex(pattern: str) -> Symbol:
 def either(options: Iterable[str]) -> Symbol:
     listed = list(dict.fromkeys(options))
     return Symbol(listed[0] if len(listed) == 1 else f"({' | '.join(listed)})")
+
+
+@lru_cache(maxsize=1024)
+def possible(expression: str) -> bool:
+    """Whether there is a text in a language. One without any would be a dead end for whoever enters it."""
+    native = compiled(byte_vocabulary(), f"start: T\nT: {expression}")
+    return not native.is_error() and any(native.compute_bitmask()) and not native.is_error()
 
 
 class Rules:
@@ -111,7 +121,8 @@ class Rules:
 
     def _written(self, text: str) -> list[Symbol]:
         return [
-            Symbol(f"<[{piece}]>") if isinstance(piece, int) else literal(piece) for piece in self.pieces(text)
+            Symbol(f"<[{piece}]>") if isinstance(piece, int) else literal(piece)
+            for piece in self.pieces(text)
         ]
 
     def is_text(self, marker: str) -> bool:

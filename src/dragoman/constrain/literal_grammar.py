@@ -9,14 +9,20 @@ from typing import Any
 
 from msgspec import Struct
 
-from dragoman.constrain.lark import Rules, Symbol, either, literal, regex
+from dragoman.constrain.json_schema import OPTIONS
+from dragoman.constrain.lark import Rules, Symbol, either, literal, possible, regex
 from dragoman.constrain.schema_parts import EVERYTHING, Option, Schemas, Where
 from dragoman.constrain.text_language import languages, lengths
 from dragoman.dialects.literal_text import brace_value, python_value
 from dragoman.dialects.schema import Place
 
-EXACT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
-"""JSON as models write it: with a space after a comma and a colon, or without; never a loop of whitespace."""
+EXACT = {
+    **{word: value for word, value in OPTIONS.items() if word != "whitespace_pattern"},
+    "whitespace_flexible": False,
+    "item_separator": ", ?",
+    "key_separator": ": ?",
+}
+"""JSON as models write it in calls: with a space after a comma and a colon, or without."""
 
 _JSON_CHARACTER = r'(?:[^"\\\x00-\x1f\x7f]|\\["\\bfnrt]|\\u00[01][0-9a-f])'
 _CODES = (
@@ -80,7 +86,9 @@ class Literals:
             case "string":
                 return self.string(option.schema, where)
             case "boolean":
-                return self.rules.terminal(f"{literal(self.style.words['true'])} | {literal(self.style.words['false'])}")
+                return self.rules.terminal(
+                    f"{literal(self.style.words['true'])} | {literal(self.style.words['false'])}"
+                )
             case "null":
                 return literal(self.style.words["null"])
             case "object":
@@ -105,11 +113,17 @@ class Literals:
                 where.refuse("has a value with the mark in it that this model puts around strings")
             return [self.rules.sequence(brace_value(text, self.style.quote))]
         if self.style is PYTHON or self.style.words is PYTHON.words:
-            return [literal(python_value(text)), literal(text)] if isinstance(value, str) else [literal(python_value(text))]
+            return (
+                [literal(python_value(text)), literal(text)]
+                if isinstance(value, str)
+                else [literal(python_value(text))]
+            )
         return [literal(text)]
 
     def string(self, schema: Mapping[str, Any], where: Where) -> Symbol:
         wanted = languages(schema, where)
+        if wanted and not possible(" & ".join([*([] if self.style.quote else [regex(_PLAIN)]), *wanted])):
+            where.refuse("allows no text that can be written in this model's syntax for calls")
         if self.style.quote:
             return self.rules.sequence(self.style.quote, self.rules.ended(self.style.quote, *wanted))
         if "pattern" in schema or "format" in schema:

@@ -9,13 +9,12 @@ from typing import Any, NoReturn
 
 from msgspec import Struct
 
+from dragoman.constrain.keywords import fate_of
 from dragoman.dialects.schema import type_of
 from dragoman.errors import BadRequest
 
-ANNOTATIONS = frozenset(
-    ["$schema", "$id", "$anchor", "$comment", "$defs", "definitions", "title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "contentMediaType", "contentEncoding", "nullable"]
-)
-"""They say something about a value and forbid none."""
+SILENT = frozenset(["nullable", "$anchor", "$defs", "definitions"])
+"""Words that forbid nothing by themselves. What one of them allows in addition is just not written."""
 APPLICATORS = frozenset(["$ref", "allOf", "anyOf", "oneOf", "type", "enum", "const"])
 OF_TYPES = {
     "string": frozenset(["minLength", "maxLength", "pattern", "format"]),
@@ -70,6 +69,13 @@ class Schemas:
             where.refuse("has too many alternatives")
         return found
 
+    def objects(self, where: Where) -> list[Option]:
+        """What arguments may be: objects."""
+        found = [option for option in self.options(self.root, where) if option.kind == "object"]
+        if not found or any(option.values is not None for option in found):
+            where.refuse("must be the schema of an object")
+        return found
+
     def _flat(self, schema: Any, where: Where, depth: int) -> list[Mapping[str, Any]]:
         """Alternatives without references and unions."""
         if schema is True:
@@ -80,14 +86,16 @@ class Schemas:
             where.refuse("is no schema")
         if depth > MOST_STEPS:
             where.refuse("refers to itself and to nothing else")
-        found = [{key: value for key, value in schema.items() if key not in ("$ref", "allOf", "anyOf", "oneOf")}]
+        found: list[Mapping[str, Any]] = [
+            {key: value for key, value in schema.items() if key not in ("$ref", "allOf", "anyOf", "oneOf")}
+        ]
         for key in ("$ref", "allOf", "anyOf", "oneOf"):
             if key in schema:
                 inner = self._inner(key, schema[key], where.at(key), depth + 1)
                 found = [merged(one, other, where) for one in found for other in inner]
             if len(found) > MOST_OPTIONS:
                 where.refuse("has too many alternatives")
-        return list(found)
+        return found
 
     def _inner(self, key: str, value: Any, where: Where, depth: int) -> list[Mapping[str, Any]]:
         if key == "$ref":
@@ -101,8 +109,7 @@ class Schemas:
                 whole = [merged(one, other, where) for one in whole for other in flat]
             return whole
         each = [self._flat(part, where, depth) for part in value]
-        if key == "oneOf":
-            _check_disjoint(each, where)
+        # oneOf passes the check of the whole schema only where it says the same as anyOf.
         return [option for options in each for option in options]
 
     def _target(self, reference: Any, where: Where) -> Any:
@@ -131,7 +138,7 @@ def merged(one: Mapping[str, Any], other: Mapping[str, Any], where: Where) -> Ma
     for key, value in other.items():
         if key not in both or both[key] == value:
             both[key] = value
-        elif key in ANNOTATIONS:
+        elif silent(key):
             continue
         elif key == "properties":
             both[key] = dict(both[key])
@@ -144,9 +151,17 @@ def merged(one: Mapping[str, Any], other: Mapping[str, Any], where: Where) -> Ma
         elif key in ("enum", "type"):
             mine, yours = _listed(both[key]), _listed(value)
             both[key] = [choice for choice in mine if any(same(choice, another) for another in yours)]
+        elif key == "pattern":
+            both[key] = [*_listed(both[key]), *_listed(value)]
         else:
             where.at(key).refuse("is said twice in different ways")
     return both
+
+
+def silent(key: str) -> bool:
+    """Whether the word says something about a value and forbids none."""
+    row = fate_of(key)
+    return key in SILENT or (row is not None and row.fate == "note")
 
 
 def _check_closed(one: Mapping[str, Any], other: Mapping[str, Any], where: Where) -> None:
@@ -154,7 +169,9 @@ def _check_closed(one: Mapping[str, Any], other: Mapping[str, Any], where: Where
     for closed, opening in ((one, other), (other, one)):
         extra = set(opening.get("properties", ())) - set(closed.get("properties", ()))
         if closed.get("additionalProperties", True) not in (True, EVERYTHING) and extra:
-            where.at("additionalProperties").refuse("cannot be combined with the properties of another schema")
+            where.at("additionalProperties").refuse(
+                "cannot be combined with the properties of another schema"
+            )
 
 
 def _listed(value: Any) -> list[Any]:
@@ -169,7 +186,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def _by_type(schema: Mapping[str, Any], where: Where) -> list[Option]:
-    said = {key for key in schema if key not in ANNOTATIONS and not key.startswith("x-")}
+    said = {key for key in schema if not silent(key)}
     known = APPLICATORS.union(*OF_TYPES.values())
     for key in schema:
         if key in said and key not in known:
@@ -210,41 +227,3 @@ def _by_value(schema: Mapping[str, Any], kinds: Sequence[str], where: Where) -> 
         if kind in kinds or (kind == "integer" and "number" in kinds):
             found.setdefault(kind, []).append(value)
     return [Option(kind, schema, values=tuple(some)) for kind, some in found.items()]
-
-
-def _check_disjoint(each: Sequence[Sequence[Mapping[str, Any]]], where: Where) -> None:
-    """oneOf is enforced where a value can only be in one of the alternatives anyway."""
-    for number, options in enumerate(each):
-        for others in each[number + 1 :]:
-            if not all(_apart(one, other) for one in options for other in others):
-                where.refuse("has alternatives that may hold at the same time; use anyOf")
-
-
-def _apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    mine, yours = _values(one), _values(other)
-    if mine is not None and yours is not None:
-        return not any(same(value, another) for value in mine for another in yours)
-    if "type" in one and "type" in other:
-        if not _numeric(one) & _numeric(other):
-            return True
-    if one.get("type") != "object" or other.get("type") != "object":
-        return False
-    required = set(one.get("required", ())) & set(other.get("required", ()))
-    return any(
-        _apart(one["properties"][key], other["properties"][key])
-        for key in required
-        if isinstance(one.get("properties", {}).get(key), Mapping)
-        and isinstance(other.get("properties", {}).get(key), Mapping)
-    )
-
-
-def _numeric(schema: Mapping[str, Any]) -> set[str]:
-    """The stated types; an integer is a number."""
-    return {"number" if kind == "integer" else kind for kind in _listed(schema["type"])}
-
-
-def _values(schema: Mapping[str, Any]) -> list[Any] | None:
-    if "const" in schema:
-        return [schema["const"]]
-    values = schema.get("enum")
-    return values if isinstance(values, list) else None

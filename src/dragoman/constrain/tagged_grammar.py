@@ -1,7 +1,7 @@
 """Arguments between tags. A string stands there as it is, and anything else as JSON.
 
-The reader asks the schema what a text between tags is. So where a string may stand beside other types, it must
-not look like one of them; and what the reader would not take for what the schema wants is not written.
+The reader asks the schema what a text between tags is. So where a string may stand beside other types, it
+must not look like one of them; and what the reader would not take for what the schema wants is not written.
 """
 
 import json
@@ -11,16 +11,17 @@ from typing import Any
 
 import msgspec
 
-from dragoman.constrain.lark import Rules, Symbol, either, literal, regex
-from dragoman.constrain.literal_grammar import JSON, Literals, object_parts, readable, repeated
+from dragoman.constrain.lark import Rules, Symbol, either, literal, possible, regex
+from dragoman.constrain.literal_grammar import JSON, NUMBER_WORDS, Literals, object_parts, readable, repeated
+from dragoman.constrain.number_range import integer_range
 from dragoman.constrain.schema_parts import Option, Schemas, Where
 from dragoman.constrain.text_language import languages
+from dragoman.constrain.tool_schemas import Tool
 from dragoman.dialects.declare import TaggedCalls
 from dragoman.dialects.schema import Place
 
 NUMBERISH = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
 SPACE = r"[\s\x1c-\x1f]*"
-BARE = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 FREE_KEY = r"[a-zA-Z_][a-zA-Z0-9_-]{0,63}"
 FORBIDDEN_IN_KEYS = frozenset("<>\n\"'")
 CDATA = ("<![CDATA[", "]]>")
@@ -30,24 +31,25 @@ NAMES = {"integer": "number"}
 class Tags:
     """The arguments of one tool."""
 
-    def __init__(self, rules: Rules, shape: TaggedCalls, schema: Mapping[str, Any], banned: str = "") -> None:
+    def __init__(self, rules: Rules, shape: TaggedCalls, tool: Tool, banned: str = "") -> None:
         self.rules = rules
         self.shape = shape
-        self.root = schema
-        self.schemas = Schemas(schema)
-        ends = [*(shape.value_end if not shape.nested else (shape.nested,)), *([CDATA[1]] if shape.cdata else [])]
+        self.tool = tool
+        self.schemas = Schemas(tool.schema)
+        ends = [
+            *(shape.value_end if not shape.nested else (shape.nested,)),
+            *([CDATA[1]] if shape.cdata else []),
+        ]
         avoid = [rules.without(end.strip() for end in ends), regex(f"[^{banned}]*") if banned else None]
         inner = [language for language in avoid if language]
         style = msgspec.structs.replace(JSON, avoid=Symbol(" & ".join(inner)) if inner else None)
         self.json = Literals(rules, self.schemas, style)
         self._trees: dict[str, Symbol] = {}
 
-    def arguments(self, where: Where) -> Symbol | None:
+    def arguments(self) -> Symbol | None:
         """All arguments; None where a call has none."""
-        options = [option for option in self.schemas.options(self.root, where) if option.kind == "object"]
-        if not options:
-            where.refuse("must allow an object")
-        place = Place(self.root, self.root)
+        where, place = self.tool.where, Place(self.tool.declared, self.tool.declared)
+        options = self.schemas.objects(where)
         written = [self._members(option.schema, where, place) for option in options]
         bodies = [self.rules.rule(body) for body in written if body]
         if not bodies:
@@ -103,7 +105,9 @@ class Tags:
             name = "true" if option.kind == "string" else "false"
             stated = name if shape.types == "string" else NAMES.get(option.kind, option.kind)
             value = Value(self, shape.value_end[0], where, place, "text")
-            found.append(self.rules.sequence(lead + stated + shape.type_end[0] + shape.value, value.one(option)))
+            found.append(
+                self.rules.sequence(lead + stated + shape.type_end[0] + shape.value, value.one(option))
+            )
         if not found:
             where.refuse("allows no value that can be written in this model's syntax for calls")
         return found
@@ -148,7 +152,7 @@ class Tags:
 
 
 def _is_tree(option: Option) -> bool:
-    """A list or an object with a schema is tags in tags; without one it is JSON text, in which names are free."""
+    """A list or an object with a schema is tags in tags; without one it is JSON, in which names are free."""
     if option.values is not None or option.kind not in ("object", "array"):
         return False
     return "properties" in option.schema if option.kind == "object" else "items" in option.schema
@@ -173,7 +177,9 @@ class Value:
 
     def any_of(self, options: list[Option]) -> Symbol:
         """A value whose type is for the reader to find."""
-        known = [option for option in options if option.kind in self.kinds or NAMES.get(option.kind) in self.kinds]
+        known = [
+            option for option in options if option.kind in self.kinds or NAMES.get(option.kind) in self.kinds
+        ]
         if self.kinds == {"string"}:
             known = [option for option in known if option.kind == "string"]
         if any(option.free for option in known):
@@ -189,18 +195,19 @@ class Value:
         if option.values is not None:
             return self._listed(option)
         if option.kind == "string":
-            bounded = any(other.kind in ("number", "integer") and _bounded(other) for other in options)
-            return self._text(option, self._no_other(bounded))
-        if "string" in self.kinds and option.kind in ("number", "integer") and not _bounded(option):
+            apart = all(_number(other) for other in options if other.kind in ("number", "integer"))
+            wanted = [*languages(option.schema, self.where), *self._no_other(apart)]
+            return self._raw(wanted) if not wanted or possible(" & ".join(wanted)) else None
+        pattern = _number(option) if "string" in self.kinds else None
+        if pattern:
             # One lexeme with the end of the tag, as a string is, so that neither hides the other.
-            pattern = NUMBERISH if option.kind == "number" else "-?(?:0|[1-9][0-9]*)"
             return self._whole(regex(pattern))
         if "string" in self.kinds and option.kind in ("boolean", "null"):
             words = ["null"] if option.kind == "null" else ["true", "false"]
             return self._whole(either(map(literal, words)))
         return self.rules.sequence(self.tags.json.option(option, self.where), self.end)
 
-    def _no_other(self, bounded: bool) -> list[Symbol]:
+    def _no_other(self, apart: bool) -> list[Symbol]:
         """What a text must not be, lest the reader take it for another type."""
         kinds, found = self.kinds - {"string"}, []
         if not kinds:
@@ -208,7 +215,7 @@ class Value:
         # Quotes around all of it would be read as those of JSON.
         found.append(regex(f'{SPACE}"(?s:.*)'))
         if kinds & {"number", "integer"}:
-            found.append(regex(rf"{SPACE}[0-9-](?s:.*)" if bounded else rf"{SPACE}{NUMBERISH}{SPACE}"))
+            found.append(regex(rf"{SPACE}{NUMBERISH}{SPACE}" if apart else rf"{SPACE}[0-9-](?s:.*)"))
         if kinds & {"boolean", "null"}:
             found.append(regex(rf"{SPACE}(?:true|false|null|True|False|None){SPACE}"))
         if kinds & {"object", "array"}:
@@ -229,12 +236,13 @@ class Value:
                 texts.append(literal(written))
         return self._whole(either(texts)) if texts else None
 
-    def _text(self, option: Option, avoided: list[Symbol] | None = None) -> Symbol:
+    def _text(self, option: Option) -> Symbol:
         if option.values is not None:
-            listed = self._listed(option)
-            assert listed is not None
-            return listed
-        return self._raw([*languages(option.schema, self.where), *(avoided or [])])
+            return self._listed(option) or self.where.refuse("allows no value")
+        wanted = languages(option.schema, self.where)
+        if wanted and not possible(" & ".join(wanted)):
+            self.where.refuse("allows no text")
+        return self._raw(wanted)
 
     def _raw(self, wanted: list[Symbol]) -> Symbol:
         shape = self.tags.shape
@@ -256,8 +264,13 @@ class Value:
         return self.rules.sequence(whole, self.end[len(lead) :])
 
 
-def _bounded(option: Option) -> bool:
-    return any(word in option.schema for word in BARE)
+def _number(option: Option) -> str | None:
+    """Numbers as an expression, where one can say what the schema says of them."""
+    if option.values is not None or option.kind == "integer":
+        return integer_range(option.schema) if option.values is None else NUMBERISH
+    return (
+        None if option.kind != "number" or any(word in option.schema for word in NUMBER_WORDS) else NUMBERISH
+    )
 
 
 def _read_as(place: Place, untyped: str) -> frozenset[str]:

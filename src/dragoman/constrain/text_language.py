@@ -1,12 +1,13 @@
 """What a schema says of a string, as languages of the string itself: without quotes and escapes around it."""
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from llguidance import regex_to_lark
 
+from dragoman.constrain import formats
 from dragoman.constrain.lark import Symbol, regex
+from dragoman.constrain.patterns import PatternError, translated
 from dragoman.constrain.schema_parts import Where
 
 MOST_LENGTH = 100_000
@@ -22,25 +23,17 @@ _IPV6 = "|".join(
         "::",
     ]
 )
-_LEAP = r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)-02-29"
-_DATE = (
-    r"(?:(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])"
-    rf"|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))|{_LEAP})"
-)
-_TIME = (
-    r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?(?:[Zz]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
-)
 _LABEL = r"[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
 _HOST = rf"{_LABEL}(?:\.{_LABEL}){{0,7}}"
 _ATOM = r"[a-zA-Z0-9!#$%&'*+\/=?^_`{|}~-]+"
-_DAYS, _CLOCK = r"[0-9]{1,9}D", r"T(?:[0-9]{1,9}H(?:[0-9]{1,9}M(?:[0-9]{1,9}S)?)?|[0-9]{1,9}M(?:[0-9]{1,9}S)?|[0-9]{1,9}S)"
+_DAYS, _CLOCK = (
+    r"[0-9]{1,9}D",
+    r"T(?:[0-9]{1,9}H(?:[0-9]{1,9}M(?:[0-9]{1,9}S)?)?|[0-9]{1,9}M(?:[0-9]{1,9}S)?|[0-9]{1,9}S)",
+)
 _MONTHS = rf"[0-9]{{1,9}}M(?:{_DAYS})?"
 _SPAN = rf"(?:[0-9]{{1,9}}Y(?:{_MONTHS})?|{_MONTHS}|{_DAYS})"
 _URI_CHARACTERS = r"(?:[a-zA-Z0-9._~:@!$&'()*+,;=\/-]|%[0-9a-fA-F]{2})"
 FORMATS = {
-    "date": _DATE,
-    "time": _TIME,
-    "date-time": f"{_DATE}[Tt]{_TIME}",
     "duration": rf"P(?:{_SPAN}(?:{_CLOCK})?|{_CLOCK}|[0-9]{{1,9}}W)",
     "email": rf"{_ATOM}(?:\.{_ATOM})*@{_LABEL}(?:\.{_LABEL})+",
     "hostname": _HOST,
@@ -50,18 +43,18 @@ FORMATS = {
     "uri": rf"[a-zA-Z][a-zA-Z0-9+.-]*:\/\/{_HOST}(?::[0-9]{{1,5}})?(?:\/{_URI_CHARACTERS}*)?"
     rf"(?:\?{_URI_CHARACTERS}*)?(?:#{_URI_CHARACTERS}*)?",
 }
-"""Each a part of what its format allows: the common ways to write it, and nothing that is wrong."""
-
-_LOOKS_AROUND = re.compile(r"\(\?(?:[=!]|<[=!])|\\[bB1-9k]|\(\?P=")
+"""Those that are llguidance's own in JSON. Each is a part of what its format allows: the common ways to write
+it, and nothing that is wrong."""
 
 
 def languages(schema: Mapping[str, Any], where: Where) -> list[Symbol]:
     """The terminals that a string must all be in; none where any string will do."""
     found = []
-    if "pattern" in schema:
-        found.append(searched(schema["pattern"], where.at("pattern")))
+    patterns = schema.get("pattern", [])
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        found.append(searched(pattern, where.at("pattern")))
     if "format" in schema:
-        found.append(_format(schema["format"], where.at("format")))
+        found += _format(schema["format"], where.at("format"))
     length = lengths(schema, where)
     if length:
         found.append(regex(f"(?s:.{length})"))
@@ -81,24 +74,30 @@ def lengths(schema: Mapping[str, Any], where: Where) -> str:
     return f"{{{int(least)},{int(most)}}}"
 
 
-def _format(name: Any, where: Where) -> Symbol:
-    if name not in FORMATS:
-        where.refuse(f"must be one of {', '.join(FORMATS)}")
-    return regex(FORMATS[name])
+def _format(name: Any, where: Where) -> list[Symbol]:
+    if name in formats.PATTERNS:
+        return [searched(formats.PATTERNS[name], where)]
+    if name in FORMATS:
+        return [regex(FORMATS[name])]
+    if name not in formats.FREE:
+        where.refuse(f"must be one of {', '.join(sorted([*formats.PATTERNS, *FORMATS]))}")
+    return []
 
 
-def searched(pattern: Any, where: Where) -> Symbol:
+def searched(pattern: str, where: Where) -> Symbol:
     """An expression that must match somewhere, as one that matches from end to end."""
-    if not isinstance(pattern, str) or _LOOKS_AROUND.search(pattern):
-        where.refuse("must be an expression without assertions and references back")
     whole = []
-    for alternative in _alternatives(pattern, where):
+    for alternative in _alternatives(pattern):
         start, end = alternative.startswith("^"), _ends_anchored(alternative)
         inner = alternative[start : len(alternative) - end]
-        if _has_anchor(inner):
+        if any(character in "^$" for _, character in _outside_classes(inner)):
             where.refuse("may have ^ and $ only at its ends")
+        try:
+            inner = translated(inner)
+        except PatternError as error:
+            where.refuse(f"{error}, which cannot be enforced")
         whole.append(("" if start else "(?s:.*)") + f"(?:{inner})" + ("" if end else "(?s:.*)"))
-    return regex(regex_to_lark("|".join(whole), "dw"))
+    return regex(regex_to_lark("|".join(whole), ""))
 
 
 def _ends_anchored(alternative: str) -> bool:
@@ -106,7 +105,7 @@ def _ends_anchored(alternative: str) -> bool:
     return alternative.endswith("$") and backslashes % 2 == 0
 
 
-def _alternatives(pattern: str, where: Where) -> list[str]:
+def _alternatives(pattern: str) -> list[str]:
     """The expression cut at the bars that stand in no group."""
     found, depth, start = [], 0, 0
     for at, character in _outside_classes(pattern):
@@ -115,13 +114,7 @@ def _alternatives(pattern: str, where: Where) -> list[str]:
         elif character == "|" and depth == 0:
             found.append(pattern[start:at])
             start = at + 1
-    if depth != 0:
-        where.refuse("has parentheses that do not match")
     return [*found, pattern[start:]]
-
-
-def _has_anchor(pattern: str) -> bool:
-    return any(character in "^$" for _, character in _outside_classes(pattern))
 
 
 def _outside_classes(pattern: str) -> list[tuple[int, str]]:
@@ -135,8 +128,6 @@ def _outside_classes(pattern: str) -> list[tuple[int, str]]:
             in_class = character != "]"
         elif character == "[":
             in_class = True
-            at += pattern[at + 1 : at + 2] == "^"
-            at += pattern[at + 1 : at + 2] == "]"
         else:
             found.append((at, character))
         at += 1

@@ -5,7 +5,10 @@ from typing import Any
 
 from msgspec import Struct
 
+from dragoman.constrain.json_schema import enforced
+from dragoman.constrain.problems import CODE, Problems
 from dragoman.constrain.schema_parts import Where
+from dragoman.errors import BadRequest
 
 NOTHING: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 """The arguments of a tool that declares none."""
@@ -16,7 +19,12 @@ MOST_DEPTH = 64
 
 class Tool(Struct, frozen=True):
     name: str
+    declared: Mapping[str, Any]
+    """The schema of its arguments as the client sent it, which the reader knows."""
     schema: Mapping[str, Any]
+    """What is enforced, in the words of the client."""
+    native: Mapping[str, Any]
+    """The same in those of llguidance."""
     where: Where
 
 
@@ -34,8 +42,20 @@ def tools_of(
         schema = function.get("parameters") or function.get("input_schema") or NOTHING
         where = Where(name, f"tools[{number}]{'.function' if inner else ''}.parameters")
         loose = strict is not None and name not in strict
-        found.append(Tool(name, ANYTHING if loose else closed(schema), where))
+        wanted = ANYTHING if loose else {"type": "object", **closed(schema)}
+        found.append(Tool(name, schema, wanted, _native(wanted, where), where))
     return found
+
+
+def _native(schema: Mapping[str, Any], where: Where) -> Mapping[str, Any]:
+    """Checked word by word, whatever the syntax of calls is: what cannot be enforced is refused."""
+    problems = Problems()
+    prepared: Any = enforced(schema, problems, where.param)
+    if problems.found:
+        first = problems.found[0]
+        message = f"The arguments of {where.tool!r} cannot be enforced: {first.sentence(where.param)}"
+        raise BadRequest(message, param=f"{where.param}#{first.place}", code=CODE)
+    return {"allOf": [prepared]} if isinstance(prepared, bool) else prepared
 
 
 def closed(schema: Any) -> Any:
