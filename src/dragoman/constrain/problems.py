@@ -4,8 +4,6 @@ from msgspec import Struct
 
 from dragoman.errors import BadRequest
 
-CODE = "unsupported_schema"
-
 
 class Problem(Struct, frozen=True):
     place: str
@@ -33,7 +31,7 @@ class Problems:
             first = self.found[0]
             more = f" There are {len(self.found) - 1} more like this." if len(self.found) > 1 else ""
             message = f"The schema cannot be enforced: {first.sentence(param)}{more}"
-            raise BadRequest(message, param=f"{param}#{first.place}" if first.place else param, code=CODE)
+            raise BadRequest(message, param=f"{param}#{first.place}" if first.place else param, code="unsupported_schema")
 
 
 def at(place: str, *steps: str | int) -> str:

@@ -215,8 +215,8 @@ def _sizes(rewrite: Rewrite) -> None:
         words.pop("minProperties", None)
     elif (least > len(required) + 1 or words.get("properties")) and (least > 1 or required):
         rewrite.refuse("minProperties", "may be at most one more than there are required properties")
-    if words.get("uniqueItems") is False:
-        del words["uniqueItems"]
+    if words.pop("uniqueItems", False) and words.get("maxItems", 2) > 1:
+        rewrite.refuse("uniqueItems", "cannot be enforced; leave it out, or use an object with a name for each item")
     for word in ("minProperties", "minItems", "maxItems", "maxProperties", "minLength", "maxLength"):
         if word in words:
             words[word] = int(words[word])
