@@ -30,6 +30,7 @@ from dragoman.engines.local.model import Model
 from dragoman.engines.local.tokenizer import LlamaTokenizer
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.weights import default_model
+from dragoman.limits import Limits
 from dragoman.turns.constrain import Constrainer
 from dragoman.turns.spec import TurnSpec, Wanted
 from dragoman.types import IdsPrompt, Sampling
@@ -106,7 +107,7 @@ def measure(server: Server, options: Options, way: str) -> Round:
 def compile_times(model: Path, times: int) -> tuple[list[float], list[float]]:
     """Milliseconds for a schema nobody has seen, and for the same once more."""
     tokenizer = LlamaTokenizer(Model(model))
-    made = Constrainer(ModelCard(name="", max_model_len=1, constrains=True), tokenizer)
+    made = Constrainer(ModelCard(name="", max_model_len=1, constrains=True), tokenizer, Limits())
     made.vocabulary  # noqa: B018  (made once per server, not per schema)
     cold, warm = [], []
     for number in range(times):

@@ -13,14 +13,14 @@ GBNF = 'root ::= "a" | "b"'
 LARK = 'start: "a" | "b"'
 
 
-def wanted(limits: Limits | None = None, **fields: Any) -> Wanted | None:
+def wanted(**fields: Any) -> Wanted | None:
     body = {"messages": [{"role": "user", "content": "hi"}], **fields}
-    return chat_request.spec(chat_request.read(json.dumps(body).encode(), limits or Limits())).wanted
+    return chat_request.spec(chat_request.read(json.dumps(body).encode(), Limits())).wanted
 
 
-def refused(limits: Limits | None = None, **fields: Any) -> BadRequest:
+def refused(**fields: Any) -> BadRequest:
     with pytest.raises(BadRequest) as caught:
-        wanted(limits, **fields)
+        wanted(**fields)
     return caught.value
 
 
@@ -110,9 +110,3 @@ def test_nothing_is_wanted(fields: dict[str, Any]) -> None:
 def test_what_cannot_be_meant(fields: dict[str, Any], param: str, code: str) -> None:
     error = refused(**fields)
     assert (error.param, error.code) == (param, code)
-
-
-def test_a_constraint_has_a_limit_of_bytes() -> None:
-    for field, value in (("guided_regex", "a" * 99), ("guided_json", {"const": "a" * 99})):
-        error = refused(Limits(constraint_bytes=50), **{field: value})
-        assert (error.param, error.code) == (field, "limit_exceeded")

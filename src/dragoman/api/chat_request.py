@@ -89,7 +89,19 @@ def spec(request: ChatRequest) -> TurnSpec:
     most = request.max_completion_tokens or request.max_tokens
     asked = sampling(request, max_tokens=most, logprobs=_wanted_logprobs(request))
     told = conversation(request)
-    return turn_spec(request, (told,), asked, request.n or 1, _reading(request, told), request.calling)
+    return turn_spec(
+        request,
+        (told,),
+        asked,
+        request.n or 1,
+        _reading(request, told),
+        request.calling,
+        _reasoning_budget(request),
+    )
+
+
+def _reasoning_budget(request: ChatRequest) -> int | None:
+    return 0 if request.reasoning_effort == "none" else None
 
 
 def _reading(request: ChatRequest, told: Conversation) -> Reading:

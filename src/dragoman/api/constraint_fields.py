@@ -4,11 +4,9 @@ from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct, field
-from msgspec.json import encode as encode_json
 
 from dragoman.api.harmless_fields import HarmlessFields
 from dragoman.errors import BadRequest
-from dragoman.limits import Limits, check_count
 from dragoman.turns.spec import Wanted
 
 JsonSchema: TypeAlias = dict[str, Any] | bool
@@ -70,18 +68,6 @@ def wanted(fields: ConstraintFields) -> Wanted | None:
         message = f"'{second}' and '{first}' both say what the answer must be; send one of them."
         raise BadRequest(message, param=second, code="invalid_value")
     return found[0] if found else None
-
-
-def check_wanted(fields: ConstraintFields, limits: Limits) -> None:
-    one = wanted(fields)
-    if one is None:
-        return
-    try:
-        size = len(encode_json(one.value))
-    except RecursionError:
-        message = f"'{one.param}' is nested too deeply."
-        raise BadRequest(message, param=one.param, code="invalid_value") from None
-    check_count(size, limits.constraint_bytes, one.param, "bytes of a schema or grammar")
 
 
 def _all(fields: ConstraintFields) -> Iterator[Wanted]:

@@ -7,7 +7,7 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta, Struct
 
-from dragoman.api.constraint_fields import ConstraintFields, check_wanted, wanted
+from dragoman.api.constraint_fields import ConstraintFields, wanted
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits, check_count
 from dragoman.turns.spec import Calling, Reading, TurnSpec
@@ -82,7 +82,7 @@ class SharedFields(ConstraintFields, kw_only=True):
 
 def check_shared(fields: SharedFields, limits: Limits) -> None:
     """Counts and cross-field rules; types and ranges were checked while decoding."""
-    check_wanted(fields, limits)
+    wanted(fields)
     stops = fields.stops
     check_count(len(stops) + len(fields.stop_token_ids or ()), limits.stops, "stop", "stop strings and ids")
     for stop in stops:
@@ -142,6 +142,7 @@ def turn_spec(
     n: int,
     reading: Reading | None = None,
     calling: Calling | None = None,
+    reasoning_budget: int | None = None,
 ) -> TurnSpec:
     """What was asked, free of how this API spells it."""
     return TurnSpec(
@@ -151,6 +152,7 @@ def turn_spec(
         reading=reading,
         wanted=wanted(fields),
         calling=calling,
+        reasoning_budget=reasoning_budget,
         n=n,
         stop=fields.stops,
         keep_stop=fields.keeps_stop,

@@ -44,7 +44,9 @@ class Host:
         self.language = Language(self.found.dialect, tokenizer)
         self.pieces = self.language.plain
         self.prompter = Prompter(self.card, tokenizer, template=template, limits=self.limits)
-        self.planner = Planner(self.card, tokenizer, self.prompter, self.found.dialect, settings.model_alias)
+        self.planner = Planner(
+            self.card, tokenizer, self.prompter, self.found.dialect, settings.model_alias, self.limits
+        )
         self.pump = Pump()
         self._forced: dict[str, Language] = {}
         self._in_flight = 0

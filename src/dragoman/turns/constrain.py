@@ -7,12 +7,14 @@ from typing import Any
 from msgspec.structs import replace
 
 from dragoman.constrain.answer import Choice, answer_grammar
+from dragoman.constrain.compiling import compile_cached
 from dragoman.constrain.constraint import Constraint
 from dragoman.constrain.vocabulary import Matcher, Vocabulary
 from dragoman.dialects.declare import Dialect
 from dragoman.dialects.registry import get
 from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.errors import BadRequest
+from dragoman.limits import Limits
 from dragoman.turns.spec import Calling, TurnSpec, Wanted
 from dragoman.types import JobConstraint
 
@@ -33,9 +35,10 @@ class Ready:
 class Constrainer:
     """Makes the constraints of one model. Safe to call from worker threads."""
 
-    def __init__(self, card: ModelCard, tokenizer: Tokenizer) -> None:
+    def __init__(self, card: ModelCard, tokenizer: Tokenizer, limits: Limits) -> None:
         self._card = card
         self._tokenizer = tokenizer
+        self._limits = limits
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
@@ -56,7 +59,8 @@ class Constrainer:
             return None
         asked = spec.wanted or spec.calling
         try:
-            return Ready(self._whole(spec, dialect, in_reasoning).start(self.vocabulary))
+            whole = self._whole(spec, dialect, in_reasoning)
+            return Ready(compile_cached(whole, self.vocabulary, self._limits.grammar_cache_bytes))
         except BadRequest as error:
             if asked is None:
                 # At most one call was asked for: the turn ends before a second one without a grammar too.
@@ -67,13 +71,15 @@ class Constrainer:
 
     def _whole(self, spec: TurnSpec, dialect: Dialect, in_reasoning: bool) -> Constraint:
         """The grammar of a whole answer: reasoning as the model writes it, and then what is wanted."""
-        text = None if spec.wanted is None else _text(spec.wanted)
+        text = None if spec.wanted is None else _text(spec.wanted, self._limits)
         reading, calling = spec.reading, spec.calling or Calling()
         if reading is None:
             assert text is not None
             return text
         if text is not None and not reading.reasoning:
-            dialect = _unreasoning(dialect, in_reasoning)
+            dialect = _reasoning_as_text(dialect, in_reasoning)
+        if spec.reasoning_budget == 0 and not in_reasoning:
+            dialect = _without_reasoning(dialect)
         choice: Choice = "none"
         if reading.calls:
             choice = "required" if calling.required else "auto"
@@ -97,30 +103,36 @@ def dialect_for(spec: TurnSpec, dialect: Dialect) -> Dialect:
     return replace(get(UNSPOKEN), reasoning=dialect.reasoning)
 
 
-def _unreasoning(dialect: Dialect, in_reasoning: bool) -> Dialect:
+def _reasoning_as_text(dialect: Dialect, in_reasoning: bool) -> Dialect:
     """Where reasoning is left in the text, and the text must be something, there can be none."""
     if in_reasoning or dialect.channels is not None:
-        message = (
-            "Reasoning that is left in the text is not in the constraint; have it set apart."
-        )
+        message = "Reasoning that is left in the text is not in the constraint; have it set apart."
         raise BadRequest(message, param="separate_reasoning", code="invalid_value")
-    return replace(dialect, reasoning=None)
+    return _without_reasoning(dialect)
 
 
-def _text(wanted: Wanted) -> Constraint:
+def _without_reasoning(dialect: Dialect) -> Dialect:
+    """The dialect of answers that begin with what is wanted."""
+    if dialect.channels is None:
+        return replace(dialect, reasoning=None)
+    written = ("", *dialect.channels.written[1:])
+    return replace(dialect, channels=replace(dialect.channels, written=written))
+
+
+def _text(wanted: Wanted, limits: Limits) -> Constraint:
     match wanted.syntax:
         case "json_object":
             return Constraint.from_json_object()
         case "json_schema":
-            return Constraint.from_json_schema(wanted.value, wanted.param)
+            return Constraint.from_json_schema(wanted.value, wanted.param, limits)
         case "regex":
-            return Constraint.from_regex(wanted.value, wanted.param)
+            return Constraint.from_regex(wanted.value, wanted.param, limits)
         case "choice":
-            return Constraint.from_choice(wanted.value, wanted.param)
+            return Constraint.from_choice(wanted.value, wanted.param, limits)
         case "gbnf":
-            return Constraint.from_gbnf(wanted.value, wanted.param)
+            return Constraint.from_gbnf(wanted.value, wanted.param, limits)
         case "lark":
-            return Constraint.from_lark(wanted.value, wanted.param)
+            return Constraint.from_lark(wanted.value, wanted.param, limits)
 
 
 def _strict(tools: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from dragoman.dialects.declare import Dialect
 from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.errors import BadRequest, ContextOverflow, ModelNotFound
+from dragoman.limits import Limits
 from dragoman.prompt import Prompter
 from dragoman.turns.constrain import Constrainer, dialect_for
 from dragoman.turns.opened import opened_reasoning
@@ -36,12 +37,13 @@ class Planner:
         prompter: Prompter,
         dialect: Dialect,
         aliases: Iterable[str] = (),
+        limits: Limits | None = None,
     ) -> None:
         self.card = card
         self.tokenizer = tokenizer
         self.prompter = prompter
         self.dialect = dialect
-        self._constrainer = Constrainer(card, tokenizer)
+        self._constrainer = Constrainer(card, tokenizer, limits or Limits())
         self.names = (card.name, *aliases)
 
     def adapter(self, model: str | None) -> str | None:

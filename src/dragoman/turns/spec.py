@@ -59,6 +59,8 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
     """None: the answer is text and nothing else."""
     wanted: Wanted | None = None
     calling: Calling | None = None
+    reasoning_budget: int | None = None
+    """Tokens that reasoning may have; None: as many as it takes."""
     n: int = 1
     """Continuations to compute for each prompt."""
     stop: tuple[str, ...] = ()
