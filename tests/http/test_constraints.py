@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dragoman.engines.protocol import ModelCard
@@ -209,3 +210,46 @@ def test_a_marker_that_the_answer_quotes_is_a_part_of_it(serve: Serve) -> None:
         ):
             assert (message["reasoning"], message["content"]) == ("Hm.", quoted)
             assert "tool_calls" not in message or not message["tool_calls"]
+
+
+def allowed(job: Job, said: str) -> bytes:
+    """The bytes that may come next after this."""
+    assert job.constraint is not None
+    matcher = job.constraint.start()
+    row = np.zeros(259, np.float32)
+    matcher.mask(row)
+    for byte in said.encode():
+        matcher.accept(byte)
+        row = np.zeros(259, np.float32)
+        matcher.mask(row)
+    return bytes(int(id_) for id_ in np.flatnonzero(row == 0) if id_ < 256)
+
+
+def test_reasoning_has_a_budget(serve: Serve) -> None:
+    engine = constraining("<think>\nHm.\n</think>\n\nYes.")
+    url = serve(engine, dialect="hermes")
+    body = {**HELLO, "thinking_token_budget": 3}
+    assert post(url, PATH, body).status_code == 200
+    assert post(url, PATH, {**body, "response_format": FORMAT}).status_code == 200
+    for job in engine.jobs:
+        assert len(allowed(job, "<think>\nH")) > 90
+        assert allowed(job, "<think>\nHm") == b"\n"
+        assert allowed(job, "<think>\nHm\n<") == b"/"
+    free, constrained = engine.jobs
+    assert len(allowed(free, "<think>\nHm\n</think>\n\n")) == 256
+    assert allowed(constrained, "<think>\nHm\n</think>\n\n") == b"{"
+
+
+def test_no_effort_is_no_reasoning(serve: Serve) -> None:
+    engine = constraining('{"city": "Rome"}')
+    url = serve(engine, dialect="hermes")
+    body = {**HELLO, "response_format": FORMAT, "reasoning_effort": "none"}
+    assert post(url, PATH, body).status_code == 200
+    assert allowed(engine.jobs[0], "") == b"{"
+
+
+def test_a_budget_needs_an_engine_that_keeps_to_it(serve: Serve) -> None:
+    url = serve(ScriptedEngine(say("Yes.")), dialect="hermes")
+    error = post(url, PATH, {**HELLO, "thinking_token_budget": 3}).json()["error"]
+    assert (error["param"], error["code"]) == ("thinking_token_budget", "unsupported_field")
+    assert post(url, PATH, {**HELLO, "reasoning_effort": "none"}).status_code == 200

@@ -5,9 +5,10 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from dragoman.api.constraint_fields import wanted
-from dragoman.api.fields import SharedFields, check_shared, sampling, turn_spec
+from dragoman.api.fields import check_shared, sampling, turn_spec
 from dragoman.api.messages import MessageBody, check_messages, joined, to_message
 from dragoman.api.read import Reader
+from dragoman.api.reasoning_fields import ReasoningFields, check_reasoning, thinking
 from dragoman.api.tool_choice import calling
 from dragoman.api.tools import Declared, Function, Tool, check_tools, for_template
 from dragoman.errors import BadRequest
@@ -16,7 +17,7 @@ from dragoman.turns.spec import Calling, Reading, TurnSpec
 from dragoman.types import Conversation
 
 
-class ChatRequest(SharedFields, kw_only=True, forbid_unknown_fields=True):
+class ChatRequest(ReasoningFields, kw_only=True, forbid_unknown_fields=True):
     # What makes the prompt.
     messages: Annotated[list[MessageBody], Meta(min_length=1)]
     tools: list[Tool] | None = None
@@ -26,8 +27,6 @@ class ChatRequest(SharedFields, kw_only=True, forbid_unknown_fields=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     template_vars: dict[str, Any] | None = None
-    enable_thinking: bool | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
     response_prefix: str | None = None
     # What the answer is to be.
@@ -96,12 +95,8 @@ def spec(request: ChatRequest) -> TurnSpec:
         request.n or 1,
         _reading(request, told),
         request.calling,
-        _reasoning_budget(request),
+        thinking(request),
     )
-
-
-def _reasoning_budget(request: ChatRequest) -> int | None:
-    return 0 if request.reasoning_effort == "none" else None
 
 
 def _reading(request: ChatRequest, told: Conversation) -> Reading:
@@ -133,6 +128,7 @@ def _check_chat(request: ChatRequest, limits: Limits) -> None:
     check_count(request.top_logprobs or 0, limits.logprobs, "top_logprobs", "alternatives")
     if request.top_logprobs and not request.logprobs:
         raise BadRequest("top_logprobs needs logprobs: true.", param="top_logprobs", code="invalid_value")
+    check_reasoning(request)
     if request.parse_tool_calls is False and request.calling is not None:
         message = "parse_tool_calls: false leaves calls in the text, so none can be asked for."
         raise BadRequest(message, param="parse_tool_calls", code="invalid_value")
@@ -177,11 +173,9 @@ def conversation(request: ChatRequest) -> Conversation:
 
 def _template_kwargs(request: ChatRequest) -> dict[str, Any]:
     named = {
-        "enable_thinking": request.enable_thinking,
-        "reasoning_effort": request.reasoning_effort,
+        "enable_thinking": request.thinks,
+        "reasoning_effort": request.effort,
         "verbosity": request.verbosity,
     }
-    if request.reasoning_effort == "none" and request.enable_thinking is None:
-        named["enable_thinking"] = False
     given = {name: value for name, value in named.items() if value is not None}
     return {**given, **(request.template_vars or {}), **(request.chat_template_kwargs or {})}

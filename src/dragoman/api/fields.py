@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from dragoman.api.constraint_fields import ConstraintFields, wanted
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits, check_count
-from dragoman.turns.spec import Calling, Reading, TurnSpec
+from dragoman.turns.spec import Calling, Reading, Thinking, TurnSpec
 from dragoman.types import Prompt, Sampling
 
 Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
@@ -142,7 +142,7 @@ def turn_spec(
     n: int,
     reading: Reading | None = None,
     calling: Calling | None = None,
-    reasoning_budget: int | None = None,
+    thinking: Thinking | None = None,
 ) -> TurnSpec:
     """What was asked, free of how this API spells it."""
     return TurnSpec(
@@ -152,7 +152,7 @@ def turn_spec(
         reading=reading,
         wanted=wanted(fields),
         calling=calling,
-        reasoning_budget=reasoning_budget,
+        thinking=thinking,
         n=n,
         stop=fields.stops,
         keep_stop=fields.keeps_stop,

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from dragoman.constrain.answer import Choice, answer_grammar
 from dragoman.constrain.compiling import compile_cached
 from dragoman.constrain.constraint import Constraint
+from dragoman.constrain.reasoning_budget import Budgeted, ReasoningBudget
 from dragoman.constrain.vocabulary import Matcher, Vocabulary
 from dragoman.dialects.declare import Dialect
 from dragoman.dialects.registry import get
@@ -48,15 +49,30 @@ class Constrainer:
 
     def check(self, spec: TurnSpec) -> None:
         """Raises where the engine cannot do it: an answer without its constraint would be a wrong one."""
-        asked = spec.wanted or spec.calling
+        hard = spec.thinking is not None and not spec.thinking.soft
+        asked = spec.wanted or spec.calling or (spec.thinking if hard else None)
         if asked is not None and not self._card.constrains:
             message = f"This engine cannot constrain its answers; leave out '{asked.param}'."
             raise BadRequest(message, param=asked.param, code="unsupported_field")
 
     def constraint(self, spec: TurnSpec, dialect: Dialect, *, in_reasoning: bool) -> JobConstraint | None:
         """What the engine is to keep to. Whatever is wrong with it is told here, by the name of its field."""
-        if not spec.constrained or not self._card.constrains:
+        if not self._card.constrains:
             return None
+        grammar = self._grammar(spec, dialect, in_reasoning) if spec.constrained else None
+        if spec.thinking is None or spec.reading is None:
+            return grammar
+        if grammar is not None and not spec.thinking.tokens and not in_reasoning:
+            # The grammar has no reasoning in it.
+            return grammar
+        budget = ReasoningBudget(
+            dialect, spec.thinking.tokens, self._tokenizer, starts_in_reasoning=in_reasoning
+        )
+        if not budget.applies:
+            return grammar
+        return Budgeted(budget, grammar.start if grammar is not None else None)
+
+    def _grammar(self, spec: TurnSpec, dialect: Dialect, in_reasoning: bool) -> Ready | None:
         asked = spec.wanted or spec.calling
         try:
             whole = self._whole(spec, dialect, in_reasoning)
@@ -78,7 +94,7 @@ class Constrainer:
             return text
         if text is not None and not reading.reasoning:
             dialect = _reasoning_as_text(dialect, in_reasoning)
-        if spec.reasoning_budget == 0 and not in_reasoning:
+        if spec.thinking is not None and not spec.thinking.tokens and not in_reasoning:
             dialect = _without_reasoning(dialect)
         choice: Choice = "none"
         if reading.calls:

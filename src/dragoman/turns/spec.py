@@ -50,6 +50,16 @@ class Calling(Struct, frozen=True, kw_only=True):
     """The field that asks for it; `tools[2].function.strict` for a tool that is strict."""
 
 
+class Thinking(Struct, frozen=True, kw_only=True):
+    """How many tokens reasoning may have before it is ended."""
+
+    tokens: int
+    param: str
+    """The field that it came in."""
+    soft: bool = False
+    """An engine that cannot end reasoning is asked all the same: the template has been told."""
+
+
 class TurnSpec(Struct, frozen=True, kw_only=True):
     model: str | None
     prompts: tuple[Prompt, ...]
@@ -59,8 +69,7 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
     """None: the answer is text and nothing else."""
     wanted: Wanted | None = None
     calling: Calling | None = None
-    reasoning_budget: int | None = None
-    """Tokens that reasoning may have; None: as many as it takes."""
+    thinking: Thinking | None = None
     n: int = 1
     """Continuations to compute for each prompt."""
     stop: tuple[str, ...] = ()
