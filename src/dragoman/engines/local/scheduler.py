@@ -172,14 +172,14 @@ class Scheduler:
 
     def _finish(self, sequence: Sequence, token: int) -> tuple[FinishReason | None, int | None]:
         sampling, matcher = sequence.group.job.sampling, sequence.matcher
-        if matcher is not None:
-            # An end id can also be a marker in the middle of an answer, where the grammar does not accept.
-            if matcher.over or (token in self._ends and matcher.accepting):
-                return "stop", None
-        elif token in self._ends and not sampling.ignore_eos:
+        # Under a constraint an end id can also be a marker in the middle of an answer.
+        may_end = not sampling.ignore_eos if matcher is None else matcher.accepting
+        if token in self._ends and may_end:
             return "stop", None
         if token in sampling.stop_token_ids:
             return "stop", token
+        if matcher is not None and matcher.over:
+            return "stop", None
         length = len(sequence.output)
         if length >= sampling.max_tokens or sequence.prompt_length + length >= self._runner.context:
             return "length", None
