@@ -1,12 +1,13 @@
 """For every word of JSON Schema: schemas with texts that are accepted and texts that are not."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 
 class Sample(NamedTuple):
     schema: Any
-    accepted: list[str] = []
-    rejected: list[str] = []
+    accepted: Sequence[str] = ()
+    rejected: Sequence[str] = ()
 
 
 TREE = {"type": "object", "properties": {"kids": {"items": {"$ref": "#"}}}, "additionalProperties": False}
@@ -22,7 +23,9 @@ ENFORCED: dict[str, list[Sample]] = {
     ],
     "enum": [Sample({"enum": ["a", 1, None, ["x"]]}, ['"a"', "1", "null", '["x"]'], ['"b"', "11", "[]"])],
     "const": [Sample({"const": {"a": 1}}, ['{"a": 1}'], ['{"a": 2}', "{}", '{"a": 1, "b": 1}'])],
-    "anyOf": [Sample({"anyOf": [{"type": "string"}, {"minimum": 5, "type": "integer"}]}, ['"a"', "5"], ["4"])],
+    "anyOf": [
+        Sample({"anyOf": [{"type": "string"}, {"minimum": 5, "type": "integer"}]}, ['"a"', "5"], ["4"])
+    ],
     "oneOf": [
         Sample({"oneOf": [{"type": "string"}, {"type": "null"}]}, ['"a"', "null"], ["1"]),
         Sample(
@@ -34,7 +37,9 @@ ENFORCED: dict[str, list[Sample]] = {
     "allOf": [Sample({"allOf": [{"minLength": 2}, {"maxLength": 3}]}, ['"ab"', "1"], ['"a"', '"abcd"'])],
     "$ref": [Sample(TREE, ['{"kids": [{"kids": []}, {}]}'], ['{"kids": [1]}', '{"kid": []}'])],
     "$defs": [Sample({"$ref": "#/$defs/n", "$defs": {"n": {"type": "null"}}}, ["null"], ["1"])],
-    "definitions": [Sample({"$ref": "#/definitions/n", "definitions": {"n": {"type": "null"}}}, ["null"], ["1"])],
+    "definitions": [
+        Sample({"$ref": "#/definitions/n", "definitions": {"n": {"type": "null"}}}, ["null"], ["1"])
+    ],
     "$anchor": [Sample({"$ref": "#n", "$defs": {"x": {"$anchor": "n", "type": "null"}}}, ["null"], ["1"])],
     "nullable": [Sample({"type": "string", "nullable": True}, ["null", '"a"'], ["1"])],
     "properties": [
@@ -44,9 +49,15 @@ ENFORCED: dict[str, list[Sample]] = {
     "required": [Sample({"type": "object", "required": ["a"]}, ['{"a": 1}'], ["{}", '{"b": 1}'])],
     "additionalProperties": [
         Sample({"additionalProperties": False}, ["{}", "[]"], ['{"a": 1}']),
-        Sample({"properties": {"a": {}}, "additionalProperties": {"type": "null"}}, ['{"a": 1, "b": null}'], ['{"b": 1}']),
+        Sample(
+            {"properties": {"a": {}}, "additionalProperties": {"type": "null"}},
+            ['{"a": 1, "b": null}'],
+            ['{"b": 1}'],
+        ),
     ],
-    "patternProperties": [Sample({"patternProperties": {"^a": {"type": "null"}}}, ['{"ab": null, "b": 1}'], ['{"ab": 1}'])],
+    "patternProperties": [
+        Sample({"patternProperties": {"^a": {"type": "null"}}}, ['{"ab": null, "b": 1}'], ['{"ab": 1}'])
+    ],
     "propertyNames": [
         Sample({"propertyNames": {"pattern": "^a"}}, ['{"ab": 1}', "{}"], ['{"b": 1}']),
         Sample({"propertyNames": {"enum": ["a.b", "c"]}}, ['{"a.b": 1}'], ['{"axb": 1}']),
@@ -54,17 +65,31 @@ ENFORCED: dict[str, list[Sample]] = {
     ],
     "minProperties": [
         Sample({"minProperties": 1}, ['{"a": 1}'], ["{}"]),
-        Sample({"required": ["a"], "minProperties": 2}, ['{"a": 1, "b": 2}'], ['{"a": 1}', '{"a": 1, "a": 1}']),
+        Sample(
+            {"required": ["a"], "minProperties": 2}, ['{"a": 1, "b": 2}'], ['{"a": 1}', '{"a": 1, "a": 1}']
+        ),
     ],
     "maxProperties": [Sample({"maxProperties": 1}, ["{}", '{"a": 1}'], ['{"a": 1, "b": 1}'])],
     "dependentRequired": [
-        Sample({"properties": {"a": {}, "b": {}}, "dependentRequired": {"a": ["b"]}}, ['{"a": 1, "b": 1}', '{"b": 1}'], ['{"a": 1}'])
+        Sample(
+            {"properties": {"a": {}, "b": {}}, "dependentRequired": {"a": ["b"]}},
+            ['{"a": 1, "b": 1}', '{"b": 1}'],
+            ['{"a": 1}'],
+        )
     ],
     "dependentSchemas": [
-        Sample({"properties": {"a": {}, "b": {}}, "dependentSchemas": {"a": {"required": ["b"]}}}, ['{"b": 1}', "{}"], ['{"a": 1}'])
+        Sample(
+            {"properties": {"a": {}, "b": {}}, "dependentSchemas": {"a": {"required": ["b"]}}},
+            ['{"b": 1}', "{}"],
+            ['{"a": 1}'],
+        )
     ],
     "dependencies": [
-        Sample({"properties": {"a": {}, "b": {}}, "dependencies": {"a": ["b"], "b": {}}}, ['{"b": 1}'], ['{"a": 1}'])
+        Sample(
+            {"properties": {"a": {}, "b": {}}, "dependencies": {"a": ["b"], "b": {}}},
+            ['{"b": 1}'],
+            ['{"a": 1}'],
+        )
     ],
     "unevaluatedProperties": [
         Sample({"properties": {"a": {}}, "unevaluatedProperties": False}, ['{"a": 1}'], ['{"b": 1}'])
@@ -73,14 +98,31 @@ ENFORCED: dict[str, list[Sample]] = {
         Sample({"items": {"type": "null"}}, ["[null, null]", "[]"], ["[1]"]),
         Sample({"items": [{"type": "null"}]}, ["[null, 1]", "[]"], ["[1]"]),
     ],
-    "prefixItems": [Sample({"prefixItems": [{"type": "null"}], "items": False}, ["[null]", "[]"], ["[1]", "[null, 1]"])],
-    "additionalItems": [Sample({"items": [{}], "additionalItems": {"type": "null"}}, ["[1, null]"], ["[1, 1]"])],
+    "prefixItems": [
+        Sample({"prefixItems": [{"type": "null"}], "items": False}, ["[null]", "[]"], ["[1]", "[null, 1]"])
+    ],
+    "additionalItems": [
+        Sample({"items": [{}], "additionalItems": {"type": "null"}}, ["[1, null]"], ["[1, 1]"])
+    ],
     "unevaluatedItems": [Sample({"prefixItems": [{}], "unevaluatedItems": False}, ["[1]"], ["[1, 2]"])],
     "minItems": [Sample({"minItems": 2}, ["[1, 2]", "1"], ["[1]", "[]"])],
     "maxItems": [Sample({"maxItems": 2}, ["[1, 2]", "[]"], ["[1, 2, 3]"])],
     "uniqueItems": [
         Sample({"uniqueItems": False}, ["[1, 1]"]),
         Sample({"uniqueItems": True, "maxItems": 1}, ["[1]"], ["[1, 1]"]),
+        Sample(
+            {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
+            ['["a", "b", "aa", ""]', "[]", '["\\n", "n"]'],
+            ['["a", "b", "a"]', '["", ""]', '["a","a"]', "[1]"],
+        ),
+        Sample(
+            {
+                "properties": {"a": {"items": {"$ref": "#/$defs/e"}, "uniqueItems": True}},
+                "$defs": {"e": {"enum": ["x", "xy"]}},
+            },
+            ['{"a": ["xy", "x"], "b": ["x", "x"]}', '{"a": []}', '{"a": 1}'],
+            ['{"a": ["x", "x"]}', '{"a": ["x", "xy", "x"]}'],
+        ),
     ],
     "minLength": [Sample({"minLength": 2}, ['"éé"', '"\\n\\n"', "1"], ['"é"', '"\\n"'])],
     "maxLength": [Sample({"maxLength": 2}, ['"éé"', '"😀😀"'], ['"abc"'])],
@@ -119,6 +161,8 @@ PARTLY: list[tuple[Any, str]] = [
     ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "/oneOf"),
     ({"oneOf": [{"required": ["a"]}, {"required": ["b"]}]}, "/oneOf"),
     ({"items": {"uniqueItems": True}}, "/items/uniqueItems"),
+    ({"uniqueItems": True, "items": {"type": "string", "maxLength": 1}}, "/uniqueItems"),
+    ({"allOf": [{"uniqueItems": True, "items": {"type": "string"}}]}, "/allOf/0/uniqueItems"),
     ({"minProperties": 2}, "/minProperties"),
     ({"properties": {"a": {}}, "maxProperties": 1, "type": "object"}, ""),
     ({"properties": {"x/y": {"pattern": "\\bx"}}}, "/properties/x~1y/pattern"),
@@ -133,6 +177,8 @@ PARTLY: list[tuple[Any, str]] = [
     ({"$ref": "#/$defs/none"}, "/$ref"),
     ({"$ref": "#/x-hidden", "x-hidden": {"format": "date"}}, "/$ref"),
     ({"$ref": "#"}, ""),
+    ({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, ""),
+    ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, ""),
     ({"properties": {"a": {"$id": "https://example.com/a"}}}, "/properties/a/$id"),
     ({"allOf": [{}], "unevaluatedProperties": False}, "/unevaluatedProperties"),
     ({"patternProperties": {"^a": {"type": "null"}, "b$": {"type": "string"}}, "type": "object"}, ""),

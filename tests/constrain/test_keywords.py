@@ -18,11 +18,15 @@ def shown(value: Any) -> str | None:
 
 
 def test_every_word_has_samples() -> None:
-    fates = {fate: {row.name for row in KEYWORDS.values() if row.fate == fate} for fate in ("enforced", "refused")}
+    fates = {
+        fate: {row.name for row in KEYWORDS.values() if row.fate == fate} for fate in ("enforced", "refused")
+    }
     assert fates == {"enforced": set(ENFORCED), "refused": set(REFUSED)}
 
 
-@pytest.mark.parametrize(("word", "sample"), SAMPLES, ids=[f"{word}-{n}" for n, (word, _) in enumerate(SAMPLES)])
+@pytest.mark.parametrize(
+    ("word", "sample"), SAMPLES, ids=[f"{word}-{n}" for n, (word, _) in enumerate(SAMPLES)]
+)
 def test_enforced(word: str, sample: Sample) -> None:
     constraint = Constraint.from_json_schema(sample.schema)
     assert [text for text in sample.accepted if not constraint.accepts(text)] == []
@@ -58,7 +62,9 @@ def test_words_that_mean_nothing_alone_are_left_out() -> None:
 
 
 def test_a_property_may_have_the_name_of_a_word() -> None:
-    constraint = Constraint.from_json_schema({"properties": {"not": {"type": "null"}, "$ref": {"type": "null"}}})
+    constraint = Constraint.from_json_schema(
+        {"properties": {"not": {"type": "null"}, "$ref": {"type": "null"}}}
+    )
     assert constraint.accepts('{"not": null, "$ref": null}') and not constraint.accepts('{"not": 1}')
 
 

@@ -1,7 +1,7 @@
 """The test suite of JSON Schema, draft 2020-12: every schema of it is refused, or enforced in full.
 
-`python -m tools.schema_suite` fetches it. No value that it calls invalid may be accepted, whatever happens. What it
-calls valid is accepted, but for ways of writing that are left out on purpose; they are counted here.
+`python -m tools.schema_suite` fetches it. No value that it calls invalid may be accepted, whatever happens.
+What it calls valid is accepted, but for ways of writing that are left out on purpose; see `left_out`.
 """
 
 import json

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 from llguidance import LLMatcher, regex_to_lark
 from msgspec import Struct
 
@@ -11,13 +12,20 @@ from dragoman.constrain.budget import check_text, compiled
 from dragoman.constrain.bytewise import END, byte_vocabulary
 from dragoman.constrain.gbnf import GbnfError
 from dragoman.constrain.gbnf_lark import gbnf_to_lark
-from dragoman.constrain.json_schema import json_lark
+from dragoman.constrain.json_schema import enforced, lark_of
 from dragoman.constrain.patterns import PatternError, translated
+from dragoman.constrain.problems import Problems
+from dragoman.constrain.unique import Watch
 from dragoman.constrain.vocabulary import Matcher, Vocabulary
+from dragoman.constrain.watched import WatchedMatcher
+from dragoman.dialects.declare import Dialect
+from dragoman.dialects.registry import get
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits, check_count
 
 _LIMITS = Limits()
+# Without the rule that `start` adds it does not compile, so no grammar can hold it that is not watched.
+_WATCHED = "start: watched"
 
 
 class Constraint(Struct, frozen=True):
@@ -29,13 +37,20 @@ class Constraint(Struct, frozen=True):
     """
 
     grammar: str
+    watched: str = ""
+    """A schema, as JSON, of which a grammar cannot say all."""
 
     @classmethod
     def from_json_schema(
         cls, schema: Mapping[str, Any] | bool | str, param: str = "schema", limits: Limits = _LIMITS
     ) -> "Constraint":
         """JSON that the schema allows, with properties in the order in which the schema names them."""
-        return cls(f"start: {json_lark(schema, param, limits)}")
+        problems = Problems()
+        prepared = enforced(schema, problems, param, limits)
+        problems.check(param)
+        if problems.watched:
+            return cls(_WATCHED, msgspec.json.encode(prepared).decode())
+        return cls(f"start: {lark_of(prepared)}")
 
     @classmethod
     def from_json_object(cls) -> "Constraint":
@@ -83,6 +98,16 @@ class Constraint(Struct, frozen=True):
         texts = " | ".join(json.dumps(choice) for choice in choices)
         return cls(f"start: TEXT\nTEXT: {texts}")._checked(param, "cannot be compiled")
 
+    @classmethod
+    def from_dialect(
+        cls, dialect: str | Dialect, tools: Sequence[Mapping[str, Any]], **how: Any
+    ) -> "Constraint":
+        """Calls in a model's own syntax: `from_dialect("hermes", tools, parallel=False)`."""
+        # Here for the cycle: the grammar of an answer may hold a constraint of its text.
+        from dragoman.constrain.answer import answer_grammar
+
+        return answer_grammar(get(dialect) if isinstance(dialect, str) else dialect, tools, **how)
+
     def accepts(self, text: str) -> bool:
         """Whether the whole text is in the language; asked of the same masks that answers are made with."""
         matcher = self.start(byte_vocabulary())
@@ -94,17 +119,28 @@ class Constraint(Struct, frozen=True):
 
     def start(self, vocabulary: Vocabulary) -> Matcher:
         """A matcher for one answer, which is stepped by token ids."""
-        native = compiled(vocabulary, self.grammar)
+        schema = msgspec.json.decode(self.watched) if self.watched else None
+        inner = f"\nwatched: {lark_of(schema)}" if self.watched else ""
+        native = compiled(vocabulary, self.grammar + inner)
         if native.is_error():
             message = "The grammar of this answer cannot be compiled; make it smaller."
+            if _WATCHED in self.grammar:
+                message = "'uniqueItems' cannot be enforced in an answer that also holds reasoning or calls."
             raise BadRequest(message, code="invalid_grammar")
-        return Matcher(vocabulary, native)
+        return (
+            WatchedMatcher(vocabulary, native, Watch(schema)) if self.watched else Matcher(vocabulary, native)
+        )
 
     def _checked(self, param: str, otherwise: str) -> "Constraint":
         """Itself, if it compiles; special tokens are not looked up, since they belong to a model."""
         wrong, said = LLMatcher.validate_grammar_with_warnings("%llguidance {}\n" + self.grammar)
         if wrong:
             raise BadRequest(f"'{param}' {otherwise}{_line(said[0])}.", param=param, code="invalid_grammar")
+        native = compiled(byte_vocabulary(), self.grammar)
+        if not native.is_error():
+            native.compute_bitmask()
+            if native.is_error():
+                raise BadRequest(f"'{param}' allows no text at all.", param=param, code="invalid_grammar")
         return self
 
 

@@ -3,10 +3,12 @@
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 from dragoman.constrain.keywords import TYPES
 
 _DEEPEST = 8
+_MOST_STEPS = 50_000
 _KINDS: dict[type, str] = {bool: "boolean", int: "number", float: "number", str: "string", list: "array"}
 
 
@@ -15,6 +17,7 @@ class Disjoint:
 
     def __init__(self, root: Any) -> None:
         self.root = root
+        self._steps = _MOST_STEPS
 
     def all(self, options: list[Any]) -> bool:
         return all(self.two(one, other) for at, one in enumerate(options) for other in options[at + 1 :])
@@ -22,7 +25,8 @@ class Disjoint:
     def two(self, one: Any, other: Any, depth: int = 0) -> bool:
         if one is False or other is False:
             return True
-        if one is True or other is True or depth > _DEEPEST:
+        self._steps -= 1
+        if one is True or other is True or depth > _DEEPEST or self._steps < 0:
             return False
         checks = (_by_type, _by_value, _by_range, self._by_property, self._by_part)
         return any(check(one, other, depth) or check(other, one, depth) for check in checks)
@@ -52,7 +56,7 @@ class Disjoint:
 def resolved(root: Any, reference: str) -> Any:
     """What `#/$defs/name` points at; None where it leads nowhere."""
     found = root
-    for step in reference.removeprefix("#").split("/")[1:]:
+    for step in unquote(reference.removeprefix("#")).split("/")[1:]:
         step = step.replace("~1", "/").replace("~0", "~")
         if isinstance(found, list) and step.isdecimal() and int(step) < len(found):
             found = found[int(step)]

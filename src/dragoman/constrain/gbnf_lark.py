@@ -26,6 +26,8 @@ def gbnf_to_lark(grammar: str) -> str:
     """`root ::= "a"*` becomes `start: R0` and `R0: /a/*`."""
     rules = read(grammar)
     order = _reached(rules)
+    if "root" not in _ending(rules, order):
+        raise GbnfError("root leads back to itself in all its options, so no text is ever complete")
     regular = _is_regular(rules, order)
     names = {name: f"R{number}" if regular else f"r{number}" for number, name in enumerate(order)}
     lines = [f"start: {names['root']}"]
@@ -61,6 +63,29 @@ def _reached(rules: Mapping[str, Node]) -> list[str]:
                 found[node.name] = None
                 waiting.append(node.name)
     return list(found)
+
+
+def _ending(rules: Mapping[str, Node], order: list[str]) -> set[str]:
+    """The rules that some text is complete for."""
+    found: set[str] = set()
+    before = -1
+    while before < len(found):
+        before = len(found)
+        found |= {name for name in order if _ends(rules[name], found)}
+    return found
+
+
+def _ends(node: Node, ending: set[str]) -> bool:
+    match node:
+        case Name(name=name):
+            return name in ending
+        case Sequence(parts=parts):
+            return all(_ends(part, ending) for part in parts)
+        case Either(options=options):
+            return any(_ends(option, ending) for option in options)
+        case Repeat(part=part, least=least):
+            return least == 0 or _ends(part, ending)
+    return True
 
 
 def _is_regular(rules: Mapping[str, Node], order: list[str]) -> bool:

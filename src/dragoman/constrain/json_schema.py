@@ -5,6 +5,7 @@ from typing import Any
 
 from dragoman.constrain.budget import compiled, read_schema
 from dragoman.constrain.bytewise import byte_vocabulary
+from dragoman.constrain.endless import is_endless
 from dragoman.constrain.problems import Problem, Problems, at
 from dragoman.constrain.schema_check import checked
 from dragoman.limits import Limits
@@ -32,6 +33,8 @@ def json_lark(schema: Any, param: str = "schema", limits: Limits | None = None) 
     """`%json {...}` for a rule; raises `BadRequest` where the schema cannot be enforced in full."""
     problems = Problems()
     prepared = enforced(schema, problems, param, limits)
+    for place in problems.watched:
+        problems.add(place, "cannot be enforced within a larger grammar; leave it out")
     problems.check(param)
     return lark_of(prepared)
 
@@ -45,6 +48,8 @@ def enforced(schema: Any, problems: Problems, param: str = "schema", limits: Lim
     """The schema as llguidance enforces it; what cannot be is in `problems`."""
     value = read_schema(schema, param, limits or Limits())
     prepared = checked(value, problems)
+    if not problems.found and is_endless(prepared):
+        problems.add("", "allows only values that never end; make a property that leads back to it optional")
     if not problems.found:
         wrong = _wrong(prepared)
         if wrong is not None:

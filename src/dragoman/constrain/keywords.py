@@ -64,7 +64,7 @@ def _rows() -> list[Keyword]:
         Keyword("unevaluatedItems", "enforced", "schema", "where no allOf, anyOf or $ref stands beside it"),
         Keyword("minItems", "enforced", "count"),
         Keyword("maxItems", "enforced", "count"),
-        Keyword("uniqueItems", "enforced", "flag", "where there is at most one item, or as false; else refused"),
+        Keyword("uniqueItems", "enforced", "flag", "of strings of any length, and of an `enum` of strings"),
         Keyword("minLength", "enforced", "count"),
         Keyword("maxLength", "enforced", "count"),
         Keyword("pattern", "enforced", "text", "without \\b, lookaround and backreferences"),

@@ -21,6 +21,11 @@ class Problems:
 
     def __init__(self) -> None:
         self.found: list[Problem] = []
+        self.watched: list[str] = []
+        """Places that no grammar can enforce, but a watch over the answer can; see `unique.py`."""
+
+    def watch(self, place: str) -> None:
+        self.watched.append(place)
 
     def add(self, place: str, message: str) -> None:
         self.found.append(Problem(place, message))
@@ -31,7 +36,9 @@ class Problems:
             first = self.found[0]
             more = f" There are {len(self.found) - 1} more like this." if len(self.found) > 1 else ""
             message = f"The schema cannot be enforced: {first.sentence(param)}{more}"
-            raise BadRequest(message, param=f"{param}#{first.place}" if first.place else param, code="unsupported_schema")
+            raise BadRequest(
+                message, param=f"{param}#{first.place}" if first.place else param, code="unsupported_schema"
+            )
 
 
 def at(place: str, *steps: str | int) -> str:

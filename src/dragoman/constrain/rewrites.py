@@ -6,14 +6,19 @@ from functools import partial
 from typing import Any
 
 from dragoman.constrain import formats
-from dragoman.constrain.disjoint import Disjoint
+from dragoman.constrain.disjoint import Disjoint, resolved
+from dragoman.constrain.keywords import fate_of
 from dragoman.constrain.patterns import PatternError, translated
 from dragoman.constrain.problems import Problems, at
+from dragoman.constrain.unique import MARK
 from dragoman.constrain.values import check_multiple, check_number, check_value
 
 _BESIDE = ("$ref", "allOf", "anyOf", "oneOf", "dependentSchemas", "dependencies", "if")
 _DEPENDENCIES = ("dependentRequired", "dependentSchemas", "dependencies")
 _MOST_DEPENDENCIES = 6
+_MOST_STEPS = 8
+_MOST_PROPERTIES = 500
+"""What optional properties cost grows with the square of how many there are."""
 _OF_NAMES = frozenset({"type", "enum", "const", "pattern", "minLength", "maxLength"})
 
 
@@ -21,12 +26,22 @@ class Rewrite:
     """One schema on its way: `words` is changed in place; `said` is what the person wrote."""
 
     def __init__(
-        self, words: dict[str, Any], said: Mapping[str, Any], root: Any, place: str, problems: Problems
+        self,
+        words: dict[str, Any],
+        said: Mapping[str, Any],
+        document: Disjoint,
+        place: str,
+        problems: Problems,
     ) -> None:
-        self.words, self.said, self.root, self.place, self._problems = words, said, root, place, problems
+        self.words, self.said, self.document, self.place = words, said, document, place
+        self.root = document.root
+        self._problems = problems
 
     def refuse(self, word: str, message: str, *steps: str | int) -> None:
         self._problems.add(at(self.place, word, *steps), message)
+
+    def watch(self, word: str) -> None:
+        self._problems.watch(at(self.place, word))
 
     def demand(self, *schemas: Any) -> None:
         """One more thing that must hold. It comes last, so that the order of properties stays."""
@@ -34,9 +49,9 @@ class Rewrite:
 
 
 def rewritten(
-    words: dict[str, Any], said: Mapping[str, Any], root: Any, place: str, problems: Problems
+    words: dict[str, Any], said: Mapping[str, Any], document: Disjoint, place: str, problems: Problems
 ) -> Any:
-    rewrite = Rewrite(words, said, root, place, problems)
+    rewrite = Rewrite(words, said, document, place, problems)
     for step in _STEPS:
         step(rewrite)
     return rewrite.words
@@ -77,6 +92,8 @@ def _numbers(rewrite: Rewrite) -> None:
 
 
 def _names(rewrite: Rewrite) -> None:
+    if len(rewrite.words.get("properties", {})) > _MOST_PROPERTIES:
+        rewrite.refuse("properties", f"may name at most {_MOST_PROPERTIES}")
     for word in ("properties", "required", *_DEPENDENCIES):
         for name in rewrite.words.get(word, []):
             check_value(name, partial(rewrite.refuse, word))
@@ -195,7 +212,7 @@ def _one_of(rewrite: Rewrite) -> None:
     options = rewrite.words.pop("oneOf", None)
     if options is None:
         return
-    if not Disjoint(rewrite.root).all(rewrite.said["oneOf"]):
+    if not rewrite.document.all(rewrite.said["oneOf"]):
         rewrite.refuse(
             "oneOf",
             "has options that one value may fit both of; use anyOf, or a required property with a const of "
@@ -215,11 +232,52 @@ def _sizes(rewrite: Rewrite) -> None:
         words.pop("minProperties", None)
     elif (least > len(required) + 1 or words.get("properties")) and (least > 1 or required):
         rewrite.refuse("minProperties", "may be at most one more than there are required properties")
-    if words.pop("uniqueItems", False) and words.get("maxItems", 2) > 1:
-        rewrite.refuse("uniqueItems", "cannot be enforced; leave it out, or use an object with a name for each item")
     for word in ("minProperties", "minItems", "maxItems", "maxProperties", "minLength", "maxLength"):
         if word in words:
             words[word] = int(words[word])
+
+
+def _unique(rewrite: Rewrite) -> None:
+    """No grammar can compare strings, so the list is marked for `unique.py`."""
+    words = rewrite.words
+    if not words.pop("uniqueItems", False) or words.get("maxItems", 2) <= 1:
+        return
+    items = rewrite.said.get("items")
+    for _ in range(_MOST_STEPS):
+        items = (
+            resolved(rewrite.root, items["$ref"]) if isinstance(items, dict) and "$ref" in items else items
+        )
+    known = (
+        {word: value for word, value in items.items() if not _is_note(word)}
+        if isinstance(items, dict)
+        else {}
+    )
+    values = known.get("enum", [known["const"]] if "const" in known else None)
+    alone = (
+        not {"prefixItems", "enum", "const", *_BESIDE} & set(rewrite.said) and "/allOf/" not in rewrite.place
+    )
+    if alone and known.get("type") == "string" and not set(known) - {"type", "minLength"}:
+        words[MARK] = True
+    elif alone and values and all(isinstance(value, str) for value in values) and _only_values(known):
+        words[MARK] = values
+        words["maxItems"] = min(words.get("maxItems", len(values)), len(set(values)))
+    else:
+        rewrite.refuse(
+            "uniqueItems",
+            "can be enforced where the items are strings of any length, or an enum of strings, and no enum, "
+            "anyOf, allOf or $ref stands beside it; leave it out, or use an object instead of a list",
+        )
+        return
+    rewrite.watch("uniqueItems")
+
+
+def _only_values(known: Mapping[str, Any]) -> bool:
+    return not set(known) - {"type", "enum", "const"} and known.get("type", "string") == "string"
+
+
+def _is_note(word: str) -> bool:
+    row = fate_of(word)
+    return row is not None and row.fate == "note"
 
 
 _STEPS: tuple[Callable[[Rewrite], None], ...] = (
@@ -234,5 +292,6 @@ _STEPS: tuple[Callable[[Rewrite], None], ...] = (
     _format,
     _dependencies,
     _one_of,
+    _unique,
     _sizes,
 )

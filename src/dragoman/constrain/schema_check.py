@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
+from dragoman.constrain.disjoint import Disjoint
 from dragoman.constrain.keywords import SHAPES, Keyword, fate_of, fits
 from dragoman.constrain.problems import Problems, at
 from dragoman.constrain.rewrites import rewritten
@@ -22,6 +23,8 @@ _EMPTY: dict[str, tuple[str, ...]] = {
     "maxContains": ("contains",),
 }
 """Words that mean nothing unless one of these stands beside them."""
+_MOST_LEVELS = 1000
+"""llguidance follows references by recursion and has no bound of its own: 3000 levels end the process."""
 
 
 def checked(schema: Any, problems: Problems) -> Any:
@@ -35,13 +38,23 @@ def checked(schema: Any, problems: Problems) -> Any:
 class _Walk:
     def __init__(self, root: Any, problems: Problems) -> None:
         self.root = root
+        self.document = Disjoint(root)
         self.problems = problems
-        self.places: set[str] = set()
-        self.anchors: set[str] = set()
+        self.heights: dict[str, int] = {}
+        """How many schemas stand within each other at a place."""
+        self.anchors: dict[str, str] = {}
+        self.level = self.reached = 0
         self.references: list[tuple[str, str]] = []
 
     def schema(self, schema: Any, place: str) -> Any:
-        self.places.add(place)
+        self.level += 1
+        above, self.reached = self.reached, self.level
+        result = self._words(schema, place)
+        self.heights[place] = self.reached - self.level + 1
+        self.level, self.reached = self.level - 1, max(above, self.reached)
+        return result
+
+    def _words(self, schema: Any, place: str) -> Any:
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, Mapping):
@@ -55,7 +68,7 @@ class _Walk:
         }
         if len(self.problems.found) > before:
             return False
-        return rewritten(result, schema, self.root, place, self.problems)
+        return rewritten(result, schema, self.document, place, self.problems)
 
     def _counts(self, name: str, schema: Mapping[str, Any], place: str) -> bool:
         """Whether the word is to be enforced. Adds a problem where it cannot be."""
@@ -97,7 +110,7 @@ class _Walk:
         if name == "dependencies":
             return self._dependencies(value, place)
         if name == "$anchor":
-            self.anchors.add(value)
+            self.anchors[value] = place.rpartition("/")[0]
         if name == "$ref":
             return self._reference(value, place)
         return value
@@ -122,7 +135,15 @@ class _Walk:
 
     def check_references(self) -> None:
         """Only what was checked may be referred to: anything else would be enforced as it stands."""
+        reached = {""}
         for place, target in self.references:
-            known = self.places if not target or target.startswith("/") else self.anchors
-            if target not in known:
+            by_path = not target or target.startswith("/")
+            if not by_path and self.problems.watched:
+                self.problems.add(place, "must be a path, as #/$defs/name, in a schema with uniqueItems")
+            found = target if by_path else self.anchors.get(target)
+            if found not in self.heights:
                 self.problems.add(place, f"refers to '#{target}', where there is no schema")
+            else:
+                reached.add(found)
+        if sum(self.heights[place] for place in reached) > _MOST_LEVELS:
+            self.problems.add("", "refers to more schemas than can be followed; use fewer of $ref")

@@ -30,6 +30,7 @@ class Vocabulary:
         names = {id_: f"<|id {id_}|>".encode() for id_ in (*special.values(), *self.end_ids)}
         names |= {id_: text.encode() for text, id_ in special.items() if text}
         tokens = [names.get(id_, piece) for id_, piece in enumerate(pieces)]
+        self.texts = [b"" if id_ in names else piece for id_, piece in enumerate(pieces)]
         # An end id of ours, above all others, stands for "the grammar accepts here". So the model's own end
         # ids stay free to be markers in a grammar, as harmony's <|call|> is.
         self.native = LLTokenizer(
@@ -95,7 +96,7 @@ class Matcher:
             if id_ not in self.vocabulary.end_ids or not self.accepting:
                 self._refused = f"The id {id_} may not come next under the constraint of this answer."
                 raise ConstraintFailed(self._refused)
-            self._ended = True
+            self._ended, self._masked = True, False
             return
         self._masked = False
         self._native.consume_token(id_)
