@@ -90,6 +90,9 @@ class Host:
     async def start(self) -> None:
         if isinstance(self.engine, LivingEngine):
             await self.engine.start()
+        if self.card.constrains:
+            # Now, because it would hold up the answers of others later.
+            await asyncio.to_thread(self.planner.warm_up)
 
     async def stop(self) -> None:
         if isinstance(self.engine, LivingEngine):

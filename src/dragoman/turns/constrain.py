@@ -16,6 +16,7 @@ from dragoman.dialects.registry import get
 from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits
+from dragoman.turns.grammars import Grammars
 from dragoman.turns.spec import Calling, TurnSpec, Wanted
 from dragoman.types import JobConstraint
 
@@ -40,6 +41,7 @@ class Constrainer:
         self._card = card
         self._tokenizer = tokenizer
         self._limits = limits
+        self._grammars = Grammars(limits.grammar_cache_bytes)
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
@@ -75,7 +77,8 @@ class Constrainer:
     def _grammar(self, spec: TurnSpec, dialect: Dialect, in_reasoning: bool) -> Ready | None:
         asked = spec.wanted or spec.calling
         try:
-            whole = self._whole(spec, dialect, in_reasoning)
+            told = (spec.wanted, spec.calling, spec.reading, spec.thinking, dialect.name, in_reasoning)
+            whole = self._grammars.get(told, lambda: self._whole(spec, dialect, in_reasoning))
             return Ready(compile_cached(whole, self.vocabulary, self._limits.grammar_cache_bytes))
         except BadRequest as error:
             if asked is None:

@@ -46,6 +46,10 @@ class Planner:
         self._constrainer = Constrainer(card, tokenizer, limits or Limits())
         self.names = (card.name, *aliases)
 
+    def warm_up(self) -> None:
+        """Make what the first constrained answer would wait for."""
+        self._constrainer.vocabulary  # noqa: B018
+
     def adapter(self, model: str | None) -> str | None:
         """The adapter a model name stands for; None is the model itself."""
         if model is None or model in self.names:
