@@ -7,7 +7,7 @@ from dragoman.constrain.calls import CallGrammar, json_rule
 from dragoman.constrain.constraint import Constraint
 from dragoman.constrain.lark import Rules, Symbol, either, literal, regex
 from dragoman.constrain.tool_schemas import Tool, tools_of
-from dragoman.dialects.declare import Calls, Channels, Dialect, JsonCalls, PythonCalls, Reasoning
+from dragoman.dialects.declare import Calls, Channels, Dialect, JsonCalls, PythonCalls, Reasoning, TaggedCalls
 from dragoman.dialects.parser import parse
 from dragoman.dialects.render import render
 from dragoman.errors import BadRequest
@@ -36,9 +36,14 @@ def answer_grammar(
     the ids of the model's special tokens: a marker that is one is matched by its id, and cannot be spelled.
     """
     made = AnswerGrammar(dialect, special, starts_in_reasoning=starts_in_reasoning)
+    if text is not None and text.watched and choice != "required":
+        if choice == "none" and made.is_plain:
+            return text
+        message = "'uniqueItems' cannot be enforced in an answer that may begin with reasoning, or be a call."
+        raise BadRequest(message, param="response_format", code="unsupported_schema")
     if choice == "none":
         return Constraint(made.grammar(made.wrapped(text) if text else made.free_text(())))
-    chosen = tools_of(tools, names, strict if choice == "auto" else None)
+    chosen = tools_of(tools, names, strict if choice == "auto" and _holds_any_name(dialect) else None)
     _check(dialect, chosen)
     calls = CallGrammar(made.rules, dialect, chosen, parallel=parallel)
     if choice == "required":
@@ -69,6 +74,11 @@ def _check(dialect: Dialect, tools: Sequence[Tool]) -> None:
             raise BadRequest(message, param=param, code="invalid_value")
 
 
+def _holds_any_name(dialect: Dialect) -> bool:
+    """In a tree of tags each closing tag repeats a name, so all of them must be known beforehand."""
+    return not any(isinstance(shape, TaggedCalls) and shape.nested for shape in dialect.calls[:1])
+
+
 def _bare(shape: Calls) -> bool:
     return not shape.open and shape.section is None
 
@@ -82,6 +92,12 @@ class AnswerGrammar:
         self.started = starts_in_reasoning
         self.openings = [mark for shape in dialect.calls for mark in _openings(shape)]
         """Everything that leads into a call, as text that prose must not have in it."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Nothing stands before or around text."""
+        dialect = self.dialect
+        return not (dialect.reasoning or dialect.channels or dialect.text_open)
 
     def grammar(self, rest: Symbol) -> str:
         """Reasoning and then the rest."""
@@ -116,12 +132,12 @@ class AnswerGrammar:
         """A block of free text and the beginning of the next one. The end of the answer may end the last."""
         before, _, after = channels.written[kind].partition("{body}")
         outside = self.rules.without([*channels.start, *channels.ends])
+        # What ends the block is one lexeme with the text, whether or not another block follows.
+        ended = self.rules.ended(after or channels.start[0], outside)
         if not last:
-            return self.rules.rule(
-                self.rules.sequence(before, self.rules.ended(after + channels.start[0], outside))
-            )
-        ends = [self.rules.ended(after, outside)] if after else []
-        return self.rules.rule(self.rules.sequence(before, either([*ends, self.rules.text(outside)])))
+            return self.rules.rule(self.rules.sequence(before, ended, channels.start[0] if after else ""))
+        text = self.rules.text(outside)
+        return self.rules.rule(self.rules.sequence(before, either([ended, text]) if after else text))
 
     # Calls
 
@@ -184,9 +200,24 @@ class AnswerGrammar:
         group = calls.group(shape)
         avoided = [literal(mark) for mark in self.openings if self.rules.is_text(mark)]
         avoided += [regex(pattern) for shape in self.dialect.calls for pattern in _likenesses(shape)]
+        silent = self._silent()
         end = self.free_text(avoided)
-        ways = self.rules.rule(either(self._led_in(way.head, way.body, avoided) for way in group.ways))
-        return self.rules.rule(f"{ways}* {end}" if calls.parallel else f"({ways} | {end})")
+        ways = self.rules.rule(
+            silent + either(self._led_in(way.head, way.body, avoided) for way in group.ways)
+        )
+        text = self.rules.rule(f"{silent} {end}")
+        return self.rules.rule(f"{ways}* {text}" if calls.parallel else f"({ways} | {text})")
+
+    def _silent(self) -> str:
+        """Text with special tokens in it that are no text, such as those that a model puts around its own."""
+        dialect = self.dialect
+        marks = [*dialect.drops, dialect.text_open, dialect.text_close]
+        marks += [mark for span in dialect.drop_spans for mark in span]
+        ids = {piece for mark in marks for piece in self.rules.pieces(mark) if isinstance(piece, int)}
+        avoided = [literal(mark) for mark in self.openings if self.rules.is_text(mark)]
+        if not ids:
+            return ""
+        return f"({self.free_text(avoided)} {either(f'<[{id_}]>' for id_ in sorted(ids))})* "
 
     def _led_in(self, head: str, body: Symbol, avoided: list[Symbol]) -> Symbol:
         """Text, and then what opens a call, and the call."""
@@ -209,8 +240,10 @@ class AnswerGrammar:
 
 
 def _openings(shape: Calls) -> list[str]:
-    section = shape.section.open if shape.section else ()
-    return [mark.strip() for mark in (*shape.open, *section)]
+    section = shape.section
+    # Where a header may follow the opening of a section, text may as well.
+    opening = section.open if section is not None and not section.header else ()
+    return [mark.strip() for mark in (*shape.open, *opening)]
 
 
 def _likenesses(shape: Calls) -> list[str]:

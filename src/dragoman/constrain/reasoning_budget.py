@@ -1,7 +1,7 @@
 """Reasoning that has an end: after so many ids it is closed, in the model's own way.
 
-llguidance can bound a lexeme by tokens, but then neither goes back nor joins grammars; and an answer that has no
-grammar may have a budget too. So the budget stands before the matcher, which sees the forced ids like all others.
+llguidance can bound a lexeme by tokens, but is slower then and does not join grammars; and an answer may have
+a budget without any grammar. So the budget stands before the matcher, which sees forced ids like all others.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -91,10 +91,12 @@ class BudgetMatcher:
             self._inner.mask(row)
         if self._inside and self._left <= 0 and not self._forced and self._may_end(row):
             self._forced = self._budget.ending(self._tail)
+        if self._forced and self._inner is not None and not np.isfinite(row[self._forced[0]]):
+            # The grammar knows better what comes next.
+            self._forced = []
         if self._forced:
-            kept = row[self._forced[0]]
             row[:] = -np.inf
-            row[self._forced[0]] = kept if np.isfinite(kept) else 0.0
+            row[self._forced[0]] = 0.0
 
     def _may_end(self, row: Any) -> bool:
         """Not inside of a character, and not where the grammar wants something else first."""
@@ -153,8 +155,8 @@ def _markers(dialect: Dialect) -> tuple[list[str], list[str], str]:
         return [], [], ""
     closes = [*thinking.close, *thinking.ended_by]
     if thinking.ended_by_call:
-        sections = [shape.section.open if shape.section else () for shape in dialect.calls]
-        closes += [mark for shape in dialect.calls for mark in shape.open] + [m for some in sections for m in some]
+        for shape in dialect.calls:
+            closes += [*shape.open, *(shape.section.open if shape.section else ())]
     return [mark.strip() for mark in thinking.open], [mark.strip() for mark in closes], thinking.close[0]
 
 

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from msgspec import Struct
 
 from dragoman.constrain.keywords import fate_of
+from dragoman.constrain.problems import at
 from dragoman.dialects.schema import type_of
 from dragoman.errors import BadRequest
 
@@ -36,13 +37,17 @@ class Where(Struct, frozen=True):
 
     tool: str
     param: str
+    """The field of the request that the schema is in."""
+    place: str = ""
+    """A JSON pointer within it."""
 
     def at(self, *steps: str) -> "Where":
-        return Where(self.tool, ".".join([self.param, *steps]))
+        return Where(self.tool, self.param, at(self.place, *steps))
 
     def refuse(self, what: str) -> NoReturn:
-        message = f"The arguments of {self.tool!r} cannot be enforced: '{self.param}' {what}."
-        raise BadRequest(message, param=self.param, code="unsupported_schema")
+        param = f"{self.param}#{self.place}" if self.place else self.param
+        message = f"The arguments of {self.tool!r} cannot be enforced: '{param}' {what}."
+        raise BadRequest(message, param=param, code="unsupported_schema")
 
 
 class Option(Struct, frozen=True):

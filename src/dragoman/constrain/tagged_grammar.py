@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 from dragoman.constrain.lark import Rules, Symbol, either, literal, possible, regex
-from dragoman.constrain.literal_grammar import JSON, NUMBER_WORDS, Literals, object_parts, readable, repeated
+from dragoman.constrain.literal_grammar import JSON, NUMBER_WORDS, Literals, readable
+from dragoman.constrain.members import object_parts, repeated
 from dragoman.constrain.number_range import integer_range
 from dragoman.constrain.schema_parts import Option, Schemas, Where
 from dragoman.constrain.text_language import languages

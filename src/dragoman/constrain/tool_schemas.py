@@ -3,12 +3,12 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from dragoman.constrain.json_schema import enforced
-from dragoman.constrain.problems import CODE, Problems
+from dragoman.constrain.problems import Problems
 from dragoman.constrain.schema_parts import Where
-from dragoman.errors import BadRequest
 
 NOTHING: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 """The arguments of a tool that declares none."""
@@ -51,10 +51,11 @@ def _native(schema: Mapping[str, Any], where: Where) -> Mapping[str, Any]:
     """Checked word by word, whatever the syntax of calls is: what cannot be enforced is refused."""
     problems = Problems()
     prepared: Any = enforced(schema, problems, where.param)
+    for place in problems.watched:
+        problems.add(place, "cannot be enforced in the arguments of a call; leave it out")
     if problems.found:
         first = problems.found[0]
-        message = f"The arguments of {where.tool!r} cannot be enforced: {first.sentence(where.param)}"
-        raise BadRequest(message, param=f"{where.param}#{first.place}", code=CODE)
+        msgspec.structs.replace(where, place=first.place).refuse(first.message)
     return {"allOf": [prepared]} if isinstance(prepared, bool) else prepared
 
 
