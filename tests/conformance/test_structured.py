@@ -1,6 +1,7 @@
 """A real model at temperature 1, real clients, and answers that cannot be wrong."""
 
 import json
+import re
 from collections.abc import Iterator
 from random import Random
 from typing import Any, Literal
@@ -128,3 +129,25 @@ def test_completions(base_url: str) -> None:
     body = {"prompt": "A number:", "structured_outputs": {"json": {"enum": [1, 22, 333]}}}
     [choice] = post(base_url.removesuffix("/v1"), "/v1/completions", body).json()["choices"]
     assert json.loads(choice["text"]) in (1, 22, 333)
+
+
+def test_a_custom_tool(base_url: str) -> None:
+    sentence: Any = {"type": "grammar", "grammar": {"syntax": "regex", "definition": 'say "[a-z]{2,9}"\n'}}
+    tool: Any = {"type": "custom", "custom": {"name": "speak", "format": sentence}}
+    with OpenAI(base_url=base_url, api_key="none", _strict_response_validation=True) as client:
+        done = client.chat.completions.create(
+            model=MODEL, messages=ASK, tools=[tool], tool_choice=tool, max_tokens=100
+        )
+    [call] = done.choices[0].message.tool_calls or []
+    assert call.type == "custom"
+    assert re.fullmatch('say "[a-z]{2,9}"\n', call.custom.input)
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+def test_langchain(base_url: str, method: Literal["json_schema", "function_calling"]) -> None:
+    from langchain_openai import ChatOpenAI
+    from pydantic import SecretStr
+
+    chat = ChatOpenAI(model=MODEL, base_url=base_url, api_key=SecretStr("none"), max_completion_tokens=300)
+    found = chat.with_structured_output(Person, method=method).invoke("Think of a person.")
+    assert isinstance(found, Person)
