@@ -43,7 +43,7 @@ def alike(width: int, depth: int) -> dict[str, Any]:
 
 PARENTHESES = "(" * 30_000 + "a" + ")" * 30_000
 DOUBLING = "\n".join(f"r{n} ::= r{n + 1} r{n + 1}" for n in range(60))
-RANGE = range(40)
+MANY = [{"anyOf": [{"minimum": n}, {"maximum": n}]} for n in range(40)]
 BOMBS: dict[str, tuple[str, Any]] = {
     "deep schema": ("from_json_schema", nested(500)),
     "schema that holds itself": ("from_json_schema", holding_itself()),
@@ -57,7 +57,7 @@ BOMBS: dict[str, tuple[str, Any]] = {
     "chain through lists": ("from_json_schema", chain(900, through_lists=True)),
     "loop of references": ("from_json_schema", {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#"}}}),
     "options that are alike": ("from_json_schema", alike(8, 6)),
-    "many demands": ("from_json_schema", {"allOf": [{"anyOf": [{"minimum": n}, {"maximum": n}]} for n in RANGE]}),
+    "many demands": ("from_json_schema", {"allOf": MANY}),
     "multiples": ("from_json_schema", {"multipleOf": 123456789}),
     "pattern of parentheses": ("from_json_schema", {"pattern": PARENTHESES}),
     "repeated repetition": ("from_json_schema", {"pattern": "(((a{1,99}){1,99}){1,99}){1,99}"}),
@@ -71,6 +71,7 @@ BOMBS: dict[str, tuple[str, Any]] = {
     "GBNF doubling": ("from_gbnf", f"root ::= r0\n{DOUBLING}\nr60 ::= [a]"),
     "GBNF ambiguity": ("from_gbnf", 'root ::= root root root | "a" | ""'),
     "Lark parentheses": ("from_lark", "start: " + PARENTHESES),
+    "Lark schema": ("from_lark", "start: %json " + '{"a":' * 10_000),
     "Lark options": ("from_lark", "start: " + "a? " * 5000 + '\na: "a"'),
     "choices": ("from_choice", [str(n) * 10 for n in range(4000)]),
 }  # fmt: skip

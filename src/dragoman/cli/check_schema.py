@@ -16,8 +16,8 @@ examples:
   dragoman check-schema --text '{"name": "Ada"}' person.json    is this text in its language?
   some-program | dragoman check-schema -
 
-A schema that is not enforceable in full is refused with a 400 by the server, for the same reasons. The exit code
-is 0 if all of it is enforced, 1 if not. docs/constraints.md has the table of words.
+A schema that cannot be enforced in full is refused with a 400 by the server, for the same reasons. The exit
+code is 0 if all of it is enforced, 1 if not. docs/constraints.md has the table of words.
 """
 STDIN = "-"
 
@@ -36,14 +36,15 @@ def run(args: argparse.Namespace) -> int:
 
     text, problems = text_of(args.file), Problems()
     try:
-        enforced(text, problems, args.file)
+        enforced(text, problems, args.file, watched=True)
     except BadRequest as error:
         raise CommandError(error.message, exit_code=1) from error
     found = [(f"#{one.place}", one.message) for one in problems.found]
     accepted = accepts(text, args.text) if args.text is not None and not found else None
     if args.json:
         listed = [{"place": place, "message": message} for place, message in found]
-        print(msgspec.json.encode({"enforceable": not found, "problems": listed, "accepted": accepted}).decode())
+        facts = {"enforceable": not found, "problems": listed, "accepted": accepted}
+        print(msgspec.json.encode(facts).decode())
     else:
         show(args.file, found, accepted)
     return 1 if found or accepted is False else 0

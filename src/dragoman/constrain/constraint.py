@@ -12,7 +12,7 @@ from dragoman.constrain.budget import check_text, compiled
 from dragoman.constrain.bytewise import END, byte_vocabulary
 from dragoman.constrain.gbnf import GbnfError
 from dragoman.constrain.gbnf_lark import gbnf_to_lark
-from dragoman.constrain.json_schema import enforced, lark_of
+from dragoman.constrain.json_schema import checked_lark, enforced, lark_of
 from dragoman.constrain.patterns import PatternError, translated
 from dragoman.constrain.problems import Problems
 from dragoman.constrain.unique import Watch
@@ -46,7 +46,7 @@ class Constraint(Struct, frozen=True):
     ) -> "Constraint":
         """JSON that the schema allows, with properties in the order in which the schema names them."""
         problems = Problems()
-        prepared = enforced(schema, problems, param, limits)
+        prepared = enforced(schema, problems, param, limits, watched=True)
         problems.check(param)
         if problems.watched:
             return cls(_WATCHED, msgspec.json.encode(prepared).decode())
@@ -83,7 +83,9 @@ class Constraint(Struct, frozen=True):
     def from_lark(cls, grammar: str, param: str = "grammar", limits: Limits = _LIMITS) -> "Constraint":
         """A grammar in Lark's notation, as llguidance reads it; its start is `start`."""
         check_text(grammar, limits.grammar_chars, param, "characters of a grammar")
-        return cls(grammar)._checked(param, "is no grammar in Lark that can be compiled")
+        return cls(checked_lark(grammar, param, limits))._checked(
+            param, "is no grammar in Lark that compiles"
+        )
 
     @classmethod
     def from_choice(
@@ -134,6 +136,7 @@ class Constraint(Struct, frozen=True):
     def _checked(self, param: str, otherwise: str) -> "Constraint":
         """Itself, if it compiles; special tokens are not looked up, since they belong to a model."""
         wrong, said = LLMatcher.validate_grammar_with_warnings("%llguidance {}\n" + self.grammar)
+        wrong = wrong or any(not warning.startswith("no tokenizer") for warning in said)
         if wrong:
             raise BadRequest(f"'{param}' {otherwise}{_line(said[0])}.", param=param, code="invalid_grammar")
         native = compiled(byte_vocabulary(), self.grammar)

@@ -32,4 +32,16 @@ RANGES: dict[str, tuple[int, int]] = {"int32": (-(2**31), 2**31 - 1), "int64": (
 FREE = frozenset({"float", "double", "password", "binary"})
 """OpenAPI's formats that forbid no value."""
 
+NOTES: dict[str, str] = {
+    "date": "days that there are: 29 February in leap years only",
+    "time": "with an offset; a leap second only where it is one in UTC",
+    "date-time": "as `date` and `time`",
+    "email": "without quoted names and addresses in brackets",
+    "ipv6": "without an IPv4 address at its end",
+    "byte": "base64",
+    "int32": "a range of integers",
+    "int64": "integers up to 2^53 in size",
+    **dict.fromkeys(FREE, "OpenAPI's; forbids no value"),
+}
+
 KNOWN = frozenset({*PATTERNS, *NATIVE, *RANGES, *FREE})

@@ -8,6 +8,7 @@ from dragoman.constrain.bytewise import byte_vocabulary
 from dragoman.constrain.endless import is_endless
 from dragoman.constrain.problems import Problem, Problems, at
 from dragoman.constrain.schema_check import checked
+from dragoman.errors import BadRequest
 from dragoman.limits import Limits
 
 OPTIONS: dict[str, Any] = {
@@ -33,10 +34,23 @@ def json_lark(schema: Any, param: str = "schema", limits: Limits | None = None) 
     """`%json {...}` for a rule; raises `BadRequest` where the schema cannot be enforced in full."""
     problems = Problems()
     prepared = enforced(schema, problems, param, limits)
-    for place in problems.watched:
-        problems.add(place, "cannot be enforced within a larger grammar; leave it out")
     problems.check(param)
     return lark_of(prepared)
+
+
+def checked_lark(grammar: str, param: str, limits: Limits) -> str:
+    """A person's grammar, with each `%json {...}` in it checked like any other schema."""
+    before, *pieces = grammar.split("%json")
+    found = [before]
+    for piece in pieces:
+        text = piece.lstrip()
+        try:
+            schema, end = json.JSONDecoder().raw_decode(text)
+        except (ValueError, RecursionError) as error:
+            message = f"'{param}' has a %json that no JSON follows."
+            raise BadRequest(message, param=param, code="invalid_grammar") from error
+        found.append(json_lark(schema, param, limits) + text[end:])
+    return "".join(found)
 
 
 def lark_of(prepared: Any) -> str:
@@ -44,10 +58,23 @@ def lark_of(prepared: Any) -> str:
     return f"%json {json.dumps({**words, 'x-guidance': OPTIONS}, ensure_ascii=False)}"
 
 
-def enforced(schema: Any, problems: Problems, param: str = "schema", limits: Limits | None = None) -> Any:
-    """The schema as llguidance enforces it; what cannot be is in `problems`."""
+def enforced(
+    schema: Any,
+    problems: Problems,
+    param: str = "schema",
+    limits: Limits | None = None,
+    *,
+    watched: bool = False,
+) -> Any:
+    """The schema as llguidance enforces it; what cannot be is in `problems`.
+
+    `watched`: whoever asks looks at `problems.watched`, too, and has the answer watched.
+    """
     value = read_schema(schema, param, limits or Limits())
     prepared = checked(value, problems)
+    if not watched:
+        for place in problems.watched:
+            problems.add(place, "cannot be enforced beside reasoning or calls; leave it out")
     if not problems.found and is_endless(prepared):
         problems.add("", "allows only values that never end; make a property that leads back to it optional")
     if not problems.found:
