@@ -66,6 +66,7 @@ class Tally:
         self.valid[group] = self.valid.get(group, 0) + (problem is None)
         if problem is not None:
             self.problems.append(f"{group}, {case}: {problem[:600]}")
+            print("\n" + self.problems[-1], flush=True)
         bar = "#" * (40 * self.done // self.wanted)
         seconds = time.time() - self.began
         print(
@@ -142,7 +143,7 @@ def main() -> int:
     print()
     for group, asked in tally.asked.items():
         print(f"{group:<40} {tally.valid[group]:>5} of {asked} valid")
-    print(*tally.problems[:20], sep="\n")
+    print(f"{len(tally.problems)} of {tally.done} answers are wrong")
     return 1 if tally.problems else 0
 
 
