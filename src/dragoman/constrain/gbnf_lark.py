@@ -1,11 +1,14 @@
 """A grammar in GBNF as Lark that accepts the same texts.
 
 llguidance cuts a text into lexemes, the longest first. So where a grammar has no recursion it becomes one
-lexeme, an expression; and where it has some, every character is a lexeme of its own, as in llama.cpp.
+lexeme, an expression; and where it has some, every character is a lexeme of its own, as in llama.cpp, but for
+the runs that `gbnf_lexemes.py` finds.
 """
 
 from collections.abc import Mapping
 
+from dragoman.constrain.budget import compiled
+from dragoman.constrain.bytewise import byte_vocabulary
 from dragoman.constrain.gbnf import (
     Characters,
     Either,
@@ -18,6 +21,7 @@ from dragoman.constrain.gbnf import (
     Token,
     read,
 )
+from dragoman.constrain.gbnf_lexemes import Lexemes, inside
 
 _MOST_NODES = 50_000
 
@@ -28,28 +32,34 @@ def gbnf_to_lark(grammar: str) -> str:
     order = _reached(rules)
     if "root" not in _ending(rules, order):
         raise GbnfError("root leads back to itself in all its options, so no text is ever complete")
-    regular = _is_regular(rules, order)
-    names = {name: f"R{number}" if regular else f"r{number}" for number, name in enumerate(order)}
-    lines = [f"start: {names['root']}"]
-    lines += [f"{names[name]}: {_lark(rules[name], names)}" for name in order]
-    return "\n".join(lines)
+    regular = _regular(rules, order)
+    terminals = {name: f"R{number}" for number, name in enumerate(order) if name in regular}
+    lines = [f"{terminals[name]}: {_lark(rules[name], terminals, {})}" for name in order if name in regular]
+    if "root" in regular:
+        return "\n".join([f"start: {terminals['root']}", *lines])
+    used = {name: rules[name] for name in order}
+    runs = Lexemes(used, regular, lambda run: _ends_itself(run, terminals, lines)).find()
+    lexemes = {run: f"L{number}" for number, run in enumerate(runs)}
+    names = {name: f"r{number}" for number, name in enumerate(order)}
+    lines += [f"{lexeme}: {_lark(run, terminals, {})}" for run, lexeme in lexemes.items()]
+    lines += [f"{names[name]}: {_lark(rules[name], names, lexemes)}" for name in order]
+    return "\n".join([f"start: {names['root']}", *lines])
 
 
-def _children(node: Node) -> tuple[Node, ...]:
-    match node:
-        case Sequence(parts=inside) | Either(options=inside):
-            return inside
-        case Repeat(part=part):
-            return (part,)
-    return ()
+def _ends_itself(run: Node, terminals: Mapping[str, str], lines: list[str]) -> bool:
+    """No text of the run with something behind it is a text of the run: their intersection is empty."""
+    text = _lark(run, terminals, {})
+    both = "\n".join(["start: BOTH", "BOTH: RUN & MORE", f"RUN: {text}", "MORE: RUN /(?s:.)/+", *lines])
+    native = compiled(byte_vocabulary(), both)
+    if not native.is_error():
+        native.compute_bitmask()
+    return native.is_error()
 
 
 def _inside(node: Node) -> list[Node]:
-    found = [node]
-    for one in found:
-        found += _children(one)
-        if len(found) > _MOST_NODES:
-            raise GbnfError("the grammar is too large")
+    found = inside(node)
+    if len(found) > _MOST_NODES:
+        raise GbnfError("the grammar is too large")
     return found
 
 
@@ -88,23 +98,20 @@ def _ends(node: Node, ending: set[str]) -> bool:
     return True
 
 
-def _is_regular(rules: Mapping[str, Node], order: list[str]) -> bool:
-    """No rule leads back to itself, and there are no special tokens."""
+def _regular(rules: Mapping[str, Node], order: list[str]) -> frozenset[str]:
+    """The rules that never lead back to themselves or to a special token."""
     needs = {}
     for name in order:
         nodes = _inside(rules[name])
-        if any(isinstance(node, Token) for node in nodes):
-            return False
-        needs[name] = {node.name for node in nodes if isinstance(node, Name)}
-    while needs:
-        done = [name for name, names in needs.items() if not names]
-        if not done:
-            return False
-        needs = {name: names - set(done) for name, names in needs.items() if name not in done}
-    return True
+        if not any(isinstance(node, Token) for node in nodes):
+            needs[name] = {node.name for node in nodes if isinstance(node, Name)}
+    found: set[str] = set()
+    while done := {name for name, names in needs.items() if names <= found} - found:
+        found |= done
+    return frozenset(found)
 
 
-def _lark(node: Node, names: Mapping[str, str]) -> str:
+def _lark(node: Node, names: Mapping[str, str], lexemes: Mapping[Sequence, str]) -> str:
     match node:
         case Text(text=text):
             return " ".join(f"/{_escaped(character)}/" for character in text) or '""'
@@ -115,11 +122,14 @@ def _lark(node: Node, names: Mapping[str, str]) -> str:
         case Token(text=text):
             return text
         case Sequence(parts=parts):
-            return " ".join(f"({_lark(part, names)})" for part in parts) or '""'
+            run = next((run for run in lexemes if parts[: len(run.parts)] == run.parts), None)
+            rest = parts[len(run.parts) :] if run else parts
+            whole = [f"({_lark(part, names, lexemes)})" for part in rest]
+            return " ".join([lexemes[run], *whole] if run else whole) or '""'
         case Either(options=options):
-            return " | ".join(f"({_lark(option, names)})" for option in options)
+            return " | ".join(f"({_lark(option, names, lexemes)})" for option in options)
         case Repeat(part=part, least=least, most=most):
-            return f"({_lark(part, names)}){_count(least, most)}"
+            return f"({_lark(part, names, lexemes)}){_count(least, most)}"
 
 
 def _count(least: int, most: int | None) -> str:
