@@ -27,8 +27,9 @@ types: $(VENV)/.test  ## mypy, strict
 bench: $(VENV)/.bench  ## every figure of the README, with tables and plots
 	$(BIN)/python -m bench
 
-torture: $(VENV)/.test  ## the long runs: a million random cuts over all dialects (ARGS="--cuts 5000000")
+torture: $(VENV)/.test  ## the long runs: a million random cuts (ARGS="--cuts 5000000"), and random schemas
 	$(BIN)/python -m tests.torture.cuts $(ARGS)
+	$(BIN)/python -m tests.torture.schemas
 
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist bench/out

@@ -4,6 +4,7 @@
 |---|---|
 | `python -m bench.stream` | the price of a token on its way to the socket, without a model |
 | `python -m bench.parse` | the price of reading a token: dialects beside vLLM's and SGLang's parsers |
+| `python -m bench.constrain` | what a schema costs: a real model with and without one |
 | `python -m bench.serve` | a real model behind dragoman and behind llama.cpp's own server |
 
 The peer is always measured in the same run, so that a ratio means something on a noisy machine.

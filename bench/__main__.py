@@ -7,7 +7,7 @@ import time
 from msgspec.structs import replace
 
 import bench
-from bench import machine, parse, serve, stream
+from bench import constrain, machine, parse, serve, stream
 from bench.errors import told
 from bench.peers import Setup
 from bench.tables import OUT
@@ -28,6 +28,7 @@ def cli() -> None:
     stream.main(stream.QUICK if args.quick else stream.Options(), args.plots)
     parsing = parse.QUICK if args.quick else parse.Options()
     parse.main(replace(parsing, pythons=parse.pythons_of()), args.plots)
+    constrain.main(Setup(default_model()), constrain.QUICK if args.quick else constrain.Options())
     serve.main(Setup(default_model()), serve.QUICK if args.quick else serve.Options(), args.plots)
     print(f"\n{time.monotonic() - began:.0f} seconds; tables and figures are in {OUT}")
 

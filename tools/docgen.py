@@ -19,13 +19,17 @@ from msgspec.structs import FieldInfo, fields
 from dragoman import errors, settings
 from dragoman.api.chat_request import ChatRequest
 from dragoman.api.completions_request import CompletionRequest
+from dragoman.api.constraint_fields import ConstraintFields
 from dragoman.api.embeddings import EmbeddingRequest
-from dragoman.api.fields import HarmlessFields, SharedFields
+from dragoman.api.fields import SharedFields
+from dragoman.api.harmless_fields import HarmlessFields
 from dragoman.api.messages import MessageBody
 from dragoman.api.openapi import OPERATIONS
 from dragoman.api.parsing import ParseCalls, ParseReasoning
 from dragoman.api.read import UNSUPPORTED
 from dragoman.cli.dialects import parts_of
+from dragoman.constrain import formats
+from dragoman.constrain.keywords import KEYWORDS
 from dragoman.dialects.registry import dialects
 from dragoman.engines.local.options import LocalOptions
 from dragoman.http import app
@@ -240,8 +244,28 @@ def dialect_table() -> str:
     return table(("name", "models", "has", "aliases"), rows)
 
 
+def schema_words(fate: str) -> str:
+    rows = [(f"`{row.name}`", row.note) for row in KEYWORDS.values() if row.fate == fate]
+    return table(("word", "how far" if fate == "enforced" else "instead"), rows)
+
+
+def schema_notes() -> str:
+    names = [
+        f"`{row.name}`" + (f" ({row.note})" if row.note else "")
+        for row in KEYWORDS.values()
+        if row.fate == "note"
+    ]
+    return ", ".join(names)
+
+
+def format_table() -> str:
+    rows = [(f"`{name}`", formats.NOTES.get(name, "")) for name in sorted(formats.KNOWN)]
+    return table(("format", "note"), rows)
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
-    "shared": lambda: field_table(SharedFields, "shared", without=HarmlessFields),
+    "shared": lambda: field_table(SharedFields, "shared", without=ConstraintFields),
+    "constraints": lambda: field_table(ConstraintFields, "constraints", without=HarmlessFields),
     "chat": lambda: field_table(ChatRequest, "chat", without=SharedFields),
     "completions": lambda: field_table(CompletionRequest, "completions", without=SharedFields),
     "message": lambda: field_table(MessageBody, "message"),
@@ -257,6 +281,10 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "limits": lambda: setting_table(limits=True),
     "local-options": local_options,
     "dialects": dialect_table,
+    "schema-words": lambda: schema_words("enforced"),
+    "refused-words": lambda: schema_words("refused"),
+    "schema-notes": schema_notes,
+    "formats": format_table,
 }
 
 if __name__ == "__main__":

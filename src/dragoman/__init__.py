@@ -15,6 +15,7 @@ from dragoman.settings import Settings
 from dragoman.types import Answer, Event, Job, Sampling, Step, ToolCall
 
 if TYPE_CHECKING:
+    from dragoman.constrain.constraint import Constraint
     from dragoman.dialects.parser import Parser, parse
     from dragoman.dialects.render import render
     from dragoman.folding import fold
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Answer",
     "App",
+    "Constraint",
     "DragomanError",
     "Engine",
     "Event",
@@ -50,6 +52,7 @@ __all__ = [
 # The server is loaded when it is used: the library alone stays quick to import.
 _LAZY = {
     "App": "dragoman.http.app",
+    "Constraint": "dragoman.constrain.constraint",
     "Parser": "dragoman.dialects.parser",
     "aserve": "dragoman.http.server",
     "background": "dragoman.http.server",

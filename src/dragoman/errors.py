@@ -13,6 +13,7 @@
     ├── UnsupportedMedia          415  invalid_request_error   unsupported_media_type
     ├── Overloaded                429  rate_limit_error        overloaded
     ├── EngineFailed              500  server_error            engine_failed
+    │   └── ConstraintFailed      500  server_error            constraint_failed
     ├── Unavailable               503  server_error            unavailable
     ├── SettingsError             (command line) a setting is wrong
     ├── ModelFileError            (loading)      a model file cannot be used
@@ -100,6 +101,12 @@ class Overloaded(DragomanError):
 
 class EngineFailed(DragomanError):
     code = "engine_failed"
+
+
+class ConstraintFailed(EngineFailed):
+    """What may come next under a constraint cannot be said: the answer ends rather than go on without it."""
+
+    code = "constraint_failed"
 
 
 class Unavailable(DragomanError):

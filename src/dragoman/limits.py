@@ -29,6 +29,14 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     template_kwargs_chars: Annotated[
         Cap, Meta(description="characters of the values of chat_template_kwargs")
     ] = 65536
+    schema_bytes: Annotated[Cap, Meta(description="bytes of one JSON Schema")] = 256 * 1024
+    schema_depth: Annotated[Cap, Meta(description="values within each other in a JSON Schema")] = 64
+    grammar_chars: Annotated[Cap, Meta(description="characters of a grammar in GBNF or Lark")] = 65536
+    pattern_chars: Annotated[Cap, Meta(description="characters of a regular expression")] = 8192
+    grammar_choices: Annotated[Cap, Meta(description="texts to choose from")] = 4096
+    grammar_cache_bytes: Annotated[
+        Cap, Meta(description="bytes of grammars whose compiled form is kept")
+    ] = 8 * 1024 * 1024
     queue: Annotated[Cap, Meta(description="requests in flight, running and waiting")] = 1024
 
 

@@ -4,7 +4,7 @@ Structs rather than dataclasses: several are made per token, and they need no co
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from msgspec import Struct, field
 
@@ -37,6 +37,31 @@ class Sampling(Struct, frozen=True, kw_only=True):
     prompt_logprobs: int | None = None
 
 
+class Matcher(Protocol):
+    """One answer's way through a constraint, stepped by the ids of that answer."""
+
+    def mask(self, row: Any) -> None:
+        """Set the logits of all ids that may not come next to minus infinity, in a numpy row of float32."""
+
+    def accept(self, id_: int) -> None:
+        """The id was chosen."""
+
+    @property
+    def accepting(self) -> bool:
+        """The answer may end here."""
+
+    @property
+    def over(self) -> bool:
+        """The answer is complete: nothing may follow but an end id."""
+
+
+class JobConstraint(Protocol):
+    """What an answer must be. It is ready to use: what can be wrong with it was told to the client."""
+
+    def start(self) -> Matcher:
+        """A matcher for one continuation."""
+
+
 class Job(Struct, frozen=True, kw_only=True):
     """What an engine is asked: `n` continuations of one prompt."""
 
@@ -44,6 +69,8 @@ class Job(Struct, frozen=True, kw_only=True):
     prompt: tuple[int, ...]
     sampling: Sampling
     n: int = 1
+    constraint: JobConstraint | None = None
+    """Only for engines whose card says that they constrain."""
     adapter: str | None = None
     priority: int = 0
     """Lower goes first."""

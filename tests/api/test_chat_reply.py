@@ -14,7 +14,7 @@ PIECES = Pieces([bytes([byte]) for byte in range(256)])
 QUOTES = 'say "\\" \n é \x00'
 
 
-def writer(*, token_ids: bool = False, logprobs: bool = False, **wanted: bool) -> StreamWriter:
+def writer(*, token_ids: bool = False, logprobs: bool = False, **wanted: Any) -> StreamWriter:
     spelling = ChatSpelling(Speller(PIECES), logprobs=logprobs, **wanted)
     options = StreamOptions(token_ids=token_ids)
     return StreamWriter(HEAD, spelling, options, Usage, plain=not logprobs)
@@ -109,3 +109,18 @@ def test_a_call_for_a_client_that_knows_functions() -> None:
         {},
     ]
     assert written[-1]["finish_reason"] == "function_call"
+
+
+def test_a_custom_call_has_a_text() -> None:
+    opened = Event("call_open", 0, "sql", call=0, call_id="c")
+    written = deltas(writer(custom={"sql"}), opened, Event("call_arguments", 0, QUOTES, call=0))
+    assert [delta["tool_calls"][0] for delta in written] == [
+        {"index": 0, "id": "c", "type": "custom", "custom": {"name": "sql", "input": ""}},
+        {"index": 0, "custom": {"input": QUOTES}},
+    ]
+
+
+def test_a_call_that_the_client_has_named_is_no_reason() -> None:
+    opened, end = Event("call_open", 0, "f", call_id="c"), Event("finish", 0, finish="stop")
+    for named, reason in ((False, "tool_calls"), (True, "stop")):
+        assert choices(writer(named=named).write([opened, end]))[-1]["finish_reason"] == reason

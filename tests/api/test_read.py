@@ -50,8 +50,8 @@ def refused(body: bytes) -> BadRequest:
         (b'{%s,"stream_options":{"include_usage":true}}', "stream_options"),
         (b'{%s,"stream":true,"stream_options":{"x":1}}', "stream_options.x"),
         (b'{%s,"metadata":{"a":1}}', "metadata[...]"),
-        (b'{%s,"response_format":{"type":"json_object"}}', "response_format"),
-        (b'{%s,"response_format":{"type":"json_schema","json_schema":{}}}', "response_format"),
+        (b'{%s,"response_format":{"type":"structural_tag"}}', "response_format"),
+        (b'{%s,"response_format":{"type":"json_schema"}}', "response_format.json_schema.schema"),
         (b'{%s,"response_format":{"type":"xml"}}', "response_format.type"),
         (b'{%s,"tools":[{"type":"function","function":{"name":""}}]}', "tools[0].function.name"),
         (b'{%s,"tools":[{"type":"retrieval","function":{"name":"f"}}]}', "tools[0].type"),
@@ -100,8 +100,8 @@ def test_unknown_field_gets_the_nearest_name() -> None:
 
 
 def test_field_of_other_servers_says_why_not() -> None:
-    error = refused(b'{%s,"guided_json":{}}' % HELLO)
-    assert (error.param, error.code) == ("guided_json", "unsupported_field")
+    error = refused(b'{%s,"samplers":[]}' % HELLO)
+    assert (error.param, error.code) == ("samplers", "unsupported_field")
 
 
 def test_null_means_unset() -> None:

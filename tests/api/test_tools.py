@@ -61,33 +61,14 @@ def test_a_function_may_be_bare(function: dict[str, Any]) -> None:
     assert tool == {"type": "function", "function": {"name": function["name"]}}
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
-        ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice"),
-        ({"function_call": {"name": "f"}}, "function_call"),
-        (
-            {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]},
-            "tools[0].function.strict",
-        ),
-        ({"stream_reasoning": False}, "stream_reasoning"),
-    ],
-)
-def test_what_is_not_offered_yet_says_so(fields: dict[str, Any], param: str) -> None:
-    error = refused(**{"tools": [TOOL], **fields})
-    assert (error.param, error.code) == (param, "unsupported_field")
+def test_reasoning_cannot_be_held_back() -> None:
+    error = refused(stream_reasoning=False)
+    assert (error.param, error.code) == ("stream_reasoning", "unsupported_field")
 
 
 def test_strict_is_no_harm_where_only_a_prompt_is_made() -> None:
     body = json.dumps({**HELLO, "tools": [STRICT]}).encode()
     assert chat_request.read_to_render(body, Limits()).declared.functions == [STRICT["function"]]
-
-
-@pytest.mark.parametrize("choice", ["any", 1, {"type": "web"}, []])
-def test_a_choice_nobody_knows_is_invalid(choice: Any) -> None:
-    assert refused(tools=[TOOL], tool_choice=choice).code == "invalid_value"
 
 
 def test_tools_and_functions_exclude_each_other() -> None:

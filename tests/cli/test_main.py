@@ -15,7 +15,7 @@ Capture = pytest.CaptureFixture[str]
 def test_no_command_shows_help(capsys: Capture) -> None:
     assert main([]) == 0
     text = capsys.readouterr().out
-    assert all(f"\n    {name} " in text for name in cli.COMMANDS)
+    assert all(f"\n    {name}" in text for name in cli.COMMANDS)
 
 
 def test_version(capsys: Capture) -> None:

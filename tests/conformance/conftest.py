@@ -14,7 +14,8 @@ MODEL = "smollm2"
 
 @pytest.fixture(scope="session")
 def engine() -> LocalEngine:
-    return LocalEngine.open(default_model(), LocalOptions(name=MODEL, context=1024, slots=8))
+    # One thread, because tests share the machine with whatever else runs.
+    return LocalEngine.open(default_model(), LocalOptions(name=MODEL, context=1024, slots=8, threads=1))
 
 
 @pytest.fixture(scope="session")

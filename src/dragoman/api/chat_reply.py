@@ -1,6 +1,6 @@
 """Chat Completions: the reply, whole or as a stream."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from dragoman.api.logprobs import Speller
@@ -10,17 +10,31 @@ from dragoman.types import Answer, Event, TokenLogprob, ToolCall, Usage
 
 
 class ChatSpelling:
-    """`legacy` writes a call as `function_call`, for clients that sent `functions`; `reasoning` shows it."""
+    """`legacy` writes a call as `function_call`, for clients that sent `functions`; `reasoning` shows it.
+
+    `named` says that the client has named the tool: it knows that there is a call, and the reason is `stop`.
+    `custom` are the tools that take a text.
+    """
 
     object = "chat.completion.chunk"
 
     def __init__(
-        self, speller: Speller, *, logprobs: bool = False, legacy: bool = False, reasoning: bool = True
+        self,
+        speller: Speller,
+        *,
+        logprobs: bool = False,
+        legacy: bool = False,
+        reasoning: bool = True,
+        named: bool = False,
+        custom: Collection[str] = (),
     ) -> None:
         self._speller = speller
         self._logprobs = logprobs
         self._legacy = legacy
         self._reasoning = reasoning
+        self._named = named
+        self._custom = custom
+        self._custom_calls: set[tuple[int, int]] = set()
         self._called: set[int] = set()
 
     def silent(self, event: Event) -> bool:
@@ -33,19 +47,26 @@ class ChatSpelling:
         elif event.kind == "reasoning":
             delta = self.thought(event.text)
         elif event.kind == "call_arguments":
-            delta = self._call(event, {"arguments": event.text})
+            custom = (event.choice, event.call) in self._custom_calls
+            delta = self._call(event, {"input" if custom else "arguments": event.text})
         elif event.kind == "call_open":
-            self._called.add(event.choice)
-            head = {"id": event.call_id, "type": "function"}
-            delta = self._call(event, {"name": event.text, "arguments": ""}, head)
+            delta = self._open(event)
         return {"delta": delta, "logprobs": self.logprobs(event.logprobs)}
 
-    def _call(
-        self, event: Event, function: dict[str, str], head: dict[str, str] | None = None
-    ) -> dict[str, Any]:
+    def _open(self, event: Event) -> dict[str, Any]:
+        self._called.add(event.choice)
+        if event.text in self._custom:
+            self._custom_calls.add((event.choice, event.call))
+            head = {"id": event.call_id, "type": "custom"}
+            return self._call(event, {"name": event.text, "input": ""}, head)
+        head = {"id": event.call_id, "type": "function"}
+        return self._call(event, {"name": event.text, "arguments": ""}, head)
+
+    def _call(self, event: Event, said: dict[str, str], head: dict[str, str] | None = None) -> dict[str, Any]:
         if self._legacy:
-            return {"function_call": function}
-        return {"tool_calls": [{"index": event.call, **(head or {}), "function": function}]}
+            return {"function_call": said}
+        kind = "custom" if "input" in said else "function"
+        return {"tool_calls": [{"index": event.call, **(head or {}), kind: said}]}
 
     def thought(self, text: str) -> dict[str, Any]:
         # Two names for one text: half of the clients read the one, half the other.
@@ -53,14 +74,14 @@ class ChatSpelling:
 
     def calls(self, calls: Sequence[ToolCall]) -> dict[str, Any]:
         """The calls of a whole message."""
-        functions = [{"name": call.name, "arguments": call.arguments} for call in calls]
         if self._legacy:
-            return {"function_call": functions[0]} if calls else {}
-        written = [
-            {"id": call.id, "type": "function", "function": function}
-            for call, function in zip(calls, functions, strict=True)
-        ]
-        return {"tool_calls": written} if written else {}
+            return {"function_call": _function(calls[0])} if calls else {}
+        return {"tool_calls": [self._written(call) for call in calls]} if calls else {}
+
+    def _written(self, call: ToolCall) -> dict[str, Any]:
+        if call.name in self._custom:
+            return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": call.arguments}}
+        return {"id": call.id, "type": "function", "function": _function(call)}
 
     def logprobs(self, entries: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
         if not self._logprobs or not entries:
@@ -72,9 +93,13 @@ class ChatSpelling:
 
     def reason(self, finish: str | None, *, called: bool) -> str | None:
         """A call that was cut off by the length is no finished one."""
-        if finish != "stop" or not called:
+        if finish != "stop" or not called or self._named:
             return finish
         return "function_call" if self._legacy else "tool_calls"
+
+
+def _function(call: ToolCall) -> dict[str, str]:
+    return {"name": call.name, "arguments": call.arguments}
 
 
 def opening(writer: StreamWriter, choices: int, echoed: str, prompt_ids: Sequence[int] | None) -> bytes:

@@ -2,46 +2,31 @@
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
-from dragoman.api.fields import SharedFields, check_shared, sampling, turn_spec
+from dragoman.api.constraint_fields import wanted
+from dragoman.api.fields import check_shared, sampling, turn_spec
 from dragoman.api.messages import MessageBody, check_messages, joined, to_message
 from dragoman.api.read import Reader
-from dragoman.api.tools import (
-    Declared,
-    Function,
-    FunctionTool,
-    check_choice,
-    check_tools,
-    for_template,
-    refuse_strict,
-)
+from dragoman.api.reasoning_fields import ReasoningFields, check_reasoning, thinking
+from dragoman.api.tool_choice import calling
+from dragoman.api.tools import Declared, Function, Tool, check_tools, for_template
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits, check_count
-from dragoman.turns.spec import Reading, TurnSpec
+from dragoman.turns.spec import Calling, Reading, TurnSpec
 from dragoman.types import Conversation
 
 
-class ResponseFormat(Struct, forbid_unknown_fields=True):
-    type: Literal["text", "json_object", "json_schema", "structural_tag"]
-    json_schema: Any = None
-    structures: Any = None
-    triggers: Any = None
-    format: Any = None
-
-
-class ChatRequest(SharedFields, kw_only=True, forbid_unknown_fields=True):
+class ChatRequest(ReasoningFields, kw_only=True, forbid_unknown_fields=True):
     # What makes the prompt.
     messages: Annotated[list[MessageBody], Meta(min_length=1)]
-    tools: list[FunctionTool] | None = None
+    tools: list[Tool] | None = None
     functions: list[Function] | None = None
     documents: list[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     template_vars: dict[str, Any] | None = None
-    enable_thinking: bool | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
     response_prefix: str | None = None
     # What the answer is to be.
@@ -56,7 +41,6 @@ class ChatRequest(SharedFields, kw_only=True, forbid_unknown_fields=True):
     reasoning_format: Literal["none", "auto", "deepseek"] | None = None
     include_reasoning: bool | None = None
     stream_reasoning: bool | None = None
-    response_format: ResponseFormat | None = None
     modalities: list[Literal["text"]] | None = None
     store: bool | None = None
 
@@ -68,6 +52,18 @@ class ChatRequest(SharedFields, kw_only=True, forbid_unknown_fields=True):
     def legacy(self) -> bool:
         """Whether the client speaks of functions, as it was before there were tools."""
         return bool(self.functions)
+
+    @property
+    def calling(self) -> Calling | None:
+        """What is asked about calls, in whichever of the two fields."""
+        legacy = self.tool_choice is None and self.function_call is not None
+        name = "function_call" if legacy else "tool_choice"
+        return calling(getattr(self, name), name, self.declared)
+
+    @property
+    def names_a_tool(self) -> bool:
+        asked = self.calling
+        return asked is not None and asked.named
 
 
 READER = Reader.of(ChatRequest)
@@ -92,16 +88,27 @@ def spec(request: ChatRequest) -> TurnSpec:
     most = request.max_completion_tokens or request.max_tokens
     asked = sampling(request, max_tokens=most, logprobs=_wanted_logprobs(request))
     told = conversation(request)
-    return turn_spec(request, (told,), asked, request.n or 1, _reading(request, told))
+    return turn_spec(
+        request,
+        (told,),
+        asked,
+        request.n or 1,
+        _reading(request, told),
+        request.calling,
+        thinking(request),
+    )
 
 
 def _reading(request: ChatRequest, told: Conversation) -> Reading:
     unwanted = "none" in (request.tool_choice, request.function_call) or request.parse_tool_calls is False
+    single = request.legacy or request.parallel_tool_calls is False or request.names_a_tool
     return Reading(
         tools=told.tools,
         calls=bool(told.tools) and not unwanted,
         reasoning=request.separate_reasoning is not False and request.reasoning_format != "none",
-        most_calls=1 if request.legacy or request.parallel_tool_calls is False else None,
+        most_calls=1 if single else None,
+        verbatim=wanted(request) is not None,
+        custom=request.declared.custom,
     )
 
 
@@ -121,15 +128,13 @@ def _check_chat(request: ChatRequest, limits: Limits) -> None:
     check_count(request.top_logprobs or 0, limits.logprobs, "top_logprobs", "alternatives")
     if request.top_logprobs and not request.logprobs:
         raise BadRequest("top_logprobs needs logprobs: true.", param="top_logprobs", code="invalid_value")
-    check_choice(request.tool_choice, "tool_choice")
-    check_choice(request.function_call, "function_call")
-    refuse_strict(request.declared)
+    check_reasoning(request)
+    if request.parse_tool_calls is False and request.calling is not None:
+        message = "parse_tool_calls: false leaves calls in the text, so none can be asked for."
+        raise BadRequest(message, param="parse_tool_calls", code="invalid_value")
     if request.stream_reasoning is False:
         message = "Reasoning is streamed as it comes; leave out stream_reasoning, or send true."
         raise BadRequest(message, param="stream_reasoning", code="unsupported_field")
-    if request.response_format and request.response_format.type != "text":
-        message = "This server does not constrain output yet; response_format can only be text."
-        raise BadRequest(message, param="response_format", code="unsupported_field")
     if request.add_special_tokens:
         message = (
             "The chat template writes the special tokens of a conversation; leave out add_special_tokens."
@@ -168,11 +173,9 @@ def conversation(request: ChatRequest) -> Conversation:
 
 def _template_kwargs(request: ChatRequest) -> dict[str, Any]:
     named = {
-        "enable_thinking": request.enable_thinking,
-        "reasoning_effort": request.reasoning_effort,
+        "enable_thinking": request.thinks,
+        "reasoning_effort": request.effort,
         "verbosity": request.verbosity,
     }
-    if request.reasoning_effort == "none" and request.enable_thinking is None:
-        named["enable_thinking"] = False
     given = {name: value for name, value in named.items() if value is not None}
     return {**given, **(request.template_vars or {}), **(request.chat_template_kwargs or {})}

@@ -3,13 +3,14 @@
 Every field may be null, which means unset: some clients send null for all they do not use.
 """
 
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, TypeAlias
 
 from msgspec import Meta, Struct
 
+from dragoman.api.constraint_fields import ConstraintFields, wanted
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits, check_count
-from dragoman.turns.spec import Reading, TurnSpec
+from dragoman.turns.spec import Calling, Reading, Thinking, TurnSpec
 from dragoman.types import Prompt, Sampling
 
 Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
@@ -17,9 +18,6 @@ Positive: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Natural: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
-Metadata: TypeAlias = Annotated[
-    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
-]
 ShortText: TypeAlias = Annotated[str, Meta(max_length=1024)]
 
 
@@ -29,26 +27,7 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-class HarmlessFields(Struct, kw_only=True):
-    """Accepted, and without effect on the answer: this is the whole published list."""
-
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    prompt_cache_options: dict[str, Any] | None = None
-    service_tier: str | None = None
-    metadata: Metadata | None = None
-    client_metadata: Any = None
-    request_id: str | None = None
-    rid: str | None = None
-    prediction: Any = None
-    id_slot: int | None = None
-    n_cache_reuse: int | None = None
-    spaces_between_special_tokens: bool | None = None
-
-
-class SharedFields(HarmlessFields, kw_only=True):
+class SharedFields(ConstraintFields, kw_only=True):
     model: Annotated[str, Meta(max_length=512)] | None = None
     n: Positive | None = None
     stop: str | list[str] | None = None
@@ -103,6 +82,7 @@ class SharedFields(HarmlessFields, kw_only=True):
 
 def check_shared(fields: SharedFields, limits: Limits) -> None:
     """Counts and cross-field rules; types and ranges were checked while decoding."""
+    wanted(fields)
     stops = fields.stops
     check_count(len(stops) + len(fields.stop_token_ids or ()), limits.stops, "stop", "stop strings and ids")
     for stop in stops:
@@ -161,6 +141,8 @@ def turn_spec(
     asked: Sampling,
     n: int,
     reading: Reading | None = None,
+    calling: Calling | None = None,
+    thinking: Thinking | None = None,
 ) -> TurnSpec:
     """What was asked, free of how this API spells it."""
     return TurnSpec(
@@ -168,6 +150,9 @@ def turn_spec(
         prompts=prompts,
         sampling=asked,
         reading=reading,
+        wanted=wanted(fields),
+        calling=calling,
+        thinking=thinking,
         n=n,
         stop=fields.stops,
         keep_stop=fields.keeps_stop,

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.json import encode as encode_json
 
+from dragoman.api.custom_tools import as_arguments
 from dragoman.api.fields import ShortText
 from dragoman.errors import BadRequest
 from dragoman.types import Message, Role, ToolCall
@@ -27,11 +28,24 @@ class FunctionCall(Struct, forbid_unknown_fields=True):
     arguments: str | dict[str, Any] | None = None
 
 
+class CustomCall(Struct, forbid_unknown_fields=True):
+    name: str
+    input: str
+
+
 class MessageToolCall(Struct, forbid_unknown_fields=True):
-    function: FunctionCall
+    function: FunctionCall | None = None
+    custom: CustomCall | None = None
     id: str | None = None
-    type: Literal["function"] | None = None
+    type: Literal["function", "custom"] | None = None
     index: int | None = None
+
+    @property
+    def called(self) -> FunctionCall | None:
+        """The call as the prompt knows it."""
+        if self.custom is None or self.function is not None:
+            return self.function
+        return FunctionCall(self.custom.name, as_arguments(self.custom.input))
 
 
 class MessageBody(Struct, forbid_unknown_fields=True):
@@ -65,7 +79,10 @@ def check_messages(messages: Sequence[MessageBody]) -> int:
 
 def _calls(message: MessageBody, place: str) -> Iterator[tuple[str, FunctionCall]]:
     for number, call in enumerate(message.tool_calls or ()):
-        yield f"{place}.tool_calls[{number}].function", call.function
+        name = f"{place}.tool_calls[{number}].function"
+        if call.called is None:
+            raise BadRequest(f"'{name}' is required.", param=name, code="missing_field")
+        yield name, call.called
     if message.function_call:
         yield f"{place}.function_call", message.function_call
 
@@ -121,7 +138,7 @@ def joined(content: str | list[dict[str, Any]] | None) -> str:
 
 
 def _tool_calls(body: MessageBody) -> list[ToolCall]:
-    calls = [_tool_call(call.id, call.function) for call in body.tool_calls or ()]
+    calls = [_tool_call(call.id, call.called) for call in body.tool_calls or () if call.called]
     if body.function_call:
         calls.append(_tool_call(None, body.function_call))
     return calls

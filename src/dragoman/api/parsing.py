@@ -5,7 +5,7 @@ from typing import Any
 from msgspec import Struct
 
 from dragoman.api.read import Reader
-from dragoman.api.tools import Declared, FunctionTool, check_tools, for_template
+from dragoman.api.tools import Declared, Tool, check_tools, for_template
 from dragoman.dialects.declare import Dialect
 from dragoman.dialects.parser import parse
 from dragoman.dialects.registry import get
@@ -17,7 +17,7 @@ from dragoman.types import Answer
 class ParseCalls(Struct, kw_only=True, forbid_unknown_fields=True):
     text: str
     tool_call_parser: str | None = None
-    tools: list[FunctionTool] | None = None
+    tools: list[Tool] | None = None
 
 
 class ParseReasoning(Struct, kw_only=True, forbid_unknown_fields=True):

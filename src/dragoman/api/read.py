@@ -14,8 +14,9 @@ T = TypeVar("T", bound=msgspec.Struct)
 UNSUPPORTED: Mapping[str, str] = {
     name: reason
     for reason, names in {
-        "this server does not constrain output": "response_schema guided_json guided_regex guided_choice "
-        "guided_grammar structured_outputs regex ebnf regex_pattern grammar_string json_schema grammar",
+        "say it in response_format": "response_schema",
+        "whitespace and the way to a mask are the server's own": "guided_whitespace_pattern "
+        "guided_decoding_backend",
         "this server has text models only": "audio mm_processor_kwargs prompt_embeds",
         "it belongs to a hosted service": "web_search_options moderation",
         "templates come from the model or the server's settings": "chat_template",

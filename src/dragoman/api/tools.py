@@ -6,18 +6,19 @@ from typing import Any, Literal, Self, TypeAlias
 from msgspec import Struct
 from msgspec.json import encode as encode_json
 
+from dragoman.api.custom_tools import CustomTool, as_function
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits, check_count
 
 MAX_NAME = 256
-FORCING = ("function", "custom", "allowed_tools")
 
 Function: TypeAlias = dict[str, Any]
 
 
-class FunctionTool(Struct, forbid_unknown_fields=True):
-    function: Function
-    type: Literal["function"] = "function"
+class Tool(Struct, forbid_unknown_fields=True):
+    type: Literal["function", "custom"] = "function"
+    function: Function | None = None
+    custom: CustomTool | None = None
 
 
 class Declared(Struct, frozen=True):
@@ -25,17 +26,27 @@ class Declared(Struct, frozen=True):
 
     field: str
     functions: Sequence[Function]
+    custom: frozenset[str] = frozenset()
+    """Those that stand for custom tools."""
 
     @classmethod
-    def of(cls, tools: Sequence[FunctionTool] | None, functions: Sequence[Function] | None = None) -> Self:
+    def of(cls, tools: Sequence[Tool] | None, functions: Sequence[Function] | None = None) -> Self:
         if functions and not tools:
             return cls("functions", functions)
-        return cls("tools", [tool.function for tool in tools or ()])
+        made = [_function(tool, f"tools[{number}]") for number, tool in enumerate(tools or ())]
+        return cls("tools", made, frozenset(tool.custom.name for tool in tools or () if tool.custom))
 
     def placed(self) -> Iterator[tuple[str, Function]]:
-        inner = ".function" if self.field == "tools" else ""
         for number, function in enumerate(self.functions):
-            yield f"{self.field}[{number}]{inner}", function
+            kind = "custom" if function.get("name") in self.custom else "function"
+            yield f"{self.field}[{number}]" + (f".{kind}" if self.field == "tools" else ""), function
+
+
+def _function(tool: Tool, place: str) -> Function:
+    given = tool.function if tool.type == "function" else tool.custom
+    if given is None or (tool.function is not None and tool.custom is not None):
+        raise wrong(place, f"must have a '{tool.type}', and nothing else beside its type")
+    return as_function(given, f"{place}.custom") if isinstance(given, CustomTool) else given
 
 
 def check_tools(declared: Declared, limits: Limits) -> None:
@@ -45,18 +56,11 @@ def check_tools(declared: Declared, limits: Limits) -> None:
     _check_bytes(declared, limits.tool_bytes)
 
 
-def refuse_strict(declared: Declared) -> None:
-    for place, function in declared.placed():
-        if function.get("strict"):
-            message = "Arguments are not forced into a schema yet; leave out strict, or send false."
-            raise BadRequest(message, param=f"{place}.strict", code="unsupported_field")
-
-
 def _check_bytes(declared: Declared, most: int) -> None:
     try:
         size = len(encode_json(declared.functions))
     except RecursionError:
-        raise _wrong(declared.field, "is nested too deeply") from None
+        raise wrong(declared.field, "is nested too deeply") from None
     check_count(size, most, declared.field, f"bytes of {declared.field}")
 
 
@@ -65,37 +69,26 @@ def _check_functions(placed: Iterable[tuple[str, Function]]) -> None:
     for place, function in placed:
         name = function.get("name")
         if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
-            raise _wrong(f"{place}.name", f"must be a string of 1 to {MAX_NAME} characters")
+            raise wrong(f"{place}.name", f"must be a string of 1 to {MAX_NAME} characters")
         if name in seen:
-            raise _wrong(f"{place}.name", f"is {name!r} a second time; names must differ")
+            raise wrong(f"{place}.name", f"is {name!r} a second time; names must differ")
         seen.add(name)
         if not isinstance(function.get("description"), str | None):
-            raise _wrong(f"{place}.description", "must be a string")
+            raise wrong(f"{place}.description", "must be a string")
         _check_parameters(function.get("parameters"), f"{place}.parameters")
         if function.get("strict") not in (None, False, True):
-            raise _wrong(f"{place}.strict", "must be true or false")
+            raise wrong(f"{place}.strict", "must be true or false")
 
 
 def _check_parameters(schema: Any, place: str) -> None:
     if schema is None:
         return
     if not isinstance(schema, dict):
-        raise _wrong(place, "must be a JSON Schema object")
+        raise wrong(place, "must be a JSON Schema object")
     if schema.get("type", "object") != "object":
-        raise _wrong(f"{place}.type", "must be 'object': arguments are passed by name")
+        raise wrong(f"{place}.type", "must be 'object': arguments are passed by name")
     if not isinstance(schema.get("properties", {}), dict):
-        raise _wrong(f"{place}.properties", "must be an object")
-
-
-def check_choice(choice: Any, param: str) -> None:
-    """`auto` and `none` are honoured; what forces a call is refused."""
-    if choice in (None, "auto", "none"):
-        return
-    kind = choice.get("type", "function") if isinstance(choice, dict) else choice
-    if kind == "required" or kind in FORCING:
-        message = f"Forcing a call is not offered yet: {param} can be auto or none."
-        raise BadRequest(message, param=param, code="unsupported_field")
-    raise _wrong(param, "must be auto or none")
+        raise wrong(f"{place}.properties", "must be an object")
 
 
 def for_template(functions: Iterable[Function]) -> tuple[Function, ...]:
@@ -106,5 +99,5 @@ def for_template(functions: Iterable[Function]) -> tuple[Function, ...]:
     )
 
 
-def _wrong(place: str, what: str) -> BadRequest:
+def wrong(place: str, what: str) -> BadRequest:
     return BadRequest(f"'{place}' {what}.", param=place, code="invalid_value")

@@ -16,7 +16,7 @@ from dragoman.errors import DragomanError
 
 __all__ = ["main"]
 
-COMMANDS = ("serve", "chat", "models", "dialects", "parse", "doctor", "bench")
+COMMANDS = ("serve", "chat", "models", "dialects", "parse", "check-schema", "doctor", "bench")
 
 EXAMPLE = """\
 examples:
@@ -77,7 +77,7 @@ def build() -> tuple[Parser, dict[str, Parser]]:
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     commands: dict[str, Parser] = {}
     for name in COMMANDS:
-        module = importlib.import_module(f"dragoman.cli.{name}")
+        module = importlib.import_module(f"dragoman.cli.{name.replace('-', '_')}")
         commands[name] = subparsers.add_parser(
             name,
             help=module.SUMMARY,

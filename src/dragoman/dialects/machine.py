@@ -22,10 +22,16 @@ SPAN = re.compile(r"[\s\d:,\[\]]*")
 
 
 class Machine(Speaker):
-    """Feed it text; it says events. One machine reads one answer."""
+    """Feed it text; it says events. One machine reads one answer.
 
-    def __init__(self, compiled: Compiled, tools: Tools, *, starts_in_reasoning: bool = False) -> None:
+    `verbatim` says that text, once it has begun, is all that comes: a marker in it is a quotation.
+    """
+
+    def __init__(
+        self, compiled: Compiled, tools: Tools, *, starts_in_reasoning: bool = False, verbatim: bool = False
+    ) -> None:
         super().__init__(compiled, tools)
+        self.verbatim = verbatim
         thinking = self.dialect.reasoning
         if starts_in_reasoning and thinking is not None:
             self.reasoning = True
@@ -65,7 +71,15 @@ class Machine(Speaker):
             self._between_calls = False
             if not mark:
                 return
-            yield from self.obey(mark, table.meanings[mark])
+            if self.verbatim and self._quoted(mark):
+                self.sink(mark)
+            else:
+                yield from self.obey(mark, table.meanings[mark])
+
+    def _quoted(self, mark: str) -> bool:
+        """Whether a marker stands inside of text. A special token never does, nor does what ends the text."""
+        special = not self.compiled.unseen.keys().isdisjoint(map(ord, mark))
+        return self.in_text and not special and mark.strip() != self.dialect.text_close.strip()
 
     def obey(self, mark: str, meaning: Meaning) -> Wait[None]:
         """Do what a marker means."""

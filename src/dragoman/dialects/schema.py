@@ -72,39 +72,40 @@ class Place:
 
     def __init__(self, schema: Schema | None, root: Schema) -> None:
         self.root = root
-        self._options = None if schema is None else _options(schema, root)
+        self.options = None if schema is None else _options(schema, root)
+        """All that may stand here, with references and unions followed."""
 
     @property
     def known(self) -> bool:
-        return self._options is not None
+        return self.options is not None
 
     @property
     def types(self) -> frozenset[str]:
         """The JSON types that may stand here; empty where anything may."""
-        return frozenset(kind for option in self._options or () for kind in _types(option))
+        return frozenset(kind for option in self.options or () for kind in _types(option))
 
     @property
     def is_text(self) -> bool:
         return self.types == {"string"}
 
     def member(self, key: str) -> "Place":
-        if self._options is None:
+        if self.options is None:
             return self
-        for option in self._options:
+        for option in self.options:
             properties = option.get("properties")
             if isinstance(properties, Mapping) and isinstance(properties.get(key), Mapping):
                 return Place(properties[key], self.root)
-        extra = (option.get("additionalProperties") for option in self._options)
+        extra = (option.get("additionalProperties") for option in self.options)
         return Place(next((schema for schema in extra if isinstance(schema, Mapping)), ANY), self.root)
 
     def item(self) -> "Place":
-        if self._options is None:
+        if self.options is None:
             return self
-        items = (option.get("items") for option in self._options)
+        items = (option.get("items") for option in self.options)
         return Place(next((schema for schema in items if isinstance(schema, Mapping)), ANY), self.root)
 
     def has(self, key: str) -> bool:
-        found = (option.get("properties") for option in self._options or ())
+        found = (option.get("properties") for option in self.options or ())
         return any(isinstance(properties, Mapping) and key in properties for properties in found)
 
     def json(self, text: str, untyped: str = "json") -> str:
@@ -155,13 +156,13 @@ def _types(schema: Schema) -> set[str]:
         types.add("null")
     if not types:
         values = schema.get("enum", [schema["const"]] if "const" in schema else [])
-        types = {_type_of(value) for value in values} if isinstance(values, list) else set()
+        types = {type_of(value) for value in values} if isinstance(values, list) else set()
     if not types and "properties" in schema:
         types = {"object"}
     return {TYPE_NAMES.get(kind.lower(), kind.lower()) for kind in types}
 
 
-def _type_of(value: Any) -> str:
+def type_of(value: Any) -> str:
     if value is None:
         return "null"
     if isinstance(value, bool):

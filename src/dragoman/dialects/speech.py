@@ -87,6 +87,11 @@ class Speaker(Scanner):
         self._emit("call_arguments", escaped(text))
 
     @property
+    def in_text(self) -> bool:
+        """Whether the last thing said was text, and not just whitespace."""
+        return not self.reasoning and self._blank is None
+
+    @property
     def sink(self) -> Sink:
         """Where text goes that is no part of a call."""
         return self.think if self.reasoning else self.say

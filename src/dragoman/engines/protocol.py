@@ -19,6 +19,8 @@ class ModelCard(Struct, kw_only=True):
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     """Texts that templates know by name, such as `pad_token`, besides `bos_token` and `eos_token`."""
     adapters: Sequence[str] = ()
+    constrains: bool = False
+    """Whether the engine steps each answer with its job's constraint. If not, such requests are refused."""
     created: int = 0
     details: Mapping[str, str] = field(default_factory=dict)
     """For people: architecture, quantization, parameters, runner."""

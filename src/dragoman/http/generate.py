@@ -24,6 +24,8 @@ async def chat(host: Host, exchange: Exchange) -> None:
         logprobs=bool(request.logprobs),
         legacy=request.legacy,
         reasoning=request.include_reasoning is not False,
+        named=request.names_a_tool,
+        custom=request.declared.custom,
     )
     if request.stream:
         await _stream_chat(host, exchange, request, turn, head, spelling)

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 from dragoman._version import __version__
 from dragoman.api.reply import Head
+from dragoman.dialects.declare import Dialect
 from dragoman.engines.protocol import Engine, LivingEngine
 from dragoman.errors import EngineFailed, Overloaded
 from dragoman.http.choose import choose_dialect
@@ -45,8 +46,11 @@ class Host:
         self.prompter = Prompter(
             self.card, tokenizer, template=template, limits=self.limits, dialect=self.found.dialect
         )
-        self.planner = Planner(self.card, tokenizer, self.prompter, self.found.dialect, settings.model_alias)
+        self.planner = Planner(
+            self.card, tokenizer, self.prompter, self.found.dialect, settings.model_alias, self.limits
+        )
         self.pump = Pump()
+        self._forced: dict[str, Language] = {}
         self._in_flight = 0
         self._fingerprint = f"dragoman-{__version__}"
 
@@ -63,12 +67,24 @@ class Host:
 
     async def turn(self, spec: TurnSpec, body_bytes: int) -> Turn:
         """A turn that is ready to start; what is wrong with the request has been said by then."""
-        plan = await self.prepare(body_bytes, self.planner.plan, spec)
-        return Turn(self.engine, plan, spec, self.language)
+        if spec.constrained:
+            # A grammar may take its whole budget to compile.
+            plan = await asyncio.to_thread(self.planner.plan, spec)
+        else:
+            plan = await self.prepare(body_bytes, self.planner.plan, spec)
+        return Turn(self.engine, plan, spec, self._language(plan.dialect))
 
     async def prepare(self, body_bytes: int, work: Callable[[A], R], given: A) -> R:
         """`work(given)`, in a thread where the body is so big that it would hold up the others."""
         return await asyncio.to_thread(work, given) if body_bytes > BIG_BODY else work(given)
+
+    def _language(self, dialect: Dialect) -> Language:
+        """The model's own, or that in which it was made to write."""
+        if dialect is self.language.dialect:
+            return self.language
+        if dialect.name not in self._forced:
+            self._forced[dialect.name] = Language(dialect, self.engine.tokenizer)
+        return self._forced[dialect.name]
 
     def head(self, prefix: str, model: str | None) -> Head:
         return Head(prefix + uuid4().hex, int(time.time()), model or self.card.name, self._fingerprint)
@@ -76,6 +92,9 @@ class Host:
     async def start(self) -> None:
         if isinstance(self.engine, LivingEngine):
             await self.engine.start()
+        if self.card.constrains:
+            # Now, because it would hold up the answers of others later.
+            await asyncio.to_thread(self.planner.warm_up)
 
     async def stop(self) -> None:
         if isinstance(self.engine, LivingEngine):

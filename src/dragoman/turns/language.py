@@ -10,6 +10,7 @@ from dragoman.dialects.machine import Machine
 from dragoman.dialects.reader import Plain, Reader
 from dragoman.dialects.schema import Tools
 from dragoman.engines.protocol import Tokenizer
+from dragoman.turns.custom_calls import CustomCalls
 from dragoman.turns.detokenize import Pieces
 from dragoman.turns.spec import Reading
 
@@ -55,14 +56,21 @@ class Language:
         return self.plain if reading is None else self._pieces[reading.calls, reading.reasoning]
 
     def readers(self, reading: Reading | None) -> MakeReader:
+        make = self._readers(reading)
+        if reading is None or not reading.custom:
+            return make
+        names = reading.custom
+        return lambda in_reasoning, prompt: CustomCalls(make(in_reasoning, prompt), names)
+
+    def _readers(self, reading: Reading | None) -> MakeReader:
         if reading is None or self.dialect.name == "plain":
             return lambda in_reasoning, prompt: Plain()
         if self.dialect.own is not None:
             return lambda in_reasoning, prompt: self._own_reader(reading, prompt)
         compiled, tools = self._compiled[reading.calls, reading.reasoning], Tools(reading.tools)
-        apart = reading.reasoning
+        apart, verbatim = reading.reasoning, reading.verbatim
         return lambda in_reasoning, prompt: Machine(
-            compiled, tools, starts_in_reasoning=in_reasoning and apart
+            compiled, tools, starts_in_reasoning=in_reasoning and apart, verbatim=verbatim
         )
 
     def _own_reader(self, reading: Reading, prompt: Sequence[int]) -> Reader:

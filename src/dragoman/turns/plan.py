@@ -9,7 +9,9 @@ from msgspec.structs import replace
 from dragoman.dialects.declare import Dialect
 from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.errors import BadRequest, ContextOverflow, ModelNotFound
+from dragoman.limits import Limits
 from dragoman.prompt import Prompter
+from dragoman.turns.constrain import Constrainer, dialect_for
 from dragoman.turns.opened import opened_reasoning
 from dragoman.turns.spec import TurnSpec
 from dragoman.types import Conversation, Job, Prompt, Sampling
@@ -21,6 +23,8 @@ class Plan(Struct, frozen=True):
     jobs: list[Job]
     in_reasoning: list[bool]
     """For each job, whether its prompt has opened reasoning."""
+    dialect: Dialect
+    """How the answers are written."""
 
 
 class Planner:
@@ -33,12 +37,18 @@ class Planner:
         prompter: Prompter,
         dialect: Dialect,
         aliases: Iterable[str] = (),
+        limits: Limits | None = None,
     ) -> None:
         self.card = card
         self.tokenizer = tokenizer
         self.prompter = prompter
         self.dialect = dialect
+        self._constrainer = Constrainer(card, tokenizer, limits or Limits())
         self.names = (card.name, *aliases)
+
+    def warm_up(self) -> None:
+        """Make what the first constrained answer would wait for."""
+        self._constrainer.vocabulary  # noqa: B018
 
     def adapter(self, model: str | None) -> str | None:
         """The adapter a model name stands for; None is the model itself."""
@@ -51,35 +61,30 @@ class Planner:
 
     def plan(self, spec: TurnSpec) -> Plan:
         adapter = self.adapter(spec.model)
-        self._check_reading(spec)
+        dialect = dialect_for(spec, self.dialect)
+        _check_reading(spec, dialect)
+        self._constrainer.check(spec)
         sampling = self._sampling(spec)
         prompts = [self._fit(prompt, spec.truncate_prompt) for prompt in spec.prompts]
+        begun = [
+            isinstance(prompt, Conversation) and opened_reasoning(dialect, prompt, text)
+            for prompt, (text, _) in zip(spec.prompts, prompts, strict=True)
+        ]
         jobs = [
             Job(
                 id=uuid4().hex,
                 prompt=prompt,
                 sampling=self._with_room(sampling, len(prompt)),
                 n=spec.n,
+                constraint=self._constrainer.constraint(spec, dialect, in_reasoning=in_reasoning),
                 adapter=adapter,
                 priority=spec.priority,
                 reuse_prefix=spec.reuse_prefix,
                 cache_salt=spec.cache_salt,
             )
-            for _, prompt in prompts
+            for (_, prompt), in_reasoning in zip(prompts, begun, strict=True)
         ]
-        texts = [text for text, _ in prompts]
-        return Plan(jobs, [self._in_reasoning(*each) for each in zip(spec.prompts, texts, strict=True)])
-
-    def _in_reasoning(self, prompt: Prompt, text: str) -> bool:
-        return isinstance(prompt, Conversation) and opened_reasoning(self.dialect, prompt, text)
-
-    def _check_reading(self, spec: TurnSpec) -> None:
-        if spec.reading is not None and spec.reading.calls and not self.dialect.has_calls:
-            message = (
-                "No tool calls are known of this model: its chat template writes none. Leave out tools, send"
-                " tool_choice: none, or have the server started with --dialect."
-            )
-            raise BadRequest(message, param="tools", code="unsupported_field")
+        return Plan(jobs, begun, dialect)
 
     def _fit(self, prompt: Prompt, keep: int | None) -> tuple[str, tuple[int, ...]]:
         """The prompt as text and as ids, which are cut as asked; more than the model takes is refused."""
@@ -129,3 +134,12 @@ class Planner:
                 if ids and ids not in seen:
                     seen.add(ids)
                     yield ids
+
+
+def _check_reading(spec: TurnSpec, dialect: Dialect) -> None:
+    if spec.reading is not None and spec.reading.calls and not dialect.has_calls:
+        message = (
+            "No tool calls are known of this model: its chat template writes none. Leave out tools, send"
+            " tool_choice: none, make a call required, or have the server started with --dialect."
+        )
+        raise BadRequest(message, param="tools", code="unsupported_field")

@@ -1,6 +1,6 @@
 """What a client asked, whatever API it came through."""
 
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 
@@ -18,6 +18,46 @@ class Reading(Struct, frozen=True, kw_only=True):
     """If not, reasoning is text."""
     most_calls: int | None = None
     """The answer ends where a further call begins."""
+    verbatim: bool = False
+    """Text, once it has begun, is all that comes: markers in it are quotations."""
+    custom: frozenset[str] = frozenset()
+    """Tools that take a text: the arguments of their calls are the text itself."""
+
+
+Syntax: TypeAlias = Literal["json_object", "json_schema", "regex", "choice", "gbnf", "lark"]
+
+
+class Wanted(Struct, frozen=True, kw_only=True):
+    """What the text of an answer must be."""
+
+    syntax: Syntax
+    value: Any = None
+    """The schema, the pattern, the choices or the grammar."""
+    param: str
+    """The field that it came in."""
+
+
+class Calling(Struct, frozen=True, kw_only=True):
+    """What is asked about calls beyond what the model does by itself."""
+
+    required: bool = False
+    """The answer must have a call."""
+    names: tuple[str, ...] | None = None
+    """Only these tools may be called; None: any of them."""
+    named: bool = False
+    """The client has named the one tool to call, and gets one call of it."""
+    param: str = "tool_choice"
+    """The field that asks for it; `tools[2].function.strict` for a tool that is strict."""
+
+
+class Thinking(Struct, frozen=True, kw_only=True):
+    """How many tokens reasoning may have before it is ended."""
+
+    tokens: int
+    param: str
+    """The field that it came in."""
+    soft: bool = False
+    """An engine that cannot end reasoning is asked all the same: the template has been told."""
 
 
 class TurnSpec(Struct, frozen=True, kw_only=True):
@@ -27,6 +67,9 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
     """`max_tokens` 0 means as many as the context holds; `bad_words` come as text, below."""
     reading: Reading | None = None
     """None: the answer is text and nothing else."""
+    wanted: Wanted | None = None
+    calling: Calling | None = None
+    thinking: Thinking | None = None
     n: int = 1
     """Continuations to compute for each prompt."""
     stop: tuple[str, ...] = ()
@@ -38,3 +81,9 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
     priority: int = 0
     cache_salt: str = ""
     reuse_prefix: bool = True
+
+    @property
+    def constrained(self) -> bool:
+        """Whether a grammar may be made for it."""
+        single = self.reading is not None and self.reading.calls and self.reading.most_calls is not None
+        return self.wanted is not None or self.calling is not None or single

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dragoman.errors import EngineFailed
+from dragoman.errors import BadRequest, EngineFailed
 from tests.engines.local.support import END, Desk, expected, following
 
 LONG = list(range(1, 41))
@@ -140,7 +140,7 @@ def test_nothing_left_to_choose_is_an_error_of_that_job_only() -> None:
     other = desk.ask([2], 3)
     group = desk.ask([1], 3, allowed_token_ids=(5,), bad_words=((5,),))
     desk.run()
-    assert isinstance(desk.steps_of(group)[-1].error, EngineFailed)
+    assert isinstance(desk.steps_of(group)[-1].error, BadRequest)
     assert desk.finish(other) == "length"
 
 

@@ -14,13 +14,14 @@ import logging
 from bisect import insort
 from itertools import count
 
+from dragoman.engines.local.edits import forbid_until
 from dragoman.engines.local.plan import Piece, Plan, level, share_out
 from dragoman.engines.local.prefix import Slots
 from dragoman.engines.local.runner import Logits, Runner, StepFailed, StepInterrupted
 from dragoman.engines.local.sampler import NoTokenLeft, Sampler, logprob
 from dragoman.engines.local.sequence import Group, Sequence
-from dragoman.errors import DragomanError, EngineFailed
-from dragoman.types import FinishReason, Job, Sink, Step
+from dragoman.errors import BadRequest, ConstraintFailed, DragomanError, EngineFailed
+from dragoman.types import FinishReason, Job, Matcher, Sampling, Sink, Step
 
 _log = logging.getLogger("dragoman.engine")
 
@@ -150,8 +151,13 @@ class Scheduler:
             return
         try:
             token = sequence.sampler.sample(row, sequence.output)
+            if sequence.matcher is not None:
+                sequence.matcher.accept(token)
         except NoTokenLeft:
-            self._end(sequence, "error", EngineFailed("No token is allowed at this place."))
+            self._end(sequence, "error", _nothing_left(sequence))
+            return
+        except ConstraintFailed as error:
+            self._end(sequence, "error", error)
             return
         sequence.output.append(token)
         logprobs = None
@@ -165,11 +171,15 @@ class Scheduler:
             self._say(sequence, Step([token], sequence.index, logprobs, finish, stop_id))
 
     def _finish(self, sequence: Sequence, token: int) -> tuple[FinishReason | None, int | None]:
-        sampling = sequence.group.job.sampling
-        if token in self._ends and not sampling.ignore_eos:
+        sampling, matcher = sequence.group.job.sampling, sequence.matcher
+        # Under a constraint an end id can also be a marker in the middle of an answer.
+        may_end = not sampling.ignore_eos if matcher is None else matcher.accepting
+        if token in self._ends and may_end:
             return "stop", None
         if token in sampling.stop_token_ids:
             return "stop", token
+        if matcher is not None and matcher.over:
+            return "stop", None
         length = len(sequence.output)
         if length >= sampling.max_tokens or sequence.prompt_length + length >= self._runner.context:
             return "length", None
@@ -210,8 +220,28 @@ def make_group(
     group = Group(job, sink, loop)
     for index in range(job.n):
         sampler = Sampler(job.sampling, index, group.prompt, vocabulary, ends)
-        group.sequences.append(Sequence(group, index, (0, 0, index), sampler))
+        matcher = None if job.constraint is None else job.constraint.start()
+        if matcher is not None:
+            _constrain(sampler, matcher, job.sampling, ends)
+        group.sequences.append(Sequence(group, index, (0, 0, index), sampler, matcher))
     return group
+
+
+def _constrain(sampler: Sampler, matcher: Matcher, sampling: Sampling, ends: frozenset[int]) -> None:
+    """The mask comes after all other rules, so that none of them lets a wrong id pass."""
+    if sampling.ignore_eos:
+        # The answer goes on as long as the constraint lets it.
+        sampler.add(forbid_until(ends, sampling.max_tokens))
+    sampler.add(lambda row, output: matcher.mask(row))
+
+
+def _nothing_left(sequence: Sequence) -> BadRequest:
+    why = "" if sequence.matcher is None else "the constraint of the answer, "
+    message = (
+        f"No token can come next after {len(sequence.output)} of the answer: {why}allowed_token_ids,"
+        " bad_words, logit_bias, min_tokens and ignore_eos together forbid all of them."
+    )
+    return BadRequest(message, code="no_token_left")
 
 
 def _order(sequence: Sequence) -> tuple[int, int, int]:

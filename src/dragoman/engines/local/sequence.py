@@ -7,7 +7,7 @@ import numpy as np
 
 from dragoman.engines.local.runner import Ids
 from dragoman.engines.local.sampler import Sampler
-from dragoman.types import Job, Sink, TokenLogprob
+from dragoman.types import Job, Matcher, Sink, TokenLogprob
 
 Namespace: TypeAlias = tuple[object, ...]
 
@@ -59,6 +59,7 @@ class Sequence:
         "held_by",
         "held_until",
         "index",
+        "matcher",
         "order",
         "output",
         "prompt_length",
@@ -67,12 +68,20 @@ class Sequence:
         "slot",
     )
 
-    def __init__(self, group: Group, index: int, order: tuple[int, int, int], sampler: Sampler) -> None:
+    def __init__(
+        self,
+        group: Group,
+        index: int,
+        order: tuple[int, int, int],
+        sampler: Sampler,
+        matcher: Matcher | None = None,
+    ) -> None:
         self.group = group
         self.index = index
         self.order = order
         """Priority, arrival, index: who goes first."""
         self.sampler = sampler
+        self.matcher = matcher
         self.slot: Slot | None = None
         self.output: list[int] = []
         self.prompt_length = len(group.prompt)

@@ -1,0 +1,76 @@
+"""Say whether a JSON Schema can be enforced in full, and if not, which word of it where."""
+
+import argparse
+import sys
+from pathlib import Path
+
+import msgspec
+
+from dragoman.cli.problems import USAGE, CommandError
+from dragoman.logs import Paint
+
+SUMMARY = "say whether a JSON Schema can be enforced in full"
+EXAMPLE = """\
+examples:
+  dragoman check-schema person.json
+  dragoman check-schema --text '{"name": "Ada"}' person.json    is this text in its language?
+  some-program | dragoman check-schema -
+
+A schema that cannot be enforced in full is refused with a 400 by the server, for the same reasons. The exit
+code is 0 if all of it is enforced, 1 if not. docs/constraints.md has the table of words.
+"""
+STDIN = "-"
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "dragoman check-schema [flags] FILE"
+    parser.add_argument("file", metavar="FILE", help="a JSON Schema; - is standard input")
+    parser.add_argument("--text", metavar="JSON", help="also say whether this text would be accepted")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    from dragoman.constrain.json_schema import enforced
+    from dragoman.constrain.problems import Problems
+    from dragoman.errors import BadRequest
+
+    text, problems = text_of(args.file), Problems()
+    try:
+        enforced(text, problems, args.file, watched=True)
+    except BadRequest as error:
+        raise CommandError(error.message, exit_code=1) from error
+    found = [(f"#{one.place}", one.message) for one in problems.found]
+    accepted = accepts(text, args.text) if args.text is not None and not found else None
+    if args.json:
+        listed = [{"place": place, "message": message} for place, message in found]
+        facts = {"enforceable": not found, "problems": listed, "accepted": accepted}
+        print(msgspec.json.encode(facts).decode())
+    else:
+        show(args.file, found, accepted)
+    return 1 if found or accepted is False else 0
+
+
+def text_of(file: str) -> str:
+    try:
+        data = sys.stdin.buffer.read() if file == STDIN else Path(file).expanduser().read_bytes()
+        return data.decode()
+    except OSError as error:
+        raise CommandError(f"{file} cannot be read: {error.strerror}.", exit_code=USAGE) from error
+    except UnicodeDecodeError as error:
+        raise CommandError(f"{file} is no text in UTF-8.", exit_code=USAGE) from error
+
+
+def accepts(schema: str, text: str) -> bool:
+    from dragoman.constrain.constraint import Constraint
+
+    return Constraint.from_json_schema(schema).accepts(text)
+
+
+def show(file: str, found: list[tuple[str, str]], accepted: bool | None) -> None:
+    paint = Paint(sys.stdout)
+    if not found:
+        print(f"{paint('green', 'enforceable')}  every word of {file} is enforced")
+    for place, message in found:
+        print(f"{paint('red', place)} {message}")
+    if accepted is not None:
+        print("the text is accepted" if accepted else paint("red", "the text is not accepted"))

@@ -1,0 +1,255 @@
+"""The grammar of a whole answer: reasoning, then calls or text, each as the model's dialect writes it."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+from dragoman.constrain.calls import CallGrammar, json_rule
+from dragoman.constrain.constraint import Constraint
+from dragoman.constrain.lark import Rules, Symbol, either, literal, regex
+from dragoman.constrain.tool_schemas import Tool, tools_of
+from dragoman.dialects.declare import Calls, Channels, Dialect, JsonCalls, PythonCalls, Reasoning, TaggedCalls
+from dragoman.dialects.parser import parse
+from dragoman.dialects.render import render
+from dragoman.errors import BadRequest
+from dragoman.types import Answer, ToolCall
+
+Choice: TypeAlias = Literal["auto", "required", "none"]
+
+
+def answer_grammar(
+    dialect: Dialect,
+    tools: Sequence[Mapping[str, Any]] = (),
+    *,
+    choice: Choice = "required",
+    names: Collection[str] | None = None,
+    parallel: bool = True,
+    strict: Collection[str] | None = None,
+    starts_in_reasoning: bool = False,
+    text: Constraint | None = None,
+    special: Mapping[str, int] | None = None,
+) -> Constraint:
+    """What an answer must be: after its reasoning, calls or text.
+
+    `required` forces calls of the tools with these `names`, or of any; one without `parallel`. With `auto`
+    the model may also write text, and a call that it opens is one of a declared tool; `strict` names
+    the tools that are held to their schemas then, None means all. `text` is what text must be. `special` are
+    the ids of the model's special tokens: a marker that is one is matched by its id, and cannot be spelled.
+    """
+    made = AnswerGrammar(dialect, special, starts_in_reasoning=starts_in_reasoning)
+    if text is not None and text.watched and choice != "required":
+        if choice == "none" and made.is_plain:
+            return text
+        message = "'uniqueItems' cannot be enforced in an answer that may begin with reasoning, or be a call."
+        raise BadRequest(message, param="response_format", code="unsupported_schema")
+    if choice == "none":
+        return Constraint(made.grammar(made.wrapped(text) if text else made.free_text(())))
+    chosen = tools_of(tools, names, strict if choice == "auto" and _holds_any_name(dialect) else None)
+    _check(dialect, chosen)
+    calls = CallGrammar(made.rules, dialect, chosen, parallel=parallel)
+    if choice == "required":
+        return Constraint(made.grammar(made.calls(calls)))
+    if text is not None:
+        if any(_bare(shape) for shape in dialect.calls):
+            message = (
+                "This model writes calls without a marker: they cannot be told from an answer in a schema."
+            )
+            raise BadRequest(message, param="response_format", code="unsupported_field")
+        return Constraint(made.grammar(either([made.calls(calls), made.wrapped(text)])))
+    return Constraint(made.grammar(made.mixed(calls)))
+
+
+def _check(dialect: Dialect, tools: Sequence[Tool]) -> None:
+    """Every tool can be called in this dialect, by its name."""
+    if not tools:
+        raise BadRequest("There is no tool to call.", param="tools", code="invalid_value")
+    if dialect.own is not None or not dialect.has_calls:
+        message = f"Calls cannot be forced in the dialect {dialect.name!r} of this model."
+        raise BadRequest(message, param="tool_choice", code="unsupported_field")
+    for tool in tools:
+        call = ToolCall(id=None, name=tool.name, arguments="{}")
+        read = parse(render(dialect, Answer(calls=[call])), dialect, [{"name": tool.name}]).calls
+        if [one.name for one in read] != [tool.name]:
+            param = tool.where.param.removesuffix("parameters") + "name"
+            message = f"The name {tool.name!r} cannot be written in this model's syntax for calls."
+            raise BadRequest(message, param=param, code="invalid_value")
+
+
+def _holds_any_name(dialect: Dialect) -> bool:
+    """In a tree of tags each closing tag repeats a name, so all of them must be known beforehand."""
+    return not any(isinstance(shape, TaggedCalls) and shape.nested for shape in dialect.calls[:1])
+
+
+def _bare(shape: Calls) -> bool:
+    return not shape.open and shape.section is None
+
+
+class AnswerGrammar:
+    def __init__(
+        self, dialect: Dialect, special: Mapping[str, int] | None, *, starts_in_reasoning: bool = False
+    ) -> None:
+        self.dialect = dialect
+        self.rules = Rules(special, "".join(one for one, _ in dialect.replaced))
+        self.started = starts_in_reasoning
+        self.openings = [mark for shape in dialect.calls for mark in _openings(shape)]
+        """Everything that leads into a call, as text that prose must not have in it."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Nothing stands before or around text."""
+        dialect = self.dialect
+        return not (dialect.reasoning or dialect.channels or dialect.text_open)
+
+    def grammar(self, rest: Symbol) -> str:
+        """Reasoning and then the rest."""
+        before = self._reasoning()
+        return self.rules.grammar(f"{before} {rest}" if before else rest)
+
+    # Reasoning
+
+    def _reasoning(self) -> Symbol | None:
+        channels, thinking = self.dialect.channels, self.dialect.reasoning
+        if channels is not None:
+            return Symbol(f"({self._block(channels, 0)})?") if channels.written[0] else None
+        if thinking is None:
+            return None
+        inside = self._thinking(thinking)
+        if self.started:
+            return inside
+        return Symbol(f"({self.rules.sequence(thinking.open[0], inside)})?")
+
+    def _thinking(self, thinking: Reasoning) -> Symbol:
+        """Free text up to any spelling of the end, and the layout after it."""
+        ends = [end.strip() for end in thinking.close]
+        avoided = [mark.strip() for mark in thinking.ended_by] + ends
+        if thinking.ended_by_call:
+            avoided += self.openings
+        trail = thinking.close[0][len(thinking.close[0].rstrip()) :]
+        others = {end: self.rules.without(mark for mark in avoided if mark != end) for end in ends}
+        ways = [self.rules.ended(end, others[end]) for end in ends]
+        return self.rules.rule(self.rules.sequence(either(ways), trail))
+
+    def _block(self, channels: Channels, kind: int, *, last: bool = False) -> Symbol:
+        """A block of free text and the beginning of the next one. The end of the answer may end the last."""
+        before, _, after = channels.written[kind].partition("{body}")
+        outside = self.rules.without([*channels.start, *channels.ends])
+        # What ends the block is one lexeme with the text, whether or not another block follows.
+        ended = self.rules.ended(after or channels.start[0], outside)
+        if not last:
+            return self.rules.rule(self.rules.sequence(before, ended, channels.start[0] if after else ""))
+        text = self.rules.text(outside)
+        return self.rules.rule(self.rules.sequence(before, either([ended, text]) if after else text))
+
+    # Calls
+
+    def calls(self, calls: CallGrammar) -> Symbol:
+        """One call or several, and nothing else."""
+        channels = self.dialect.channels
+        if channels is not None:
+            block, last = self._call_blocks(channels, calls)
+            before = f"({self.rules.sequence(block, channels.start[0])})* " if calls.parallel else ""
+            return self.rules.rule(before + last)
+        group = calls.group(self.dialect.calls[0])
+        one = self.rules.rule(either(self.rules.sequence(way.head, way.body) for way in group.ways))
+        if group.between is None:
+            return one
+        return self.rules.rule(f"{one} ({self.rules.sequence(group.between, one)})*")
+
+    def _call_blocks(self, channels: Channels, calls: CallGrammar) -> tuple[Symbol, Symbol]:
+        """A call as a block, and as the last block: what ends it there may be the end of the answer."""
+        blocks, lasts = [], []
+        for tool in calls.tools:
+            if self.dialect.calls:
+                single = CallGrammar(self.rules, self.dialect, [tool], parallel=False)
+                group = single.group(self.dialect.calls[0])
+                body = self.rules.rule(either(self.rules.sequence(way.head, way.body) for way in group.ways))
+            else:
+                body = json_rule(self.rules, tool)
+            before, _, after = channels.written[2].replace("{name}", tool.name).partition("{body}")
+            opened = self.rules.rule(self.rules.sequence(before, body))
+            blocks.append(self.rules.sequence(opened, after))
+            lasts.append(self.rules.sequence(opened, self._perhaps(after)))
+        return self.rules.rule(either(map(self.rules.rule, blocks))), self.rules.rule(
+            either(map(self.rules.rule, lasts))
+        )
+
+    def _perhaps(self, text: str) -> Symbol:
+        return Symbol(f"({self.rules.sequence(text)})?") if text else Symbol("")
+
+    # Text
+
+    def wrapped(self, text: Constraint) -> Symbol:
+        """Text that is in the language, in what the dialect writes around text."""
+        inner = self.rules.rule(f"%lark {{\n{text.grammar}\n}}")
+        channels = self.dialect.channels
+        if channels is None:
+            return self.rules.rule(
+                self.rules.sequence(self.dialect.text_open, inner, self.dialect.text_close)
+            )
+        before, _, after = channels.written[1].partition("{body}")
+        return self.rules.rule(self.rules.sequence(before, inner, self._perhaps(after)))
+
+    def free_text(self, avoided: Iterable[str]) -> Symbol:
+        return self.rules.text(self.rules.without_any(list(avoided)))
+
+    def mixed(self, calls: CallGrammar) -> Symbol:
+        """Text and calls in turn. What opens a call in text begins one."""
+        channels = self.dialect.channels
+        if channels is not None:
+            return self._mixed_blocks(channels, calls)
+        shape = self.dialect.calls[0]
+        group = calls.group(shape)
+        avoided = [literal(mark) for mark in self.openings if self.rules.is_text(mark)]
+        avoided += [regex(pattern) for shape in self.dialect.calls for pattern in _likenesses(shape)]
+        silent = self._silent()
+        end = self.free_text(avoided)
+        ways = self.rules.rule(
+            silent + either(self._led_in(way.head, way.body, avoided) for way in group.ways)
+        )
+        text = self.rules.rule(f"{silent} {end}")
+        return self.rules.rule(f"{ways}* {text}" if calls.parallel else f"({ways} | {text})")
+
+    def _silent(self) -> str:
+        """Text with special tokens in it that are no text, such as those that a model puts around its own."""
+        dialect = self.dialect
+        marks = [*dialect.drops, dialect.text_open, dialect.text_close]
+        marks += [mark for span in dialect.drop_spans for mark in span]
+        ids = {piece for mark in marks for piece in self.rules.pieces(mark) if isinstance(piece, int)}
+        avoided = [literal(mark) for mark in self.openings if self.rules.is_text(mark)]
+        if not ids:
+            return ""
+        return f"({self.free_text(avoided)} {either(f'<[{id_}]>' for id_ in sorted(ids))})* "
+
+    def _led_in(self, head: str, body: Symbol, avoided: list[Symbol]) -> Symbol:
+        """Text, and then what opens a call, and the call."""
+        core = head.lstrip()
+        pieces = self.rules.pieces(core)
+        lead = pieces[0] if isinstance(pieces[0], str) else ""
+        text = self.free_text(avoided)
+        if not lead:
+            return self.rules.rule(self.rules.sequence(text, core, body))
+        opening = lead.rstrip() if len(lead) == len(core) else lead
+        found = self.rules.rule(f"{text} {literal(opening)}", lazy=True)
+        return self.rules.rule(self.rules.sequence(found, core[len(opening) :], body))
+
+    def _mixed_blocks(self, channels: Channels, calls: CallGrammar) -> Symbol:
+        block, last = self._call_blocks(channels, calls)
+        several = [self._block(channels, kind) for kind in (0, 1) if channels.written[kind]]
+        if calls.parallel:
+            several.append(self.rules.rule(self.rules.sequence(block, channels.start[0])))
+        return self.rules.rule(f"{either(several)}* {either([last, self._block(channels, 1, last=True)])}")
+
+
+def _openings(shape: Calls) -> list[str]:
+    section = shape.section
+    # Where a header may follow the opening of a section, text may as well.
+    opening = section.open if section is not None and not section.header else ()
+    return [mark.strip() for mark in (*shape.open, *opening)]
+
+
+def _likenesses(shape: Calls) -> list[str]:
+    """What a call without a marker looks like at its beginning."""
+    if not _bare(shape):
+        return []
+    if isinstance(shape, JsonCalls):
+        return [r"""\{\s*["']"""]
+    return [r"\[\s*[\w.\-]+\s*\("] if isinstance(shape, PythonCalls) else []

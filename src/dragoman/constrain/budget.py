@@ -1,0 +1,99 @@
+"""What compiling may cost. Sizes and depths are checked before anything that recurses or compiles."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from llguidance import LLMatcher, LLParserLimits
+
+from dragoman.constrain.vocabulary import Vocabulary
+from dragoman.errors import BadRequest
+from dragoman.limits import Limits, check_count
+
+_OPENING, _CLOSING = frozenset(b"[{"), frozenset(b"]}")
+# The first line makes sure that the text is read as Lark. The last one overrules what a grammar says of
+# itself: without it only one way to cut a forced text into tokens is allowed, and that is not the model's.
+_FIRST = "%llguidance {}\n"
+_LAST = '\n%llguidance {"no_forcing": true}\n'
+
+
+def parser_limits() -> LLParserLimits:
+    """About 0.1 s to compile and 10 ms a step at the very most; an ordinary schema takes far less."""
+    return LLParserLimits(
+        max_items_in_row=5000,
+        initial_lexer_fuel=2_000_000,
+        step_lexer_fuel=200_000,
+        step_max_items=100_000,
+        max_lexer_states=50_000,
+        max_grammar_size=200_000,
+        verbose_errors=False,
+    )
+
+
+def compiled(vocabulary: Vocabulary, grammar: str) -> LLMatcher:
+    """It may be in an error state; see `LLMatcher.get_error`."""
+    return LLMatcher(vocabulary.native, _FIRST + grammar + _LAST, log_level=0, limits=parser_limits())
+
+
+def read_schema(schema: Any, param: str, limits: Limits) -> Any:
+    """The schema as plain values, if it is neither large nor deep."""
+    try:
+        text = schema if isinstance(schema, str) else None
+        if text is None:
+            _check_depth(schema, param, limits)
+            text = msgspec.json.encode(schema).decode()
+        check_count(len(text.encode()), limits.schema_bytes, param, "bytes of a schema")
+        _check_text_depth(text.encode(), param, limits)
+        return msgspec.json.decode(text)
+    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError, UnicodeError) as error:
+        raise BadRequest(f"'{param}' must be JSON.", param=param, code="invalid_schema") from error
+
+
+def _check_depth(value: Any, param: str, limits: Limits) -> None:
+    """Level by level, without recursion. A value that holds itself is too deep as well."""
+    level, depth = [value], 0
+    while level:
+        depth += 1
+        if depth > limits.schema_depth:
+            _too_deep(param, limits)
+        level = [
+            inner for one in level for inner in _inside(one) if isinstance(inner, Mapping | list | tuple)
+        ]
+        check_count(len(level), limits.schema_bytes, param, "values of a schema")
+
+
+def _inside(value: Any) -> Any:
+    return value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+
+
+def _check_text_depth(text: bytes, param: str, limits: Limits) -> None:
+    depth, in_string, escaped = 0, False, False
+    for byte in text:
+        if in_string:
+            in_string = escaped or byte != 0x22
+            escaped = byte == 0x5C and not escaped
+        elif byte == 0x22:
+            in_string = True
+        elif byte in _OPENING:
+            depth += 1
+            if depth > limits.schema_depth:
+                _too_deep(param, limits)
+        elif byte in _CLOSING:
+            depth -= 1
+
+
+def _too_deep(param: str, limits: Limits) -> None:
+    message = (
+        f"'{param}' has values within each other more than {limits.schema_depth} deep; use $defs and $ref."
+    )
+    raise BadRequest(message, param=param, code="limit_exceeded")
+
+
+def check_text(text: Any, most: int, param: str, what: str) -> str:
+    """`check_text(pattern, limits.pattern_chars, "regex", "characters of an expression")`"""
+    if not isinstance(text, str):
+        raise BadRequest(f"'{param}' must be a string.", param=param, code="invalid_value")
+    check_count(len(text), most, param, what)
+    if any(0xD800 <= ord(character) < 0xE000 for character in text):
+        raise BadRequest(f"'{param}' holds half of a surrogate pair.", param=param, code="invalid_value")
+    return text

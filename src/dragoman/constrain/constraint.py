@@ -1,0 +1,153 @@
+"""A language that an answer must be in: declared once, stepped by token ids."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from llguidance import LLMatcher, regex_to_lark
+from msgspec import Struct
+
+from dragoman.constrain.budget import check_text, compiled
+from dragoman.constrain.bytewise import END, byte_vocabulary
+from dragoman.constrain.gbnf import GbnfError
+from dragoman.constrain.gbnf_lark import gbnf_to_lark
+from dragoman.constrain.json_schema import checked_lark, enforced, lark_of
+from dragoman.constrain.patterns import PatternError, translated
+from dragoman.constrain.problems import Problems
+from dragoman.constrain.unique import Watch
+from dragoman.constrain.vocabulary import Matcher, Vocabulary
+from dragoman.constrain.watched import WatchedMatcher
+from dragoman.dialects.declare import Dialect
+from dragoman.dialects.registry import get
+from dragoman.errors import BadRequest
+from dragoman.limits import Limits, check_count
+
+_LIMITS = Limits()
+# Without the rule that `start` adds it does not compile, so no grammar can hold it that is not watched.
+_WATCHED = "start: watched"
+
+
+class Constraint(Struct, frozen=True):
+    """`grammar` is Lark text as llguidance reads it: `start: "<" %json {"type": "integer"} ">"`.
+
+    `Constraint.from_regex("[ab]+").accepts("abba")` is true.
+
+    `param` is what messages call the source: the field of a request that it came from.
+    """
+
+    grammar: str
+    watched: str = ""
+    """A schema, as JSON, of which a grammar cannot say all."""
+
+    @classmethod
+    def from_json_schema(
+        cls, schema: Mapping[str, Any] | bool | str, param: str = "schema", limits: Limits = _LIMITS
+    ) -> "Constraint":
+        """JSON that the schema allows, with properties in the order in which the schema names them."""
+        problems = Problems()
+        prepared = enforced(schema, problems, param, limits, watched=True)
+        problems.check(param)
+        if problems.watched:
+            return cls(_WATCHED, msgspec.json.encode(prepared).decode())
+        return cls(f"start: {lark_of(prepared)}")
+
+    @classmethod
+    def from_json_object(cls) -> "Constraint":
+        """Any JSON object."""
+        return cls.from_json_schema({"type": "object"})
+
+    @classmethod
+    def from_regex(cls, pattern: str, param: str = "regex", limits: Limits = _LIMITS) -> "Constraint":
+        """Text that the expression matches from end to end."""
+        check_text(pattern, limits.pattern_chars, param, "characters of an expression")
+        try:
+            native = regex_to_lark(translated(pattern), "")
+        except PatternError as error:
+            raise BadRequest(f"'{param}' {error}.", param=param, code="invalid_grammar") from error
+        return cls(f"start: TEXT\nTEXT: /{native}/")._checked(param, "is no expression that can be enforced")
+
+    @classmethod
+    def from_gbnf(cls, grammar: str, param: str = "grammar", limits: Limits = _LIMITS) -> "Constraint":
+        """A grammar in llama.cpp's notation; its start is `root`."""
+        check_text(grammar, limits.grammar_chars, param, "characters of a grammar")
+        try:
+            made = cls(gbnf_to_lark(grammar))
+        except GbnfError as error:
+            raise BadRequest(
+                f"'{param}' is no grammar in GBNF: {error}.", param=param, code="invalid_grammar"
+            ) from error
+        return made._checked(param, "is too large, or allows no text at all")
+
+    @classmethod
+    def from_lark(cls, grammar: str, param: str = "grammar", limits: Limits = _LIMITS) -> "Constraint":
+        """A grammar in Lark's notation, as llguidance reads it; its start is `start`."""
+        check_text(grammar, limits.grammar_chars, param, "characters of a grammar")
+        return cls(checked_lark(grammar, param, limits))._checked(
+            param, "is no grammar in Lark that compiles"
+        )
+
+    @classmethod
+    def from_choice(
+        cls, choices: Sequence[str], param: str = "choice", limits: Limits = _LIMITS
+    ) -> "Constraint":
+        """One of these texts."""
+        check_count(len(choices), limits.grammar_choices, param, "texts to choose from")
+        if not choices:
+            raise BadRequest(f"'{param}' must name at least one text.", param=param, code="invalid_value")
+        for number, choice in enumerate(choices):
+            check_text(choice, limits.grammar_chars, f"{param}[{number}]", "characters of a text")
+        texts = " | ".join(json.dumps(choice) for choice in choices)
+        return cls(f"start: TEXT\nTEXT: {texts}")._checked(param, "cannot be compiled")
+
+    @classmethod
+    def from_dialect(
+        cls, dialect: str | Dialect, tools: Sequence[Mapping[str, Any]], **how: Any
+    ) -> "Constraint":
+        """Calls in a model's own syntax: `from_dialect("hermes", tools, parallel=False)`."""
+        # Here for the cycle: the grammar of an answer may hold a constraint of its text.
+        from dragoman.constrain.answer import answer_grammar
+
+        return answer_grammar(get(dialect) if isinstance(dialect, str) else dialect, tools, **how)
+
+    def accepts(self, text: str) -> bool:
+        """Whether the whole text is in the language; asked of the same masks that answers are made with."""
+        matcher = self.start(byte_vocabulary())
+        for byte in text.encode():
+            if not matcher.allowed(byte):
+                return False
+            matcher.accept(byte)
+        return matcher.allowed(END)
+
+    def start(self, vocabulary: Vocabulary) -> Matcher:
+        """A matcher for one answer, which is stepped by token ids."""
+        schema = msgspec.json.decode(self.watched) if self.watched else None
+        inner = f"\nwatched: {lark_of(schema)}" if self.watched else ""
+        native = compiled(vocabulary, self.grammar + inner)
+        if native.is_error():
+            message = "The grammar of this answer cannot be compiled; make it smaller."
+            if _WATCHED in self.grammar:
+                message = "'uniqueItems' cannot be enforced in an answer that also holds reasoning or calls."
+            raise BadRequest(message, code="invalid_grammar")
+        return (
+            WatchedMatcher(vocabulary, native, Watch(schema)) if self.watched else Matcher(vocabulary, native)
+        )
+
+    def _checked(self, param: str, otherwise: str) -> "Constraint":
+        """Itself, if it compiles; special tokens are not looked up, since they belong to a model."""
+        wrong, said = LLMatcher.validate_grammar_with_warnings("%llguidance {}\n" + self.grammar)
+        wrong = wrong or any(not warning.startswith("no tokenizer") for warning in said)
+        if wrong:
+            raise BadRequest(f"'{param}' {otherwise}{_line(said[0])}.", param=param, code="invalid_grammar")
+        native = compiled(byte_vocabulary(), self.grammar)
+        if not native.is_error():
+            native.compute_bitmask()
+            if native.is_error():
+                raise BadRequest(f"'{param}' allows no text at all.", param=param, code="invalid_grammar")
+        return self
+
+
+def _line(said: str) -> str:
+    """Where it is, out of `at 3(14): ...`; our own first line does not count."""
+    number = said.removeprefix("at ").partition("(")[0]
+    return f" (line {int(number) - 1})" if number.isdecimal() else ""

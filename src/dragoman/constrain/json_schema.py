@@ -1,0 +1,125 @@
+"""A JSON Schema as a piece of Lark, after it was checked: `%json {...}`."""
+
+import json
+from typing import Any
+
+from dragoman.constrain.budget import compiled, read_schema
+from dragoman.constrain.bytewise import byte_vocabulary
+from dragoman.constrain.endless import is_endless
+from dragoman.constrain.problems import Problem, Problems, at
+from dragoman.constrain.schema_check import checked
+from dragoman.errors import BadRequest
+from dragoman.limits import Limits
+
+OPTIONS: dict[str, Any] = {
+    # Space where JSON allows it, one or a line break with an indent: a model that only makes room never ends.
+    "whitespace_pattern": r"[ \t]|\r?\n[ \t]{0,64}",
+    # Without \u, no name can be spelled in a way that a rule for that name does not see.
+    "json_allowed_escapes": 'nrbtf\\"',
+}
+_LIKELY = (
+    ("not disjoint", "has patternProperties that one name may fit both of; make them exclude each other"),
+    ("min/maxProperties", "has minProperties or maxProperties beside properties that are not required"),
+    (
+        "sibling keys",
+        "has words beside a $ref that leads back to itself; put them into the schema it refers to",
+    ),
+    ("too large", "is too large when its parts are put together; use fewer of allOf, anyOf and $ref"),
+    ("Unsatisfiable", "allows no value at all"),
+    ("empty", "allows no value at all"),
+)
+
+
+def json_lark(schema: Any, param: str = "schema", limits: Limits | None = None) -> str:
+    """`%json {...}` for a rule; raises `BadRequest` where the schema cannot be enforced in full."""
+    problems = Problems()
+    prepared = enforced(schema, problems, param, limits)
+    problems.check(param)
+    return lark_of(prepared)
+
+
+def checked_lark(grammar: str, param: str, limits: Limits) -> str:
+    """A person's grammar, with each `%json {...}` in it checked like any other schema."""
+    before, *pieces = grammar.split("%json")
+    found = [before]
+    for piece in pieces:
+        text = piece.lstrip()
+        try:
+            schema, end = json.JSONDecoder().raw_decode(text)
+        except (ValueError, RecursionError) as error:
+            message = f"'{param}' has a %json that no JSON follows."
+            raise BadRequest(message, param=param, code="invalid_grammar") from error
+        found.append(json_lark(schema, param, limits) + text[end:])
+    return "".join(found)
+
+
+def lark_of(prepared: Any) -> str:
+    words = prepared if isinstance(prepared, dict) else {"allOf": [prepared]}
+    return f"%json {json.dumps({**words, 'x-guidance': OPTIONS}, ensure_ascii=False)}"
+
+
+def enforced(
+    schema: Any,
+    problems: Problems,
+    param: str = "schema",
+    limits: Limits | None = None,
+    *,
+    watched: bool = False,
+) -> Any:
+    """The schema as llguidance enforces it; what cannot be is in `problems`.
+
+    `watched`: whoever asks looks at `problems.watched`, too, and has the answer watched.
+    """
+    value = read_schema(schema, param, limits or Limits())
+    prepared = checked(value, problems)
+    if not watched:
+        for place in problems.watched:
+            problems.add(place, "cannot be enforced beside reasoning or calls; leave it out")
+    if not problems.found and is_endless(prepared):
+        problems.add("", "allows only values that never end; make a property that leads back to it optional")
+    if not problems.found:
+        wrong = _wrong(prepared)
+        if wrong is not None:
+            problems.found.append(_narrowed(prepared, wrong))
+    return prepared
+
+
+def _wrong(prepared: Any) -> str | None:
+    """What llguidance has against it."""
+    native = compiled(byte_vocabulary(), "start: " + lark_of(prepared))
+    if native.is_error():
+        error = native.get_error()
+        return next((message for sign, message in _LIKELY if sign in error), "cannot be compiled")
+    native.compute_bitmask()
+    return "allows no value at all" if native.is_error() else None
+
+
+def _narrowed(prepared: Any, message: str) -> Problem:
+    """The smallest part with the same trouble, so that a person finds the place."""
+    place, part = "", prepared
+    shared = {
+        word: prepared[word]
+        for word in ("$defs", "definitions")
+        if isinstance(prepared, dict) and word in prepared
+    }
+    searching = True
+    while searching:
+        searching = False
+        for step, inner in _parts(part):
+            found = _wrong({**shared, **inner})
+            if found is not None:
+                place, part, message, searching = at(place, *step), inner, found, True
+                break
+    return Problem(place, message)
+
+
+def _parts(schema: Any) -> list[tuple[tuple[str | int, ...], dict[str, Any]]]:
+    found: list[tuple[tuple[str | int, ...], Any]] = []
+    for word, value in schema.items() if isinstance(schema, dict) else ():
+        if word in ("properties", "patternProperties", "$defs", "definitions"):
+            found += [((word, key), inner) for key, inner in value.items()]
+        elif word in ("anyOf", "allOf", "prefixItems"):
+            found += [((word, number), inner) for number, inner in enumerate(value)]
+        elif word in ("items", "additionalProperties"):
+            found.append(((word,), value))
+    return [(step, inner) for step, inner in found if isinstance(inner, dict)]

@@ -1,0 +1,172 @@
+"""What becomes of every word of a JSON Schema: one row each, from which the check and the documents come.
+
+Nothing is ignored in silence. A word is enforced, says something that forbids no value, or is refused.
+"""
+
+from typing import Literal
+
+from msgspec import Struct
+
+Fate = Literal["enforced", "note", "refused"]
+Shape = Literal[
+    "any",
+    "schema",
+    "schemas",
+    "schema map",
+    "names",
+    "names map",
+    "count",
+    "number",
+    "text",
+    "flag",
+    "list",
+    "type",
+]
+
+
+class Keyword(Struct, frozen=True):
+    name: str
+    fate: Fate
+    shape: Shape = "any"
+    note: str = ""
+    """What is particular about it; for a refused one, what to write instead."""
+
+
+def _rows() -> list[Keyword]:
+    enforced = [
+        Keyword("type", "enforced", "type", "an integer is written without a fraction: `1`, not `1.0`"),
+        Keyword("enum", "enforced", "list", "integers up to 2^53 in size"),
+        Keyword("const", "enforced", "any", "integers up to 2^53 in size"),
+        Keyword("anyOf", "enforced", "schemas"),
+        Keyword("oneOf", "enforced", "schemas", "where no value can fit two of the options; else refused"),
+        Keyword("allOf", "enforced", "schemas"),
+        Keyword("$ref", "enforced", "text", "within the schema: `#`, `#/$defs/name`, `#anchor`"),
+        Keyword("$defs", "enforced", "schema map"),
+        Keyword("definitions", "enforced", "schema map"),
+        Keyword("$anchor", "enforced", "text"),
+        Keyword("nullable", "enforced", "flag", "OpenAPI's: beside `type`, null is allowed too"),
+        Keyword("properties", "enforced", "schema map", "written in this order"),
+        Keyword("required", "enforced", "names"),
+        Keyword("additionalProperties", "enforced", "schema", "written after those of `properties`"),
+        Keyword("patternProperties", "enforced", "schema map", "no name may fit two of the patterns"),
+        Keyword("propertyNames", "enforced", "schema", "of `type`, `enum`, `const`, `pattern` and lengths"),
+        Keyword("minProperties", "enforced", "count", "up to one more than `required`"),
+        Keyword("maxProperties", "enforced", "count", "where all of `properties` are required"),
+        Keyword("dependentRequired", "enforced", "names map", "for up to 6 names"),
+        Keyword("dependentSchemas", "enforced", "schema map", "for up to 6 names"),
+        Keyword("dependencies", "enforced", "any", "draft 7's spelling of the two above"),
+        Keyword(
+            "unevaluatedProperties", "enforced", "schema", "where no allOf, anyOf or $ref stands beside it"
+        ),
+        Keyword("items", "enforced", "any", "a list of schemas is draft 7's `prefixItems`"),
+        Keyword("prefixItems", "enforced", "schemas"),
+        Keyword("additionalItems", "enforced", "schema", "draft 7's `items` after a list"),
+        Keyword("unevaluatedItems", "enforced", "schema", "where no allOf, anyOf or $ref stands beside it"),
+        Keyword("minItems", "enforced", "count"),
+        Keyword("maxItems", "enforced", "count"),
+        Keyword("uniqueItems", "enforced", "flag", "of strings of any length, and of an `enum` of strings"),
+        Keyword("minLength", "enforced", "count"),
+        Keyword("maxLength", "enforced", "count"),
+        Keyword("pattern", "enforced", "text", "without \\b, lookaround and backreferences"),
+        Keyword("format", "enforced", "text", "those of the table below"),
+        Keyword(
+            "minimum", "enforced", "number", "up to 2^53 in size; numbers are written without an exponent"
+        ),
+        Keyword("maximum", "enforced", "number", "as `minimum`"),
+        Keyword("exclusiveMinimum", "enforced", "any", "as `minimum`; draft 4's true beside `minimum`, too"),
+        Keyword("exclusiveMaximum", "enforced", "any", "as `maximum`; draft 4's true beside `maximum`, too"),
+        Keyword(
+            "multipleOf",
+            "enforced",
+            "number",
+            "at most 10,000, not counting the decimal point: 250, 12.5 or 0.01",
+        ),
+    ]
+    return [*enforced, *_notes(), *_refused()]
+
+
+def _notes() -> list[Keyword]:
+    words = (
+        "$schema $comment title description default examples example deprecated readOnly writeOnly "
+        "contentMediaType contentEncoding contentSchema discriminator xml externalDocs $vocabulary "
+        "markdownDescription enumNames enumDescriptions propertyOrdering"
+    )
+    return [
+        *(Keyword(word, "note") for word in words.split()),
+        Keyword("$id", "note", "text", "at the top"),
+        Keyword("id", "note", "any", "at the top"),
+        Keyword("x-...", "note", note="a word of one's own, but for `x-guidance`"),
+    ]
+
+
+def _refused() -> list[Keyword]:
+    return [
+        Keyword("not", "refused", note="say what is allowed instead, with `enum` or `pattern`"),
+        Keyword("if", "refused", note="use `anyOf` with one option for each case"),
+        Keyword("then", "refused", note="use `anyOf` with one option for each case"),
+        Keyword("else", "refused", note="use `anyOf` with one option for each case"),
+        Keyword("contains", "refused", note="use `prefixItems` and `items`"),
+        Keyword("minContains", "refused", note="use `prefixItems` and `items`"),
+        Keyword("maxContains", "refused", note="use `prefixItems` and `items`"),
+        Keyword("$dynamicRef", "refused", note="use `$ref`"),
+        Keyword("$dynamicAnchor", "refused", note="use `$anchor`"),
+        Keyword("$recursiveRef", "refused", note="use `$ref`"),
+        Keyword("$recursiveAnchor", "refused", note="use `$anchor`"),
+        Keyword("x-guidance", "refused", note="leave it out: it would change what is enforced"),
+    ]
+
+
+KEYWORDS = {keyword.name: keyword for keyword in _rows()}
+
+SHAPES: dict[Shape, str] = {
+    "any": "anything",
+    "schema": "a schema: an object, true or false",
+    "schemas": "a list of at least one schema",
+    "schema map": "an object of schemas",
+    "names": "a list of names",
+    "names map": "an object of lists of names",
+    "count": "a whole number from 0",
+    "number": "a number",
+    "text": "a string",
+    "flag": "true or false",
+    "list": "a list of at least one value",
+    "type": "a type or a list of types: null, boolean, integer, number, string, array, object",
+}
+TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
+
+
+def fate_of(name: str) -> Keyword | None:
+    """The row of a word; None for one that no draft knows."""
+    if name.startswith("x-") and name != "x-guidance":
+        return KEYWORDS["x-..."]
+    return KEYWORDS.get(name)
+
+
+def fits(value: object, shape: Shape) -> bool:
+    """`fits(-1, "count")` is false."""
+    match shape:
+        case "schema":
+            return isinstance(value, dict | bool)
+        case "schemas":
+            return isinstance(value, list) and bool(value) and all(fits(one, "schema") for one in value)
+        case "schema map":
+            return isinstance(value, dict) and all(fits(one, "schema") for one in value.values())
+        case "names":
+            return isinstance(value, list) and all(isinstance(one, str) for one in value)
+        case "names map":
+            return isinstance(value, dict) and all(fits(one, "names") for one in value.values())
+        case "count":
+            return fits(value, "number") and float(value).is_integer() and value >= 0  # type: ignore[arg-type,operator]
+        case "number":
+            return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+        case "text":
+            return isinstance(value, str)
+        case "flag":
+            return isinstance(value, bool)
+        case "list":
+            return isinstance(value, list) and bool(value)
+        case "type":
+            many = value if isinstance(value, list) else [value]
+            return bool(many) and all(isinstance(one, str) and one in TYPES for one in many)
+        case "any":
+            return True

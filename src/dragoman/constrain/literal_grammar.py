@@ -1,0 +1,220 @@
+"""Values as literals: Python's, Gemma's, and JSON where it stands between tags.
+
+Properties come in the order in which the schema names them, as in llguidance's own JSON.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from dragoman.constrain.json_schema import OPTIONS
+from dragoman.constrain.lark import Rules, Symbol, either, literal, possible, regex
+from dragoman.constrain.members import object_parts, repeated, separated
+from dragoman.constrain.schema_parts import Option, Schemas, Where
+from dragoman.constrain.text_language import languages, lengths
+from dragoman.dialects.literal_text import brace_value, python_value
+from dragoman.dialects.schema import Place
+
+EXACT = {
+    **{word: value for word, value in OPTIONS.items() if word != "whitespace_pattern"},
+    "whitespace_flexible": False,
+    "item_separator": ", ?",
+    "key_separator": ": ?",
+}
+"""JSON as models write it in calls: with a space after a comma and a colon, or without."""
+
+_JSON_CHARACTER = r'(?:[^"\\\x00-\x1f\x7f]|\\["\\bfnrt]|\\u00[01][0-9a-f])'
+_CODES = (
+    r"\\x[0-9a-f]{2}|\\u(?:[0-9a-ce-f][0-9a-f]{3}|d[0-7][0-9a-f]{2})"
+    r"|\\U000[1-9a-f][0-9a-f]{4}|\\U0010[0-9a-f]{4}"
+)
+_SINGLE = rf"(?:[^'\\\x00-\x1f\x7f]|\\['\"\\nrtbf]|{_CODES})"
+_DOUBLE = rf"(?:[^\"\\\x00-\x1f\x7f]|\\['\"\\nrtbf]|{_CODES})"
+_PLAIN = r"[^'\"\\\x00-\x1f\x7f]*"
+"""What needs no escape in any kind of quotes. A string with a pattern is made of it, for a pattern speaks of
+the characters themselves."""
+
+
+class Style(Struct, frozen=True):
+    """How literals are written."""
+
+    words: Mapping[str, str]
+    separator: Symbol
+    colon: Symbol
+    quote: str = ""
+    """Around strings that know no escapes."""
+    avoid: Symbol | None = None
+    """A language that every string must be in: without the tag that would end it, for example."""
+
+
+_WORDS = {"true": "true", "false": "false", "null": "null"}
+JSON = Style(_WORDS, regex(", ?"), regex(": ?"))
+PYTHON = Style({"true": "True", "false": "False", "null": "None"}, regex(", ?"), regex(": ?"))
+
+
+def brace(quote: str) -> Style:
+    return Style(_WORDS, literal(","), literal(":"), quote=quote)
+
+
+class Literals:
+    """Rules for the values of one tool. A schema that refers to itself gives a rule that does."""
+
+    def __init__(self, rules: Rules, schemas: Schemas, style: Style) -> None:
+        self.rules = rules
+        self.schemas = schemas
+        self.style = style
+        self._known: dict[str, Symbol] = {}
+
+    def value(self, schema: Any, where: Where, place: Place | None = None) -> Symbol:
+        """One value that the schema allows. `place` is what the reader knows of it, where it asks."""
+        key = json.dumps([schema, place.options if place else None])
+        if key not in self._known:
+            self._known[key] = name = self.rules.reserve()
+            options = [
+                option for option in self.schemas.options(schema, where) if readable(option.kind, place)
+            ]
+            if not options:
+                where.refuse("allows no value that can be written in this model's syntax for calls")
+            self.rules.define(name, either(self.option(option, where, place) for option in options))
+        return self._known[key]
+
+    def option(self, option: Option, where: Where, place: Place | None = None) -> Symbol:
+        if option.values is not None:
+            return either(spelling for value in option.values for spelling in self.spellings(value, where))
+        match option.kind:
+            case "string":
+                return self.string(option.schema, where)
+            case "boolean":
+                return self.rules.terminal(
+                    f"{literal(self.style.words['true'])} | {literal(self.style.words['false'])}"
+                )
+            case "null":
+                return literal(self.style.words["null"])
+            case "object":
+                return self.object(option.schema, where, place)
+            case "array":
+                return self.array(option.schema, where, place)
+        return self.number(option)
+
+    # Scalars
+
+    def number(self, option: Option) -> Symbol:
+        """Numbers are written alike everywhere, so llguidance's own are used."""
+        said = {key: value for key, value in option.schema.items() if key in NUMBER_WORDS}
+        schema = {"type": option.kind, **said, "x-guidance": EXACT}
+        return self.rules.rule(f"%json {json.dumps(schema)}")
+
+    def spellings(self, value: Any, where: Where) -> list[Symbol]:
+        """The ways to write one value that is known beforehand."""
+        text = json.dumps(value, ensure_ascii=False)
+        if self.style.quote:
+            if isinstance(value, str) and self.style.quote in value and self.rules.is_text(self.style.quote):
+                where.refuse("has a value with the mark in it that this model puts around strings")
+            return [self.rules.sequence(brace_value(text, self.style.quote))]
+        if self.style is PYTHON or self.style.words is PYTHON.words:
+            return (
+                [literal(python_value(text)), literal(text)]
+                if isinstance(value, str)
+                else [literal(python_value(text))]
+            )
+        return [literal(text)]
+
+    def string(self, schema: Mapping[str, Any], where: Where) -> Symbol:
+        wanted = languages(schema, where)
+        if wanted and not possible(" & ".join([*([] if self.style.quote else [regex(_PLAIN)]), *wanted])):
+            where.refuse("allows no text that can be written in this model's syntax for calls")
+        if self.style.quote:
+            return self.rules.sequence(self.style.quote, self.rules.ended(self.style.quote, *wanted))
+        if "pattern" in schema or "format" in schema:
+            inner = self.rules.terminal(" & ".join([regex(_PLAIN), *wanted]))
+            quotes = ["'", '"'] if self.style.words is PYTHON.words else ['"']
+            return self._quoted(f"{literal(quote)} {inner} {literal(quote)}" for quote in quotes)
+        count = lengths(schema, where) or "*"
+        if self.style.words is PYTHON.words:
+            return self._quoted([f"/'{_SINGLE}{count}'/", f'/"{_DOUBLE}{count}"/'])
+        return self._quoted([f'/"{_JSON_CHARACTER}{count}"/'])
+
+    def _quoted(self, forms: Any) -> Symbol:
+        form = self.rules.terminal(" | ".join(forms))
+        return self.rules.terminal(f"{form} & {self.style.avoid}") if self.style.avoid else form
+
+    # Containers
+
+    def array(self, schema: Mapping[str, Any], where: Where, place: Place | None) -> Symbol:
+        first = schema.get("prefixItems", [])
+        if first and place is not None:
+            where.at("prefixItems").refuse("is not understood in this model's syntax for calls")
+        least, most = schema.get("minItems", 0), schema.get("maxItems")
+        items = schema.get("items", True)
+        rest = None if items is False else self.value(items, where.at("items"), place and place.item())
+        members = [self.value(one, where.at("prefixItems", str(at))) for at, one in enumerate(first)]
+        inside = repeated(self.rules, self.style.separator, members, rest, least, most, where)
+        return self.rules.rule(f'"[" {inside} "]"')
+
+    def object(self, schema: Mapping[str, Any], where: Where, place: Place | None) -> Symbol:
+        inside = self.members(schema, where, self._member, place)
+        return self.rules.rule(f'"{{" {inside} "}}"')
+
+    def _member(self, key: str | None, value: Symbol, others: Sequence[str], where: Where) -> Symbol:
+        """One property; without a key any but the others."""
+        if key is None:
+            return self.rules.rule(f"{self._any_key(others, where)} {self.style.colon} {value}")
+        if self.style.quote:
+            check_bare_key(key, where)
+            return self.rules.rule(f"{literal(key)} {self.style.colon} {value}")
+        return self.rules.rule(f"{either(self.spellings(key, where))} {self.style.colon} {value}")
+
+    def _any_key(self, others: Sequence[str], where: Where) -> Symbol:
+        if self.style.quote:
+            return self.rules.terminal(apart(regex(BARE_KEY), map(literal, others)))
+        taken = [spelling for other in others for spelling in self.spellings(other, where)]
+        quotes = "'\"" if self.style.words is PYTHON.words else '"'
+        return self.rules.terminal(
+            apart(self._quoted([f"/{quote}{_PLAIN}{quote}/" for quote in quotes]), taken)
+        )
+
+    def members(
+        self,
+        schema: Mapping[str, Any],
+        where: Where,
+        member: Callable[[str | None, Symbol, Sequence[str], Where], Symbol],
+        place: Place | None = None,
+    ) -> str:
+        """The properties of an object with separators between them."""
+        properties, required, extra = object_parts(schema, where)
+        present = []
+        for key, inner in properties.items():
+            at = where.at("properties", key)
+            if inner is not False:
+                value = self.value(inner, at, place and place.member(key))
+                present.append((member(key, value, (), at), key in required))
+        further = None
+        if extra is not False:
+            at = where.at("additionalProperties")
+            value = self.value(extra, at, place and place.member(""))
+            further = member(None, value, list(properties), at)
+        return separated(self.rules, self.style.separator, present, further)
+
+
+def readable(kind: str, place: Place | None) -> bool:
+    """Whether the reader, who asks the schema what a bare word is, takes a value of this type for one."""
+    if place is None or kind in ("string", "object", "array") or not place.types:
+        return True
+    return kind in place.types or (kind == "integer" and "number" in place.types)
+
+
+NUMBER_WORDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+BARE_KEY = r"[a-zA-Z_][a-zA-Z0-9_-]{0,63}"
+PLAIN_KEY = frozenset(" \t\r\n:,{}[]<>\"'|")
+
+
+def apart(terminal: str, taken: Any) -> Symbol:
+    others = list(taken)
+    return Symbol(f"{terminal} & ~{either(others)}" if others else terminal)
+
+
+def check_bare_key(key: str, where: Where) -> None:
+    if not key or PLAIN_KEY & set(key):
+        where.refuse("has a name that cannot be written in this model's syntax for calls")

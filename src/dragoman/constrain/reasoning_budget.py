@@ -1,0 +1,175 @@
+"""Reasoning that has an end: after so many ids it is closed, in the model's own way.
+
+llguidance can bound a lexeme by tokens, but is slower then and does not join grammars; and an answer may have
+a budget without any grammar. So the budget stands before the matcher, which sees forced ids like all others.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from dragoman.constrain.lark import Rules
+from dragoman.dialects.declare import Dialect
+from dragoman.types import Matcher
+
+MOST_DELAY = 8
+"""Ids that may still come where the end cannot stand yet: the rest of a character, for example."""
+_SPECIAL = b"\xff"
+"""Leads in the id of a special token in the bytes of an answer. No text has this byte."""
+
+
+class Spelling(Protocol):
+    """What is asked of a tokenizer."""
+
+    @property
+    def pieces(self) -> Sequence[bytes]: ...
+
+    @property
+    def special(self) -> Mapping[str, int]: ...
+
+    def encode(self, text: str) -> list[int]: ...
+
+
+class ReasoningBudget:
+    """How long the answers of one model in one dialect may reason."""
+
+    def __init__(
+        self, dialect: Dialect, tokens: int, tokenizer: Spelling, *, starts_in_reasoning: bool = False
+    ) -> None:
+        self.tokens = tokens
+        self.starts_in_reasoning = starts_in_reasoning
+        self._tokenizer = tokenizer
+        self._special = frozenset(tokenizer.special.values())
+        self._rules = Rules(tokenizer.special)
+        opens, closes, self.end = _markers(dialect)
+        self.opens = tuple(map(self._bytes, opens))
+        self.closes = tuple(map(self._bytes, closes))
+
+    @property
+    def applies(self) -> bool:
+        """Whether the dialect has reasoning at all."""
+        return bool(self.end)
+
+    def start(self, inner: Matcher | None = None) -> "BudgetMatcher":
+        """For one answer, which may have to be in a grammar as well."""
+        return BudgetMatcher(self, inner)
+
+    def spelled(self, id_: int) -> bytes:
+        return _marked(id_) if id_ in self._special else self._tokenizer.pieces[id_]
+
+    def ending(self, before: bytes) -> list[int]:
+        """The ids that end reasoning. Layout that is already there is not written twice."""
+        end, layout = self.end, self.end[: len(self.end) - len(self.end.lstrip())]
+        while layout and before.endswith(layout.encode()):
+            end, layout = end[len(layout) :], ""
+        ids: list[int] = []
+        for piece in self._rules.pieces(end):
+            ids += [piece] if isinstance(piece, int) else self._tokenizer.encode(piece)
+        return ids
+
+    def _bytes(self, marker: str) -> bytes:
+        pieces = self._rules.pieces(marker)
+        return b"".join(_marked(piece) if isinstance(piece, int) else piece.encode() for piece in pieces)
+
+
+class BudgetMatcher:
+    """Counts the ids of reasoning, and forces its end when they are used up. A `Matcher` like any other."""
+
+    def __init__(self, budget: ReasoningBudget, inner: Matcher | None) -> None:
+        self._budget = budget
+        self._inner = inner
+        self._inside = budget.starts_in_reasoning and budget.applies
+        self._left = budget.tokens
+        self._delay = MOST_DELAY
+        self._forced: list[int] = []
+        self._tail = b""
+        self._longest = max(map(len, (*budget.opens, *budget.closes)), default=1)
+
+    def mask(self, row: Any) -> None:
+        if self._inner is not None:
+            self._inner.mask(row)
+        if self._inside and self._left <= 0 and not self._forced and self._may_end(row):
+            self._forced = self._budget.ending(self._tail)
+        if self._forced and self._inner is not None and not np.isfinite(row[self._forced[0]]):
+            # The grammar knows better what comes next.
+            self._forced = []
+        if self._forced:
+            row[:] = -np.inf
+            row[self._forced[0]] = 0.0
+
+    def _may_end(self, row: Any) -> bool:
+        """Not inside of a character, and not where the grammar wants something else first."""
+        first = self._budget.ending(self._tail)[0]
+        if _is_cut(self._tail) or not np.isfinite(row[first]):
+            self._delay -= 1
+            return self._delay < 0 and bool(np.isfinite(row[first]))
+        return True
+
+    def accept(self, id_: int) -> None:
+        if self._inner is not None:
+            self._inner.accept(id_)
+        if self._forced and id_ == self._forced[0]:
+            self._forced.pop(0)
+        if self._inside:
+            self._left -= 1
+        self._tail = (self._tail + self._budget.spelled(id_))[-4 * self._longest :]
+        marks = self._budget.closes if self._inside else self._budget.opens
+        if any(self._has(mark, id_) for mark in marks):
+            self._inside = not self._inside
+            self._tail = b""
+
+    def _has(self, mark: bytes, id_: int) -> bool:
+        """Whether the last id completed the marker; more text may stand behind it in the same token."""
+        recent = len(self._budget.spelled(id_)) + len(mark) - 1
+        return mark in self._tail[-recent:]
+
+    @property
+    def accepting(self) -> bool:
+        return not self._forced and (self._inner is None or self._inner.accepting)
+
+    @property
+    def over(self) -> bool:
+        return self._inner is not None and not self._forced and self._inner.over
+
+
+class Budgeted:
+    """A constraint of a job with a budget for its reasoning: `start()` gives each answer its own."""
+
+    def __init__(self, budget: ReasoningBudget, constraint: Callable[[], Matcher] | None = None) -> None:
+        self._budget = budget
+        self._constraint = constraint
+
+    def start(self) -> BudgetMatcher:
+        return self._budget.start(self._constraint() if self._constraint is not None else None)
+
+
+def _markers(dialect: Dialect) -> tuple[list[str], list[str], str]:
+    """What opens reasoning, what ends it, and how its end is written."""
+    thinking, channels = dialect.reasoning, dialect.channels
+    if channels is not None and channels.written[0]:
+        before, _, after = channels.written[0].partition("{body}")
+        # The next block is begun as well: else the model may go on with another one of reasoning.
+        return [before.strip()], [*channels.ends, *channels.start], after + channels.start[0]
+    if thinking is None:
+        return [], [], ""
+    closes = [*thinking.close, *thinking.ended_by]
+    if thinking.ended_by_call:
+        for shape in dialect.calls:
+            closes += [*shape.open, *(shape.section.open if shape.section else ())]
+    return [mark.strip() for mark in thinking.open], [mark.strip() for mark in closes], thinking.close[0]
+
+
+def _marked(id_: int) -> bytes:
+    return _SPECIAL + id_.to_bytes(4, "big") + _SPECIAL
+
+
+def _is_cut(text: bytes) -> bool:
+    """Whether the text ends within a character."""
+    for back in range(1, min(4, len(text)) + 1):
+        byte = text[-back]
+        if byte >= 0xC0 and byte != 0xFF:
+            return back < (2 if byte < 0xE0 else 3 if byte < 0xF0 else 4)
+        if byte < 0x80:
+            return False
+    return False

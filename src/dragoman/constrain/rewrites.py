@@ -1,0 +1,297 @@
+"""Words that llguidance does not know, or reads otherwise, written in words that it enforces exactly."""
+
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from dragoman.constrain import formats
+from dragoman.constrain.disjoint import Disjoint, resolved
+from dragoman.constrain.keywords import fate_of
+from dragoman.constrain.patterns import PatternError, translated
+from dragoman.constrain.problems import Problems, at
+from dragoman.constrain.unique import MARK
+from dragoman.constrain.values import check_multiple, check_number, check_value
+
+_BESIDE = ("$ref", "allOf", "anyOf", "oneOf", "dependentSchemas", "dependencies", "if")
+_DEPENDENCIES = ("dependentRequired", "dependentSchemas", "dependencies")
+_MOST_DEPENDENCIES = 6
+_MOST_STEPS = 8
+_MOST_PROPERTIES = 500
+"""What optional properties cost grows with the square of how many there are."""
+_OF_NAMES = frozenset({"type", "enum", "const", "pattern", "minLength", "maxLength"})
+
+
+class Rewrite:
+    """One schema on its way: `words` is changed in place; `said` is what the person wrote."""
+
+    def __init__(
+        self,
+        words: dict[str, Any],
+        said: Mapping[str, Any],
+        document: Disjoint,
+        place: str,
+        problems: Problems,
+    ) -> None:
+        self.words, self.said, self.document, self.place = words, said, document, place
+        self.root = document.root
+        self._problems = problems
+
+    def refuse(self, word: str, message: str, *steps: str | int) -> None:
+        self._problems.add(at(self.place, word, *steps), message)
+
+    def watch(self, word: str) -> None:
+        self._problems.watch(at(self.place, word))
+
+    def demand(self, *schemas: Any) -> None:
+        """One more thing that must hold. It comes last, so that the order of properties stays."""
+        self.words["allOf"] = [*self.words.pop("allOf", []), *schemas]
+
+
+def rewritten(
+    words: dict[str, Any], said: Mapping[str, Any], document: Disjoint, place: str, problems: Problems
+) -> Any:
+    rewrite = Rewrite(words, said, document, place, problems)
+    for step in _STEPS:
+        step(rewrite)
+    return rewrite.words
+
+
+def _draft_7_items(rewrite: Rewrite) -> None:
+    words = rewrite.words
+    rest = words.pop("additionalItems", None)
+    if isinstance(words.get("items"), list):
+        if "prefixItems" in words:
+            rewrite.refuse("items", "must be a schema where there are prefixItems")
+        first = words.pop("items")
+        if first:
+            words["prefixItems"] = first
+        if rest is not None:
+            words["items"] = rest
+
+
+def _draft_4_bounds(rewrite: Rewrite) -> None:
+    for word, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+        flag = rewrite.words.get(word)
+        if isinstance(flag, bool):
+            del rewrite.words[word]
+            if flag and bound in rewrite.words:
+                rewrite.words[word] = rewrite.words.pop(bound)
+
+
+def _numbers(rewrite: Rewrite) -> None:
+    for word in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
+        if word in rewrite.words:
+            check_number(rewrite.words[word], partial(rewrite.refuse, word))
+    if "multipleOf" in rewrite.words:
+        check_multiple(rewrite.words["multipleOf"], partial(rewrite.refuse, "multipleOf"))
+    if "const" in rewrite.words:
+        check_value(rewrite.words["const"], partial(rewrite.refuse, "const"))
+    for value in rewrite.words.get("enum", []):
+        check_value(value, partial(rewrite.refuse, "enum"))
+
+
+def _names(rewrite: Rewrite) -> None:
+    if len(rewrite.words.get("properties", {})) > _MOST_PROPERTIES:
+        rewrite.refuse("properties", f"may name at most {_MOST_PROPERTIES}")
+    for word in ("properties", "required", *_DEPENDENCIES):
+        for name in rewrite.words.get(word, []):
+            check_value(name, partial(rewrite.refuse, word))
+
+
+def _pattern(rewrite: Rewrite) -> None:
+    if "pattern" in rewrite.words:
+        rewrite.words["pattern"] = _translated(rewrite, rewrite.words["pattern"], "pattern")
+    if "patternProperties" in rewrite.words:
+        rewrite.words["patternProperties"] = {
+            _translated(rewrite, pattern, "patternProperties", pattern): schema
+            for pattern, schema in rewrite.words["patternProperties"].items()
+        }
+
+
+def _translated(rewrite: Rewrite, pattern: str, word: str, *steps: str) -> str:
+    try:
+        return translated(pattern, in_json=True)
+    except PatternError as error:
+        rewrite.refuse(word, f"{error}, which cannot be enforced; write the pattern without it", *steps)
+        return pattern
+
+
+def _format(rewrite: Rewrite) -> None:
+    name = rewrite.words.get("format")
+    if name is None or name in formats.NATIVE:
+        return
+    del rewrite.words["format"]
+    if name in formats.PATTERNS:
+        rewrite.demand({"pattern": formats.PATTERNS[name]})
+    elif name in formats.RANGES:
+        least, most = formats.RANGES[name]
+        rewrite.demand({"minimum": least, "maximum": most})
+    elif name not in formats.FREE:
+        rewrite.refuse("format", f"must be one of {', '.join(sorted(formats.KNOWN))}, or a pattern instead")
+
+
+def _nullable(rewrite: Rewrite) -> None:
+    if rewrite.words.pop("nullable", False) and "type" in rewrite.words:
+        types = rewrite.words["type"]
+        types = [types] if isinstance(types, str) else types
+        rewrite.words["type"] = types if "null" in types else [*types, "null"]
+
+
+def _dependencies(rewrite: Rewrite) -> None:
+    """`{"a": ["b"]}` beside properties: either there is no a, or there is a b."""
+    found: dict[str, list[Any]] = {}
+    for word in _DEPENDENCIES:
+        for name, demand in rewrite.words.pop(word, {}).items():
+            found.setdefault(name, []).append({"required": demand} if isinstance(demand, list) else demand)
+    if len(found) > _MOST_DEPENDENCIES:
+        word = next(word for word in _DEPENDENCIES if word in rewrite.said)
+        rewrite.refuse(word, f"may name at most {_MOST_DEPENDENCIES} properties")
+        return
+    for name, demands in found.items():
+        for demand in demands:
+            if demand != {"required": []} and demand is not True:
+                rewrite.demand({"anyOf": [{"properties": {name: False}}, demand]})
+
+
+def _unevaluated(rewrite: Rewrite) -> None:
+    """Where nothing else looks at the value, unevaluated and additional are the same."""
+    for word, other in (("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", "items")):
+        if word not in rewrite.words:
+            continue
+        schema = rewrite.words.pop(word)
+        if schema is True or other in rewrite.words:
+            continue
+        beside = [name for name in _BESIDE if name in rewrite.said]
+        if beside:
+            rewrite.refuse(word, f"cannot be enforced beside {beside[0]}; use {other} in each of the options")
+        else:
+            rewrite.words[other] = schema
+
+
+def _property_names(rewrite: Rewrite) -> None:
+    """Names that must match become the only pattern of properties there is."""
+    names = rewrite.words.pop("propertyNames", True)
+    if names in (True, {}, {"type": "string"}):
+        return
+    said = rewrite.said.get("propertyNames")
+    pattern = _pattern_of_names(names) if isinstance(said, dict) and not set(said) - _OF_NAMES else None
+    rest = rewrite.words.pop("additionalProperties", True)
+    if pattern is None or "patternProperties" in rewrite.words or rewrite.words.get("properties"):
+        rewrite.refuse(
+            "propertyNames",
+            "can be enforced where there are no properties and patternProperties beside it, and with one of "
+            "pattern, enum, const, or minLength and maxLength; use properties or patternProperties",
+        )
+        return
+    rewrite.words["patternProperties"] = {pattern: rest}
+    rewrite.words["additionalProperties"] = False
+
+
+def _pattern_of_names(names: Any) -> str | None:
+    words = dict(names) if isinstance(names, dict) else {"enum": []}
+    if words.pop("type", "string") != "string":
+        return None
+    if set(words) == {"pattern"}:
+        return str(words["pattern"])
+    if set(words) in ({"enum"}, {"const"}):
+        values = words.get("enum", [words.get("const")])
+        texts = [value for value in values if isinstance(value, str)]
+        return f"^(?:{'|'.join(map(_quoted, texts))})$" if texts else None
+    if words and set(words) <= {"minLength", "maxLength"}:
+        most = int(words["maxLength"]) if "maxLength" in words else ""
+        return f"^(?s:.){{{int(words.get('minLength', 0))},{most}}}$"
+    return None
+
+
+def _quoted(text: str) -> str:
+    return re.sub(r"[\\.+*?()|\[\]{}^$#&\-~/]", lambda found: "\\" + found.group(), text)
+
+
+def _one_of(rewrite: Rewrite) -> None:
+    options = rewrite.words.pop("oneOf", None)
+    if options is None:
+        return
+    if not rewrite.document.all(rewrite.said["oneOf"]):
+        rewrite.refuse(
+            "oneOf",
+            "has options that one value may fit both of; use anyOf, or a required property with a const of "
+            "its own in each option",
+        )
+    elif "anyOf" in rewrite.words:
+        rewrite.demand({"anyOf": options})
+    else:
+        rewrite.words["anyOf"] = options
+
+
+def _sizes(rewrite: Rewrite) -> None:
+    """Names beyond those of `properties` may come twice, which is one property for whoever reads them."""
+    words = rewrite.words
+    least, required = words.get("minProperties", 0), set(words.get("required", []))
+    if least <= len(required):
+        words.pop("minProperties", None)
+    elif (least > len(required) + 1 or words.get("properties")) and (least > 1 or required):
+        rewrite.refuse("minProperties", "may be at most one more than there are required properties")
+    for word in ("minProperties", "minItems", "maxItems", "maxProperties", "minLength", "maxLength"):
+        if word in words:
+            words[word] = int(words[word])
+
+
+def _unique(rewrite: Rewrite) -> None:
+    """No grammar can compare strings, so the list is marked for `unique.py`."""
+    words = rewrite.words
+    if not words.pop("uniqueItems", False) or words.get("maxItems", 2) <= 1:
+        return
+    items = rewrite.said.get("items")
+    for _ in range(_MOST_STEPS):
+        items = (
+            resolved(rewrite.root, items["$ref"]) if isinstance(items, dict) and "$ref" in items else items
+        )
+    known = (
+        {word: value for word, value in items.items() if not _is_note(word)}
+        if isinstance(items, dict)
+        else {}
+    )
+    values = known.get("enum", [known["const"]] if "const" in known else None)
+    alone = (
+        not {"prefixItems", "enum", "const", *_BESIDE} & set(rewrite.said) and "/allOf/" not in rewrite.place
+    )
+    if alone and known.get("type") == "string" and not set(known) - {"type", "minLength"}:
+        words[MARK] = True
+    elif alone and values and all(isinstance(value, str) for value in values) and _only_values(known):
+        words[MARK] = values
+        words["maxItems"] = min(words.get("maxItems", len(values)), len(set(values)))
+    else:
+        rewrite.refuse(
+            "uniqueItems",
+            "can be enforced where the items are strings of any length, or an enum of strings, and no enum, "
+            "anyOf, allOf or $ref stands beside it; leave it out, or use an object instead of a list",
+        )
+        return
+    rewrite.watch("uniqueItems")
+
+
+def _only_values(known: Mapping[str, Any]) -> bool:
+    return not set(known) - {"type", "enum", "const"} and known.get("type", "string") == "string"
+
+
+def _is_note(word: str) -> bool:
+    row = fate_of(word)
+    return row is not None and row.fate == "note"
+
+
+_STEPS: tuple[Callable[[Rewrite], None], ...] = (
+    _draft_7_items,
+    _draft_4_bounds,
+    _numbers,
+    _names,
+    _pattern,
+    _unevaluated,
+    _property_names,
+    _nullable,
+    _format,
+    _dependencies,
+    _one_of,
+    _unique,
+    _sizes,
+)

@@ -1,0 +1,234 @@
+"""A schema taken apart into single types, for syntaxes that are not JSON.
+
+llguidance reads a whole JSON Schema where the arguments of a call are JSON. In a syntax of tags or literals
+each value is a grammar of our own. What is not understood here is refused: nothing is left unenforced.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from msgspec import Struct
+
+from dragoman.constrain.keywords import fate_of
+from dragoman.constrain.problems import at
+from dragoman.dialects.schema import type_of
+from dragoman.errors import BadRequest
+
+SILENT = frozenset(["nullable", "$anchor", "$defs", "definitions"])
+"""Words that forbid nothing by themselves. What one of them allows in addition is just not written."""
+APPLICATORS = frozenset(["$ref", "allOf", "anyOf", "oneOf", "type", "enum", "const"])
+OF_TYPES = {
+    "string": frozenset(["minLength", "maxLength", "pattern", "format"]),
+    "number": frozenset(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"]),
+    "object": frozenset(["properties", "required", "additionalProperties", "minProperties", "maxProperties"]),
+    "array": frozenset(["items", "prefixItems", "minItems", "maxItems", "uniqueItems"]),
+    "boolean": frozenset[str](),
+    "null": frozenset[str](),
+}
+LARGEST = frozenset(["minLength", "minimum", "exclusiveMinimum", "minItems", "minProperties"])
+SMALLEST = frozenset(["maxLength", "maximum", "exclusiveMaximum", "maxItems", "maxProperties"])
+MOST_OPTIONS = 256
+MOST_STEPS = 64
+EVERYTHING: Mapping[str, Any] = {}
+
+
+class Where(Struct, frozen=True):
+    """A place in a tool's schema, for messages."""
+
+    tool: str
+    param: str
+    """The field of the request that the schema is in."""
+    place: str = ""
+    """A JSON pointer within it."""
+
+    def at(self, *steps: str) -> "Where":
+        return Where(self.tool, self.param, at(self.place, *steps))
+
+    def refuse(self, what: str) -> NoReturn:
+        param = f"{self.param}#{self.place}" if self.place else self.param
+        message = f"The arguments of {self.tool!r} cannot be enforced: '{param}' {what}."
+        raise BadRequest(message, param=param, code="unsupported_schema")
+
+
+class Option(Struct, frozen=True):
+    """One JSON type with all that is said of it, or a few values of one type."""
+
+    kind: str
+    """string, number, integer, boolean, null, object or array."""
+    schema: Mapping[str, Any]
+    values: tuple[Any, ...] | None = None
+    free: bool = False
+    """Nothing at all is said of the value."""
+
+
+class Schemas:
+    """The schemas of one tool, with references followed."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self.root = root
+
+    def options(self, schema: Any, where: Where) -> list[Option]:
+        """Everything that may stand here, one type at a time."""
+        found = [option for flat in self._flat(schema, where, 0) for option in _by_type(flat, where)]
+        if len(found) > MOST_OPTIONS:
+            where.refuse("has too many alternatives")
+        return found
+
+    def objects(self, where: Where) -> list[Option]:
+        """What arguments may be: objects."""
+        found = [option for option in self.options(self.root, where) if option.kind == "object"]
+        if not found or any(option.values is not None for option in found):
+            where.refuse("must be the schema of an object")
+        return found
+
+    def _flat(self, schema: Any, where: Where, depth: int) -> list[Mapping[str, Any]]:
+        """Alternatives without references and unions."""
+        if schema is True:
+            return [EVERYTHING]
+        if schema is False:
+            return []
+        if not isinstance(schema, Mapping):
+            where.refuse("is no schema")
+        if depth > MOST_STEPS:
+            where.refuse("refers to itself and to nothing else")
+        found: list[Mapping[str, Any]] = [
+            {key: value for key, value in schema.items() if key not in ("$ref", "allOf", "anyOf", "oneOf")}
+        ]
+        for key in ("$ref", "allOf", "anyOf", "oneOf"):
+            if key in schema:
+                inner = self._inner(key, schema[key], where.at(key), depth + 1)
+                found = [merged(one, other, where) for one in found for other in inner]
+            if len(found) > MOST_OPTIONS:
+                where.refuse("has too many alternatives")
+        return found
+
+    def _inner(self, key: str, value: Any, where: Where, depth: int) -> list[Mapping[str, Any]]:
+        if key == "$ref":
+            return self._flat(self._target(value, where), where, depth)
+        if not isinstance(value, Sequence) or isinstance(value, str):
+            where.refuse("must be a list")
+        if key == "allOf":
+            whole: list[Mapping[str, Any]] = [{}]
+            for part in value:
+                flat = self._flat(part, where, depth)
+                whole = [merged(one, other, where) for one in whole for other in flat]
+            return whole
+        each = [self._flat(part, where, depth) for part in value]
+        # oneOf passes the check of the whole schema only where it says the same as anyOf.
+        return [option for options in each for option in options]
+
+    def _target(self, reference: Any, where: Where) -> Any:
+        if reference == "#":
+            return self.root
+        if not isinstance(reference, str) or not reference.startswith("#/"):
+            where.refuse("must be a reference within the schema, as #/$defs/name")
+        target: Any = self.root
+        for part in reference[2:].split("/"):
+            part = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(target, Mapping) and part in target:
+                target = target[part]
+            elif isinstance(target, list) and part.isdigit() and int(part) < len(target):
+                target = target[int(part)]
+            else:
+                where.refuse("refers to nothing")
+        return target
+
+
+def merged(one: Mapping[str, Any], other: Mapping[str, Any], where: Where) -> Mapping[str, Any]:
+    """What satisfies both."""
+    if not one or not other:
+        return one or other
+    _check_closed(one, other, where)
+    both = dict(one)
+    for key, value in other.items():
+        if key not in both or both[key] == value:
+            both[key] = value
+        elif silent(key):
+            continue
+        elif key == "properties":
+            both[key] = dict(both[key])
+            for name, schema in value.items():
+                both[key][name] = {"allOf": [both[key][name], schema]} if name in both[key] else schema
+        elif key == "required":
+            both[key] = list(dict.fromkeys([*both[key], *value]))
+        elif key in LARGEST or key in SMALLEST:
+            both[key] = (max if key in LARGEST else min)(both[key], value)
+        elif key in ("enum", "type"):
+            mine, yours = _listed(both[key]), _listed(value)
+            both[key] = [choice for choice in mine if any(same(choice, another) for another in yours)]
+        elif key == "pattern":
+            both[key] = [*_listed(both[key]), *_listed(value)]
+        else:
+            where.at(key).refuse("is said twice in different ways")
+    return both
+
+
+def silent(key: str) -> bool:
+    """Whether the word says something about a value and forbids none."""
+    row = fate_of(key)
+    return key in SILENT or (row is not None and row.fate == "note")
+
+
+def _check_closed(one: Mapping[str, Any], other: Mapping[str, Any], where: Where) -> None:
+    """A schema that forbids further properties speaks of its own, not of what another one allows."""
+    for closed, opening in ((one, other), (other, one)):
+        extra = set(opening.get("properties", ())) - set(closed.get("properties", ()))
+        if closed.get("additionalProperties", True) not in (True, EVERYTHING) and extra:
+            where.at("additionalProperties").refuse(
+                "cannot be combined with the properties of another schema"
+            )
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal as JSON: true is not 1."""
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    return bool(one == other)
+
+
+def _by_type(schema: Mapping[str, Any], where: Where) -> list[Option]:
+    said = {key for key in schema if not silent(key)}
+    known = APPLICATORS.union(*OF_TYPES.values())
+    for key in schema:
+        if key in said and key not in known:
+            where.at(key).refuse("is not understood in this model's syntax for calls")
+    if schema.get("uniqueItems"):
+        where.at("uniqueItems").refuse("is not enforced")
+    kinds = _kinds(schema, said, where)
+    if "enum" in schema or "const" in schema:
+        return _by_value(schema, kinds, where)
+    return [Option(kind, schema, free=not said) for kind in kinds]
+
+
+def _kinds(schema: Mapping[str, Any], said: set[str], where: Where) -> list[str]:
+    """The types that are stated; else those that something is said of; else all of them."""
+    if "type" in schema:
+        kinds = _listed(schema["type"])
+        if not all(kind in OF_TYPES or kind == "integer" for kind in kinds):
+            where.at("type").refuse("must be a JSON type, or several")
+        return [kind for kind in kinds if kind != "integer" or "number" not in kinds]
+    spoken_of = [kind for kind, words in OF_TYPES.items() if words & said]
+    return spoken_of if spoken_of and not said & {"enum", "const"} else list(OF_TYPES)
+
+
+def _by_value(schema: Mapping[str, Any], kinds: Sequence[str], where: Where) -> list[Option]:
+    values = schema.get("enum", [schema.get("const")])
+    if not isinstance(values, list):
+        where.at("enum").refuse("must be a list")
+    if "const" in schema:
+        values = [value for value in values if same(value, schema["const"])]
+    beside = {key for key in schema if any(key in words for words in OF_TYPES.values())}
+    if beside:
+        where.at(min(beside)).refuse("cannot stand beside enum or const")
+    found: dict[str, list[Any]] = {}
+    for value in values:
+        kind = type_of(value)
+        if kind == "number" and float(value).is_integer() and "number" not in kinds:
+            kind = "integer"
+        if kind in kinds or (kind == "integer" and "number" in kinds):
+            found.setdefault(kind, []).append(value)
+    return [Option(kind, schema, values=tuple(some)) for kind, some in found.items()]

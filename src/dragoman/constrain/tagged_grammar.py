@@ -1,0 +1,282 @@
+"""Arguments between tags. A string stands there as it is, and anything else as JSON.
+
+The reader asks the schema what a text between tags is. So where a string may stand beside other types, it
+must not look like one of them; and what the reader would not take for what the schema wants is not written.
+"""
+
+import json
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+import msgspec
+
+from dragoman.constrain.lark import Rules, Symbol, either, literal, possible, regex
+from dragoman.constrain.literal_grammar import JSON, NUMBER_WORDS, Literals, readable
+from dragoman.constrain.members import object_parts, repeated
+from dragoman.constrain.number_range import integer_range
+from dragoman.constrain.schema_parts import Option, Schemas, Where
+from dragoman.constrain.text_language import languages
+from dragoman.constrain.tool_schemas import Tool
+from dragoman.dialects.declare import TaggedCalls
+from dragoman.dialects.schema import Place
+
+NUMBERISH = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
+SPACE = r"[\s\x1c-\x1f]*"
+FREE_KEY = r"[a-zA-Z_][a-zA-Z0-9_-]{0,63}"
+FORBIDDEN_IN_KEYS = frozenset("<>\n\"'")
+CDATA = ("<![CDATA[", "]]>")
+NAMES = {"integer": "number"}
+
+
+class Tags:
+    """The arguments of one tool."""
+
+    def __init__(self, rules: Rules, shape: TaggedCalls, tool: Tool, banned: str = "") -> None:
+        self.rules = rules
+        self.shape = shape
+        self.tool = tool
+        self.schemas = Schemas(tool.schema)
+        ends = [
+            *(shape.value_end if not shape.nested else (shape.nested,)),
+            *([CDATA[1]] if shape.cdata else []),
+        ]
+        avoid = [rules.without(end.strip() for end in ends), regex(f"[^{banned}]*") if banned else None]
+        inner = [language for language in avoid if language]
+        style = msgspec.structs.replace(JSON, avoid=Symbol(" & ".join(inner)) if inner else None)
+        self.json = Literals(rules, self.schemas, style)
+        self._trees: dict[str, Symbol] = {}
+
+    def arguments(self) -> Symbol | None:
+        """All arguments; None where a call has none."""
+        where, place = self.tool.where, Place(self.tool.declared, self.tool.declared)
+        options = self.schemas.objects(where)
+        written = [self._members(option.schema, where, place) for option in options]
+        bodies = [self.rules.rule(body) for body in written if body]
+        if not bodies:
+            return None
+        return Symbol(either(bodies) + ("" if all(written) else "?"))
+
+    def _members(self, schema: Mapping[str, Any], where: Where, place: Place) -> str:
+        properties, required, extra = object_parts(schema, where)
+        found = []
+        for key, inner in properties.items():
+            if inner is False:
+                continue
+            at = where.at("properties", key)
+            member = self._member(key, inner, at, place.member(key))
+            found.append(member if key in required else f"{member}?")
+        if extra is not False:
+            found.append(f"{self._further(list(properties), extra, where, place)}*")
+        return " ".join(found)
+
+    def _member(self, key: str, schema: Any, where: Where, place: Place) -> Symbol:
+        shape = self.shape
+        if not key or key != key.strip() or FORBIDDEN_IN_KEYS & set(key):
+            where.refuse("has a name that cannot be written in this model's syntax for calls")
+        if shape.nested:
+            value = self._tree(key, schema, where, place)
+            return self.rules.rule(self.rules.sequence(f"{shape.nested}<{key}>", value))
+        written = escape(key) if shape.entities else key
+        lead = shape.key[0] + written + shape.key_end[0]
+        return self.rules.rule(either(self._typed(lead, schema, where, place)))
+
+    def _further(self, others: list[str], schema: Any, where: Where, place: Place) -> Symbol:
+        """A property that is not declared."""
+        shape, at = self.shape, where.at("additionalProperties")
+        if shape.nested:
+            at.refuse("must be false: in this model's syntax for calls all names are known beforehand")
+        taken = f" & ~{either(map(literal, others))}" if others else ""
+        key = self.rules.terminal(regex(FREE_KEY) + taken)
+        ways = self._typed(shape.key_end[0], schema, at, place.member(""))
+        return self.rules.rule(self.rules.sequence(shape.key[0], key, self.rules.rule(either(ways))))
+
+    def _typed(self, lead: str, schema: Any, where: Where, place: Place) -> list[Symbol]:
+        """What follows the key: the stated type if the syntax has one, the value and the end of it."""
+        shape = self.shape
+        options = self.schemas.options(schema, where)
+        if not shape.types:
+            value = Value(self, shape.value_end[0], where, place, shape.untyped)
+            return [self.rules.sequence(lead + shape.value, value.any_of(options))]
+        found = []
+        for option in options:
+            # A stated type is believed, but for a text that is said to be none where only text may stand.
+            if option.kind != "string" and not (readable(option.kind, place) and place.types != {"string"}):
+                continue
+            name = "true" if option.kind == "string" else "false"
+            stated = name if shape.types == "string" else NAMES.get(option.kind, option.kind)
+            value = Value(self, shape.value_end[0], where, place, "text")
+            found.append(
+                self.rules.sequence(lead + stated + shape.type_end[0] + shape.value, value.one(option))
+            )
+        if not found:
+            where.refuse("allows no value that can be written in this model's syntax for calls")
+        return found
+
+    # Trees of tags
+
+    def _tree(self, key: str, schema: Any, where: Where, place: Place) -> Symbol:
+        """What stands in a tag, and its end."""
+        known = json.dumps([key, schema, place.options])
+        if known not in self._trees:
+            self._trees[known] = name = self.rules.reserve()
+            ways = self._ways(f"{self.shape.nested}</{key}>", schema, where, place)
+            self.rules.define(name, either(self.rules.rule(way) for way in ways))
+        return self._trees[known]
+
+    def _ways(self, end: str, schema: Any, where: Where, place: Place) -> list[Symbol]:
+        options = self.schemas.options(schema, where)
+        if {"object", "array"} <= place.types and any(map(_is_tree, options)):
+            where.refuse("allows a list and an object, which cannot be told apart when they are empty")
+        scalars = [option for option in options if not _is_tree(option)]
+        found = [Value(self, end, where, place, "json").any_of(scalars)] if scalars else []
+        for option in options:
+            if _is_tree(option) and option.kind == "object":
+                inside = self._members(option.schema, where, place)
+                found.append(self.rules.sequence(Symbol(inside), end))
+            elif _is_tree(option):
+                found.append(self.rules.sequence(Symbol(self._items(option.schema, where, place)), end))
+        if not found:
+            where.refuse("allows no value")
+        return found
+
+    def _items(self, schema: Mapping[str, Any], where: Where, place: Place) -> str:
+        if schema.get("prefixItems"):
+            where.at("prefixItems").refuse("is not understood in this model's syntax for calls")
+        items = schema.get("items", True)
+        if items is False:
+            return ""
+        inner = self._tree("item", items, where.at("items"), place.item())
+        item = self.rules.rule(self.rules.sequence(f"{self.shape.nested}<item>", inner))
+        least, most = schema.get("minItems", 0), schema.get("maxItems")
+        return repeated(self.rules, "", [], item, least, most, where)
+
+
+def _is_tree(option: Option) -> bool:
+    """A list or an object with a schema is tags in tags; without one it is JSON, in which names are free."""
+    if option.values is not None or option.kind not in ("object", "array"):
+        return False
+    return "properties" in option.schema if option.kind == "object" else "items" in option.schema
+
+
+class Value:
+    """One value up to the end of its tag."""
+
+    def __init__(self, tags: Tags, end: str, where: Where, place: Place, untyped: str) -> None:
+        self.tags = tags
+        self.rules = tags.rules
+        self.end = end
+        self.where = where
+        self.place = place
+        self.kinds = _read_as(place, untyped)
+
+    def one(self, option: Option) -> Symbol:
+        """A value whose type is stated."""
+        if option.kind == "string":
+            return self._text(option)
+        return self.rules.sequence(self.tags.json.option(option, self.where), self.end)
+
+    def any_of(self, options: list[Option]) -> Symbol:
+        """A value whose type is for the reader to find."""
+        known = [
+            option for option in options if option.kind in self.kinds or NAMES.get(option.kind) in self.kinds
+        ]
+        if self.kinds == {"string"}:
+            known = [option for option in known if option.kind == "string"]
+        if any(option.free for option in known):
+            # Whatever is written here is read as something, and anything will do.
+            return self._raw([])
+        found = [self._found(option, known) for option in known]
+        ways = [way for way in found if way]
+        if not ways:
+            self.where.refuse("allows no value that can be written in this model's syntax for calls")
+        return self.rules.rule(either(ways))
+
+    def _found(self, option: Option, options: list[Option]) -> Symbol | None:
+        if option.values is not None:
+            return self._listed(option)
+        if option.kind == "string":
+            apart = all(_number(other) for other in options if other.kind in ("number", "integer"))
+            wanted = [*languages(option.schema, self.where), *self._no_other(apart)]
+            return self._raw(wanted) if not wanted or possible(" & ".join(wanted)) else None
+        pattern = _number(option) if "string" in self.kinds else None
+        if pattern:
+            # One lexeme with the end of the tag, as a string is, so that neither hides the other.
+            return self._whole(regex(pattern))
+        if "string" in self.kinds and option.kind in ("boolean", "null"):
+            words = ["null"] if option.kind == "null" else ["true", "false"]
+            return self._whole(either(map(literal, words)))
+        return self.rules.sequence(self.tags.json.option(option, self.where), self.end)
+
+    def _no_other(self, apart: bool) -> list[Symbol]:
+        """What a text must not be, lest the reader take it for another type."""
+        kinds, found = self.kinds - {"string"}, []
+        if not kinds:
+            return []
+        # Quotes around all of it would be read as those of JSON.
+        found.append(regex(f'{SPACE}"(?s:.*)'))
+        if kinds & {"number", "integer"}:
+            found.append(regex(rf"{SPACE}{NUMBERISH}{SPACE}" if apart else rf"{SPACE}[0-9-](?s:.*)"))
+        if kinds & {"boolean", "null"}:
+            found.append(regex(rf"{SPACE}(?:true|false|null|True|False|None){SPACE}"))
+        if kinds & {"object", "array"}:
+            found += [regex(rf"{SPACE}[{{\[(](?s:.*)"), *([regex(SPACE)] if self.tags.shape.nested else [])]
+        return [Symbol(f"~{either(found)}")]
+
+    def _listed(self, option: Option) -> Symbol | None:
+        """Values that are known beforehand: those that the reader gives back as they are."""
+        assert option.values is not None
+        texts = []
+        for value in option.values:
+            written = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+            core = self.end.strip() if not self.tags.shape.nested else self.tags.shape.nested
+            if self.rules.is_text(core) and core in written:
+                self.where.refuse("has a value with the tag in it that would end it")
+            stated = self.tags.shape.types
+            if stated or msgspec.json.decode(self.place.json(written, self.tags.shape.untyped)) == value:
+                texts.append(literal(written))
+        return self._whole(either(texts)) if texts else None
+
+    def _text(self, option: Option) -> Symbol:
+        if option.values is not None:
+            return self._listed(option) or self.where.refuse("allows no value")
+        wanted = languages(option.schema, self.where)
+        if wanted and not possible(" & ".join(wanted)):
+            self.where.refuse("allows no text")
+        return self._raw(wanted)
+
+    def _raw(self, wanted: list[Symbol]) -> Symbol:
+        shape = self.tags.shape
+        core = shape.nested or self.end.strip()
+        raw = self.rules.ended(self.end, *wanted, core=core)
+        if not shape.cdata:
+            return raw
+        opening, closing = CDATA
+        bare = self.rules.ended(self.end, *wanted, Symbol(f"~({literal(opening)} /(?s:.*)/)"), core=core)
+        fenced = self.rules.ended(closing + self.end, *wanted, core=closing)
+        return self.rules.rule(either([bare, self.rules.rule(f"{literal(opening)} {fenced}")]))
+
+    def _whole(self, terminal: str) -> Symbol:
+        """A terminal that is a whole value, as one lexeme with the text that ends it."""
+        pieces = self.rules.pieces(self.end)
+        lead = pieces[0] if pieces and isinstance(pieces[0], str) else ""
+        value = self.rules.terminal(terminal)
+        whole = self.rules.terminal(f"{value} {literal(lead)}") if lead else value
+        return self.rules.sequence(whole, self.end[len(lead) :])
+
+
+def _number(option: Option) -> str | None:
+    """Numbers as an expression, where one can say what the schema says of them."""
+    if option.values is not None or option.kind == "integer":
+        return integer_range(option.schema) if option.values is None else NUMBERISH
+    return (
+        None if option.kind != "number" or any(word in option.schema for word in NUMBER_WORDS) else NUMBERISH
+    )
+
+
+def _read_as(place: Place, untyped: str) -> frozenset[str]:
+    """The types that the reader may take a text for."""
+    if place.types:
+        return place.types
+    every = {"string", "number", "integer", "boolean", "null", "object", "array"}
+    return frozenset({"string"} if untyped == "text" else every)

@@ -1,0 +1,97 @@
+"""The tools of a request, and what their schemas mean where a call is forced."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from dragoman.constrain.json_schema import enforced
+from dragoman.constrain.problems import Problems
+from dragoman.constrain.schema_parts import Where
+
+NOTHING: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+"""The arguments of a tool that declares none."""
+ANYTHING: Mapping[str, Any] = {"type": "object"}
+COMBINES = ("allOf", "anyOf", "oneOf", "$ref", "patternProperties", "unevaluatedProperties", "if")
+MOST_DEPTH = 64
+
+
+class Tool(Struct, frozen=True):
+    name: str
+    declared: Mapping[str, Any]
+    """The schema of its arguments as the client sent it, which the reader knows."""
+    schema: Mapping[str, Any]
+    """What is enforced, in the words of the client."""
+    native: Mapping[str, Any]
+    """The same in those of llguidance."""
+    where: Where
+
+
+def tools_of(
+    declared: Sequence[Mapping[str, Any]], names: Collection[str] | None, strict: Collection[str] | None
+) -> list[Tool]:
+    """Those that may be called. `strict` are those that are held to their schemas; None: all of them."""
+    found = []
+    for number, tool in enumerate(declared):
+        inner = "function" in tool
+        function = tool["function"] if inner else tool
+        name = function["name"]
+        if names is not None and name not in names:
+            continue
+        schema = function.get("parameters") or function.get("input_schema") or NOTHING
+        where = Where(name, f"tools[{number}]{'.function' if inner else ''}.parameters")
+        loose = strict is not None and name not in strict
+        wanted = ANYTHING if loose else {"type": "object", **closed(schema)}
+        found.append(Tool(name, schema, wanted, _native(wanted, where), where))
+    return found
+
+
+def _native(schema: Mapping[str, Any], where: Where) -> Mapping[str, Any]:
+    """Checked word by word, whatever the syntax of calls is: what cannot be enforced is refused."""
+    problems = Problems()
+    prepared: Any = enforced(schema, problems, where.param)
+    for place in problems.watched:
+        problems.add(place, "cannot be enforced in the arguments of a call; leave it out")
+    if problems.found:
+        first = problems.found[0]
+        msgspec.structs.replace(where, place=first.place).refuse(first.message)
+    return {"allOf": [prepared]} if isinstance(prepared, bool) else prepared
+
+
+def closed(schema: Any) -> Any:
+    """Where properties are declared and nothing is said of others, there are none.
+
+    A model that may make up properties does so; and those who want them say so.
+    """
+    combined = any("allOf" in part or ("$ref" in part and len(part) > 1) for part in _parts(schema, 0))
+    return _closed(schema, not combined, 0)
+
+
+def _parts(schema: Any, depth: int) -> Iterator[Mapping[str, Any]]:
+    if depth < MOST_DEPTH and isinstance(schema, Mapping | list):
+        if isinstance(schema, Mapping):
+            yield schema
+        for inner in schema.values() if isinstance(schema, Mapping) else schema:
+            yield from _parts(inner, depth + 1)
+
+
+def _closed(schema: Any, whole: bool, depth: int) -> Any:
+    """`whole`: nothing else is said of the same value in another place."""
+    if not isinstance(schema, Mapping) or depth > MOST_DEPTH:
+        return schema
+    alone = not any(word in schema for word in COMBINES)
+    result = dict(schema)
+    for word in ("properties", "$defs", "definitions"):
+        if isinstance(schema.get(word), Mapping):
+            inside = whole if word != "properties" else True
+            result[word] = {key: _closed(value, inside, depth + 1) for key, value in schema[word].items()}
+    if isinstance(schema.get("items"), Mapping):
+        result["items"] = _closed(schema["items"], True, depth + 1)
+    for word in ("anyOf", "oneOf"):
+        if isinstance(schema.get(word), list):
+            inside = whole and "properties" not in schema
+            result[word] = [_closed(value, inside, depth + 1) for value in schema[word]]
+    if whole and alone and "properties" in schema and "additionalProperties" not in schema:
+        result["additionalProperties"] = False
+    return result

@@ -1,0 +1,153 @@
+"""What ids mean to a constraint, made once per model; and the walk of one answer through a constraint."""
+
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+from numpy.typing import NDArray
+
+from dragoman.errors import ConstraintFailed
+
+_END = b"<|end of a constrained answer|>"
+
+
+class Vocabulary:
+    """`pieces` are the bytes of each id, `special` the ids of special tokens by their text.
+
+    An id without bytes, and a special one, never counts as text: `"<b>"` in a grammar means those three
+    characters, and `<[5]>` or `<|im_end|>` the special token itself.
+    """
+
+    def __init__(self, pieces: Sequence[bytes], special: Mapping[str, int], end_ids: Collection[int]) -> None:
+        self.size = len(pieces)
+        self.special = dict(special)
+        self.end_ids = frozenset(end_ids)
+        wrong = [id_ for id_ in (*special.values(), *end_ids) if not 0 <= id_ < self.size]
+        if wrong:
+            raise ValueError(f"id {wrong[0]} is not in a vocabulary of {self.size}")
+        self._ends = np.array(sorted(self.end_ids), dtype=np.int64)
+        # Special tokens are told apart by name. One without any would be allowed wherever another one is.
+        names = {id_: f"<|id {id_}|>".encode() for id_ in (*special.values(), *self.end_ids)}
+        names |= {id_: text.encode() for text, id_ in special.items() if text}
+        tokens = [names.get(id_, piece) for id_, piece in enumerate(pieces)]
+        self.texts = [b"" if id_ in names else piece for id_, piece in enumerate(pieces)]
+        # An end id of ours, above all others, stands for "the grammar accepts here". So the model's own end
+        # ids stay free to be markers in a grammar, as harmony's <|call|> is.
+        self.native = LLTokenizer(
+            _Wrapper([*tokens, _END], sorted({*names, *self.end_ids, self.size})),  # type: ignore[arg-type]
+            eos_token=self.size,
+        )
+        self.mask_words = (self.size + 1 + 31) // 32
+
+    def forbid(self, words: NDArray[np.uint32], row: NDArray[np.float32]) -> None:
+        """Minus infinity for all that the bits do not allow; end ids where the grammar accepts."""
+        allowed = np.unpackbits(words.view(np.uint8), bitorder="little", count=self.size + 1).view(np.bool_)
+        if allowed[self.size] and self._ends.size:
+            allowed[self._ends] = True
+        size = min(self.size, len(row))
+        np.copyto(row[:size], -np.inf, where=~allowed[:size])
+        row[size:] = -np.inf
+
+
+class _Wrapper:
+    """What `LLTokenizer` asks of a tokenizer. It is never asked to encode: grammars are stepped by ids."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, tokens: list[bytes], special: list[int]) -> None:
+        self.tokens = tokens
+        self.special_token_ids = special
+        self.eos_token_id = len(tokens) - 1
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return []
+
+
+class Matcher:
+    """One answer's way: `mask(row)` forbids what cannot come next, `accept(id)` goes on.
+
+    It never fails open: a matcher that cannot say what may come next raises `ConstraintFailed`.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, native: LLMatcher) -> None:
+        self.vocabulary = vocabulary
+        self._native = native
+        self._words = np.zeros(vocabulary.mask_words, dtype=np.uint32)
+        self._masked = False
+        self._ended = False
+        self._refused: str | None = None
+
+    def mask(self, row: NDArray[np.float32]) -> None:
+        """Set the logits of all ids that may not come next to minus infinity."""
+        self.vocabulary.forbid(self._bits(), row)
+
+    def allowed(self, id_: int) -> bool:
+        """Whether the mask of this step lets the id pass."""
+        row = np.zeros(self.vocabulary.size, dtype=np.float32)
+        self.mask(row)
+        return bool(0 <= id_ < len(row) and row[id_] == 0)
+
+    def accept(self, id_: int) -> None:
+        """The id was sampled."""
+        self._check()
+        marker = 0 <= id_ < self.vocabulary.size and self._has(self._bits(), id_)
+        if not marker:
+            if id_ not in self.vocabulary.end_ids or not self.accepting:
+                self._refused = f"The id {id_} may not come next under the constraint of this answer."
+                raise ConstraintFailed(self._refused)
+            self._ended, self._masked = True, False
+            return
+        self._masked = False
+        self._native.consume_token(id_)
+        self._check()
+
+    @property
+    def over(self) -> bool:
+        """Nothing but an end id may follow."""
+        return self._ended or (self.error is None and self._native.is_stopped())
+
+    @property
+    def accepting(self) -> bool:
+        """The answer may end here."""
+        return self._ended or (self.error is None and self._native.is_accepting())
+
+    @property
+    def error(self) -> str | None:
+        """Why nothing more can be said about this answer."""
+        if self._refused is None and self._native.is_error():
+            self._refused = "The constraint of this answer took too long or too much memory for one step."
+        return self._refused
+
+    def copy(self) -> "Matcher":
+        """A second walk from the same place, for another answer."""
+        other = Matcher(self.vocabulary, self._native.deep_copy())
+        other._ended, other._refused = self._ended, self._refused
+        return other
+
+    def _bits(self) -> NDArray[np.uint32]:
+        """One bit an id, computed once a step; the bit above them all says that the grammar accepts."""
+        self._check()
+        if not self._masked:
+            if self._ended:
+                self._words[:] = 0
+                self._set(self.vocabulary.size)
+            else:
+                self._native.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
+            self._check()
+            if not self._words.any():
+                self._refused = "The constraint of this answer has come to a place where nothing may follow."
+                self._check()
+            self._masked = True
+        return self._words
+
+    def _check(self) -> None:
+        if self.error is not None:
+            raise ConstraintFailed(self.error)
+
+    def _set(self, id_: int) -> None:
+        self._words[id_ >> 5] |= np.uint32(1 << (id_ & 31))
+
+    @staticmethod
+    def _has(words: NDArray[np.uint32], id_: int) -> bool:
+        return bool((int(words[id_ >> 5]) >> (id_ & 31)) & 1)

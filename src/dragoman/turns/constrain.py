@@ -1,0 +1,159 @@
+"""From what a client wants of an answer to a constraint on its token ids."""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from msgspec.structs import replace
+
+from dragoman.constrain.answer import Choice, answer_grammar
+from dragoman.constrain.compiling import compile_cached
+from dragoman.constrain.constraint import Constraint
+from dragoman.constrain.reasoning_budget import Budgeted, ReasoningBudget
+from dragoman.constrain.vocabulary import Matcher, Vocabulary
+from dragoman.dialects.declare import Dialect
+from dragoman.dialects.registry import get
+from dragoman.engines.protocol import ModelCard, Tokenizer
+from dragoman.errors import BadRequest
+from dragoman.limits import Limits
+from dragoman.turns.grammars import Grammars
+from dragoman.turns.spec import Calling, TurnSpec, Wanted
+from dragoman.types import JobConstraint
+
+UNSPOKEN = "json"
+"""The dialect in which a model that knows no calls is made to write one."""
+
+
+class Ready:
+    """A compiled constraint: each answer walks through a copy of its own."""
+
+    def __init__(self, matcher: Matcher) -> None:
+        self._matcher = matcher
+
+    def start(self) -> Matcher:
+        return self._matcher.copy()
+
+
+class Constrainer:
+    """Makes the constraints of one model. Safe to call from worker threads."""
+
+    def __init__(self, card: ModelCard, tokenizer: Tokenizer, limits: Limits) -> None:
+        self._card = card
+        self._tokenizer = tokenizer
+        self._limits = limits
+        self._grammars = Grammars(limits.grammar_cache_bytes)
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """Made at the first use: it takes a while for a large vocabulary."""
+        tokenizer = self._tokenizer
+        return Vocabulary(tokenizer.pieces, tokenizer.special, tokenizer.end_ids)
+
+    def check(self, spec: TurnSpec) -> None:
+        """Raises where the engine cannot do it: an answer without its constraint would be a wrong one."""
+        hard = spec.thinking is not None and not spec.thinking.soft
+        asked = spec.wanted or spec.calling or (spec.thinking if hard else None)
+        if asked is not None and not self._card.constrains:
+            message = f"This engine cannot constrain its answers; leave out '{asked.param}'."
+            raise BadRequest(message, param=asked.param, code="unsupported_field")
+
+    def constraint(self, spec: TurnSpec, dialect: Dialect, *, in_reasoning: bool) -> JobConstraint | None:
+        """What the engine is to keep to. Whatever is wrong with it is told here, by the name of its field."""
+        if not self._card.constrains:
+            return None
+        grammar = self._grammar(spec, dialect, in_reasoning) if spec.constrained else None
+        if spec.thinking is None or spec.reading is None:
+            return grammar
+        if grammar is not None and not spec.thinking.tokens and not in_reasoning:
+            # The grammar has no reasoning in it.
+            return grammar
+        budget = ReasoningBudget(
+            dialect, spec.thinking.tokens, self._tokenizer, starts_in_reasoning=in_reasoning
+        )
+        if not budget.applies:
+            return grammar
+        return Budgeted(budget, grammar.start if grammar is not None else None)
+
+    def _grammar(self, spec: TurnSpec, dialect: Dialect, in_reasoning: bool) -> Ready | None:
+        asked = spec.wanted or spec.calling
+        try:
+            told = (spec.wanted, spec.calling, spec.reading, spec.thinking, dialect.name, in_reasoning)
+            whole = self._grammars.get(told, lambda: self._whole(spec, dialect, in_reasoning))
+            return Ready(compile_cached(whole, self.vocabulary, self._limits.grammar_cache_bytes))
+        except BadRequest as error:
+            if asked is None:
+                # At most one call was asked for: the turn ends before a second one without a grammar too.
+                return None
+            if error.param in (None, "response_format"):
+                error.param = asked.param
+            raise
+
+    def _whole(self, spec: TurnSpec, dialect: Dialect, in_reasoning: bool) -> Constraint:
+        """The grammar of a whole answer: reasoning as the model writes it, and then what is wanted."""
+        text = None if spec.wanted is None else _text(spec.wanted, self._limits)
+        reading, calling = spec.reading, spec.calling or Calling()
+        if reading is None:
+            assert text is not None
+            return text
+        if text is not None and not reading.reasoning:
+            dialect = _reasoning_as_text(dialect, in_reasoning)
+        if spec.thinking is not None and not spec.thinking.tokens and not in_reasoning:
+            dialect = _without_reasoning(dialect)
+        choice: Choice = "none"
+        if reading.calls:
+            choice = "required" if calling.required else "auto"
+        return answer_grammar(
+            dialect,
+            reading.tools,
+            choice=choice,
+            names=calling.names,
+            parallel=reading.most_calls is None,
+            strict=_strict(reading.tools),
+            starts_in_reasoning=in_reasoning,
+            text=text,
+            special=self._tokenizer.special,
+        )
+
+
+def dialect_for(spec: TurnSpec, dialect: Dialect) -> Dialect:
+    """The model's own; but one that knows no calls writes them as JSON, if there has to be one."""
+    if dialect.has_calls or spec.calling is None or not spec.calling.required:
+        return dialect
+    return replace(get(UNSPOKEN), reasoning=dialect.reasoning)
+
+
+def _reasoning_as_text(dialect: Dialect, in_reasoning: bool) -> Dialect:
+    """Where reasoning is left in the text, and the text must be something, there can be none."""
+    if in_reasoning or dialect.channels is not None:
+        message = "Reasoning that is left in the text is not in the constraint; have it set apart."
+        raise BadRequest(message, param="separate_reasoning", code="invalid_value")
+    return _without_reasoning(dialect)
+
+
+def _without_reasoning(dialect: Dialect) -> Dialect:
+    """The dialect of answers that begin with what is wanted."""
+    if dialect.channels is None:
+        return replace(dialect, reasoning=None)
+    written = ("", *dialect.channels.written[1:])
+    return replace(dialect, channels=replace(dialect.channels, written=written))
+
+
+def _text(wanted: Wanted, limits: Limits) -> Constraint:
+    match wanted.syntax:
+        case "json_object":
+            return Constraint.from_json_object()
+        case "json_schema":
+            return Constraint.from_json_schema(wanted.value, wanted.param, limits)
+        case "regex":
+            return Constraint.from_regex(wanted.value, wanted.param, limits)
+        case "choice":
+            return Constraint.from_choice(wanted.value, wanted.param, limits)
+        case "gbnf":
+            return Constraint.from_gbnf(wanted.value, wanted.param, limits)
+        case "lark":
+            return Constraint.from_lark(wanted.value, wanted.param, limits)
+
+
+def _strict(tools: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The tools whose calls must be in their schemas, even if the model calls them by itself."""
+    return [tool["function"]["name"] for tool in tools if tool["function"].get("strict")]

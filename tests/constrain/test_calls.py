@@ -1,0 +1,145 @@
+"""The grammar of calls against the renderer and the reader, for every dialect that has calls."""
+
+import json
+import random
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator, FormatChecker
+
+from dragoman.constrain.answer import answer_grammar
+from dragoman.dialects.declare import Dialect
+from dragoman.dialects.parser import Parser, parse
+from dragoman.dialects.registry import dialects, get
+from dragoman.dialects.render import render
+from dragoman.folding import fold
+from dragoman.types import Answer, ToolCall
+from tests.support.schemas import arguments, parameters
+from tests.support.walks import Walked, Walker, special_tokens
+
+NAMES = [name for name, dialect in dialects().items() if dialect.has_calls]
+TOOLS = ("get_weather", "f", "f.g-2")
+WALKS = 24
+# The rest of the formats are held to their standards where they are declared.
+FORMATS = FormatChecker(["ipv4", "ipv6", "uuid", "email"])
+
+every_dialect = pytest.mark.parametrize("name", NAMES)
+slow = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def tool(name: str, schema: dict[str, Any] | None) -> dict[str, Any]:
+    function = {"name": name} if schema is None else {"name": name, "parameters": schema}
+    return {"type": "function", "function": function}
+
+
+def answer(*calls: tuple[str, Any]) -> Answer:
+    made = [
+        ToolCall(id=None, name=name, arguments=json.dumps(value, ensure_ascii=False)) for name, value in calls
+    ]
+    return Answer(calls=made)
+
+
+def said(answer: Answer) -> list[tuple[str, Any]]:
+    return [(call.name, json.loads(call.arguments)) for call in answer.calls]
+
+
+def read(
+    dialect: Dialect, walked: Walked, walker: Walker, tools: list[dict[str, Any]], starts: bool
+) -> Answer:
+    by_id = {id_: text for text, id_ in walker.special.items()}
+    parser = Parser(dialect, tools, starts, special_tokens=by_id)
+    return fold(parser.feed(walked.tokens if by_id else walked.text) + parser.finish())
+
+
+def check(answer: Answer, tools: list[dict[str, Any]], most: int | None) -> None:
+    """Nothing but calls of declared tools, with arguments in their schemas."""
+    schemas = {
+        one["function"]["name"]: one["function"].get("parameters", {"maxProperties": 0}) for one in tools
+    }
+    assert answer.calls
+    assert not answer.text.strip()
+    assert most is None or len(answer.calls) <= most
+    for name, value in said(answer):
+        Draft202012Validator(schemas[name], format_checker=FORMATS).validate(value)
+
+
+# The four laws
+
+
+@every_dialect
+@slow
+@given(data=st.data())
+def test_what_is_rendered_is_accepted(name: str, data: st.DataObject) -> None:
+    dialect = get(name)
+    schemas = {tool_name: data.draw(parameters) for tool_name in TOOLS}
+    tools = [tool(tool_name, schema) for tool_name, schema in schemas.items()]
+    grammar = answer_grammar(dialect, tools)
+    for _ in range(4):
+        chosen = data.draw(st.lists(st.sampled_from(TOOLS), min_size=1, max_size=3))
+        calls = [
+            (tool_name, data.draw(arguments(schemas[tool_name], schemas[tool_name]))) for tool_name in chosen
+        ]
+        text = render(dialect, answer(*calls))
+        # Some texts are another value than the one that was meant: 12 between tags is no string.
+        if said(parse(text, dialect, tools)) == calls:
+            assert grammar.accepts(text), (text, tools)
+
+
+@every_dialect
+@pytest.mark.parametrize("by_id", [False, True], ids=["text", "ids"])
+@slow
+@given(data=st.data())
+def test_what_is_accepted_is_read_as_valid_calls(name: str, by_id: bool, data: st.DataObject) -> None:
+    dialect = get(name)
+    tools = [tool(tool_name, data.draw(parameters)) for tool_name in TOOLS[:2]] + [tool(TOOLS[2], None)]
+    walker = Walker(dialect, special_tokens(dialect) if by_id else ())
+    starts = dialect.reasoning is not None and data.draw(st.booleans())
+    parallel = data.draw(st.booleans())
+    grammar = answer_grammar(
+        dialect, tools, parallel=parallel, starts_in_reasoning=starts, special=walker.special
+    )
+    chance = random.Random(data.draw(st.integers(0, 2**32)))
+    for _ in range(WALKS // 8):
+        walked = walker.walk(grammar, chance)
+        if walked.complete:
+            check(read(dialect, walked, walker, tools, starts), tools, None if parallel else 1)
+
+
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "minLength": 1}, "n": {"type": "integer", "minimum": 1}},
+    "required": ["city", "n"],
+}
+
+
+@every_dialect
+def test_wrong_calls_are_refused(name: str) -> None:
+    dialect = get(name)
+    tools = [tool("get_weather", WEATHER), tool("ping", None)]
+    good = ("get_weather", {"city": "Paris", "n": 3})
+    several = answer_grammar(dialect, tools)
+    assert several.accepts(render(dialect, answer(good)))
+    assert several.accepts(render(dialect, answer(good, ("ping", {}), good)))
+    wrong: list[tuple[str, Any]] = [
+        ("get_whether", {"city": "Paris", "n": 3}),
+        ("ping", {"city": "Paris"}),
+        ("get_weather", {}),
+        ("get_weather", {"city": "Paris"}),
+        ("get_weather", {"city": "Paris", "n": 0}),
+        ("get_weather", {"city": "Paris", "n": "three"}),
+        ("get_weather", {"city": "", "n": 3}),
+        ("get_weather", {"city": "Paris", "n": 3, "more": 1}),
+    ]
+    for call in wrong:
+        assert not several.accepts(render(dialect, answer(call))), call
+        assert not several.accepts(render(dialect, answer(good, call))), call
+    assert not several.accepts("")
+    assert not several.accepts("Paris")
+    single = answer_grammar(dialect, tools, parallel=False)
+    assert single.accepts(render(dialect, answer(good)))
+    assert not single.accepts(render(dialect, answer(good, good)))
+    named = answer_grammar(dialect, tools, names=["ping"], parallel=False)
+    assert named.accepts(render(dialect, answer(("ping", {}))))
+    assert not named.accepts(render(dialect, answer(good)))

@@ -1,0 +1,132 @@
+"""Reasoning is closed in the model's own way when its ids are used up."""
+
+import random
+
+import numpy as np
+import pytest
+
+from dragoman.constrain.answer import answer_grammar
+from dragoman.constrain.lark import Rules
+from dragoman.constrain.reasoning_budget import Budgeted, ReasoningBudget
+from dragoman.constrain.vocabulary import Vocabulary
+from dragoman.dialects.parser import Parser
+from dragoman.dialects.registry import dialects, get
+from dragoman.folding import fold
+from dragoman.types import Answer, Matcher
+from tests.support.walks import Walker, special_tokens
+
+NAMES = [
+    name for name, one in dialects().items() if one.reasoning or (one.channels and one.channels.written[0])
+]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+by_id = pytest.mark.parametrize("by_id", [False, True], ids=["text", "ids"])
+
+
+class Model:
+    """A tokenizer of bytes and special tokens, and a model that never ends by itself what it has begun."""
+
+    def __init__(self, name: str, by_id: bool) -> None:
+        self.dialect = get(name)
+        self.walker = Walker(self.dialect, special_tokens(self.dialect) if by_id else ())
+        self.pieces = [*self.walker.pieces, b""]
+        self.special = self.walker.special
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self.walker.vocabulary
+
+    @property
+    def preface(self) -> int:
+        """Bytes of reasoning that the prompt wrote."""
+        return len(self.dialect.reasoning.preface) if self.dialect.reasoning else 0
+
+    def opening(self) -> list[int]:
+        """The header of a block of reasoning."""
+        assert self.dialect.channels is not None
+        header = self.dialect.channels.written[0].partition("{body}")[0]
+        pieces = Rules(self.special).pieces(header)
+        return [
+            id_ for piece in pieces for id_ in ([piece] if isinstance(piece, int) else self.encode(piece))
+        ]
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def answer(self, matcher: Matcher, chance: random.Random, most: int) -> list[tuple[int, str]]:
+        ids: list[int] = []
+        while len(ids) < most and not matcher.over:
+            row = np.zeros(len(self.pieces), dtype=np.float32)
+            matcher.mask(row)
+            allowed = [int(id_) for id_ in np.flatnonzero(np.isfinite(row))]
+            # Now and then the budget is used up within a character.
+            letters = [id_ for id_ in allowed if id_ in ((0xA9,) if ids[-1:] == [0xC3] else (*b"abc", 0xC3))]
+            ids.append(chance.choice(letters or allowed))
+            if ids[-1] == self.walker.end:
+                ids.pop()
+                break
+            matcher.accept(ids[-1])
+        return self.walker._spelled(ids)
+
+    def read(self, tokens: list[tuple[int, str]], starts: bool) -> Answer:
+        parser = Parser(
+            self.dialect, [TOOL], starts, special_tokens={id_: text for text, id_ in self.special.items()}
+        )
+        fed = parser.feed(tokens if self.special else "".join(text for _, text in tokens))
+        return fold(fed + parser.finish())
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if get(name).has_calls])
+@by_id
+def test_a_budget_ends_reasoning_before_a_forced_call(name: str, by_id: bool) -> None:
+    model, chance = Model(name, by_id), random.Random(name)
+    starts = model.dialect.reasoning is not None
+    grammar = answer_grammar(
+        model.dialect, [TOOL], special=model.special, starts_in_reasoning=starts, parallel=False
+    )
+    budget = ReasoningBudget(model.dialect, 20, model, starts_in_reasoning=starts)
+    matcher = Budgeted(budget, lambda: grammar.start(model.vocabulary)).start()
+    opening = [] if starts else model.opening()
+    for id_ in opening:
+        matcher.accept(id_)
+    tokens = [(id_, model.pieces[id_].decode()) for id_ in opening]
+    answer = model.read(tokens + model.answer(matcher, chance, 600), starts)
+    assert [call.name for call in answer.calls] == ["f"]
+    assert 15 <= len(answer.reasoning.encode()) - model.preface <= 26
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if get(name).reasoning])
+@by_id
+def test_a_budget_without_a_grammar(name: str, by_id: bool) -> None:
+    model, chance = Model(name, by_id), random.Random(name)
+    matcher = ReasoningBudget(model.dialect, 20, model, starts_in_reasoning=True).start()
+    answer = model.read(model.answer(matcher, chance, 100), True)
+    assert 15 <= len(answer.reasoning.encode()) - model.preface <= 26
+    assert len(answer.text.encode()) > 30
+
+
+def test_nothing_is_spent_where_there_is_no_reasoning() -> None:
+    model = Model("hermes", False)
+    matcher = ReasoningBudget(model.dialect, 0, model).start()
+    answer = model.read(model.answer(matcher, random.Random(0), 50), False)
+    assert not answer.reasoning
+    assert len(answer.text) > 20
+
+
+def test_a_block_that_the_model_opens_itself_is_counted() -> None:
+    model = Model("hermes", True)
+    matcher = ReasoningBudget(model.dialect, 5, model).start()
+    opening = [model.special["<think>"], *b"\nab"]
+    for id_ in opening:
+        matcher.accept(id_)
+    tokens = [(id_, model.pieces[id_].decode()) for id_ in opening]
+    answer = model.read(tokens + model.answer(matcher, random.Random(0), 60), False)
+    assert 4 <= len(answer.reasoning.encode()) <= 8
+    assert len(answer.text) > 20
+
+
+def test_a_budget_of_nothing_closes_at_once() -> None:
+    model = Model("qwen3", True)
+    matcher = ReasoningBudget(model.dialect, 0, model, starts_in_reasoning=True).start()
+    answer = model.read(model.answer(matcher, random.Random(0), 40), True)
+    assert not answer.reasoning
+    assert answer.text

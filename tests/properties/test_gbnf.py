@@ -1,0 +1,77 @@
+"""Grammars at random: what is accepted is what a plain recognizer of the same grammar accepts."""
+
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from dragoman.constrain.constraint import Constraint
+from dragoman.constrain.gbnf import Characters, Either, Name, Node, Repeat, Sequence, Text, read
+from dragoman.errors import BadRequest
+
+ATOMS = st.sampled_from(
+    ['"a"', '"b"', '"ab"', '"\\""', '"\\"" [ab]* "\\""', "[ab]", "[^a]", '[^"]', '""', "x", "root"]
+)
+PARTS = st.tuples(ATOMS, st.sampled_from(["", "", "", "*", "+", "?", "{1,2}"])).map(
+    lambda p: f"({p[0]}){p[1]}"
+)
+SEQUENCES = st.lists(st.one_of(ATOMS, PARTS), min_size=1, max_size=4).map(" ".join)
+OPTIONS = st.lists(SEQUENCES, min_size=1, max_size=3).map(" | ".join)
+GRAMMARS = st.tuples(OPTIONS, OPTIONS).map(lambda two: f"root ::= {two[0]}\nx ::= {two[1]}")
+
+
+class Recognizer:
+    """Where a rule may end that begins at a place; found in rounds, so that recursion is no trouble."""
+
+    def __init__(self, rules: dict[str, Node], text: str) -> None:
+        self.rules, self.text = rules, text
+        self.known: dict[tuple[str, int], frozenset[int]] = {}
+
+    def accepts(self) -> bool:
+        before: dict[tuple[str, int], frozenset[int]] | None = None
+        while before != self.known:
+            before = dict(self.known)
+            for name, rule in self.rules.items():
+                for at in range(len(self.text) + 1):
+                    self.known[name, at] = frozenset(self.ends(rule, at))
+        return len(self.text) in self.known["root", 0]
+
+    def ends(self, node: Node, at: int) -> set[int]:
+        match node:
+            case Text(text=text):
+                return {at + len(text)} if self.text.startswith(text, at) else set()
+            case Characters(ranges=ranges, negated=negated):
+                here = self.text[at : at + 1]
+                fits = any(first <= here <= last for first, last in ranges) != negated
+                return {at + 1} if here and fits else set()
+            case Name(name=name):
+                return set(self.known.get((name, at), ()))
+            case Either(options=options):
+                return {end for option in options for end in self.ends(option, at)}
+            case Sequence(parts=parts):
+                found = {at}
+                for part in parts:
+                    found = {end for place in found for end in self.ends(part, place)}
+                return found
+            case Repeat(part=part, least=least, most=most):
+                return self.repeated(part, at, least, most)
+        raise AssertionError(node)
+
+    def repeated(self, part: Node, at: int, least: int, most: int | None) -> set[int]:
+        reached, found = {at}, {at} if least == 0 else set()
+        for count in range(1, (most if most is not None else least + len(self.text) + 1) + 1):
+            reached = {end for place in reached for end in self.ends(part, place)}
+            found |= reached if count >= least else set()
+        return found
+
+
+@settings(max_examples=400, deadline=None)
+@given(GRAMMARS, st.lists(st.text('ab"', max_size=6), min_size=1, max_size=8))
+def test_accepted_like_the_grammar_says(grammar: str, texts: list[str]) -> None:
+    try:
+        constraint = Constraint.from_gbnf(grammar)
+    except BadRequest:
+        assume(False)
+        raise
+    rules = read(grammar)
+    assert {text: constraint.accepts(text) for text in texts} == {
+        text: Recognizer(rules, text).accepts() for text in texts
+    }
