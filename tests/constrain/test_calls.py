@@ -2,6 +2,7 @@
 
 import json
 import random
+from functools import cache
 from typing import Any
 
 import pytest
@@ -26,12 +27,17 @@ WALKS = 24
 FORMATS = FormatChecker(["ipv4", "ipv6", "uuid", "email"])
 
 every_dialect = pytest.mark.parametrize("name", NAMES)
-slow = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+slow = settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def tool(name: str, schema: dict[str, Any] | None) -> dict[str, Any]:
     function = {"name": name} if schema is None else {"name": name, "parameters": schema}
     return {"type": "function", "function": function}
+
+
+@cache
+def walker_of(name: str, by_id: bool) -> Walker:
+    return Walker(get(name), special_tokens(get(name)) if by_id else ())
 
 
 def answer(*calls: tuple[str, Any]) -> Answer:
@@ -94,14 +100,14 @@ def test_what_is_rendered_is_accepted(name: str, data: st.DataObject) -> None:
 def test_what_is_accepted_is_read_as_valid_calls(name: str, by_id: bool, data: st.DataObject) -> None:
     dialect = get(name)
     tools = [tool(tool_name, data.draw(parameters)) for tool_name in TOOLS[:2]] + [tool(TOOLS[2], None)]
-    walker = Walker(dialect, special_tokens(dialect) if by_id else ())
+    walker = walker_of(name, by_id)
     starts = dialect.reasoning is not None and data.draw(st.booleans())
     parallel = data.draw(st.booleans())
     grammar = answer_grammar(
         dialect, tools, parallel=parallel, starts_in_reasoning=starts, special=walker.special
     )
     chance = random.Random(data.draw(st.integers(0, 2**32)))
-    for _ in range(WALKS // 8):
+    for _ in range(WALKS // 6):
         walked = walker.walk(grammar, chance)
         if walked.complete:
             check(read(dialect, walked, walker, tools, starts), tools, None if parallel else 1)

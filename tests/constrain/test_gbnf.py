@@ -39,6 +39,7 @@ CASES: list[tuple[str, list[str], list[str]]] = [
     ('root-1 ::= "a"\nroot ::= root-1 root_1\nroot_1 ::= "b"', ["ab"], ["a"]),
     ("root ::= ( [x]* )*", ["", "xx"], ["y"]),
     ('root ::= ""', [""], ["a"]),
+    ('root ::= "a" | "b" x | "c" x*\nx ::= x', ["a", "c"], ["b", "cc"]),
 ]
 
 

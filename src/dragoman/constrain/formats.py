@@ -4,13 +4,16 @@ _DAY_OF_MONTH = (
     r"(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
     r"|02-(?:0[1-9]|1[0-9]|2[0-8]))"
 )
-_LEAP_YEAR = r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
-_DATE = rf"(?:[0-9]{{4}}-{_DAY_OF_MONTH}|{_LEAP_YEAR}-02-29)"
+# The year 0 is none for many who check dates, Python among them.
+_YEAR = r"(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
+_LEAP_YEAR = r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+_DATE = rf"(?:{_YEAR}-{_DAY_OF_MONTH}|{_LEAP_YEAR}-02-29)"
 _HOUR, _SIXTY = r"(?:[01][0-9]|2[0-3])", r"[0-5][0-9]"
+# Fractions have an end, at nanoseconds, because a model may not find one.
 # A leap second is the last one of a day in UTC, so it is only allowed where that can be seen.
 _TIME = (
-    rf"(?:{_HOUR}:{_SIXTY}:{_SIXTY}(?:\.[0-9]+)?(?:[Zz]|[+-]{_HOUR}:{_SIXTY})"
-    r"|23:59:60(?:\.[0-9]+)?(?:[Zz]|[+-]00:00))"
+    rf"(?:{_HOUR}:{_SIXTY}:{_SIXTY}(?:\.[0-9]{{1,9}})?(?:[Zz]|[+-]{_HOUR}:{_SIXTY})"
+    r"|23:59:60(?:\.[0-9]{1,9})?(?:[Zz]|[+-]00:00))"
 )
 
 PATTERNS: dict[str, str] = {

@@ -29,9 +29,11 @@ _MOST_NODES = 50_000
 def gbnf_to_lark(grammar: str) -> str:
     """`root ::= "a"*` becomes `start: R0` and `R0: /a/*`."""
     rules = read(grammar)
-    order = _reached(rules)
-    if "root" not in _ending(rules, order):
+    ending = _ending(rules, _reached(rules))
+    if "root" not in ending:
         raise GbnfError("root leads back to itself in all its options, so no text is ever complete")
+    rules = {name: _pruned(rule, ending) for name, rule in rules.items() if name in ending}
+    order = _reached(rules)
     regular = _regular(rules, order)
     terminals = {name: f"R{number}" for number, name in enumerate(order) if name in regular}
     lines = [f"{terminals[name]}: {_lark(rules[name], terminals, {})}" for name in order if name in regular]
@@ -96,6 +98,18 @@ def _ends(node: Node, ending: set[str]) -> bool:
         case Repeat(part=part, least=least):
             return least == 0 or _ends(part, ending)
     return True
+
+
+def _pruned(node: Node, ending: set[str]) -> Node:
+    """Without the options that no text ever completes: an answer that begins one could not go on."""
+    match node:
+        case Sequence(parts=parts):
+            return Sequence(tuple(_pruned(part, ending) for part in parts))
+        case Either(options=options):
+            return Either(tuple(_pruned(option, ending) for option in options if _ends(option, ending)))
+        case Repeat(part=part, least=least, most=most):
+            return Repeat(_pruned(part, ending), least, most) if _ends(part, ending) else Text("")
+    return node
 
 
 def _regular(rules: Mapping[str, Node], order: list[str]) -> frozenset[str]:

@@ -43,6 +43,8 @@ class Style(Struct, frozen=True):
     words: Mapping[str, str]
     separator: Symbol
     colon: Symbol
+    python: bool = False
+    """Strings are those of Python."""
     quote: str = ""
     """Around strings that know no escapes."""
     avoid: Symbol | None = None
@@ -51,7 +53,7 @@ class Style(Struct, frozen=True):
 
 _WORDS = {"true": "true", "false": "false", "null": "null"}
 JSON = Style(_WORDS, regex(", ?"), regex(": ?"))
-PYTHON = Style({"true": "True", "false": "False", "null": "None"}, regex(", ?"), regex(": ?"))
+PYTHON = Style({"true": "True", "false": "False", "null": "None"}, regex(", ?"), regex(": ?"), python=True)
 
 
 def brace(quote: str) -> Style:
@@ -113,7 +115,7 @@ class Literals:
             if isinstance(value, str) and self.style.quote in value and self.rules.is_text(self.style.quote):
                 where.refuse("has a value with the mark in it that this model puts around strings")
             return [self.rules.sequence(brace_value(text, self.style.quote))]
-        if self.style is PYTHON or self.style.words is PYTHON.words:
+        if self.style.python:
             return (
                 [literal(python_value(text)), literal(text)]
                 if isinstance(value, str)
@@ -129,10 +131,10 @@ class Literals:
             return self.rules.sequence(self.style.quote, self.rules.ended(self.style.quote, *wanted))
         if "pattern" in schema or "format" in schema:
             inner = self.rules.terminal(" & ".join([regex(_PLAIN), *wanted]))
-            quotes = ["'", '"'] if self.style.words is PYTHON.words else ['"']
+            quotes = ["'", '"'] if self.style.python else ['"']
             return self._quoted(f"{literal(quote)} {inner} {literal(quote)}" for quote in quotes)
         count = lengths(schema, where) or "*"
-        if self.style.words is PYTHON.words:
+        if self.style.python:
             return self._quoted([f"/'{_SINGLE}{count}'/", f'/"{_DOUBLE}{count}"/'])
         return self._quoted([f'/"{_JSON_CHARACTER}{count}"/'])
 
@@ -170,7 +172,7 @@ class Literals:
         if self.style.quote:
             return self.rules.terminal(apart(regex(BARE_KEY), map(literal, others)))
         taken = [spelling for other in others for spelling in self.spellings(other, where)]
-        quotes = "'\"" if self.style.words is PYTHON.words else '"'
+        quotes = "'\"" if self.style.python else '"'
         return self.rules.terminal(
             apart(self._quoted([f"/{quote}{_PLAIN}{quote}/" for quote in quotes]), taken)
         )
