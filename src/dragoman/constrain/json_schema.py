@@ -8,6 +8,7 @@ from dragoman.constrain.bytewise import byte_vocabulary
 from dragoman.constrain.endless import is_endless
 from dragoman.constrain.problems import Problem, Problems, at
 from dragoman.constrain.schema_check import checked
+from dragoman.constrain.schema_parts import APPLICATORS, OF_TYPES
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits
 
@@ -58,6 +59,17 @@ def lark_of(prepared: Any) -> str:
     return f"%json {json.dumps({**words, 'x-guidance': OPTIONS}, ensure_ascii=False)}"
 
 
+def with_type(schema: Any) -> Any:
+    """A schema that speaks of one type of values only means values of that type.
+
+    In JSON Schema `{"minItems": 3}` also allows 1, because 1 is no array. Nobody who asks for an answer wants that.
+    """
+    if not isinstance(schema, dict) or not APPLICATORS.isdisjoint(schema):
+        return schema
+    kinds = [kind for kind, words in OF_TYPES.items() if not words.isdisjoint(schema)]
+    return {"type": kinds[0], **schema} if len(kinds) == 1 else schema
+
+
 def enforced(
     schema: Any,
     problems: Problems,
@@ -70,7 +82,7 @@ def enforced(
 
     `watched`: whoever asks looks at `problems.watched`, too, and has the answer watched.
     """
-    value = read_schema(schema, param, limits or Limits())
+    value = with_type(read_schema(schema, param, limits or Limits()))
     prepared = checked(value, problems)
     if not watched:
         for place in problems.watched:
