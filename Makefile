@@ -12,7 +12,7 @@ help:  ## show what there is
 serve: $(VENV)/.core  ## set up and serve the default model on 127.0.0.1:8000 (ARGS="--port 9000")
 	$(BIN)/dragoman serve $(ARGS)
 
-test: $(VENV)/.test  ## set up and run all tests (ARGS="-k name")
+test: $(VENV)/.test build/schema_suite  ## set up and run all tests (ARGS="-k name")
 	$(BIN)/python -m pytest $(ARGS)
 
 check: lint types test  ## everything that must be green
@@ -46,6 +46,9 @@ $(VENV)/.core: $(VENV)/bin/python pyproject.toml
 $(VENV)/.test: $(VENV)/.core
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,lint]'
 	@touch $@
+
+build/schema_suite: $(VENV)/.test
+	@$(BIN)/python -m tools.schema_suite || echo "the JSON Schema suite could not be fetched: its tests will be skipped"
 
 $(VENV)/.bench: $(VENV)/.core
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'

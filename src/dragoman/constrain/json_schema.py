@@ -62,7 +62,7 @@ def lark_of(prepared: Any) -> str:
 def with_type(schema: Any) -> Any:
     """A schema that speaks of one type of values only means values of that type.
 
-    In JSON Schema `{"minItems": 3}` also allows 1, because 1 is no array. Nobody who asks for an answer wants that.
+    In JSON Schema `{"minItems": 3}` also allows 1, because 1 is no array. Nobody who asks for it wants that.
     """
     if not isinstance(schema, dict) or not APPLICATORS.isdisjoint(schema):
         return schema
