@@ -159,8 +159,8 @@ def test_a_model_that_knows_no_calls_writes_them_as_json(serve: Serve) -> None:
     ):
         assert told(message) == [("weather", '{"city": "Paris"}')]
     assert takes(engine.jobs[0], call)
-    refused = post(url, PATH, {**HELLO, "tools": [WEATHER]}).json()["error"]
-    assert (refused["param"], refused["code"]) == ("tools", "unsupported_field")
+    [choice] = post(url, PATH, {**HELLO, "tools": [WEATHER]}).json()["choices"]
+    assert told(choice["message"]) == [("weather", '{"city": "Paris"}')]
 
 
 def test_a_custom_tool_gets_a_text(serve: Serve) -> None:

@@ -118,8 +118,8 @@ def test_limits_are_those_of_the_server() -> None:
 
 
 def test_who_knows_no_calls_writes_them_as_json() -> None:
-    forced, free = spec(calling=Calling(required=True)), spec(calling=Calling())
-    assert dialect_for(forced, get("plain")).name == "json"
-    assert dialect_for(forced, get("holo2")).reasoning == get("holo2").reasoning
-    assert dialect_for(free, get("plain")) is get("plain")
-    assert dialect_for(forced, get("hermes")) is get("hermes")
+    asked, not_asked = spec(reading=calls()), spec(reading=Reading(calls=False))
+    assert dialect_for(asked, get("plain")).name == "json"
+    assert dialect_for(asked, get("holo2")).reasoning == get("holo2").reasoning
+    assert dialect_for(not_asked, get("plain")) is get("plain")
+    assert dialect_for(asked, get("hermes")) is get("hermes")

@@ -5,9 +5,14 @@ from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 
+from msgspec.structs import replace
+
 from dragoman.dialects import catalog
 from dragoman.dialects.declare import Dialect
 from dragoman.errors import SettingsError
+
+GENERIC = "json"
+"""How a model is asked to write calls that knows no way of its own."""
 
 
 @cache
@@ -36,6 +41,11 @@ def get(name: str) -> Dialect:
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise SettingsError(f"There is no dialect {name!r}.{hint} There are: {', '.join(dialects())}.")
     return dialects()[found]
+
+
+def with_calls(dialect: Dialect) -> Dialect:
+    """The dialect, with calls as plain JSON if it has none."""
+    return dialect if dialect.has_calls else replace(dialects()[GENERIC], reasoning=dialect.reasoning)
 
 
 def _plain(name: str) -> str:

@@ -11,6 +11,7 @@ from uuid import uuid4
 from dragoman._version import __version__
 from dragoman.api.reply import Head
 from dragoman.dialects.declare import Dialect
+from dragoman.dialects.registry import with_calls
 from dragoman.engines.protocol import Engine, LivingEngine
 from dragoman.errors import EngineFailed, Overloaded
 from dragoman.http.choose import choose_dialect
@@ -44,7 +45,11 @@ class Host:
         self.language = Language(self.found.dialect, tokenizer)
         self.pieces = self.language.plain
         self.prompter = Prompter(
-            self.card, tokenizer, template=template, limits=self.limits, dialect=self.found.dialect
+            self.card,
+            tokenizer,
+            template=template,
+            limits=self.limits,
+            dialect=with_calls(self.found.dialect),
         )
         self.planner = Planner(
             self.card, tokenizer, self.prompter, self.found.dialect, settings.model_alias, self.limits

@@ -12,16 +12,13 @@ from dragoman.constrain.constraint import Constraint
 from dragoman.constrain.reasoning_budget import Budgeted, ReasoningBudget
 from dragoman.constrain.vocabulary import Matcher, Vocabulary
 from dragoman.dialects.declare import Dialect
-from dragoman.dialects.registry import get
+from dragoman.dialects.registry import with_calls
 from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits
 from dragoman.turns.grammars import Grammars
 from dragoman.turns.spec import Calling, TurnSpec, Wanted
 from dragoman.types import JobConstraint
-
-UNSPOKEN = "json"
-"""The dialect in which a model that knows no calls is made to write one."""
 
 
 class Ready:
@@ -116,10 +113,10 @@ class Constrainer:
 
 
 def dialect_for(spec: TurnSpec, dialect: Dialect) -> Dialect:
-    """The model's own; but one that knows no calls writes them as JSON, if there has to be one."""
-    if dialect.has_calls or spec.calling is None or not spec.calling.required:
+    """The model's own; but one that knows no calls is asked to write them as JSON, where there are tools."""
+    if dialect.has_calls or spec.reading is None or not spec.reading.calls:
         return dialect
-    return replace(get(UNSPOKEN), reasoning=dialect.reasoning)
+    return with_calls(dialect)
 
 
 def _reasoning_as_text(dialect: Dialect, in_reasoning: bool) -> Dialect:

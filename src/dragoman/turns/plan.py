@@ -62,7 +62,6 @@ class Planner:
     def plan(self, spec: TurnSpec) -> Plan:
         adapter = self.adapter(spec.model)
         dialect = dialect_for(spec, self.dialect)
-        _check_reading(spec, dialect)
         self._constrainer.check(spec)
         sampling = self._sampling(spec)
         prompts = [self._fit(prompt, spec.truncate_prompt) for prompt in spec.prompts]
@@ -134,12 +133,3 @@ class Planner:
                 if ids and ids not in seen:
                     seen.add(ids)
                     yield ids
-
-
-def _check_reading(spec: TurnSpec, dialect: Dialect) -> None:
-    if spec.reading is not None and spec.reading.calls and not dialect.has_calls:
-        message = (
-            "No tool calls are known of this model: its chat template writes none. Leave out tools, send"
-            " tool_choice: none, make a call required, or have the server started with --dialect."
-        )
-        raise BadRequest(message, param="tools", code="unsupported_field")
