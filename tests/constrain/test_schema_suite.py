@@ -36,7 +36,7 @@ def left_out(group: dict[str, Any], data: Any) -> bool:
     words, text = json.dumps(group["schema"]), json.dumps(data)
     meant = with_type(group["schema"])
     if isinstance(meant, dict) and meant != group["schema"]:
-        kinds = {"number": (int, float), "string": str, "object": dict, "array": list}
+        kinds: dict[str, Any] = {"number": (int, float), "string": str, "object": dict, "array": list}
         other_type = '"$ref": "#"' in words or not isinstance(data, kinds[meant["type"]])
         return other_type or left_out({"schema": meant}, data)
     number_spelling = isinstance(data, float) or ".0" in text or "e+" in text
