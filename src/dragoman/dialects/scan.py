@@ -193,48 +193,38 @@ class Scanner:
 
     # JSON
 
-    def json_string(self, sink: Sink) -> Wait[bool]:
-        """The rest of a string, its closing quote included; False if the text ended before."""
+    def _up_to(self, wanted: re.Pattern[str], sink: Sink) -> Wait[str]:
+        """Give the text to the sink up to a character that is wanted, which is not read; "" at the end."""
         while True:
-            found = IN_STRING.search(self.text, self.at)
+            found = wanted.search(self.text, self.at)
             stop = found.start() if found else len(self.text)
             if stop > self.at:
                 sink(self.text[self.at : stop])
             self.at = stop
-            if found is None:
-                if self.ended:
-                    return False
-                self.quick = self.quickly(sink, IN_STRING)
-                yield
-                self.quick = None
-            elif found.group() == '"':
+            if found is not None or self.ended:
+                return found.group() if found else ""
+            self.quick = self.quickly(sink, wanted)
+            yield
+            self.quick = None
+
+    def json_string(self, sink: Sink) -> Wait[bool]:
+        """The rest of a string, its closing quote included; False if the text ended before."""
+        while character := (yield from self._up_to(IN_STRING, sink)):
+            self.at += 1
+            if character == '"':
                 sink('"')
-                self.at += 1
                 return True
-            elif found.group() == "\\":
-                self.at += 1
+            if character == "\\":
                 escaped = yield from self.peek()
                 sink("\\" + escaped)
                 self.at += len(escaped)
-            else:
-                self.at += 1
+        return False
 
     def json_container(
         self, sink: Sink, structure: re.Pattern[str], stops: Marks, depth: int = 0
     ) -> Wait[bool]:
         """An object or a list, as it stands. False where the text ends, or a stop cuts it off."""
-        while True:
-            found = structure.search(self.text, self.at)
-            stop = found.start() if found else len(self.text)
-            if stop > self.at:
-                sink(self.text[self.at : stop])
-            self.at = stop
-            if found is None:
-                if self.ended:
-                    return False
-                yield
-                continue
-            character = found.group()
+        while character := (yield from self._up_to(structure, sink)):
             if character in '"{[}]':
                 self.at += 1
                 sink(character)
@@ -250,6 +240,7 @@ class Scanner:
             else:
                 sink("" if "\ud800" <= character <= "\udfff" else character)
                 self.at += 1
+        return False
 
 
 @lru_cache(maxsize=1024)
