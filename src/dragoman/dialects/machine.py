@@ -12,7 +12,7 @@ from dragoman.dialects.compiled import Compiled, Meaning, marks_of
 from dragoman.dialects.declare import Calls, Spellings
 from dragoman.dialects.readers import fits, read_calls
 from dragoman.dialects.scan import Marks, Wait
-from dragoman.dialects.schema import Tools
+from dragoman.dialects.schema import Tools, escaped
 from dragoman.dialects.speech import Speaker
 from dragoman.types import Event
 
@@ -45,12 +45,15 @@ class Machine(Speaker):
     def feed(self, text: str) -> list[Event]:
         if self.compiled.replaced:
             text = text.translate(self.compiled.replaced)
-        said = self.said_quickly(text)
-        if said is None:
-            self.append(text)
-            next(self._run, None)
-            said = self.taken()
-        return said
+        # Most tokens end here: all that can come is more of the same, and nothing else is in this one.
+        if self.quick is not None and not self._events:
+            kind, other, to_escape = self.quick
+            if other.search(text) is None:
+                said = escaped(text) if to_escape else text
+                return self.drafted(Event(kind, 0, said, call=self.calls - 1), text)
+        self.append(text)
+        next(self._run, None)
+        return self.taken()
 
     def finish(self) -> list[Event]:
         self.ended = True

@@ -55,7 +55,7 @@ class Parser:
     def feed(self, text: str | Sequence[tuple[int, str]]) -> list[Event]:
         if not isinstance(text, str):
             text = "".join([self._token(id_, piece) for id_, piece in text])
-        return list(self._reader.feed(text)) if text else []
+        return self._reader.feed(text) if text else []
 
     def _token(self, id_: int, piece: str) -> str:
         """A special token is its private character if it is a marker, and nothing if it is none."""
@@ -63,7 +63,7 @@ class Parser:
         return piece if special is None else self._sentinels.get(special, "")
 
     def finish(self) -> list[Event]:
-        return list(self._reader.finish())
+        return self._reader.finish()
 
 
 def _declared(dialect: str | Dialect | Mapping[str, Any]) -> Dialect:

@@ -1,7 +1,6 @@
 """Reads an answer by a `response_template`: text in, events out, however it is cut."""
 
 import re
-from collections.abc import Sequence
 from secrets import token_hex
 
 from msgspec import Struct
@@ -95,14 +94,14 @@ class ResponseReader:
         for trim in self._trims.values():
             trim.drop()
 
-    def feed(self, text: str) -> Sequence[Event]:
+    def feed(self, text: str) -> list[Event]:
         self._held += text
         while (found := self._scan()) is not None:
             self._commit(*found)
         self._release(self._free())
         return self._told()
 
-    def finish(self) -> Sequence[Event]:
+    def finish(self) -> list[Event]:
         end = self._base + len(self._held)
         while (found := self._scan(last=True)) is not None and found[1].start < end:
             self._commit(*found)

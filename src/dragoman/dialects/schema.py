@@ -13,6 +13,7 @@ ANY: Schema = {}
 WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 SURROGATE = re.compile("[\ud800-\udfff]")
+TO_ESCAPE = re.compile('["\\\\\x00-\x1f\ud800-\udfff]')
 TYPE_NAMES = {
     "int": "integer",
     "long": "integer",
@@ -44,7 +45,7 @@ def quoted(text: str) -> str:
 
 def escaped(text: str) -> str:
     """The inside of `quoted`, which may be made piece by piece."""
-    return quoted(text)[1:-1]
+    return quoted(text)[1:-1] if TO_ESCAPE.search(text) else text
 
 
 class Tools:

@@ -47,6 +47,8 @@ class Speaker(Scanner):
 
     def taken(self) -> list[Event]:
         """What was said since the last time."""
+        if not self._events:
+            return []
         events, self._events = self._events, []
         if self.compiled.sentinels:
             for event in events:
@@ -105,14 +107,8 @@ class Speaker(Scanner):
             return "call_arguments", other, sink == self.string_arguments
         return None
 
-    def said_quickly(self, text: str) -> list[Event] | None:
-        """What the text is, if that is certain without reading it; None if it must be read."""
-        if self.quick is None or self._events:
-            return None
-        kind, other, to_escape = self.quick
-        if other.search(text) is not None:
-            return None
-        event = Event(kind, 0, escaped(text) if to_escape else text, call=self.calls - 1)
+    def drafted(self, event: Event, text: str) -> list[Event]:
+        """The event of a text that need not be read: said at once, unless it belongs to a draft."""
         self._said = True
         if self._draft is None:
             return [event]

@@ -49,13 +49,13 @@ class CustomCalls:
         self._names = names
         self._open: dict[int, Unquoted] = {}
 
-    def feed(self, text: str) -> Sequence[Event]:
+    def feed(self, text: str) -> list[Event]:
         return self._unquoted(self._reader.feed(text))
 
-    def finish(self) -> Sequence[Event]:
+    def finish(self) -> list[Event]:
         return self._unquoted(self._reader.finish())
 
-    def _unquoted(self, events: Sequence[Event]) -> Sequence[Event]:
+    def _unquoted(self, events: Sequence[Event]) -> list[Event]:
         kept = []
         for event in events:
             if event.kind == "call_open" and event.text in self._names:
