@@ -2,8 +2,8 @@
 
 Both run on one server and take turns round by round, each being first in every other one. A ratio is that of
 the two in one round, and the median of these is told with the least and the most: medians of each alone can
-come from different rounds, and on a disturbed machine they then compare nothing. Every answer is made to have its
-full length: the schema is a list that goes on, the plain one ignores its end.
+come from different rounds, and on a disturbed machine they then compare nothing. Every answer is made to have
+its full length: the schema is a list that goes on, the plain one ignores its end.
 """
 
 import argparse
