@@ -1,8 +1,9 @@
 """What a schema costs: tokens of a real model with and without one, and the time to make one ready.
 
-Both run on one server and take turns round by round. Every answer is made to have its full length: the schema
-is a list that goes on, the plain one ignores its end. Processor time is told beside the rate, because it says
-more on a machine that others use too.
+Both run on one server and take turns round by round, each being first in every other one. A ratio is that of
+the two in one round, and the median of these is told with the least and the most: medians of each alone can
+come from different rounds, and on a disturbed machine they then compare nothing. Every answer is made to have
+its full length: the schema is a list that goes on, the plain one ignores its end.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from bench.errors import BenchError, told
 from bench.figures import load_of
 from bench.peers import OURS, Setup, commands
 from bench.process import Server
-from bench.tables import Table, keep, ratio
+from bench.tables import Table, keep
 from dragoman.dialects.registry import get
 from dragoman.engines.local.model import Model
 from dragoman.engines.local.tokenizer import LlamaTokenizer
@@ -134,23 +135,29 @@ def run(setup: Setup, options: Options) -> Result:
             measure(server, options, way)  # warms up
         for number in range(options.rounds):
             print(f"constrain: round {number + 1} of {options.rounds}", flush=True)
-            for way in WAYS:
+            for way in list(WAYS)[:: -1 if number % 2 else 1]:
                 rounds[way].append(measure(server, options, way))
     cold, warm = compile_times(setup.model, options.compiles)
     return Result(rounds=rounds, cold_ms=cold, warm_ms=warm)
 
 
+def paired(values: Sequence[float], plain: Sequence[float]) -> str:
+    """`0.98x (0.95 to 1.01)`: the ratio within each round, its median and its range."""
+    ratios = [one / other for one, other in zip(values, plain, strict=True)]
+    return f"{statistics.median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f})"
+
+
 def tables(result: Result, options: Options, where: str) -> Sequence[Table]:
-    rates = {way: statistics.median(one.tokens_per_s for one in done) for way, done in result.rounds.items()}
-    costs = {way: statistics.median(one.cpu_ms for one in done) for way, done in result.rounds.items()}
+    rates = {way: [one.tokens_per_s for one in done] for way, done in result.rounds.items()}
+    costs = {way: [one.cpu_ms for one in done] for way, done in result.rounds.items()}
     plain = next(iter(WAYS))
     rows = [
         (
             way,
-            f"{rates[way]:.1f}",
-            ratio(rates[way], rates[plain]),
-            f"{costs[way]:.2f}",
-            ratio(costs[way], costs[plain]),
+            f"{statistics.median(rates[way]):.1f}",
+            paired(rates[way], rates[plain]),
+            f"{statistics.median(costs[way]):.2f}",
+            paired(costs[way], costs[plain]),
         )
         for way in WAYS
     ]
@@ -158,7 +165,7 @@ def tables(result: Result, options: Options, where: str) -> Sequence[Table]:
         (name, f"{statistics.median(found):.2f}", f"{max(found):.2f}")
         for name, found in (("not seen before", result.cold_ms), ("seen before", result.warm_ms))
     ]
-    note = f"Median of {options.rounds} rounds, {options.streams} streams. {where}."
+    note = f"Medians of {options.rounds} rounds, {options.streams} streams. {where}."
     return [
         Table("What a schema costs", ("answers", "tokens/s", "rate", "CPU ms/token", "CPU"), rows, [note]),
         Table("An ordinary schema made ready", ("schema", "median ms", "most ms"), times, [where + "."]),
