@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator, FormatChecker
 
 from dragoman.constrain.answer import answer_grammar
-from dragoman.dialects.declare import Dialect
+from dragoman.dialects.declare import Dialect, TaggedCalls
 from dragoman.dialects.parser import Parser, parse
 from dragoman.dialects.registry import dialects, get
 from dragoman.dialects.render import render
@@ -71,6 +71,18 @@ def check(answer: Answer, tools: list[dict[str, Any]], most: int | None) -> None
         Draft202012Validator(schemas[name], format_checker=FORMATS).validate(value)
 
 
+def held_back(dialect: Dialect, schema: Any, value: Any) -> bool:
+    """Between tags, a string beside a number with bounds never begins like one: see docs/constraints.md."""
+    if not dialect.calls or not isinstance(dialect.calls[0], TaggedCalls):
+        return False
+    if isinstance(value, str):
+        bounded = any(word in json.dumps(schema) for word in ("imum", "multipleOf"))
+        return bounded and value.strip()[:1] in (*"-0123456789",)
+    if isinstance(value, dict):
+        return any(held_back(dialect, schema, inner) for inner in value.values())
+    return isinstance(value, list) and any(held_back(dialect, schema, inner) for inner in value)
+
+
 # The four laws
 
 
@@ -89,7 +101,8 @@ def test_what_is_rendered_is_accepted(name: str, data: st.DataObject) -> None:
         ]
         text = render(dialect, answer(*calls))
         # Some texts are another value than the one that was meant: 12 between tags is no string.
-        if said(parse(text, dialect, tools)) == calls:
+        never_written = any(held_back(dialect, schemas[who], given) for who, given in calls)
+        if said(parse(text, dialect, tools)) == calls and not never_written:
             assert grammar.accepts(text), (text, tools)
 
 
