@@ -20,7 +20,8 @@ LOOK_EVERY = 1024
 """Units between two looks at the clock."""
 MAX_WEIGHT = 32_000_000
 MAX_INT_BITS = 4096
-BASE_SECONDS = 0.5
+BASE_SECONDS = 1.0
+"""Of the thread, in which a large process may also collect its garbage."""
 SECONDS_PER_INPUT = 0.5e-6
 
 _CONTAINERS = (list, tuple, dict, ItemsView, KeysView, ValuesView)
