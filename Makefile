@@ -27,7 +27,8 @@ types: $(VENV)/.test  ## mypy, strict
 bench: $(VENV)/.bench  ## every figure of the README, with tables and plots
 	$(BIN)/python -m bench
 
-torture: $(VENV)/.test  ## the long runs: a million random cuts (ARGS="--cuts 5000000"), and random schemas
+torture: $(VENV)/.test  ## the long runs: laws with new examples, a million random cuts (ARGS="--cuts 5000000"), random schemas
+	$(BIN)/python -m pytest --hypothesis-profile=random tests/properties tests/constrain tests/dialects
 	$(BIN)/python -m tests.torture.cuts $(ARGS)
 	$(BIN)/python -m tests.torture.schemas
 

@@ -92,7 +92,8 @@ def schema_of(value: Any) -> dict[str, Any]:
     if isinstance(value, dict):
         return {"type": "object", "properties": {key: schema_of(inner) for key, inner in value.items()}}
     if isinstance(value, list):
-        return {"type": "array", "items": schema_of(value[0]) if len({type(v) for v in value}) == 1 else {}}
+        items = [schema_of(inner) for inner in value]
+        return {"type": "array", "items": items[0] if items and all(one == items[0] for one in items) else {}}
     kinds = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null"}
     return {"type": kinds[type(value)]}
 

@@ -14,7 +14,7 @@ from dragoman.constrain.lark import Rules, Symbol, either, literal, possible, re
 from dragoman.constrain.members import object_parts, repeated, separated
 from dragoman.constrain.schema_parts import Option, Schemas, Where
 from dragoman.constrain.text_language import languages, lengths
-from dragoman.dialects.literal_text import brace_value, python_value
+from dragoman.dialects.literal_text import python_value
 from dragoman.dialects.schema import Place
 
 EXACT = {
@@ -109,19 +109,33 @@ class Literals:
         return self.rules.rule(f"%json {json.dumps(schema)}")
 
     def spellings(self, value: Any, where: Where) -> list[Symbol]:
-        """The ways to write one value that is known beforehand."""
+        """The ways to write one value that is known beforehand.
+
+        In the same lexemes as any other value of its type: the lexer takes the longest and never goes back,
+        so one lexeme for all of `["a"]` would hide the `[` of other lists.
+        """
+        if isinstance(value, list):
+            members = [either(self.spellings(one, where)) for one in value]
+            return [self.rules.rule(self._between("[", members, "]"))]
+        if isinstance(value, dict):
+            members = [self._pair(key, one, where) for key, one in value.items()]
+            return [self.rules.rule(self._between("{", members, "}"))]
         text = json.dumps(value, ensure_ascii=False)
+        if not isinstance(value, str):
+            return [literal(python_value(text) if self.style.python else text)]
         if self.style.quote:
-            if isinstance(value, str) and self.style.quote in value and self.rules.is_text(self.style.quote):
+            if self.style.quote in value and self.rules.is_text(self.style.quote):
                 where.refuse("has a value with the mark in it that this model puts around strings")
-            return [self.rules.sequence(brace_value(text, self.style.quote))]
-        if self.style.python:
-            return (
-                [literal(python_value(text)), literal(text)]
-                if isinstance(value, str)
-                else [literal(python_value(text))]
-            )
-        return [literal(text)]
+            return [
+                self.rules.sequence(self.style.quote, self.rules.ended(self.style.quote, literal(value)))
+            ]
+        return [literal(python_value(text)), literal(text)] if self.style.python else [literal(text)]
+
+    def _pair(self, key: str, value: Any, where: Where) -> Symbol:
+        return self._member(key, either(self.spellings(value, where)), (), where)
+
+    def _between(self, opening: str, members: Sequence[Symbol], closing: str) -> str:
+        return f"{literal(opening)} {f' {self.style.separator} '.join(members)} {literal(closing)}"
 
     def string(self, schema: Mapping[str, Any], where: Where) -> Symbol:
         wanted = languages(schema, where)
