@@ -72,12 +72,14 @@ def check(answer: Answer, tools: list[dict[str, Any]], most: int | None) -> None
 
 
 def held_back(dialect: Dialect, schema: Any, value: Any) -> bool:
-    """Between tags, a string beside a number with bounds never begins like one: see docs/constraints.md."""
+    """Between tags, a string beside other types never begins like one of them: see docs/constraints.md."""
     if not dialect.calls or not isinstance(dialect.calls[0], TaggedCalls):
         return False
     if isinstance(value, str):
-        bounded = any(word in json.dumps(schema) for word in ("imum", "multipleOf"))
-        return bounded and value.strip()[:1] in (*"-0123456789",)
+        said, first = json.dumps(schema), value.strip()[:1]
+        bounded = any(word in said for word in ("imum", "multipleOf"))
+        beside = any(word in said for word in ("anyOf", "oneOf", '"type": ['))
+        return (bounded and first in (*"-0123456789",)) or (beside and first in (*"\"{[(",))
     if isinstance(value, dict):
         return any(held_back(dialect, schema, inner) for inner in value.values())
     return isinstance(value, list) and any(held_back(dialect, schema, inner) for inner in value)
