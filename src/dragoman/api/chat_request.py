@@ -8,7 +8,8 @@ from dragoman.api.constraint_fields import wanted
 from dragoman.api.fields import check_shared, sampling, turn_spec
 from dragoman.api.messages import MessageBody, check_messages, joined, to_message
 from dragoman.api.read import Reader
-from dragoman.api.reasoning_fields import ReasoningFields, check_reasoning, thinking
+from dragoman.api.reasoning_fields import check_reasoning, thinking
+from dragoman.api.template_fields import TemplateFields, Verbosity, template_kwargs
 from dragoman.api.tool_choice import calling
 from dragoman.api.tools import Declared, Function, Tool, check_tools, for_template
 from dragoman.errors import BadRequest
@@ -17,7 +18,7 @@ from dragoman.turns.spec import Calling, Reading, TurnSpec
 from dragoman.types import Conversation
 
 
-class ChatRequest(ReasoningFields, kw_only=True, forbid_unknown_fields=True):
+class ChatRequest(TemplateFields, kw_only=True, forbid_unknown_fields=True):
     # What makes the prompt.
     messages: Annotated[list[MessageBody], Meta(min_length=1)]
     tools: list[Tool] | None = None
@@ -25,9 +26,7 @@ class ChatRequest(ReasoningFields, kw_only=True, forbid_unknown_fields=True):
     documents: list[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    template_vars: dict[str, Any] | None = None
-    verbosity: Literal["low", "medium", "high"] | None = None
+    verbosity: Verbosity | None = None
     response_prefix: str | None = None
     # What the answer is to be.
     max_completion_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
@@ -166,16 +165,6 @@ def conversation(request: ChatRequest) -> Conversation:
         documents=tuple(request.documents or ()),
         add_generation_prompt=generates,
         continue_final_message=continues,
-        template_kwargs=_template_kwargs(request),
+        template_kwargs=template_kwargs(request, request.verbosity),
         response_prefix=request.response_prefix or "",
     )
-
-
-def _template_kwargs(request: ChatRequest) -> dict[str, Any]:
-    named = {
-        "enable_thinking": request.thinks,
-        "reasoning_effort": request.effort,
-        "verbosity": request.verbosity,
-    }
-    given = {name: value for name, value in named.items() if value is not None}
-    return {**given, **(request.template_vars or {}), **(request.chat_template_kwargs or {})}

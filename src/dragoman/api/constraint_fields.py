@@ -59,6 +59,10 @@ class ConstraintFields(HarmlessFields, kw_only=True):
     grammar: str | None = None
     grammar_string: str | None = None
 
+    def formats(self) -> Iterator[Wanted]:
+        """What OpenAI's own field asks for; its place differs between the APIs."""
+        return _response_format(self.response_format) if self.response_format is not None else iter(())
+
 
 def wanted(fields: ConstraintFields) -> Wanted | None:
     """What the text must be; None: whatever the model writes. Two constraints are one too many."""
@@ -71,8 +75,7 @@ def wanted(fields: ConstraintFields) -> Wanted | None:
 
 
 def _all(fields: ConstraintFields) -> Iterator[Wanted]:
-    if fields.response_format is not None:
-        yield from _response_format(fields.response_format)
+    yield from fields.formats()
     if fields.structured_outputs is not None:
         yield from _structured(fields.structured_outputs)
     for name in ("guided_json", "json_schema"):

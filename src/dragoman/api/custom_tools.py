@@ -25,14 +25,17 @@ class CustomTool(Struct, forbid_unknown_fields=True):
     format: CustomFormat | None = None
 
 
-def as_function(tool: CustomTool, place: str) -> dict[str, Any]:
-    """The function that stands for it. It is strict, so that its input can be read back."""
+def as_function(tool: CustomTool, place: str, *, grammar: str = "format.grammar") -> dict[str, Any]:
+    """The function that stands for it. It is strict, so that its input can be read back.
+
+    `grammar` is where the grammar of a tool is said, beside its place.
+    """
     return {
         "name": tool.name,
         "description": tool.description,
         "parameters": {
             "type": "object",
-            "properties": {INPUT: _schema(tool.format, f"{place}.format")},
+            "properties": {INPUT: _schema(tool.format, f"{place}.{grammar}")},
             "required": [INPUT],
             "additionalProperties": False,
         },
@@ -49,11 +52,11 @@ def _schema(wanted: CustomFormat | None, place: str) -> dict[str, Any]:
     if wanted is None or wanted.type == "text":
         return {"type": "string"}
     if wanted.grammar is None:
-        raise BadRequest(f"'{place}.grammar' is required.", param=f"{place}.grammar", code="missing_field")
+        raise BadRequest(f"'{place}' is required.", param=place, code="missing_field")
     if wanted.grammar.syntax == "lark":
         message = (
             "Inside of a call a text is quoted, which a Lark grammar cannot describe; send a regex, or have"
             " the answer itself in the grammar, with guided_grammar."
         )
-        raise BadRequest(message, param=f"{place}.grammar.syntax", code="unsupported_field")
+        raise BadRequest(message, param=f"{place}.syntax", code="unsupported_field")
     return {"type": "string", "pattern": f"^(?:{wanted.grammar.definition})$"}

@@ -55,17 +55,24 @@ class Reader(msgspec.Struct, frozen=True):
         except RecursionError:
             raise BadRequest("The JSON of the body is nested too deeply.", code="invalid_json") from None
 
-    def _explain(self, text: str) -> BadRequest:
+    def convert(self, value: Any, place: str) -> Any:
+        """The same for a part of a body that was decoded before: `tools[2]`."""
+        try:
+            return msgspec.convert(value, self.decoder.type)
+        except msgspec.ValidationError as error:
+            raise self._explain(str(error), place) from None
+
+    def _explain(self, text: str, place: str = "") -> BadRequest:
         if unknown := _UNKNOWN.match(text):
-            return self._unknown(unknown["name"], _param(unknown["path"]))
+            return self._unknown(unknown["name"], _param(unknown["path"], place))
         invalid = _INVALID.match(text)
         what, path = (invalid["what"], invalid["path"]) if invalid else (text, None)
-        param = _param(path)
+        param = _param(path, place)
         if missing := re.match(r"Object missing required field `([^`]*)`", what):
             name = f"{param}.{missing[1]}" if param else missing[1]
             return BadRequest(f"'{name}' is required.", param=name, code="missing_field")
-        place = f"'{param}'" if param else "the body"
-        return BadRequest(f"Invalid value for {place}: {_lower(what)}.", param=param, code="invalid_value")
+        named = f"'{param}'" if param else "the body"
+        return BadRequest(f"Invalid value for {named}: {_lower(what)}.", param=param, code="invalid_value")
 
     def _unknown(self, name: str, parent: str | None) -> BadRequest:
         full = f"{parent}.{name}" if parent else name
@@ -77,9 +84,9 @@ class Reader(msgspec.Struct, frozen=True):
         return UnknownField(f"Unknown field '{full}'.{hint}", param=full)
 
 
-def _param(path: str | None) -> str | None:
-    """`$.messages[0].role` gives `messages[0].role`; the root gives None."""
-    return path.removeprefix("$").removeprefix(".") or None if path else None
+def _param(path: str | None, place: str) -> str | None:
+    """`$.messages[0].role` gives `messages[0].role`; the root gives the place, or None."""
+    return (place + (path or "").removeprefix("$")).removeprefix(".") or None
 
 
 def _lower(text: str) -> str:

@@ -26,20 +26,21 @@ class Declared(Struct, frozen=True):
 
     field: str
     functions: Sequence[Function]
+    places: Sequence[str]
+    """Where each was declared: `tools[2].function`."""
     custom: frozenset[str] = frozenset()
     """Those that stand for custom tools."""
 
     @classmethod
     def of(cls, tools: Sequence[Tool] | None, functions: Sequence[Function] | None = None) -> Self:
         if functions and not tools:
-            return cls("functions", functions)
+            return cls("functions", functions, [f"functions[{number}]" for number in range(len(functions))])
         made = [_function(tool, f"tools[{number}]") for number, tool in enumerate(tools or ())]
-        return cls("tools", made, frozenset(tool.custom.name for tool in tools or () if tool.custom))
+        places = [f"tools[{number}].{tool.type}" for number, tool in enumerate(tools or ())]
+        return cls("tools", made, places, frozenset(tool.custom.name for tool in tools or () if tool.custom))
 
     def placed(self) -> Iterator[tuple[str, Function]]:
-        for number, function in enumerate(self.functions):
-            kind = "custom" if function.get("name") in self.custom else "function"
-            yield f"{self.field}[{number}]" + (f".{kind}" if self.field == "tools" else ""), function
+        return zip(self.places, self.functions, strict=True)
 
 
 def _function(tool: Tool, place: str) -> Function:
