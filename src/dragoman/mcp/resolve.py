@@ -1,0 +1,63 @@
+"""Which servers a request may name: those of the operator's allow-list, over HTTP, with plain headers."""
+
+import re
+from collections.abc import Mapping, Sequence
+
+from dragoman.errors import BadRequest
+
+# Narrower than what an address may be, so that no two readers of it can disagree about its host.
+ADDRESS = re.compile(
+    r"(?P<scheme>https?)://(?P<host>[a-z0-9.-]+|\[[0-9a-f:.]+\])(?::(?P<port>\d{1,5}))?(?:[/?][!-~]*)?",
+    re.IGNORECASE,
+)
+DEFAULT_PORTS = {"http": "80", "https": "443"}
+HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+HEADER_VALUE = re.compile(r"[\t -~]*")
+# These say how a message is carried, which is not for a client to say.
+OURS = frozenset({"host", "content-length", "transfer-encoding", "connection", "upgrade", "accept-encoding"})
+
+
+def check_url(url: str, allow: Sequence[str], param: str) -> None:
+    found = ADDRESS.fullmatch(url)
+    if found is None:
+        raise BadRequest(
+            "An MCP server's address must be http:// or https:// and a host, without a password in it.",
+            param=param,
+        )
+    host = found["host"].lower()
+    port = found["port"] or DEFAULT_PORTS[found["scheme"].lower()]
+    if not is_allowed(host, port, allow):
+        shown = host if found["port"] is None else f"{host}:{port}"
+        raise BadRequest(
+            f"This server may not use the MCP server at {shown}. Its operator can allow it with the setting "
+            "`mcp_allow`.",
+            param=param,
+            code="mcp_server_not_allowed",
+        )
+
+
+def is_allowed(host: str, port: str, allow: Sequence[str]) -> bool:
+    """Entries are `host` (its usual ports), `host:port`, `host:*` or `*`."""
+    forms = {"*", f"{host}:{port}", f"{host}:*"}
+    if port in DEFAULT_PORTS.values():
+        forms.add(host)
+    return any(entry.lower() in forms for entry in allow)
+
+
+def check_headers(headers: Mapping[str, str], authorization: str | None, param: str) -> None:
+    """Never says a value: it may be a secret."""
+    for name, value in headers.items():
+        if not HEADER_NAME.fullmatch(name) or name.lower() in OURS:
+            raise BadRequest("A header for an MCP server has a name that may not be sent.", param=param)
+        if not HEADER_VALUE.fullmatch(value):
+            raise BadRequest(
+                f"The header {name} for an MCP server has characters that may not be sent.", param=param
+            )
+    if authorization is None:
+        return
+    if not re.fullmatch(r"[!-~]+", authorization):
+        raise BadRequest("`authorization` for an MCP server must be a bare token.", param=param)
+    if any(name.lower() == "authorization" for name in headers):
+        raise BadRequest(
+            "An MCP server gets `authorization` or a header of that name, not both.", param=param
+        )
