@@ -4,17 +4,22 @@
     ├── BadRequest                400  invalid_request_error
     │   ├── ContextOverflow       400  invalid_request_error   context_length_exceeded
     │   ├── TemplateError         400  invalid_request_error   template_error
-    │   └── UnknownField          400  invalid_request_error   unknown_field
+    │   ├── UnknownField          400  invalid_request_error   unknown_field
+    │   ├── UnknownCursor         400  invalid_request_error   unknown_cursor
+    │   └── ChainTooLong          400  invalid_request_error   limit_exceeded
     ├── Unauthorized              401  authentication_error    invalid_api_key
     ├── NotFound                  404  not_found_error
-    │   └── ModelNotFound         404  not_found_error         model_not_found
+    │   ├── ModelNotFound         404  not_found_error         model_not_found
+    │   └── MissingRecord         404  not_found_error         record_not_found
     ├── MethodNotAllowed          405  invalid_request_error   method_not_allowed
+    ├── Conflict                  409  invalid_request_error   conflict
     ├── BodyTooLarge              413  invalid_request_error   body_too_large
     ├── UnsupportedMedia          415  invalid_request_error   unsupported_media_type
     ├── Overloaded                429  rate_limit_error        overloaded
     ├── EngineFailed              500  server_error            engine_failed
     │   └── ConstraintFailed      500  server_error            constraint_failed
     ├── Unavailable               503  server_error            unavailable
+    │   └── StoreUnavailable      503  server_error            store_unavailable
     ├── SettingsError             (command line) a setting is wrong
     ├── ModelFileError            (loading)      a model file cannot be used
     └── BindingError              (loading)      the native library does not fit
@@ -60,6 +65,24 @@ class UnknownField(BadRequest):
     code = "unknown_field"
 
 
+class UnknownCursor(BadRequest):
+    """A page after an entry that is not in the list."""
+
+    code = "unknown_cursor"
+
+    def __init__(self, after: str) -> None:
+        super().__init__(f"There is no {after} in this list to go on after.", param="after")
+
+
+class ChainTooLong(BadRequest):
+    """A record that continues more records than may be read for it."""
+
+    code = "limit_exceeded"
+
+    def __init__(self, most: int) -> None:
+        super().__init__(f"This continues more than {most} others; begin anew, with what is needed of them.")
+
+
 class Unauthorized(DragomanError):
     status = 401
     type = "authentication_error"
@@ -75,10 +98,30 @@ class ModelNotFound(NotFound):
     code = "model_not_found"
 
 
+class MissingRecord(NotFound):
+    """A record that another one continues is not stored, or not any more."""
+
+    code = "record_not_found"
+
+    def __init__(self, id: str) -> None:
+        super().__init__(
+            f"{id} is not stored: it never was, or it was deleted, or it was dropped to make room."
+        )
+        self.id = id
+
+
 class MethodNotAllowed(DragomanError):
     status = 405
     type = "invalid_request_error"
     code = "method_not_allowed"
+
+
+class Conflict(DragomanError):
+    """What was to be changed is not what it was when it was read."""
+
+    status = 409
+    type = "invalid_request_error"
+    code = "conflict"
 
 
 class BodyTooLarge(DragomanError):
@@ -112,6 +155,12 @@ class ConstraintFailed(EngineFailed):
 class Unavailable(DragomanError):
     status = 503
     code = "unavailable"
+
+
+class StoreUnavailable(Unavailable):
+    """The database cannot be read or written now; nothing of the request was stored."""
+
+    code = "store_unavailable"
 
 
 class SettingsError(DragomanError):

@@ -71,6 +71,23 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     shutdown_grace: Annotated[
         int, Meta(ge=0, description="seconds that running answers get to finish when the server stops")
     ] = 10
+    store: Annotated[
+        str,
+        Meta(
+            description="where responses and conversations are kept: sqlite (a file in data_dir), memory, "
+            "none, or the postgresql:// address of a database, which several servers may share"
+        ),
+    ] = "sqlite"
+    data_dir: Annotated[
+        str | None,
+        Meta(description="the folder of the database; default: dragoman in the user's folder for data"),
+    ] = None
+    store_max_bytes: Annotated[
+        int, Meta(ge=1024 * 1024, description="bytes the store may take; above, the oldest goes first")
+    ] = 1024 * 1024 * 1024
+    store_max_age: Annotated[int, Meta(ge=1, description="seconds after which what is stored is dropped")] = (
+        30 * 24 * 3600
+    )
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="how much is logged")
     ] = "info"

@@ -14,6 +14,7 @@ GROUPS: dict[str, frozenset[str]] = {
     "dialect": frozenset({"dialect", "tool_call_parser", "reasoning_parser"}),
     "server": frozenset({"host", "port", "api_key", "keep_alive", "shutdown_grace"}),
     "engine": frozenset({"engine", "context", "slots", "threads"}),
+    "store": frozenset({"store", "data_dir", "store_max_bytes", "store_max_age"}),
     "logging": frozenset({"log_level", "log_json"}),
     "limits": frozenset(o.name for o in settings.options() if o.path[0] == "limits"),
 }
@@ -24,6 +25,7 @@ METAVARS = {
     "dialect": "NAME",
     "tool_call_parser": "NAME",
     "reasoning_parser": "NAME",
+    "store": "WHERE",
     "context": "N",
     "slots": "N",
     "threads": "N",

@@ -1,0 +1,131 @@
+"""Operations on conversations."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from dragoman.errors import Conflict
+from dragoman.store import items
+from dragoman.store.items import ROW_BYTES, Holder
+from dragoman.store.operations import Operation, Query
+from dragoman.store.records import Append, Conversation, Item, Page
+
+COLUMNS = "id, owner, created_at, metadata, version"
+THIS = "owner = ? AND id = ?"
+
+
+def create(conversation: Conversation, first: Sequence[Item], now: float) -> Operation[None]:
+    packed = msgspec.json.encode(conversation.metadata)
+    rows = yield Query(
+        """INSERT INTO conversations (owner, id, created_at, changed_at, version, size, metadata)
+            VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (owner, id) DO NOTHING RETURNING seq""",
+        (
+            conversation.owner,
+            conversation.id,
+            conversation.created_at,
+            now,
+            conversation.version,
+            len(packed) + ROW_BYTES + items.size_of(first),
+            packed,
+        ),
+    )
+    if not rows:
+        raise Conflict(f"There already is a conversation {conversation.id}.")
+    yield from items.insert(conversation.owner, Holder("conversation", rows[0][0]), first)
+
+
+def get(owner: str, id: str) -> Operation[Conversation | None]:
+    rows = yield Query(f"SELECT {COLUMNS} FROM conversations WHERE {THIS}", (owner, id))
+    return made_of(rows[0]) if rows else None
+
+
+def made_of(row: Sequence[Any]) -> Conversation:
+    """The conversation of a row of COLUMNS."""
+    id, owner, created_at, metadata, version = row
+    return Conversation(
+        id=id,
+        owner=owner,
+        created_at=created_at,
+        metadata=msgspec.json.decode(metadata, type=dict[str, str]),
+        version=version,
+    )
+
+
+def _holder(owner: str, id: str) -> Operation[Holder | None]:
+    rows = yield Query(f"SELECT seq FROM conversations WHERE {THIS}", (owner, id))
+    return Holder("conversation", rows[0][0]) if rows else None
+
+
+def append(owner: str, more: Append, now: float) -> Operation[None]:
+    """Adds the items, or raises if somebody else was there first."""
+    holder = yield from _change(owner, more.conversation, more.version, items.size_of(more.items), now)
+    if holder is None:
+        raise Conflict(
+            f"The conversation {more.conversation} was changed or deleted in the meantime; read it again."
+        )
+    yield from items.insert(owner, holder, more.items)
+
+
+def add_items(
+    owner: str, id: str, more: Sequence[Item], version: int | None, now: float
+) -> Operation[Conversation | None]:
+    if (yield from _holder(owner, id)) is None:
+        return None
+    yield from append(owner, Append(id, version, tuple(more)), now)
+    return (yield from get(owner, id))
+
+
+def _change(owner: str, id: str, version: int | None, grown: int, now: float) -> Operation[Holder | None]:
+    """Counts the version up, if it is still this one; None stands for any."""
+    rows = yield Query(
+        f"""UPDATE conversations SET version = version + 1, changed_at = ?, size = size + ?
+            WHERE {THIS} AND version = coalesce(?, version) RETURNING seq""",
+        (now, grown, owner, id, version),
+    )
+    return Holder("conversation", rows[0][0]) if rows else None
+
+
+def set_metadata(owner: str, id: str, metadata: Mapping[str, str], now: float) -> Operation[bool]:
+    packed = msgspec.json.encode(metadata)
+    rows = yield Query(
+        f"""UPDATE conversations SET metadata = ?, changed_at = ?, size = size + ? - length(metadata)
+            WHERE {THIS} RETURNING seq""",
+        (packed, now, len(packed), owner, id),
+    )
+    return bool(rows)
+
+
+def delete(owner: str, id: str) -> Operation[bool]:
+    return bool((yield Query(f"DELETE FROM conversations WHERE {THIS} RETURNING seq", (owner, id))))
+
+
+def item_page(
+    owner: str, id: str, after: str | None, limit: int, descending: bool
+) -> Operation[Page[Item] | None]:
+    holder = yield from _holder(owner, id)
+    return None if holder is None else (yield from items.page(holder, after, limit, descending))
+
+
+def item(owner: str, id: str, item_id: str) -> Operation[Item | None]:
+    holder = yield from _holder(owner, id)
+    if holder is None:
+        return None
+    rows = yield Query(
+        "SELECT id, body FROM items WHERE conversation = ? AND id = ? ORDER BY seq DESC LIMIT 1",
+        (holder.seq, item_id),
+    )
+    return Item(*rows[0]) if rows else None
+
+
+def delete_item(owner: str, id: str, item_id: str, now: float) -> Operation[bool]:
+    holder = yield from _holder(owner, id)
+    if holder is None:
+        return False
+    rows = yield Query(
+        "DELETE FROM items WHERE conversation = ? AND id = ? RETURNING id, body", (holder.seq, item_id)
+    )
+    gone = [Item(*row) for row in rows]
+    if gone:
+        yield from _change(owner, id, None, -items.size_of(gone), now)
+    return bool(gone)

@@ -1,0 +1,55 @@
+"""Which store: by the settings `store`, `data_dir`, `store_max_bytes` and `store_max_age`."""
+
+import os
+from pathlib import Path
+
+from dragoman.errors import SettingsError
+from dragoman.settings import Settings
+from dragoman.store.records import Bounds
+from dragoman.store.sqlite import SqliteStore
+from dragoman.store.store import Store
+
+
+def open_store(
+    which: str = "sqlite",
+    data_dir: Path | None = None,
+    *,
+    max_bytes: int | None = None,
+    max_age: float | None = None,
+) -> Store | None:
+    """The store of that name, still to be opened; None for "none"."""
+    bounds = Bounds(max_bytes=max_bytes, max_age=max_age)
+    if which == "none":
+        return None
+    if which == "memory":
+        return SqliteStore(None, bounds)
+    if which == "sqlite":
+        return SqliteStore(data_dir or default_folder(), bounds)
+    if which.startswith(("postgresql://", "postgres://")):
+        return _postgres(which, bounds)
+    raise SettingsError(f"`store` is sqlite, memory, none or postgresql://..., not {which}.", param="store")
+
+
+def store_of(settings: Settings) -> Store | None:
+    return open_store(
+        settings.store,
+        Path(settings.data_dir).expanduser() if settings.data_dir else None,
+        max_bytes=settings.store_max_bytes,
+        max_age=settings.store_max_age,
+    )
+
+
+def default_folder() -> Path:
+    """`dragoman` in the user's folder for data."""
+    general = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    return Path(general).expanduser() / "dragoman"
+
+
+def _postgres(url: str, bounds: Bounds) -> Store:
+    try:
+        from dragoman.store.postgres import PostgresStore
+    except ImportError as error:
+        raise SettingsError(
+            "A store in PostgreSQL needs psycopg: pip install 'dragoman[postgres]'.", param="store"
+        ) from error
+    return PostgresStore(url, bounds)

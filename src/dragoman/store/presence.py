@@ -1,0 +1,55 @@
+"""Which servers of a folder are alive: each holds a lock on a file of its own, and the lock ends with it."""
+
+import contextlib
+import os
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows: then there is only one server to a folder
+    fcntl = None  # type: ignore[assignment]
+
+PREFIX = ".server-"
+
+
+class Presence:
+    """`Presence(folder, "a")` is seen by others as alive until `leave`, or until the process ends."""
+
+    def __init__(self, folder: Path, instance: str) -> None:
+        self._folder = folder
+        self._path = self._file(instance)
+        # Locked before it has its name, so that nobody ever sees it without the lock.
+        unnamed = folder / f".{instance}"
+        self._lock = os.open(unnamed, os.O_RDWR | os.O_CREAT, 0o600)
+        if fcntl is not None:
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+        unnamed.rename(self._path)
+        for left in folder.glob(f"{PREFIX}*"):
+            self.is_alive(left.name.removeprefix(PREFIX))
+
+    def leave(self) -> None:
+        if self._lock >= 0:
+            self._path.unlink(missing_ok=True)
+            os.close(self._lock)
+            self._lock = -1
+
+    def is_alive(self, instance: str) -> bool:
+        """Whether a server of this name lives. The file of one that does not is cleared away."""
+        path = self._file(instance)
+        try:
+            handle = os.open(path, os.O_RDWR)
+        except FileNotFoundError:
+            return False
+        try:
+            if fcntl is not None:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(handle)
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+        return False
+
+    def _file(self, instance: str) -> Path:
+        return self._folder / f"{PREFIX}{instance}"

@@ -1,0 +1,184 @@
+"""Operations on records: responses and chat completions."""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from dragoman.errors import ChainTooLong, MissingRecord, UnknownCursor
+from dragoman.store import items
+from dragoman.store.conversation_operations import append
+from dragoman.store.items import ROW_BYTES, Holder
+from dragoman.store.operations import Many, Operation, Query, Row
+from dragoman.store.records import Append, Item, Kind, Page, Record
+
+COLUMNS = "seq, kind, id, owner, created_at, status, model, metadata, previous, body"
+THIS = "owner = ? AND kind = ? AND id = ?"
+
+INSERT = """INSERT INTO records
+    (owner, kind, id, created_at, status, model, previous, instance, size, metadata, body, events)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT (owner, kind, id) DO UPDATE SET
+        created_at = excluded.created_at, status = excluded.status, model = excluded.model,
+        previous = excluded.previous, instance = excluded.instance, size = excluded.size,
+        metadata = excluded.metadata, body = excluded.body, events = excluded.events
+    RETURNING seq"""
+
+# A record more than asked for tells a chain that is too long from one that ends.
+CHAIN = f"""WITH RECURSIVE chain (link, earlier, depth) AS (
+        SELECT seq, previous, 1 FROM records WHERE owner = ? AND kind = 'response' AND id = ?
+        UNION ALL
+        SELECT records.seq, records.previous, depth + 1 FROM chain
+            JOIN records ON owner = ? AND kind = 'response' AND id = earlier
+            WHERE depth <= ?)
+    SELECT {COLUMNS} FROM chain JOIN records ON seq = link ORDER BY depth DESC"""
+
+
+def size_of(record: Record, events: bytes) -> int:
+    """What a record takes, by our own count; `events` as they are stored."""
+    labels = sum(len(name) + len(value) + ROW_BYTES for name, value in record.metadata.items())
+    own = len(record.body) + len(events) + len(record.id) + ROW_BYTES + 2 * labels
+    return own + items.size_of(record.inputs) + items.size_of(record.outputs)
+
+
+def save(record: Record, events: bytes, instance: str, more: Append | None, now: float) -> Operation[None]:
+    # The conversation comes first here and in `sweep`: whoever locks rows in one order cannot deadlock.
+    if more is not None:
+        yield from append(record.owner, more, now)
+    rows = yield Query(
+        INSERT,
+        (
+            record.owner,
+            record.kind,
+            record.id,
+            record.created_at,
+            record.status,
+            record.model,
+            record.previous,
+            instance,
+            size_of(record, events),
+            msgspec.json.encode(record.metadata),
+            record.body,
+            events,
+        ),
+    )
+    seq = rows[0][0]
+    yield Query("DELETE FROM items WHERE record = ?", (seq,))
+    yield from items.insert(record.owner, Holder("record", seq, "input"), record.inputs)
+    yield from items.insert(record.owner, Holder("record", seq, "output"), record.outputs)
+    yield from _label(seq, record.metadata)
+
+
+def _label(seq: int, metadata: Mapping[str, str]) -> Operation[None]:
+    yield Query("DELETE FROM labels WHERE record = ?", (seq,))
+    if metadata:
+        yield Many(
+            "INSERT INTO labels (record, name, value) VALUES (?, ?, ?)",
+            [(seq, *pair) for pair in metadata.items()],
+        )
+
+
+def get(kind: Kind, owner: str, id: str, events: bool) -> Operation[tuple[Record | None, bytes]]:
+    """The record, and its events as they are stored if they are asked for."""
+    last = "events" if events else "''"
+    rows = yield Query(f"SELECT {COLUMNS}, {last} FROM records WHERE {THIS}", (owner, kind, id))
+    records = yield from load([row[:-1] for row in rows])
+    return (records[0], rows[0][-1]) if records else (None, b"")
+
+
+def load(rows: Sequence[Row]) -> Operation[list[Record]]:
+    """Records of rows of COLUMNS, with their items."""
+    if not rows:
+        return []
+    found = yield from items.of_records([row[0] for row in rows])
+
+    def part(seq: int, name: str) -> tuple[Item, ...]:
+        return tuple(found.get((seq, name), ()))
+
+    return [
+        Record(
+            kind=kind,
+            id=id,
+            owner=owner,
+            created_at=created_at,
+            status=status,
+            model=model,
+            metadata=msgspec.json.decode(metadata, type=dict[str, str]),
+            previous=previous,
+            body=body,
+            inputs=part(seq, "input"),
+            outputs=part(seq, "output"),
+        )
+        for seq, kind, id, owner, created_at, status, model, metadata, previous, body in rows
+    ]
+
+
+def chain(owner: str, id: str, most: int) -> Operation[list[Record]]:
+    rows = yield Query(CHAIN, (owner, id, owner, most))
+    records = yield from load(rows)
+    if len(records) > most:
+        raise ChainTooLong(most)
+    missing = records[0].previous if records else id
+    if missing is not None:
+        raise MissingRecord(missing)
+    return records
+
+
+def delete(kind: Kind, owner: str, id: str) -> Operation[bool]:
+    return bool((yield Query(f"DELETE FROM records WHERE {THIS} RETURNING seq", (owner, kind, id))))
+
+
+def inputs(
+    kind: Kind, owner: str, id: str, after: str | None, limit: int, descending: bool
+) -> Operation[Page[Item] | None]:
+    rows = yield Query(f"SELECT seq FROM records WHERE {THIS}", (owner, kind, id))
+    if not rows:
+        return None
+    return (yield from items.page(Holder("record", rows[0][0], "input"), after, limit, descending))
+
+
+def page(
+    kind: Kind,
+    owner: str,
+    *,
+    after: str | None,
+    limit: int,
+    descending: bool,
+    model: str | None,
+    metadata: Mapping[str, str],
+) -> Operation[Page[Record]]:
+    """Records in the order in which they were created."""
+    where, values = ["owner = ?", "kind = ?"], [owner, kind]
+    if model is not None:
+        where.append("model = ?")
+        values.append(model)
+    for pair in metadata.items():
+        where.append("EXISTS (SELECT 1 FROM labels WHERE record = seq AND name = ? AND value = ?)")
+        values.extend(pair)
+    beyond, order = ("<", "DESC") if descending else (">", "ASC")
+    place: Row = ()
+    if after is not None:
+        found = yield Query(f"SELECT created_at, seq FROM records WHERE {THIS}", (owner, kind, after))
+        if not found:
+            raise UnknownCursor(after)
+        where.append(f"(created_at, seq) {beyond} (?, ?)")
+        place = found[0]
+    rows = yield Query(
+        f"SELECT {COLUMNS} FROM records WHERE {' AND '.join(where)}"
+        f" ORDER BY created_at {order}, seq {order} LIMIT ?",
+        (*values, *place, limit + 1),
+    )
+    return Page((yield from load(rows[:limit])), has_more=len(rows) > limit)
+
+
+def set_metadata(
+    kind: Kind, owner: str, id: str, metadata: Mapping[str, str], body: bytes
+) -> Operation[bool]:
+    packed = msgspec.json.encode(metadata)
+    rows = yield Query(
+        f"""UPDATE records SET metadata = ?, body = ?, size = size + ? - length(metadata) - length(body)
+            WHERE {THIS} RETURNING seq""",
+        (packed, body, len(packed) + len(body), owner, kind, id),
+    )
+    if rows:
+        yield from _label(rows[0][0], metadata)
+    return bool(rows)

@@ -1,0 +1,175 @@
+"""A thread with a connection. Operations that wait at the same time share a transaction, and so its fsync."""
+
+import logging
+import sqlite3
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from msgspec import Struct
+
+from dragoman.errors import StoreUnavailable
+from dragoman.store.operations import Many, Operation, Row, Statement
+from dragoman.store.sqlite_file import unavailable
+
+T = TypeVar("T")
+Connection: TypeAlias = sqlite3.Connection
+_log = logging.getLogger("dragoman.store")
+MOST = 256
+"""Operations in one transaction: the first of them waits for the last."""
+IDLE_S = 60.0
+
+
+class Job(Struct, Generic[T]):
+    work: Callable[[Connection], T]
+    future: Future[T]
+    alone: bool = False
+    """Outside of a transaction, as VACUUM wants it."""
+
+
+def run(connection: Connection, operation: Operation[T]) -> T:
+    """Runs an operation to its end, in whatever transaction there is."""
+    try:
+        statement = next(operation)
+        while True:
+            statement = operation.send(_execute(connection, statement))
+    except StopIteration as done:
+        answer: T = done.value
+        return answer
+
+
+def _execute(connection: Connection, statement: Statement) -> list[Row]:
+    if isinstance(statement, Many):
+        connection.executemany(statement.sql, statement.rows)
+        return []
+    return connection.execute(statement.sql, statement.values).fetchall()
+
+
+class Worker:
+    """`finish` is done at the end of every transaction, and once in a while when there are none."""
+
+    def __init__(
+        self,
+        name: str,
+        connect: Callable[[], Connection],
+        where: str,
+        *,
+        begin: str = "BEGIN",
+        finish: Callable[[Connection], None] | None = None,
+    ) -> None:
+        self._connect, self._where, self._begin, self._finish = connect, where, begin, finish
+        self._jobs: SimpleQueue[Job[Any] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._opened: Future[None] = Future()
+
+    def start(self) -> Future[None]:
+        """Done when the connection is there, or has failed to be."""
+        self._thread.start()
+        return self._opened
+
+    def submit(self, work: Callable[[Connection], T], *, alone: bool = False) -> Future[T]:
+        future: Future[T] = Future()
+        with self._lock:
+            if self._closed:
+                raise StoreUnavailable("The store is closed.")
+            self._jobs.put(Job(work, future, alone))
+        return future
+
+    def stop(self) -> None:
+        """Does what waits, and ends the thread."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._jobs.put(None)
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            connection = self._connect()
+        except sqlite3.Error as error:
+            self._opened.set_exception(unavailable(error, self._where))
+            return
+        except BaseException as error:
+            self._opened.set_exception(error)
+            return
+        self._opened.set_result(None)
+        try:
+            while (jobs := self._waiting()) is not None:
+                self._do(connection, jobs)
+        finally:
+            connection.close()
+
+    def _waiting(self) -> list[Job[Any]] | None:
+        """All that waits now, or nothing after a while, or None at the end."""
+        try:
+            jobs = [self._jobs.get(timeout=IDLE_S)]
+        except Empty:
+            return []
+        while len(jobs) < MOST and not self._jobs.empty():
+            jobs.append(self._jobs.get())
+        if jobs[-1] is None:
+            # The end waits for those before it.
+            jobs.pop()
+            if not jobs:
+                return None
+            self._jobs.put(None)
+        return [job for job in jobs if job is not None and job.future.set_running_or_notify_cancel()]
+
+    def _do(self, connection: Connection, jobs: list[Job[Any]]) -> None:
+        for job in jobs:
+            if job.alone:
+                self._do_alone(connection, job)
+        self._do_together(connection, [job for job in jobs if not job.alone])
+
+    def _do_alone(self, connection: Connection, job: Job[Any]) -> None:
+        try:
+            job.future.set_result(job.work(connection))
+        except sqlite3.Error as error:
+            job.future.set_exception(self._told(error))
+        except Exception as error:
+            job.future.set_exception(error)
+
+    def _do_together(self, connection: Connection, jobs: list[Job[Any]]) -> None:
+        """One transaction. An operation that fails is undone alone; if the database fails, all are."""
+        answers: list[tuple[Job[Any], Any]] = []
+        try:
+            connection.execute(self._begin)
+            answers = [(job, answer) for job in jobs for answer in self._attempt(connection, job)]
+            if self._finish is not None:
+                self._finish(connection)
+            connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            told = self._told(error)
+            for job in jobs:
+                if not job.future.done():
+                    job.future.set_exception(told)
+            return
+        for job, answer in answers:
+            job.future.set_result(answer)
+
+    def _attempt(self, connection: Connection, job: Job[Any]) -> list[Any]:
+        """The answer of a job, or none: then its future knows why, and nothing of it is left."""
+        connection.execute("SAVEPOINT job")
+        try:
+            answer = job.work(connection)
+        except Exception as error:
+            if not connection.in_transaction:
+                # The database has given up the whole transaction.
+                raise
+            connection.execute("ROLLBACK TO job")
+            connection.execute("RELEASE job")
+            job.future.set_exception(self._told(error) if isinstance(error, sqlite3.Error) else error)
+            return []
+        connection.execute("RELEASE job")
+        return [answer]
+
+    def _told(self, error: sqlite3.Error) -> StoreUnavailable:
+        _log.error("the store failed: %s", getattr(error, "sqlite_errorname", type(error).__name__))
+        return unavailable(error, self._where)

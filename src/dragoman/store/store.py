@@ -1,0 +1,185 @@
+"""The store as the rest of the program knows it. Each method is one operation, in one transaction.
+
+The owner is part of every look-up: what belongs to another is not there.
+"""
+
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from dragoman.errors import BodyTooLarge
+from dragoman.store import conversation_operations as conversations
+from dragoman.store import exporting, items, record_operations, upkeep
+from dragoman.store.operations import Operation
+from dragoman.store.packing import packed, unpacked
+from dragoman.store.records import Append, Bounds, Conversation, Item, Kind, Page, Record, Stats
+
+T = TypeVar("T")
+
+
+class Store(ABC):
+    def __init__(self, bounds: Bounds, clock: Callable[[], float] = time.time) -> None:
+        self.bounds = bounds
+        self.instance = uuid.uuid4().hex
+        """Names this process in the records that it works on."""
+        self._clock = clock
+
+    @abstractmethod
+    async def open(self) -> None:
+        """Makes or migrates the tables. Until then nothing else may be called."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Finishes what was begun. May be called twice."""
+
+    @abstractmethod
+    async def vacuum(self) -> None:
+        """Gives what is free in the database back to the disk."""
+
+    @abstractmethod
+    async def stats(self) -> Stats: ...
+
+    @abstractmethod
+    async def orphans(self) -> list[Record]:
+        """Records "queued" or "in_progress" that no living server works on; this one takes them over."""
+
+    @abstractmethod
+    async def _read(self, make: Callable[[], Operation[T]]) -> T: ...
+
+    @abstractmethod
+    async def _write(self, make: Callable[[], Operation[T]]) -> T:
+        """Returns when the change is on disk."""
+
+    async def check(self) -> None:
+        """Raises StoreUnavailable if the database does not answer."""
+        await self._read(upkeep.answer)
+
+    async def save(self, record: Record, append: Append | None = None) -> None:
+        """Stores or replaces a record and adds to a conversation, both or neither.
+
+        Raises Conflict if the conversation is gone or has another version.
+        """
+        events = await packed(record.events)
+        self._check_size(record_operations.size_of(record, events))
+        now = self._clock()
+        await self._write(lambda: record_operations.save(record, events, self.instance, append, now))
+
+    async def get(self, kind: Kind, owner: str, id: str, *, events: bool = False) -> Record | None:
+        record, stored = await self._read(lambda: record_operations.get(kind, owner, id, events))
+        return replace(record, events=await unpacked(stored)) if record and stored else record
+
+    async def chain(self, owner: str, id: str, most: int) -> list[Record]:
+        """A response and those that it continues, the oldest first, without events.
+
+        Raises MissingRecord for the first that is not there, and ChainTooLong for more than `most`.
+        """
+        return await self._read(lambda: record_operations.chain(owner, id, most))
+
+    async def delete(self, kind: Kind, owner: str, id: str) -> bool:
+        return await self._write(lambda: record_operations.delete(kind, owner, id))
+
+    async def inputs(
+        self,
+        kind: Kind,
+        owner: str,
+        id: str,
+        *,
+        after: str | None = None,
+        limit: int = 20,
+        descending: bool = False,
+    ) -> Page[Item] | None:
+        """Raises UnknownCursor if `after` is the id of none of them."""
+        return await self._read(lambda: record_operations.inputs(kind, owner, id, after, limit, descending))
+
+    async def records(
+        self,
+        kind: Kind,
+        owner: str,
+        *,
+        after: str | None = None,
+        limit: int = 20,
+        descending: bool = False,
+        model: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> Page[Record]:
+        """In the order of their creation, those that have this model and all these pairs."""
+        return await self._read(
+            lambda: record_operations.page(
+                kind,
+                owner,
+                after=after,
+                limit=limit,
+                descending=descending,
+                model=model,
+                metadata=metadata or {},
+            )
+        )
+
+    async def set_metadata(
+        self, kind: Kind, owner: str, id: str, metadata: Mapping[str, str], body: bytes
+    ) -> bool:
+        """`body` is the API object with the new metadata in it."""
+        return await self._write(lambda: record_operations.set_metadata(kind, owner, id, metadata, body))
+
+    async def create_conversation(self, conversation: Conversation, first: Sequence[Item] = ()) -> None:
+        """Raises Conflict if there is one of this id."""
+        self._check_size(items.size_of(first))
+        now = self._clock()
+        await self._write(lambda: conversations.create(conversation, first, now))
+
+    async def conversation(self, owner: str, id: str) -> Conversation | None:
+        return await self._read(lambda: conversations.get(owner, id))
+
+    async def set_conversation_metadata(self, owner: str, id: str, metadata: Mapping[str, str]) -> bool:
+        now = self._clock()
+        return await self._write(lambda: conversations.set_metadata(owner, id, metadata, now))
+
+    async def delete_conversation(self, owner: str, id: str) -> bool:
+        return await self._write(lambda: conversations.delete(owner, id))
+
+    async def add_items(
+        self, owner: str, id: str, more: Sequence[Item], version: int | None = None
+    ) -> Conversation | None:
+        """The conversation with them, or None if there is none. Raises Conflict if its version is another."""
+        self._check_size(items.size_of(more))
+        now = self._clock()
+        return await self._write(lambda: conversations.add_items(owner, id, more, version, now))
+
+    async def conversation_items(
+        self, owner: str, id: str, *, after: str | None = None, limit: int = 20, descending: bool = False
+    ) -> Page[Item] | None:
+        """Raises UnknownCursor if `after` is the id of none of them."""
+        return await self._read(lambda: conversations.item_page(owner, id, after, limit, descending))
+
+    async def conversation_item(self, owner: str, id: str, item_id: str) -> Item | None:
+        return await self._read(lambda: conversations.item(owner, id, item_id))
+
+    async def delete_item(self, owner: str, id: str, item_id: str) -> bool:
+        now = self._clock()
+        return await self._write(lambda: conversations.delete_item(owner, id, item_id, now))
+
+    async def find_item(self, owner: str, item_id: str) -> bytes | None:
+        """The body of an item of any record or conversation; of several, that which was stored last."""
+        return await self._read(lambda: items.find(owner, item_id))
+
+    async def export(self) -> AsyncIterator[bytes]:
+        """Everything of every owner: a line of JSON for each record, then one for each conversation."""
+        for lines_after in (exporting.record_lines, exporting.conversation_lines):
+            place = 0
+            while True:
+                lines, place = await self._read(lambda: lines_after(place))  # noqa: B023
+                if not lines:
+                    break
+                for line in lines:
+                    yield line
+
+    def _check_size(self, size: int) -> None:
+        """What is let in must not push everything else out, and itself after that."""
+        if self.bounds.max_bytes is not None and size > self.bounds.max_bytes // 2:
+            raise BodyTooLarge(
+                f"This takes {size} bytes, more than half of what the store may hold: raise store_max_bytes."
+            )
