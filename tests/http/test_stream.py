@@ -50,7 +50,9 @@ class Gate:
 
 async def run(engine: ScriptedEngine, gate: Gate, n: int = 1) -> list[bytes]:
     async with turn_of(engine, spec(n=n)) as turn:
-        written = TurnStream(turn, writer_of(turn, engine), gate.send, Pump(), keep_alive=60)
+        written = TurnStream(
+            turn, writer_of(turn, engine).write, lambda: b"", gate.send, Pump(), keep_alive=60
+        )
         await written.done
         written.close()
     return gate.sent

@@ -28,6 +28,8 @@ class Exchange:
         given = self.headers.get(b"x-request-id", b"")
         self.request_id = given.decode() if _SANE_ID.fullmatch(given) else f"req_{uuid4().hex}"
         self.status = 0
+        self.owner = ""
+        """Whose key it is, as a hash; empty where keys are off."""
         self.facts: dict[str, Any] = {}
         """What the access log and the metrics say of this exchange."""
         self.receive = receive

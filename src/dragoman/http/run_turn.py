@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from dragoman.api.reply import StreamWriter
+from dragoman.api.sse import KEEP_ALIVE
 from dragoman.errors import DragomanError
 from dragoman.http.exchange import ClientGone, Exchange
 from dragoman.http.stream import Pump, TurnStream
@@ -24,7 +25,7 @@ async def watched(exchange: Exchange, turn: Turn) -> AsyncIterator[None]:
             yield
         finally:
             watcher.cancel()
-            _note(exchange, turn)
+            note(exchange, turn)
 
 
 async def _close_when_gone(exchange: Exchange, turn: Turn) -> None:
@@ -51,7 +52,7 @@ async def stream(
 ) -> None:
     async with watched(exchange, turn):
         await exchange.start_stream(opening())
-        written = TurnStream(turn, writer, exchange.send, pump, keep_alive)
+        written = TurnStream(turn, writer.write, lambda: KEEP_ALIVE, exchange.send, pump, keep_alive)
         try:
             await written.done
         finally:
@@ -77,7 +78,8 @@ async def unless_gone(exchange: Exchange, work: Coroutine[Any, Any, R]) -> R:
         watcher.cancel()
 
 
-def _note(exchange: Exchange, turn: Turn) -> None:
+def note(exchange: Exchange, turn: Turn) -> None:
+    """What the access log and the metrics say of a turn."""
     usage = turn.usage
     now = asyncio.get_running_loop().time()
     exchange.facts.update(

@@ -13,9 +13,8 @@ from typing import Any
 
 from starlette.types import Message
 
-from dragoman.api.reply import StreamWriter
-from dragoman.api.sse import KEEP_ALIVE
 from dragoman.turns.turn import Turn
+from dragoman.types import Event
 
 SEND_WITHOUT_TASK = ("uvicorn.",)
 """Servers whose `send` may be run outside of a task; others may look for the current one."""
@@ -39,18 +38,23 @@ class Pump:
 
 
 class TurnStream:
-    """Writes a turn's events as they come. `done` is over when all is written, and fails as writing fails."""
+    """Writes a turn's events as they come. `done` is over when all is written, and fails as writing fails.
+
+    `idle` gives what is sent when nothing else was for a while.
+    """
 
     def __init__(
         self,
         turn: Turn,
-        writer: StreamWriter,
+        write: Callable[[list[Event]], bytes],
+        idle: Callable[[], bytes],
         send: Callable[[Message], Any],
         pump: Pump,
         keep_alive: float,
     ) -> None:
         self._turn = turn
-        self._write = writer.write
+        self._write = write
+        self._idle = idle
         self._send = send
         self._direct = _may_send_without_task(send)
         self._pump = pump
@@ -114,7 +118,7 @@ class TurnStream:
     def _tick(self) -> None:
         """One timer per period, not one per token."""
         if not self._spoken and self._sending is None and not self.done.done():
-            self._push(KEEP_ALIVE)
+            self._push(self._idle())
         self._spoken = False
         self._timer = self._loop.call_later(self._period, self._tick)
 

@@ -1,0 +1,109 @@
+"""Calls that the server runs itself: MCP's lists of tools, calls and questions whether they are allowed."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from dragoman.api.responses.output import CallItem, Place, Status
+
+
+class ServerCall(Struct):
+    """A call of an MCP tool, on its way from what the model wrote to its result."""
+
+    item: CallItem
+    label: str
+    name: str
+    approval: str | None = None
+    """The request that the client has approved."""
+    whole: bool = True
+    """Whether the model has finished writing it."""
+
+    @property
+    def arguments(self) -> str:
+        return "".join(self.item.texts)
+
+    def written(self, whole: bool) -> bytes:
+        self.whole = whole
+        return self.item.written()
+
+    def done(self, output: str | None, error: dict[str, Any] | None) -> tuple[bytes, dict[str, Any]]:
+        """The result, or what went wrong."""
+        status: Status = "failed" if error else "completed"
+        item = {**self.item.body(status, self.arguments), "output": output, "error": error}
+        item["approval_request_id"] = self.approval
+        place = self.item.place
+        return place.event(f"response.mcp_call.{status}") + place.done(item), item
+
+
+def server_call(place: Place, label: str, name: str, approval: str | None = None) -> ServerCall:
+    def body(status: Status, text: str) -> dict[str, Any]:
+        return {
+            "id": place.id,
+            "type": "mcp_call",
+            "status": status,
+            "server_label": label,
+            "name": name,
+            "arguments": text,
+            "output": None,
+            "error": None,
+            "approval_request_id": approval,
+        }
+
+    item = CallItem(place, "response.mcp_call_arguments", "arguments", body)
+    return ServerCall(item, label, name, approval)
+
+
+def approved_call(
+    place: Place, label: str, name: str, arguments: str, approval: str
+) -> tuple[bytes, ServerCall]:
+    """A call that the model wrote in an earlier response, and the client has approved since."""
+    call = server_call(place, label, name, approval)
+    written = (
+        call.item.open(),
+        place.event("response.mcp_call.in_progress"),
+        call.item.delta(arguments),
+        call.written(True),
+    )
+    return b"".join(written), call
+
+
+def approval_request(place: Place, label: str, name: str) -> CallItem:
+    def body(status: Status, text: str) -> dict[str, Any]:
+        return {
+            "id": place.id,
+            "type": "mcp_approval_request",
+            "server_label": label,
+            "name": name,
+            "arguments": text,
+        }
+
+    return CallItem(place, "", "arguments", body)
+
+
+def listed(
+    place: Place, label: str, tools: Sequence[dict[str, Any]], error: str | None
+) -> tuple[bytes, dict[str, Any]]:
+    """What a server offers; a list that failed is an item too, and the response goes on without it."""
+    item: dict[str, Any] = {"id": place.id, "type": "mcp_list_tools", "server_label": label}
+    item |= {"tools": list(tools), "error": error}
+    outcome = "failed" if error else "completed"
+    written = (
+        place.added({**item, "tools": [], "error": None}),
+        place.event("response.mcp_list_tools.in_progress"),
+        place.event(f"response.mcp_list_tools.{outcome}"),
+        place.done(item),
+    )
+    return b"".join(written), item
+
+
+def protocol_error(code: int, message: str) -> dict[str, Any]:
+    return {"type": "mcp_protocol_error", "code": code, "message": message}
+
+
+def http_error(code: int, message: str) -> dict[str, Any]:
+    return {"type": "http_error", "code": code, "message": message}
+
+
+def execution_error(text: str) -> dict[str, Any]:
+    return {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": text}]}

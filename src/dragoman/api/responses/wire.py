@@ -1,0 +1,54 @@
+"""Events of a response as bytes: numbered without a gap, each as one server-sent event with its name."""
+
+from typing import Any
+from uuid import uuid4
+
+from dragoman.api.sse import DONE, encode
+
+__all__ = ["DONE", "Fragment", "Wire", "unwrapped"]
+
+
+class Wire:
+    """Numbers the events of one response."""
+
+    def __init__(self, *, obfuscates: bool = False) -> None:
+        self.number = 0
+        """Of the next event."""
+        self.obfuscates = obfuscates
+        """Whether fragments are padded, so that their sizes tell an eavesdropper less."""
+
+    def event(self, kind: str, fields: dict[str, Any]) -> bytes:
+        payload = encode({"type": kind, "sequence_number": self.number, **fields})
+        self.number += 1
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), payload)
+
+    def fragment(self, kind: str, fields: dict[str, Any]) -> "Fragment":
+        return Fragment(self, kind, fields)
+
+
+class Fragment:
+    """One kind of delta of one item: what stays the same is encoded once."""
+
+    def __init__(self, wire: Wire, kind: str, fields: dict[str, Any]) -> None:
+        self._wire = wire
+        self._kind = kind
+        self._fields = fields
+        name = kind.encode()
+        self._start = b'event: %b\ndata: {"type":"%b","sequence_number":' % (name, name)
+        self._middle = b"," + encode(fields)[1:-1] + b',"delta":'
+        self._plain = not wire.obfuscates
+
+    def write(self, text: str, beside: bytes = b"") -> bytes:
+        """The event of a piece of text. `beside` are further fields, already encoded: `,"logprobs":[]`."""
+        wire = self._wire
+        number = wire.number
+        wire.number = number + 1
+        if not self._plain:
+            beside += b',"obfuscation":"%b"' % uuid4().hex[: 16 - len(text) % 16].encode()
+        return b"%b%d%b%b%b}\n\n" % (self._start, number, self._middle, encode(text), beside)
+
+
+def unwrapped(events: bytes) -> list[bytes]:
+    """The payloads of server-sent events, without their frames; the end mark is none."""
+    payloads = (block.partition(b"data: ")[2] for block in events.split(b"\n\n") if block)
+    return [payload for payload in payloads if payload.startswith(b"{")]
