@@ -65,6 +65,16 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     lora: Annotated[
         list[str], Meta(description="adapters as NAME=FILE; clients choose one by that name as the model")
     ] = field(default_factory=list)
+    mcp_config: Annotated[
+        str | None, Meta(description="a file of MCP servers whose tools the server may call")
+    ] = None
+    mcp_allow: Annotated[
+        list[str],
+        Meta(description="hosts of MCP servers that requests may name, as HOST, HOST:PORT or HOST:*"),
+    ] = field(default_factory=list)
+    mcp_timeout: Annotated[
+        float, Meta(gt=0, description="seconds that an MCP server gets for one answer")
+    ] = 60.0
     keep_alive: Annotated[
         float, Meta(gt=0, description="seconds of silence on a stream after which a comment is sent")
     ] = 15.0

@@ -16,7 +16,7 @@ from dragoman.errors import DragomanError
 
 __all__ = ["main"]
 
-COMMANDS = ("serve", "chat", "models", "dialects", "parse", "check-schema", "doctor", "bench")
+COMMANDS = ("serve", "chat", "models", "dialects", "parse", "check-schema", "mcp", "doctor", "bench")
 
 EXAMPLE = """\
 examples:

@@ -15,6 +15,7 @@ GROUPS: dict[str, frozenset[str]] = {
     "server": frozenset({"host", "port", "api_key", "keep_alive", "shutdown_grace"}),
     "engine": frozenset({"engine", "context", "slots", "threads"}),
     "store": frozenset({"store", "data_dir", "store_max_bytes", "store_max_age"}),
+    "mcp": frozenset({"mcp_config", "mcp_allow", "mcp_timeout"}),
     "logging": frozenset({"log_level", "log_json"}),
     "limits": frozenset(o.name for o in settings.options() if o.path[0] == "limits"),
 }
@@ -26,6 +27,8 @@ METAVARS = {
     "tool_call_parser": "NAME",
     "reasoning_parser": "NAME",
     "store": "WHERE",
+    "mcp_config": "FILE",
+    "mcp_allow": "HOST",
     "context": "N",
     "slots": "N",
     "threads": "N",

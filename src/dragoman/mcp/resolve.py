@@ -13,6 +13,7 @@ ADDRESS = re.compile(
 DEFAULT_PORTS = {"http": "80", "https": "443"}
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 HEADER_VALUE = re.compile(r"[\t -~]*")
+TOKEN = re.compile(r"[!-~]+")
 # These say how a message is carried, which is not for a client to say.
 OURS = frozenset({"host", "content-length", "transfer-encoding", "connection", "upgrade", "accept-encoding"})
 
@@ -44,20 +45,17 @@ def is_allowed(host: str, port: str, allow: Sequence[str]) -> bool:
     return any(entry.lower() in forms for entry in allow)
 
 
-def check_headers(headers: Mapping[str, str], authorization: str | None, param: str) -> None:
-    """Never says a value: it may be a secret."""
+def header_problem(headers: Mapping[str, str], authorization: str | None = None) -> str | None:
+    """What is wrong with these headers, if anything. Never says a value: it may be a secret."""
     for name, value in headers.items():
         if not HEADER_NAME.fullmatch(name) or name.lower() in OURS:
-            raise BadRequest("A header for an MCP server has a name that may not be sent.", param=param)
+            return "a header for an MCP server has a name that may not be sent"
         if not HEADER_VALUE.fullmatch(value):
-            raise BadRequest(
-                f"The header {name} for an MCP server has characters that may not be sent.", param=param
-            )
+            return f"the header {name} for an MCP server has characters that may not be sent"
     if authorization is None:
-        return
-    if not re.fullmatch(r"[!-~]+", authorization):
-        raise BadRequest("`authorization` for an MCP server must be a bare token.", param=param)
+        return None
+    if not TOKEN.fullmatch(authorization):
+        return "the `authorization` of an MCP server must be a bare token"
     if any(name.lower() == "authorization" for name in headers):
-        raise BadRequest(
-            "An MCP server gets `authorization` or a header of that name, not both.", param=param
-        )
+        return "an MCP server gets `authorization` or a header of that name, not both"
+    return None

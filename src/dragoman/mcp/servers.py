@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import IO
 
 from dragoman.errors import BadRequest, SettingsError
-from dragoman.mcp.resolve import check_headers, check_url
+from dragoman.mcp.resolve import check_url, header_problem
 from dragoman.mcp.session import McpSession
 from dragoman.mcp.spec import Bounds, ServerSpec
 
@@ -48,7 +48,8 @@ class McpServers:
         """The server that a request means. A request never starts a process: those are only configured."""
         if url is not None:
             check_url(url, self._allow, param)
-            check_headers(headers or {}, authorization, param)
+            if problem := header_problem(headers or {}, authorization):
+                raise BadRequest(f"{problem[0].upper()}{problem[1:]}.", param=param)
             return ServerSpec(label=label, url=url, headers=dict(headers or {}), authorization=authorization)
         if label not in self._configured:
             known = f"It has {', '.join(self.configured())}." if self._configured else "It has none."

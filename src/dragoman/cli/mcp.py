@@ -1,0 +1,84 @@
+"""List the MCP servers of the configuration with their tools, or what is wrong with each."""
+
+import argparse
+import asyncio
+import sys
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from dragoman.cli.parser import add_settings, read_settings
+from dragoman.cli.problems import USAGE, CommandError
+from dragoman.cli.terminal import table, visible
+from dragoman.logs import Paint
+
+if TYPE_CHECKING:
+    from dragoman.mcp import McpServers, McpTool
+
+SUMMARY = "list configured MCP servers and their tools"
+EXAMPLE = """\
+examples:
+  dragoman mcp list --mcp-config servers.json
+  dragoman mcp list --json                      for machines
+
+The file has the shape that other programs know: {"mcpServers": {"NAME": {"command": "..."}}}; docs/mcp.md
+tells more. What a server writes to its standard error is shown. The exit code is 1 if one did not answer.
+"""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "dragoman mcp list [flags]"
+    parser.add_argument("action", metavar="list", choices=("list",), help="what to do")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_settings(parser, ("mcp",))
+
+
+def run(args: argparse.Namespace) -> int:
+    from dragoman.mcp.config import servers_of
+
+    servers = servers_of(read_settings(args), errors=sys.stderr)
+    if not servers.configured():
+        raise CommandError(
+            "No MCP server is configured.",
+            "--mcp-config FILE, or the setting `mcp_config`, names them.",
+            exit_code=USAGE,
+        )
+    found = asyncio.run(ask_all(servers))
+    if args.json:
+        print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+    else:
+        print("\n\n".join(page(label, one, Paint(sys.stdout)) for label, one in found.items()))
+    return 1 if any("error" in one for one in found.values()) else 0
+
+
+async def ask_all(servers: "McpServers") -> dict[str, dict[str, Any]]:
+    labels = servers.configured()
+    try:
+        return dict(zip(labels, await asyncio.gather(*(ask(servers, one) for one in labels)), strict=True))
+    finally:
+        await servers.close()
+
+
+async def ask(servers: "McpServers", label: str) -> dict[str, Any]:
+    """`{"tools": [...]}`, or `{"error": "..."}`."""
+    from dragoman.mcp import McpFailure
+
+    async with servers.session(servers.resolve(label)) as session:
+        try:
+            return {"tools": await session.list_tools()}
+        except McpFailure as failure:
+            return {"error": failure.message}
+
+
+def page(label: str, found: dict[str, Any], paint: Paint) -> str:
+    if "error" in found:
+        return f"{paint('bold', label)}\n{paint('red', visible(found['error']))}"
+    tools: list[McpTool] = found["tools"]
+    rows = [(one.name, "read-only" if one.read_only else "", summary(one)) for one in tools]
+    listed = table(("tool", "", "what it does"), rows, paint) if rows else "no tools"
+    return f"{paint('bold', label)}\n{listed}"
+
+
+def summary(tool: "McpTool") -> str:
+    """The first line of a description, which may be a page."""
+    return next(iter((tool.description or "").strip().splitlines()), "")

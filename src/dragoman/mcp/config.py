@@ -1,0 +1,119 @@
+"""The operator's file of MCP servers, in the shape that other programs have it.
+
+    {"mcpServers": {
+        "files": {"command": "npx", "args": ["..."], "env": {"KEY": "${KEY}"}},
+        "search": {"url": "https://example.com/mcp", "headers": {"Authorization": "Bearer ${TOKEN}"}}
+    }}
+
+Any text may have `${NAME}` or `${NAME:-default}` in it, out of the environment. Keys beside `mcpServers` are
+those of other programs.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import msgspec
+from msgspec import Struct, field
+
+from dragoman.errors import SettingsError
+from dragoman.mcp.resolve import ADDRESS, header_problem
+from dragoman.mcp.servers import McpServers
+from dragoman.mcp.spec import Bounds, ServerSpec, Transport
+from dragoman.settings import Settings
+
+VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
+HTTP: Mapping[str | None, Transport | None] = {
+    None: None,
+    "sse": "sse",
+    "http": "http",
+    "streamable-http": "http",
+    "streamableHttp": "http",
+}
+
+
+class Entry(Struct, frozen=True, forbid_unknown_fields=True):
+    type: Literal["stdio", "http", "sse", "streamable-http", "streamableHttp"] | None = None
+    command: str | None = None
+    args: list[str] = field(default_factory=list)
+    env: dict[str, str] = field(default_factory=dict)
+    cwd: str | None = None
+    url: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+    disabled: bool = False
+    description: str | None = None
+
+
+class File(Struct, frozen=True):
+    servers: dict[str, dict[str, Any]] = field(name="mcpServers")
+
+
+def servers_of(settings: Settings, errors: IO[str] | None = None) -> McpServers:
+    """The MCP servers of an app: `mcp_config`, `mcp_allow` and `mcp_timeout` say which."""
+    configured = read_config(settings.mcp_config, os.environ) if settings.mcp_config else {}
+    return McpServers(configured, settings.mcp_allow, Bounds(call_s=settings.mcp_timeout), errors=errors)
+
+
+def read_config(path: str, environ: Mapping[str, str]) -> dict[str, ServerSpec]:
+    """The servers of a file by their labels; whatever is wrong is a SettingsError that names the place."""
+    try:
+        file = msgspec.json.decode(Path(path).expanduser().read_bytes(), type=File)
+    except OSError as error:
+        raise SettingsError(f"`mcp_config`: {path} cannot be read: {error.strerror}.") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"`mcp_config`: {path} is not a file of MCP servers: {error}.") from error
+    found: dict[str, ServerSpec] = {}
+    for label, raw in file.servers.items():
+        try:
+            entry = msgspec.convert(expanded(raw, environ), Entry)
+            spec = spec_of(label, entry)
+        except ValueError as error:
+            raise SettingsError(f"`mcp_config`: mcpServers.{label} in {path}: {error}.") from error
+        if not entry.disabled:
+            found[label] = spec
+    return found
+
+
+def expanded(value: Any, environ: Mapping[str, str]) -> Any:
+    """`expanded({"a": ["${B}"]}, {"B": "c"})` is `{"a": ["c"]}`."""
+    match value:
+        case str():
+            return VARIABLE.sub(lambda found: _variable(found, environ), value)
+        case list():
+            return [expanded(one, environ) for one in value]
+        case dict():
+            return {name: expanded(one, environ) for name, one in value.items()}
+    return value
+
+
+def _variable(found: re.Match[str], environ: Mapping[str, str]) -> str:
+    text = environ.get(found["name"], found["default"])
+    if text is None:
+        raise ValueError(f"the variable {found['name']} is not set")
+    return text
+
+
+def spec_of(label: str, entry: Entry) -> ServerSpec:
+    """Either a process or an address, and nothing of the other."""
+    if (entry.command is None) == (entry.url is None):
+        raise ValueError("either `command` or `url` must be given")
+    if entry.command is not None:
+        if entry.headers or entry.type not in (None, "stdio"):
+            raise ValueError("a server with `command` has no `headers` and is of type stdio")
+        return ServerSpec(
+            label=label,
+            command=entry.command,
+            args=tuple(entry.args),
+            env=entry.env,
+            cwd=entry.cwd,
+            transport="stdio",
+        )
+    if entry.args or entry.env or entry.cwd or entry.type == "stdio":
+        raise ValueError("a server with `url` has no `args`, `env` or `cwd` and is not of type stdio")
+    if entry.url is None or ADDRESS.fullmatch(entry.url) is None:
+        raise ValueError("`url` must be http:// or https:// and a host, without a password in it")
+    if (problem := header_problem(entry.headers)) is not None:
+        raise ValueError(problem)
+    return ServerSpec(label=label, url=entry.url, headers=entry.headers, transport=HTTP[entry.type])
