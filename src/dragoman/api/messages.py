@@ -73,7 +73,7 @@ def check_messages(messages: Sequence[MessageBody]) -> int:
         size += _size(message.content, f"messages[{number}].content")
         if message.tool_calls or message.function_call:
             for place, call in _calls(message, f"messages[{number}]"):
-                _check_arguments(call.arguments, f"{place}.arguments")
+                check_arguments(call.arguments, f"{place}.arguments")
     return size
 
 
@@ -87,7 +87,7 @@ def _calls(message: MessageBody, place: str) -> Iterator[tuple[str, FunctionCall
         yield f"{place}.function_call", message.function_call
 
 
-def _check_arguments(arguments: str | dict[str, Any] | None, param: str) -> None:
+def check_arguments(arguments: str | dict[str, Any] | None, param: str) -> None:
     if not isinstance(arguments, str) or not arguments:
         return
     try:
@@ -100,17 +100,17 @@ def _check_arguments(arguments: str | dict[str, Any] | None, param: str) -> None
 def _size(content: str | list[dict[str, Any]] | None, param: str) -> int:
     if content is None or isinstance(content, str):
         return len(content or "")
-    return sum(len(_part_text(part, f"{param}[{number}]")) for number, part in enumerate(content))
+    return sum(len(part_text(part, f"{param}[{number}]")) for number, part in enumerate(content))
 
 
-def _part_text(part: dict[str, Any], param: str) -> str:
-    kind = part.get("type")
+def part_text(part: dict[str, Any], param: str) -> str:
+    kind = str(part.get("type"))
     if kind in MEDIA_PARTS:
         message = f"This model takes text only; {MEDIA_PARTS[kind]} are not supported."
         raise BadRequest(message, param=param, code="unsupported_content")
     key = "refusal" if kind == "refusal" else "text"
     if kind not in ("text", "input_text", "output_text", "refusal"):
-        raise BadRequest(f"Unknown content part type {kind!r}.", param=f"{param}.type", code="invalid_value")
+        raise BadRequest(f"Unknown content part type {kind[:64]!r}.", param=f"{param}.type", code="invalid_value")
     text = part.get(key)
     if not isinstance(text, str):
         raise BadRequest(f"'{param}.{key}' must be a string.", param=f"{param}.{key}", code="invalid_value")
@@ -130,7 +130,7 @@ def to_message(body: MessageBody) -> Message:
 
 
 def _parts(content: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{"type": "text", "text": _part_text(part, "content")} for part in content]
+    return [{"type": "text", "text": part_text(part, "content")} for part in content]
 
 
 def joined(content: str | list[dict[str, Any]] | None) -> str:

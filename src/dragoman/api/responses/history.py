@@ -1,0 +1,207 @@
+"""The context of a response, which is items, as the messages that a chat template knows.
+
+What the assistant said in a row (reasoning, text, calls) is one message. Nothing is lost on the way: items
+that templates have no words for are told as text.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from dragoman.api.custom_tools import as_arguments
+from dragoman.api.messages import part_text
+from dragoman.api.responses.hosted_items import lines, plainly
+from dragoman.api.responses.item_kinds import CALLS, SILENT, ItemDict, Parts
+from dragoman.errors import BadRequest
+from dragoman.types import Message, Role, ToolCall
+
+Content: TypeAlias = str | list[dict[str, Any]]
+Unseal: TypeAlias = Callable[[str], str | None]
+Visible: TypeAlias = Callable[[str | None, str], str]
+"""From a namespace, or the label of an MCP server, and a name to the name that the model knows."""
+
+SUMMARY = "Summary of the conversation so far:\n"
+REFUSED = "The user did not allow this call."
+UNANSWERED = "The user has not allowed this call yet."
+
+
+def messages(
+    items: Sequence[ItemDict], instructions: str | None, unseal: Unseal, visible: Visible
+) -> tuple[Message, ...]:
+    """`[reasoning, function_call, function_call_output]` gives an assistant's message and a tool's."""
+    _check_pairs(items)
+    start, kept = _after_compaction(items)
+    told = _Telling(items, unseal, visible)
+    if instructions is not None:
+        told.say("system", instructions)
+    for item in [*kept, *items[start:]]:
+        told.take(item)
+    return told.finished()
+
+
+def pending_approvals(items: Sequence[ItemDict]) -> list[tuple[ItemDict, ItemDict]]:
+    """The requests that were approved and whose calls have not been made, each with the answer to it."""
+    made, answers = _made(items), _answers(items)
+    return [
+        (item, answers[item["id"]])
+        for item in items
+        if item["type"] == "mcp_approval_request"
+        and item["id"] not in made
+        and answers.get(item["id"], {}).get("approve")
+    ]
+
+
+def _made(items: Sequence[ItemDict]) -> set[str | None]:
+    return {item.get("approval_request_id") for item in items if item["type"] == "mcp_call"}
+
+
+def _answers(items: Sequence[ItemDict]) -> Mapping[str, ItemDict]:
+    return {item["approval_request_id"]: item for item in items if item["type"] == "mcp_approval_response"}
+
+
+def _after_compaction(items: Sequence[ItemDict]) -> tuple[int, list[ItemDict]]:
+    """Where the context begins, and what of the time before it still holds: instructions are no talk."""
+    last = max((at for at, item in enumerate(items) if item["type"] == "compaction"), default=0)
+    return last, [item for item in items[:last] if item.get("role") in ("system", "developer")]
+
+
+def _check_pairs(items: Sequence[ItemDict]) -> None:
+    """Every output and every answer has what it belongs to before it."""
+    known: set[str] = set()
+    for item in items:
+        kind = item["type"]
+        if kind in CALLS:
+            known.add(_call_id(item))
+            known.update([item["id"]] if kind == "local_shell_call" else ())
+        elif kind.endswith("_output") or kind == "mcp_approval_response":
+            _check_known(item, known)
+
+
+def _check_known(item: ItemDict, known: set[str]) -> None:
+    answered = item.get("approval_request_id") or _call_id(item)
+    if answered not in known and not (item["type"] == "tool_search_output" and "call_id" not in item):
+        message = f"The {item['type']} for {answered[:64]!r} has no item before it that it answers."
+        raise BadRequest(message, param="input", code="invalid_value")
+
+
+def _call_id(item: ItemDict) -> str:
+    """Some kinds of calls have no id beside that of the item."""
+    return str(item.get("call_id", item["id"]))
+
+
+class _Telling:
+    """The messages so far, and what the assistant is in the middle of saying."""
+
+    def __init__(self, items: Sequence[ItemDict], unseal: Unseal, visible: Visible) -> None:
+        self._answers = _answers(items)
+        self._made = _made(items)
+        self._unseal = unseal
+        self._visible = visible
+        self._told: list[Message] = []
+        self._reasoning: list[str] = []
+        self._texts: list[str] = []
+        self._calls: list[ToolCall] = []
+
+    def finished(self) -> tuple[Message, ...]:
+        self._close()
+        return tuple(self._told)
+
+    def take(self, item: ItemDict) -> None:
+        match item["type"]:
+            case "message":
+                self._message(item["role"], item["content"])
+            case "reasoning":
+                self._reasoning.extend(self._thoughts(item))
+            case "function_call":
+                self._call(_call_id(item), item.get("namespace"), item["name"], item["arguments"])
+            case "custom_tool_call":
+                self._call(_call_id(item), item.get("namespace"), item["name"], as_arguments(item["input"]))
+            case "function_call_output" | "custom_tool_call_output":
+                self._result(_call_id(item), _content(item["output"]))
+            case "mcp_call":
+                self._server_call(item, _outcome(item))
+            case "mcp_approval_request":
+                self._approval(item)
+            case "compaction":
+                self.say("system", SUMMARY + self._opened(item))
+            case kind if kind not in SILENT:
+                self._hosted(item)
+
+    def say(self, role: Role, content: Content) -> None:
+        self._close()
+        self._told.append(Message(role=role, content=content))
+
+    def _message(self, role: Role, parts: Parts) -> None:
+        if role == "assistant":
+            self._texts.extend(part_text(part, "input") for part in parts)
+        else:
+            self.say(role, _content(parts))
+
+    def _call(self, id_: str, space: str | None, name: str, arguments: str) -> None:
+        self._calls.append(ToolCall(id=id_, name=self._visible(space, name), arguments=arguments or "{}"))
+
+    def _result(self, call_id: str, content: Content) -> None:
+        self._close()
+        self._told.append(Message(role="tool", content=content, tool_call_id=call_id))
+
+    def _server_call(self, item: ItemDict, outcome: str) -> None:
+        self._call(item["id"], item["server_label"], item["name"], item["arguments"])
+        self._result(item["id"], outcome)
+
+    def _approval(self, item: ItemDict) -> None:
+        """A call that was allowed comes as an item of its own; the model is told of the others."""
+        answer = self._answers.get(item["id"])
+        if item["id"] in self._made or (answer and answer["approve"]):
+            return
+        reason = f" Reason: {answer['reason']}" if answer and answer.get("reason") else ""
+        self._server_call(item, (REFUSED if answer else UNANSWERED) + reason)
+
+    def _hosted(self, item: ItemDict) -> None:
+        kind, text = item["type"], plainly(item)
+        if "call_id" not in item and kind != "local_shell_call_output":
+            self._texts.append(f"[{kind}]\n{text}")
+        elif kind.endswith("_output"):
+            self._result(_call_id(item), text)
+        else:
+            self._call(item["call_id"], None, kind.removesuffix("_call"), as_arguments(text))
+
+    def _thoughts(self, item: ItemDict) -> list[str]:
+        if item.get("content"):
+            return [part["text"] for part in item["content"]]
+        if "encrypted_content" in item:
+            return [self._opened(item)]
+        return [part["text"] for part in item["summary"]]
+
+    def _opened(self, item: ItemDict) -> str:
+        text = self._unseal(item["encrypted_content"])
+        if text is None:
+            message = (
+                f"The encrypted_content of {item['id'][:64]!r} was not made by this server for this key;"
+                " leave it out."
+            )
+            raise BadRequest(message, param="input", code="invalid_encrypted_content")
+        return text
+
+    def _close(self) -> None:
+        """What the assistant said in a row is one message."""
+        if self._reasoning or self._texts or self._calls:
+            said = Message(
+                role="assistant",
+                content=_joined(self._texts) if self._texts else None,
+                reasoning="\n".join(self._reasoning) if self._reasoning else None,
+                tool_calls=tuple(self._calls),
+            )
+            self._told.append(said)
+        self._reasoning, self._texts, self._calls = [], [], []
+
+
+def _joined(texts: list[str]) -> Content:
+    return texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts]
+
+
+def _content(given: str | Parts) -> Content:
+    return given if isinstance(given, str) else _joined([part_text(part, "input") for part in given])
+
+
+def _outcome(item: ItemDict) -> str:
+    texts = [item["output"]] if item.get("output") is not None else []
+    return "\n".join([*texts, *lines(item.get("error"), "error")])

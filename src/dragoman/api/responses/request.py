@@ -1,0 +1,236 @@
+"""Responses: the request. What is wrong with its input items, `items.normalise` says."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from dragoman.api.constraint_fields import JsonSchema, wanted
+from dragoman.api.fields import Natural, Positive, ShortText, check_shared, sampling, turn_spec
+from dragoman.api.read import Reader
+from dragoman.api.reasoning_fields import ReasoningOptions, check_reasoning, thinking
+from dragoman.api.responses.history import messages
+from dragoman.api.responses.tool_choice import asked, check_choice
+from dragoman.api.responses.tools import Offer, echo, offered
+from dragoman.api.template_fields import TemplateFields, Verbosity, template_kwargs
+from dragoman.api.tools import for_template
+from dragoman.errors import BadRequest
+from dragoman.limits import Limits, check_count
+from dragoman.turns.spec import Reading, TurnSpec, Wanted
+from dragoman.types import Conversation, Sampling
+
+LOGPROBS = "message.output_text.logprobs"
+ENCRYPTED = "reasoning.encrypted_content"
+
+# fmt: off
+INCLUDABLE = (
+    LOGPROBS, ENCRYPTED, "file_search_call.results", "web_search_call.results",
+    "web_search_call.action.sources", "message.input_image.image_url",
+    "computer_call_output.output.image_url", "code_interpreter_call.outputs",
+)
+# fmt: on
+
+NOT_HERE = {
+    "max_tokens": "its name here is max_output_tokens",
+    "response_format": "its place here is text.format",
+    "prompt": "this server keeps no prompt templates; send instructions and input",
+    "moderation": "it belongs to a hosted service",
+    "access_programs": "it belongs to a hosted service",
+    "echo": "a response has the answer only",
+    "prompt_logprobs": "a response has log probabilities of the answer only",
+    "add_special_tokens": "the chat template writes the special tokens of a conversation",
+}
+"""Fields of other APIs and of hosted services: a 400 is better than an answer that ignores them."""
+
+
+class TextFormat(Struct, forbid_unknown_fields=True):
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: JsonSchema | None = field(name="schema", default=None)
+    strict: bool | None = None
+
+
+class TextOptions(Struct, forbid_unknown_fields=True):
+    format: TextFormat | None = None
+    verbosity: Verbosity | None = None
+
+
+class ResponseReasoning(ReasoningOptions, forbid_unknown_fields=True):
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    """The older name."""
+    context: Literal["auto", "current_turn", "all_turns"] | None = None
+    mode: str | None = None
+
+
+class ConversationRef(Struct, forbid_unknown_fields=True):
+    id: ShortText
+
+
+class ContextManagement(Struct, forbid_unknown_fields=True):
+    type: Literal["compaction"]
+    compact_threshold: Positive | None = None
+
+
+class ResponseRequest(TemplateFields, kw_only=True, forbid_unknown_fields=True):
+    # What makes the prompt.
+    input: str | list[dict[str, Any]] | None = None
+    instructions: str | None = None
+    previous_response_id: ShortText | None = None
+    conversation: ShortText | ConversationRef | None = None
+    tools: list[dict[str, Any]] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    context_management: list[ContextManagement] | None = None
+    # What the answer is to be.
+    max_output_tokens: Positive | None = None
+    max_tool_calls: Positive | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    reasoning: ResponseReasoning | None = None
+    text: TextOptions | None = None
+    top_logprobs: Natural | None = None
+    include: Annotated[list[str], Meta(max_length=64)] | None = None
+    # What becomes of it.
+    store: bool | None = None
+    background: bool | None = None
+    image: dict[str, Any] | None = None
+    prompt: Any = None
+    moderation: Any = None
+    access_programs: Any = None
+
+    def formats(self) -> Iterator[Wanted]:
+        asked = self.text.format if self.text else None
+        if asked is None or asked.type == "text":
+            return
+        if asked.type == "json_object":
+            yield Wanted(syntax="json_object", param="text.format")
+        elif asked.schema_ is None:
+            place = "text.format.schema"
+            raise BadRequest(f"'{place}' is required.", param=place, code="missing_field")
+        else:
+            yield Wanted(syntax="json_schema", value=asked.schema_, param="text.format.schema")
+
+    @property
+    def stored(self) -> bool:
+        return self.store is not False
+
+    @property
+    def conversation_id(self) -> str | None:
+        named = self.conversation
+        return named.id if isinstance(named, ConversationRef) else named
+
+    @property
+    def wants_encrypted_reasoning(self) -> bool:
+        return ENCRYPTED in (self.include or ())
+
+    @property
+    def wants_summary(self) -> bool:
+        return bool(self.reasoning and (self.reasoning.summary or self.reasoning.generate_summary))
+
+    @property
+    def logprobs(self) -> int | None:
+        """How many alternatives to report; None: no log probabilities at all."""
+        return (self.top_logprobs or 0) if LOGPROBS in (self.include or ()) else None
+
+    @property
+    def compact_threshold(self) -> int | None:
+        given = [each.compact_threshold for each in self.context_management or () if each.compact_threshold]
+        return min(given, default=None)
+
+    @property
+    def echoed_tools(self) -> list[dict[str, Any]]:
+        return echo(self.tools)
+
+    @property
+    def echoed_text(self) -> dict[str, Any]:
+        text = self.text or TextOptions()
+        shown = _said(text.format) if text.format else {"type": "text"}
+        return {"format": shown, "verbosity": text.verbosity or "medium"}
+
+    @property
+    def echoed_reasoning(self) -> dict[str, Any]:
+        return {"effort": self.effort, "summary": None, **(_said(self.reasoning) if self.reasoning else {})}
+
+
+def _said(options: Struct) -> dict[str, Any]:
+    shown: dict[str, Any] = msgspec.to_builtins(options)
+    return {name: value for name, value in shown.items() if value is not None}
+
+
+READER = Reader.of(ResponseRequest)
+
+
+def read(body: bytes, limits: Limits) -> ResponseRequest:
+    """Refuses what can be refused without the store."""
+    request: ResponseRequest = READER.read(body)
+    _check_here(request)
+    check_shared(request, limits)
+    check_reasoning(request)
+    _check_context(request, limits)
+    _check_answer(request, limits)
+    check_choice(request.tool_choice, offered(request.tools, limits))
+    return request
+
+
+def _check_here(request: ResponseRequest) -> None:
+    for name, reason in NOT_HERE.items():
+        value = getattr(request, name)
+        if value is not None and value is not False:
+            raise BadRequest(f"'{name}' is not supported: {reason}.", param=name, code="unsupported_field")
+    if request.n not in (None, 1):
+        raise BadRequest("A response is one answer; leave out n.", param="n", code="unsupported_field")
+
+
+def _check_context(request: ResponseRequest, limits: Limits) -> None:
+    if isinstance(request.input, list):
+        check_count(len(request.input), limits.messages, "input", "items")
+    if request.previous_response_id and request.conversation:
+        message = "previous_response_id and conversation exclude each other; send one of them."
+        raise BadRequest(message, param="conversation", code="invalid_value")
+    before = request.previous_response_id or request.conversation or request.instructions
+    if request.input in (None, []) and not before:
+        raise BadRequest("'input' is required.", param="input", code="missing_field")
+
+
+def _check_answer(request: ResponseRequest, limits: Limits) -> None:
+    check_count(request.top_logprobs or 0, limits.logprobs, "top_logprobs", "alternatives")
+    for number, name in enumerate(request.include or ()):
+        if name not in INCLUDABLE:
+            message = f"Unknown value {name[:64]!r} in include; it may have: {', '.join(INCLUDABLE)}."
+            raise BadRequest(message, param=f"include[{number}]", code="invalid_value")
+    if request.background and not request.stored:
+        message = "background needs store: its response can only be had from the store."
+        raise BadRequest(message, param="background", code="invalid_value")
+    _sampling(request)
+
+
+def spec(
+    request: ResponseRequest,
+    items: Sequence[dict[str, Any]],
+    offer: Offer,
+    *,
+    first: bool,
+    unseal: Callable[[str], str | None],
+) -> TurnSpec:
+    """What is asked of the engine room in one round of the tool loop, with all items up to there."""
+    told = Conversation(
+        messages=messages(items, request.instructions, unseal, offer.visible()),
+        tools=for_template(offer.functions),
+        template_kwargs=template_kwargs(request, request.text.verbosity if request.text else None),
+    )
+    calls = asked(request.tool_choice, offer, first=first)
+    single = request.parallel_tool_calls is False or (calls is not None and calls.named)
+    reading = Reading(
+        tools=told.tools,
+        calls=bool(told.tools) and request.tool_choice != "none",
+        most_calls=1 if single else None,
+        verbatim=wanted(request) is not None,
+        custom=offer.custom,
+    )
+    return turn_spec(request, (told,), _sampling(request), 1, reading, calls, thinking(request))
+
+
+def _sampling(request: ResponseRequest) -> Sampling:
+    return sampling(request, max_tokens=request.max_output_tokens, logprobs=request.logprobs)

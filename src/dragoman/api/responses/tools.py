@@ -1,0 +1,227 @@
+"""The tools of a Responses request, and what of them the model is offered.
+
+A model knows functions by one name each. So a tool of a namespace is offered as `namespace__name`, a custom
+tool as the function that stands for it, and a tool of an MCP server once the server has listed it. What a
+name stands for is kept beside it, as a `Ref`.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from typing import Any, Literal
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from dragoman.api.custom_tools import CustomFormat, CustomTool, Grammar, as_function
+from dragoman.api.read import Reader
+from dragoman.api.responses.item_kinds import ItemDict
+from dragoman.api.responses.mcp_tools import McpDeclaration, McpToolLike, read_mcp, without_secrets
+from dragoman.api.tools import Declared, Function, check_tools, wrong
+from dragoman.errors import BadRequest
+from dragoman.limits import Limits, check_count
+
+# fmt: off
+HOSTED = (
+    "web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11",
+    "file_search", "code_interpreter", "image_generation", "computer", "computer_use_preview",
+    "local_shell", "shell", "apply_patch", "tool_search", "programmatic_tool_calling",
+)
+# fmt: on
+"""Clients declare these to every server; a request that has them must work without them."""
+
+
+class FunctionTool(Struct, forbid_unknown_fields=True):
+    type: Literal["function"]
+    name: str
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    description: str | None = None
+    # Of no effect here: every tool is loaded at once, and the model is the only caller.
+    output_schema: Any = None
+    defer_loading: bool | None = None
+    allowed_callers: list[str] | None = None
+    async_: bool | None = field(name="async", default=None)
+
+
+class TextFormat(Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    pass
+
+
+class GrammarFormat(Grammar, forbid_unknown_fields=True, tag_field="type", tag="grammar"):
+    """Chat Completions has the same one level deeper."""
+
+
+class FlatCustomTool(Struct, forbid_unknown_fields=True):
+    type: Literal["custom"]
+    name: str
+    description: str | None = None
+    format: TextFormat | GrammarFormat | None = None
+    defer_loading: bool | None = None
+    allowed_callers: list[str] | None = None
+    async_: bool | None = field(name="async", default=None)
+
+
+class NamespaceTool(Struct, forbid_unknown_fields=True):
+    type: Literal["namespace"]
+    name: str
+    tools: list[dict[str, Any]]
+    description: str | None = None
+
+
+class Ref(Struct, frozen=True):
+    """The tool that a visible name stands for."""
+
+    kind: Literal["function", "custom", "mcp"]
+    name: str
+    namespace: str | None = None
+    server_label: str | None = None
+
+    @property
+    def space(self) -> str | None:
+        return self.namespace or self.server_label
+
+
+class Offer(Declared, frozen=True):
+    """What the model is offered. Its functions have the names that the model sees."""
+
+    refs: dict[str, Ref] = field(default_factory=dict)
+    mcp: tuple[McpDeclaration, ...] = ()
+    hidden: tuple[str, ...] = ()
+    """The types of declared tools that nobody here can run."""
+
+    def with_mcp(self, label: str, tools: Sequence[McpToolLike]) -> "Offer":
+        """With what an MCP server has listed; a tool whose name is taken is `label__name`."""
+        functions, places, refs = list(self.functions), list(self.places), dict(self.refs)
+        for tool in tools:
+            name = _free(tool.name, label, refs)
+            refs[name] = Ref("mcp", tool.name, server_label=label)
+            functions.append({"name": name, "description": tool.description, "parameters": tool.input_schema})
+            places.append(f"tools.{label}.{tool.name}")
+        return replace(self, functions=functions, places=places, refs=refs)
+
+    def visible(self) -> Callable[[str | None, str], str]:
+        """From a namespace, or the label of an MCP server, and a name to the name that the model sees.
+
+        Histories have calls of tools that are no longer declared: those get a name of the same form.
+        """
+        shown = {(ref.space, ref.name): name for name, ref in self.refs.items()}
+        return lambda space, name: shown.get((space, name)) or (joined_name(space, name) if space else name)
+
+
+def joined_name(space: str, name: str) -> str:
+    """`joined_name("files", "read")` and `joined_name("files__", "read")` give `files__read`."""
+    return f"{space.rstrip('_')}__{name}"
+
+
+def _free(name: str, label: str, taken: dict[str, Ref]) -> str:
+    if name not in taken:
+        return name
+    longer = joined_name(label, name)
+    numbered = (f"{longer}_{number}" for number in count(2))
+    return longer if longer not in taken else next(each for each in numbered if each not in taken)
+
+
+_FUNCTION, _CUSTOM, _NAMESPACE = Reader.of(FunctionTool), Reader.of(FlatCustomTool), Reader.of(NamespaceTool)
+
+
+def offered(tools: Sequence[dict[str, Any]] | None, limits: Limits, items: Sequence[ItemDict] = ()) -> Offer:
+    """What is offered before any MCP server was asked; raises at the first tool that cannot be used.
+
+    Tools that were loaded on the way, by items of the context, are there as well.
+    """
+    placed = [(f"tools[{number}]", tool) for number, tool in enumerate(tools or ())]
+    placed += [("input", tool) for tool in _loaded(items) if tool not in (tools or ())]
+    check_count(len(placed), limits.tools, "tools", "tools")
+    functions: list[_Placed] = []
+    mcp: list[McpDeclaration] = []
+    hidden: list[str] = []
+    for place, tool in placed:
+        kind = tool.get("type")
+        if kind in HOSTED:
+            hidden.append(kind)
+        elif kind == "mcp":
+            mcp.append(read_mcp(tool, place))
+            _check_label([each.server_label for each in mcp], place)
+        else:
+            functions.extend(_functions(tool, place))
+    offer = Offer(
+        field="tools",
+        functions=[each.function for each in functions],
+        places=[each.place for each in functions],
+        custom=frozenset(each.function["name"] for each in functions if each.ref.kind == "custom"),
+        refs={each.function["name"]: each.ref for each in functions},
+        mcp=tuple(mcp),
+        hidden=tuple(dict.fromkeys(hidden)),
+    )
+    check_tools(offer, limits)
+    return offer
+
+
+def _loaded(items: Sequence[ItemDict]) -> list[dict[str, Any]]:
+    """Each once: a search may find a tool again."""
+    found: list[dict[str, Any]] = []
+    for item in items:
+        if item["type"] in ("additional_tools", "tool_search_output"):
+            found.extend(tool for tool in item["tools"] if tool not in found)
+    return found
+
+
+class _Placed(Struct, frozen=True):
+    place: str
+    function: Function
+    ref: Ref
+
+
+def _functions(tool: dict[str, Any], place: str) -> Iterator[_Placed]:
+    if tool.get("type") != "namespace":
+        yield _placed(tool, place, None)
+        return
+    space: NamespaceTool = _NAMESPACE.convert(tool, place)
+    if not space.name:
+        raise wrong(f"{place}.name", "must not be empty")
+    for number, inner in enumerate(space.tools):
+        yield _placed(inner, f"{place}.tools[{number}]", space)
+
+
+def _placed(tool: dict[str, Any], place: str, space: NamespaceTool | None) -> _Placed:
+    kind = tool.get("type")
+    if kind == "function":
+        function = _plain(_FUNCTION.convert(tool, place))
+    elif kind == "custom":
+        function = _custom(_CUSTOM.convert(tool, place), place)
+    else:
+        known = "function or custom" if space else "function, custom, namespace, mcp or a hosted tool's"
+        message = f"Unknown tool type {str(kind)[:64]!r}; it must be {known}."
+        raise BadRequest(message, param=f"{place}.type", code="invalid_value")
+    name = function["name"]
+    if space is None:
+        return _Placed(place, function, Ref(kind, name))
+    told = "\n".join(text for text in (space.description, function["description"]) if text)
+    function |= {"name": joined_name(space.name, name), "description": told or None}
+    return _Placed(place, function, Ref(kind, name, namespace=space.name))
+
+
+def _plain(tool: FunctionTool) -> Function:
+    names = ("name", "description", "parameters", "strict")
+    return {name: getattr(tool, name) for name in names}
+
+
+def _custom(tool: FlatCustomTool, place: str) -> Function:
+    wanted = CustomFormat("grammar", tool.format) if isinstance(tool.format, GrammarFormat) else None
+    return as_function(CustomTool(tool.name, tool.description, wanted), place, grammar="format")
+
+
+def _check_label(labels: Sequence[str], place: str) -> None:
+    if labels[-1] in labels[:-1]:
+        raise wrong(f"{place}.server_label", f"is {labels[-1]!r} a second time; labels must differ")
+
+
+def echo(tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]]:
+    """The tools as they were sent, with the fields that SDKs require, and without secrets."""
+    return [_echoed(tool) for tool in tools or ()]
+
+
+def _echoed(tool: dict[str, Any]) -> dict[str, Any]:
+    if tool.get("type") == "function":
+        return {"parameters": None, "strict": None, **tool}
+    return without_secrets(tool) if tool.get("type") == "mcp" else tool
