@@ -1,6 +1,11 @@
 import gc
+import os
+import tempfile
 
 from hypothesis import settings
+
+# Nothing that a test stores ends up among what a person has stored.
+os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp(prefix="dragoman-tests-")
 
 # Machines that run tests are noisy: a time limit would say more of them than of the code.
 # The same examples every time, so that a change is what a new failure comes from; `make torture` draws others.

@@ -18,6 +18,9 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     content_chars: Annotated[Cap, Meta(description="characters of all contents together")] = 8 * 1024 * 1024
     tools: Annotated[Cap, Meta(description="tools of a request")] = 512
     tool_bytes: Annotated[Cap, Meta(description="bytes of all tools together, as JSON")] = 1024 * 1024
+    tool_calls: Annotated[Cap, Meta(description="calls of tools that the server makes for one response")] = (
+        128
+    )
     prompts: Annotated[Cap, Meta(description="prompts of a completions request")] = 256
     choices: Annotated[Cap, Meta(description="answers of a request: prompts times n or best_of")] = 256
     stops: Annotated[Cap, Meta(description="stop strings and stop ids of a request")] = 64

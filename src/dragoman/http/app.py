@@ -1,12 +1,14 @@
 """The ASGI app: routes, and around them the request id, the key check, errors, the access log and metrics."""
 
 import asyncio
+import hashlib
 import hmac
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
 from typing import TypeAlias
 
+import msgspec
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route, Router
 from starlette.types import Receive, Scope, Send
@@ -18,6 +20,8 @@ from dragoman.http import docs, generate, inspect_routes, parse_routes
 from dragoman.http.exchange import ClientGone, Exchange
 from dragoman.http.host import Host
 from dragoman.http.metrics import CONTENT_TYPE, Metrics
+from dragoman.http.responses import create, stored, summary
+from dragoman.http.responses.socket import Socket
 from dragoman.settings import Settings
 
 logger = logging.getLogger("dragoman.http")
@@ -28,6 +32,10 @@ Handler: TypeAlias = Callable[[Host, Exchange], Awaitable[None]]
 POST: dict[str, Handler] = {
     "/v1/chat/completions": generate.chat,
     "/v1/completions": generate.completions,
+    "/v1/responses": create.create,
+    "/v1/responses/compact": summary.compact,
+    "/v1/responses/input_tokens": summary.input_tokens,
+    "/v1/responses/{id}/cancel": stored.cancel,
     "/v1/embeddings": inspect_routes.embed,
     "/v1/chat/completions/render": inspect_routes.render_chat,
     "/v1/completions/render": inspect_routes.render_completions,
@@ -42,6 +50,8 @@ POST: dict[str, Handler] = {
     "/separate_reasoning": parse_routes.reasoning_sglang,
 }
 GET: dict[str, Handler] = {
+    "/v1/responses/{id}": stored.retrieve,
+    "/v1/responses/{id}/input_items": stored.input_items,
     "/v1/models": inspect_routes.list_models,
     "/v1/models/{model:path}": inspect_routes.get_model,
     "/openapi.json": docs.openapi,
@@ -49,8 +59,18 @@ GET: dict[str, Handler] = {
     "/docs.js": docs.script,
     "/": docs.root,
 }
-ADMITTED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings"})
+DELETE: dict[str, Handler] = {"/v1/responses/{id}": stored.delete}
+ADMITTED = frozenset(
+    {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/embeddings",
+        "/v1/responses",
+        "/v1/responses/compact",
+    }
+)
 """These take the engine's time, so they count in the queue and are refused beyond its limit."""
+SOCKET = "/v1/responses"
 OPEN_PATHS = frozenset({"/health"})
 """Answered without a key, so that a supervisor can ask."""
 
@@ -65,7 +85,9 @@ class App:
         self.host = Host(engine, self.settings, template)
         self.metrics = Metrics()
         self._keys = [key.encode() for key in self.settings.api_key]
-        routes = [*self._routes(GET, "GET"), *self._routes(POST, "POST"), *self._own_routes()]
+        tables = {"GET": GET, "POST": POST, "DELETE": DELETE}
+        declared = [route for method, table in tables.items() for route in self._routes(table, method)]
+        routes = [*declared, *self._own_routes()]
         # A redirect to a path without its slash would be built from the Host header, which a client chooses.
         self._router = Router(routes, redirect_slashes=False)
 
@@ -90,7 +112,7 @@ class App:
         elif scope["type"] == "http":
             await self._http(scope, receive, send)
         else:
-            await send({"type": "websocket.close", "code": 1000})
+            await self._websocket(scope, receive, send)
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         loop = asyncio.get_running_loop()
@@ -105,9 +127,23 @@ class App:
             self.metrics.in_flight.dec()
             self._record(exchange, loop.time() - began)
 
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        headers = dict(scope["headers"])
+        try:
+            owner = self._owner(headers)
+            if scope["path"] != SOCKET:
+                raise NotFound(f"There is no socket at {scope['path']} here; there is {SOCKET}.")
+        except DragomanError as error:
+            await _refuse(scope, send, error)
+            return
+        await send({"type": "websocket.accept"})
+        await Socket(self.host, owner, receive, send).serve()
+
     async def _guarded(self, exchange: Exchange) -> None:
         try:
-            self._check_key(exchange)
+            if exchange.path not in OPEN_PATHS:
+                exchange.owner = self._owner(exchange.headers)
             await self._router(exchange.scope, exchange.receive, exchange.send)
         except ClientGone:
             exchange.facts["finish"] = "disconnect"
@@ -120,15 +156,17 @@ class App:
             logger.exception("A request failed: %s %s", exchange.method, exchange.request_id)
             await exchange.fail(DragomanError("The server failed; its log says why.", code="internal_error"))
 
-    def _check_key(self, exchange: Exchange) -> None:
-        if not self._keys or exchange.path in OPEN_PATHS:
-            return
-        scheme, _, given = exchange.headers.get(b"authorization", b"").partition(b" ")
+    def _owner(self, headers: Mapping[bytes, bytes]) -> str:
+        """Whose key the request has, as a hash; raises if it has none that counts."""
+        if not self._keys:
+            return ""
+        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
         if scheme.lower() != b"bearer":
-            given = exchange.headers.get(b"x-api-key", b"")
+            given = headers.get(b"x-api-key", b"")
         # Every key is compared, and in constant time, so that the time tells nothing.
         if not sum(hmac.compare_digest(given.strip(), key) for key in self._keys):
             raise Unauthorized("Send a valid API key as 'Authorization: Bearer KEY'.")
+        return hashlib.sha256(given.strip()).hexdigest()
 
     def _record(self, exchange: Exchange, seconds: float) -> None:
         route = _route_name(self._router, exchange.scope)
@@ -187,6 +225,16 @@ def _routing_error(exchange: Exchange, status: int) -> DragomanError:
     if status == 405:
         return MethodNotAllowed(f"{exchange.method} is not what {exchange.path} takes; see /docs.")
     return NotFound(f"There is no {exchange.path} here; see /docs.", code="unknown_path")
+
+
+async def _refuse(scope: Scope, send: Send, error: DragomanError) -> None:
+    """A handshake that is refused is answered as a request would be, where the server can do that."""
+    if "websocket.http.response" not in scope.get("extensions", {}):
+        await send({"type": "websocket.close", "code": 1008})
+        return
+    headers = [(b"content-type", b"application/json")]
+    await send({"type": "websocket.http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "websocket.http.response.body", "body": msgspec.json.encode(error.body())})
 
 
 def _loggable(path: str) -> str:

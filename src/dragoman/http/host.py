@@ -15,7 +15,9 @@ from dragoman.dialects.registry import with_calls
 from dragoman.engines.protocol import Engine, LivingEngine
 from dragoman.errors import EngineFailed, Overloaded
 from dragoman.http.choose import choose_dialect
+from dragoman.http.responses.desk import Desk
 from dragoman.http.stream import Pump
+from dragoman.mcp.config import servers_of
 from dragoman.prompt import Prompter
 from dragoman.settings import Settings
 from dragoman.turns.language import Language
@@ -55,6 +57,8 @@ class Host:
             self.card, tokenizer, self.prompter, self.found.dialect, settings.model_alias, self.limits
         )
         self.pump = Pump()
+        self.desk = Desk.of(settings)
+        self.mcp = servers_of(settings)
         self._forced: dict[str, Language] = {}
         self._in_flight = 0
         self._fingerprint = f"dragoman-{__version__}"
@@ -95,6 +99,7 @@ class Host:
         return Head(prefix + uuid4().hex, int(time.time()), model or self.card.name, self._fingerprint)
 
     async def start(self) -> None:
+        await self.desk.start()
         if isinstance(self.engine, LivingEngine):
             await self.engine.start()
         if self.card.constrains:
@@ -102,6 +107,8 @@ class Host:
             await asyncio.to_thread(self.planner.warm_up)
 
     async def stop(self) -> None:
+        await self.desk.stop()
+        await self.mcp.close()
         if isinstance(self.engine, LivingEngine):
             await self.engine.stop()
 

@@ -51,7 +51,7 @@ class Query:
         return self.integer("limit", USUAL_PAGE, 1, LONGEST_PAGE)
 
     def descending(self, default: Order) -> bool:
-        order = self._given.get("order", default)
+        order: str = self._given.get("order", default)
         if order not in ("asc", "desc"):
             raise _wrong("order", "must be asc or desc")
         return order == "desc"

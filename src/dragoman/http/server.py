@@ -117,7 +117,8 @@ class _Server(uvicorn.Server):
             proxy_headers=False,
             timeout_graceful_shutdown=app.settings.shutdown_grace,
             lifespan="on",
-            ws="none",
+            ws="websockets-sansio",
+            ws_max_size=app.settings.limits.body_bytes,
         )
         super().__init__(config)
         self._address = address(listener)

@@ -61,7 +61,9 @@ def _answers(items: Sequence[ItemDict]) -> Mapping[str, ItemDict]:
 def _after_compaction(items: Sequence[ItemDict]) -> tuple[int, list[ItemDict]]:
     """Where the context begins, and what of the time before it still holds: instructions are no talk."""
     last = max((at for at, item in enumerate(items) if item["type"] == "compaction"), default=0)
-    return last, [item for item in items[:last] if item.get("role") in ("system", "developer")]
+    after = {item["id"] for item in items[last:]}
+    systems = [item for item in items[:last] if item.get("role") in ("system", "developer")]
+    return last, [item for item in systems if item["id"] not in after]
 
 
 def _check_pairs(items: Sequence[ItemDict]) -> None:

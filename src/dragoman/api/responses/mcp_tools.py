@@ -7,20 +7,9 @@ from msgspec import Meta, Struct
 from dragoman.api.read import Reader
 from dragoman.api.tools import wrong
 from dragoman.errors import BadRequest
+from dragoman.mcp.policy import AllowedTools, RequireApproval
 
 Label: TypeAlias = Annotated[str, Meta(min_length=1, max_length=128)]
-
-
-class McpFilter(Struct, frozen=True, forbid_unknown_fields=True):
-    """Tools by their names, or by whether they only read."""
-
-    tool_names: list[str] | None = None
-    read_only: bool | None = None
-
-
-class McpApproval(Struct, frozen=True, forbid_unknown_fields=True):
-    always: McpFilter | None = None
-    never: McpFilter | None = None
 
 
 class McpDeclaration(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -31,8 +20,8 @@ class McpDeclaration(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     server_url: str | None = None
     headers: dict[str, str] | None = None
     authorization: str | None = None
-    allowed_tools: list[str] | McpFilter | None = None
-    require_approval: Literal["always", "never"] | McpApproval | None = None
+    allowed_tools: AllowedTools = None
+    require_approval: RequireApproval = None
     server_description: str | None = None
     connector_id: str | None = None
     tunnel_id: str | None = None

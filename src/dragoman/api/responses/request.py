@@ -101,16 +101,16 @@ class ResponseRequest(TemplateFields, kw_only=True, forbid_unknown_fields=True):
     access_programs: Any = None
 
     def formats(self) -> Iterator[Wanted]:
-        asked = self.text.format if self.text else None
-        if asked is None or asked.type == "text":
+        wish = self.text.format if self.text else None
+        if wish is None or wish.type == "text":
             return
-        if asked.type == "json_object":
+        if wish.type == "json_object":
             yield Wanted(syntax="json_object", param="text.format")
-        elif asked.schema_ is None:
+        elif wish.schema_ is None:
             place = "text.format.schema"
             raise BadRequest(f"'{place}' is required.", param=place, code="missing_field")
         else:
-            yield Wanted(syntax="json_schema", value=asked.schema_, param="text.format.schema")
+            yield Wanted(syntax="json_schema", value=wish.schema_, param="text.format.schema")
 
     @property
     def stored(self) -> bool:
@@ -124,6 +124,10 @@ class ResponseRequest(TemplateFields, kw_only=True, forbid_unknown_fields=True):
     @property
     def wants_encrypted_reasoning(self) -> bool:
         return ENCRYPTED in (self.include or ())
+
+    @property
+    def wants_obfuscation(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_obfuscation)
 
     @property
     def wants_summary(self) -> bool:
@@ -170,7 +174,7 @@ def read(body: bytes, limits: Limits) -> ResponseRequest:
     check_reasoning(request)
     _check_context(request, limits)
     _check_answer(request, limits)
-    check_choice(request.tool_choice, offered(request.tools, limits))
+    check_choice(request.tool_choice, offered(request.tools, limits), limits)
     return request
 
 

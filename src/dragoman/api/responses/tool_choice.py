@@ -9,6 +9,7 @@ from dragoman.api.responses.tools import HOSTED, Offer
 from dragoman.api.tool_choice import calling
 from dragoman.api.tools import wrong
 from dragoman.errors import BadRequest
+from dragoman.limits import Limits, check_count
 from dragoman.turns.spec import Calling
 
 PARAM = "tool_choice"
@@ -26,8 +27,10 @@ def asked(choice: Any, offer: Offer, *, first: bool) -> Calling | None:
     return eased or calling(None, PARAM, offer)
 
 
-def check_choice(choice: Any, offer: Offer) -> None:
+def check_choice(choice: Any, offer: Offer, limits: Limits) -> None:
     """Raises for what no server can make good; tools of MCP servers are not known yet."""
+    if isinstance(choice, Mapping):
+        check_count(len(_listed(choice)), limits.tools, f"{PARAM}.tools", "tools")
     shown = _in_chat_form(choice, offer)
     waits = offer.mcp and (shown == "required" or (isinstance(choice, Mapping) and _speaks_of_mcp(choice)))
     if not waits:
@@ -68,6 +71,8 @@ def _tools(tool: Any, offer: Offer, place: str) -> list[Any]:
         return _of_server(tool, offer, place)
     if kind not in ("function", "custom") or not isinstance(tool.get("name"), str):
         return [tool]
+    if not isinstance(tool.get("namespace"), str | None):
+        raise wrong(f"{place}.namespace", "must be a string")
     return [{"type": kind, "name": offer.visible()(tool.get("namespace"), tool["name"])}]
 
 

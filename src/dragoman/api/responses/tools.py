@@ -99,6 +99,19 @@ class Offer(Declared, frozen=True):
             places.append(f"tools.{label}.{tool.name}")
         return replace(self, functions=functions, places=places, refs=refs)
 
+    def without_mcp(self) -> "Offer":
+        """Without the tools of any server: no further call of them would be made."""
+        kept = [
+            (function, place)
+            for function, place in zip(self.functions, self.places, strict=True)
+            if self.refs[function["name"]].kind != "mcp"
+        ]
+        return replace(
+            self,
+            functions=[function for function, _ in kept],
+            places=[place for _, place in kept],
+        )
+
     def visible(self) -> Callable[[str | None, str], str]:
         """From a namespace, or the label of an MCP server, and a name to the name that the model sees.
 
@@ -130,7 +143,7 @@ def offered(tools: Sequence[dict[str, Any]] | None, limits: Limits, items: Seque
     Tools that were loaded on the way, by items of the context, are there as well.
     """
     placed = [(f"tools[{number}]", tool) for number, tool in enumerate(tools or ())]
-    placed += [("input", tool) for tool in _loaded(items) if tool not in (tools or ())]
+    placed += [("input", tool) for tool in _loaded(items, tools or ())]
     check_count(len(placed), limits.tools, "tools", "tools")
     functions: list[_Placed] = []
     mcp: list[McpDeclaration] = []
@@ -157,13 +170,21 @@ def offered(tools: Sequence[dict[str, Any]] | None, limits: Limits, items: Seque
     return offer
 
 
-def _loaded(items: Sequence[ItemDict]) -> list[dict[str, Any]]:
-    """Each once: a search may find a tool again."""
-    found: list[dict[str, Any]] = []
-    for item in items:
-        if item["type"] in ("additional_tools", "tool_search_output"):
-            found.extend(tool for tool in item["tools"] if tool not in found)
-    return found
+def _loaded(items: Sequence[ItemDict], declared: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each once, as it was last: a search may find a tool again."""
+    found = {
+        _identity(tool): tool
+        for item in items
+        if item["type"] in ("additional_tools", "tool_search_output")
+        for tool in item["tools"]
+    }
+    for tool in declared:
+        found.pop(_identity(tool), None)
+    return list(found.values())
+
+
+def _identity(tool: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(str(tool.get(key)) for key in ("type", "name", "server_label"))
 
 
 class _Placed(Struct, frozen=True):

@@ -1,0 +1,119 @@
+"""The response object, and the events of its life."""
+
+from typing import Any, Literal, TypeAlias
+
+from msgspec import Struct
+
+from dragoman.api.responses.request import ResponseRequest
+from dragoman.api.responses.wire import DONE, Wire
+from dragoman.errors import BadRequest, DragomanError, Overloaded
+from dragoman.types import Usage
+
+Life: TypeAlias = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+ENDINGS: frozenset[str] = frozenset({"completed", "incomplete", "failed", "cancelled"})
+
+
+class Response(Struct):
+    """One response: what was said about it at the start, and what became of it."""
+
+    fields: dict[str, Any]
+    """What the request said, in the object's order and with its defaults."""
+    status: Life = "in_progress"
+    completed_at: int | None = None
+    error: dict[str, Any] | None = None
+    incomplete: str | None = None
+    output: list[dict[str, Any]] = []
+    usage: Usage | None = None
+
+    @property
+    def id(self) -> str:
+        return str(self.fields["id"])
+
+    def body(self) -> dict[str, Any]:
+        return {
+            **self.fields,
+            "status": self.status,
+            "completed_at": self.completed_at,
+            "error": self.error,
+            "incomplete_details": {"reason": self.incomplete} if self.incomplete else None,
+            "output": self.output,
+            "usage": usage(self.usage) if self.usage else None,
+        }
+
+    def event(self, wire: Wire, kind: str) -> bytes:
+        return wire.event(f"response.{kind}", {"response": self.body()})
+
+    def opening(self, wire: Wire) -> bytes:
+        """Heard, and, once work begins, begun."""
+        queued = self.status == "queued"
+        return self.event(wire, "created") + self.event(wire, "queued" if queued else "in_progress")
+
+    def ending(self, wire: Wire) -> bytes:
+        # There is no event for what the client cancelled itself: its stream ends as one that is not whole.
+        name = "incomplete" if self.status == "cancelled" else self.status
+        return self.event(wire, name) + DONE
+
+
+def described(request: ResponseRequest, *, id_: str, created_at: int, model: str, store: bool) -> Response:
+    """Every field of the object is there, null where nothing was said."""
+    fields = {
+        "id": id_,
+        "object": "response",
+        "created_at": created_at,
+        "completed_at": None,
+        "status": "in_progress",
+        "error": None,
+        "incomplete_details": None,
+        "instructions": request.instructions,
+        "model": model,
+        "output": [],
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "previous_response_id": request.previous_response_id,
+        "conversation": {"id": request.conversation_id} if request.conversation_id else None,
+        "metadata": request.metadata or {},
+        "tool_choice": request.tool_choice if request.tool_choice is not None else "auto",
+        "tools": request.echoed_tools,
+        "temperature": _or(request.temperature, 1.0),
+        "top_p": _or(request.top_p, 1.0),
+        "presence_penalty": request.presence_penalty or 0.0,
+        "frequency_penalty": request.frequency_penalty or 0.0,
+        "top_logprobs": request.top_logprobs or 0,
+        "truncation": request.truncation or "disabled",
+        "text": request.echoed_text,
+        "reasoning": request.echoed_reasoning,
+        "usage": None,
+        "max_output_tokens": request.max_output_tokens,
+        "max_tool_calls": request.max_tool_calls,
+        "store": store,
+        "background": bool(request.background),
+        "service_tier": "default",
+        "safety_identifier": request.safety_identifier,
+        "prompt_cache_key": request.prompt_cache_key,
+        "user": request.user,
+    }
+    return Response(fields)
+
+
+def usage(counted: Usage) -> dict[str, Any]:
+    return {
+        "input_tokens": counted.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": counted.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": counted.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": counted.reasoning_tokens},
+        "total_tokens": counted.prompt_tokens + counted.completion_tokens,
+    }
+
+
+def failure(error: Exception) -> dict[str, Any]:
+    """What a failed response says. Codes that clients act on are kept; the others are the SDK's."""
+    if not isinstance(error, DragomanError):
+        return {"code": "server_error", "message": "The server failed; its log says why."}
+    if error.code == "context_length_exceeded":
+        return {"code": error.code, "message": error.message}
+    kinds = {BadRequest: "invalid_prompt", Overloaded: "rate_limit_exceeded"}
+    code = next((code for kind, code in kinds.items() if isinstance(error, kind)), "server_error")
+    return {"code": code, "message": error.message}
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value

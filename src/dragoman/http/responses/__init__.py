@@ -1,0 +1,1 @@
+"""The Responses API over HTTP: making responses, keeping them, and giving them out again."""

@@ -1,0 +1,107 @@
+"""What a response continues: items that came before, new ones, and the place where the result is kept."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from dragoman.api.responses.response import Response
+from dragoman.api.responses.seal import Sealer
+from dragoman.errors import ContextOverflow
+from dragoman.store import Append, Conversation, Item, Record, Store
+
+R = TypeVar("R")
+_encode = msgspec.json.Encoder().encode
+
+
+class Context:
+    """`items` were said before, `inputs` come with the request."""
+
+    def __init__(
+        self,
+        store: Store,
+        sealer: Sealer,
+        owner: str,
+        items: Sequence[dict[str, Any]],
+        inputs: Sequence[dict[str, Any]],
+        conversation: Conversation | None = None,
+    ) -> None:
+        self.owner = owner
+        self.items = items
+        self.inputs = inputs
+        self._store = store
+        self._sealer = sealer
+        self._conversation = conversation
+
+    def seal(self, text: str) -> str:
+        return self._sealer.seal(text, self.owner)
+
+    def unseal(self, sealed: str) -> str | None:
+        return self._sealer.open(sealed, self.owner)
+
+    async def save(self, response: Response, events: bytes) -> None:
+        """Keeps the response and, in the same step, adds to its conversation what both sides said.
+
+        A turn that failed leaves the conversation as it was.
+        """
+        said = response.status in ("completed", "incomplete")
+        await self._store.save(
+            record(response.body(), self.owner, self.inputs, events),
+            self._append(response.output) if said and self._conversation else None,
+        )
+
+    def _append(self, output: Sequence[dict[str, Any]]) -> Append:
+        assert self._conversation is not None
+        return Append(self._conversation.id, self._conversation.version, stored([*self.inputs, *output]))
+
+
+def stored(items: Sequence[dict[str, Any]]) -> tuple[Item, ...]:
+    return tuple(Item(item["id"], _encode(item)) for item in items)
+
+
+def record(body: dict[str, Any], owner: str, inputs: Sequence[dict[str, Any]], events: bytes = b"") -> Record:
+    """A response object as it is stored."""
+    return Record(
+        kind="response",
+        id=body["id"],
+        owner=owner,
+        created_at=body["created_at"],
+        status=body["status"],
+        model=body["model"],
+        metadata=body["metadata"],
+        previous=body["previous_response_id"],
+        body=_encode(body),
+        inputs=stored(inputs),
+        outputs=stored(body["output"]),
+        events=events,
+    )
+
+
+async def fitted(
+    items: Sequence[dict[str, Any]], planned: Callable[[Sequence[dict[str, Any]]], Awaitable[R]]
+) -> R:
+    """`planned` with as many of the last items as fit: whole exchanges, and at least the last one."""
+    try:
+        return await planned(items)
+    except ContextOverflow:
+        cuts = [number for number, item in enumerate(items) if _begins_an_exchange(item)][1:]
+        if not cuts:
+            raise
+    head = [item for item in items if item.get("role") in ("system", "developer")]
+    low, high = 0, len(cuts) - 1
+    best: R | None = None
+    while low <= high:
+        middle = (low + high) // 2
+        kept = [item for item in items[cuts[middle] :] if item not in head]
+        try:
+            best, high = await planned([*head, *kept]), middle - 1
+        except ContextOverflow:
+            if middle == len(cuts) - 1:
+                raise
+            low = middle + 1
+    assert best is not None
+    return best
+
+
+def _begins_an_exchange(item: dict[str, Any]) -> bool:
+    return item.get("type", "message") == "message" and item.get("role") == "user"

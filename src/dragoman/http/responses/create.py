@@ -1,0 +1,90 @@
+"""`POST /v1/responses`: made while the client waits, streamed to it, or made in the background."""
+
+from contextlib import AsyncExitStack
+
+from dragoman.api.responses import request as requests
+from dragoman.api.responses.request import ResponseRequest
+from dragoman.api.responses.tools import offered
+from dragoman.errors import BadRequest, DragomanError
+from dragoman.http.exchange import Exchange
+from dragoman.http.host import Host
+from dragoman.http.responses.context import Context
+from dragoman.http.responses.making import Making
+from dragoman.http.responses.outlets import Quiet, Sse
+from dragoman.http.responses.tool_rounds import ToolRounds
+from dragoman.http.run_turn import unless_gone
+
+
+async def create(host: Host, exchange: Exchange) -> None:
+    body = await exchange.body()
+    request = requests.read(body, host.limits)
+    exchange.facts["model"] = request.model or host.card.name
+    async with AsyncExitStack() as stack:
+        context = await stack.enter_async_context(host.desk.context(request, exchange.owner))
+        making = prepared(host, request, context)
+        await making.prepare(len(body))
+        if request.background:
+            stack.enter_context(host.admitted())
+            await in_background(host, making, stack.pop_all())
+            await (follow(exchange, making) if request.stream else exchange.json(making.response.body()))
+        else:
+            await in_foreground(host, exchange, making)
+
+
+def prepared(host: Host, request: ResponseRequest, context: Context) -> Making:
+    store = keeps(host, request)
+    before = [*context.items, *context.inputs]
+    most = request.max_tool_calls or host.limits.tool_calls
+    offer = offered(request.tools, host.limits)
+    tools = ToolRounds(host.mcp, offer, before, min(most, host.limits.tool_calls))
+    return Making(host, request, context, tools, store=store)
+
+
+def keeps(host: Host, request: ResponseRequest) -> bool:
+    """Responses are stored unless somebody does not want it."""
+    if request.stored and not host.desk.keeps and (request.store or request.background):
+        message = "This server was started without a store; leave out store, or send false."
+        raise BadRequest(message, param="store", code="unsupported_field")
+    return request.stored and host.desk.keeps
+
+
+async def in_foreground(host: Host, exchange: Exchange, making: Making) -> None:
+    """The client waits: if it leaves, the work ends."""
+    if not making.request.stream:
+        await unless_gone(exchange, making.make(Quiet(exchange)))
+        await exchange.json(making.response.body())
+        return
+    outlet = Sse(exchange, host.pump, host.settings.keep_alive)
+    try:
+        await unless_gone(exchange, making.make(outlet))
+    except DragomanError:
+        # The stream has said so in its own way.
+        exchange.facts["error"] = making.response.error and making.response.error["message"]
+    await exchange.end_stream()
+
+
+async def in_background(host: Host, making: Making, stack: AsyncExitStack) -> None:
+    """It is known before the client is answered, and made whether or not the client stays."""
+    making.response.status = "queued"
+    host.desk.live[making.id] = making
+    await making.context.save(making.response, b"")
+
+    async def work() -> None:
+        async with stack:
+            await making.make(Quiet())
+
+    host.desk.run(making, work())
+
+
+async def follow(exchange: Exchange, making: Making, after: int = -1) -> None:
+    """The stream of a response that is being made elsewhere; it goes on if this client leaves."""
+    assert making.log is not None
+    log = making.log
+
+    async def pass_on() -> None:
+        await exchange.start_stream(b"")
+        async for events in log.follow(after):
+            await exchange.write(events)
+        await exchange.end_stream()
+
+    await unless_gone(exchange, pass_on())

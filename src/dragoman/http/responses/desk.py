@@ -1,0 +1,189 @@
+"""Where responses are kept, live ones and stored ones, and where they are found again."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Self
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from dragoman.api.responses.items import normalise, references, resolved
+from dragoman.api.responses.request import ResponseRequest
+from dragoman.api.responses.seal import Sealer
+from dragoman.errors import BadRequest, MissingRecord, NotFound
+from dragoman.http.responses.context import Context, record
+from dragoman.http.responses.ids import new_id
+from dragoman.http.responses.making import Making
+from dragoman.http.responses.seal_key import seal_key
+from dragoman.settings import Settings
+from dragoman.store import Bounds, Conversation, Record, Store, store_of
+from dragoman.store.sqlite import SqliteStore
+
+logger = logging.getLogger("dragoman.http")
+
+LONGEST_CHAIN = 4096
+"""Responses that may continue each other."""
+_decode = msgspec.json.Decoder().decode
+
+
+class Desk:
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        store = store_of(settings)
+        memory = SqliteStore(None, Bounds())
+        return cls(store or memory, Sealer(seal_key(settings)), keeps=store is not None)
+
+    def __init__(self, store: Store, sealer: Sealer, *, keeps: bool) -> None:
+        self.store = store
+        self.keeps = keeps
+        """Whether there is a store at all."""
+        self.live: dict[str, Making] = {}
+        """Responses that are being made in the background, or are stored when they are done."""
+        self._sealer = sealer
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def start(self) -> None:
+        await self.store.open()
+        for orphan in await self.store.orphans():
+            body = _decode(orphan.body)
+            body["status"] = "failed"
+            body["error"] = {"code": "server_error", "message": "The server was stopped before it was done."}
+            inputs = [_decode(item.body) for item in orphan.inputs]
+            await self.store.save(record(body, orphan.owner, inputs))
+
+    async def stop(self) -> None:
+        """What runs in the background is marked as failed."""
+        for making in self.live.values():
+            making.stopped = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.store.close()
+
+    # What a request continues
+
+    @asynccontextmanager
+    async def context(
+        self, request: ResponseRequest, owner: str, known: Sequence[dict[str, Any]] | None = None
+    ) -> AsyncIterator[Context]:
+        """Inside, nobody else has a turn on the same conversation.
+
+        `known` are the items of the response to continue, for those who have them at hand.
+        """
+        if request.conversation_id is None:
+            before = known if known is not None else await self._chain(request.previous_response_id, owner)
+            yield await self._context(request, owner, before)
+            return
+        name = f"{owner}/{request.conversation_id}"
+        lock = self._locks.setdefault(name, asyncio.Lock())
+        async with lock:
+            found = await self.conversation(owner, request.conversation_id)
+            before = await self._conversation_items(found)
+            yield await self._context(request, owner, before, found)
+
+    async def _context(
+        self,
+        request: ResponseRequest,
+        owner: str,
+        before: Sequence[dict[str, Any]],
+        conversation: Conversation | None = None,
+    ) -> Context:
+        inputs = normalise(request.input, new_id)
+        wanted = references(inputs)
+        if wanted:
+            inputs = resolved(inputs, await self._found(wanted, owner, before))
+        return Context(self.store, self._sealer, owner, before, inputs, conversation)
+
+    async def _found(
+        self, ids: Sequence[str], owner: str, before: Sequence[dict[str, Any]]
+    ) -> dict[str, dict[str, Any]]:
+        """Items by their ids, from what came before or from anything stored."""
+        found = {item["id"]: item for item in before if item.get("id") in ids}
+        for id_ in ids:
+            if id_ not in found and (body := await self.store.find_item(owner, id_)) is not None:
+                found[id_] = _decode(body)
+        return found
+
+    async def _chain(self, id_: str | None, owner: str) -> list[dict[str, Any]]:
+        if id_ is None:
+            return []
+        try:
+            records = await self.store.chain(owner, id_, LONGEST_CHAIN)
+        except MissingRecord as missing:
+            raise _unknown_previous(missing.id) from None
+        if records[-1].status not in ("completed", "incomplete"):
+            message = (
+                f"The response '{id_}' is {records[-1].status}: only one that was completed can be continued."
+            )
+            raise BadRequest(message, param="previous_response_id", code="invalid_value")
+        return [_decode(item.body) for one in records for item in (*one.inputs, *one.outputs)]
+
+    async def conversation(self, owner: str, id_: str) -> Conversation:
+        found = await self.store.conversation(owner, id_)
+        if found is None:
+            raise NotFound(f"There is no conversation '{id_[:128]}'.", param="conversation")
+        return found
+
+    async def _conversation_items(self, conversation: Conversation) -> list[dict[str, Any]]:
+        items: list[dict[str, Any]] = []
+        after = None
+        while True:
+            page = await self.store.conversation_items(
+                conversation.owner, conversation.id, after=after, limit=1000, descending=False
+            )
+            if page is None:
+                raise NotFound(f"There is no conversation '{conversation.id}'.", param="conversation")
+            items += [_decode(item.body) for item in page.data]
+            if not page.has_more:
+                return items
+            after = page.data[-1].id
+
+    # What is being made, and what was
+
+    def run(self, making: Making, work: Any) -> asyncio.Task[None]:
+        """Makes a response in a task of its own, which outlives the client."""
+
+        async def run() -> None:
+            try:
+                await work
+            except Exception:
+                logger.debug("A background response failed: %s", making.id, exc_info=True)
+            finally:
+                self.live.pop(making.id, None)
+
+        task = asyncio.create_task(run(), name=making.id)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def making(self, owner: str, id_: str) -> Making | None:
+        found = self.live.get(id_)
+        return found if found is not None and found.context.owner == owner else None
+
+    async def cancel(self, making: Making) -> None:
+        """Returns when it has ended, and is stored as it is then."""
+        for task in self._tasks:
+            if task.get_name() == making.id:
+                task.cancel()
+        await making.ended()
+
+    async def stored(self, owner: str, id_: str, *, events: bool = False) -> Record:
+        found = await self.store.get("response", owner, id_, events=events)
+        if found is None:
+            raise unknown_response(id_)
+        return found
+
+
+def unknown_response(id_: str) -> NotFound:
+    return NotFound(f"There is no response '{id_[:128]}'.", param="response_id", code="not_found")
+
+
+def _unknown_previous(id_: str) -> NotFound:
+    return NotFound(
+        f"Previous response with id '{id_[:128]}' not found: it was never stored, or is no longer.",
+        param="previous_response_id",
+        code="previous_response_not_found",
+    )

@@ -1,0 +1,227 @@
+"""One response while it is made: turns of the model, calls of tools between them, and one way to an end."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from dragoman.api.logprobs import Speller
+from dragoman.api.responses.compaction import PREFIX, TRIGGER, compaction_events
+from dragoman.api.responses.output import Place
+from dragoman.api.responses.request import ResponseRequest, spec
+from dragoman.api.responses.response import Life, Response, described, failure
+from dragoman.api.responses.wire import Wire
+from dragoman.api.responses.writer import Manner, ResponseWriter
+from dragoman.errors import DragomanError
+from dragoman.http.responses.context import Context, fitted
+from dragoman.http.responses.ids import new_id
+from dragoman.http.responses.log import EventLog
+from dragoman.http.responses.outlets import Outlet, patiently
+from dragoman.http.responses.summary import count_tokens, summarised
+from dragoman.http.responses.tool_rounds import ToolRounds, Voice
+from dragoman.turns.turn import Turn
+from dragoman.types import Event, Usage
+
+if TYPE_CHECKING:
+    from dragoman.http.host import Host
+
+logger = logging.getLogger("dragoman.http")
+
+
+class Making:
+    """`prepare()` refuses what can be refused; `make(outlet)` runs to the end, whatever that is."""
+
+    def __init__(
+        self, host: "Host", request: ResponseRequest, context: Context, tools: ToolRounds, *, store: bool
+    ) -> None:
+        self.request = request
+        self.context = context
+        self.response: Response = described(
+            request,
+            id_=new_id("resp_"),
+            created_at=int(time.time()),
+            model=request.model or host.card.name,
+            store=store,
+        )
+        self.log: EventLog | None = EventLog() if store else None
+        self.generates = True
+        """If not, the request is a rehearsal: everything is checked, and nothing is asked of the model."""
+        self.stopped = False
+        """The server goes down: what is being made fails, rather than being cancelled."""
+        self._host = host
+        self._wire = Wire(obfuscates=request.wants_obfuscation)
+        self._writer = ResponseWriter(self._wire, _manner(host, request, context))
+        self._tools = tools
+        self._used = Usage()
+        self._first: Turn | None = None
+        self._said = [*context.items, *context.inputs]
+        """What the model is told, before what it says itself."""
+        self._since = 0
+        """The first item of the answer that is not in `_said`."""
+        self._ended = asyncio.get_running_loop().create_future()
+
+    @property
+    def id(self) -> str:
+        return self.response.id
+
+    async def prepare(self, body_bytes: int) -> None:
+        """The first turn is planned before anything is answered, unless its tools must be asked for first."""
+        self._tools.check()
+        if not self._tools.must_ask and not self._may_compact:
+            self._first = await self._plan(body_bytes)
+
+    async def make(self, outlet: Outlet) -> None:
+        try:
+            await self._say(outlet, self.response.opening(self._wire))
+            if self.response.status == "queued":
+                self.response.status = "in_progress"
+                await self._say(outlet, self.response.event(self._wire, "in_progress"))
+            if self.generates:
+                async with self._tools:
+                    await self._rounds(outlet)
+            await self._finish(outlet)
+        except asyncio.CancelledError:
+            error = DragomanError("The server was stopped.") if self.stopped else None
+            await asyncio.shield(self._end(outlet, "failed" if error else "cancelled", error))
+            raise
+        except Exception as error:
+            if not isinstance(error, DragomanError):
+                logger.exception("A response failed: %s", self.id)
+            await self._end(outlet, "failed", error)
+            raise
+        finally:
+            if self.log is not None:
+                self.log.close()
+            if not self._ended.done():
+                self._ended.set_result(None)
+
+    async def ended(self) -> None:
+        """Returns when the response has come to its end, whatever that was."""
+        await asyncio.shield(self._ended)
+
+    # Rounds
+
+    async def _rounds(self, outlet: Outlet) -> None:
+        voice = self._voice(outlet)
+        if self._may_compact:
+            await self._compact(outlet, voice)
+        await self._tools.begin(self._writer, voice)
+        while True:
+            turn = self._first or await self._plan(0)
+            self._first = None
+            self._writer.begin_turn()
+            self._writer.refs = self._tools.offer.refs
+            self._writer.needs_approval = self._tools.needs_approval
+            await outlet.run(turn, self)
+            self._add(turn.usage)
+            if self._writer.error is not None:
+                raise self._writer.error
+            calls = self._writer.for_server
+            if self._writer.finish == "length" or not calls:
+                break
+            await self._tools.run(calls, self._writer, voice)
+            if self._writer.for_client or self._room() == 0:
+                break
+
+    def _voice(self, outlet: Outlet) -> Voice:
+        return Voice(
+            lambda data: self._say(outlet, data),
+            lambda work: patiently(work, outlet, self.idle, self._host.settings.keep_alive),
+        )
+
+    async def _plan(self, body_bytes: int) -> Turn:
+        """The next turn of the model, with all that was said so far."""
+        items = [*self._said, *self._writer.items[self._since :]]
+
+        async def planned(items: Sequence[dict[str, object]]) -> Turn:
+            first = not self._writer.items
+            asked = spec(self.request, items, self._tools.offer, first=first, unseal=self.context.unseal)
+            if self._room() is not None:
+                asked = replace(asked, sampling=replace(asked.sampling, max_tokens=self._room()))
+            return await self._host.turn(asked, body_bytes)
+
+        return await (fitted(items, planned) if self.request.truncation == "auto" else planned(items))
+
+    def _room(self) -> int | None:
+        """The tokens that are left of those that the client allows."""
+        most = self.request.max_output_tokens
+        return None if most is None else max(most - self._used.completion_tokens, 0)
+
+    def _add(self, used: Usage) -> None:
+        for name in used.__struct_fields__:
+            setattr(self._used, name, getattr(self._used, name) + getattr(used, name))
+
+    # Compaction
+
+    @property
+    def _may_compact(self) -> bool:
+        return self.request.compact_threshold is not None or self._triggered
+
+    @property
+    def _triggered(self) -> bool:
+        return any(item.get("type") == TRIGGER for item in self.context.inputs)
+
+    async def _compact(self, outlet: Outlet, voice: Voice) -> None:
+        """What was said becomes a summary, if it is longer than the client wants, or the client says so."""
+        if not self._triggered:
+            count = await count_tokens(self._host, self.request, self.context, self._said, self._tools.offer)
+            if count <= (self.request.compact_threshold or 0):
+                return
+        made, used = await voice.while_waiting(summarised(self._host, self.request, self.context, self._said))
+        self._add(used)
+        place = Place(self._wire, self._writer.place(PREFIX).index, made.item["id"])
+        self._writer.finished(place, made.item)
+        await self._say(outlet, compaction_events(place, made.item))
+        self._said, self._since = made.items, len(self._writer.items)
+
+    # Events
+
+    def write(self, events: Sequence[Event]) -> bytes:
+        data = self._writer.write(events)
+        if self.log is not None:
+            self.log.add(data)
+        return data
+
+    def idle(self) -> bytes:
+        """Some clients count only data as a sign of life, not comments."""
+        data = self.response.event(self._wire, "in_progress")
+        if self.log is not None:
+            self.log.add(data)
+        return data
+
+    async def _say(self, outlet: Outlet, data: bytes) -> None:
+        if self.log is not None:
+            self.log.add(data)
+        await outlet.write(data)
+
+    # Ends
+
+    async def _finish(self, outlet: Outlet) -> None:
+        short = self._writer.finish == "length" or (self._room() == 0 and bool(self._writer.for_server))
+        if short:
+            self.response.incomplete = "max_output_tokens"
+        await self._end(outlet, "incomplete" if short else "completed")
+
+    async def _end(self, outlet: Outlet, status: Life, error: Exception | None = None) -> None:
+        """What was made is stored before the client is told that it is."""
+        response = self.response
+        response.status, response.usage, response.output = status, self._used, self._writer.items
+        response.error = failure(error) if error else None
+        response.completed_at = int(time.time()) if status == "completed" else None
+        ending = response.ending(self._wire)
+        if self.log is not None:
+            self.log.add(ending)
+            await self.context.save(response, self.log.whole())
+        await outlet.write(ending)
+
+
+def _manner(host: "Host", request: ResponseRequest, context: Context) -> Manner:
+    return Manner(
+        new_id=new_id,
+        summary=request.wants_summary,
+        seal=context.seal if request.wants_encrypted_reasoning else None,
+        speller=Speller(host.pieces) if request.logprobs is not None else None,
+    )

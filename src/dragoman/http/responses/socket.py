@@ -1,0 +1,156 @@
+"""`/v1/responses` as a WebSocket: one response after the other, with the last one at hand for the next."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from starlette.types import Receive, Send
+
+from dragoman.api.responses import request as requests
+from dragoman.api.responses.wire import unwrapped
+from dragoman.errors import BadRequest, BodyTooLarge, DragomanError, Overloaded
+from dragoman.http.host import Host
+from dragoman.http.responses.create import prepared
+from dragoman.http.responses.outlets import Speaker
+from dragoman.turns.turn import Turn
+
+logger = logging.getLogger("dragoman.http")
+
+MOST_WAITING = 8
+"""Requests that may wait on one socket for the one before them."""
+LONGEST_S = 60 * 60
+"""A socket's life, as long as OpenAI's."""
+SLOWEST_SEND_S = 60.0
+"""A client that takes nothing for this long is cut off."""
+OURS = ("type", "stream", "stream_options", "background", "generate", "stream_id")
+"""Fields of a message that say nothing about the response: on a socket everything is streamed."""
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class SocketClosed(Exception):
+    """The client has left."""
+
+
+class Socket:
+    """One client's connection. `serve()` returns when it is over."""
+
+    def __init__(self, host: Host, owner: str, receive: Receive, send: Send) -> None:
+        self._host = host
+        self._owner = owner
+        self._receive = receive
+        self._send = send
+        self._inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._last: tuple[str, Sequence[dict[str, Any]]] | None = None
+        """The last response and all items up to it: it can be continued even if it is not stored."""
+
+    async def serve(self) -> None:
+        reading = asyncio.create_task(self._read())
+        answering = asyncio.create_task(self._answer_all())
+        try:
+            done, _ = await asyncio.wait(
+                {reading, answering}, timeout=LONGEST_S, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done:
+                message = "A socket lives for 60 minutes; connect again."
+                await self._fail(BadRequest(message, code="websocket_connection_limit_reached"))
+                await self._send({"type": "websocket.close", "code": 1000})
+        finally:
+            for task in (reading, answering):
+                task.cancel()
+            await asyncio.gather(reading, answering, return_exceptions=True)
+
+    async def _read(self) -> None:
+        """Returns when the client leaves, which ends what is being made for it."""
+        while True:
+            received = await self._receive()
+            if received["type"] == "websocket.disconnect":
+                return
+            try:
+                self._inbox.put_nowait(self._message(received))
+            except DragomanError as error:
+                await self._fail(error)
+
+    def _message(self, received: Any) -> dict[str, Any]:
+        raw = received.get("text") or received.get("bytes") or ""
+        if len(raw) > self._host.limits.body_bytes:
+            raise BodyTooLarge(f"The message is larger than {self._host.limits.body_bytes} bytes.")
+        if self._inbox.qsize() >= MOST_WAITING:
+            raise Overloaded(f"{MOST_WAITING} requests wait on this socket; wait for their answers.")
+        try:
+            message: dict[str, Any] = _decode(raw)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            raise BadRequest("The message is not a JSON object.", code="invalid_json") from None
+        kind = message.get("type")
+        if kind != "response.create":
+            text = f"A message's type must be response.create, not {str(kind)[:64]!r}."
+            raise BadRequest(text, param="type", code="invalid_value")
+        return message
+
+    async def _answer_all(self) -> None:
+        while True:
+            message = await self._inbox.get()
+            try:
+                with self._host.admitted():
+                    await self._answer(message)
+            except SocketClosed:
+                return
+            except DragomanError as error:
+                self._forget(message.get("previous_response_id"))
+                await self._fail(error)
+            except Exception:
+                logger.exception("A request on a socket failed")
+                await self._fail(DragomanError("The server failed; its log says why.", code="internal_error"))
+
+    async def _answer(self, message: dict[str, Any]) -> None:
+        body = _encode({name: value for name, value in message.items() if name not in OURS})
+        request = requests.read(body, self._host.limits)
+        known = None
+        if self._last is not None and request.previous_response_id == self._last[0]:
+            known = self._last[1]
+        async with self._host.desk.context(request, self._owner, known) as context:
+            making = prepared(self._host, request, context)
+            await making.prepare(len(body))
+            if message.get("generate") is False:
+                making.generates = False
+            try:
+                await making.make(self)
+            except DragomanError:
+                # The events have said so in their own way.
+                self._forget(request.previous_response_id)
+                return
+            self._last = (making.id, [*context.items, *context.inputs, *making.response.output])
+
+    def _forget(self, id_: object) -> None:
+        """After a failed continuation the client begins anew."""
+        if self._last is not None and self._last[0] == id_:
+            self._last = None
+
+    # What leaves
+
+    async def write(self, data: bytes) -> None:
+        for payload in unwrapped(data):
+            await self._put(payload)
+
+    async def run(self, turn: Turn, speaker: Speaker) -> None:
+        async with turn:
+            while not turn.over:
+                try:
+                    async with asyncio.timeout(self._host.settings.keep_alive):
+                        events = await turn.next()
+                except TimeoutError:
+                    await self.write(speaker.idle())
+                else:
+                    await self.write(speaker.write(events))
+
+    async def _fail(self, error: DragomanError) -> None:
+        await self._put(_encode({"type": "error", "status": error.status, **error.body()}))
+
+    async def _put(self, payload: bytes) -> None:
+        try:
+            async with asyncio.timeout(SLOWEST_SEND_S):
+                await self._send({"type": "websocket.send", "text": payload.decode()})
+        except (TimeoutError, OSError, RuntimeError):
+            raise SocketClosed from None

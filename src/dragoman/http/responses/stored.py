@@ -1,0 +1,85 @@
+"""The routes of responses that were made, or are being made in the background."""
+
+from typing import Any
+
+import msgspec
+
+from dragoman.api.pages import page
+from dragoman.errors import BadRequest
+from dragoman.http.exchange import Exchange
+from dragoman.http.host import Host
+from dragoman.http.query import Query
+from dragoman.http.responses.create import follow
+from dragoman.http.responses.desk import unknown_response
+from dragoman.http.responses.log import from_number
+
+_decode = msgspec.json.Decoder().decode
+FAR = 2**53
+
+
+async def retrieve(host: Host, exchange: Exchange) -> None:
+    """The object, or with `stream=true` its events, those after `starting_after`."""
+    id_, query = _id(exchange), Query(exchange)
+    after = query.integer("starting_after", -1, 0, FAR)
+    streams = query.flag("stream")
+    if after >= 0 and not streams:
+        raise BadRequest("starting_after needs stream=true.", param="starting_after", code="invalid_value")
+    making = host.desk.making(exchange.owner, id_)
+    if making is not None:
+        await (follow(exchange, making, after) if streams else exchange.json(making.response.body()))
+        return
+    record = await host.desk.stored(exchange.owner, id_, events=streams)
+    if not streams:
+        await exchange.reply(record.body, b"application/json")
+        return
+    if not record.events:
+        message = "The events of this response were not kept: leave out stream to get it whole."
+        raise BadRequest(message, param="stream", code="invalid_value")
+    await exchange.start_stream(from_number(record.events, after + 1))
+    await exchange.end_stream()
+
+
+async def delete(host: Host, exchange: Exchange) -> None:
+    """Everything of it is gone at once; what still runs is ended first."""
+    id_ = _id(exchange)
+    making = host.desk.making(exchange.owner, id_)
+    if making is not None:
+        await host.desk.cancel(making)
+    if not await host.desk.store.delete("response", exchange.owner, id_):
+        raise unknown_response(id_)
+    await exchange.json({"id": id_, "object": "response", "deleted": True})
+
+
+async def cancel(host: Host, exchange: Exchange) -> None:
+    id_ = _id(exchange)
+    making = host.desk.making(exchange.owner, id_)
+    if making is not None:
+        await host.desk.cancel(making)
+        await exchange.json(making.response.body())
+        return
+    record = await host.desk.stored(exchange.owner, id_)
+    body: dict[str, Any] = _decode(record.body)
+    if not body["background"]:
+        message = "Only a response that is made in the background can be cancelled."
+        raise BadRequest(message, param="response_id", code="invalid_value")
+    # It is over already: to cancel it changes nothing.
+    await exchange.json(body)
+
+
+async def input_items(host: Host, exchange: Exchange) -> None:
+    id_, query = _id(exchange), Query(exchange)
+    found = await host.desk.store.inputs(
+        "response",
+        exchange.owner,
+        id_,
+        after=query.text("after"),
+        limit=query.limit,
+        descending=query.descending("desc"),
+    )
+    if found is None:
+        raise unknown_response(id_)
+    await exchange.reply(page([item.body for item in found.data], found.has_more), b"application/json")
+
+
+def _id(exchange: Exchange) -> str:
+    return exchange.path_params["id"]

@@ -1,0 +1,77 @@
+"""Routes and steps that make a conversation short, or only say how long it is."""
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from dragoman.api.responses import request as requests
+from dragoman.api.responses.compaction import (
+    PREFIX,
+    Compacted,
+    compacted,
+    compaction_body,
+    for_summary,
+    to_summarise,
+)
+from dragoman.api.responses.request import ResponseRequest, spec
+from dragoman.api.responses.tools import Offer, offered
+from dragoman.errors import BadRequest
+from dragoman.http.exchange import Exchange
+from dragoman.http.responses.context import Context, fitted
+from dragoman.http.responses.ids import new_id
+from dragoman.http.run_turn import unless_gone
+from dragoman.turns.turn import Turn
+from dragoman.types import Usage
+
+if TYPE_CHECKING:
+    from dragoman.http.host import Host
+
+
+async def compact(host: "Host", exchange: Exchange) -> None:
+    body = await exchange.body()
+    request = requests.read(body, host.limits)
+    if request.model is None:
+        raise BadRequest("'model' is required.", param="model", code="missing_field")
+    async with host.desk.context(request, exchange.owner) as context:
+        items = [*context.items, *context.inputs]
+        made, used = await unless_gone(exchange, summarised(host, request, context, items))
+    await exchange.json(compaction_body(new_id("resp_"), int(time.time()), made, used))
+
+
+async def input_tokens(host: "Host", exchange: Exchange) -> None:
+    body = await exchange.body()
+    request = requests.read(body, host.limits)
+    offer = offered(request.tools, host.limits)
+    async with host.desk.context(request, exchange.owner) as context:
+        items = [*context.items, *context.inputs]
+        count = await count_tokens(host, request, context, items, offer)
+    await exchange.json({"object": "response.input_tokens", "input_tokens": count})
+
+
+async def count_tokens(
+    host: "Host", request: ResponseRequest, context: Context, items: Sequence[dict[str, Any]], offer: Offer
+) -> int:
+    asked = spec(request, items, offer, first=True, unseal=context.unseal)
+    rendered = await host.prepare(sum(map(len, map(str, items))), host.prompter.render, asked.prompts[0])
+    return len(rendered[1])
+
+
+async def summarised(
+    host: "Host", request: ResponseRequest, context: Context, items: Sequence[dict[str, Any]]
+) -> tuple[Compacted, Usage]:
+    """What the model makes of the items; the oldest are left out where it cannot read them all."""
+    plain = for_summary(request)
+
+    async def planned(some: Sequence[dict[str, Any]]) -> Turn:
+        nothing = offered(None, host.limits)
+        asked = spec(plain, to_summarise(some, new_id("msg_")), nothing, first=True, unseal=context.unseal)
+        most = max(host.card.max_model_len // 4, 1)
+        asked = replace(asked, sampling=replace(asked.sampling, max_tokens=most))
+        return await host.turn(asked, 0)
+
+    async with await fitted(items, planned) as turn:
+        (answer,) = await turn.answers()
+    text = answer.text.strip() or answer.reasoning.strip()
+    return compacted(items, context.seal(text), new_id(PREFIX)), turn.usage

@@ -1,0 +1,187 @@
+"""The tools that the server runs for the model: listed once, called between the turns of one response."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, TypeVar
+
+from msgspec import Struct
+
+from dragoman.api.responses.history import pending_approvals
+from dragoman.api.responses.mcp_tools import McpDeclaration
+from dragoman.api.responses.server_calls import (
+    ServerCall,
+    approved_call,
+    execution_error,
+    http_error,
+    listed,
+    protocol_error,
+)
+from dragoman.api.responses.tools import Offer
+from dragoman.api.responses.writer import ResponseWriter
+from dragoman.mcp import CallResult, McpFailure, McpServers, McpSession, McpTool, ServerSpec
+from dragoman.mcp.policy import allowed, needs_approval
+
+logger = logging.getLogger("dragoman.http")
+
+R = TypeVar("R")
+GATEWAY_TIMEOUT, BAD_GATEWAY = 504, 502
+INVALID_PARAMS = -32602
+
+
+class Voice(Struct, frozen=True):
+    """How the client hears of what happens between turns."""
+
+    say: Callable[[bytes], Awaitable[None]]
+    while_waiting: Callable[[Awaitable[Any]], Awaitable[Any]]
+    """Waits for something, and keeps the connection alive meanwhile."""
+
+
+class ToolRounds:
+    """`async with` it: the connections that a request opens end with it."""
+
+    def __init__(
+        self, servers: McpServers, offer: Offer, before: Sequence[dict[str, Any]], most_calls: int
+    ) -> None:
+        self.offer = offer
+        self._servers = servers
+        self._before = before
+        self._left = most_calls
+        self._specs: dict[str, ServerSpec] = {}
+        self._sessions: dict[str, McpSession] = {}
+        self._tools: dict[tuple[str, str], McpTool] = {}
+        self._stack = AsyncExitStack()
+
+    @property
+    def must_ask(self) -> bool:
+        """Whether tools are known only once their servers have been asked."""
+        return bool(self.offer.mcp)
+
+    def check(self) -> None:
+        """Refuses servers that are not there or not allowed."""
+        for each in self.offer.mcp:
+            self._specs[each.server_label] = self._servers.resolve(
+                each.server_label, each.server_url, each.headers, each.authorization, param="tools"
+            )
+
+    async def __aenter__(self) -> "ToolRounds":
+        for label, spec in self._specs.items():
+            self._sessions[label] = await self._stack.enter_async_context(self._servers.session(spec))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    # Lists
+
+    async def begin(self, writer: ResponseWriter, voice: Voice) -> None:
+        """Asks the servers what they have, and runs what the client has approved since."""
+        for declared in self.offer.mcp:
+            await self._list(declared, writer, voice)
+        calls = []
+        for asked, _ in pending_approvals(self._before):
+            written, call = approved_call(
+                writer.place("mcp_"), asked["server_label"], asked["name"], asked["arguments"], asked["id"]
+            )
+            await voice.say(written)
+            calls.append(call)
+        await self.run(calls, writer, voice)
+
+    async def _list(self, declared: McpDeclaration, writer: ResponseWriter, voice: Voice) -> None:
+        label = declared.server_label
+        known = self._known(label)
+        if known is None:
+            tools, error = await voice.while_waiting(self._ask(label))
+            known = [tool for tool in tools if allowed(tool, declared.allowed_tools)]
+            written, item = listed(
+                place := writer.place("mcpl_"), label, [_shown(tool) for tool in known], error
+            )
+            writer.finished(place, item)
+            await voice.say(written)
+        self._tools |= {(label, tool.name): tool for tool in known}
+        self.offer = self.offer.with_mcp(label, known)
+
+    def _known(self, label: str) -> list[McpTool] | None:
+        """What an earlier response has listed is not asked for again."""
+        for item in reversed(self._before):
+            if (
+                item.get("type") == "mcp_list_tools"
+                and item["server_label"] == label
+                and not item.get("error")
+            ):
+                return [
+                    McpTool(
+                        tool["name"], tool.get("description"), tool["input_schema"], tool.get("annotations")
+                    )
+                    for tool in item["tools"]
+                ]
+        return None
+
+    async def _ask(self, label: str) -> tuple[list[McpTool], str | None]:
+        try:
+            return await self._sessions[label].list_tools(), None
+        except McpFailure as failure:
+            logger.warning("The tools of the MCP server %s are not known: %s", label, failure.message)
+            return [], failure.message
+
+    def needs_approval(self, visible: str) -> bool:
+        ref = self.offer.refs[visible]
+        declared = next(each for each in self.offer.mcp if each.server_label == ref.server_label)
+        return needs_approval(self._tools[declared.server_label, ref.name], declared.require_approval)
+
+    # Calls
+
+    async def run(self, calls: Sequence[ServerCall], writer: ResponseWriter, voice: Voice) -> None:
+        """All calls of one turn at once. One that fails is told to the model, which may do better."""
+        results = await voice.while_waiting(asyncio.gather(*map(self._call, calls)))
+        for call, (output, error) in zip(calls, results, strict=True):
+            written, item = call.done(output, error)
+            writer.finished(call.item.place, item)
+            await voice.say(written)
+        if self._left == 0:
+            self._hide()
+
+    async def _call(self, call: ServerCall) -> tuple[str | None, dict[str, Any] | None]:
+        """The result, or what went wrong."""
+        if self._left == 0:
+            return None, execution_error("The call was not made: max_tool_calls is reached.")
+        self._left -= 1
+        if call.label not in self._sessions:
+            return None, protocol_error(INVALID_PARAMS, f"The request has no MCP server '{call.label}'.")
+        try:
+            arguments = json.loads(call.arguments or "{}")
+        except (ValueError, RecursionError):
+            arguments = None
+        if not isinstance(arguments, dict):
+            return None, protocol_error(INVALID_PARAMS, "The arguments are not a JSON object.")
+        try:
+            result: CallResult = await self._sessions[call.label].call(call.name, arguments)
+        except McpFailure as failure:
+            return None, _failed(failure)
+        return (None, execution_error(result.text)) if result.is_error else (result.text, None)
+
+    def _hide(self) -> None:
+        """No further call is made, so the model is offered none."""
+        self.offer = self.offer.without_mcp()
+
+
+def _failed(failure: McpFailure) -> dict[str, Any]:
+    if failure.kind == "protocol":
+        return protocol_error(failure.code or 0, failure.message)
+    codes = {"timeout": GATEWAY_TIMEOUT, "unreachable": BAD_GATEWAY}
+    return http_error(failure.code or codes.get(failure.kind, BAD_GATEWAY), failure.message)
+
+
+def _shown(tool: McpTool) -> dict[str, Any]:
+    return {
+        "name": tool.name,
+        "description": tool.description,
+        "input_schema": tool.input_schema,
+        "annotations": tool.annotations,
+    }
+
+
+def _tool(shown: dict[str, Any]) -> McpTool:
+    return McpTool(shown["name"], shown.get("description"), shown["input_schema"], shown.get("annotations"))
