@@ -79,10 +79,10 @@ def _label(seq: int, metadata: Mapping[str, str]) -> Operation[None]:
 
 def get(kind: Kind, owner: str, id: str, events: bool) -> Operation[tuple[Record | None, bytes]]:
     """The record, and its events as they are stored if they are asked for."""
-    last = "events" if events else "''"
+    last = "events" if events else "NULL"
     rows = yield Query(f"SELECT {COLUMNS}, {last} FROM records WHERE {THIS}", (owner, kind, id))
     records = yield from load([row[:-1] for row in rows])
-    return (records[0], rows[0][-1]) if records else (None, b"")
+    return (records[0], rows[0][-1] or b"") if records else (None, b"")
 
 
 def load(rows: Sequence[Row]) -> Operation[list[Record]]:

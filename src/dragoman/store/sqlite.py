@@ -32,7 +32,7 @@ class SqliteStore(Store):
         busy_s: float = BUSY_S,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        super().__init__(bounds, *([clock] if clock else []))
+        super().__init__(bounds, clock)
         self._folder = folder
         self._path = folder / FILE if folder else None
         self._busy_s = busy_s

@@ -22,11 +22,13 @@ T = TypeVar("T")
 
 
 class Store(ABC):
-    def __init__(self, bounds: Bounds, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, bounds: Bounds, clock: Callable[[], float] | None = None) -> None:
         self.bounds = bounds
         self.instance = uuid.uuid4().hex
         """Names this process in the records that it works on."""
-        self._clock = clock
+        self._clock = clock or time.time
+        self._grown = 0
+        """Bytes that came in since room was last made, for stores that do not look each time."""
 
     @abstractmethod
     async def open(self) -> None:
@@ -64,7 +66,7 @@ class Store(ABC):
         Raises Conflict if the conversation is gone or has another version.
         """
         events = await packed(record.events)
-        self._check_size(record_operations.size_of(record, events))
+        self._admit(record_operations.size_of(record, events))
         now = self._clock()
         await self._write(lambda: record_operations.save(record, events, self.instance, append, now))
 
@@ -127,7 +129,7 @@ class Store(ABC):
 
     async def create_conversation(self, conversation: Conversation, first: Sequence[Item] = ()) -> None:
         """Raises Conflict if there is one of this id."""
-        self._check_size(items.size_of(first))
+        self._admit(items.size_of(first))
         now = self._clock()
         await self._write(lambda: conversations.create(conversation, first, now))
 
@@ -145,7 +147,7 @@ class Store(ABC):
         self, owner: str, id: str, more: Sequence[Item], version: int | None = None
     ) -> Conversation | None:
         """The conversation with them, or None if there is none. Raises Conflict if its version is another."""
-        self._check_size(items.size_of(more))
+        self._admit(items.size_of(more))
         now = self._clock()
         return await self._write(lambda: conversations.add_items(owner, id, more, version, now))
 
@@ -177,8 +179,9 @@ class Store(ABC):
                 for line in lines:
                     yield line
 
-    def _check_size(self, size: int) -> None:
+    def _admit(self, size: int) -> None:
         """What is let in must not push everything else out, and itself after that."""
+        self._grown += size
         if self.bounds.max_bytes is not None and size > self.bounds.max_bytes // 2:
             raise BodyTooLarge(
                 f"This takes {size} bytes, more than half of what the store may hold: raise store_max_bytes."

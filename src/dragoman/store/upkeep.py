@@ -8,9 +8,8 @@ from dragoman.store.records import Bounds, Record
 
 AT_WORK = "status IN ('queued', 'in_progress')"
 FINISHED = f"NOT {AT_WORK}"
-BYTES = (
-    "SELECT (SELECT coalesce(sum(size), 0) FROM records) + (SELECT coalesce(sum(size), 0) FROM conversations)"
-)
+BYTES = """SELECT CAST((SELECT coalesce(sum(size), 0) FROM records)
+    + (SELECT coalesce(sum(size), 0) FROM conversations) AS BIGINT)"""
 """What everything takes, by our own count."""
 
 # A conversation is as old as its last change.
@@ -84,4 +83,4 @@ def counts() -> Operation[tuple[dict[str, int], int, float | None]]:
         """SELECT min(created_at) FROM (SELECT created_at FROM records
             UNION ALL SELECT created_at FROM conversations) AS everything"""
     )
-    return found, int(size), oldest[0][0]
+    return found, size, oldest[0][0]
