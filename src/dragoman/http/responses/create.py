@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 from dragoman.api.responses import request as requests
 from dragoman.api.responses.request import ResponseRequest
 from dragoman.api.responses.tools import offered
-from dragoman.errors import BadRequest, DragomanError
+from dragoman.errors import DragomanError
 from dragoman.http.exchange import Exchange
 from dragoman.http.host import Host
 from dragoman.http.responses.context import Context
@@ -22,7 +22,7 @@ async def create(host: Host, exchange: Exchange) -> None:
     async with AsyncExitStack() as stack:
         context = await stack.enter_async_context(host.desk.context(request, exchange.owner))
         making = prepared(host, request, context)
-        await making.prepare(len(body))
+        await making.prepare(len(body), streams=bool(request.stream))
         if request.background:
             stack.enter_context(host.admitted())
             await in_background(host, making, stack.pop_all())
@@ -42,9 +42,8 @@ def prepared(host: Host, request: ResponseRequest, context: Context) -> Making:
 
 def keeps(host: Host, request: ResponseRequest) -> bool:
     """Responses are stored unless somebody does not want it."""
-    if request.stored and not host.desk.keeps and (request.store or request.background):
-        message = "This server was started without a store; leave out store, or send false."
-        raise BadRequest(message, param="store", code="unsupported_field")
+    if request.store or request.background:
+        host.desk.required("store")
     return request.stored and host.desk.keeps
 
 

@@ -63,6 +63,14 @@ class Desk:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.store.close()
 
+    def required(self, field: str | None = None) -> Store:
+        """The store, for those who cannot do without one; `field` is what asks for it."""
+        if not self.keeps:
+            rest = f"; leave out {field}, or send false." if field else ": nothing is kept here."
+            message = f"This server was started without a store{rest}"
+            raise BadRequest(message, param=field, code="unsupported_field")
+        return self.store
+
     # What a request continues
 
     @asynccontextmanager
@@ -91,11 +99,20 @@ class Desk:
         before: Sequence[dict[str, Any]],
         conversation: Conversation | None = None,
     ) -> Context:
-        inputs = normalise(request.input, new_id)
-        wanted = references(inputs)
-        if wanted:
-            inputs = resolved(inputs, await self._found(wanted, owner, before))
+        inputs = await self.items(request.input, owner, before)
         return Context(self.store, self._sealer, owner, before, inputs, conversation)
+
+    async def items(
+        self,
+        given: str | Sequence[dict[str, Any]] | None,
+        owner: str,
+        before: Sequence[dict[str, Any]] = (),
+        field: str = "input",
+    ) -> list[dict[str, Any]]:
+        """What a client sends as items, each with an id, and what references stand for in their place."""
+        items = normalise(given, new_id, field)
+        wanted = references(items)
+        return resolved(items, await self._found(wanted, owner, before), field) if wanted else items
 
     async def _found(
         self, ids: Sequence[str], owner: str, before: Sequence[dict[str, Any]]

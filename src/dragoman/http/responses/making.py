@@ -15,7 +15,7 @@ from dragoman.api.responses.request import ResponseRequest, spec
 from dragoman.api.responses.response import Life, Response, described, failure
 from dragoman.api.responses.wire import Wire
 from dragoman.api.responses.writer import Manner, ResponseWriter
-from dragoman.errors import DragomanError
+from dragoman.errors import ContextOverflow, DragomanError
 from dragoman.http.responses.context import Context, fitted
 from dragoman.http.responses.ids import new_id
 from dragoman.http.responses.log import EventLog
@@ -67,11 +67,18 @@ class Making:
     def id(self) -> str:
         return self.response.id
 
-    async def prepare(self, body_bytes: int) -> None:
+    async def prepare(self, body_bytes: int, *, streams: bool) -> None:
         """The first turn is planned before anything is answered, unless its tools must be asked for first."""
         self._tools.check()
-        if not self._tools.must_ask and not self._may_compact:
+        if self._tools.must_ask or self._may_compact:
+            return
+        try:
             self._first = await self._plan(body_bytes)
+        except ContextOverflow:
+            # Codex makes the conversation shorter if a stream says so, and gives up on a status of 400: a
+            # stream is let begin, and fails where the turn is planned again.
+            if not streams:
+                raise
 
     async def make(self, outlet: Outlet) -> None:
         try:

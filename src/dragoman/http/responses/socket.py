@@ -112,7 +112,7 @@ class Socket:
             known = self._last[1]
         async with self._host.desk.context(request, self._owner, known) as context:
             making = prepared(self._host, request, context)
-            await making.prepare(len(body))
+            await making.prepare(len(body), streams=True)
             if message.get("generate") is False:
                 making.generates = False
             try:
