@@ -26,6 +26,8 @@ SLOWEST_SEND_S = 60.0
 """A client that takes nothing for this long is cut off."""
 OURS = ("type", "stream", "stream_options", "background", "generate", "stream_id")
 """Fields of a message that say nothing about the response: on a socket everything is streamed."""
+NEWS = frozenset({"response.processed"})
+"""Messages that want no answer."""
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 _encode = msgspec.json.Encoder().encode
 
@@ -69,9 +71,12 @@ class Socket:
             if received["type"] == "websocket.disconnect":
                 return
             try:
-                self._inbox.put_nowait(self._message(received))
+                message = self._message(received)
             except DragomanError as error:
                 await self._fail(error)
+            else:
+                if message["type"] not in NEWS:
+                    self._inbox.put_nowait(message)
 
     def _message(self, received: Any) -> dict[str, Any]:
         raw = received.get("text") or received.get("bytes") or ""
@@ -84,7 +89,7 @@ class Socket:
         except (msgspec.MsgspecError, ValueError, RecursionError):
             raise BadRequest("The message is not a JSON object.", code="invalid_json") from None
         kind = message.get("type")
-        if kind != "response.create":
+        if kind != "response.create" and kind not in NEWS:
             text = f"A message's type must be response.create, not {str(kind)[:64]!r}."
             raise BadRequest(text, param="type", code="invalid_value")
         return message
@@ -146,7 +151,11 @@ class Socket:
                     await self.write(speaker.write(events))
 
     async def _fail(self, error: DragomanError) -> None:
-        await self._put(_encode({"type": "error", "status": error.status, **error.body()}))
+        """Flat for one generation of SDKs, nested for the other; Codex reads the status."""
+        said = error.body()
+        flat = {key: value for key, value in said["error"].items() if key != "type"}
+        head = {"type": "error", "sequence_number": 0, "status": error.status}
+        await self._put(_encode({**head, **flat, **said}))
 
     async def _put(self, payload: bytes) -> None:
         try:
