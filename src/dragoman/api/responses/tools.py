@@ -244,5 +244,5 @@ def echo(tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]]:
 
 def _echoed(tool: dict[str, Any]) -> dict[str, Any]:
     if tool.get("type") == "function":
-        return {"parameters": None, "strict": None, **tool}
+        return {"description": None, "parameters": None, "strict": None, **tool}
     return without_secrets(tool) if tool.get("type") == "mcp" else tool

@@ -198,8 +198,9 @@ def unknown_response(id_: str) -> NotFound:
     return NotFound(f"There is no response '{id_[:128]}'.", param="response_id", code="not_found")
 
 
-def _unknown_previous(id_: str) -> NotFound:
-    return NotFound(
+def _unknown_previous(id_: str) -> BadRequest:
+    # A 404 would say that there is no such path; clients begin a new chain on a 400 with this code.
+    return BadRequest(
         f"Previous response with id '{id_[:128]}' not found: it was never stored, or is no longer.",
         param="previous_response_id",
         code="previous_response_not_found",
