@@ -110,7 +110,9 @@ def part_text(part: dict[str, Any], param: str) -> str:
         raise BadRequest(message, param=param, code="unsupported_content")
     key = "refusal" if kind == "refusal" else "text"
     if kind not in ("text", "input_text", "output_text", "refusal"):
-        raise BadRequest(f"Unknown content part type {kind[:64]!r}.", param=f"{param}.type", code="invalid_value")
+        raise BadRequest(
+            f"Unknown content part type {kind[:64]!r}.", param=f"{param}.type", code="invalid_value"
+        )
     text = part.get(key)
     if not isinstance(text, str):
         raise BadRequest(f"'{param}.{key}' must be a string.", param=f"{param}.{key}", code="invalid_value")

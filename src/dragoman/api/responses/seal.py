@@ -1,7 +1,7 @@
 """Texts that a client keeps for us, and can neither read nor change: reasoning and summaries."""
 
 import os
-from base64 import b64decode, urlsafe_b64encode
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -30,20 +30,23 @@ class Sealer:
         nonce = os.urandom(NONCE_BYTES)
         # A model may write a lone surrogate, which is no UTF-8.
         sealed = self._cipher.encrypt(nonce, text.encode("utf-8", "surrogatepass"), _bound(owner))
-        return PREFIX + urlsafe_b64encode(nonce + sealed).decode()
+        return _coded(nonce + sealed)
 
     def open(self, sealed: str, owner: str) -> str | None:
         """None for whatever was not sealed here, for this owner, as it is."""
-        if not sealed.startswith(PREFIX):
-            return None
         try:
-            raw = b64decode(sealed.removeprefix(PREFIX), altchars=b"-_", validate=True)
-            if len(raw) < NONCE_BYTES + TAG_BYTES:
+            raw = urlsafe_b64decode(sealed.removeprefix(PREFIX))
+            # The decoder skips what it does not know, so one text has many codings: only ours counts.
+            if _coded(raw) != sealed or len(raw) < NONCE_BYTES + TAG_BYTES:
                 return None
             opened = self._cipher.decrypt(raw[:NONCE_BYTES], raw[NONCE_BYTES:], _bound(owner))
         except (ValueError, InvalidTag):
             return None
         return opened.decode("utf-8", "surrogatepass")
+
+
+def _coded(raw: bytes) -> str:
+    return PREFIX + urlsafe_b64encode(raw).decode()
 
 
 def _bound(owner: str) -> bytes:
