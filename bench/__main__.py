@@ -7,7 +7,7 @@ import time
 from msgspec.structs import replace
 
 import bench
-from bench import constrain, machine, parse, serve, stream
+from bench import constrain, machine, parse, responses, serve, stream
 from bench.errors import told
 from bench.peers import Setup
 from bench.tables import OUT
@@ -26,6 +26,7 @@ def cli() -> None:
     began = time.monotonic()
     print(machine.describe(), flush=True)
     stream.main(stream.QUICK if args.quick else stream.Options(), args.plots)
+    responses.main(responses.QUICK if args.quick else responses.Options())
     parsing = parse.QUICK if args.quick else parse.Options()
     parse.main(replace(parsing, pythons=parse.pythons_of()), args.plots)
     constrain.main(Setup(default_model()), constrain.QUICK if args.quick else constrain.Options())

@@ -28,8 +28,12 @@ class Usage(Struct):
 
 
 class Chunk(Struct):
+    """A chunk of Chat Completions, or an event of Responses."""
+
     choices: list[Choice] = field(default_factory=list)
     usage: Usage | None = None
+    type: str = ""
+    delta: str | None = None
 
 
 class Answer(Struct):
@@ -88,13 +92,16 @@ class _Reader:
         for event in events:
             if event.startswith(b"data: [DONE]"):
                 self.answer.done = True
-            elif event.startswith(b"data: "):
-                self._add(_decode(event[6:]))
+            elif payload := event.partition(b"data: ")[2]:
+                self._add(_decode(payload))
 
     def _add(self, chunk: Chunk) -> None:
         for choice in chunk.choices:
             if choice.delta.content:
                 self.answer.texts.append(choice.delta.content)
                 self.answer.times.append(self.now)
+        if chunk.type == "response.output_text.delta" and chunk.delta:
+            self.answer.texts.append(chunk.delta)
+            self.answer.times.append(self.now)
         if chunk.usage is not None:
             self.answer.usage = chunk.usage

@@ -38,7 +38,9 @@ class Trace(Struct):
 class Flight:
     """Requests that are on their way together: one connection and one trace for each body."""
 
-    def __init__(self, port: int, bodies: Sequence[bytes], limit_s: float = 300.0) -> None:
+    def __init__(
+        self, port: int, bodies: Sequence[bytes], limit_s: float = 300.0, path: str = "/v1/chat/completions"
+    ) -> None:
         self._until = time.perf_counter() + limit_s
         self._poll = select.epoll()
         self._sockets = [socket.create_connection(("127.0.0.1", port)) for _ in bodies]
@@ -46,7 +48,7 @@ class Flight:
         self.traces: list[Trace] = []
         for connection, body in zip(self._sockets, bodies, strict=True):
             self._poll.register(connection, select.EPOLLIN)
-            connection.sendall(_request(port, body))
+            connection.sendall(_request(port, path, body))
             connection.setblocking(False)
             self.traces.append(Trace(time.perf_counter()))
             self._open[connection.fileno()] = (connection, self.traces[-1])
@@ -78,12 +80,12 @@ class Flight:
                 self._poll.unregister(connection)
 
 
-def _request(port: int, body: bytes) -> bytes:
+def _request(port: int, path: str, body: bytes) -> bytes:
     return (
-        b"POST /v1/chat/completions HTTP/1.1\r\n"
+        b"POST %s HTTP/1.1\r\n"
         b"Host: 127.0.0.1:%d\r\n"
         b"Content-Type: application/json\r\n"
         b"Accept: text/event-stream\r\n"
         b"Content-Length: %d\r\n"
         b"\r\n%s"
-    ) % (port, len(body), body)
+    ) % (path.encode(), port, len(body), body)
