@@ -14,9 +14,9 @@ import anyio
 import mcp_types as wire
 from mcp.client import Client
 from mcp.client.session import IncomingMessage
-from mcp.shared.exceptions import MCPError
 
 from dragoman._version import __version__
+from dragoman.mcp.calling import Call
 from dragoman.mcp.content import result_of
 from dragoman.mcp.failures import closed, failure_of, timed_out
 from dragoman.mcp.listing import Listing
@@ -26,10 +26,9 @@ from dragoman.mcp.transports import Attempt, attempts, may_be_older, transport
 T = TypeVar("T")
 Owners: TypeAlias = set[asyncio.Task[None]]
 """Where the tasks that own connections are kept until they are done."""
-# They log what is sent and received, and tracebacks that quote it.
+# They log what is sent and received, headers too, and tracebacks that quote it.
 for _name in ("mcp.client", "mcp.shared", "httpx2", "httpcore2"):
-    logging.getLogger(_name).addHandler(logging.NullHandler())
-    logging.getLogger(_name).propagate = False
+    logging.getLogger(_name).setLevel(logging.CRITICAL)
 
 # What a connection gets to say goodbye; a process is ended by force within this time.
 LEAVE_S = 8.0
@@ -98,26 +97,15 @@ class Connection:
     async def tools(self) -> list[McpTool]:
         if (known := self._listing.known()) is not None:
             return known
-        listed = self._listing.fetch(self._client.session, self._spec)
-        return await self._asked(listed, "list its tools")
+        return await self._asked(self._list(), "list its tools")
 
     async def call(self, name: str, arguments: dict[str, Any]) -> CallResult:
-        result = await self._asked(self._call(name, arguments), "answer the call")
+        call = Call(self._client.session, self._spec, self._list)
+        result = await self._asked(call.run(name, arguments), "answer the call")
         return result_of(result, self._bounds.result_chars, self._spec)
 
-    async def _call(self, name: str, arguments: dict[str, Any]) -> wire.CallToolResult:
-        # Not `call_tool`: that also checks the result against a schema of the server's, whose regular
-        # expressions may take for ever. What a tool says goes to the model as it is.
-        params = wire.CallToolRequestParams(name=name, arguments=arguments)
-        request = wire.CallToolRequest(params=params)
-        try:
-            return await self._client.session.send_request(request, wire.CallToolResult)
-        except MCPError as error:
-            if error.code != wire.HEADER_MISMATCH:
-                raise
-        # Some arguments go into headers as well; which ones, the list of tools says.
-        await self._listing.fetch(self._client.session, self._spec)
-        return await self._client.session.send_request(request, wire.CallToolResult)
+    async def _list(self) -> list[McpTool]:
+        return await self._listing.fetch(self._client.session, self._spec)
 
     async def _asked(self, question: Coroutine[Any, Any, T], what: str) -> T:
         """The answer, unless the connection ends or the time is up before it comes."""
@@ -131,7 +119,9 @@ class Connection:
         except Exception as error:
             failure = failure_of(error, self._spec)
             if failure.is_session_over:
-                self._lost(failure)
+                # Others who wait on this connection cannot be sure that nothing was done for them.
+                self._lost(closed(self._spec))
+                raise failure from None
             raise self._failure or failure from None
         finally:
             asking.cancel()

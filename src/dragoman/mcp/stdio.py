@@ -25,6 +25,7 @@ from dragoman.mcp.spec import McpFailure, ServerSpec
 
 # What the process gets to leave by itself, then to heed SIGTERM.
 LEAVE_S = 2.0
+DRAIN_BYTES = 65536
 
 Received: TypeAlias = SessionMessage | Exception
 Lost: TypeAlias = Callable[[McpFailure], None]
@@ -112,7 +113,11 @@ async def _end(process: Process) -> None:
 
 
 async def _wait(process: Process) -> None:
-    with anyio.move_on_after(LEAVE_S):
+    assert process.stdout is not None
+    with anyio.move_on_after(LEAVE_S), suppress(OSError):
+        # A server that waits for somebody to read what it says cannot see that it shall leave.
+        while await process.stdout.read(DRAIN_BYTES):
+            pass
         await process.wait()
 
 
