@@ -123,7 +123,7 @@ class Making:
             self._writer.refs = self._tools.offer.refs
             self._writer.needs_approval = self._tools.needs_approval
             await outlet.run(turn, self)
-            self._add(turn.usage)
+            self._used += turn.usage
             if self._writer.error is not None:
                 raise self._writer.error
             calls = self._writer.for_server
@@ -157,10 +157,6 @@ class Making:
         most = self.request.max_output_tokens
         return None if most is None else max(most - self._used.completion_tokens, 0)
 
-    def _add(self, used: Usage) -> None:
-        for name in used.__struct_fields__:
-            setattr(self._used, name, getattr(self._used, name) + getattr(used, name))
-
     # Compaction
 
     @property
@@ -178,7 +174,7 @@ class Making:
             if count <= (self.request.compact_threshold or 0):
                 return
         made, used = await voice.while_waiting(summarised(self._host, self.request, self.context, self._said))
-        self._add(used)
+        self._used += used
         place = Place(self._wire, self._writer.place(PREFIX).index, made.item["id"])
         self._writer.finished(place, made.item)
         await self._say(outlet, compaction_events(place, made.item))
