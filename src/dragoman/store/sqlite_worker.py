@@ -124,7 +124,9 @@ class Worker:
         for job in jobs:
             if job.alone:
                 self._do_alone(connection, job)
-        self._do_together(connection, [job for job in jobs if not job.alone])
+        together = [job for job in jobs if not job.alone]
+        if together or not jobs:
+            self._do_together(connection, together)
 
     def _do_alone(self, connection: Connection, job: Job[Any]) -> None:
         try:

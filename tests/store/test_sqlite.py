@@ -1,0 +1,220 @@
+"""What is SQLite's own: the file, its threads, and what can go wrong with a disk."""
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from dragoman.errors import Conflict, StoreUnavailable
+from dragoman.store import Append, Bounds
+from dragoman.store import sqlite_worker as worker
+from dragoman.store.migrations import VERSION
+from dragoman.store.operations import Row, Statement
+from dragoman.store.sqlite import FILE, SqliteStore
+from tests.store.samples import all_ids, conversation, held, item, record
+
+pytestmark = pytest.mark.anyio
+
+MIB = 1024 * 1024
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
+    made = SqliteStore(tmp_path, Bounds(), busy_s=0.05)
+    await made.open()
+    yield made
+    await made.close()
+
+
+async def in_writer(store: SqliteStore, sql: str) -> None:
+    work = store._writer.submit(lambda connection: connection.execute(sql).fetchall(), alone=True)
+    await asyncio.wrap_future(work)
+
+
+async def refused(folder: Path) -> str:
+    store = SqliteStore(folder, Bounds())
+    with pytest.raises(StoreUnavailable) as caught:
+        await store.open()
+    await store.close()
+    assert caught.value.status == 503
+    return caught.value.message
+
+
+async def test_only_the_owner_may_read_the_file(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "new" / "folder", Bounds())
+    await store.open()
+    await store.save(record("r"))
+    files = list((tmp_path / "new" / "folder").iterdir())
+    assert {file.name for file in files} >= {FILE, f"{FILE}-wal"}
+    assert {oct(file.stat().st_mode & 0o777) for file in files} == {"0o600"}
+    await store.close()
+
+
+async def test_nothing_but_the_database_stays_behind(store: SqliteStore, tmp_path: Path) -> None:
+    await store.save(record("r"))
+    await store.close()
+    assert [file.name for file in tmp_path.iterdir()] == [FILE]
+
+
+async def test_what_waits_together_is_committed_together(store: SqliteStore) -> None:
+    said: list[str] = []
+    trace = store._writer.submit(lambda connection: connection.set_trace_callback(said.append), alone=True)
+    await asyncio.wrap_future(trace)
+    gate = threading.Event()
+    held_up = store._writer.submit(lambda _: gate.wait(), alone=True)
+    saves = asyncio.gather(*(store.save(record(f"r{n}")) for n in range(100)))
+    await asyncio.sleep(0)
+    gate.set()
+    await asyncio.wrap_future(held_up)
+    await saves
+    assert said.count("COMMIT") == 1
+    assert len(await all_ids(store)) == 100
+
+
+async def test_one_that_fails_harms_none_beside_it(store: SqliteStore) -> None:
+    await store.create_conversation(conversation())
+    lone_surrogate = record("bad", model="\ud800")
+    outcomes = await asyncio.gather(
+        store.save(record("a")),
+        store.save(record("late"), Append("c", 9, ())),
+        store.save(lone_surrogate),
+        store.save(record("b")),
+        return_exceptions=True,
+    )
+    assert [type(outcome) for outcome in outcomes] == [type(None), Conflict, UnicodeEncodeError, type(None)]
+    assert await all_ids(store) == ["a", "b"]
+
+
+@pytest.mark.parametrize("append", [None, Append("c", 0, (item("more"),))])
+async def test_whatever_statement_fails_nothing_is_half_done(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch, append: Append | None
+) -> None:
+    """The k-th statement of a save fails, for every k until none is left to fail."""
+    await store.create_conversation(conversation())
+    whole = record("r", inputs=(item("in"),), outputs=(item("out"),), metadata={"x": "1"})
+    execute, left = worker._execute, 0
+
+    def failing(connection: sqlite3.Connection, statement: Statement) -> list[Row]:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise sqlite3.OperationalError("disk I/O error")
+        return execute(connection, statement)
+
+    failures = 0
+    for k in range(1, 50):
+        with monkeypatch.context() as patched:
+            patched.setattr(worker, "_execute", failing)
+            left = k
+            try:
+                await store.save(whole, append)
+                break
+            except StoreUnavailable:
+                failures += 1
+        assert await store.get("response", "ann", "r") is None
+        assert await store.find_item("ann", "in") is None
+        assert await held(store) == []
+    assert failures >= 6
+    assert await store.get("response", "ann", "r") == whole
+
+
+async def test_a_full_disk_is_said_and_survived(store: SqliteStore) -> None:
+    await store.save(record("r"))
+    await in_writer(store, "PRAGMA max_page_count = 1")
+    with pytest.raises(StoreUnavailable, match="no room"):
+        await store.save(record("huge", body=b"x" * MIB))
+    assert await all_ids(store) == ["r"]
+    await in_writer(store, "PRAGMA max_page_count = 1000000")
+    await store.save(record("huge", body=b"x" * MIB))
+
+
+async def test_a_database_that_cannot_be_written_is_said_and_read(store: SqliteStore) -> None:
+    await store.save(record("r"))
+    await in_writer(store, "PRAGMA query_only = ON")
+    with pytest.raises(StoreUnavailable, match="cannot be written"):
+        await store.save(record("s"))
+    assert await all_ids(store) == ["r"]
+
+
+async def test_a_lock_that_is_held_is_said_and_waited_for(store: SqliteStore, tmp_path: Path) -> None:
+    other = sqlite3.connect(tmp_path / FILE, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreUnavailable, match="locked"):
+        await store.save(record("r"))
+    assert await all_ids(store) == []
+    other.execute("COMMIT")
+    other.close()
+    await store.save(record("r"))
+
+
+async def test_a_file_of_a_newer_version_is_refused(store: SqliteStore, tmp_path: Path) -> None:
+    await in_writer(store, f"PRAGMA user_version = {VERSION + 1}")
+    assert "newer dragoman" in await refused(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"These are no pages.\n" * 400, b"SQLite format 3\0" + b"\xff" * 5000])
+async def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / FILE).write_bytes(content)
+    assert "not a database of dragoman" in await refused(tmp_path)
+    assert (tmp_path / FILE).read_bytes() == content
+
+
+async def test_the_database_of_another_program_is_refused(tmp_path: Path) -> None:
+    other = sqlite3.connect(tmp_path / FILE)
+    other.execute("CREATE TABLE records (theirs)")
+    other.close()
+    assert "not a database of dragoman" in await refused(tmp_path)
+
+
+async def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert "data_dir" in await refused(tmp_path / "file")
+
+
+async def test_the_file_stays_within_its_bound(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path, Bounds(max_bytes=2 * MIB))
+    await store.open()
+    for round in range(20):
+        sizes = range(1, 40_000, 1000)
+        saves = [record(f"{round}-{n}", created_at=round, body=b"x" * n, events=bytes(n)) for n in sizes]
+        await asyncio.gather(*map(store.save, saves))
+    await store.close()
+    # Within one transaction it may be above.
+    assert (tmp_path / FILE).stat().st_size < 3.5 * MIB
+
+
+async def test_the_event_loop_does_not_wait_for_the_disk(store: SqliteStore) -> None:
+    gate = threading.Event()
+    store._writer.submit(lambda _: gate.wait(), alone=True)
+    waiting = asyncio.create_task(store.save(record("r")))
+    assert await all_ids(store) == []
+    gate.set()
+    await waiting
+    assert await all_ids(store) == ["r"]
+
+
+async def test_a_save_that_is_given_up_while_it_waits_is_not_done(store: SqliteStore) -> None:
+    gate = threading.Event()
+    store._writer.submit(lambda _: gate.wait(), alone=True)
+    waiting = asyncio.create_task(store.save(record("r")))
+    await all_ids(store)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    gate.set()
+    await store.save(record("s"))
+    assert await all_ids(store) == ["s"]
+
+
+async def test_what_is_queued_is_done_before_the_end(store: SqliteStore, tmp_path: Path) -> None:
+    saves = [asyncio.create_task(store.save(record(f"r{n}"))) for n in range(1000)]
+    await asyncio.sleep(0)
+    await store.close()
+    await asyncio.gather(*saves)
+    again = SqliteStore(tmp_path, Bounds())
+    await again.open()
+    assert len(await all_ids(again)) == 1000
+    await again.close()

@@ -1,0 +1,145 @@
+"""What every store does about its size and age, about servers that are gone, and about everything at once."""
+
+import base64
+import json
+
+import pytest
+
+from dragoman.errors import BodyTooLarge
+from dragoman.store import Bounds, Store
+from tests.store.conftest import Make
+from tests.store.samples import all_ids, conversation, ids, item, record
+
+pytestmark = pytest.mark.anyio
+
+MIB = 1024 * 1024
+BULK = 40_000
+lasting = pytest.mark.parametrize("make", ["sqlite", "postgres"], indirect=True)
+"""Stores that outlive their process."""
+
+
+async def test_the_oldest_make_room_for_the_new(make: Make) -> None:
+    store = make(Bounds(max_bytes=MIB))
+    await store.open()
+    await store.save(record("busy", created_at=-2, status="in_progress"))
+    await store.create_conversation(conversation(created_at=-1), [item("old", "x" * BULK)])
+    for n in range(60):
+        await store.save(record(f"r{n}", created_at=n, body=b" " * BULK, inputs=(item("i", "x" * BULK),)))
+        assert (await store.stats()).bytes <= MIB
+    first, *kept = await all_ids(store)
+    assert first == "busy"
+    assert 5 < len(kept) < 20
+    assert kept == [f"r{n}" for n in range(60 - len(kept), 60)]
+    await store.close()
+
+
+async def test_a_conversation_is_as_old_as_its_last_change(make: Make) -> None:
+    now = 0.0
+    store = make(Bounds(max_bytes=MIB, max_age=10), lambda: now)
+    await store.open()
+    await store.create_conversation(conversation(created_at=0))
+    await store.save(record("r", created_at=0))
+    await store.save(record("busy", created_at=0, status="queued"))
+    now = 9
+    await store.add_items("ann", "c", [item("a")])
+    now = 12
+    await store.save(record("new", created_at=now, body=b" " * BULK))
+    assert await all_ids(store) == ["busy", "new"]
+    assert await store.conversation("ann", "c") is not None
+    now = 20
+    await store.save(record("newer", created_at=now, body=b" " * BULK))
+    assert await store.conversation("ann", "c") is None
+    await store.close()
+
+
+async def test_what_would_push_everything_out_is_refused(make: Make) -> None:
+    store = make(Bounds(max_bytes=MIB))
+    await store.open()
+    await store.save(record("r"))
+    with pytest.raises(BodyTooLarge, match="store_max_bytes"):
+        await store.save(record("huge", body=b" " * MIB))
+    assert await all_ids(store) == ["r"]
+    await store.close()
+
+
+async def test_work_of_this_server_is_no_orphan(store: Store) -> None:
+    await store.save(record("r", status="in_progress"))
+    assert await store.orphans() == []
+
+
+@lasting
+async def test_what_was_stored_is_there_the_next_time(make: Make) -> None:
+    first, second = make(), make()
+    await first.open()
+    await first.save(record("r"))
+    await first.close()
+    await second.open()
+    assert await second.get("response", "ann", "r") == record("r")
+    await second.close()
+
+
+@lasting
+async def test_work_of_a_server_that_lives_is_no_orphan(make: Make) -> None:
+    first, second = make(), make()
+    await first.open()
+    await second.open()
+    await first.save(record("r", status="in_progress"))
+    assert await second.orphans() == []
+    await first.close()
+    await second.close()
+
+
+@lasting
+async def test_work_of_a_server_that_is_gone_is_taken_over_once(make: Make) -> None:
+    gone, second, third = make(), make(), make()
+    await gone.open()
+    left = [
+        record("q", status="queued", outputs=(item("o"),)),
+        record("p", status="in_progress", owner="bob"),
+    ]
+    for one in [*left, record("done")]:
+        await gone.save(one)
+    await gone.close()
+    await second.open()
+    await third.open()
+    assert await second.orphans() == left
+    assert await third.orphans() == []
+    await second.close()
+    assert await third.orphans() == left
+    await third.close()
+
+
+async def test_stats_count_everything(store: Store) -> None:
+    assert (await store.stats()).oldest is None
+    await store.save(record("r", created_at=7, inputs=(item("a"),)))
+    await store.save(record("s", kind="chat", created_at=5))
+    await store.create_conversation(conversation(created_at=6), [item("b")])
+    stats = await store.stats()
+    assert stats.counts == {"response": 1, "chat": 1, "conversation": 1, "item": 2}
+    assert (stats.oldest, stats.schema_version, stats.bounds) == (5, 1, Bounds())
+    assert 0 < stats.bytes < stats.file_bytes
+
+
+async def test_everything_of_everybody_is_exported(store: Store) -> None:
+    for n in range(120):
+        await store.save(record(f"r{n}", owner=f"o{n % 2}", inputs=(item("a"),), events=b"\0log"))
+    await store.create_conversation(conversation(), [item("b"), item("c")])
+    lines = [json.loads(line) async for line in store.export()]
+    assert [line["id"] for line in lines] == [*(f"r{n}" for n in range(120)), "c"]
+    assert base64.b64decode(lines[0]["events"]) == b"\0log"
+    assert lines[0]["body"] == {"id": "r0"}
+    assert lines[0]["inputs"] == [{"id": "a", "body": {"text": ""}}]
+    assert [line["type"] for line in lines[-2:]] == ["record", "conversation"]
+    assert [one["id"] for one in lines[-1]["items"]] == ["b", "c"]
+
+
+async def test_a_vacuum_loses_nothing(store: Store) -> None:
+    for n in range(20):
+        await store.save(record(f"r{n}", body=b" " * BULK))
+    for n in range(19):
+        await store.delete("response", "ann", f"r{n}")
+    before = (await store.stats()).file_bytes
+    await store.vacuum()
+    await store.check()
+    assert (await store.stats()).file_bytes <= before
+    assert ids((await store.records("response", "ann")).data) == ["r19"]
