@@ -26,7 +26,7 @@ def test_a_slash_too_many_is_404_and_no_redirect(greeter: str) -> None:
 
 
 def test_wrong_method_is_405(greeter: str) -> None:
-    assert httpx.get(greeter + CHAT).status_code == 405
+    assert httpx.get(greeter + "/v1/completions").status_code == 405
 
 
 def test_body_over_the_limit_is_413(serve: Serve) -> None:

@@ -108,6 +108,7 @@ def _reading(request: ChatRequest, told: Conversation) -> Reading:
         most_calls=1 if single else None,
         verbatim=wanted(request) is not None,
         custom=request.declared.custom,
+        places=tuple(request.declared.places),
     )
 
 
@@ -139,8 +140,6 @@ def _check_chat(request: ChatRequest, limits: Limits) -> None:
             "The chat template writes the special tokens of a conversation; leave out add_special_tokens."
         )
         raise BadRequest(message, param="add_special_tokens", code="unsupported_field")
-    if request.store:
-        raise BadRequest("Answers are not stored by this server.", param="store", code="unsupported_field")
 
 
 def check_conversation(request: ChatRequest, limits: Limits) -> None:

@@ -30,7 +30,7 @@ UNSUPPORTED: Mapping[str, str] = {
 """Fields other servers know and we cannot honour: a 400 is better than an answer that ignores them."""
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
-_INVALID = re.compile(r"(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
+_INVALID = re.compile(r"(?P<what>.*?)(?: - at (?:`key` in )?`(?P<path>[^`]*)`)?$", re.DOTALL)
 
 
 class Reader(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from dragoman._version import __version__
 from dragoman.engines.protocol import Engine
 from dragoman.errors import DragomanError, MethodNotAllowed, NotFound, Unauthorized
-from dragoman.http import docs, generate, inspect_routes, parse_routes
+from dragoman.http import conversations, docs, generate, inspect_routes, parse_routes, stored_chat
 from dragoman.http.exchange import ClientGone, Exchange
 from dragoman.http.host import Host
 from dragoman.http.metrics import CONTENT_TYPE, Metrics
@@ -40,6 +40,10 @@ POST: dict[str, Handler] = {
     "/v1/chat/completions/render": inspect_routes.render_chat,
     "/v1/completions/render": inspect_routes.render_completions,
     "/v1/chat/completions/input_tokens": inspect_routes.count_chat,
+    "/v1/chat/completions/{id}": stored_chat.update,
+    "/v1/conversations": conversations.create,
+    "/v1/conversations/{id}": conversations.update,
+    "/v1/conversations/{id}/items": conversations.add_items,
     "/tokenize": inspect_routes.tokenize,
     "/v1/tokenize": inspect_routes.tokenize,
     "/detokenize": inspect_routes.detokenize,
@@ -52,6 +56,12 @@ POST: dict[str, Handler] = {
 GET: dict[str, Handler] = {
     "/v1/responses/{id}": stored.retrieve,
     "/v1/responses/{id}/input_items": stored.input_items,
+    "/v1/chat/completions": stored_chat.list_all,
+    "/v1/chat/completions/{id}": stored_chat.retrieve,
+    "/v1/chat/completions/{id}/messages": stored_chat.messages,
+    "/v1/conversations/{id}": conversations.retrieve,
+    "/v1/conversations/{id}/items": conversations.list_items,
+    "/v1/conversations/{id}/items/{item_id}": conversations.retrieve_item,
     "/v1/models": inspect_routes.list_models,
     "/v1/models/{model:path}": inspect_routes.get_model,
     "/openapi.json": docs.openapi,
@@ -59,7 +69,12 @@ GET: dict[str, Handler] = {
     "/docs.js": docs.script,
     "/": docs.root,
 }
-DELETE: dict[str, Handler] = {"/v1/responses/{id}": stored.delete}
+DELETE: dict[str, Handler] = {
+    "/v1/responses/{id}": stored.delete,
+    "/v1/chat/completions/{id}": stored_chat.delete,
+    "/v1/conversations/{id}": conversations.delete,
+    "/v1/conversations/{id}/items/{item_id}": conversations.delete_item,
+}
 ADMITTED = frozenset(
     {
         "/v1/chat/completions",
@@ -85,7 +100,8 @@ class App:
         self.host = Host(engine, self.settings, template)
         self.metrics = Metrics()
         self._keys = [key.encode() for key in self.settings.api_key]
-        tables = {"GET": GET, "POST": POST, "DELETE": DELETE}
+        # The routes that generate come first: they are looked for most often.
+        tables = {"POST": POST, "GET": GET, "DELETE": DELETE}
         declared = [route for method, table in tables.items() for route in self._routes(table, method)]
         routes = [*declared, *self._own_routes()]
         # A redirect to a path without its slash would be built from the Host header, which a client chooses.
@@ -93,7 +109,9 @@ class App:
 
     def _routes(self, table: dict[str, Handler], method: str) -> list[Route]:
         return [
-            Route(path, _Endpoint(self.host, handler, path in ADMITTED), methods=[method])
+            Route(
+                path, _Endpoint(self.host, handler, method == "POST" and path in ADMITTED), methods=[method]
+            )
             for path, handler in table.items()
         ]
 
@@ -244,7 +262,13 @@ def _loggable(path: str) -> str:
 
 def _route_name(router: Router, scope: Scope) -> str:
     """The declared path, never the one a client sent."""
+    partly = []
     for route in router.routes:
-        if isinstance(route, Route) and route.matches(scope)[0] != Match.NONE:
-            return route.path
-    return "other"
+        if isinstance(route, Route):
+            match, _ = route.matches(scope)
+            if match == Match.FULL:
+                return route.path
+            if match == Match.PARTIAL:
+                # Another method has this path; a route further down may fit as a whole.
+                partly.append(route.path)
+    return partly[0] if partly else "other"

@@ -1,5 +1,7 @@
 """The routes that generate: Chat Completions and Completions."""
 
+from typing import Any
+
 from dragoman.api import chat_reply, chat_request, completions_reply, completions_request
 from dragoman.api.chat_reply import ChatSpelling
 from dragoman.api.chat_request import ChatRequest
@@ -8,15 +10,19 @@ from dragoman.api.completions_request import CompletionRequest
 from dragoman.api.fields import SharedFields
 from dragoman.api.logprobs import Speller
 from dragoman.api.reply import Head, StreamOptions, StreamWriter
-from dragoman.http import run_turn
+from dragoman.api.stored_chat import KeptStream
+from dragoman.http import run_turn, stored_chat
 from dragoman.http.exchange import Exchange
 from dragoman.http.host import Host
 from dragoman.turns.turn import Turn
+from dragoman.types import Answer
 
 
 async def chat(host: Host, exchange: Exchange) -> None:
     body = await exchange.body()
     request = chat_request.read(body, host.limits)
+    if request.store:
+        host.desk.required("store")
     turn = await host.turn(chat_request.spec(request), len(body))
     head = _head(host, exchange, "chatcmpl-", request)
     spelling = ChatSpelling(
@@ -42,13 +48,30 @@ async def _stream_chat(
     def opening() -> bytes:
         return chat_reply.opening(writer, turn.choices, chat_request.echoed(request), prompt)
 
-    await run_turn.stream(exchange, turn, writer, opening, host.pump, host.settings.keep_alive)
+    if not request.store:
+        await run_turn.stream(exchange, turn, writer, opening, host.pump, host.settings.keep_alive)
+        return
+    kept = KeptStream(writer, turn.choices)
+
+    async def save() -> None:
+        reply = _chat_reply(host, request, turn, head, spelling, kept.answers())
+        await stored_chat.save(host, exchange, request, reply)
+
+    await run_turn.stream(exchange, turn, kept, opening, host.pump, host.settings.keep_alive, save)
 
 
 async def _whole_chat(
     host: Host, exchange: Exchange, request: ChatRequest, turn: Turn, head: Head, spelling: ChatSpelling
 ) -> None:
-    answers = await run_turn.whole(exchange, turn)
+    reply = _chat_reply(host, request, turn, head, spelling, await run_turn.whole(exchange, turn))
+    if request.store:
+        await stored_chat.save(host, exchange, request, reply)
+    await exchange.json(reply)
+
+
+def _chat_reply(
+    host: Host, request: ChatRequest, turn: Turn, head: Head, spelling: ChatSpelling, answers: list[Answer]
+) -> dict[str, Any]:
     reply = chat_reply.whole(
         head,
         answers,
@@ -59,7 +82,7 @@ async def _whole_chat(
     )
     if request.prompt_logprobs is not None:
         reply["prompt_logprobs"] = _speller(host, request).prompt(turn.prompt_logprobs[0])
-    await exchange.json(reply)
+    return reply
 
 
 async def completions(host: Host, exchange: Exchange) -> None:

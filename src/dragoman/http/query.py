@@ -18,10 +18,15 @@ class Query:
             pairs = parse_qsl(raw.decode(), keep_blank_values=True, max_num_fields=128)
         except ValueError:
             raise BadRequest("The query of the path cannot be read.", code="invalid_value") from None
+        self._pairs = pairs
         self._given = dict(pairs)
 
     def text(self, name: str) -> str | None:
         return self._given.get(name)
+
+    def texts(self, name: str) -> list[str]:
+        """`include=a&include[]=b` gives `["a", "b"]`."""
+        return [value for key, value in self._pairs if key in (name, f"{name}[]")]
 
     def flag(self, name: str) -> bool:
         given = self._given.get(name, "false").lower()

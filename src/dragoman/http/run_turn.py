@@ -1,19 +1,26 @@
 """A turn over HTTP, streamed or whole. On every way out the turn's scope aborts the engine's work."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from dragoman.api.reply import StreamWriter
 from dragoman.api.sse import KEEP_ALIVE
 from dragoman.errors import DragomanError
 from dragoman.http.exchange import ClientGone, Exchange
 from dragoman.http.stream import Pump, TurnStream
 from dragoman.turns.turn import Turn
-from dragoman.types import Answer
+from dragoman.types import Answer, Event
 
 R = TypeVar("R")
+
+
+class Writer(Protocol):
+    """Events to bytes, and the bytes after the last event."""
+
+    def write(self, events: list[Event]) -> bytes: ...
+
+    def end(self) -> bytes: ...
 
 
 @asynccontextmanager
@@ -45,11 +52,13 @@ async def whole(exchange: Exchange, turn: Turn) -> list[Answer]:
 async def stream(
     exchange: Exchange,
     turn: Turn,
-    writer: StreamWriter,
+    writer: Writer,
     opening: Callable[[], bytes],
     pump: Pump,
     keep_alive: float,
+    before_end: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
+    """`before_end` is awaited when all is told and nothing failed; only then the stream ends."""
     async with watched(exchange, turn):
         await exchange.start_stream(opening())
         written = TurnStream(turn, writer.write, lambda: KEEP_ALIVE, exchange.send, pump, keep_alive)
@@ -60,6 +69,8 @@ async def stream(
         if exchange.facts.get("finish") == "disconnect":
             raise ClientGone
         if not any(event.error for event in turn.finishes.values()):
+            if before_end is not None:
+                await before_end()
             await exchange.write(writer.end())
         await exchange.end_stream()
 

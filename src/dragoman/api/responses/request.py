@@ -200,14 +200,18 @@ def _check_context(request: ResponseRequest, limits: Limits) -> None:
 
 def _check_answer(request: ResponseRequest, limits: Limits) -> None:
     check_count(request.top_logprobs or 0, limits.logprobs, "top_logprobs", "alternatives")
-    for number, name in enumerate(request.include or ()):
-        if name not in INCLUDABLE:
-            message = f"Unknown value {name[:64]!r} in include; it may have: {', '.join(INCLUDABLE)}."
-            raise BadRequest(message, param=f"include[{number}]", code="invalid_value")
+    check_include(request.include or ())
     if request.background and not request.stored:
         message = "background needs store: its response can only be had from the store."
         raise BadRequest(message, param="background", code="invalid_value")
     _sampling(request)
+
+
+def check_include(names: Sequence[str]) -> None:
+    for number, name in enumerate(names):
+        if name not in INCLUDABLE:
+            message = f"Unknown value {name[:64]!r} in include; it may have: {', '.join(INCLUDABLE)}."
+            raise BadRequest(message, param=f"include[{number}]", code="invalid_value")
 
 
 def spec(

@@ -1,0 +1,70 @@
+"""Conversations: what a client asks of them, and how they are shown."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from dragoman.api.harmless_fields import Metadata
+from dragoman.api.read import Reader
+from dragoman.api.responses.item_kinds import ItemDict
+from dragoman.api.tools import wrong
+from dragoman.errors import NotFound
+from dragoman.store import Conversation
+
+MOST_ITEMS = 20
+"""Items that one request may add."""
+
+
+class CreateConversation(Struct, kw_only=True, forbid_unknown_fields=True):
+    items: Annotated[list[dict[str, Any]], Meta(max_length=MOST_ITEMS)] | None = None
+    metadata: Metadata | None = None
+
+
+class AddItems(Struct, kw_only=True, forbid_unknown_fields=True):
+    items: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MOST_ITEMS)]
+
+
+_CREATE = Reader.of(CreateConversation)
+_ADD = Reader.of(AddItems)
+
+
+def read(body: bytes) -> CreateConversation:
+    """An empty conversation needs no body."""
+    request: CreateConversation = _CREATE.read(body or b"{}")
+    return request
+
+
+def read_items(body: bytes) -> list[dict[str, Any]]:
+    request: AddItems = _ADD.read(body)
+    return request.items
+
+
+def check_items(items: Sequence[ItemDict]) -> None:
+    """Refuses what is an order to the server rather than a part of a conversation."""
+    for number, item in enumerate(items):
+        if item["type"] == "compaction_trigger":
+            raise wrong(f"items[{number}].type", "cannot be kept; send it as input of a response")
+
+
+def shown(conversation: Conversation) -> dict[str, Any]:
+    return {
+        "id": conversation.id,
+        "object": "conversation",
+        "created_at": int(conversation.created_at),
+        "metadata": conversation.metadata,
+    }
+
+
+def deleted(id_: str) -> dict[str, Any]:
+    return {"id": id_, "object": "conversation.deleted", "deleted": True}
+
+
+def unknown_conversation(id_: str) -> NotFound:
+    return NotFound(f"There is no conversation '{id_[:128]}'.", param="conversation_id", code="not_found")
+
+
+def unknown_item(id_: str) -> NotFound:
+    return NotFound(
+        f"There is no item '{id_[:128]}' in this conversation.", param="item_id", code="not_found"
+    )

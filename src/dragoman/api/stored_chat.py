@@ -1,0 +1,117 @@
+"""Stored chat completions: what is kept of a request and its answer, and how it is shown."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from dragoman.api.chat_request import ChatRequest
+from dragoman.api.messages import MessageBody
+from dragoman.api.reply import StreamWriter
+from dragoman.errors import NotFound
+from dragoman.folding import Fold
+from dragoman.store import Item, Record
+from dragoman.types import Answer, Event
+
+_encode = msgspec.json.Encoder().encode
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+class KeptStream:
+    """Writes a stream and folds it into what is kept.
+
+    The finish of every choice waits for `end`: by then the answer is stored, and whoever saw the finish can
+    rely on it.
+    """
+
+    def __init__(self, writer: StreamWriter, choices: int) -> None:
+        self._writer = writer
+        self._fold = Fold(choices)
+        self._held: list[Event] = []
+        self._failed = False
+
+    def write(self, events: Sequence[Event]) -> bytes:
+        self._fold.add(events)
+        self._failed = self._failed or any(event.error for event in events)
+        if self._failed:
+            # Nothing will be kept, so there is nothing to wait for.
+            held, self._held = self._held, []
+            return self._writer.write([*held, *events])
+        self._held += [event for event in events if event.kind == "finish"]
+        return self._writer.write([event for event in events if event.kind != "finish"])
+
+    def answers(self) -> list[Answer]:
+        return self._fold.done()
+
+    def end(self) -> bytes:
+        return self._writer.write(self._held) + self._writer.end()
+
+
+def record(reply: dict[str, Any], request: ChatRequest, request_id: str, owner: str) -> Record:
+    """The whole answer, with those fields of the request that the API shows beside it."""
+    body = {
+        **reply,
+        "request_id": request_id,
+        "metadata": request.metadata or {},
+        "input_user": request.user,
+        "seed": request.seed,
+        "temperature": 1.0 if request.temperature is None else request.temperature,
+        "top_p": 1.0 if request.top_p is None else request.top_p,
+        "presence_penalty": request.presence_penalty or 0.0,
+        "frequency_penalty": request.frequency_penalty or 0.0,
+        "tools": _said(request.tools),
+        "tool_choice": request.tool_choice,
+        "response_format": _said(request.response_format),
+    }
+    return Record(
+        kind="chat",
+        id=body["id"],
+        owner=owner,
+        created_at=body["created"],
+        status="completed",
+        model=body["model"],
+        metadata=body["metadata"],
+        body=_encode(body),
+        inputs=_messages(body["id"], request.messages),
+    )
+
+
+def _messages(id_: str, given: Sequence[MessageBody]) -> tuple[Item, ...]:
+    named = [(f"{id_}-{number}", message) for number, message in enumerate(given)]
+    return tuple(Item(name, _encode(_message(name, message))) for name, message in named)
+
+
+def _message(id_: str, message: MessageBody) -> dict[str, Any]:
+    parts = message.content if isinstance(message.content, list) else None
+    shown = {
+        "id": id_,
+        "role": message.role,
+        "content": message.content if parts is None else None,
+        "content_parts": parts,
+        "name": message.name,
+    }
+    return {**_said(message), **shown}
+
+
+def _said(value: Any) -> Any:
+    """A part of a request as the client sent it: without what it left out."""
+    if isinstance(value, Struct):
+        given = [(spec.encode_name, getattr(value, spec.name)) for spec in msgspec.structs.fields(value)]
+        return {name: _said(one) for name, one in given if one is not None}
+    return [_said(one) for one in value] if isinstance(value, list) else value
+
+
+def relabelled(body: bytes, metadata: Mapping[str, str]) -> bytes:
+    """A stored object with other metadata; the rest of it stays as it is, byte for byte."""
+    return _encode({**_members(body), "metadata": metadata})
+
+
+def deleted(id_: str) -> dict[str, Any]:
+    return {"id": id_, "object": "chat.completion.deleted", "deleted": True}
+
+
+def unknown_completion(id_: str) -> NotFound:
+    return NotFound(
+        f"There is no stored chat completion '{id_[:128]}'.", param="completion_id", code="not_found"
+    )

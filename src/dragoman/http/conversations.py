@@ -1,0 +1,106 @@
+"""The routes of conversations and of their items."""
+
+import time
+
+from dragoman.api import conversations, metadata
+from dragoman.api.conversations import check_items, shown, unknown_conversation, unknown_item
+from dragoman.api.pages import page
+from dragoman.api.responses.request import check_include
+from dragoman.http.exchange import Exchange
+from dragoman.http.host import Host
+from dragoman.http.query import Query
+from dragoman.http.responses.context import stored
+from dragoman.http.responses.ids import new_id
+from dragoman.store import Conversation, Item
+
+
+async def create(host: Host, exchange: Exchange) -> None:
+    store = host.desk.required()
+    request = conversations.read(await exchange.body())
+    made = Conversation(
+        id=new_id("conv_"), owner=exchange.owner, created_at=time.time(), metadata=request.metadata or {}
+    )
+    await store.create_conversation(made, await _items(host, exchange, request.items or []))
+    await exchange.json(shown(made))
+
+
+async def retrieve(host: Host, exchange: Exchange) -> None:
+    await exchange.json(shown(await _found(host, exchange)))
+
+
+async def update(host: Host, exchange: Exchange) -> None:
+    new = metadata.read(await exchange.body())
+    if not await host.desk.required().set_conversation_metadata(exchange.owner, _id(exchange), new):
+        raise unknown_conversation(_id(exchange))
+    await exchange.json(shown(await _found(host, exchange)))
+
+
+async def delete(host: Host, exchange: Exchange) -> None:
+    """The items go with it; responses that were made in it stay."""
+    if not await host.desk.required().delete_conversation(exchange.owner, _id(exchange)):
+        raise unknown_conversation(_id(exchange))
+    await exchange.json(conversations.deleted(_id(exchange)))
+
+
+async def add_items(host: Host, exchange: Exchange) -> None:
+    _check_include(exchange)
+    await _found(host, exchange)
+    items = await _items(host, exchange, conversations.read_items(await exchange.body()))
+    if await host.desk.required().add_items(exchange.owner, _id(exchange), items) is None:
+        raise unknown_conversation(_id(exchange))
+    await exchange.reply(page([item.body for item in items], has_more=False), b"application/json")
+
+
+async def list_items(host: Host, exchange: Exchange) -> None:
+    _check_include(exchange)
+    query = Query(exchange)
+    found = await host.desk.required().conversation_items(
+        exchange.owner,
+        _id(exchange),
+        after=query.text("after"),
+        limit=query.limit,
+        descending=query.descending("desc"),
+    )
+    if found is None:
+        raise unknown_conversation(_id(exchange))
+    await exchange.reply(page([item.body for item in found.data], found.has_more), b"application/json")
+
+
+async def retrieve_item(host: Host, exchange: Exchange) -> None:
+    _check_include(exchange)
+    await _found(host, exchange)
+    item_id = exchange.path_params["item_id"]
+    found = await host.desk.required().conversation_item(exchange.owner, _id(exchange), item_id)
+    if found is None:
+        raise unknown_item(item_id)
+    await exchange.reply(found.body, b"application/json")
+
+
+async def delete_item(host: Host, exchange: Exchange) -> None:
+    conversation = await _found(host, exchange)
+    item_id = exchange.path_params["item_id"]
+    if not await host.desk.required().delete_item(exchange.owner, conversation.id, item_id):
+        raise unknown_item(item_id)
+    await exchange.json(shown(conversation))
+
+
+async def _found(host: Host, exchange: Exchange) -> Conversation:
+    found = await host.desk.required().conversation(exchange.owner, _id(exchange))
+    if found is None:
+        raise unknown_conversation(_id(exchange))
+    return found
+
+
+async def _items(host: Host, exchange: Exchange, given: list[dict[str, object]]) -> tuple[Item, ...]:
+    items = await host.desk.items(given, exchange.owner, field="items")
+    check_items(items)
+    return stored(items)
+
+
+def _check_include(exchange: Exchange) -> None:
+    """Items always come with all that is kept of them, so there is nothing more to include."""
+    check_include(Query(exchange).texts("include"))
+
+
+def _id(exchange: Exchange) -> str:
+    return exchange.path_params["id"]

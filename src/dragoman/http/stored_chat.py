@@ -1,0 +1,77 @@
+"""The routes of chat completions that were stored, and the way into the store."""
+
+from typing import Any
+
+from dragoman.api import metadata
+from dragoman.api.chat_request import ChatRequest
+from dragoman.api.pages import page
+from dragoman.api.stored_chat import deleted, record, relabelled, unknown_completion
+from dragoman.http.exchange import Exchange
+from dragoman.http.host import Host
+from dragoman.http.query import Query
+from dragoman.store import Record
+
+
+async def save(host: Host, exchange: Exchange, request: ChatRequest, reply: dict[str, Any]) -> None:
+    """Returns when the answer would outlive the server."""
+    await host.desk.required("store").save(record(reply, request, exchange.request_id, exchange.owner))
+
+
+async def list_all(host: Host, exchange: Exchange) -> None:
+    query = Query(exchange)
+    found = await host.desk.required().records(
+        "chat",
+        exchange.owner,
+        after=query.text("after"),
+        limit=query.limit,
+        descending=query.descending("asc"),
+        model=query.text("model"),
+        metadata=query.pairs("metadata"),
+    )
+    await exchange.reply(page([one.body for one in found.data], found.has_more), b"application/json")
+
+
+async def retrieve(host: Host, exchange: Exchange) -> None:
+    await exchange.reply((await _found(host, exchange)).body, b"application/json")
+
+
+async def update(host: Host, exchange: Exchange) -> None:
+    new = metadata.read(await exchange.body())
+    found = await _found(host, exchange)
+    body = relabelled(found.body, new)
+    if not await host.desk.required().set_metadata("chat", exchange.owner, found.id, new, body):
+        raise unknown_completion(found.id)
+    await exchange.reply(body, b"application/json")
+
+
+async def delete(host: Host, exchange: Exchange) -> None:
+    if not await host.desk.required().delete("chat", exchange.owner, _id(exchange)):
+        raise unknown_completion(_id(exchange))
+    await exchange.json(deleted(_id(exchange)))
+
+
+async def messages(host: Host, exchange: Exchange) -> None:
+    """Those of the request; the answer is in the choices of the object."""
+    query = Query(exchange)
+    found = await host.desk.required().inputs(
+        "chat",
+        exchange.owner,
+        _id(exchange),
+        after=query.text("after"),
+        limit=query.limit,
+        descending=query.descending("asc"),
+    )
+    if found is None:
+        raise unknown_completion(_id(exchange))
+    await exchange.reply(page([item.body for item in found.data], found.has_more), b"application/json")
+
+
+async def _found(host: Host, exchange: Exchange) -> Record:
+    found = await host.desk.required().get("chat", exchange.owner, _id(exchange))
+    if found is None:
+        raise unknown_completion(_id(exchange))
+    return found
+
+
+def _id(exchange: Exchange) -> str:
+    return exchange.path_params["id"]

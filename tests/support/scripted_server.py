@@ -1,0 +1,17 @@
+"""A server of its own process, for tests that kill it: `python -m tests.support.scripted_server FOLDER`.
+
+It says "Hello" to everybody, keeps what it is asked to keep in that folder, and prints its address.
+"""
+
+import sys
+
+from dragoman.engines.scripted import ScriptedEngine, say
+from dragoman.http.server import serve
+
+
+def ready(url: str) -> None:
+    print(url, flush=True)
+
+
+if __name__ == "__main__":
+    serve(ScriptedEngine(say("Hello")), port=0, store="sqlite", data_dir=sys.argv[1], on_ready=ready)
