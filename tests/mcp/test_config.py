@@ -10,6 +10,7 @@ from dragoman.errors import SettingsError
 from dragoman.mcp import ServerSpec
 from dragoman.mcp.config import read_config, servers_of
 from dragoman.settings import Settings
+from tests.docs.support import blocks
 
 
 def read(tmp_path: Path, content: Any, **environ: str) -> dict[str, ServerSpec]:
@@ -97,3 +98,10 @@ def test_settings_say_which_servers_there_are(tmp_path: Path) -> None:
     assert servers.configured() == ["files"]
     assert servers.resolve("any", "https://example.com/").url == "https://example.com/"
     assert servers_of(Settings()).configured() == []
+
+
+def test_the_file_of_the_documentation(tmp_path: Path) -> None:
+    (example,) = blocks("docs/mcp.md", "json")
+    found = read(tmp_path, example)
+    assert found["search"].headers == {"Authorization": "Bearer none"}
+    assert found["files"].args[1] == "@modelcontextprotocol/server-filesystem"
