@@ -16,7 +16,7 @@ from dragoman.errors import DragomanError
 
 __all__ = ["main"]
 
-COMMANDS = ("serve", "chat", "models", "dialects", "parse", "check-schema", "mcp", "doctor", "bench")
+COMMANDS = ("serve", "chat", "models", "dialects", "parse", "check-schema", "mcp", "store", "doctor", "bench")
 
 EXAMPLE = """\
 examples:

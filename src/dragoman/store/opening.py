@@ -27,20 +27,26 @@ def open_store(
         return SqliteStore(data_dir or default_folder(), bounds)
     if which.startswith(("postgresql://", "postgres://")):
         return _postgres(which, bounds)
-    raise SettingsError(f"`store` is sqlite, memory, none or postgresql://..., not {which}.", param="store")
+    # Not the whole of it: there may be a password in it.
+    scheme = which.partition(":")[0]
+    raise SettingsError(f"`store` is sqlite, memory, none or postgresql://..., not {scheme}.", param="store")
 
 
 def store_of(settings: Settings) -> Store | None:
     return open_store(
         settings.store,
-        Path(settings.data_dir).expanduser() if settings.data_dir else None,
+        folder_of(settings),
         max_bytes=settings.store_max_bytes,
         max_age=settings.store_max_age,
     )
 
 
+def folder_of(settings: Settings) -> Path:
+    """`data_dir`, or `dragoman` in the user's folder for data."""
+    return Path(settings.data_dir).expanduser() if settings.data_dir else default_folder()
+
+
 def default_folder() -> Path:
-    """`dragoman` in the user's folder for data."""
     general = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
     return Path(general).expanduser() / "dragoman"
 

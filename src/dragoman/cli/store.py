@@ -1,0 +1,145 @@
+"""Look into the store of responses and conversations, tidy it up, or write it all out."""
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
+
+import msgspec
+
+from dragoman.cli.parser import add_settings, read_settings
+from dragoman.cli.problems import USAGE, CommandError
+from dragoman.cli.terminal import Progress, size
+from dragoman.logs import Paint
+from dragoman.settings import Settings
+
+if TYPE_CHECKING:
+    from dragoman.store import Stats, Store
+
+T = TypeVar("T")
+SUMMARY = "look into the store, tidy it up, or write it all out"
+EXAMPLE = """\
+examples:
+  dragoman store stats
+  dragoman store stats --json --data-dir /srv/dragoman
+  dragoman store vacuum                        give what is free back to the disk
+  dragoman store export -o everything.jsonl    one line of JSON for each record and conversation
+  dragoman store export | jq .id
+
+All of them may be used while a server runs. docs/store.md tells what is kept, where, and for how long.
+"""
+STDOUT = "-"
+EVERY = 100
+"""Lines between two words on the progress."""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=("stats", "vacuum", "export"), help="what to do")
+    parser.add_argument("--json", action="store_true", help="stats: print JSON")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        default=STDOUT,
+        help="export: a file to write, instead of standard output",
+    )
+    add_settings(parser, ("store",))
+
+
+def run(args: argparse.Namespace) -> int:
+    settings = read_settings(args)
+    if args.action == "stats":
+        show(settings, asyncio.run(with_store(settings, lambda store: store.stats())), as_json=args.json)
+    elif args.action == "vacuum":
+        asyncio.run(with_store(settings, vacuumed))
+    else:
+        asyncio.run(with_store(settings, lambda store: exported(store, args.output)))
+    return 0
+
+
+async def with_store(settings: Settings, use: Callable[["Store"], Awaitable[T]]) -> T:
+    from dragoman.store import open_store
+    from dragoman.store.opening import folder_of
+    from dragoman.store.sqlite import FILE
+
+    if settings.store in ("memory", "none"):
+        raise CommandError(f"With store = {settings.store} nothing is kept.", exit_code=USAGE)
+    if settings.store == "sqlite" and not (folder_of(settings) / FILE).exists():
+        raise CommandError(
+            f"There is no store in {folder_of(settings)}.",
+            "A server makes it; --data-dir names another folder.",
+        )
+    # Without bounds: it is for the server to drop things, by its own settings.
+    store = open_store(settings.store, folder_of(settings))
+    assert store is not None
+    try:
+        await store.open()
+        return await use(store)
+    finally:
+        await store.close()
+
+
+async def vacuumed(store: "Store") -> None:
+    before = await store.stats()
+    await store.vacuum()
+    after = await store.stats()
+    print(f"{size(before.file_bytes)} on disk before, {size(after.file_bytes)} now")
+
+
+async def exported(store: "Store", output: str) -> None:
+    if output == STDOUT:
+        await _written(store, sys.stdout.buffer)
+        return
+    with opened(output) as file:
+        await _written(store, file)
+
+
+def opened(output: str) -> BinaryIO:
+    """The file to write; what people said to a model is for nobody else to read."""
+    try:
+        handle = os.open(Path(output).expanduser(), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    except OSError as error:
+        raise CommandError(f"{output} cannot be written: {error.strerror}.", exit_code=USAGE) from error
+    return os.fdopen(handle, "wb")
+
+
+async def _written(store: "Store", file: BinaryIO) -> None:
+    progress, count = Progress(), 0
+    async for line in store.export():
+        file.write(line + b"\n")
+        count += 1
+        if count % EVERY == 0:
+            progress.say(f"exported {count}")
+    file.flush()
+    progress.clear()
+
+
+def show(settings: Settings, stats: "Stats", *, as_json: bool) -> None:
+    if as_json:
+        limits = {"max_bytes": settings.store_max_bytes, "max_age": settings.store_max_age}
+        facts = msgspec.to_builtins(stats) | {"bounds": limits}
+        print(msgspec.json.format(msgspec.json.encode(facts), indent=2).decode())
+        return
+    paint = Paint(sys.stdout)
+    for name, text in rows(settings, stats):
+        print(f"{paint('dim', name.ljust(16))}  {text}")
+
+
+def rows(settings: Settings, stats: "Stats") -> list[tuple[str, str]]:
+    oldest = (
+        "-" if stats.oldest is None else f"{datetime.fromtimestamp(stats.oldest, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    )
+    return [
+        ("responses", str(stats.counts["response"])),
+        ("chat completions", str(stats.counts["chat"])),
+        ("conversations", str(stats.counts["conversation"])),
+        ("items", str(stats.counts["item"])),
+        ("documents", size(stats.bytes)),
+        ("on disk", f"{size(stats.file_bytes)}, of at most {size(settings.store_max_bytes)}"),
+        ("oldest", f"{oldest}, kept for {settings.store_max_age / 86400:g} days"),
+        ("tables", f"version {stats.schema_version}"),
+    ]
