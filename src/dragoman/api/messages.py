@@ -104,7 +104,9 @@ def _size(content: str | list[dict[str, Any]] | None, param: str) -> int:
 
 
 def part_text(part: dict[str, Any], param: str) -> str:
-    kind = str(part.get("type"))
+    kind = part.get("type")
+    if not isinstance(kind, str):
+        raise BadRequest(f"'{param}.type' must be a string.", param=f"{param}.type", code="invalid_value")
     if kind in MEDIA_PARTS:
         message = f"This model takes text only; {MEDIA_PARTS[kind]} are not supported."
         raise BadRequest(message, param=param, code="unsupported_content")

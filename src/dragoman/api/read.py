@@ -61,6 +61,8 @@ class Reader(msgspec.Struct, frozen=True):
             return msgspec.convert(value, self.decoder.type)
         except msgspec.ValidationError as error:
             raise self._explain(str(error), place) from None
+        except RecursionError:
+            raise BadRequest(f"'{place}' is nested too deeply.", param=place, code="invalid_value") from None
 
     def _explain(self, text: str, place: str = "") -> BadRequest:
         if unknown := _UNKNOWN.match(text):

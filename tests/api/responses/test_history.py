@@ -248,3 +248,8 @@ def test_pictures_are_not_told() -> None:
 def test_lists_of_tools_are_not_told() -> None:
     tools = [{"name": "f", "input_schema": {}}]
     assert told({"type": "mcp_list_tools", "server_label": "l", "tools": tools}) == []
+
+
+def test_fields_that_belong_to_other_kinds_do_no_harm() -> None:
+    shown = told(call("1"), {**output("1"), "approval_request_id": [None]})
+    assert [message.role for message in shown] == ["assistant", "tool"]

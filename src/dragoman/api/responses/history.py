@@ -79,7 +79,8 @@ def _check_pairs(items: Sequence[ItemDict]) -> None:
 
 
 def _check_known(item: ItemDict, known: set[str]) -> None:
-    answered = item.get("approval_request_id") or _call_id(item)
+    approval = item["type"] == "mcp_approval_response"
+    answered = item["approval_request_id"] if approval else _call_id(item)
     if answered not in known and not (item["type"] == "tool_search_output" and "call_id" not in item):
         message = f"The {item['type']} for {answered[:64]!r} has no item before it that it answers."
         raise BadRequest(message, param="input", code="invalid_value")

@@ -50,8 +50,10 @@ def _type(item: ItemDict, place: str) -> str:
         raise BadRequest(message, param=place, code="unsupported_content")
     if name is None:
         raise BadRequest(f"'{place}.type' is required.", param=f"{place}.type", code="missing_field")
-    if not isinstance(name, str) or name not in KINDS:
-        raise wrong(f"{place}.type", f"is {str(name)[:64]!r}, which is not the type of an item")
+    if not isinstance(name, str):
+        raise wrong(f"{place}.type", "must be a string")
+    if name not in KINDS:
+        raise wrong(f"{place}.type", f"is {name[:64]!r}, which is not the type of an item")
     return name
 
 
