@@ -151,9 +151,8 @@ def unsupported() -> str:
 
 def routes() -> str:
     known = {f"{one.method.upper()} {one.path}": one.summary for one in OPERATIONS}
-    served = [
-        f"{method} {path}" for method, paths in (("POST", app.POST), ("GET", app.GET)) for path in paths
-    ]
+    tables = {"POST": app.POST, "GET": app.GET, "DELETE": app.DELETE}
+    served = [f"{method} {path}" for method, paths in tables.items() for path in paths]
     served = [route.replace("{model:path}", "{model}") for route in served]
     said = notes("routes", [route for route in served if route not in known])
     rows = {**known, **said}

@@ -2,7 +2,7 @@ import httpx
 
 from dragoman.engines.scripted import ScriptedEngine, say
 from tests.http.conftest import Serve
-from tests.support.http import HELLO, post
+from tests.support.http import HELLO, get, post
 
 
 def test_models_lists_the_model_and_its_aliases(serve: Serve) -> None:
@@ -90,6 +90,21 @@ def test_metrics_count_tokens_under_fixed_labels(serve: Serve) -> None:
 
 def test_head_of_the_root_answers(greeter: str) -> None:
     assert httpx.head(greeter + "/", follow_redirects=True).status_code == 200
+
+
+def test_metrics_tell_a_route_from_one_that_looks_like_it(serve: Serve) -> None:
+    url = serve(ScriptedEngine(say("hi")), store="memory")
+    post(url, "/v1/chat/completions/render", HELLO)
+    get(url, "/v1/chat/completions/render")
+    text = get(url, "/metrics").text
+    assert 'route="/v1/chat/completions/render",status="200"' in text
+    assert 'route="/v1/chat/completions/{id}",status="404"' in text
+
+
+def test_openapi_has_the_parts_of_a_path_and_of_a_query(greeter: str) -> None:
+    described = get(greeter, "/openapi.json").json()["paths"]["/v1/conversations/{id}/items"]["get"]
+    places = [(one["name"], one["in"]) for one in described["parameters"]]
+    assert places == [("id", "path"), *((name, "query") for name in ("after", "limit", "order", "include"))]
 
 
 def test_openapi_describes_every_post_route(greeter: str) -> None:

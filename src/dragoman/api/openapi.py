@@ -1,6 +1,7 @@
 """The OpenAPI description, made from the very structs that requests are decoded with."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -8,8 +9,11 @@ from msgspec import Struct
 
 from dragoman.api.chat_request import ChatRequest
 from dragoman.api.completions_request import CompletionRequest
+from dragoman.api.conversations import AddItems, CreateConversation
 from dragoman.api.embeddings import EmbeddingRequest
+from dragoman.api.metadata import ChangeMetadata
 from dragoman.api.parsing import ParseCalls, ParseReasoning
+from dragoman.api.responses.request import ResponseRequest
 from dragoman.api.tokens import Detokenize, TokenizeChat, TokenizeText
 
 
@@ -19,11 +23,45 @@ class Operation(Struct, frozen=True):
     summary: str
     body: tuple[type[Struct], ...] = ()
     streams: bool = False
+    query: tuple[str, ...] = ()
 
+
+PAGE = ("after", "limit", "order")
 
 OPERATIONS: Sequence[Operation] = (
     Operation("post", "/v1/chat/completions", "Answer a conversation", (ChatRequest,), streams=True),
     Operation("post", "/v1/completions", "Continue a text", (CompletionRequest,), streams=True),
+    Operation("post", "/v1/responses", "Make a response", (ResponseRequest,), streams=True),
+    Operation(
+        "get",
+        "/v1/responses/{id}",
+        "A response that is stored, or its events",
+        streams=True,
+        query=("stream", "starting_after"),
+    ),
+    Operation("delete", "/v1/responses/{id}", "Delete a response"),
+    Operation("post", "/v1/responses/{id}/cancel", "End a response that is made in the background"),
+    Operation("get", "/v1/responses/{id}/input_items", "What a response was asked", query=PAGE),
+    Operation("post", "/v1/responses/compact", "Make a context short", (ResponseRequest,)),
+    Operation("post", "/v1/responses/input_tokens", "Count the tokens of a context", (ResponseRequest,)),
+    Operation("post", "/v1/conversations", "Begin a conversation", (CreateConversation,)),
+    Operation("get", "/v1/conversations/{id}", "A conversation"),
+    Operation("post", "/v1/conversations/{id}", "Change its metadata", (ChangeMetadata,)),
+    Operation("delete", "/v1/conversations/{id}", "Delete it with its items"),
+    Operation("post", "/v1/conversations/{id}/items", "Add items to a conversation", (AddItems,)),
+    Operation("get", "/v1/conversations/{id}/items", "The items of a conversation", query=(*PAGE, "include")),
+    Operation("get", "/v1/conversations/{id}/items/{item_id}", "An item of a conversation"),
+    Operation("delete", "/v1/conversations/{id}/items/{item_id}", "Delete an item"),
+    Operation(
+        "get",
+        "/v1/chat/completions",
+        "The chat completions that are stored",
+        query=(*PAGE, "model", "metadata"),
+    ),
+    Operation("get", "/v1/chat/completions/{id}", "A stored chat completion"),
+    Operation("post", "/v1/chat/completions/{id}", "Change its metadata", (ChangeMetadata,)),
+    Operation("delete", "/v1/chat/completions/{id}", "Delete it"),
+    Operation("get", "/v1/chat/completions/{id}/messages", "The messages that it answers", query=PAGE),
     Operation("post", "/v1/embeddings", "Embed texts", (EmbeddingRequest,)),
     Operation(
         "post", "/v1/chat/completions/render", "The prompt of a conversation, as text and ids", (ChatRequest,)
@@ -106,11 +144,22 @@ def _operation(operation: Operation, schemas: dict[type[Struct], dict[str, Any]]
             },
         },
     }
-    if "{model}" in operation.path:
-        where = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
-        described["parameters"] = [where]
+    if parameters := list(_parameters(operation)):
+        described["parameters"] = parameters
     if operation.body:
         some = [schemas[body] for body in operation.body]
         schema = some[0] if len(some) == 1 else {"anyOf": some}
         described["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
     return described
+
+
+def _parameters(operation: Operation) -> Iterator[dict[str, Any]]:
+    for name in re.findall(r"{(\w+)}", operation.path):
+        yield {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+    for name in operation.query:
+        if name == "metadata":
+            # As `metadata[topic]=tea`.
+            pairs = {"type": "object", "additionalProperties": {"type": "string"}}
+            yield {"name": name, "in": "query", "style": "deepObject", "explode": True, "schema": pairs}
+        else:
+            yield {"name": name, "in": "query", "schema": {"type": "string"}}
