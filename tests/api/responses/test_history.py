@@ -98,6 +98,20 @@ def test_reasoning_is_told_as_fully_as_it_is_known(item: dict[str, Any], text: s
     assert message.reasoning == text
 
 
+def test_items_as_a_response_has_them_may_have_nulls() -> None:
+    empty = {"id": "rs", "type": "reasoning", "summary": [], "content": None, "encrypted_content": None}
+    made = {
+        "id": "mcp_1",
+        "type": "mcp_call",
+        **MCP,
+        "output": "1",
+        "error": None,
+        "approval_request_id": None,
+    }
+    shown = messages([empty, made], None, SEALED.get, lambda space, name: name)
+    assert [message.role for message in shown] == ["assistant", "tool"]
+
+
 def test_a_foreign_seal_is_named() -> None:
     error = refused(thought(id="rs_9", encrypted_content="junk"))
     assert error.code == "invalid_encrypted_content" and "'rs_9'" in error.message

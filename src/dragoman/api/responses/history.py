@@ -170,9 +170,9 @@ class _Telling:
     def _thoughts(self, item: ItemDict) -> list[str]:
         if item.get("content"):
             return [part["text"] for part in item["content"]]
-        if "encrypted_content" in item:
+        if item.get("encrypted_content") is not None:
             return [self._opened(item)]
-        return [part["text"] for part in item["summary"]]
+        return [part["text"] for part in item.get("summary") or ()]
 
     def _opened(self, item: ItemDict) -> str:
         text = self._unseal(item["encrypted_content"])
