@@ -99,7 +99,13 @@ def test_reasoning_is_told_as_fully_as_it_is_known(item: dict[str, Any], text: s
 
 
 def test_items_as_a_response_has_them_may_have_nulls() -> None:
-    empty = {"id": "rs", "type": "reasoning", "summary": [], "content": None, "encrypted_content": None}
+    empty: dict[str, Any] = {
+        "id": "rs",
+        "type": "reasoning",
+        "summary": [],
+        "content": None,
+        "encrypted_content": None,
+    }
     made = {
         "id": "mcp_1",
         "type": "mcp_call",
