@@ -18,6 +18,17 @@ import pytest
 from dragoman.mcp import Bounds, McpFailure, McpServers, McpSession, ServerSpec
 
 T = TypeVar("T")
+NEWEST = "2026-07-28"
+"""The revision without a handshake."""
+LISTED = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
+"""What that revision wants beside a list."""
+TOOL = {
+    "name": "say",
+    "inputSchema": {
+        "type": "object",
+        "properties": {"who": {"type": "string", "x-mcp-header": "Who"}},
+    },
+}
 SERVERS = Path(__file__).parent / "servers"
 # Long, so that a busy machine does not run into it; tests that want a timeout have a short one.
 BOUNDS = Bounds(connect_s=60, call_s=60)
@@ -83,6 +94,8 @@ class RawServer:
         self.revision = "2025-06-18"
         self.sessions: set[str] = set()
         self.asked: list[str] = []
+        self.params: list[dict[str, Any]] = []
+        """Of the calls."""
         self.headers: list[dict[str, str]] = []
         self.released = threading.Event()
         self.on_call: dict[str, Callable[[Any, int], None]] = {}
@@ -103,9 +116,12 @@ class RawServer:
         elif number is None:
             handler.reply(202)
         elif method == "tools/list":
-            handler.result(number, {"tools": [{"name": "say", "inputSchema": {"type": "object"}}]})
+            handler.result(number, {"tools": [TOOL], **(LISTED if self.revision == NEWEST else {})})
+        elif method == "server/discover" and self.revision == NEWEST:
+            handler.result(number, self.introduction())
         elif method == "tools/call":
             name = message["params"]["name"]
+            self.params.append(message["params"])
             if name in self.on_call:
                 self.on_call[name](handler, number)
             else:
@@ -116,6 +132,9 @@ class RawServer:
     def welcome(self) -> dict[str, Any]:
         info = {"name": "raw", "version": "1"}
         return {"protocolVersion": self.revision, "capabilities": {"tools": {}}, "serverInfo": info}
+
+    def introduction(self) -> dict[str, Any]:
+        return {"supportedVersions": [NEWEST], "capabilities": {"tools": {}}, **LISTED}
 
     def new_session(self) -> str:
         name = f"session-{len(self.sessions)}-{id(self)}"
@@ -158,7 +177,8 @@ class Handler(BaseHTTPRequestHandler):
         )
 
     def text(self, number: int, text: str) -> None:
-        self.result(number, {"content": [{"type": "text", "text": text}]})
+        complete = {"resultType": "complete"} if self.raw.revision == NEWEST else {}
+        self.result(number, {"content": [{"type": "text", "text": text}], **complete})
 
     def rpc_error(self, status: int, number: Any, code: int, message: str) -> None:
         error = {"jsonrpc": "2.0", "id": number, "error": {"code": code, "message": message}}
