@@ -69,8 +69,8 @@ def _served(binaries: Path, folder: Path, user: str | None) -> Iterator[str]:
         assert server.poll() is None, (folder / "log").read_text()
         yield url
     finally:
-        # The quick way: connections that are left are cut.
-        server.send_signal(signal.SIGINT)
+        # The quick way: nobody wants its data again.
+        server.send_signal(signal.SIGQUIT)
         server.wait()
 
 

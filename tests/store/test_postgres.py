@@ -98,7 +98,6 @@ async def test_an_address_where_nothing_is_is_said_without_the_password(url: str
     with pytest.raises(StoreUnavailable, match="address in `store`") as caught:
         await store.open()
     assert "secret" not in caught.value.message
-    await store.close()
 
 
 async def test_a_database_that_cannot_be_written_is_said(store: PostgresStore, postgres_url: str) -> None:

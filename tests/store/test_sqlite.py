@@ -38,7 +38,6 @@ async def refused(folder: Path) -> str:
     store = SqliteStore(folder, Bounds())
     with pytest.raises(StoreUnavailable) as caught:
         await store.open()
-    await store.close()
     assert caught.value.status == 503
     return caught.value.message
 

@@ -55,7 +55,7 @@ class PostgresStore(Store):
         self._pool: AsyncConnectionPool[Connection] | None = None
         self._upkeep: asyncio.Task[None] | None = None
 
-    async def open(self) -> None:
+    async def _open(self) -> None:
         # A connection of its own: the pool would go on trying for long where one failure says enough.
         with _told():
             async with await connected(self._url) as connection:

@@ -45,7 +45,7 @@ class SqliteStore(Store):
         # A database in memory belongs to its one connection.
         self._reader = Worker("dragoman-store-read", self._connect, where) if folder else self._writer
 
-    async def open(self) -> None:
+    async def _open(self) -> None:
         if self._path:
             await asyncio.to_thread(prepare, self._path)
         for worker in dict.fromkeys((self._writer, self._reader)):

@@ -5,6 +5,7 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -91,11 +92,8 @@ class Worker:
     def _run(self) -> None:
         try:
             connection = self._connect()
-        except sqlite3.Error as error:
-            self._opened.set_exception(unavailable(error, self._where))
-            return
-        except BaseException as error:
-            self._opened.set_exception(error)
+        except Exception as error:
+            self._opened.set_exception(self._told(error))
             return
         self._opened.set_result(None)
         try:
@@ -131,10 +129,8 @@ class Worker:
     def _do_alone(self, connection: Connection, job: Job[Any]) -> None:
         try:
             job.future.set_result(job.work(connection))
-        except sqlite3.Error as error:
-            job.future.set_exception(self._told(error))
         except Exception as error:
-            job.future.set_exception(error)
+            job.future.set_exception(self._told(error))
 
     def _do_together(self, connection: Connection, jobs: list[Job[Any]]) -> None:
         """One transaction. An operation that fails is undone alone; if the database fails, all are."""
@@ -145,13 +141,12 @@ class Worker:
             if self._finish is not None:
                 self._finish(connection)
             connection.execute("COMMIT")
-        except sqlite3.Error as error:
-            if connection.in_transaction:
+        except Exception as error:
+            with suppress(sqlite3.Error):
                 connection.execute("ROLLBACK")
-            told = self._told(error)
             for job in jobs:
                 if not job.future.done():
-                    job.future.set_exception(told)
+                    job.future.set_exception(self._told(error))
             return
         for job, answer in answers:
             job.future.set_result(answer)
@@ -167,11 +162,14 @@ class Worker:
                 raise
             connection.execute("ROLLBACK TO job")
             connection.execute("RELEASE job")
-            job.future.set_exception(self._told(error) if isinstance(error, sqlite3.Error) else error)
+            job.future.set_exception(self._told(error))
             return []
         connection.execute("RELEASE job")
         return [answer]
 
-    def _told(self, error: sqlite3.Error) -> StoreUnavailable:
+    def _told(self, error: Exception) -> Exception:
+        """What whoever waits gets to hear: an error of ours as it is, one of SQLite's in our words."""
+        if not isinstance(error, sqlite3.Error):
+            return error
         _log.error("the store failed: %s", getattr(error, "sqlite_errorname", type(error).__name__))
         return unavailable(error, self._where)

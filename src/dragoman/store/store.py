@@ -30,9 +30,16 @@ class Store(ABC):
         self._grown = 0
         """Bytes that came in since room was last made, for stores that do not look each time."""
 
-    @abstractmethod
     async def open(self) -> None:
         """Makes or migrates the tables. Until then nothing else may be called."""
+        try:
+            await self._open()
+        except BaseException:
+            await self.close()
+            raise
+
+    @abstractmethod
+    async def _open(self) -> None: ...
 
     @abstractmethod
     async def close(self) -> None:

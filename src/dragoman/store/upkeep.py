@@ -18,6 +18,9 @@ OLDEST = f"""SELECT 'records' AS kind, seq, size, created_at AS age FROM records
     ORDER BY age, seq LIMIT 256"""
 
 
+SPARE = 256
+
+
 def answer() -> Operation[None]:
     """Asks for something that costs nothing."""
     yield Query("SELECT 1 FROM records LIMIT 1")
@@ -31,7 +34,10 @@ def sweep(bounds: Bounds, measure: str, now: float) -> Operation[None]:
         yield Query(f"DELETE FROM records WHERE created_at < ? AND {FINISHED}", (before,))
     while bounds.max_bytes is not None:
         excess = (yield Query(measure))[0][0] - bounds.max_bytes
-        victims = _oldest((yield Query(OLDEST)), excess) if excess > 0 else []
+        if excess <= 0:
+            return
+        # A little more than is needed, so that not every write has to make room.
+        victims = _oldest((yield Query(OLDEST)), excess + bounds.max_bytes // SPARE)
         if not victims:
             return
         # Conversations first, as in `save`.
