@@ -19,13 +19,12 @@ from dragoman.errors import DragomanError, MethodNotAllowed, NotFound, Unauthori
 from dragoman.http import conversations, docs, generate, inspect_routes, parse_routes, stored_chat
 from dragoman.http.exchange import ClientGone, Exchange
 from dragoman.http.host import Host
-from dragoman.http.metrics import CONTENT_TYPE, Metrics
+from dragoman.http.metrics import CONTENT_TYPE
 from dragoman.http.responses import create, stored, summary
 from dragoman.http.responses.socket import Socket
 from dragoman.settings import Settings
 
 logger = logging.getLogger("dragoman.http")
-access = logging.getLogger("dragoman.access")
 
 Handler: TypeAlias = Callable[[Host, Exchange], Awaitable[None]]
 
@@ -98,7 +97,6 @@ class App:
     ) -> None:
         self.settings = settings or Settings()
         self.host = Host(engine, self.settings, template)
-        self.metrics = Metrics()
         self._keys = [key.encode() for key in self.settings.api_key]
         # The routes that generate come first: they are looked for most often.
         tables = {"POST": POST, "GET": GET, "DELETE": DELETE}
@@ -138,11 +136,11 @@ class App:
         exchange = Exchange(scope, receive, send, self.settings.limits.body_bytes)
         scope["dragoman.exchange"] = exchange
         scope["app"] = self  # Starlette's router raises its 405 instead of answering it
-        self.metrics.in_flight.inc()
+        self.host.journal.metrics.in_flight.inc()
         try:
             await self._guarded(exchange)
         finally:
-            self.metrics.in_flight.dec()
+            self.host.journal.metrics.in_flight.dec()
             self._record(exchange, loop.time() - began)
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -187,17 +185,14 @@ class App:
         return hashlib.sha256(given.strip()).hexdigest()
 
     def _record(self, exchange: Exchange, seconds: float) -> None:
-        route = _route_name(self._router, exchange.scope)
-        self.metrics.observe(route, exchange.status, exchange.facts, seconds)
         facts = {
             "method": exchange.method,
             "path": _loggable(exchange.path),
             "status": exchange.status,
             "request_id": exchange.request_id,
             **exchange.facts,
-            "duration_ms": round(seconds * 1000, 1),
         }
-        access.info("%s %s %d", facts["method"], facts["path"], exchange.status, extra={"request": facts})
+        self.host.journal.record(_route_name(self._router, exchange.scope), facts, seconds)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
@@ -220,7 +215,7 @@ class App:
         await exchange.json({"status": "ready", "model": host.card.name})
 
     async def _metrics(self, host: Host, exchange: Exchange) -> None:
-        await exchange.reply(self.metrics.exposition(), CONTENT_TYPE)
+        await exchange.reply(host.journal.metrics.exposition(), CONTENT_TYPE)
 
     async def _version(self, host: Host, exchange: Exchange) -> None:
         await exchange.json({"version": __version__})

@@ -15,6 +15,7 @@ from dragoman.dialects.registry import with_calls
 from dragoman.engines.protocol import Engine, LivingEngine
 from dragoman.errors import EngineFailed, Overloaded
 from dragoman.http.choose import choose_dialect
+from dragoman.http.journal import Journal
 from dragoman.http.responses.desk import Desk
 from dragoman.http.stream import Pump
 from dragoman.mcp.config import servers_of
@@ -57,6 +58,7 @@ class Host:
             self.card, tokenizer, self.prompter, self.found.dialect, settings.model_alias, self.limits
         )
         self.pump = Pump()
+        self.journal = Journal()
         self.desk = Desk.of(settings)
         self.mcp = servers_of(settings)
         self._forced: dict[str, Language] = {}

@@ -10,7 +10,7 @@ from dragoman.errors import DragomanError
 from dragoman.http.exchange import ClientGone, Exchange
 from dragoman.http.stream import Pump, TurnStream
 from dragoman.turns.turn import Turn
-from dragoman.types import Answer, Event
+from dragoman.types import Answer, Event, Usage
 
 R = TypeVar("R")
 
@@ -32,7 +32,7 @@ async def watched(exchange: Exchange, turn: Turn) -> AsyncIterator[None]:
             yield
         finally:
             watcher.cancel()
-            note(exchange, turn)
+            note(exchange.facts, turn)
 
 
 async def _close_when_gone(exchange: Exchange, turn: Turn) -> None:
@@ -87,27 +87,33 @@ async def unless_gone(exchange: Exchange, work: Coroutine[Any, Any, R]) -> R:
     finally:
         working.cancel()
         watcher.cancel()
+        # What it leaves behind is in order before anything else goes on.
+        await asyncio.gather(working, watcher, return_exceptions=True)
 
 
-def note(exchange: Exchange, turn: Turn) -> None:
-    """What the access log and the metrics say of a turn."""
-    usage = turn.usage
-    now = asyncio.get_running_loop().time()
-    exchange.facts.update(
+def count(facts: dict[str, Any], usage: Usage) -> None:
+    facts.update(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         cached_tokens=usage.cached_tokens,
     )
-    if turn.finishes:
+
+
+def note(facts: dict[str, Any], turn: Turn) -> None:
+    """What the access log and the metrics say of a turn; of several, how the last one ended."""
+    usage = turn.usage
+    now = asyncio.get_running_loop().time()
+    count(facts, usage)
+    if turn.finishes and facts.get("finish") != "disconnect":
         reasons = {event.finish or "" for event in turn.finishes.values()}
-        exchange.facts.setdefault("finish", ",".join(sorted(reasons)))
+        facts["finish"] = ",".join(sorted(reasons))
     for event in turn.finishes.values():
         if event.error is not None:
             # The text of a foreign exception may hold anything, so only our own words are logged.
             known = isinstance(event.error, DragomanError)
-            exchange.facts["error"] = str(event.error) if known else "the engine failed"
+            facts["error"] = str(event.error) if known else "the engine failed"
     if turn.first_token_at is not None:
-        exchange.facts["ttft_ms"] = round((turn.first_token_at - turn.started_at) * 1000, 1)
+        facts.setdefault("ttft_ms", round((turn.first_token_at - turn.started_at) * 1000, 1))
         writing = now - turn.first_token_at
         if usage.completion_tokens > 1 and writing > 0:
-            exchange.facts["tokens_per_s"] = round((usage.completion_tokens - 1) / writing, 1)
+            facts["tokens_per_s"] = round((usage.completion_tokens - 1) / writing, 1)

@@ -8,6 +8,7 @@ from msgspec import Struct
 from dragoman.api.responses.output import Place
 from dragoman.api.responses.request import ResponseRequest
 from dragoman.api.responses.response import usage
+from dragoman.errors import BadRequest
 from dragoman.types import Usage
 
 TRIGGER = "compaction_trigger"
@@ -28,6 +29,15 @@ class Compacted(Struct, frozen=True):
     @property
     def items(self) -> list[dict[str, Any]]:
         return [self.item, *self.kept]
+
+
+def triggered(inputs: Sequence[dict[str, Any]]) -> bool:
+    """Whether the client wants what was said to be made short, and nothing else."""
+    found = [number for number, item in enumerate(inputs) if item.get("type") == TRIGGER]
+    if found and found[0] != len(inputs) - 1:
+        place = f"input[{found[0]}]"
+        raise BadRequest(f"A {TRIGGER} must be the last item.", param=place, code="invalid_value")
+    return bool(found)
 
 
 def to_summarise(items: Sequence[dict[str, Any]], id_: str) -> list[dict[str, Any]]:

@@ -64,9 +64,16 @@ class CallOutputItem(Item):
     namespace: ShortText | None = None
 
 
+class McpListedTool(Struct):
+    name: Name
+    input_schema: dict[str, Any]
+    description: str | None = None
+    annotations: dict[str, Any] | None = None
+
+
 class McpListItem(Item):
     server_label: Name
-    tools: Parts
+    tools: list[McpListedTool]
     error: str | dict[str, Any] | None = None
 
 

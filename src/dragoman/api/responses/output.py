@@ -28,10 +28,6 @@ class Place(Struct, frozen=True):
     def event(self, kind: str, **fields: Any) -> bytes:
         return self.wire.event(kind, {"item_id": self.id, "output_index": self.index, **fields})
 
-    def whole(self, item: dict[str, Any]) -> bytes:
-        """An item that comes all at once."""
-        return self.added(item) + self.done(item)
-
 
 class TextKind(Struct, frozen=True):
     """How an item that is a text is spelled."""

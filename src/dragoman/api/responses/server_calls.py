@@ -14,26 +14,22 @@ class ServerCall(Struct):
     item: CallItem
     label: str
     name: str
-    approval: str | None = None
-    """The request that the client has approved."""
-    whole: bool = True
-    """Whether the model has finished writing it."""
 
     @property
     def arguments(self) -> str:
         return "".join(self.item.texts)
 
-    def written(self, whole: bool) -> bytes:
-        self.whole = whole
-        return self.item.written()
-
     def done(self, output: str | None, error: dict[str, Any] | None) -> tuple[bytes, dict[str, Any]]:
         """The result, or what went wrong."""
         status: Status = "failed" if error else "completed"
         item = {**self.item.body(status, self.arguments), "output": output, "error": error}
-        item["approval_request_id"] = self.approval
         place = self.item.place
         return place.event(f"response.mcp_call.{status}") + place.done(item), item
+
+    def abandoned(self) -> tuple[bytes, dict[str, Any]]:
+        """It was never run, or nobody waits for its result any more."""
+        item = self.item.body("incomplete", self.arguments)
+        return self.item.place.done(item), item
 
 
 def server_call(place: Place, label: str, name: str, approval: str | None = None) -> ServerCall:
@@ -51,7 +47,7 @@ def server_call(place: Place, label: str, name: str, approval: str | None = None
         }
 
     item = CallItem(place, "response.mcp_call_arguments", "arguments", body)
-    return ServerCall(item, label, name, approval)
+    return ServerCall(item, label, name)
 
 
 def approved_call(
@@ -63,22 +59,16 @@ def approved_call(
         call.item.open(),
         place.event("response.mcp_call.in_progress"),
         call.item.delta(arguments),
-        call.written(True),
+        call.item.written(),
     )
     return b"".join(written), call
 
 
-def approval_request(place: Place, label: str, name: str) -> CallItem:
-    def body(status: Status, text: str) -> dict[str, Any]:
-        return {
-            "id": place.id,
-            "type": "mcp_approval_request",
-            "server_label": label,
-            "name": name,
-            "arguments": text,
-        }
-
-    return CallItem(place, "", "arguments", body)
+def approval_request(place: Place, label: str, name: str, arguments: str) -> tuple[bytes, dict[str, Any]]:
+    """It comes all at once: half a question cannot be answered."""
+    item = {"id": place.id, "type": "mcp_approval_request", "server_label": label, "name": name}
+    item["arguments"] = arguments
+    return place.added(item) + place.done(item), item
 
 
 def listed(

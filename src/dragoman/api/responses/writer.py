@@ -59,8 +59,11 @@ class ResponseWriter:
         self._items: list[dict[str, Any] | None] = []
         self._open: TextItem | CallItem | None = None
         self._kind = ""
-        self._asked: CallItem | None = None
+        self._asked: tuple[Ref, list[str]] | None = None
+        """A call that must be approved, and its arguments so far."""
         self._blank: list[Event] = []
+        self._turn_from = 0
+        """The first item of this turn."""
 
     @property
     def items(self) -> list[dict[str, Any]]:
@@ -70,6 +73,7 @@ class ResponseWriter:
     def begin_turn(self) -> None:
         self.finish = self.error = None
         self.for_server, self.for_client = [], False
+        self._turn_from = len(self._items)
 
     def write(self, events: Sequence[Event]) -> bytes:
         if len(events) == 1:
@@ -92,19 +96,20 @@ class ResponseWriter:
                 return self._close("completed") + self._begin_call(event)
             case "call_arguments":
                 if self._asked is not None:
-                    self._asked.texts.append(event.text)
+                    self._asked[1].append(event.text)
                 return b""
             case "call_close":
                 return self._close("completed")
         return self._end(event)
 
     def _begin_text(self, event: Event) -> bytes:
-        if not event.text.strip() and self._open is None:
+        closed = self._close("completed")
+        if not event.text.strip():
             # Layout between items is no message, unless a message follows or nothing else does.
             self._blank.append(event)
-            return b""
+            return closed
         before, self._blank = self._blank, []
-        opened = self._close("completed") + self._start(self._message(), "text")
+        opened = closed + self._start(self._message(), "text")
         return opened + b"".join([self._one(one) for one in (*before, event)])
 
     def _begin_call(self, event: Event) -> bytes:
@@ -112,7 +117,7 @@ class ResponseWriter:
         if ref is not None and ref.kind == "mcp":
             assert ref.server_label is not None
             if self.needs_approval(event.text):
-                self._asked = approval_request(self.place("mcpr_"), ref.server_label, ref.name)
+                self._asked = (ref, [])
                 return b""
             call = server_call(self.place("mcp_"), ref.server_label, ref.name)
             self.for_server.append(call)
@@ -143,7 +148,7 @@ class ResponseWriter:
         status: Status = "completed" if event.finish == "stop" else "incomplete"
         written = self._close(status)
         before, self._blank = self._blank, []
-        if event.error is None and not self._items:
+        if event.error is None and len(self._items) == self._turn_from:
             # An answer of nothing is a message too: a client reads it without asking whether there is one.
             written += self._start(self._message(), "text") + b"".join([self._one(one) for one in before])
             written += self._close(status)
@@ -159,24 +164,40 @@ class ResponseWriter:
     def finished(self, place: Place, item: dict[str, Any]) -> None:
         self._items[place.index] = item
 
+    def abandon(self) -> bytes:
+        """The response is at its end: whatever is not finished stays as it is."""
+        written = self._close("incomplete")
+        for call in self.for_server:
+            if self._items[call.item.place.index] is None:
+                data, item = call.abandoned()
+                self.finished(call.item.place, item)
+                written += data
+        return written
+
     def _start(self, item: TextItem | CallItem, kind: str) -> bytes:
         self._open, self._kind = item, kind
         return item.open()
 
     def _close(self, status: Status) -> bytes:
         if self._asked is not None:
-            asked, self._asked = self._asked, None
-            self.for_client = True
-            item = asked.body(status, "".join(asked.texts))
-            self.finished(asked.place, item)
-            return asked.place.whole(item)
+            return self._ask(self._asked, status)
         was, self._open, self._kind = self._open, None, ""
         if was is None:
             return b""
         if self.for_server and was is self.for_server[-1].item:
-            return self.for_server[-1].written(status == "completed")
+            return was.written()
         written, item = was.close(status)
-        self._items[was.place.index] = item
+        self.finished(was.place, item)
+        return written
+
+    def _ask(self, asked: tuple[Ref, list[str]], status: Status) -> bytes:
+        """Whether a call may be made. One that was cut short is none."""
+        self._asked = None
+        if status != "completed":
+            return b""
+        (ref, texts), place, self.for_client = asked, self.place("mcpr_"), True
+        written, item = approval_request(place, ref.server_label or "", ref.name, "".join(texts))
+        self.finished(place, item)
         return written
 
     def _message(self) -> TextItem:

@@ -7,7 +7,7 @@ import msgspec
 
 from dragoman.api.responses.response import Response
 from dragoman.api.responses.seal import Sealer
-from dragoman.errors import ContextOverflow
+from dragoman.errors import Conflict, ContextOverflow
 from dragoman.store import Append, Conversation, Item, Record, Store
 
 R = TypeVar("R")
@@ -39,20 +39,18 @@ class Context:
     def unseal(self, sealed: str) -> str | None:
         return self._sealer.open(sealed, self.owner)
 
-    async def save(self, response: Response, events: bytes) -> None:
+    async def save(self, response: Response, events: bytes | None) -> None:
         """Keeps the response and, in the same step, adds to its conversation what both sides said.
 
-        A turn that failed leaves the conversation as it was.
+        A turn that failed leaves the conversation as it was. A response without events is not kept itself.
         """
-        said = response.status in ("completed", "incomplete")
-        await self._store.save(
-            record(response.body(), self.owner, self.inputs, events),
-            self._append(response.output) if said and self._conversation else None,
-        )
-
-    def _append(self, output: Sequence[dict[str, Any]]) -> Append:
-        assert self._conversation is not None
-        return Append(self._conversation.id, self._conversation.version, stored([*self.inputs, *output]))
+        talk = self._conversation if response.status in ("completed", "incomplete") else None
+        more = stored([*self.inputs, *response.output]) if talk else ()
+        if events is not None:
+            append = Append(talk.id, talk.version, more) if talk else None
+            await self._store.save(record(response.body(), self.owner, self.inputs, events), append)
+        elif talk and await self._store.add_items(self.owner, talk.id, more, talk.version) is None:
+            raise Conflict(f"The conversation '{talk.id}' was deleted while the response was made.")
 
 
 def stored(items: Sequence[dict[str, Any]]) -> tuple[Item, ...]:

@@ -1,18 +1,21 @@
 """`POST /v1/responses`: made while the client waits, streamed to it, or made in the background."""
 
+import logging
 from contextlib import AsyncExitStack
 
 from dragoman.api.responses import request as requests
+from dragoman.api.responses.items import check_size
 from dragoman.api.responses.request import ResponseRequest
 from dragoman.api.responses.tools import offered
-from dragoman.errors import DragomanError
-from dragoman.http.exchange import Exchange
+from dragoman.http.exchange import ClientGone, Exchange
 from dragoman.http.host import Host
 from dragoman.http.responses.context import Context
 from dragoman.http.responses.making import Making
 from dragoman.http.responses.outlets import Quiet, Sse
 from dragoman.http.responses.tool_rounds import ToolRounds
 from dragoman.http.run_turn import unless_gone
+
+logger = logging.getLogger("dragoman.http")
 
 
 async def create(host: Host, exchange: Exchange) -> None:
@@ -25,8 +28,12 @@ async def create(host: Host, exchange: Exchange) -> None:
         await making.prepare(len(body), streams=bool(request.stream))
         if request.background:
             stack.enter_context(host.admitted())
-            await in_background(host, making, stack.pop_all())
-            await (follow(exchange, making) if request.stream else exchange.json(making.response.body()))
+            await in_background(host, making, stack)
+            keep_alive = host.settings.keep_alive
+            if request.stream:
+                await follow(exchange, making, keep_alive)
+            else:
+                await exchange.json(making.response.body())
         else:
             await in_foreground(host, exchange, making)
 
@@ -35,7 +42,10 @@ def prepared(host: Host, request: ResponseRequest, context: Context) -> Making:
     store = keeps(host, request)
     before = [*context.items, *context.inputs]
     most = request.max_tool_calls or host.limits.tool_calls
-    offer = offered(request.tools, host.limits)
+    check_size(before, host.limits)
+    offer = offered(request.tools, host.limits, before)
+    if offer.hidden:
+        logger.warning("Tools that this server does not have are left out: %s", ", ".join(offer.hidden))
     tools = ToolRounds(host.mcp, offer, before, min(most, host.limits.tool_calls))
     return Making(host, request, context, tools, store=store)
 
@@ -49,40 +59,45 @@ def keeps(host: Host, request: ResponseRequest) -> bool:
 
 async def in_foreground(host: Host, exchange: Exchange, making: Making) -> None:
     """The client waits: if it leaves, the work ends."""
+    making.facts = exchange.facts
     if not making.request.stream:
-        await unless_gone(exchange, making.make(Quiet(exchange)))
+        await unless_gone(exchange, making.make(Quiet()))
         await exchange.json(making.response.body())
         return
     outlet = Sse(exchange, host.pump, host.settings.keep_alive)
     try:
         await unless_gone(exchange, making.make(outlet))
-    except DragomanError:
-        # The stream has said so in its own way.
-        exchange.facts["error"] = making.response.error and making.response.error["message"]
+    except ClientGone:
+        raise
+    except Exception:
+        # The stream has said so in its own way, and the log in another.
+        pass
     await exchange.end_stream()
 
 
 async def in_background(host: Host, making: Making, stack: AsyncExitStack) -> None:
     """It is known before the client is answered, and made whether or not the client stays."""
     making.response.status = "queued"
-    host.desk.live[making.id] = making
     await making.context.save(making.response, b"")
+    making_it = stack.pop_all()
 
     async def work() -> None:
-        async with stack:
-            await making.make(Quiet())
+        async with making_it:
+            with host.journal.work("BACKGROUND", "/v1/responses") as making.facts:
+                making.facts["request_id"] = making.id
+                await making.make(Quiet())
 
     host.desk.run(making, work())
 
 
-async def follow(exchange: Exchange, making: Making, after: int = -1) -> None:
+async def follow(exchange: Exchange, making: Making, keep_alive: float, after: int = -1) -> None:
     """The stream of a response that is being made elsewhere; it goes on if this client leaves."""
     assert making.log is not None
     log = making.log
 
     async def pass_on() -> None:
         await exchange.start_stream(b"")
-        async for events in log.follow(after):
+        async for events in log.follow(after, keep_alive):
             await exchange.write(events)
         await exchange.end_stream()
 

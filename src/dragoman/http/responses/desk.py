@@ -12,7 +12,7 @@ import msgspec
 from dragoman.api.responses.items import normalise, references, resolved
 from dragoman.api.responses.request import ResponseRequest
 from dragoman.api.responses.seal import Sealer
-from dragoman.errors import BadRequest, MissingRecord, NotFound
+from dragoman.errors import BadRequest, Conflict, MissingRecord, NotFound
 from dragoman.http.responses.context import Context, record
 from dragoman.http.responses.ids import new_id
 from dragoman.http.responses.making import Making
@@ -85,12 +85,19 @@ class Desk:
             before = known if known is not None else await self._chain(request.previous_response_id, owner)
             yield await self._context(request, owner, before)
             return
-        name = f"{owner}/{request.conversation_id}"
-        lock = self._locks.setdefault(name, asyncio.Lock())
-        async with lock:
+        async with self._lock(owner, request.conversation_id):
             found = await self.conversation(owner, request.conversation_id)
             before = await self._conversation_items(found)
             yield await self._context(request, owner, before, found)
+
+    def check_free(self, owner: str, conversation: str) -> None:
+        """Items that change while a response is made would be missing in it, and it could not be kept."""
+        if self._lock(owner, conversation).locked():
+            message = "A response is being made in this conversation; try again when it is done."
+            raise Conflict(message, param="conversation_id", code="conversation_locked")
+
+    def _lock(self, owner: str, conversation: str) -> asyncio.Lock:
+        return self._locks.setdefault(f"{owner}/{conversation}", asyncio.Lock())
 
     async def _context(
         self,
@@ -162,6 +169,7 @@ class Desk:
 
     def run(self, making: Making, work: Any) -> asyncio.Task[None]:
         """Makes a response in a task of its own, which outlives the client."""
+        self.live[making.id] = making
 
         async def run() -> None:
             try:

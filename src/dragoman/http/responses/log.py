@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import AsyncIterator
 
+from dragoman.api.sse import DONE, KEEP_ALIVE
+
 END = b"\n\n"
 
 
@@ -31,23 +33,33 @@ class EventLog:
     def whole(self) -> bytes:
         return b"".join(self._chunks)
 
-    async def follow(self, after: int) -> AsyncIterator[bytes]:
-        """The events that follow number `after`, those to come included; -1 gives all."""
+    async def follow(self, after: int, keep_alive: float) -> AsyncIterator[bytes]:
+        """The events that follow number `after`, those to come included; -1 gives all.
+
+        Where none comes for a while there is a comment, which is no event and has no number.
+        """
         seen, skipped = 0, after + 1
         while True:
             grown, fresh = self._grown, b"".join(self._chunks[seen:])
             seen = len(self._chunks)
             if skipped and fresh:
-                have = fresh.count(END)
-                fresh, skipped = from_number(fresh, min(skipped, have)), max(skipped - have, 0)
+                fresh, skipped = from_number(fresh, skipped), max(skipped - _count(fresh), 0)
             if fresh:
                 yield fresh
             elif self._over:
                 return
             else:
-                await grown.wait()
+                try:
+                    async with asyncio.timeout(keep_alive):
+                        await grown.wait()
+                except TimeoutError:
+                    yield KEEP_ALIVE
 
 
 def from_number(events: bytes, number: int) -> bytes:
-    """The events of a whole log from this number on: they are numbered from 0, without a gap."""
-    return END.join(events.split(END)[number:])
+    """The events from this number on, where the first has number 0. The end of the stream is always there."""
+    return END.join(events.split(END)[min(number, _count(events)) :])
+
+
+def _count(events: bytes) -> int:
+    return events.count(END) - events.endswith(DONE)

@@ -4,24 +4,27 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
 from dragoman.api.logprobs import Speller
-from dragoman.api.responses.compaction import PREFIX, TRIGGER, compaction_events
+from dragoman.api.responses.compaction import PREFIX, compaction_events, triggered
 from dragoman.api.responses.output import Place
 from dragoman.api.responses.request import ResponseRequest, spec
 from dragoman.api.responses.response import Life, Response, described, failure
 from dragoman.api.responses.wire import Wire
 from dragoman.api.responses.writer import Manner, ResponseWriter
 from dragoman.errors import ContextOverflow, DragomanError
+from dragoman.http.exchange import ClientGone
 from dragoman.http.responses.context import Context, fitted
 from dragoman.http.responses.ids import new_id
 from dragoman.http.responses.log import EventLog
 from dragoman.http.responses.outlets import Outlet, patiently
 from dragoman.http.responses.summary import count_tokens, summarised
 from dragoman.http.responses.tool_rounds import ToolRounds, Voice
+from dragoman.http.run_turn import count, note
 from dragoman.turns.turn import Turn
 from dragoman.types import Event, Usage
 
@@ -29,6 +32,9 @@ if TYPE_CHECKING:
     from dragoman.http.host import Host
 
 logger = logging.getLogger("dragoman.http")
+
+BEFORE_THE_MODEL = ("mcp_list_tools", "compaction")
+"""Items that a response may begin with before the model has said anything."""
 
 
 class Making:
@@ -51,16 +57,21 @@ class Making:
         """If not, the request is a rehearsal: everything is checked, and nothing is asked of the model."""
         self.stopped = False
         """The server goes down: what is being made fails, rather than being cancelled."""
+        self.facts: dict[str, Any] = {}
+        """What the access log and the metrics say of it."""
         self._host = host
         self._wire = Wire(obfuscates=request.wants_obfuscation)
         self._writer = ResponseWriter(self._wire, _manner(host, request, context))
         self._tools = tools
         self._used = Usage()
+        self._triggered = triggered(context.inputs)
         self._first: Turn | None = None
+        self._body_bytes = 0
         self._said = [*context.items, *context.inputs]
         """What the model is told, before what it says itself."""
         self._since = 0
         """The first item of the answer that is not in `_said`."""
+        self._closing: asyncio.Task[None] | None = None
         self._ended = asyncio.get_running_loop().create_future()
 
     @property
@@ -68,17 +79,22 @@ class Making:
         return self.response.id
 
     async def prepare(self, body_bytes: int, *, streams: bool) -> None:
-        """The first turn is planned before anything is answered, unless its tools must be asked for first."""
+        """The first turn is planned before anything is answered, to refuse what cannot be done.
+
+        Where tools must be listed first, or the conversation made short, it is planned again after that.
+        """
         self._tools.check()
-        if self._tools.must_ask or self._may_compact:
-            return
+        self._body_bytes = body_bytes
+        request = replace(self.request, tool_choice=None) if self._tools.must_ask else self.request
         try:
-            self._first = await self._plan(body_bytes)
+            first = await self._plan(request)
         except ContextOverflow:
             # Codex makes the conversation shorter if a stream says so, and gives up on a status of 400: a
             # stream is let begin, and fails where the turn is planned again.
-            if not streams:
+            if not streams and not self._may_compact:
                 raise
+        else:
+            self._first = None if self._tools.must_ask or self._may_compact else first
 
     async def make(self, outlet: Outlet) -> None:
         try:
@@ -90,9 +106,9 @@ class Making:
                 async with self._tools:
                     await self._rounds(outlet)
             await self._finish(outlet)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, ClientGone):
             error = DragomanError("The server was stopped.") if self.stopped else None
-            await asyncio.shield(self._end(outlet, "failed" if error else "cancelled", error))
+            await self._end(outlet, "failed" if error else "cancelled", error)
             raise
         except Exception as error:
             if not isinstance(error, DragomanError):
@@ -115,23 +131,32 @@ class Making:
         voice = self._voice(outlet)
         if self._may_compact:
             await self._compact(outlet, voice)
+        if self._triggered:
+            return
         await self._tools.begin(self._writer, voice)
         while True:
-            turn = self._first or await self._plan(0)
-            self._first = None
-            self._writer.begin_turn()
-            self._writer.refs = self._tools.offer.refs
-            self._writer.needs_approval = self._tools.needs_approval
+            await self._turn(outlet)
+            if self._writer.finish == "length" or not self._writer.for_server:
+                break
+            were_spent = self._tools.spent
+            await self._tools.run(self._writer, voice)
+            # A model that goes on to call what it is no longer offered would never come to an end.
+            if were_spent or self._writer.for_client or self._room() == 0:
+                break
+
+    async def _turn(self, outlet: Outlet) -> None:
+        turn = self._first or await self._plan(self.request)
+        self._first = None
+        self._writer.begin_turn()
+        self._writer.refs = self._tools.offer.refs
+        self._writer.needs_approval = self._tools.needs_approval
+        try:
             await outlet.run(turn, self)
+        finally:
             self._used += turn.usage
-            if self._writer.error is not None:
-                raise self._writer.error
-            calls = self._writer.for_server
-            if self._writer.finish == "length" or not calls:
-                break
-            await self._tools.run(calls, self._writer, voice)
-            if self._writer.for_client or self._room() == 0:
-                break
+            note(self.facts, turn)
+        if self._writer.error is not None:
+            raise self._writer.error
 
     def _voice(self, outlet: Outlet) -> Voice:
         return Voice(
@@ -139,16 +164,16 @@ class Making:
             lambda work: patiently(work, outlet, self.idle, self._host.settings.keep_alive),
         )
 
-    async def _plan(self, body_bytes: int) -> Turn:
+    async def _plan(self, request: ResponseRequest) -> Turn:
         """The next turn of the model, with all that was said so far."""
         items = [*self._said, *self._writer.items[self._since :]]
+        first = all(item["type"] in BEFORE_THE_MODEL for item in self._writer.items)
 
         async def planned(items: Sequence[dict[str, object]]) -> Turn:
-            first = not self._writer.items
-            asked = spec(self.request, items, self._tools.offer, first=first, unseal=self.context.unseal)
+            asked = spec(request, items, self._tools.offer, first=first, unseal=self.context.unseal)
             if self._room() is not None:
                 asked = replace(asked, sampling=replace(asked.sampling, max_tokens=self._room()))
-            return await self._host.turn(asked, body_bytes)
+            return await self._host.turn(asked, self._body_bytes)
 
         return await (fitted(items, planned) if self.request.truncation == "auto" else planned(items))
 
@@ -162,10 +187,6 @@ class Making:
     @property
     def _may_compact(self) -> bool:
         return self.request.compact_threshold is not None or self._triggered
-
-    @property
-    def _triggered(self) -> bool:
-        return any(item.get("type") == TRIGGER for item in self.context.inputs)
 
     async def _compact(self, outlet: Outlet, voice: Voice) -> None:
         """What was said becomes a summary, if it is longer than the client wants, or the client says so."""
@@ -206,19 +227,40 @@ class Making:
         short = self._writer.finish == "length" or (self._room() == 0 and bool(self._writer.for_server))
         if short:
             self.response.incomplete = "max_output_tokens"
+            await self._say(outlet, self._writer.abandon())
         await self._end(outlet, "incomplete" if short else "completed")
 
     async def _end(self, outlet: Outlet, status: Life, error: Exception | None = None) -> None:
+        """The first end is the end, and is not cut short. Only what could not be stored fails after all."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close(outlet, status, error))
+        await asyncio.shield(self._closing)
+
+    async def _close(self, outlet: Outlet, status: Life, error: Exception | None) -> None:
         """What was made is stored before the client is told that it is."""
-        response = self.response
+        response, number = self.response, self._wire.number
+        left = self._writer.abandon()
         response.status, response.usage, response.output = status, self._used, self._writer.items
         response.error = failure(error) if error else None
         response.completed_at = int(time.time()) if status == "completed" else None
-        ending = response.ending(self._wire)
+        ending = left + response.ending(self._wire)
+        self._note(error)
+        try:
+            await self.context.save(response, None if self.log is None else self.log.whole() + ending)
+        except DragomanError as refused:
+            if error is None and status != "cancelled":
+                self._closing, self._wire.number = None, number
+                raise
+            logger.error("The end of a response was not stored: %s: %s", self.id, refused.message)
         if self.log is not None:
             self.log.add(ending)
-            await self.context.save(response, self.log.whole())
-        await outlet.write(ending)
+        with suppress(ClientGone):
+            await outlet.write(ending)
+
+    def _note(self, error: Exception | None) -> None:
+        count(self.facts, self._used)
+        if error is not None:
+            self.facts["error"] = failure(error)["message"]
 
 
 def _manner(host: "Host", request: ResponseRequest, context: Context) -> Manner:

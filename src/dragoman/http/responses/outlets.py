@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
 from dragoman.http.exchange import Exchange
-from dragoman.http.run_turn import note
 from dragoman.http.stream import Pump, TurnStream
 from dragoman.turns.turn import Turn
 from dragoman.types import Event
@@ -32,9 +31,6 @@ class Outlet(Protocol):
 class Quiet:
     """Nobody listens: the log keeps the events, or the whole response is asked for."""
 
-    def __init__(self, exchange: Exchange | None = None) -> None:
-        self._exchange = exchange
-
     async def write(self, data: bytes) -> None:
         pass
 
@@ -42,8 +38,6 @@ class Quiet:
         async with turn:
             while not turn.over:
                 speaker.write(await turn.next())
-            if self._exchange is not None:
-                note(self._exchange, turn)
 
 
 class Sse:
@@ -71,7 +65,6 @@ class Sse:
                 await written.done
             finally:
                 written.close()
-                note(self._exchange, turn)
 
 
 async def patiently(work: Awaitable[R], outlet: Outlet, idle: Callable[[], bytes], period: float) -> R:

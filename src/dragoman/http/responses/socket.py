@@ -11,6 +11,7 @@ from starlette.types import Receive, Send
 from dragoman.api.responses import request as requests
 from dragoman.api.responses.wire import unwrapped
 from dragoman.errors import BadRequest, BodyTooLarge, DragomanError, Overloaded
+from dragoman.http.exchange import ClientGone
 from dragoman.http.host import Host
 from dragoman.http.responses.create import prepared
 from dragoman.http.responses.outlets import Speaker
@@ -30,10 +31,6 @@ NEWS = frozenset({"response.processed"})
 """Messages that want no answer."""
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 _encode = msgspec.json.Encoder().encode
-
-
-class SocketClosed(Exception):
-    """The client has left."""
 
 
 class Socket:
@@ -98,9 +95,9 @@ class Socket:
         while True:
             message = await self._inbox.get()
             try:
-                with self._host.admitted():
-                    await self._answer(message)
-            except SocketClosed:
+                with self._host.admitted(), self._host.journal.work("WEBSOCKET", "/v1/responses") as facts:
+                    await self._answer(message, facts)
+            except ClientGone:
                 return
             except DragomanError as error:
                 self._forget(message.get("previous_response_id"))
@@ -109,7 +106,7 @@ class Socket:
                 logger.exception("A request on a socket failed")
                 await self._fail(DragomanError("The server failed; its log says why.", code="internal_error"))
 
-    async def _answer(self, message: dict[str, Any]) -> None:
+    async def _answer(self, message: dict[str, Any], facts: dict[str, Any]) -> None:
         body = _encode({name: value for name, value in message.items() if name not in OURS})
         request = requests.read(body, self._host.limits)
         known = None
@@ -117,13 +114,17 @@ class Socket:
             known = self._last[1]
         async with self._host.desk.context(request, self._owner, known) as context:
             making = prepared(self._host, request, context)
+            making.facts = facts
+            facts |= {"model": making.response.fields["model"], "request_id": making.id}
+            making.generates = message.get("generate") is not False
             await making.prepare(len(body), streams=True)
-            if message.get("generate") is False:
-                making.generates = False
             try:
                 await making.make(self)
-            except DragomanError:
-                # The events have said so in their own way.
+            except ClientGone:
+                facts["finish"] = "disconnect"
+                raise
+            except Exception:
+                # The events have said so in their own way, and the log in another.
                 self._forget(request.previous_response_id)
                 return
             self._last = (making.id, [*context.items, *context.inputs, *making.response.output])
@@ -162,4 +163,4 @@ class Socket:
             async with asyncio.timeout(SLOWEST_SEND_S):
                 await self._send({"type": "websocket.send", "text": payload.decode()})
         except (TimeoutError, OSError, RuntimeError):
-            raise SocketClosed from None
+            raise ClientGone from None

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from dragoman.api.pages import page
+from dragoman.api.responses.request import check_include
 from dragoman.errors import BadRequest
 from dragoman.http.exchange import Exchange
 from dragoman.http.host import Host
@@ -20,13 +20,17 @@ FAR = 2**53
 async def retrieve(host: Host, exchange: Exchange) -> None:
     """The object, or with `stream=true` its events, those after `starting_after`."""
     id_, query = _id(exchange), Query(exchange)
+    check_include(query.texts("include"))
     after = query.integer("starting_after", -1, 0, FAR)
     streams = query.flag("stream")
     if after >= 0 and not streams:
         raise BadRequest("starting_after needs stream=true.", param="starting_after", code="invalid_value")
     making = host.desk.making(exchange.owner, id_)
     if making is not None:
-        await (follow(exchange, making, after) if streams else exchange.json(making.response.body()))
+        if streams:
+            await follow(exchange, making, host.settings.keep_alive, after)
+        else:
+            await exchange.json(making.response.body())
         return
     record = await host.desk.stored(exchange.owner, id_, events=streams)
     if not streams:
@@ -68,17 +72,16 @@ async def cancel(host: Host, exchange: Exchange) -> None:
 
 async def input_items(host: Host, exchange: Exchange) -> None:
     id_, query = _id(exchange), Query(exchange)
+    check_include(query.texts("include"))
     found = await host.desk.store.inputs(
         "response",
         exchange.owner,
         id_,
-        after=query.text("after"),
-        limit=query.limit,
-        descending=query.descending("desc"),
+        **query.cut("desc"),
     )
     if found is None:
         raise unknown_response(id_)
-    await exchange.reply(page([item.body for item in found.data], found.has_more), b"application/json")
+    await exchange.page(found.data, found.has_more)
 
 
 def _id(exchange: Exchange) -> str:

@@ -21,7 +21,7 @@ from dragoman.errors import BadRequest
 from dragoman.http.exchange import Exchange
 from dragoman.http.responses.context import Context, fitted
 from dragoman.http.responses.ids import new_id
-from dragoman.http.run_turn import unless_gone
+from dragoman.http.run_turn import count, unless_gone
 from dragoman.turns.turn import Turn
 from dragoman.types import Usage
 
@@ -37,6 +37,8 @@ async def compact(host: "Host", exchange: Exchange) -> None:
     async with host.desk.context(request, exchange.owner) as context:
         items = [*context.items, *context.inputs]
         made, used = await unless_gone(exchange, summarised(host, request, context, items))
+    exchange.facts["model"] = request.model
+    count(exchange.facts, used)
     await exchange.json(compaction_body(new_id("resp_"), int(time.time()), made, used))
 
 

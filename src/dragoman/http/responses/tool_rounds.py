@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
+from dragoman.api.mcp_tools import McpDeclaration
 from dragoman.api.responses.history import pending_approvals
-from dragoman.api.responses.mcp_tools import McpDeclaration
 from dragoman.api.responses.server_calls import (
     ServerCall,
     approved_call,
@@ -59,6 +59,11 @@ class ToolRounds:
         """Whether tools are known only once their servers have been asked."""
         return bool(self.offer.mcp)
 
+    @property
+    def spent(self) -> bool:
+        """Whether no further call is made."""
+        return self._left == 0
+
     def check(self) -> None:
         """Refuses servers that are not there or not allowed."""
         for each in self.offer.mcp:
@@ -80,14 +85,13 @@ class ToolRounds:
         """Asks the servers what they have, and runs what the client has approved since."""
         for declared in self.offer.mcp:
             await self._list(declared, writer, voice)
-        calls = []
         for asked, _ in pending_approvals(self._before):
             written, call = approved_call(
                 writer.place("mcp_"), asked["server_label"], asked["name"], asked["arguments"], asked["id"]
             )
+            writer.for_server.append(call)
             await voice.say(written)
-            calls.append(call)
-        await self.run(calls, writer, voice)
+        await self.run(writer, voice)
 
     async def _list(self, declared: McpDeclaration, writer: ResponseWriter, voice: Voice) -> None:
         label = declared.server_label
@@ -100,6 +104,7 @@ class ToolRounds:
             )
             writer.finished(place, item)
             await voice.say(written)
+        known = [tool for tool in known if allowed(tool, declared.allowed_tools)]
         self._tools |= {(label, tool.name): tool for tool in known}
         self.offer = self.offer.with_mcp(label, known)
 
@@ -111,12 +116,7 @@ class ToolRounds:
                 and item["server_label"] == label
                 and not item.get("error")
             ):
-                return [
-                    McpTool(
-                        tool["name"], tool.get("description"), tool["input_schema"], tool.get("annotations")
-                    )
-                    for tool in item["tools"]
-                ]
+                return [_tool(shown) for shown in item["tools"]]
         return None
 
     async def _ask(self, label: str) -> tuple[list[McpTool], str | None]:
@@ -133,23 +133,27 @@ class ToolRounds:
 
     # Calls
 
-    async def run(self, calls: Sequence[ServerCall], writer: ResponseWriter, voice: Voice) -> None:
+    async def run(self, writer: ResponseWriter, voice: Voice) -> None:
         """All calls of one turn at once. One that fails is told to the model, which may do better."""
+        calls = writer.for_server
         results = await voice.while_waiting(asyncio.gather(*map(self._call, calls)))
         for call, (output, error) in zip(calls, results, strict=True):
             written, item = call.done(output, error)
             writer.finished(call.item.place, item)
             await voice.say(written)
-        if self._left == 0:
-            self._hide()
+        if self.spent:
+            # The model is offered nothing that it could not have.
+            self.offer = self.offer.without_mcp()
 
     async def _call(self, call: ServerCall) -> tuple[str | None, dict[str, Any] | None]:
         """The result, or what went wrong."""
-        if self._left == 0:
+        if self.spent:
             return None, execution_error("The call was not made: max_tool_calls is reached.")
         self._left -= 1
-        if call.label not in self._sessions:
-            return None, protocol_error(INVALID_PARAMS, f"The request has no MCP server '{call.label}'.")
+        if (call.label, call.name) not in self._tools:
+            # Approved in an earlier response, by a client that has changed its mind since.
+            message = f"The request has no MCP server '{call.label}' with a tool '{call.name}'."
+            return None, protocol_error(INVALID_PARAMS, message)
         try:
             arguments = json.loads(call.arguments or "{}")
         except (ValueError, RecursionError):
@@ -161,10 +165,6 @@ class ToolRounds:
         except McpFailure as failure:
             return None, _failed(failure)
         return (None, execution_error(result.text)) if result.is_error else (result.text, None)
-
-    def _hide(self) -> None:
-        """No further call is made, so the model is offered none."""
-        self.offer = self.offer.without_mcp()
 
 
 def _failed(failure: McpFailure) -> dict[str, Any]:
