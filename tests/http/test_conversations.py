@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 
 from dragoman.engines.scripted import ScriptedEngine, say
@@ -10,6 +11,7 @@ from dragoman.http.server import background
 from dragoman.settings import Settings
 from tests.http.conftest import Serve
 from tests.support.http import delete, found, get, post, refusal, send
+from tests.support.wait import becomes
 
 PATH = "/v1/conversations"
 HI = {"role": "user", "content": "hi"}
@@ -144,6 +146,23 @@ def test_a_response_reads_a_conversation_and_adds_to_it(url: str) -> None:
     reply = post(url, "/v1/responses", {"input": "two", "conversation": id_})
     assert reply.status_code == 200, reply.text
     assert said(found(url, path + "/items", order="asc")) == ["one", "two", "Hello"]
+
+
+def test_items_do_not_change_while_a_response_is_made(serve: Serve) -> None:
+    url = serve(ScriptedEngine(say("Hello", fault="hang", fault_at=2)), store="memory")
+    path = made(url, "one")
+    body = {"input": "two", "conversation": path.removeprefix(PATH + "/"), "stream": True}
+    item = found(url, path + "/items")["data"][0]["id"]
+
+    def add() -> httpx.Response:
+        return post(url, path + "/items", {"items": [HI]})
+
+    with httpx.stream("POST", url + "/v1/responses", json=body, timeout=30) as reply:
+        next(reply.iter_lines())
+        refused = [add(), delete(url, f"{path}/items/{item}")]
+    assert [one.status_code for one in refused] == [409, 409]
+    assert refused[0].json()["error"]["code"] == "conversation_locked"
+    assert becomes(lambda: add().status_code == 200)
 
 
 def test_what_belongs_to_another_key_is_not_there(serve: Serve) -> None:

@@ -4,7 +4,6 @@ import time
 
 from dragoman.api import conversations, metadata
 from dragoman.api.conversations import check_items, shown, unknown_conversation, unknown_item
-from dragoman.api.pages import page
 from dragoman.api.responses.request import check_include
 from dragoman.http.exchange import Exchange
 from dragoman.http.host import Host
@@ -46,24 +45,20 @@ async def add_items(host: Host, exchange: Exchange) -> None:
     _check_include(exchange)
     await _found(host, exchange)
     items = await _items(host, exchange, conversations.read_items(await exchange.body()))
+    host.desk.check_free(exchange.owner, _id(exchange))
     if await host.desk.required().add_items(exchange.owner, _id(exchange), items) is None:
         raise unknown_conversation(_id(exchange))
-    await exchange.reply(page([item.body for item in items], has_more=False), b"application/json")
+    await exchange.page(items, has_more=False)
 
 
 async def list_items(host: Host, exchange: Exchange) -> None:
     _check_include(exchange)
-    query = Query(exchange)
     found = await host.desk.required().conversation_items(
-        exchange.owner,
-        _id(exchange),
-        after=query.text("after"),
-        limit=query.limit,
-        descending=query.descending("desc"),
+        exchange.owner, _id(exchange), **Query(exchange).cut("desc")
     )
     if found is None:
         raise unknown_conversation(_id(exchange))
-    await exchange.reply(page([item.body for item in found.data], found.has_more), b"application/json")
+    await exchange.page(found.data, found.has_more)
 
 
 async def retrieve_item(host: Host, exchange: Exchange) -> None:
@@ -79,6 +74,7 @@ async def retrieve_item(host: Host, exchange: Exchange) -> None:
 async def delete_item(host: Host, exchange: Exchange) -> None:
     conversation = await _found(host, exchange)
     item_id = exchange.path_params["item_id"]
+    host.desk.check_free(exchange.owner, conversation.id)
     if not await host.desk.required().delete_item(exchange.owner, conversation.id, item_id):
         raise unknown_item(item_id)
     await exchange.json(shown(conversation))

@@ -1,14 +1,17 @@
 """One request and its reply, over ASGI: the body within its cap, JSON or a stream, a clean failure."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 from uuid import uuid4
 
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
+from dragoman.api.pages import page
 from dragoman.api.sse import error_event
 from dragoman.errors import BadRequest, BodyTooLarge, DragomanError, UnsupportedMedia
+from dragoman.store import Item, Record
 
 _SANE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _encode = msgspec.json.Encoder().encode
@@ -76,6 +79,10 @@ class Exchange:
 
     async def json(self, payload: Any, status: int = 200, extra: dict[bytes, bytes] | None = None) -> None:
         await self.reply(_encode(payload), b"application/json", status, extra)
+
+    async def page(self, stored: Sequence[Item | Record], has_more: bool) -> None:
+        """A piece of a list of what is stored."""
+        await self.reply(page([one.body for one in stored], has_more), b"application/json")
 
     async def reply(
         self, body: bytes, media: bytes, status: int = 200, extra: dict[bytes, bytes] | None = None

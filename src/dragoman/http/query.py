@@ -1,6 +1,6 @@
 """What stands behind the question mark of a path."""
 
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypedDict
 from urllib.parse import parse_qsl
 
 from dragoman.errors import BadRequest
@@ -9,6 +9,14 @@ from dragoman.http.exchange import Exchange
 Order: TypeAlias = Literal["asc", "desc"]
 LONGEST_PAGE = 100
 USUAL_PAGE = 20
+
+
+class Cut(TypedDict):
+    """Which piece of a list is asked for, as the store takes it."""
+
+    after: str | None
+    limit: int
+    descending: bool
 
 
 class Query:
@@ -51,15 +59,12 @@ class Query:
             if key.startswith(start) and key.endswith("]")
         }
 
-    @property
-    def limit(self) -> int:
-        return self.integer("limit", USUAL_PAGE, 1, LONGEST_PAGE)
-
-    def descending(self, default: Order) -> bool:
+    def cut(self, default: Order) -> Cut:
         order: str = self._given.get("order", default)
         if order not in ("asc", "desc"):
             raise _wrong("order", "must be asc or desc")
-        return order == "desc"
+        limit = self.integer("limit", USUAL_PAGE, 1, LONGEST_PAGE)
+        return Cut(after=self.text("after"), limit=limit, descending=order == "desc")
 
 
 def _wrong(name: str, what: str) -> BadRequest:

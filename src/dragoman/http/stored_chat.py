@@ -4,7 +4,6 @@ from typing import Any
 
 from dragoman.api import metadata
 from dragoman.api.chat_request import ChatRequest
-from dragoman.api.pages import page
 from dragoman.api.stored_chat import deleted, record, relabelled, unknown_completion
 from dragoman.http.exchange import Exchange
 from dragoman.http.host import Host
@@ -22,13 +21,11 @@ async def list_all(host: Host, exchange: Exchange) -> None:
     found = await host.desk.required().records(
         "chat",
         exchange.owner,
-        after=query.text("after"),
-        limit=query.limit,
-        descending=query.descending("asc"),
+        **query.cut("asc"),
         model=query.text("model"),
         metadata=query.pairs("metadata"),
     )
-    await exchange.reply(page([one.body for one in found.data], found.has_more), b"application/json")
+    await exchange.page(found.data, found.has_more)
 
 
 async def retrieve(host: Host, exchange: Exchange) -> None:
@@ -52,18 +49,11 @@ async def delete(host: Host, exchange: Exchange) -> None:
 
 async def messages(host: Host, exchange: Exchange) -> None:
     """Those of the request; the answer is in the choices of the object."""
-    query = Query(exchange)
-    found = await host.desk.required().inputs(
-        "chat",
-        exchange.owner,
-        _id(exchange),
-        after=query.text("after"),
-        limit=query.limit,
-        descending=query.descending("asc"),
-    )
+    cut = Query(exchange).cut("asc")
+    found = await host.desk.required().inputs("chat", exchange.owner, _id(exchange), **cut)
     if found is None:
         raise unknown_completion(_id(exchange))
-    await exchange.reply(page([item.body for item in found.data], found.has_more), b"application/json")
+    await exchange.page(found.data, found.has_more)
 
 
 async def _found(host: Host, exchange: Exchange) -> Record:
