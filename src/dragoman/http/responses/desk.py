@@ -169,6 +169,7 @@ class Desk:
 
     def run(self, making: Making, work: Any) -> asyncio.Task[None]:
         """Makes a response in a task of its own, which outlives the client."""
+        self.live[making.id] = making
 
         async def run() -> None:
             try:
