@@ -100,6 +100,8 @@ class RawServer:
         self.released = threading.Event()
         self.on_call: dict[str, Callable[[Any, int], None]] = {}
         self.refuses_all: int | None = None
+        self.events = b""
+        """What its stream has to say, each time that it is opened."""
         self.url = ""
 
     def answer(self, handler: "Handler", message: dict[str, Any]) -> None:
@@ -151,7 +153,11 @@ class Handler(BaseHTTPRequestHandler):
         self.raw.answer(self, json.loads(body))
 
     def do_GET(self) -> None:
-        self.reply(405)
+        self.raw.asked.append("GET")
+        if self.raw.events:
+            self.reply(200, self.raw.events, "text/event-stream")
+        else:
+            self.reply(405)
 
     def do_DELETE(self) -> None:
         self.raw.asked.append("DELETE")

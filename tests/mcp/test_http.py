@@ -112,6 +112,15 @@ def test_a_server_that_hangs(raw: RawServer, raw_spec: ServerSpec) -> None:
     assert failure.message == "The MCP server raw did not answer the call within 0.5 seconds."
 
 
+def test_a_server_that_wants_to_be_asked_again_at_once_for_ever(raw: RawServer, raw_spec: ServerSpec) -> None:
+    raw.events = b"id: 1\nretry: 0\ndata:\n\n"
+    raw.on_call["again"] = lambda handler, number: handler.reply(200, raw.events, "text/event-stream")
+    bounds = msgspec.structs.replace(BOUNDS, call_s=1)
+    failure = with_session(raw_spec, lambda session: failure_of(session.call("again", {})), bounds)
+    assert failure.kind == "timeout"
+    assert raw.asked.count("GET") < 50
+
+
 @pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
 def test_redirects_to_elsewhere_are_not_followed(code: int, raw: RawServer) -> None:
     spec = ServerSpec(label="raw", url=raw.url, authorization="a-token-for-raw")

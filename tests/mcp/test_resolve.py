@@ -117,6 +117,14 @@ def test_headers_that_may_not_be_sent(headers: dict[str, str], authorization: st
     assert "secret" not in caught.value.message
 
 
+@pytest.mark.parametrize(
+    "entry", ["https://example.com", "example.com/mcp", "a:b", "a b", "", "*.example.com"]
+)
+def test_an_entry_that_could_never_match(entry: str) -> None:
+    with pytest.raises(SettingsError, match="`mcp_allow`"):
+        McpServers(allow=[entry])
+
+
 def test_without_the_sdk_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     McpServers()

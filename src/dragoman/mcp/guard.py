@@ -5,6 +5,8 @@ with all calls on it when one request breaks. Here answers are cut off at a boun
 one request becomes a JSON-RPC error to that request, which carries what happened in its data.
 """
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeAlias
 
@@ -17,6 +19,7 @@ FAILED = "dragoman.http"
 ABOUT_ACCESS = frozenset({401, 403, 407})
 NOT_FOUND = 404
 INTERNAL_ERROR = -32603
+PACE_S = 0.2
 
 Refused: TypeAlias = Callable[[int], None]
 """Told of the status with which a message was refused; 0 where the connection itself is gone."""
@@ -28,9 +31,12 @@ class Guard(httpx2.AsyncBaseTransport):
         self._inner = httpx2.AsyncHTTPTransport(retries=0)
         self._most = answer_bytes
         self._refused = refused
+        self._next_stream = 0.0
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         is_message = request.method == "POST"
+        if request.method == "GET":
+            await self._pace()
         try:
             response = await self._inner.handle_async_request(request)
         except httpx2.TransportError:
@@ -43,6 +49,12 @@ class Guard(httpx2.AsyncBaseTransport):
         if is_message and response.status_code >= 400:
             return await self._of_refusal(request, response)
         return response
+
+    async def _pace(self) -> None:
+        """A server may end its stream and ask to be asked again at once, for ever."""
+        now = time.monotonic()
+        wait, self._next_stream = self._next_stream - now, max(now, self._next_stream) + PACE_S
+        await asyncio.sleep(max(0.0, wait))
 
     async def _of_refusal(self, request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
         status = response.status_code

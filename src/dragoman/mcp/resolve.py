@@ -3,19 +3,27 @@
 import re
 from collections.abc import Mapping, Sequence
 
-from dragoman.errors import BadRequest
+from dragoman.errors import BadRequest, SettingsError
 
 # Narrower than what an address may be, so that no two readers of it can disagree about its host.
 ADDRESS = re.compile(
     r"(?P<scheme>https?)://(?P<host>[a-z0-9.-]+|\[[0-9a-f:.]+\])(?::(?P<port>\d{1,5}))?(?:[/?][!-~]*)?",
     re.IGNORECASE,
 )
+ALLOWED = re.compile(r"\*|([a-z0-9.-]+|\[[0-9a-f:.]+\])(:(\d{1,5}|\*))?", re.IGNORECASE)
 DEFAULT_PORTS = {"http": "80", "https": "443"}
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 HEADER_VALUE = re.compile(r"[\t -~]*")
 TOKEN = re.compile(r"[!-~]+")
 # These say how a message is carried, which is not for a client to say.
 OURS = frozenset({"host", "content-length", "transfer-encoding", "connection", "upgrade", "accept-encoding"})
+
+
+def check_allow(allow: Sequence[str]) -> None:
+    """An entry that could never match would be a slip in silence."""
+    for entry in allow:
+        if ALLOWED.fullmatch(entry) is None:
+            raise SettingsError(f"`mcp_allow`: {entry} must be a host, HOST:PORT, HOST:* or *.")
 
 
 def check_url(url: str, allow: Sequence[str], param: str) -> None:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import IO
 
 from dragoman.errors import BadRequest, SettingsError
-from dragoman.mcp.resolve import check_url, header_problem
+from dragoman.mcp.resolve import check_allow, check_url, header_problem
 from dragoman.mcp.session import McpSession
 from dragoman.mcp.spec import Bounds, ServerSpec
 
@@ -30,6 +30,7 @@ class McpServers:
         self._errors = errors
         self._shared: dict[str, McpSession] = {}
         self._leaving: set[asyncio.Task[None]] = set()
+        check_allow(self._allow)
         if self._configured or self._allow:
             check_installed()
 
