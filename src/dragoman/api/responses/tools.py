@@ -17,7 +17,6 @@ from dragoman.api.read import Reader
 from dragoman.api.responses.item_kinds import ItemDict
 from dragoman.api.responses.mcp_tools import McpDeclaration, McpToolLike, read_mcp, without_secrets
 from dragoman.api.tools import Declared, Function, check_tools, wrong
-from dragoman.errors import BadRequest
 from dragoman.limits import Limits, check_count
 
 # fmt: off
@@ -184,7 +183,8 @@ def _loaded(items: Sequence[ItemDict], declared: Sequence[dict[str, Any]]) -> li
 
 
 def _identity(tool: dict[str, Any]) -> tuple[str, ...]:
-    return tuple(str(tool.get(key)) for key in ("type", "name", "server_label"))
+    names = (tool.get(key) for key in ("type", "name", "server_label"))
+    return tuple(name if isinstance(name, str) else "" for name in names)
 
 
 class _Placed(Struct, frozen=True):
@@ -212,8 +212,8 @@ def _placed(tool: dict[str, Any], place: str, space: NamespaceTool | None) -> _P
         function = _custom(_CUSTOM.convert(tool, place), place)
     else:
         known = "function or custom" if space else "function, custom, namespace, mcp or a hosted tool's"
-        message = f"Unknown tool type {str(kind)[:64]!r}; it must be {known}."
-        raise BadRequest(message, param=f"{place}.type", code="invalid_value")
+        shown = repr(kind[:64]) if isinstance(kind, str) else "no string"
+        raise wrong(f"{place}.type", f"is {shown}; it must be {known}")
     name = function["name"]
     if space is None:
         return _Placed(place, function, Ref(kind, name))
