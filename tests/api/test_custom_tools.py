@@ -29,6 +29,20 @@ def test_a_custom_tool_is_a_function_with_one_text() -> None:
     assert second["parameters"]["properties"] == {"input": {"type": "string", "pattern": "^(?:[a-z]+)$"}}
 
 
+def test_a_grammar_is_told_to_the_model() -> None:
+    request = read(custom(format=LARK, description="Say it."), custom("word", format=REGEX))
+    first, second = (tool["function"] for tool in chat_request.conversation(request).tools)
+    assert first["parameters"]["properties"] == {"input": {"type": "string", "x-lark": 'start: "a"'}}
+    assert first["description"] == 'Say it.\n\nThe input must match this Lark grammar:\nstart: "a"'
+    assert second["description"] == "The input must match this regular expression:\n[a-z]+"
+
+
+def test_messages_name_what_was_declared() -> None:
+    reading = chat_request.spec(read(custom(), {"type": "function", "function": {"name": "f"}})).reading
+    assert reading is not None
+    assert reading.places == ("tools[0].custom", "tools[1].function")
+
+
 def test_its_calls_are_read_back() -> None:
     spec = chat_request.spec(read(custom(), {"type": "function", "function": {"name": "f"}}))
     assert spec.reading is not None
@@ -53,7 +67,6 @@ def test_an_earlier_call_is_quoted_again() -> None:
 @pytest.mark.parametrize(
     ("tool", "param", "code"),
     [
-        (custom(format=LARK), "tools[0].custom.format.grammar.syntax", "unsupported_field"),
         (custom(format={"type": "grammar"}), "tools[0].custom.format.grammar", "missing_field"),
         ({"type": "custom"}, "tools[0]", "invalid_value"),
         ({"type": "function"}, "tools[0]", "invalid_value"),

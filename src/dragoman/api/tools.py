@@ -9,6 +9,7 @@ from msgspec.json import encode as encode_json
 from dragoman.api.custom_tools import CustomTool, as_function
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits, check_count
+from dragoman.mcp.policy import AllowedTools, RequireApproval
 
 MAX_NAME = 256
 
@@ -16,9 +17,14 @@ Function: TypeAlias = dict[str, Any]
 
 
 class Tool(Struct, forbid_unknown_fields=True):
-    type: Literal["function", "custom"] = "function"
+    type: Literal["function", "custom", "mcp"] = "function"
     function: Function | None = None
     custom: CustomTool | None = None
+    # Of one of the server's own MCP servers, whose tools the server runs itself.
+    server_label: str | None = None
+    server_description: str | None = None
+    allowed_tools: AllowedTools = None
+    require_approval: RequireApproval = None
 
 
 class Declared(Struct, frozen=True):
@@ -35,9 +41,10 @@ class Declared(Struct, frozen=True):
     def of(cls, tools: Sequence[Tool] | None, functions: Sequence[Function] | None = None) -> Self:
         if functions and not tools:
             return cls("functions", functions, [f"functions[{number}]" for number in range(len(functions))])
-        made = [_function(tool, f"tools[{number}]") for number, tool in enumerate(tools or ())]
-        places = [f"tools[{number}].{tool.type}" for number, tool in enumerate(tools or ())]
-        return cls("tools", made, places, frozenset(tool.custom.name for tool in tools or () if tool.custom))
+        known = [(number, tool) for number, tool in enumerate(tools or ()) if tool.type != "mcp"]
+        made = [_function(tool, f"tools[{number}]") for number, tool in known]
+        places = [f"tools[{number}].{tool.type}" for number, tool in known]
+        return cls("tools", made, places, frozenset(tool.custom.name for _, tool in known if tool.custom))
 
     def placed(self) -> Iterator[tuple[str, Function]]:
         return zip(self.places, self.functions, strict=True)

@@ -1,17 +1,19 @@
 """The routes that generate: Chat Completions and Completions."""
 
+from contextlib import AsyncExitStack
 from typing import Any
 
 from dragoman.api import chat_reply, chat_request, completions_reply, completions_request
 from dragoman.api.chat_reply import ChatSpelling
 from dragoman.api.chat_request import ChatRequest
+from dragoman.api.chat_servers import servers
 from dragoman.api.completions_reply import CompletionSpelling, Echo
 from dragoman.api.completions_request import CompletionRequest
 from dragoman.api.fields import SharedFields
 from dragoman.api.logprobs import Speller
 from dragoman.api.reply import Head, StreamOptions, StreamWriter
 from dragoman.api.stored_chat import KeptStream
-from dragoman.http import run_turn, stored_chat
+from dragoman.http import chat_tools, run_turn, stored_chat
 from dragoman.http.exchange import Exchange
 from dragoman.http.host import Host
 from dragoman.turns.turn import Turn
@@ -23,7 +25,18 @@ async def chat(host: Host, exchange: Exchange) -> None:
     request = chat_request.read(body, host.limits)
     if request.store:
         host.desk.required("store")
-    turn = await host.turn(chat_request.spec(request), len(body))
+    async with AsyncExitStack() as stack:
+        turn = await _chat_turn(host, request, len(body), stack)
+        await _answer_chat(host, exchange, request, turn)
+
+
+async def _chat_turn(host: Host, request: ChatRequest, body_bytes: int, stack: AsyncExitStack) -> Turn:
+    if servers(request):
+        return await chat_tools.turn(host, request, body_bytes, stack)
+    return await host.turn(chat_request.spec(request), body_bytes)
+
+
+async def _answer_chat(host: Host, exchange: Exchange, request: ChatRequest, turn: Turn) -> None:
     head = _head(host, exchange, "chatcmpl-", request)
     spelling = ChatSpelling(
         _speller(host, request),

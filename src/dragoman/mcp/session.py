@@ -1,6 +1,7 @@
 """A server as requests use it: its connection is opened on first use, and anew after it ended."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
     from dragoman.mcp.connection import Connection, Owners
 
 T = TypeVar("T")
+INVALID_PARAMS = -32602
 
 
 class McpSession:
@@ -33,6 +35,16 @@ class McpSession:
         return await self._ask(
             lambda connection: connection.call(name, arguments), lambda failure: failure.is_session_over
         )
+
+    async def call_as_written(self, name: str, arguments: str) -> CallResult:
+        """A call as a model wrote it: its arguments are JSON, or what it took for JSON."""
+        try:
+            given = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            given = None
+        if not isinstance(given, dict):
+            raise McpFailure("protocol", "The arguments of the call are not a JSON object.", INVALID_PARAMS)
+        return await self.call(name, given)
 
     async def _ask(
         self, ask: Callable[["Connection"], Awaitable[T]], is_worth_a_new_one: Callable[[McpFailure], bool]

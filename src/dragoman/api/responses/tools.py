@@ -13,9 +13,9 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from dragoman.api.custom_tools import CustomFormat, CustomTool, Grammar, as_function
+from dragoman.api.mcp_tools import McpDeclaration, McpToolLike, read_mcp, without_secrets
 from dragoman.api.read import Reader
 from dragoman.api.responses.item_kinds import ItemDict
-from dragoman.api.responses.mcp_tools import McpDeclaration, McpToolLike, read_mcp, without_secrets
 from dragoman.api.tools import Declared, Function, check_tools, wrong
 from dragoman.limits import Limits, check_count
 

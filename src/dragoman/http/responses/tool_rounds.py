@@ -1,7 +1,6 @@
 """The tools that the server runs for the model: listed once, called between the turns of one response."""
 
 import asyncio
-import json
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
@@ -155,13 +154,7 @@ class ToolRounds:
             message = f"The request has no MCP server '{call.label}' with a tool '{call.name}'."
             return None, protocol_error(INVALID_PARAMS, message)
         try:
-            arguments = json.loads(call.arguments or "{}")
-        except (ValueError, RecursionError):
-            arguments = None
-        if not isinstance(arguments, dict):
-            return None, protocol_error(INVALID_PARAMS, "The arguments are not a JSON object.")
-        try:
-            result: CallResult = await self._sessions[call.label].call(call.name, arguments)
+            result: CallResult = await self._sessions[call.label].call_as_written(call.name, call.arguments)
         except McpFailure as failure:
             return None, _failed(failure)
         return (None, execution_error(result.text)) if result.is_error else (result.text, None)
