@@ -158,7 +158,9 @@ def test_items_do_not_change_while_a_response_is_made(serve: Serve) -> None:
         return post(url, path + "/items", {"items": [HI]})
 
     with httpx.stream("POST", url + "/v1/responses", json=body, timeout=30) as reply:
-        next(reply.iter_lines())
+        # Kept, because an iterator that is thrown away closes the connection.
+        lines = reply.iter_lines()
+        next(lines)
         refused = [add(), delete(url, f"{path}/items/{item}")]
     assert [one.status_code for one in refused] == [409, 409]
     assert refused[0].json()["error"]["code"] == "conversation_locked"
