@@ -12,7 +12,7 @@ help:  ## show what there is
 serve: $(VENV)/.core  ## set up and serve the default model on 127.0.0.1:8000 (ARGS="--port 9000")
 	$(BIN)/dragoman serve $(ARGS)
 
-test: $(VENV)/.test build/schema_suite  ## set up and run all tests (ARGS="-k name")
+test: $(VENV)/.test build/schema_suite build/newest build/node  ## set up and run all tests (ARGS="-k name")
 	$(BIN)/python -m pytest $(ARGS)
 
 check: lint types test  ## everything that must be green
@@ -31,6 +31,7 @@ torture: $(VENV)/.test  ## the long runs: laws with new examples, a million rand
 	$(BIN)/python -m pytest --hypothesis-profile=random tests/properties tests/constrain tests/dialects
 	$(BIN)/python -m tests.torture.cuts $(ARGS)
 	$(BIN)/python -m tests.torture.schemas
+	SCHEMATHESIS_EXAMPLES=1000 $(BIN)/python -m pytest --hypothesis-profile=random tests/conformance/test_schemathesis.py
 
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist bench/out
@@ -48,8 +49,17 @@ $(VENV)/.test: $(VENV)/.core
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,lint]'
 	@touch $@
 
+# What is fetched into build/ is of other people; where it cannot be had, its tests are skipped.
 build/schema_suite: $(VENV)/.test
 	@$(BIN)/python -m tools.schema_suite || echo "the JSON Schema suite could not be fetched: its tests will be skipped"
+
+build/newest: $(VENV)/.test
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $@ \
+	  'openai>=3' 'openai-agents>=0.24' || echo "the newest openai could not be fetched: its tests will be skipped"
+
+build/node: tests/conformance/node/package.json
+	@mkdir -p $@ && cp $< $@ && npm install --prefix $@ --silent && touch $@ \
+	  || { rm -rf $@; echo "the clients that need Node.js could not be fetched: their tests will be skipped"; }
 
 $(VENV)/.bench: $(VENV)/.core
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'

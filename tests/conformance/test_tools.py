@@ -14,26 +14,11 @@ from openai.types.chat import (
     ChatCompletionToolParam,
 )
 
-from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import Script, ScriptedEngine, say
 from dragoman.http.server import background
 from dragoman.types import Job
+from tests.support.tool_model import prompt_of, tool_model
 
-TEMPLATE = """\
-{%- if tools %}<|im_start|>system
-{% for tool in tools %}{{ tool | tojson }}
-{% endfor %}<|im_end|>
-{% endif -%}
-{%- for message in messages %}<|im_start|>{{ message.role }}
-{{ message.content or '' }}
-{%- for call in message.tool_calls or [] %}
-<tool_call>
-{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
-</tool_call>
-{%- endfor %}<|im_end|>
-{% endfor -%}
-{%- if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 CALLING = f"<think>\nLet me ask.\n</think>\n\nOne moment.\n{CALL}"
 RESULT = "21 degrees"
@@ -52,14 +37,13 @@ TOOLS: list[ChatCompletionToolParam] = [
 
 def answer(job: Job) -> Script:
     """Calls the tool, and once it has the result tells of it."""
-    prompt = bytes(id_ for id_ in job.prompt if id_ < 256).decode()
+    prompt = prompt_of(job)
     return say("It has 21 degrees." if RESULT in prompt else CALLING)
 
 
 @pytest.fixture(scope="module")
 def engine() -> ScriptedEngine:
-    card = ModelCard(name="scripted", max_model_len=4096, templates={"default": TEMPLATE})
-    return ScriptedEngine(answer, card=card)
+    return tool_model(answer)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +96,7 @@ def test_openai_loop_of_two_turns(client: OpenAI, engine: ScriptedEngine) -> Non
     second = client.chat.completions.create(model="scripted", messages=history, tools=TOOLS)  # type: ignore[arg-type]
     assert second.choices[0].message.content == "It has 21 degrees."
     assert second.choices[0].finish_reason == "stop"
-    prompt = bytes(id_ for id_ in engine.jobs[-1].prompt if id_ < 256).decode()
+    prompt = prompt_of(engine.jobs[-1])
     assert "One moment." in prompt
     assert CALL in prompt
 
