@@ -34,6 +34,19 @@ async def in_writer(store: SqliteStore, sql: str) -> None:
     await asyncio.wrap_future(work)
 
 
+async def busy(store: SqliteStore) -> threading.Event:
+    """Has the writer wait for the event."""
+    began, gate = threading.Event(), threading.Event()
+
+    def wait(_: sqlite3.Connection) -> None:
+        began.set()
+        gate.wait()
+
+    store._writer.submit(wait, alone=True)
+    await asyncio.to_thread(began.wait)
+    return gate
+
+
 async def refused(folder: Path) -> str:
     store = SqliteStore(folder, Bounds())
     with pytest.raises(StoreUnavailable) as caught:
@@ -62,12 +75,10 @@ async def test_what_waits_together_is_committed_together(store: SqliteStore) -> 
     said: list[str] = []
     trace = store._writer.submit(lambda connection: connection.set_trace_callback(said.append), alone=True)
     await asyncio.wrap_future(trace)
-    gate = threading.Event()
-    held_up = store._writer.submit(lambda _: gate.wait(), alone=True)
+    gate = await busy(store)
     saves = asyncio.gather(*(store.save(record(f"r{n}")) for n in range(100)))
     await asyncio.sleep(0)
     gate.set()
-    await asyncio.wrap_future(held_up)
     await saves
     assert said.count("COMMIT") == 1
     assert len(await all_ids(store)) == 100
@@ -186,8 +197,7 @@ async def test_the_file_stays_within_its_bound(tmp_path: Path) -> None:
 
 
 async def test_the_event_loop_does_not_wait_for_the_disk(store: SqliteStore) -> None:
-    gate = threading.Event()
-    store._writer.submit(lambda _: gate.wait(), alone=True)
+    gate = await busy(store)
     waiting = asyncio.create_task(store.save(record("r")))
     assert await all_ids(store) == []
     gate.set()
@@ -196,8 +206,7 @@ async def test_the_event_loop_does_not_wait_for_the_disk(store: SqliteStore) -> 
 
 
 async def test_a_save_that_is_given_up_while_it_waits_is_not_done(store: SqliteStore) -> None:
-    gate = threading.Event()
-    store._writer.submit(lambda _: gate.wait(), alone=True)
+    gate = await busy(store)
     waiting = asyncio.create_task(store.save(record("r")))
     await all_ids(store)
     waiting.cancel()

@@ -117,7 +117,9 @@ class PostgresStore(Store):
     async def _write(self, make: Callable[[], Operation[T]]) -> T:
         answer = await self._run(make)
         if self.bounds.max_bytes is not None and self._grown > self.bounds.max_bytes // SLACK:
-            await self._sweep()
+            # What was written is written, whatever becomes of this.
+            with _logged():
+                await self._sweep()
         return answer
 
     async def _run(self, make: Callable[[], Operation[T]], level: IsolationLevel | None = None) -> T:
@@ -138,8 +140,7 @@ class PostgresStore(Store):
                 yield connection
 
     async def _sweep(self) -> None:
-        self._grown = 0
-        most = self.bounds.max_bytes
+        most, self._grown = self.bounds.max_bytes if self._grown else None, 0
         within = Bounds(
             # Room for what comes until the next time.
             max_bytes=None if most is None else most - most // SLACK,
@@ -156,11 +157,9 @@ class PostgresStore(Store):
         """Says again and again that this server lives, and drops what has grown too old."""
         while True:
             await asyncio.sleep(self._lease_s / 3)
-            try:
+            with _logged():
                 await self._run(self._renewal)
                 await self._sweep()
-            except StoreUnavailable as error:
-                _log.warning("the lease of this server could not be renewed: %s", error.message)
 
     def _renewal(self) -> Operation[None]:
         yield Query(RENEW, (self.instance, self._lease_s))
@@ -168,6 +167,15 @@ class PostgresStore(Store):
 
     def _farewell(self) -> Operation[None]:
         yield Query("DELETE FROM servers WHERE instance = ?", (self.instance,))
+
+
+@contextlib.contextmanager
+def _logged() -> Iterator[None]:
+    """For what nobody waits for, and is done again later."""
+    try:
+        yield
+    except StoreUnavailable as error:
+        _log.warning("the upkeep of the store failed: %s", error.message)
 
 
 def _rows(sql: str) -> Operation[list[Row]]:

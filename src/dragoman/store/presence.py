@@ -4,6 +4,8 @@ import contextlib
 import os
 from pathlib import Path
 
+from dragoman.errors import StoreUnavailable
+
 try:
     import fcntl
 except ImportError:  # Windows: then there is only one server to a folder
@@ -18,14 +20,22 @@ class Presence:
     def __init__(self, folder: Path, instance: str) -> None:
         self._folder = folder
         self._path = self._file(instance)
-        # Locked before it has its name, so that nobody ever sees it without the lock.
-        unnamed = folder / f".{instance}"
-        self._lock = os.open(unnamed, os.O_RDWR | os.O_CREAT, 0o600)
-        if fcntl is not None:
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
-        unnamed.rename(self._path)
+        try:
+            self._lock = self._locked(folder / f".{instance}")
+        except OSError as error:
+            raise StoreUnavailable(
+                f"No file can be locked in {folder}: {error.strerror}. Choose another data_dir."
+            ) from error
         for left in folder.glob(f"{PREFIX}*"):
             self.is_alive(left.name.removeprefix(PREFIX))
+
+    def _locked(self, unnamed: Path) -> int:
+        """Locked before it has its name, so that nobody ever sees it without the lock."""
+        lock = os.open(unnamed, os.O_RDWR | os.O_CREAT, 0o600)
+        if fcntl is not None:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        unnamed.rename(self._path)
+        return lock
 
     def leave(self) -> None:
         if self._lock >= 0:

@@ -33,7 +33,6 @@ class SqliteStore(Store):
         clock: Callable[[], float] | None = None,
     ) -> None:
         super().__init__(bounds, clock)
-        self._folder = folder
         self._path = folder / FILE if folder else None
         self._busy_s = busy_s
         self._presence: Presence | None = None
@@ -48,10 +47,9 @@ class SqliteStore(Store):
     async def _open(self) -> None:
         if self._path:
             await asyncio.to_thread(prepare, self._path)
+            self._presence = await asyncio.to_thread(Presence, self._path.parent, self.instance)
         for worker in dict.fromkeys((self._writer, self._reader)):
             await asyncio.wrap_future(worker.start())
-        if self._folder:
-            self._presence = Presence(self._folder, self.instance)
 
     async def close(self) -> None:
         await asyncio.to_thread(self._reader.stop)
