@@ -112,13 +112,16 @@ def test_a_server_that_hangs(raw: RawServer, raw_spec: ServerSpec) -> None:
     assert failure.message == "The MCP server raw did not answer the call within 0.5 seconds."
 
 
-def test_a_server_that_wants_to_be_asked_again_at_once_for_ever(raw: RawServer, raw_spec: ServerSpec) -> None:
+def test_a_server_that_wants_to_be_asked_again_at_once_is_made_to_wait(
+    raw: RawServer, raw_spec: ServerSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dragoman.mcp.guard.PACE_S", 3600)
     raw.events = b"id: 1\nretry: 0\ndata:\n\n"
     raw.on_call["again"] = lambda handler, number: handler.reply(200, raw.events, "text/event-stream")
-    bounds = msgspec.structs.replace(BOUNDS, call_s=1)
+    bounds = msgspec.structs.replace(BOUNDS, call_s=0.5)
     failure = with_session(raw_spec, lambda session: failure_of(session.call("again", {})), bounds)
     assert failure.kind == "timeout"
-    assert raw.asked.count("GET") < 50
+    assert raw.asked.count("GET") <= 1
 
 
 @pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
