@@ -79,7 +79,7 @@ def held_back(dialect: Dialect, schema: Any, value: Any) -> bool:
         said, first = json.dumps(schema), value.strip()[:1]
         bounded = any(word in said for word in ("imum", "multipleOf"))
         beside = any(word in said for word in ("anyOf", "oneOf", '"type": ['))
-        return (bounded and first in (*"-0123456789",)) or (beside and first in (*"\"{[(",))
+        return (bounded and first in (*"-0123456789",)) or (beside and first in (*'"{[(',))
     if isinstance(value, dict):
         return any(held_back(dialect, schema, inner) for inner in value.values())
     return isinstance(value, list) and any(held_back(dialect, schema, inner) for inner in value)

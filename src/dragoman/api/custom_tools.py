@@ -5,6 +5,7 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.json import encode as encode_json
 
+from dragoman.constrain.tool_schemas import LARK
 from dragoman.errors import BadRequest
 from dragoman.turns.custom_calls import INPUT
 
@@ -32,7 +33,7 @@ def as_function(tool: CustomTool, place: str, *, grammar: str = "format.grammar"
     """
     return {
         "name": tool.name,
-        "description": tool.description,
+        "description": _description(tool),
         "parameters": {
             "type": "object",
             "properties": {INPUT: _schema(tool.format, f"{place}.{grammar}")},
@@ -54,9 +55,15 @@ def _schema(wanted: CustomFormat | None, place: str) -> dict[str, Any]:
     if wanted.grammar is None:
         raise BadRequest(f"'{place}' is required.", param=place, code="missing_field")
     if wanted.grammar.syntax == "lark":
-        message = (
-            "Inside of a call a text is quoted, which a Lark grammar cannot describe; send a regex, or have"
-            " the answer itself in the grammar, with guided_grammar."
-        )
-        raise BadRequest(message, param=f"{place}.syntax", code="unsupported_field")
+        return {"type": "string", LARK: wanted.grammar.definition}
     return {"type": "string", "pattern": f"^(?:{wanted.grammar.definition})$"}
+
+
+def _description(tool: CustomTool) -> str | None:
+    """With the grammar: not every template shows the words of a schema, and the model has to know it."""
+    grammar = tool.format.grammar if tool.format else None
+    if grammar is None:
+        return tool.description
+    kind = "this Lark grammar" if grammar.syntax == "lark" else "this regular expression"
+    said = f"The input must match {kind}:\n{grammar.definition}"
+    return f"{tool.description}\n\n{said}" if tool.description else said

@@ -27,6 +27,8 @@ def answer_grammar(
     starts_in_reasoning: bool = False,
     text: Constraint | None = None,
     special: Mapping[str, int] | None = None,
+    custom: Collection[str] = (),
+    places: Sequence[str] = (),
 ) -> Constraint:
     """What an answer must be: after its reasoning, calls or text.
 
@@ -34,6 +36,7 @@ def answer_grammar(
     the model may also write text, and a call that it opens is one of a declared tool; `strict` names
     the tools that are held to their schemas then, None means all. `text` is what text must be. `special` are
     the ids of the model's special tokens: a marker that is one is matched by its id, and cannot be spelled.
+    `custom` names the tools that stand for one with a text, `places` is where each was declared.
     """
     made = AnswerGrammar(dialect, special, starts_in_reasoning=starts_in_reasoning)
     if text is not None and text.watched and choice != "required":
@@ -43,7 +46,8 @@ def answer_grammar(
         raise BadRequest(message, param="response_format", code="unsupported_schema")
     if choice == "none":
         return Constraint(made.grammar(made.wrapped(text) if text else made.free_text(())))
-    chosen = tools_of(tools, names, strict if choice == "auto" and _holds_any_name(dialect) else None)
+    held = strict if choice == "auto" and _holds_any_name(dialect) else None
+    chosen = tools_of(tools, names, held, custom, places)
     _check(dialect, chosen)
     calls = CallGrammar(made.rules, dialect, chosen, parallel=parallel)
     if choice == "required":

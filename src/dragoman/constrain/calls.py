@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 
 from dragoman.constrain.lark import Part, Rules, Symbol, either, literal, regex
-from dragoman.constrain.literal_grammar import EXACT, PYTHON, Literals, brace
+from dragoman.constrain.literal_grammar import EXACT, JSON, PYTHON, Literals, Style, brace
 from dragoman.constrain.schema_parts import Schemas, Where
 from dragoman.constrain.tagged_grammar import Tags
 from dragoman.constrain.tool_schemas import Tool
@@ -138,7 +138,7 @@ class CallGrammar:
         """The beginning of an object, which has the name in it where no id may come first; and the rest."""
         if shape.python:
             head = f"{{{shape.name[0]!r}: {tool.name!r}, {shape.arguments[0]!r}: "
-            arguments = self._literal(tool, Literals(self.rules, Schemas(tool.schema), PYTHON))
+            arguments = self._literal(tool, literals_of(self.rules, tool, PYTHON))
             return head, self.rules.sequence(arguments, "}")
         arguments = self._json(tool)
         if shape.name_is_key:
@@ -160,7 +160,7 @@ class CallGrammar:
         return Group(self._ways_of(objects, opening + lead, [further, end + closing]))
 
     def _keywords(self, tool: Tool) -> Symbol:
-        literals = Literals(self.rules, Schemas(tool.schema), PYTHON)
+        literals = literals_of(self.rules, tool, PYTHON)
 
         def member(key: str | None, value: Symbol, others: Sequence[str], where: Where) -> Symbol:
             if key is None:
@@ -182,7 +182,7 @@ class CallGrammar:
         if isinstance(shape, NamedCalls):
             return [*self._name(shape, tool), shape.then[0], self._json(tool)]
         if isinstance(shape, BraceCalls):
-            literals = Literals(self.rules, Schemas(tool.schema), brace(shape.quote))
+            literals = literals_of(self.rules, tool, brace(shape.quote))
             return [tool.name, self._literal(tool, literals, Place(tool.declared, tool.declared))]
         assert isinstance(shape, TaggedCalls)
         arguments = Tags(self.rules, shape, tool, self.banned).arguments()
@@ -210,6 +210,14 @@ class CallGrammar:
         return self.rules.rule(either(literals.option(option, tool.where, place) for option in options))
 
 
+def literals_of(rules: Rules, tool: Tool, style: Style) -> Literals:
+    return Literals(rules, Schemas(tool.schema), style, tool.text(rules))
+
+
 def json_rule(rules: Rules, tool: Tool) -> Symbol:
     """The arguments of a tool as an object of JSON."""
+    if tool.lark:
+        literals = literals_of(rules, tool, JSON)
+        [option] = literals.schemas.objects(tool.where)
+        return literals.option(option, tool.where)
     return rules.rule(f"%json {json.dumps({**tool.native, 'x-guidance': EXACT}, ensure_ascii=False)}")

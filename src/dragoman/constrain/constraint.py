@@ -13,6 +13,7 @@ from dragoman.constrain.bytewise import END, byte_vocabulary
 from dragoman.constrain.gbnf import GbnfError
 from dragoman.constrain.gbnf_lark import gbnf_to_lark
 from dragoman.constrain.json_schema import checked_lark, enforced, lark_of
+from dragoman.constrain.lark_check import check_lark
 from dragoman.constrain.patterns import PatternError, translated
 from dragoman.constrain.problems import Problems
 from dragoman.constrain.unique import Watch
@@ -83,6 +84,7 @@ class Constraint(Struct, frozen=True):
     def from_lark(cls, grammar: str, param: str = "grammar", limits: Limits = _LIMITS) -> "Constraint":
         """A grammar in Lark's notation, as llguidance reads it; its start is `start`."""
         check_text(grammar, limits.grammar_chars, param, "characters of a grammar")
+        check_lark(grammar, param, limits)
         return cls(checked_lark(grammar, param, limits))._checked(
             param, "is no grammar in Lark that compiles"
         )

@@ -59,6 +59,7 @@ class Rules:
         self._names: dict[str, str] = {}
         self._lines: list[str] = []
         self._size = 0
+        self.banned = banned
         self.any = regex(f"[^{banned}]*" if banned else "(?s:.*)")
         """Any text. The banned characters are those that a reader takes for others."""
 

@@ -12,6 +12,7 @@ from msgspec import Struct
 from dragoman.constrain.json_schema import OPTIONS
 from dragoman.constrain.lark import Rules, Symbol, either, literal, possible, regex
 from dragoman.constrain.members import object_parts, repeated, separated
+from dragoman.constrain.quoted_lark import QuotedLark
 from dragoman.constrain.schema_parts import Option, Schemas, Where
 from dragoman.constrain.text_language import languages, lengths
 from dragoman.dialects.literal_text import python_value
@@ -63,10 +64,12 @@ def brace(quote: str) -> Style:
 class Literals:
     """Rules for the values of one tool. A schema that refers to itself gives a rule that does."""
 
-    def __init__(self, rules: Rules, schemas: Schemas, style: Style) -> None:
+    def __init__(self, rules: Rules, schemas: Schemas, style: Style, text: QuotedLark | None = None) -> None:
         self.rules = rules
         self.schemas = schemas
         self.style = style
+        self.text = text
+        """What strings must be, if a grammar says so."""
         self._known: dict[str, Symbol] = {}
 
     def value(self, schema: Any, where: Where, place: Place | None = None) -> Symbol:
@@ -126,9 +129,7 @@ class Literals:
         if self.style.quote:
             if self.style.quote in value and self.rules.is_text(self.style.quote):
                 where.refuse("has a value with the mark in it that this model puts around strings")
-            return [
-                self.rules.sequence(self.style.quote, self.rules.ended(self.style.quote, literal(value)))
-            ]
+            return [self.rules.sequence(self.style.quote, self.rules.ended(self.style.quote, literal(value)))]
         return [literal(python_value(text)), literal(text)] if self.style.python else [literal(text)]
 
     def _pair(self, key: str, value: Any, where: Where) -> Symbol:
@@ -138,6 +139,12 @@ class Literals:
         return f"{literal(opening)} {f' {self.style.separator} '.join(members)} {literal(closing)}"
 
     def string(self, schema: Mapping[str, Any], where: Where) -> Symbol:
+        if self.text is not None:
+            if self.style.quote:
+                return self.rules.sequence(
+                    self.style.quote, self.text.raw(self.style.quote, self.style.quote)
+                )
+            return either(map(self.text.escaped, "'\"" if self.style.python else '"'))
         wanted = languages(schema, where)
         if wanted and not possible(" & ".join([*([] if self.style.quote else [regex(_PLAIN)]), *wanted])):
             where.refuse("allows no text that can be written in this model's syntax for calls")

@@ -15,6 +15,7 @@ from dragoman.constrain.lark import Rules, Symbol, either, literal, possible, re
 from dragoman.constrain.literal_grammar import JSON, NUMBER_WORDS, Literals, readable
 from dragoman.constrain.members import object_parts, repeated
 from dragoman.constrain.number_range import integer_range
+from dragoman.constrain.quoted_lark import QuotedLark
 from dragoman.constrain.schema_parts import Option, Schemas, Where
 from dragoman.constrain.text_language import languages
 from dragoman.constrain.tool_schemas import Tool
@@ -45,6 +46,7 @@ class Tags:
         inner = [language for language in avoid if language]
         style = msgspec.structs.replace(JSON, avoid=Symbol(" & ".join(inner)) if inner else None)
         self.json = Literals(rules, self.schemas, style)
+        self.text = tool.text(rules)
         self._trees: dict[str, Symbol] = {}
 
     def arguments(self) -> Symbol | None:
@@ -248,6 +250,8 @@ class Value:
     def _raw(self, wanted: list[Symbol]) -> Symbol:
         shape = self.tags.shape
         core = shape.nested or self.end.strip()
+        if self.tags.text is not None:
+            return self._in_grammar(self.tags.text, core)
         raw = self.rules.ended(self.end, *wanted, core=core)
         if not shape.cdata:
             return raw
@@ -255,6 +259,12 @@ class Value:
         bare = self.rules.ended(self.end, *wanted, Symbol(f"~({literal(opening)} /(?s:.*)/)"), core=core)
         fenced = self.rules.ended(closing + self.end, *wanted, core=closing)
         return self.rules.rule(either([bare, self.rules.rule(f"{literal(opening)} {fenced}")]))
+
+    def _in_grammar(self, text: QuotedLark, core: str) -> Symbol:
+        if not self.tags.shape.cdata:
+            return text.raw(self.end, core)
+        opening, closing = CDATA
+        return self.rules.rule(f"{literal(opening)} {text.raw(closing + self.end, closing)}")
 
     def _whole(self, terminal: str) -> Symbol:
         """A terminal that is a whole value, as one lexeme with the text that ends it."""

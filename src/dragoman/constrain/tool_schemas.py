@@ -6,8 +6,11 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from dragoman.constrain.constraint import Constraint
 from dragoman.constrain.json_schema import enforced
+from dragoman.constrain.lark import Rules
 from dragoman.constrain.problems import Problems
+from dragoman.constrain.quoted_lark import QuotedLark
 from dragoman.constrain.schema_parts import Where
 
 NOTHING: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -15,6 +18,8 @@ NOTHING: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalPro
 ANYTHING: Mapping[str, Any] = {"type": "object"}
 COMBINES = ("allOf", "anyOf", "oneOf", "$ref", "patternProperties", "unevaluatedProperties", "if")
 MOST_DEPTH = 64
+LARK = "x-lark"
+"""A word of our own in the schema of a custom tool's text: the grammar that it must be in."""
 
 
 class Tool(Struct, frozen=True):
@@ -26,12 +31,25 @@ class Tool(Struct, frozen=True):
     native: Mapping[str, Any]
     """The same in those of llguidance."""
     where: Where
+    lark: str = ""
+    """A grammar that the one argument of the tool, a text, must be in."""
+
+    def text(self, rules: Rules) -> QuotedLark | None:
+        """What the text must be, if a grammar says so."""
+        return QuotedLark(rules, self.lark, _format(self.where.param)) if self.lark else None
 
 
 def tools_of(
-    declared: Sequence[Mapping[str, Any]], names: Collection[str] | None, strict: Collection[str] | None
+    declared: Sequence[Mapping[str, Any]],
+    names: Collection[str] | None,
+    strict: Collection[str] | None,
+    custom: Collection[str] = (),
+    places: Sequence[str] = (),
 ) -> list[Tool]:
-    """Those that may be called. `strict` are those that are held to their schemas; None: all of them."""
+    """Those that may be called. `strict` are those that are held to their schemas; None: all of them.
+
+    `custom` are those that stand for a tool with one text, `places` is where each was declared.
+    """
     found = []
     for number, tool in enumerate(declared):
         inner = "function" in tool
@@ -40,11 +58,26 @@ def tools_of(
         if names is not None and name not in names:
             continue
         schema = function.get("parameters") or function.get("input_schema") or NOTHING
-        where = Where(name, f"tools[{number}]{'.function' if inner else ''}.parameters")
+        place = places[number] if places else f"tools[{number}]{'.function' if inner else ''}"
+        where = Where(name, f"{place}.parameters")
         loose = strict is not None and name not in strict
         wanted = ANYTHING if loose else {"type": "object", **closed(schema)}
-        found.append(Tool(name, schema, wanted, _native(wanted, where), where))
+        lark = _lark(schema, _format(where.param)) if name in custom and not loose else ""
+        found.append(Tool(name, schema, wanted, _native(wanted, where), where, lark))
     return found
+
+
+def _format(param: str) -> str:
+    """What a custom tool calls its text's grammar, beside what would be its parameters."""
+    return param.removesuffix("parameters") + "format"
+
+
+def _lark(schema: Mapping[str, Any], param: str) -> str:
+    """The grammar of a custom tool's text, if it has one in Lark. In other schemas the word says nothing."""
+    [text] = schema["properties"].values()
+    if LARK in text:
+        Constraint.from_lark(text[LARK], param)
+    return str(text.get(LARK, ""))
 
 
 def _native(schema: Mapping[str, Any], where: Where) -> Mapping[str, Any]:

@@ -109,6 +109,8 @@ class Constrainer:
             starts_in_reasoning=in_reasoning,
             text=text,
             special=self._tokenizer.special,
+            custom=reading.custom,
+            places=reading.places,
         )
 
 

@@ -22,6 +22,8 @@ class Reading(Struct, frozen=True, kw_only=True):
     """Text, once it has begun, is all that comes: markers in it are quotations."""
     custom: frozenset[str] = frozenset()
     """Tools that take a text: the arguments of their calls are the text itself."""
+    places: tuple[str, ...] = ()
+    """Where each of the tools was declared, for messages: `tools[2].function`."""
 
 
 Syntax: TypeAlias = Literal["json_object", "json_schema", "regex", "choice", "gbnf", "lark"]
