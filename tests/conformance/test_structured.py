@@ -11,16 +11,26 @@ from openai import BadRequestError, OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 from pydantic import BaseModel, Field
 
+from dragoman.constrain.constraint import Constraint
 from dragoman.engines.local import LocalEngine
 from dragoman.http.server import background
 from dragoman.settings import Settings
 from tests.conformance.conftest import MODEL
+from tests.support.apply_patch import APPLY_PATCH
 from tests.support.engines import Shared
 from tests.support.http import post, stream
 from tests.support.messages import message_of, told
 from tests.support.random_schemas import schema, tools, wrong_calls, wrong_text
 
 ASK: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Think of a person."}]
+# A model at temperature 1 would go on for ever: lines and hunks are few and short.
+SHORT_PATCH = (
+    APPLY_PATCH.replace("hunk+", "hunk~1..2")
+    .replace("add_line+", "add_line~1..2")
+    .replace("change_line)+", "change_line)~1..3")
+    .replace("/(.*)/", "/(.{0,12})/")
+    .replace("/(.+)/", "/(.{1,12})/")
+)
 DIALECTS = (
     "hermes",
     "qwen3_coder",
@@ -141,6 +151,27 @@ def test_a_custom_tool(base_url: str) -> None:
     [call] = done.choices[0].message.tool_calls or []
     assert call.type == "custom"
     assert re.fullmatch('say "[a-z]{2,9}"\n', call.custom.input)
+
+
+@pytest.mark.parametrize("choice", ["required", "auto"])
+def test_a_custom_tool_with_a_grammar(base_url: str, choice: str) -> None:
+    """What the model itself would hardly write: with `auto`, the call is begun for it."""
+    lark: Any = {"type": "grammar", "grammar": {"syntax": "lark", "definition": SHORT_PATCH}}
+    tool: Any = {"type": "custom", "custom": {"name": "apply_patch", "format": lark}}
+    body: dict[str, Any] = {
+        "messages": ASK,
+        "tools": [tool],
+        "tool_choice": choice,
+        "max_tokens": 400,
+        "n": 3,
+    }
+    if choice == "auto":
+        begun = {"role": "assistant", "content": '<tool_call>\n{"name": "apply_patch", "arguments": '}
+        body |= {"messages": [*ASK, begun], "continue_final_message": True, "add_generation_prompt": False}
+    answers = post(base_url.removesuffix("/v1"), "/v1/chat/completions", body).json()["choices"]
+    said = [call["custom"]["input"] for one in answers for call in one["message"].get("tool_calls") or ()]
+    assert said
+    assert all(map(Constraint.from_lark(SHORT_PATCH).accepts, said))
 
 
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])

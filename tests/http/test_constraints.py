@@ -11,6 +11,7 @@ from dragoman.engines.scripted import CHATML, END_ID, Script, ScriptedEngine, sa
 from dragoman.errors import ConstraintFailed
 from dragoman.types import Job
 from tests.http.conftest import Serve
+from tests.support.apply_patch import APPLY_PATCH, PATCH
 from tests.support.http import HELLO, chunks, post, stream
 from tests.support.messages import message_of, told
 
@@ -174,6 +175,39 @@ def test_a_custom_tool_gets_a_text(serve: Serve) -> None:
     calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
     assert (calls[0]["type"], calls[0]["custom"]["name"]) == ("custom", "sql")
     assert "".join(call["custom"]["input"] for call in calls) == 'SELECT "é"\n'
+
+
+def test_the_text_of_a_custom_tool_is_in_its_grammar(serve: Serve) -> None:
+    written = json.dumps({"name": "apply_patch", "arguments": {"input": PATCH}}, ensure_ascii=False)
+    call = f"<tool_call>\n{written}\n</tool_call>"
+    engine = constraining(call)
+    url = serve(engine, dialect="hermes")
+    lark = {"type": "grammar", "grammar": {"syntax": "lark", "definition": APPLY_PATCH}}
+    tool = {"type": "custom", "custom": {"name": "apply_patch", "format": lark}}
+    for choice in ("auto", "required", tool):
+        body = {**HELLO, "tools": [tool], "tool_choice": choice}
+        [made] = post(url, PATH, body).json()["choices"][0]["message"]["tool_calls"]
+        assert made["custom"] == {"name": "apply_patch", "input": PATCH}
+        assert takes(engine.jobs[-1], call)
+        assert not takes(engine.jobs[-1], call.replace("@@", "@"))
+
+
+def test_a_grammar_of_a_custom_tool_that_cannot_be_enforced(serve: Serve) -> None:
+    url = serve(constraining(""), dialect="hermes")
+    lark = {"type": "grammar", "grammar": {"syntax": "lark", "definition": 'start: "a"\n  | <|end|>'}}
+    tools = [{"type": "custom", "custom": {"name": "f", "format": lark}}]
+    reply = post(url, PATH, {**HELLO, "tools": tools})
+    assert reply.status_code == 400
+    error = reply.json()["error"]
+    assert (error["param"], error["code"]) == ("tools[0].custom.format", "invalid_grammar")
+    assert "line 2: <|end|>" in error["message"]
+
+
+def test_the_place_of_a_function_is_that_of_its_field(serve: Serve) -> None:
+    url = serve(constraining(""), dialect="hermes")
+    wrong = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"not": {}}}}}
+    reply = post(url, PATH, {**HELLO, "functions": [wrong], "function_call": {"name": "f"}})
+    assert reply.json()["error"]["param"] == "functions[0].parameters#/properties/a/not"
 
 
 def test_a_constraint_that_fails_midway_is_an_error_and_no_answer(serve: Serve) -> None:
