@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TypeVar
 from uuid import uuid4
 
@@ -83,7 +84,8 @@ class Host:
             plan = await asyncio.to_thread(self.planner.plan, spec)
         else:
             plan = await self.prepare(body_bytes, self.planner.plan, spec)
-        return Turn(self.engine, plan, spec, self._language(plan.dialect))
+        remember = partial(self.planner.trails.add, salt=plan.salt)
+        return Turn(self.engine, plan, spec, self._language(plan.dialect), remember)
 
     async def prepare(self, body_bytes: int, work: Callable[[A], R], given: A) -> R:
         """`work(given)`, in a thread where the body is so big that it would hold up the others."""

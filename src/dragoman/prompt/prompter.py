@@ -1,6 +1,6 @@
 """From what a client asks to what an engine is given."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -47,7 +47,7 @@ class Prompter:
 
     def text(self, conversation: Conversation) -> str:
         """The prompt as text."""
-        text, mark = self._render(conversation)
+        text, mark = self.marked(conversation)
         return erase(text, mark)
 
     def encode(self, prompt: Prompt, most: int | None = None) -> tuple[int, ...]:
@@ -62,13 +62,17 @@ class Prompter:
         if isinstance(prompt, TextPrompt):
             self._encoder.check_length(prompt.text, most, "prompt")
             return sound(prompt.text), tuple(self._encoder.encode_text(prompt))
-        text, mark = self._render(prompt)
+        text, mark = self.marked(prompt)
         self._encoder.check_length(text, most, "messages")
         return erase(text, mark), tuple(self._encoder.encode_special(text, mark))
 
-    def encode_special(self, text: str) -> list[int]:
-        """Ids of a text in which control tokens count as such."""
-        return self._encoder.encode_special(text)
+    def encode_special(self, text: str, mark: str | None = None) -> list[int]:
+        """Ids of a text in which control tokens count as such, unless a mark stands in them."""
+        return self._encoder.encode_special(text, mark)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, control tokens included."""
+        return self._encoder.decode(ids)
 
     def traits(self, name: str | None = None) -> Traits:
         """What a template was found to bear; the usual one if no name is given."""
@@ -96,8 +100,8 @@ class Prompter:
             )
         return self._templates[name]
 
-    def _render(self, conversation: Conversation) -> tuple[str, str]:
-        """The text with marks in it, and the mark."""
+    def marked(self, conversation: Conversation) -> tuple[str, str]:
+        """The prompt as text, with marks in it that keep a client's text apart, and the mark."""
         template, traits = self._choose(conversation.template, tools=bool(conversation.tools))
         check_kwargs(conversation.template_kwargs, self._limits.template_kwargs_chars)
         given = variables(with_tools_in_words(conversation, traits, self._dialect), traits)

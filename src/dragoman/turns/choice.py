@@ -24,6 +24,8 @@ class ChoiceReader:
     ) -> None:
         self.choice = choice
         self.count = 0
+        self.ids: list[int] = []
+        """All that were sampled."""
         self.reasoning_count = 0
         self.over = False
         self._text = text
@@ -44,6 +46,7 @@ class ChoiceReader:
         for position, id_ in enumerate(step.ids):
             self.count += 1
             self._ids.append(id_)
+            self.ids.append(id_)
             if logprobs is not None:
                 self._logprobs.append(logprobs[position])
             if position == last and id_ in self._hidden_ids:

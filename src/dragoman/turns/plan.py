@@ -1,6 +1,8 @@
 """From what a client asked to what an engine is asked. Everything that can be refused is refused here."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import TypeAlias
 from uuid import uuid4
 
 from msgspec import Struct
@@ -11,10 +13,15 @@ from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.errors import BadRequest, ContextOverflow, ModelNotFound
 from dragoman.limits import Limits
 from dragoman.prompt import Prompter
+from dragoman.prompt.continued import continued
 from dragoman.turns.constrain import Constrainer, dialect_for
 from dragoman.turns.opened import opened_reasoning
 from dragoman.turns.spec import TurnSpec
+from dragoman.turns.trails import Trails
 from dragoman.types import Conversation, Job, Prompt, Sampling
+
+Rendered: TypeAlias = tuple[str, tuple[int, ...]]
+"""A prompt as text and as ids."""
 
 
 class Plan(Struct, frozen=True):
@@ -25,6 +32,10 @@ class Plan(Struct, frozen=True):
     """For each job, whether its prompt has opened reasoning."""
     dialect: Dialect
     """How the answers are written."""
+    texts: Sequence[str] = ()
+    """For each job, its prompt as text, if it is a conversation that may go on; else nothing."""
+    salt: str = ""
+    """Answers are remembered for prompts with the same salt."""
 
 
 class Planner:
@@ -43,6 +54,8 @@ class Planner:
         self.tokenizer = tokenizer
         self.prompter = prompter
         self.dialect = dialect
+        self.trails = Trails()
+        self._ends = [tokenizer.pieces[id_].decode("utf-8", "replace") for id_ in tokenizer.end_ids]
         self._constrainer = Constrainer(card, tokenizer, limits or Limits())
         self.names = (card.name, *aliases)
 
@@ -64,7 +77,8 @@ class Planner:
         dialect = dialect_for(spec, self.dialect)
         self._constrainer.check(spec)
         sampling = self._sampling(spec)
-        prompts = [self._fit(prompt, spec.truncate_prompt) for prompt in spec.prompts]
+        salt = f"{adapter or ''}\0{spec.cache_salt}"
+        prompts = [self._fit(prompt, spec.truncate_prompt, dialect, salt) for prompt in spec.prompts]
         begun = [
             isinstance(prompt, Conversation) and opened_reasoning(dialect, prompt, text)
             for prompt, (text, _) in zip(spec.prompts, prompts, strict=True)
@@ -83,12 +97,25 @@ class Planner:
             )
             for (_, prompt), in_reasoning in zip(prompts, begun, strict=True)
         ]
-        return Plan(jobs, begun, dialect)
+        texts = [
+            text if isinstance(prompt, Conversation) and prompt.add_generation_prompt else ""
+            for prompt, (text, _) in zip(spec.prompts, prompts, strict=True)
+        ]
+        return Plan(jobs, begun, dialect, texts, salt)
 
-    def _fit(self, prompt: Prompt, keep: int | None) -> tuple[str, tuple[int, ...]]:
+    def _rendered(self, prompt: Prompt, most: int | None, dialect: Dialect, salt: str) -> Rendered:
+        """A conversation with an answer that we know goes on from the ids of that answer."""
+        if isinstance(prompt, Conversation) and len(self.trails):
+            find = partial(self.trails.find, salt=salt)
+            kept = continued(self.prompter, prompt, dialect, self._ends, find)
+            if kept is not None:
+                return kept
+        return self.prompter.render(prompt, most)
+
+    def _fit(self, prompt: Prompt, keep: int | None, dialect: Dialect, salt: str) -> Rendered:
         """The prompt as text and as ids, which are cut as asked; more than the model takes is refused."""
         most = self.card.max_model_len
-        text, ids = self.prompter.render(prompt, most if keep is None else None)
+        text, ids = self._rendered(prompt, most if keep is None else None, dialect, salt)
         param = "messages" if isinstance(prompt, Conversation) else "prompt"
         if keep is not None:
             ids = ids[-(most - 1 if keep < 0 else keep) :]

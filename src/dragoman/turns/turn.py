@@ -7,6 +7,7 @@ from typing import Self
 from dragoman.engines.protocol import Engine, Handle
 from dragoman.errors import Unavailable
 from dragoman.folding import Fold, coalesce
+from dragoman.prompt.stitch import Sampled
 from dragoman.turns.choice import ChoiceReader
 from dragoman.turns.detokenize import Detokenizer
 from dragoman.turns.drive import start
@@ -26,7 +27,15 @@ class Turn:
     `next()` gives the events that are ready, in order, or [] when there are no more.
     """
 
-    def __init__(self, engine: Engine, plan: Plan, spec: TurnSpec, language: Language) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        plan: Plan,
+        spec: TurnSpec,
+        language: Language,
+        remember: Callable[[str, Sampled], None] | None = None,
+    ) -> None:
+        """`remember` is told the prompt of each answer that came to its end, as text, and its ids."""
         self.jobs = plan.jobs
         self.started_at = 0.0
         self.first_token_at: float | None = None
@@ -35,6 +44,8 @@ class Turn:
         """How each choice ended, as far as they have."""
         self.on_ready: Callable[[], None] | None = None
         """Called instead of waking `next`, for those who take events without a task."""
+        self._texts = plan.texts
+        self._remember = remember
         self._engine = engine
         self._handles: list[Handle] = []
         self._readers = _readers(plan, spec, language, engine.tokenizer.end_ids)
@@ -135,6 +146,8 @@ class Turn:
             if reader.over:
                 self._left -= 1
                 self.finishes[reader.choice] = pending[-1]
+                if step.error is None:
+                    self._keep(number, reader)
                 if step.finish is None:
                     self._handles[number].cancel(step.index)
             if len(pending) > MOST_PENDING:
@@ -142,6 +155,11 @@ class Turn:
             self.wake()
 
         return sink
+
+    def _keep(self, number: int, reader: ChoiceReader) -> None:
+        text = self._texts[number] if self._texts else ""
+        if self._remember is not None and text:
+            self._remember(text, Sampled(self.jobs[number].prompt, tuple(reader.ids)))
 
     def _first(self, number: int, step: Step) -> None:
         if self.first_token_at is None and step.ids:
