@@ -2,11 +2,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
+from msgspec import Struct
 
 from dragoman.engines.protocol import Engine
 from dragoman.engines.scripted import ScriptedEngine, say
 from dragoman.http.server import background
 from dragoman.settings import Settings
+from tests.support.parrot import parrot as make_parrot
 
 Serve = Callable[..., str]
 
@@ -28,3 +30,16 @@ def greeter() -> Iterator[str]:
     """The address of a server that says "Hello, wörld!" to everything."""
     with background(ScriptedEngine(say("Hello, wörld!"))) as url:
         yield url
+
+
+class Served(Struct):
+    engine: ScriptedEngine
+    url: str
+
+
+@pytest.fixture(scope="session")
+def parrot() -> Iterator[Served]:
+    """A server whose model says what the last message says."""
+    engine = make_parrot()
+    with background(engine, Settings(port=0, store="memory")) as url:
+        yield Served(engine, url)

@@ -10,6 +10,7 @@ import httpx
 from tests.support.http import post
 
 PATH = "/v1/responses"
+DONE = b"data: [DONE]\n\n"
 ENDS = ("response.completed", "response.incomplete", "response.failed")
 TEXT_PARTS = {
     "response.output_text": ("content", "content_index"),
@@ -34,7 +35,7 @@ def payloads(events: bytes) -> list[dict[str, Any]]:
     found = []
     for block in events.split(b"\n\n")[:-1]:
         name, _, data = block.partition(b"\ndata: ")
-        if block in (b"data: [DONE]", b": keep-alive"):
+        if block in (DONE.strip(), b": keep-alive"):
             continue
         found.append(json.loads(data))
         assert name == b"event: " + found[-1]["type"].encode()
@@ -122,6 +123,10 @@ def create(url: str, input: Any = "hi", *, key: str | None = None, **fields: Any
     return post(url, PATH, {"input": input, **fields}, **headers)
 
 
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
 def created(url: str, input: Any = "hi", **fields: Any) -> dict[str, Any]:
     """A response that was made as asked."""
     reply = create(url, input, **fields)
@@ -134,12 +139,8 @@ def streamed(url: str, input: Any = "hi", **fields: Any) -> list[dict[str, Any]]
     """The events of a response; their end mark is checked."""
     reply = create(url, input, stream=True, **fields)
     assert reply.status_code == 200, reply.text
-    assert chunks_end(reply)
+    assert reply.content.endswith(DONE)
     return payloads(reply.content)
-
-
-def chunks_end(reply: httpx.Response) -> bool:
-    return reply.content.endswith(b"data: [DONE]\n\n")
 
 
 def texts(response: dict[str, Any]) -> str:

@@ -1,0 +1,67 @@
+"""The log of a stream: whoever comes, whenever and after whichever event, gets exactly what follows it."""
+
+import asyncio
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dragoman.api.responses.wire import DONE, Wire
+from dragoman.http.responses.log import EventLog, from_number
+from tests.support.responses import numbers, payloads
+
+LONG = 60.0
+parts = st.lists(st.integers(1, 3), min_size=1, max_size=6)
+"""How many events each addition to the log has."""
+
+
+def chunks(sizes: Sequence[int]) -> list[bytes]:
+    wire = Wire()
+    made = [b"".join(wire.event("response.x", {"text": "a\n\nb"}) for _ in range(size)) for size in sizes]
+    return [*made[:-1], made[-1] + DONE]
+
+
+async def followed(log: EventLog, after: int) -> bytes:
+    return b"".join([events async for events in log.follow(after, LONG)])
+
+
+@given(parts, st.integers(0, 6), st.integers(-1, 25))
+def test_a_follower_gets_exactly_what_follows(sizes: list[int], early: int, after: int) -> None:
+    async def run() -> bytes:
+        log, made = EventLog(), chunks(sizes)
+        for each in made[:early]:
+            log.add(each)
+        following = asyncio.create_task(followed(log, after))
+        for each in made[early:]:
+            await asyncio.sleep(0)
+            log.add(each)
+        log.close()
+        return await following
+
+    seen = asyncio.run(run())
+    assert numbers(payloads(seen)) == list(range(after + 1, sum(sizes)))
+    assert seen.endswith(DONE)
+
+
+@given(parts, st.integers(0, 25))
+def test_a_stored_log_gives_the_same_as_a_live_one(sizes: list[int], after: int) -> None:
+    async def run() -> bytes:
+        log = EventLog()
+        for each in chunks(sizes):
+            log.add(each)
+        log.close()
+        return await followed(log, after)
+
+    assert from_number(b"".join(chunks(sizes)), after + 1) == asyncio.run(run())
+
+
+def test_a_silent_log_has_comments_between() -> None:
+    async def run() -> bytes:
+        log = EventLog()
+        following = log.follow(-1, 0.01)
+        first = await anext(following)
+        log.add(DONE)
+        log.close()
+        return first + b"".join([events async for events in following if events.startswith(b"data")])
+
+    assert asyncio.run(run()) == b": keep-alive\n\n" + DONE
