@@ -6,7 +6,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from dragoman.engines.local.runner import Logits, Rows, StepFailed, StepInterrupted
+from dragoman.engines.choosing.arrays import Logits
+from dragoman.engines.local.runner import Rows, StepFailed, StepInterrupted
 from dragoman.engines.local.scheduler import Scheduler, make_group
 from dragoman.engines.local.sequence import Group
 from dragoman.types import Job, Sampling, Step
@@ -125,11 +126,11 @@ class Desk:
 
     def __init__(self, *, batch: int = 32, chunk: int = 8, **runner: Any) -> None:
         self.runner = FakeRunner(**runner)
-        self.scheduler = Scheduler(self.runner, frozenset({END}), batch=batch, chunk=chunk)
+        self.scheduler = Scheduler(self.runner, batch=batch, chunk=chunk)
         self.said: list[tuple[Group, Step]] = []
 
     def ask(self, prompt: Sequence[int], count: int = 4, **kinds: Any) -> Group:
-        group = make_group(job(prompt, count, **kinds), _ignore, NO_LOOP, VOCABULARY, frozenset({END}))
+        group = make_group(job(prompt, count, **kinds), _ignore, NO_LOOP, self.runner, frozenset({END}))
         self.scheduler.add(group)
         return group
 

@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dragoman.engines.choosing.arrays import Logits
 from dragoman.engines.local.llamacpp import LlamaRunner
 from dragoman.engines.local.model import Model
-from dragoman.engines.local.runner import Logits, Rows
+from dragoman.engines.local.runner import Rows
 
 ONE, OTHER = [5, 6, 7, 8, 9], [100, 200, 300]
 

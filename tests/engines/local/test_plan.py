@@ -1,10 +1,9 @@
 import asyncio
 
-import numpy as np
 import pytest
 
+from dragoman.engines.choosing.continuation import Continuation
 from dragoman.engines.local.plan import level
-from dragoman.engines.local.sampler import Sampler
 from dragoman.engines.local.sequence import Group, Sequence
 from dragoman.types import Job, Sampling
 
@@ -14,8 +13,8 @@ def sequences(count: int) -> list[Sequence]:
     loop.close()
     sampling = Sampling(max_tokens=1)
     group = Group(Job(id="a", prompt=(1,), sampling=sampling), lambda step: None, loop)
-    sampler = Sampler(sampling, 0, np.array([1], np.int32), 8, frozenset())
-    return [Sequence(group, index, (0, 0, index), sampler) for index in range(count)]
+    answer = Continuation(group.job, 0, group.prompt, vocabulary=8, ends=frozenset(), room=8)
+    return [Sequence(group, index, (0, 0, index), answer) for index in range(count)]
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ class LocalEngine:
         self.card = card
         self.tokenizer = tokenizer
         self._runner = runner
-        scheduler = Scheduler(runner, tokenizer.end_ids, batch=options.batch, chunk=options.chunk)
+        scheduler = Scheduler(runner, batch=options.batch, chunk=options.chunk)
         self._worker = Worker(runner, scheduler)
 
     @classmethod
@@ -83,8 +83,8 @@ class LocalEngine:
     def submit(self, job: Job, sink: Sink) -> LocalHandle:
         """Start a job; `sink` is called on the running event loop's thread."""
         check_job(job, self._runner)
-        ends, vocabulary = self.tokenizer.end_ids, self._runner.vocabulary
-        group = make_group(job, sink, asyncio.get_running_loop(), vocabulary, ends)
+        ends = self.tokenizer.end_ids
+        group = make_group(job, sink, asyncio.get_running_loop(), self._runner, ends)
         self._worker.submit(group)
         return LocalHandle(self._worker, group)
 

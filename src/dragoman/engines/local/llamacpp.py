@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from dragoman.engines.choosing.arrays import Ids, Logits
 from dragoman.engines.local.binding import Library
 from dragoman.engines.local.declarations import Batch
 from dragoman.engines.local.model import Model
-from dragoman.engines.local.runner import Ids, Logits, Rows, StepFailed, StepInterrupted
+from dragoman.engines.local.runner import Rows, StepFailed, StepInterrupted
 from dragoman.errors import ModelFileError
 
 _ABORTED = 2

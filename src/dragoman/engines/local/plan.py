@@ -25,7 +25,7 @@ class Piece:
         sequence = self.sequence
         assert sequence.slot is not None
         if sequence.decoding:
-            rows.add(sequence.slot.index, self.start, sequence.output[-1])
+            rows.add(sequence.slot.index, self.start, sequence.answer.output[-1])
             return
         tokens = sequence.group.prompt[self.start : self.start + self.size].tolist()
         outputs = [self.outputs == self.size] * self.size
@@ -37,7 +37,7 @@ class Piece:
         sequence = self.sequence
         assert sequence.slot is not None
         if sequence.decoding:
-            sequence.slot.write(self.start, sequence.output[-1], 1)
+            sequence.slot.write(self.start, sequence.answer.output[-1], 1)
         else:
             tokens = sequence.group.prompt[self.start : self.start + self.size]
             sequence.slot.write(self.start, tokens, self.size)

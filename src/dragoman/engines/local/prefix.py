@@ -11,7 +11,8 @@ Rules of this file:
 
 import numpy as np
 
-from dragoman.engines.local.runner import Ids, Runner
+from dragoman.engines.choosing.arrays import Ids
+from dragoman.engines.local.runner import Runner
 from dragoman.engines.local.sequence import Namespace, Sequence, Slot
 
 # A copy costs about as much as computing this many tokens.

@@ -1,13 +1,9 @@
 """What the scheduler needs of whatever computes: slots that hold sequences, and rows of logits."""
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-Logits: TypeAlias = NDArray[np.float32]
-Ids: TypeAlias = NDArray[np.int32]
+from dragoman.engines.choosing.arrays import Logits
 
 
 class StepFailed(Exception):

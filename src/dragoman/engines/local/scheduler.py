@@ -14,22 +14,22 @@ import logging
 from bisect import insort
 from itertools import count
 
-from dragoman.engines.local.edits import forbid_until
+from dragoman.engines.choosing.arrays import Logits
+from dragoman.engines.choosing.continuation import Continuation
+from dragoman.engines.choosing.sampler import logprob
 from dragoman.engines.local.plan import Piece, Plan, level, share_out
 from dragoman.engines.local.prefix import Slots
-from dragoman.engines.local.runner import Logits, Runner, StepFailed, StepInterrupted
-from dragoman.engines.local.sampler import NoTokenLeft, Sampler, logprob
+from dragoman.engines.local.runner import Runner, StepFailed, StepInterrupted
 from dragoman.engines.local.sequence import Group, Sequence
-from dragoman.errors import BadRequest, ConstraintFailed, DragomanError, EngineFailed
-from dragoman.types import FinishReason, Job, Matcher, Sampling, Sink, Step
+from dragoman.errors import DragomanError, EngineFailed
+from dragoman.types import FinishReason, Job, Sink, Step
 
 _log = logging.getLogger("dragoman.engine")
 
 
 class Scheduler:
-    def __init__(self, runner: Runner, ends: frozenset[int], *, batch: int, chunk: int) -> None:
+    def __init__(self, runner: Runner, *, batch: int, chunk: int) -> None:
         self._runner = runner
-        self._ends = ends
         self._batch = batch
         self._chunk = chunk
         self._slots = Slots(runner)
@@ -146,44 +146,10 @@ class Scheduler:
 
     def _advance(self, sequence: Sequence, row: Logits) -> None:
         """Choose the next id of a sequence and see whether it ends there."""
-        if sequence.group.job.sampling.max_tokens <= 0:
-            self._end(sequence, "length")
-            return
-        try:
-            token = sequence.sampler.sample(row, sequence.output)
-            if sequence.matcher is not None:
-                sequence.matcher.accept(token)
-        except NoTokenLeft:
-            self._end(sequence, "error", _nothing_left(sequence))
-            return
-        except ConstraintFailed as error:
-            self._end(sequence, "error", error)
-            return
-        sequence.output.append(token)
-        logprobs = None
-        if sequence.group.job.sampling.logprobs is not None:
-            logprobs = [sequence.sampler.report(row, token)]
-        finish, stop_id = self._finish(sequence, token)
-        if finish is None:
-            self._say(sequence, Step([token], sequence.index, logprobs))
-        else:
+        step = sequence.answer.advance(row)
+        if step.finish is not None:
             self._leave(sequence)
-            self._say(sequence, Step([token], sequence.index, logprobs, finish, stop_id))
-
-    def _finish(self, sequence: Sequence, token: int) -> tuple[FinishReason | None, int | None]:
-        sampling, matcher = sequence.group.job.sampling, sequence.matcher
-        # Under a constraint an end id can also be a marker in the middle of an answer.
-        may_end = not sampling.ignore_eos if matcher is None else matcher.accepting
-        if token in self._ends and may_end:
-            return "stop", None
-        if token in sampling.stop_token_ids:
-            return "stop", token
-        if matcher is not None and matcher.over:
-            return "stop", None
-        length = len(sequence.output)
-        if length >= sampling.max_tokens or sequence.prompt_length + length >= self._runner.context:
-            return "length", None
-        return None, None
+        self._say(sequence, step)
 
     def _say(self, sequence: Sequence, step: Step) -> None:
         group = sequence.group
@@ -214,34 +180,15 @@ class Scheduler:
 
 
 def make_group(
-    job: Job, sink: Sink, loop: asyncio.AbstractEventLoop, vocabulary: int, ends: frozenset[int]
+    job: Job, sink: Sink, loop: asyncio.AbstractEventLoop, runner: Runner, ends: frozenset[int]
 ) -> Group:
     """A group with its sequences. Their order of service is set when the scheduler takes them."""
     group = Group(job, sink, loop)
+    room = runner.context - len(job.prompt)
     for index in range(job.n):
-        sampler = Sampler(job.sampling, index, group.prompt, vocabulary, ends)
-        matcher = None if job.constraint is None else job.constraint.start()
-        if matcher is not None:
-            _constrain(sampler, matcher, job.sampling, ends)
-        group.sequences.append(Sequence(group, index, (0, 0, index), sampler, matcher))
+        answer = Continuation(job, index, group.prompt, vocabulary=runner.vocabulary, ends=ends, room=room)
+        group.sequences.append(Sequence(group, index, (0, 0, index), answer))
     return group
-
-
-def _constrain(sampler: Sampler, matcher: Matcher, sampling: Sampling, ends: frozenset[int]) -> None:
-    """The mask comes after all other rules, so that none of them lets a wrong id pass."""
-    if sampling.ignore_eos:
-        # The answer goes on as long as the constraint lets it.
-        sampler.add(forbid_until(ends, sampling.max_tokens))
-    sampler.add(lambda row, output: matcher.mask(row))
-
-
-def _nothing_left(sequence: Sequence) -> BadRequest:
-    why = "" if sequence.matcher is None else "the constraint of the answer, "
-    message = (
-        f"No token can come next after {len(sequence.output)} of the answer: {why}allowed_token_ids,"
-        " bad_words, logit_bias, min_tokens and ignore_eos together forbid all of them."
-    )
-    return BadRequest(message, code="no_token_left")
 
 
 def _order(sequence: Sequence) -> tuple[int, int, int]:

@@ -5,9 +5,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from dragoman.engines.local.runner import Ids
-from dragoman.engines.local.sampler import Sampler
-from dragoman.types import Job, Matcher, Sink, TokenLogprob
+from dragoman.engines.choosing.arrays import Ids
+from dragoman.engines.choosing.continuation import Continuation
+from dragoman.types import Job, Sink, TokenLogprob
 
 Namespace: TypeAlias = tuple[object, ...]
 
@@ -52,6 +52,7 @@ class Group:
 
 class Sequence:
     __slots__ = (
+        "answer",
         "cached",
         "cancelled",
         "computed",
@@ -59,31 +60,19 @@ class Sequence:
         "held_by",
         "held_until",
         "index",
-        "matcher",
         "order",
-        "output",
         "prompt_length",
         "prompt_logprobs",
-        "sampler",
         "slot",
     )
 
-    def __init__(
-        self,
-        group: Group,
-        index: int,
-        order: tuple[int, int, int],
-        sampler: Sampler,
-        matcher: Matcher | None = None,
-    ) -> None:
+    def __init__(self, group: Group, index: int, order: tuple[int, int, int], answer: Continuation) -> None:
         self.group = group
         self.index = index
         self.order = order
         """Priority, arrival, index: who goes first."""
-        self.sampler = sampler
-        self.matcher = matcher
+        self.answer = answer
         self.slot: Slot | None = None
-        self.output: list[int] = []
         self.prompt_length = len(group.prompt)
         self.computed = 0
         """Tokens in the slot. Once the prompt is done, all but the newest."""

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from dragoman.engines.local.edits import edits
-from dragoman.engines.local.runner import Ids, Logits
-from dragoman.engines.local.sampler import NoTokenLeft, Sampler, draw, largest, logprob
+from dragoman.engines.choosing.arrays import Ids, Logits
+from dragoman.engines.choosing.edits import edits
+from dragoman.engines.choosing.sampler import NoTokenLeft, Sampler, draw, largest, logprob
 from dragoman.types import Sampling
 
 NO_PROMPT: Ids = np.zeros(0, np.int32)

@@ -13,8 +13,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.engines.local.edits import Edit, edits
-from dragoman.engines.local.runner import Ids, Logits
+from dragoman.engines.choosing.arrays import Ids, Logits
+from dragoman.engines.choosing.edits import Edit, edits
 from dragoman.types import Sampling, TokenLogprob
 
 Floats: TypeAlias = NDArray[np.floating]

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from dragoman.engines.local.runner import Ids, Logits
+from dragoman.engines.choosing.arrays import Ids, Logits
 from dragoman.types import Sampling
 
 Edit: TypeAlias = Callable[[Logits, Sequence[int]], None]

@@ -1,0 +1,1 @@
+"""From a row of logits to an id, for every engine that has the logits in its hands."""

@@ -1,0 +1,67 @@
+"""One continuation of a job: which id comes next, and whether the answer ends there."""
+
+from dragoman.engines.choosing.arrays import Ids, Logits
+from dragoman.engines.choosing.edits import forbid_until
+from dragoman.engines.choosing.sampler import NoTokenLeft, Sampler
+from dragoman.errors import BadRequest, ConstraintFailed
+from dragoman.types import FinishReason, Job, Step
+
+
+class Continuation:
+    """`room` is how many ids the context has left after the prompt; `ends` are the model's own end ids."""
+
+    __slots__ = ("_ends", "_matcher", "_most", "_sampler", "_sampling", "index", "output")
+
+    def __init__(
+        self, job: Job, index: int, prompt: Ids, *, vocabulary: int, ends: frozenset[int], room: int
+    ) -> None:
+        sampling = self._sampling = job.sampling
+        self.index = index
+        self.output: list[int] = []
+        self._ends = ends
+        self._most = min(sampling.max_tokens, room)
+        self._sampler = Sampler(sampling, index, prompt, vocabulary, ends)
+        matcher = self._matcher = None if job.constraint is None else job.constraint.start()
+        if matcher is not None:
+            if sampling.ignore_eos:
+                # The answer goes on as long as the constraint lets it.
+                self._sampler.add(forbid_until(ends, sampling.max_tokens))
+            # The mask comes after all other rules, so that none of them lets a wrong id pass.
+            self._sampler.add(lambda row, output: matcher.mask(row))
+
+    def advance(self, row: Logits) -> Step:
+        """Choose the next id. A step with a finish is the last one."""
+        if self._most <= 0:
+            return Step([], self.index, finish="length")
+        try:
+            token = self._sampler.sample(row, self.output)
+            if self._matcher is not None:
+                self._matcher.accept(token)
+        except NoTokenLeft:
+            return Step([], self.index, finish="error", error=self._nothing_left())
+        except ConstraintFailed as error:
+            return Step([], self.index, finish="error", error=error)
+        self.output.append(token)
+        logprobs = None if self._sampling.logprobs is None else [self._sampler.report(row, token)]
+        finish, stop_id = self._finish(token)
+        return Step([token], self.index, logprobs, finish, stop_id)
+
+    def _finish(self, token: int) -> tuple[FinishReason | None, int | None]:
+        sampling, matcher = self._sampling, self._matcher
+        # Under a constraint an end id can also be a marker in the middle of an answer.
+        may_end = not sampling.ignore_eos if matcher is None else matcher.accepting
+        if token in self._ends and may_end:
+            return "stop", None
+        if token in sampling.stop_token_ids:
+            return "stop", token
+        if matcher is not None and matcher.over:
+            return "stop", None
+        return ("length" if len(self.output) >= self._most else None), None
+
+    def _nothing_left(self) -> BadRequest:
+        why = "" if self._matcher is None else "the constraint of the answer, "
+        message = (
+            f"No token can come next after {len(self.output)} of the answer: {why}allowed_token_ids,"
+            " bad_words, logit_bias, min_tokens and ignore_eos together forbid all of them."
+        )
+        return BadRequest(message, code="no_token_left")
