@@ -1,0 +1,147 @@
+"""Law 4: the next prompt goes on from the very ids that were sampled."""
+
+import json
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dragoman.dialects.registry import get
+from dragoman.engines.protocol import ModelCard
+from dragoman.engines.scripted import END_ID, ByteTokenizer
+from dragoman.prompt import Prompter
+from dragoman.prompt.stitch import Sampled
+from dragoman.turns.plan import Planner
+from dragoman.turns.spec import Reading, TurnSpec
+from dragoman.turns.trails import Trails
+from dragoman.types import Conversation, Message, Sampling, ToolCall
+
+KEEPS = """\
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{% if message.reasoning_content %}<think>
+{{ message.reasoning_content }}
+</think>
+{% endif %}{{ (message.content or '') | trim }}
+{%- for call in message.tool_calls or [] %}
+<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>
+{%- endfor %}<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+DROPS = KEEPS.replace(
+    "{% if message.reasoning_content %}", "{% if message.reasoning_content and loop.last %}"
+)
+WORDS = ("hel", "lo", "hello", ' {"', '"name"', "<tool", "_call>", "think", "\n\n")
+START_ID = END_ID - 1
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+def planner(template: str = KEEPS) -> Planner:
+    tokenizer = ByteTokenizer(WORDS)
+    card = ModelCard(name="m", max_model_len=1 << 16, templates={"default": template})
+    dialect = get("hermes")
+    return Planner(card, tokenizer, Prompter(card, tokenizer, dialect=dialect), dialect)
+
+
+def asked(plans: Planner, *messages: Message) -> tuple[str, tuple[int, ...]]:
+    spec = TurnSpec(
+        model=None,
+        prompts=(Conversation(messages=messages, tools=(TOOL,)),),
+        sampling=Sampling(max_tokens=8),
+        reading=Reading(),
+    )
+    plan = plans.plan(spec)
+    return plan.texts[0], plan.jobs[0].prompt
+
+
+def sampled(text: str, seed: int, *, end: bool = True) -> list[int]:
+    """Ids of a text as a model might have sampled them: not those that a tokenizer would give."""
+    chance, ids, left = random.Random(seed), [], text
+    while left:
+        fits = [number for number, word in enumerate(WORDS) if left.startswith(word)]
+        if fits and chance.random() < 0.8:
+            number = chance.choice(fits)
+            ids.append(256 + 3 + number)
+            left = left[len(WORDS[number]) :]
+        else:
+            ids += left[0].encode()
+            left = left[1:]
+    return [*ids, END_ID] if end else ids
+
+
+USER = Message(role="user", content="hello <|im_start|> hello")
+RESULT = Message(role="tool", content="hello", tool_call_id="c")
+words = st.text("helo \n", max_size=12)
+
+
+def turn_after(
+    plans: Planner, wrote: str, answer: Message, *more: Message, seed: int = 1
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What was sampled, and the prompt of the next turn."""
+    text, prompt = asked(plans, USER)
+    turn = Sampled(prompt, tuple(sampled(wrote, seed)))
+    plans.trails.add(text, turn, "\0")
+    return turn.all, asked(plans, USER, answer, *more)[1]
+
+
+@given(text=words, reasoning=st.text("helo ", min_size=1, max_size=8), value=words, seed=st.integers(0, 9))
+def test_a_prompt_goes_on_from_what_was_sampled(text: str, reasoning: str, value: str, seed: int) -> None:
+    arguments = json.dumps({"a": value}, separators=(",", ":"))
+    wrote = f"<think>\n{reasoning.strip() or 'o'}\n</think>\n{text.strip()}\n<tool_call>\n"
+    wrote += f'{{"name":"f","arguments":{arguments}}}\n</tool_call>'
+    call = ToolCall(id="c", name="f", arguments=arguments)
+    answer = Message(
+        role="assistant", content=text.strip(), reasoning=reasoning.strip() or "o", tool_calls=(call,)
+    )
+    kept, prompt = turn_after(planner(), wrote, answer, RESULT, seed=seed)
+    assert prompt[: len(kept)] == kept
+
+
+def test_only_what_is_new_is_tokenized() -> None:
+    plans = planner()
+    kept, prompt = turn_after(plans, "hello", Message(role="assistant", content="hello"), USER)
+    new = prompt[len(kept) :]
+    assert bytes(id_ for id_ in new if id_ < 256) == b"\nuser\nhello <|im_start|> hello\nassistant\n"
+    assert new.count(START_ID) == 2, "the user's own marker is no control token"
+
+
+@pytest.mark.parametrize(
+    ("template", "answer"),
+    [
+        (DROPS, Message(role="assistant", content="hello", reasoning="hel")),
+        (KEEPS, Message(role="assistant", content="hello")),
+        (KEEPS, Message(role="assistant", content="something else", reasoning="hel")),
+    ],
+    ids=["a template that drops reasoning", "a client that drops it", "an answer that was changed"],
+)
+def test_what_was_changed_is_not_falsified(template: str, answer: Message) -> None:
+    plans = planner(template)
+    kept, prompt = turn_after(plans, "<think>\nhel\n</think>\nhello", answer, USER)
+    fresh = asked(planner(template), USER, answer, USER)[1]
+    assert (prompt, prompt[: len(kept)] == kept) == (fresh, False)
+
+
+def test_of_several_answers_the_one_that_was_taken_is_kept() -> None:
+    plans = planner()
+    text, prompt = asked(plans, USER)
+    for seed, wrote in enumerate(("hello", "lo hello", "hel")):
+        plans.trails.add(text, Sampled(prompt, tuple(sampled(wrote, seed))), "\0")
+    going_on = asked(plans, USER, Message(role="assistant", content="lo hello"), USER)[1]
+    expected = (*prompt, *sampled("lo hello", 1))
+    assert going_on[: len(expected)] == expected
+
+
+def test_another_salt_knows_nothing() -> None:
+    trails = Trails()
+    trails.add("p", Sampled((1,), (2,)), "a")
+    assert (len(trails.find("p", "a")), len(trails.find("p", "b"))) == (1, 0)
+
+
+def test_memory_is_bounded() -> None:
+    trails = Trails(most_ids=100)
+    for number in range(50):
+        trails.add(str(number), Sampled((1,) * 5, (2,) * 5))
+    assert (len(trails), len(trails.find("49")), len(trails.find("0"))) == (10, 1, 0)
