@@ -10,6 +10,8 @@ from msgspec import Struct, field
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
 Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool", "function"]
+SourceForm: TypeAlias = Literal["json_schema", "regex", "choice", "gbnf", "lark", "structural_tag"]
+"""`choice` is a list of texts as JSON, `lark` is what llguidance reads, `structural_tag` is xgrammar's."""
 Kind: TypeAlias = Literal["text", "reasoning", "call_open", "call_arguments", "call_close", "finish"]
 
 
@@ -55,11 +57,24 @@ class Matcher(Protocol):
         """The answer is complete: nothing may follow but an end id."""
 
 
+class ConstraintSource(Struct, frozen=True):
+    """A constraint as text."""
+
+    form: SourceForm
+    text: str
+    after_reasoning: bool = False
+    """The answer may reason first, and is held to it from there on."""
+
+
 class JobConstraint(Protocol):
     """What an answer must be. It is ready to use: what can be wrong with it was told to the client."""
 
     def start(self) -> Matcher:
         """A matcher for one continuation."""
+
+    @property
+    def source(self) -> ConstraintSource | None:
+        """The same as text, in one of the forms that the engine's card names; None if it names none."""
 
 
 class Job(Struct, frozen=True, kw_only=True):
@@ -70,7 +85,7 @@ class Job(Struct, frozen=True, kw_only=True):
     sampling: Sampling
     n: int = 1
     constraint: JobConstraint | None = None
-    """Only for engines whose card says that they constrain."""
+    """Only for engines whose card says that they constrain, or what sources they take."""
     adapter: str | None = None
     priority: int = 0
     """Lower goes first."""
@@ -102,6 +117,8 @@ class Step(Struct):
     """On a job's first step: prompt ids that were not computed again."""
     prompt_logprobs: list[TokenLogprob | None] | None = None
     """On a job's first step, if asked: one per prompt id; the first is None."""
+    weight_version: str | None = None
+    """Which weights computed it, for engines that are trained while they serve."""
 
 
 Sink: TypeAlias = Callable[[Step], None]

@@ -136,6 +136,9 @@ class BudgetMatcher:
 class Budgeted:
     """A constraint of a job with a budget for its reasoning: `start()` gives each answer its own."""
 
+    source = None
+    """No text says it: where reasoning is ended depends on what was written."""
+
     def __init__(self, budget: ReasoningBudget, constraint: Callable[[], Matcher] | None = None) -> None:
         self._budget = budget
         self._constraint = constraint

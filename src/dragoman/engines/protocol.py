@@ -1,11 +1,18 @@
 """What an engine is. Token ids in, token ids out; it knows nothing of chat, JSON or HTTP."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from msgspec import Struct, field
 
-from dragoman.types import Job, Sink, Step
+from dragoman.types import Job, Sampling, Sink, SourceForm, Step
+
+UNSUPPORTABLE = frozenset(Sampling.__struct_fields__) - {"max_tokens"} | {
+    "priority",
+    "cache_salt",
+    "reuse_prefix",
+}
+"""What an engine may say that it cannot do: fields of Sampling and of Job."""
 
 
 class ModelCard(Struct, kw_only=True):
@@ -21,6 +28,12 @@ class ModelCard(Struct, kw_only=True):
     adapters: Sequence[str] = ()
     constrains: bool = False
     """Whether the engine steps each answer with its job's constraint. If not, such requests are refused."""
+    sources: Collection[SourceForm] = ()
+    """Or the forms of constraints that it keeps to by itself, as text. What has none of these is refused."""
+    skips_reasoning: bool = False
+    """Whether it can hold the answer to a source only after the reasoning."""
+    unsupported: frozenset[str] = frozenset()
+    """Fields of `UNSUPPORTABLE` that the engine does not honour. A request that uses one is refused."""
     created: int = 0
     details: Mapping[str, str] = field(default_factory=dict)
     """For people: architecture, quantization, parameters, runner."""
@@ -104,3 +117,18 @@ class LivingEngine(Engine, Protocol):
 class EmbeddingEngine(Engine, Protocol):
     async def embed(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
         """One L2-normalized vector per prompt."""
+
+
+@runtime_checkable
+class TrainedEngine(Engine, Protocol):
+    """An engine whose weights are changed while it serves, as in reinforcement learning."""
+
+    @property
+    def weight_version(self) -> str | None:
+        """Which weights are in place; None if nobody has said."""
+
+    async def pause(self) -> None:
+        """Return when nothing computes with the weights. New jobs wait; those at work go on after it."""
+
+    async def resume(self, weight_version: str | None = None) -> None:
+        """Go on, with the weights of this version where one is given."""

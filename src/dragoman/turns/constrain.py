@@ -1,6 +1,6 @@
 """From what a client wants of an answer to a constraint on its token ids."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -17,18 +17,32 @@ from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits
 from dragoman.turns.grammars import Grammars
+from dragoman.turns.sources import source_of
 from dragoman.turns.spec import Calling, TurnSpec, Wanted
-from dragoman.types import JobConstraint
+from dragoman.types import ConstraintSource, JobConstraint
 
 
 class Ready:
     """A compiled constraint: each answer walks through a copy of its own."""
+
+    source = None
 
     def __init__(self, matcher: Matcher) -> None:
         self._matcher = matcher
 
     def start(self) -> Matcher:
         return self._matcher.copy()
+
+
+class Handed:
+    """A constraint that the engine keeps to by itself; compiled only if a matcher is asked for after all."""
+
+    def __init__(self, source: ConstraintSource, compile: Callable[[], Matcher]) -> None:
+        self.source = source
+        self._compile = compile
+
+    def start(self) -> Matcher:
+        return self._compile()
 
 
 class Constrainer:
@@ -48,18 +62,21 @@ class Constrainer:
 
     def check(self, spec: TurnSpec) -> None:
         """Raises where the engine cannot do it: an answer without its constraint would be a wrong one."""
+        if self._card.constrains:
+            return
         hard = spec.thinking is not None and not spec.thinking.soft
-        asked = spec.wanted or spec.calling or (spec.thinking if hard else None)
-        if asked is not None and not self._card.constrains:
+        handed = bool(self._card.sources)
+        asked = (not handed and (spec.wanted or spec.calling)) or (hard and spec.thinking)
+        if asked:
             message = f"This engine cannot constrain its answers; leave out '{asked.param}'."
             raise BadRequest(message, param=asked.param, code="unsupported_field")
 
     def constraint(self, spec: TurnSpec, dialect: Dialect, *, in_reasoning: bool) -> JobConstraint | None:
         """What the engine is to keep to. Whatever is wrong with it is told here, by the name of its field."""
-        if not self._card.constrains:
+        if not self._card.constrains and not self._card.sources:
             return None
         grammar = self._grammar(spec, dialect, in_reasoning) if spec.constrained else None
-        if spec.thinking is None or spec.reading is None:
+        if spec.thinking is None or spec.reading is None or not self._card.constrains:
             return grammar
         if grammar is not None and not spec.thinking.tokens and not in_reasoning:
             # The grammar has no reasoning in it.
@@ -71,12 +88,14 @@ class Constrainer:
             return grammar
         return Budgeted(budget, grammar.start if grammar is not None else None)
 
-    def _grammar(self, spec: TurnSpec, dialect: Dialect, in_reasoning: bool) -> Ready | None:
+    def _grammar(self, spec: TurnSpec, dialect: Dialect, in_reasoning: bool) -> Ready | Handed | None:
         asked = spec.wanted or spec.calling
         try:
             told = (spec.wanted, spec.calling, spec.reading, spec.thinking, dialect.name, in_reasoning)
             whole = self._grammars.get(told, lambda: self._whole(spec, dialect, in_reasoning))
-            return Ready(compile_cached(whole, self.vocabulary, self._limits.grammar_cache_bytes))
+            if not self._card.constrains:
+                return self._handed(spec, dialect, whole, in_reasoning)
+            return Ready(self._compiled(whole))
         except BadRequest as error:
             if asked is None:
                 # At most one call was asked for: the turn ends before a second one without a grammar too.
@@ -84,6 +103,17 @@ class Constrainer:
             if error.param in (None, "response_format"):
                 error.param = asked.param
             raise
+
+    def _compiled(self, whole: Constraint) -> Matcher:
+        return compile_cached(whole, self.vocabulary, self._limits.grammar_cache_bytes)
+
+    def _handed(self, spec: TurnSpec, dialect: Dialect, whole: Constraint, in_reasoning: bool) -> Handed:
+        source = source_of(spec, dialect, whole, self._card, in_reasoning=in_reasoning)
+        if source is None:
+            taken = ", ".join(self._card.sources)
+            message = f"This engine cannot constrain its answers in this way; what it can is: {taken}."
+            raise BadRequest(message, code="unsupported_field")
+        return Handed(source, lambda: self._compiled(whole))
 
     def _whole(self, spec: TurnSpec, dialect: Dialect, in_reasoning: bool) -> Constraint:
         """The grammar of a whole answer: reasoning as the model writes it, and then what is wanted."""
