@@ -205,6 +205,26 @@ class IdsPrompt(Struct, frozen=True):
 Prompt: TypeAlias = Conversation | TextPrompt | IdsPrompt
 
 
+class Traced(Struct, frozen=True, kw_only=True):
+    """One turn of a model as it was: what it was shown, and what it sampled."""
+
+    prompt: tuple[int, ...]
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...] | None = None
+    """Of the ids, where the engine was asked for them."""
+    finish: FinishReason | None = None
+    choice: int = 0
+    weight_version: str | None = None
+    source: str = ""
+    """The answer that it belongs to, by its id."""
+    after: str | None = None
+    """The answer whose ids the prompt goes on from."""
+
+    @property
+    def all(self) -> tuple[int, ...]:
+        return self.prompt + self.ids
+
+
 class Usage(Struct):
     prompt_tokens: int = 0
     completion_tokens: int = 0

@@ -18,10 +18,11 @@ from dragoman.turns.constrain import Constrainer, dialect_for
 from dragoman.turns.opened import opened_reasoning
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.trails import Trails
+from dragoman.turns.unsupported import refuse_unsupported
 from dragoman.types import Conversation, Job, Prompt, Sampling
 
-Rendered: TypeAlias = tuple[str, tuple[int, ...]]
-"""A prompt as text and as ids."""
+Rendered: TypeAlias = tuple[str, tuple[int, ...], str | None]
+"""A prompt as text and as ids, and the answer that it goes on from."""
 
 
 class Plan(Struct, frozen=True):
@@ -34,6 +35,8 @@ class Plan(Struct, frozen=True):
     """How the answers are written."""
     texts: Sequence[str] = ()
     """For each job, its prompt as text, if it is a conversation that may go on; else nothing."""
+    after: Sequence[str | None] = ()
+    """For each job, the answer whose ids its prompt goes on from."""
     salt: str = ""
     """Answers are remembered for prompts with the same salt."""
 
@@ -76,12 +79,13 @@ class Planner:
         adapter = self.adapter(spec.model)
         dialect = dialect_for(spec, self.dialect)
         self._constrainer.check(spec)
+        refuse_unsupported(spec, self.card.unsupported)
         sampling = self._sampling(spec)
         salt = f"{adapter or ''}\0{spec.cache_salt}"
         prompts = [self._fit(prompt, spec.truncate_prompt, dialect, salt) for prompt in spec.prompts]
         begun = [
             isinstance(prompt, Conversation) and opened_reasoning(dialect, prompt, text)
-            for prompt, (text, _) in zip(spec.prompts, prompts, strict=True)
+            for prompt, (text, *_) in zip(spec.prompts, prompts, strict=True)
         ]
         jobs = [
             Job(
@@ -95,13 +99,13 @@ class Planner:
                 reuse_prefix=spec.reuse_prefix,
                 cache_salt=spec.cache_salt,
             )
-            for (_, prompt), in_reasoning in zip(prompts, begun, strict=True)
+            for (_, prompt, _), in_reasoning in zip(prompts, begun, strict=True)
         ]
         texts = [
             text if isinstance(prompt, Conversation) and prompt.add_generation_prompt else ""
-            for prompt, (text, _) in zip(spec.prompts, prompts, strict=True)
+            for prompt, (text, *_) in zip(spec.prompts, prompts, strict=True)
         ]
-        return Plan(jobs, begun, dialect, texts, salt)
+        return Plan(jobs, begun, dialect, texts, [after for *_, after in prompts], salt)
 
     def _rendered(self, prompt: Prompt, most: int | None, dialect: Dialect, salt: str) -> Rendered:
         """A conversation with an answer that we know goes on from the ids of that answer."""
@@ -109,13 +113,13 @@ class Planner:
             find = partial(self.trails.find, salt=salt)
             kept = continued(self.prompter, prompt, dialect, self._ends, find)
             if kept is not None:
-                return kept
-        return self.prompter.render(prompt, most)
+                return kept[0], kept[1], kept[2].source or None
+        return *self.prompter.render(prompt, most), None
 
     def _fit(self, prompt: Prompt, keep: int | None, dialect: Dialect, salt: str) -> Rendered:
         """The prompt as text and as ids, which are cut as asked; more than the model takes is refused."""
         most = self.card.max_model_len
-        text, ids = self._rendered(prompt, most if keep is None else None, dialect, salt)
+        text, ids, after = self._rendered(prompt, most if keep is None else None, dialect, salt)
         param = "messages" if isinstance(prompt, Conversation) else "prompt"
         if keep is not None:
             ids = ids[-(most - 1 if keep < 0 else keep) :]
@@ -127,7 +131,7 @@ class Planner:
                 " together; shorten the prompt."
             )
             raise ContextOverflow(message, param=param)
-        return text, ids
+        return text, ids, after
 
     def _with_room(self, sampling: Sampling, prompt_tokens: int) -> Sampling:
         """The answer ends where the context does: more was asked for than fits is no reason to refuse."""
