@@ -30,4 +30,4 @@ def _asked(spec: TurnSpec, name: str) -> bool:
             return spec.cache_salt != ""
         case "reuse_prefix":
             return not spec.reuse_prefix
-    return getattr(spec.sampling, name) != getattr(_UNASKED, name)
+    return bool(getattr(spec.sampling, name) != getattr(_UNASKED, name))
