@@ -99,7 +99,7 @@ laws = settings(max_examples=60, deadline=None, suppress_health_check=list(Healt
 
 
 def unsaid(grammar: str, text: str) -> bool:
-    """A quoted text has no control characters without a short escape, and at its ends nothing that is ignored."""
+    """Quoted texts have short escapes only, and nothing that is ignored at their ends."""
     odd = any(one < " " and one not in SHORT for one in text)
     return odd or ("%ignore" in grammar and text != text.strip(" \n"))
 
