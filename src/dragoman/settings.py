@@ -75,6 +75,10 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     mcp_timeout: Annotated[
         float, Meta(gt=0, description="seconds that an MCP server gets for one answer")
     ] = 60.0
+    trajectories: Annotated[
+        bool,
+        Meta(description="keep the ids and log probabilities of every stored answer, for training"),
+    ] = False
     keep_alive: Annotated[
         float, Meta(gt=0, description="seconds of silence on a stream after which a comment is sent")
     ] = 15.0

@@ -11,11 +11,10 @@ from dragoman.dialects.registry import get
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import END_ID, ByteTokenizer
 from dragoman.prompt import Prompter
-from dragoman.prompt.stitch import Sampled
 from dragoman.turns.plan import Planner
 from dragoman.turns.spec import Reading, TurnSpec
 from dragoman.turns.trails import Trails
-from dragoman.types import Conversation, Message, Sampling, ToolCall
+from dragoman.types import Conversation, Message, Sampling, ToolCall, Traced
 
 KEEPS = """\
 {%- for message in messages %}<|im_start|>{{ message.role }}
@@ -82,7 +81,7 @@ def turn_after(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """What was sampled, and the prompt of the next turn."""
     text, prompt = asked(plans, USER)
-    turn = Sampled(prompt, tuple(sampled(wrote, seed)))
+    turn = Traced(prompt=prompt, ids=tuple(sampled(wrote, seed)))
     plans.trails.add(text, turn, "\0")
     return turn.all, asked(plans, USER, answer, *more)[1]
 
@@ -128,7 +127,7 @@ def test_of_several_answers_the_one_that_was_taken_is_kept() -> None:
     plans = planner()
     text, prompt = asked(plans, USER)
     for seed, wrote in enumerate(("hello", "lo hello", "hel")):
-        plans.trails.add(text, Sampled(prompt, tuple(sampled(wrote, seed))), "\0")
+        plans.trails.add(text, Traced(prompt=prompt, ids=tuple(sampled(wrote, seed))), "\0")
     going_on = asked(plans, USER, Message(role="assistant", content="lo hello"), USER)[1]
     expected = (*prompt, *sampled("lo hello", 1))
     assert going_on[: len(expected)] == expected
@@ -136,12 +135,12 @@ def test_of_several_answers_the_one_that_was_taken_is_kept() -> None:
 
 def test_another_salt_knows_nothing() -> None:
     trails = Trails()
-    trails.add("p", Sampled((1,), (2,)), "a")
+    trails.add("p", Traced(prompt=(1,), ids=(2,)), "a")
     assert (len(trails.find("p", "a")), len(trails.find("p", "b"))) == (1, 0)
 
 
 def test_memory_is_bounded() -> None:
     trails = Trails(most_ids=100)
     for number in range(50):
-        trails.add(str(number), Sampled((1,) * 5, (2,) * 5))
+        trails.add(str(number), Traced(prompt=(1,) * 5, ids=(2,) * 5))
     assert (len(trails), len(trails.find("49")), len(trails.find("0"))) == (10, 1, 0)

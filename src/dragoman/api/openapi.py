@@ -15,6 +15,7 @@ from dragoman.api.metadata import ChangeMetadata
 from dragoman.api.parsing import ParseCalls, ParseReasoning
 from dragoman.api.responses.request import ResponseRequest
 from dragoman.api.tokens import Detokenize, TokenizeChat, TokenizeText
+from dragoman.api.trajectories import SetRewards
 
 
 class Operation(Struct, frozen=True):
@@ -62,6 +63,8 @@ OPERATIONS: Sequence[Operation] = (
     Operation("post", "/v1/chat/completions/{id}", "Change its metadata", (ChangeMetadata,)),
     Operation("delete", "/v1/chat/completions/{id}", "Delete it"),
     Operation("get", "/v1/chat/completions/{id}/messages", "The messages that it answers", query=PAGE),
+    Operation("get", "/v1/trajectories/{id}", "What was seen and sampled, as ids", query=("choice",)),
+    Operation("post", "/v1/trajectories/{id}", "Set rewards", (SetRewards,)),
     Operation("post", "/v1/embeddings", "Embed texts", (EmbeddingRequest,)),
     Operation(
         "post", "/v1/chat/completions/render", "The prompt of a conversation, as text and ids", (ChatRequest,)

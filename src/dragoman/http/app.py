@@ -16,7 +16,15 @@ from starlette.types import Receive, Scope, Send
 from dragoman._version import __version__
 from dragoman.engines.protocol import Engine
 from dragoman.errors import DragomanError, MethodNotAllowed, NotFound, Unauthorized
-from dragoman.http import conversations, docs, generate, inspect_routes, parse_routes, stored_chat
+from dragoman.http import (
+    conversations,
+    docs,
+    generate,
+    inspect_routes,
+    parse_routes,
+    stored_chat,
+    trajectories,
+)
 from dragoman.http.exchange import ClientGone, Exchange
 from dragoman.http.host import Host
 from dragoman.http.metrics import CONTENT_TYPE
@@ -29,6 +37,7 @@ logger = logging.getLogger("dragoman.http")
 Handler: TypeAlias = Callable[[Host, Exchange], Awaitable[None]]
 
 POST: dict[str, Handler] = {
+    "/v1/trajectories/{id}": trajectories.reward,
     "/v1/chat/completions": generate.chat,
     "/v1/completions": generate.completions,
     "/v1/responses": create.create,
@@ -53,6 +62,7 @@ POST: dict[str, Handler] = {
     "/separate_reasoning": parse_routes.reasoning_sglang,
 }
 GET: dict[str, Handler] = {
+    "/v1/trajectories/{id}": trajectories.retrieve,
     "/v1/responses/{id}": stored.retrieve,
     "/v1/responses/{id}/input_items": stored.input_items,
     "/v1/chat/completions": stored_chat.list_all,

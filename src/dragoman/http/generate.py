@@ -26,18 +26,20 @@ async def chat(host: Host, exchange: Exchange) -> None:
     if request.store:
         host.desk.required("store")
     async with AsyncExitStack() as stack:
-        turn = await _chat_turn(host, request, len(body), stack)
-        await _answer_chat(host, exchange, request, turn)
+        head = _head(host, exchange, "chatcmpl-", request)
+        turn = await _chat_turn(host, request, len(body), head.id, stack)
+        await _answer_chat(host, exchange, request, turn, head)
 
 
-async def _chat_turn(host: Host, request: ChatRequest, body_bytes: int, stack: AsyncExitStack) -> Turn:
+async def _chat_turn(
+    host: Host, request: ChatRequest, body_bytes: int, id_: str, stack: AsyncExitStack
+) -> Turn:
     if servers(request):
-        return await chat_tools.turn(host, request, body_bytes, stack)
-    return await host.turn(chat_request.spec(request), body_bytes)
+        return await chat_tools.turn(host, request, body_bytes, id_, stack)
+    return await host.turn(chat_request.spec(request), body_bytes, id_)
 
 
-async def _answer_chat(host: Host, exchange: Exchange, request: ChatRequest, turn: Turn) -> None:
-    head = _head(host, exchange, "chatcmpl-", request)
+async def _answer_chat(host: Host, exchange: Exchange, request: ChatRequest, turn: Turn, head: Head) -> None:
     spelling = ChatSpelling(
         _speller(host, request),
         logprobs=bool(request.logprobs),
@@ -61,14 +63,14 @@ async def _stream_chat(
     def opening() -> bytes:
         return chat_reply.opening(writer, turn.choices, chat_request.echoed(request), prompt)
 
-    if not request.store:
+    if not stored_chat.keeps(host, request):
         await run_turn.stream(exchange, turn, writer, opening, host.pump, host.settings.keep_alive)
         return
     kept = KeptStream(writer, turn.choices)
 
     async def save() -> None:
         reply = _chat_reply(host, request, turn, head, spelling, kept.answers())
-        await stored_chat.save(host, exchange, request, reply)
+        await stored_chat.save(host, exchange, request, reply, turn.traced)
 
     await run_turn.stream(exchange, turn, kept, opening, host.pump, host.settings.keep_alive, save)
 
@@ -77,8 +79,8 @@ async def _whole_chat(
     host: Host, exchange: Exchange, request: ChatRequest, turn: Turn, head: Head, spelling: ChatSpelling
 ) -> None:
     reply = _chat_reply(host, request, turn, head, spelling, await run_turn.whole(exchange, turn))
-    if request.store:
-        await stored_chat.save(host, exchange, request, reply)
+    if stored_chat.keeps(host, request):
+        await stored_chat.save(host, exchange, request, reply, turn.traced)
     await exchange.json(reply)
 
 

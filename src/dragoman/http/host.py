@@ -9,6 +9,8 @@ from functools import partial
 from typing import TypeVar
 from uuid import uuid4
 
+from msgspec.structs import replace
+
 from dragoman._version import __version__
 from dragoman.api.reply import Head
 from dragoman.dialects.declare import Dialect
@@ -77,15 +79,20 @@ class Host:
         finally:
             self._in_flight -= 1
 
-    async def turn(self, spec: TurnSpec, body_bytes: int) -> Turn:
-        """A turn that is ready to start; what is wrong with the request has been said by then."""
+    async def turn(self, spec: TurnSpec, body_bytes: int, source: str = "") -> Turn:
+        """A turn that is ready to start; what is wrong with the request has been said by then.
+
+        `source` is the id of the answer that it is for.
+        """
+        if self.settings.trajectories and spec.sampling.logprobs is None:
+            spec = replace(spec, sampling=replace(spec.sampling, logprobs=0))
         if spec.constrained:
             # A grammar may take its whole budget to compile.
             plan = await asyncio.to_thread(self.planner.plan, spec)
         else:
             plan = await self.prepare(body_bytes, self.planner.plan, spec)
         remember = partial(self.planner.trails.add, salt=plan.salt)
-        return Turn(self.engine, plan, spec, self._language(plan.dialect), remember)
+        return Turn(self.engine, plan, spec, self._language(plan.dialect), remember, source)
 
     async def prepare(self, body_bytes: int, work: Callable[[A], R], given: A) -> R:
         """`work(given)`, in a thread where the body is so big that it would hold up the others."""

@@ -1,19 +1,39 @@
 """The routes of chat completions that were stored, and the way into the store."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from dragoman.api import metadata
 from dragoman.api.chat_request import ChatRequest
 from dragoman.api.stored_chat import deleted, record, relabelled, unknown_completion
+from dragoman.http import trajectories
 from dragoman.http.exchange import Exchange
 from dragoman.http.host import Host
 from dragoman.http.query import Query
 from dragoman.store import Record
+from dragoman.types import Traced
 
 
-async def save(host: Host, exchange: Exchange, request: ChatRequest, reply: dict[str, Any]) -> None:
+def keeps(host: Host, request: ChatRequest) -> bool:
+    """Whether anything of the answer is kept: all of it, or at least its ids."""
+    return bool(request.store) or host.settings.trajectories
+
+
+async def save(
+    host: Host, exchange: Exchange, request: ChatRequest, reply: dict[str, Any], turns: Sequence[Traced]
+) -> None:
     """Returns when the answer would outlive the server."""
-    await host.desk.required("store").save(record(reply, request, exchange.request_id, exchange.owner))
+    if request.store:
+        await host.desk.required("store").save(record(reply, request, exchange.request_id, exchange.owner))
+    await trajectories.keep(
+        host,
+        exchange.owner,
+        reply["id"],
+        turns,
+        asked=bool(request.store and request.return_token_ids),
+        model=reply["model"],
+        created_at=reply["created"],
+    )
 
 
 async def list_all(host: Host, exchange: Exchange) -> None:

@@ -8,8 +8,8 @@ from dragoman.dialects.declare import Dialect
 from dragoman.dialects.parser import starts_in_reasoning
 from dragoman.prompt.prompter import Prompter
 from dragoman.prompt.special import erase
-from dragoman.prompt.stitch import Sampled, Seam, rest
-from dragoman.types import Conversation
+from dragoman.prompt.stitch import Seam, rest
+from dragoman.types import Conversation, Traced
 
 
 def continued(
@@ -17,9 +17,9 @@ def continued(
     conversation: Conversation,
     dialect: Dialect,
     ends: Sequence[str],
-    find: Callable[[str], Sequence[Sampled]],
-) -> tuple[str, tuple[int, ...]] | None:
-    """The prompt as text and ids, those of the last answer kept; None where there is none to keep.
+    find: Callable[[str], Sequence[Traced]],
+) -> tuple[str, tuple[int, ...], Traced] | None:
+    """The prompt as text and ids, and the turn that it goes on from; None where there is none.
 
     `find` gives the turns that began with a prompt.
     """
@@ -41,7 +41,7 @@ def continued(
         new = rest(Seam(before, answered, now), wrote, ends, dialect, in_reasoning=begun)
         if new is not None:
             tail = prompter.encode_special(_last(marked, mark, len(new)), mark)
-            return now, (*turn.all, *tail)
+            return now, (*turn.all, *tail), turn
     return None
 
 

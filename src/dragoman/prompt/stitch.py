@@ -1,8 +1,8 @@
 """A prompt that goes on from what the model itself wrote, in the very ids that it sampled.
 
 To tokenize a model's own text again gives other ids than those that it sampled, and another prompt than the
-one its next answer is trained on. So the ids of the last turn are kept as they are, and only what follows them
-is tokenized. A template that writes history differently from how it was (it drops old reasoning, say) is told
+one its next answer is trained on. So the ids of the last turn are kept as they are, and only what follows is
+tokenized. A template that writes history differently from how it was (it drops old reasoning, say) is told
 from one that does not: then nothing is kept.
 """
 
@@ -15,17 +15,6 @@ from msgspec import Struct
 from dragoman.dialects.declare import Dialect
 from dragoman.dialects.parser import parse
 from dragoman.types import Answer
-
-
-class Sampled(Struct, frozen=True):
-    """One turn of a model: what it was shown, and what it sampled."""
-
-    prompt: tuple[int, ...]
-    ids: tuple[int, ...]
-
-    @property
-    def all(self) -> tuple[int, ...]:
-        return self.prompt + self.ids
 
 
 class Seam(Struct, frozen=True):

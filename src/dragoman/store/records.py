@@ -8,7 +8,7 @@ from typing import Generic, Literal, TypeAlias, TypeVar
 from msgspec import Struct, field
 
 T = TypeVar("T")
-Kind: TypeAlias = Literal["response", "chat"]
+Kind: TypeAlias = Literal["response", "chat", "trajectory"]
 LONGEST_ID = 512
 """Characters of an id; PostgreSQL cannot index what is much longer."""
 

@@ -26,6 +26,7 @@ class ChoiceReader:
         self.count = 0
         self.ids: list[int] = []
         """All that were sampled."""
+        self.logprobs: list[float] = []
         self.reasoning_count = 0
         self.over = False
         self._text = text
@@ -49,6 +50,7 @@ class ChoiceReader:
             self.ids.append(id_)
             if logprobs is not None:
                 self._logprobs.append(logprobs[position])
+                self.logprobs.append(logprobs[position].logprob)
             if position == last and id_ in self._hidden_ids:
                 continue
             text = self._text.feed(id_)

@@ -11,7 +11,7 @@ from typing import Protocol, Self
 from dragoman.errors import DragomanError, EngineFailed
 from dragoman.folding import Fold
 from dragoman.turns.turn import Turn
-from dragoman.types import Answer, Event, Message, ToolCall, Usage
+from dragoman.types import Answer, Event, Message, ToolCall, Traced, Usage
 
 CALLS = frozenset({"call_open", "call_arguments", "call_close"})
 
@@ -39,6 +39,7 @@ class ToolTurn(Turn):
         self.first_token_at: float | None = None
         self.finishes: dict[int, Event] = {}
         self.on_ready: Callable[[], None] | None = None
+        self.traced: list[Traced] = []
         self._now = first
         self._runner = runner
         self._again = again
@@ -131,6 +132,7 @@ class ToolTurn(Turn):
 
     def _finished(self, event: Event) -> None:
         """The turn goes on if all that the model waits for is to be had here."""
+        self.traced += self._now.traced
         (answer,) = self._fold.done()
         mine = [call for call in answer.calls if call.name in self._runner.names]
         if event.finish == "stop" and mine and len(mine) == len(answer.calls):

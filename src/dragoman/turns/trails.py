@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from dragoman.prompt.stitch import Sampled
+from dragoman.types import Traced
 
 MOST_IDS = 8 * 1024 * 1024
 """Ids that are kept, those of prompts and of answers: about 64 MB."""
@@ -18,11 +18,11 @@ class Trails:
 
     def __init__(self, most_ids: int = MOST_IDS) -> None:
         self._most_ids = most_ids
-        self._kept: OrderedDict[bytes, list[Sampled]] = OrderedDict()
+        self._kept: OrderedDict[bytes, list[Traced]] = OrderedDict()
         self._ids = 0
         self._lock = threading.Lock()
 
-    def add(self, prompt: str, turn: Sampled, salt: str = "") -> None:
+    def add(self, prompt: str, turn: Traced, salt: str = "") -> None:
         """`prompt` is the text that the turn began with."""
         with self._lock:
             key = _key(prompt, salt)
@@ -38,7 +38,7 @@ class Trails:
                 _, old = self._kept.popitem(last=False)
                 self._ids -= sum(len(each.all) for each in old)
 
-    def find(self, prompt: str, salt: str = "") -> Sequence[Sampled]:
+    def find(self, prompt: str, salt: str = "") -> Sequence[Traced]:
         """What was answered to this prompt, the latest first."""
         with self._lock:
             key = _key(prompt, salt)

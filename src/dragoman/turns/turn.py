@@ -7,7 +7,6 @@ from typing import Self
 from dragoman.engines.protocol import Engine, Handle
 from dragoman.errors import Unavailable
 from dragoman.folding import Fold, coalesce
-from dragoman.prompt.stitch import Sampled
 from dragoman.turns.choice import ChoiceReader
 from dragoman.turns.detokenize import Detokenizer
 from dragoman.turns.drive import start
@@ -15,7 +14,7 @@ from dragoman.turns.language import Language
 from dragoman.turns.plan import Plan
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.stops import StopFinder
-from dragoman.types import Answer, Event, Sink, Step, TokenLogprob, Usage
+from dragoman.types import Answer, Event, Sink, Step, TokenLogprob, Traced, Usage
 
 MOST_PENDING = 256
 """Events that may wait for a client that reads slowly before neighbours are joined."""
@@ -33,9 +32,13 @@ class Turn:
         plan: Plan,
         spec: TurnSpec,
         language: Language,
-        remember: Callable[[str, Sampled], None] | None = None,
+        remember: Callable[[str, Traced], None] | None = None,
+        source: str = "",
     ) -> None:
-        """`remember` is told the prompt of each answer that came to its end, as text, and its ids."""
+        """`remember` is told the prompt of each answer that came to its end, as text, and its ids.
+
+        `source` is the id of the answer that the turn belongs to.
+        """
         self.jobs = plan.jobs
         self.started_at = 0.0
         self.first_token_at: float | None = None
@@ -46,6 +49,10 @@ class Turn:
         """Called instead of waking `next`, for those who take events without a task."""
         self._texts = plan.texts
         self._remember = remember
+        self._source = source
+        self._after = plan.after
+        self.traced: list[Traced] = []
+        """The answers that came to their end, as ids."""
         self._engine = engine
         self._handles: list[Handle] = []
         self._readers = _readers(plan, spec, language, engine.tokenizer.end_ids)
@@ -157,9 +164,19 @@ class Turn:
         return sink
 
     def _keep(self, number: int, reader: ChoiceReader) -> None:
-        text = self._texts[number] if self._texts else ""
-        if self._remember is not None and text:
-            self._remember(text, Sampled(self.jobs[number].prompt, tuple(reader.ids)))
+        traced = Traced(
+            prompt=self.jobs[number].prompt,
+            ids=tuple(reader.ids),
+            logprobs=tuple(reader.logprobs) or None,
+            finish=self.finishes[reader.choice].finish,
+            choice=reader.choice,
+            weight_version=getattr(self._engine, "weight_version", None),
+            source=self._source,
+            after=self._after[number] if self._after else None,
+        )
+        self.traced.append(traced)
+        if self._remember is not None and self._texts and self._texts[number]:
+            self._remember(self._texts[number], traced)
 
     def _first(self, number: int, step: Step) -> None:
         if self.first_token_at is None and step.ids:

@@ -17,6 +17,7 @@ from dragoman.api.responses.response import Life, Response, described, failure
 from dragoman.api.responses.wire import Wire
 from dragoman.api.responses.writer import Manner, ResponseWriter
 from dragoman.errors import ContextOverflow, DragomanError
+from dragoman.http import trajectories
 from dragoman.http.exchange import ClientGone
 from dragoman.http.responses.context import Context, fitted
 from dragoman.http.responses.ids import new_id
@@ -26,7 +27,7 @@ from dragoman.http.responses.summary import count_tokens, summarised
 from dragoman.http.responses.tool_rounds import ToolRounds, Voice
 from dragoman.http.run_turn import count, note
 from dragoman.turns.turn import Turn
-from dragoman.types import Event, Usage
+from dragoman.types import Event, Traced, Usage
 
 if TYPE_CHECKING:
     from dragoman.http.host import Host
@@ -64,6 +65,7 @@ class Making:
         self._writer = ResponseWriter(self._wire, _manner(host, request, context))
         self._tools = tools
         self._used = Usage()
+        self._turns: list[Traced] = []
         self._triggered = triggered(context.inputs)
         self._first: Turn | None = None
         self._body_bytes = 0
@@ -154,6 +156,7 @@ class Making:
             await outlet.run(turn, self)
         finally:
             self._used += turn.usage
+            self._turns += turn.traced
             note(self.facts, turn)
         if self._writer.error is not None:
             raise self._writer.error
@@ -173,7 +176,7 @@ class Making:
             asked = spec(request, items, self._tools.offer, first=first, unseal=self.context.unseal)
             if self._room() is not None:
                 asked = replace(asked, sampling=replace(asked.sampling, max_tokens=self._room()))
-            return await self._host.turn(asked, self._body_bytes)
+            return await self._host.turn(asked, self._body_bytes, self.id)
 
         return await (fitted(items, planned) if self.request.truncation == "auto" else planned(items))
 
@@ -247,6 +250,7 @@ class Making:
         self._note(error)
         try:
             await self.context.save(response, None if self.log is None else self.log.whole() + ending)
+            await self._keep_ids()
         except DragomanError as refused:
             if error is None and status != "cancelled":
                 self._closing, self._wire.number = None, number
@@ -256,6 +260,21 @@ class Making:
             self.log.add(ending)
         with suppress(ClientGone):
             await outlet.write(ending)
+
+    async def _keep_ids(self) -> None:
+        """What was sampled, for those who train on it."""
+        stored = self.log is not None and bool(self.request.return_token_ids)
+        await trajectories.keep(
+            self._host,
+            self.context.owner,
+            self.id,
+            self._turns,
+            asked=stored,
+            model=self.response.fields["model"],
+            created_at=self.response.fields["created_at"],
+            previous=self.request.previous_response_id,
+            conversation=self.request.conversation_id,
+        )
 
     def _note(self, error: Exception | None) -> None:
         count(self.facts, self._used)

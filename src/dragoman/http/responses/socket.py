@@ -27,7 +27,7 @@ SLOWEST_SEND_S = 60.0
 """A client that takes nothing for this long is cut off."""
 OURS = ("type", "stream", "stream_options", "background", "generate", "stream_id")
 """Fields of a message that say nothing about the response: on a socket everything is streamed."""
-NEWS = frozenset({"response.processed"})
+NEWS = ("response.processed",)
 """Messages that want no answer."""
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 _encode = msgspec.json.Encoder().encode
@@ -57,9 +57,11 @@ class Socket:
                 await self._fail(BadRequest(message, code="websocket_connection_limit_reached"))
                 await self._send({"type": "websocket.close", "code": 1000})
         finally:
-            for task in (reading, answering):
-                task.cancel()
-            await asyncio.gather(reading, answering, return_exceptions=True)
+            reading.cancel()
+            answering.cancel()
+            for ended in await asyncio.gather(reading, answering, return_exceptions=True):
+                if isinstance(ended, Exception) and not isinstance(ended, ClientGone):
+                    logger.error("A socket failed", exc_info=ended)
 
     async def _read(self) -> None:
         """Returns when the client leaves, which ends what is being made for it."""

@@ -1,0 +1,84 @@
+"""The routes of trajectories: the exact ids of answers that were stored."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dragoman.api.trajectories import read_rewards, record, rewarded, shown, unknown_trajectory
+from dragoman.http.exchange import Exchange
+from dragoman.http.query import Query
+from dragoman.store import Record, Store
+from dragoman.types import Traced
+
+if TYPE_CHECKING:
+    from dragoman.http.host import Host
+
+LONGEST = 4096
+"""Answers that may continue each other."""
+PAGE = 100
+
+
+async def keep(
+    host: "Host",
+    owner: str,
+    id_: str,
+    turns: Sequence[Traced],
+    *,
+    asked: bool,
+    model: str,
+    created_at: float,
+    previous: str | None = None,
+    conversation: str | None = None,
+) -> None:
+    """Stores the ids of an answer, if the client or the server's settings ask for it."""
+    if turns and (asked or host.settings.trajectories):
+        made = record(id_, owner, created_at, model, turns, previous=previous, conversation=conversation)
+        await host.desk.store.save(made)
+
+
+async def retrieve(host: "Host", exchange: Exchange) -> None:
+    id_, choice = exchange.path_params["id"], Query(exchange).integer("choice", 0, 0, 2**16)
+    found = await _records(host.desk.required(), exchange.owner, id_)
+    if not found:
+        raise unknown_trajectory(id_)
+    await exchange.json(shown(id_, found, choice))
+
+
+async def reward(host: "Host", exchange: Exchange) -> None:
+    """Rewards of an answer; those that have a name already are replaced."""
+    rewards = read_rewards(await exchange.body())
+    id_, store = exchange.path_params["id"], host.desk.required()
+    found = await _records(store, exchange.owner, id_)
+    if not found:
+        raise unknown_trajectory(id_)
+    last = found[-1]
+    await store.set_metadata("trajectory", exchange.owner, last.id, last.metadata, rewarded(last, rewards))
+    await exchange.json(shown(id_, await _records(store, exchange.owner, id_)))
+
+
+async def _records(store: Store, owner: str, id_: str) -> list[Record]:
+    """Those of a conversation, or those that lead up to an answer; in the order in which they were made."""
+    if id_.startswith("conv_"):
+        return await _of_conversation(store, owner, id_)
+    found: list[Record] = []
+    following: str | None = id_
+    while following is not None and len(found) < LONGEST:
+        one = await store.get("trajectory", owner, following)
+        if one is None:
+            break
+        found.append(one)
+        following = one.previous
+    return found[::-1]
+
+
+async def _of_conversation(store: Store, owner: str, id_: str) -> list[Record]:
+    found: list[Record] = []
+    after = None
+    while len(found) < LONGEST:
+        page = await store.records(
+            "trajectory", owner, after=after, limit=PAGE, metadata={"conversation": id_}
+        )
+        found += page.data
+        if not page.has_more:
+            break
+        after = page.data[-1].id
+    return found

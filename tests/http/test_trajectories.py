@@ -1,0 +1,110 @@
+"""The exact ids of every turn, through chat, tool calls and several turns."""
+
+from typing import Any
+
+import pytest
+
+from dragoman.engines.scripted import END_ID, Script, say
+from dragoman.types import Job
+from tests.http.conftest import Serve
+from tests.support.http import get, post, stream
+from tests.support.tool_model import call, tool_model
+
+TOOL = {"name": "f", "parameters": {"type": "object"}}
+USER = {"role": "user", "content": "hi"}
+
+
+class Heard:
+    """What the engine was asked, and what it said."""
+
+    def __init__(self, *said: str) -> None:
+        self.jobs: list[Job] = []
+        self._said = said
+
+    def answer(self, job: Job) -> Script:
+        self.jobs.append(job)
+        return say(self._said[len(self.jobs) - 1])
+
+    def ids(self, number: int) -> list[int]:
+        return [*self._said[number].encode(), END_ID]
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard(call("f", a=1), "Done.", "Bye.")
+
+
+@pytest.fixture
+def url(serve: Serve, heard: Heard) -> str:
+    return serve(tool_model(heard.answer), dialect="hermes", store="memory", trajectories=True)
+
+
+def sampled(segment: dict[str, Any]) -> list[int]:
+    return [id_ for id_, was_sampled in zip(segment["ids"], segment["mask"], strict=True) if was_sampled]
+
+
+def test_a_chain_of_responses_is_one_sequence(url: str, heard: Heard) -> None:
+    first = post(url, "/v1/responses", {"input": "hi", "tools": [{"type": "function", **TOOL}]}).json()
+    result = {"type": "function_call_output", "call_id": first["output"][0]["call_id"], "output": "1"}
+    more = {"previous_response_id": first["id"], "tools": [{"type": "function", **TOOL}]}
+    second = post(url, "/v1/responses", {"input": [result], **more}).json()
+    (segment,) = get(url, f"/v1/trajectories/{second['id']}").json()["segments"]
+    assert segment["ids"] == [*heard.jobs[1].prompt, *heard.ids(1)]
+    assert sampled(segment) == [*heard.ids(0), *heard.ids(1)]
+    assert segment["answers"] == [first["id"], second["id"]]
+
+
+def test_a_chat_history_that_we_produced_is_one_sequence(url: str, heard: Heard) -> None:
+    tools = [{"type": "function", "function": TOOL}]
+    first = post(url, "/v1/chat/completions", {"messages": [USER], "tools": tools}).json()
+    said = first["choices"][0]["message"]
+    result = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "1"}
+    chunks = stream(url, "/v1/chat/completions", {"messages": [USER, said, result], "tools": tools})
+    (segment,) = get(url, f"/v1/trajectories/{chunks[0]['id']}").json()["segments"]
+    assert segment["ids"] == [*heard.jobs[1].prompt, *heard.ids(1)]
+    assert sampled(segment) == [*heard.ids(0), *heard.ids(1)]
+
+
+def test_an_answer_that_was_changed_begins_another_sequence(url: str, heard: Heard) -> None:
+    first = post(url, "/v1/responses", {"input": "hi"}).json()
+    changed = [USER, {"role": "assistant", "content": "Nothing like it."}, USER]
+    second = post(url, "/v1/responses", {"input": changed}).json()
+    (segment,) = get(url, f"/v1/trajectories/{second['id']}").json()["segments"]
+    assert sampled(segment) == heard.ids(1)
+    assert first["id"] not in segment["answers"]
+
+
+def test_log_probabilities_are_aligned(url: str) -> None:
+    made = post(url, "/v1/responses", {"input": "hi"}).json()
+    (segment,) = get(url, f"/v1/trajectories/{made['id']}").json()["segments"]
+    told = [int(logprob is not None) for logprob in segment["logprobs"]]
+    assert told == segment["mask"]
+
+
+def test_a_conversation_has_a_trajectory(url: str, heard: Heard) -> None:
+    talk = post(url, "/v1/conversations", {}).json()["id"]
+    for _ in range(2):
+        post(url, "/v1/responses", {"input": "hi", "conversation": talk})
+    (segment,) = get(url, f"/v1/trajectories/{talk}").json()["segments"]
+    assert sampled(segment) == [*heard.ids(0), *heard.ids(1)]
+
+
+def test_rewards_are_kept(url: str) -> None:
+    made = post(url, "/v1/responses", {"input": "hi"}).json()["id"]
+    post(url, f"/v1/trajectories/{made}", {"reward": 0.5})
+    reply = post(url, f"/v1/trajectories/{made}", {"rewards": {"form": 1.0}}).json()
+    assert reply["rewards"] == get(url, f"/v1/trajectories/{made}").json()["rewards"]
+    assert reply["rewards"] == {"reward": 0.5, "form": 1.0}
+
+
+def test_what_was_not_kept_is_not_there(serve: Serve, heard: Heard) -> None:
+    url = serve(tool_model(heard.answer), store="memory")
+    made = post(url, "/v1/responses", {"input": "hi"}).json()["id"]
+    assert get(url, f"/v1/trajectories/{made}").status_code == 404
+
+
+def test_a_client_may_ask_for_it(serve: Serve, heard: Heard) -> None:
+    url = serve(tool_model(heard.answer), store="memory")
+    made = post(url, "/v1/responses", {"input": "hi", "return_token_ids": True}).json()["id"]
+    (segment,) = get(url, f"/v1/trajectories/{made}").json()["segments"]
+    assert sampled(segment) == heard.ids(0)
