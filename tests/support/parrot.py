@@ -1,6 +1,7 @@
 """A model that says what the last message says, so that a request can say what the answer is to be."""
 
 import json
+from collections.abc import Callable
 
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import END_ID, SPECIAL, Fault, Script, ScriptedEngine, say
@@ -59,7 +60,9 @@ def repeated(job: Job) -> Script:
     return say(text)
 
 
-def parrot(*, context: int = 4096, interval: float = 0.0) -> ScriptedEngine:
+def parrot(
+    *, context: int = 4096, interval: float = 0.0, answer: Callable[[Job], Script] = repeated
+) -> ScriptedEngine:
     """It is trusted to keep to constraints, and never does."""
     card = ModelCard(name=NAME, max_model_len=context, templates={"default": TEMPLATE}, constrains=True)
-    return ScriptedEngine(repeated, card=card, interval=interval)
+    return ScriptedEngine(answer, card=card, interval=interval)
