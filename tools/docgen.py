@@ -27,6 +27,8 @@ from dragoman.api.messages import MessageBody
 from dragoman.api.openapi import OPERATIONS
 from dragoman.api.parsing import ParseCalls, ParseReasoning
 from dragoman.api.read import UNSUPPORTED
+from dragoman.api.responses.request import ResponseRequest
+from dragoman.api.template_fields import TemplateFields
 from dragoman.cli.dialects import parts_of
 from dragoman.constrain import formats
 from dragoman.constrain.keywords import KEYWORDS
@@ -267,6 +269,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "constraints": lambda: field_table(ConstraintFields, "constraints", without=HarmlessFields),
     "chat": lambda: field_table(ChatRequest, "chat", without=SharedFields),
     "completions": lambda: field_table(CompletionRequest, "completions", without=SharedFields),
+    "responses": lambda: field_table(ResponseRequest, "responses", without=TemplateFields),
     "message": lambda: field_table(MessageBody, "message"),
     "embeddings": lambda: field_table(EmbeddingRequest, "embeddings"),
     "parse-calls": lambda: field_table(ParseCalls, "parse-calls"),
