@@ -63,7 +63,7 @@ OPERATIONS: Sequence[Operation] = (
     Operation("post", "/v1/chat/completions/{id}", "Change its metadata", (ChangeMetadata,)),
     Operation("delete", "/v1/chat/completions/{id}", "Delete it"),
     Operation("get", "/v1/chat/completions/{id}/messages", "The messages that it answers", query=PAGE),
-    Operation("get", "/v1/trajectories/{id}", "What was seen and sampled, as ids", query=("choice",)),
+    Operation("get", "/v1/trajectories/{id}", "What was seen and sampled, as ids"),
     Operation("post", "/v1/trajectories/{id}", "Set rewards", (SetRewards,)),
     Operation("post", "/v1/embeddings", "Embed texts", (EmbeddingRequest,)),
     Operation(

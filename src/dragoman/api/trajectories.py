@@ -51,6 +51,8 @@ class Segment(Struct):
     """The ids of the answers, for each turn."""
     finish: str | None = None
     """How the last turn ended."""
+    choice: int = 0
+    """Of the last answer."""
 
 
 _READER = Reader.of(SetRewards)
@@ -113,19 +115,44 @@ def _extend(segment: Segment, turn: Traced) -> None:
     segment.logprobs += [*[None] * len(shown), *sampled]
     segment.weight_versions.append(turn.weight_version)
     segment.answers.append(turn.source)
-    segment.finish = turn.finish
+    segment.finish, segment.choice = turn.finish, turn.choice
 
 
-def shown(id_: str, records: Sequence[Record], choice: int = 0) -> dict[str, Any]:
-    """The trajectory up to an answer, or of a conversation. Records come in the order of their making."""
+def chosen(traces: Sequence[Trace], choice: int) -> list[Traced]:
+    """The turns that lead up to one choice of the last answer: of earlier ones, what was gone on from."""
+    turns: list[Traced] = []
+    for trace in reversed(traces):
+        following = turns[0].prompt if turns else None
+        taken = choice if following is None else _gone_on_from(trace, following)
+        turns = [turn for turn in trace.turns if turn.choice == taken] + turns
+    return turns
+
+
+def _gone_on_from(trace: Trace, prompt: tuple[int, ...]) -> int:
+    kept = (turn.choice for turn in trace.turns if turn.all == prompt[: len(turn.all)])
+    return next(kept, 0)
+
+
+def sequences(records: Sequence[Record]) -> list[Segment]:
+    """Those of all choices of the last answer. Records come in the order of their making."""
     traces = [trace_of(one) for one in records]
-    turns = [turn for trace in traces for turn in trace.turns if turn.choice in (0, choice)]
+    choices = sorted({turn.choice for turn in traces[-1].turns})
+    return [segment for choice in choices for segment in segments(chosen(traces, choice))]
+
+
+def rewards(records: Sequence[Record]) -> dict[str, float]:
+    """Of the last answer, and of those before it that it does not have itself."""
+    return {name: value for one in records for name, value in trace_of(one).rewards.items()}
+
+
+def shown(id_: str, records: Sequence[Record]) -> dict[str, Any]:
+    """The trajectory up to an answer, or of a conversation."""
     return {
         "id": id_,
         "object": "trajectory",
         "model": records[-1].model,
-        "segments": segments(turns),
-        "rewards": {name: value for trace in traces for name, value in trace.rewards.items()},
+        "segments": sequences(records),
+        "rewards": rewards(records),
     }
 
 

@@ -16,7 +16,10 @@ from dragoman.errors import DragomanError
 
 __all__ = ["main"]
 
-COMMANDS = ("serve", "chat", "models", "dialects", "parse", "check-schema", "mcp", "store", "doctor", "bench")
+COMMANDS = (
+    *("serve", "chat", "models", "dialects", "parse", "check-schema", "mcp", "store", "export"),
+    *("doctor", "bench"),
+)
 
 EXAMPLE = """\
 examples:

@@ -14,7 +14,7 @@ GROUPS: dict[str, frozenset[str]] = {
     "dialect": frozenset({"dialect", "tool_call_parser", "reasoning_parser"}),
     "server": frozenset({"host", "port", "api_key", "keep_alive", "shutdown_grace"}),
     "engine": frozenset({"engine", "context", "slots", "threads"}),
-    "store": frozenset({"store", "data_dir", "store_max_bytes", "store_max_age"}),
+    "store": frozenset({"store", "data_dir", "store_max_bytes", "store_max_age", "trajectories"}),
     "mcp": frozenset({"mcp_config", "mcp_allow", "mcp_timeout"}),
     "logging": frozenset({"log_level", "log_json"}),
     "limits": frozenset(o.name for o in settings.options() if o.path[0] == "limits"),

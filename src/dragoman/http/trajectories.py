@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 
 from dragoman.api.trajectories import read_rewards, record, rewarded, shown, unknown_trajectory
 from dragoman.http.exchange import Exchange
-from dragoman.http.query import Query
 from dragoman.store import Record, Store
 from dragoman.types import Traced
 
@@ -36,11 +35,11 @@ async def keep(
 
 
 async def retrieve(host: "Host", exchange: Exchange) -> None:
-    id_, choice = exchange.path_params["id"], Query(exchange).integer("choice", 0, 0, 2**16)
+    id_ = exchange.path_params["id"]
     found = await _records(host.desk.required(), exchange.owner, id_)
     if not found:
         raise unknown_trajectory(id_)
-    await exchange.json(shown(id_, found, choice))
+    await exchange.json(shown(id_, found))
 
 
 async def reward(host: "Host", exchange: Exchange) -> None:
@@ -59,15 +58,7 @@ async def _records(store: Store, owner: str, id_: str) -> list[Record]:
     """Those of a conversation, or those that lead up to an answer; in the order in which they were made."""
     if id_.startswith("conv_"):
         return await _of_conversation(store, owner, id_)
-    found: list[Record] = []
-    following: str | None = id_
-    while following is not None and len(found) < LONGEST:
-        one = await store.get("trajectory", owner, following)
-        if one is None:
-            break
-        found.append(one)
-        following = one.previous
-    return found[::-1]
+    return await store.lineage(owner, id_, LONGEST)
 
 
 async def _of_conversation(store: Store, owner: str, id_: str) -> list[Record]:

@@ -88,6 +88,18 @@ class Store(ABC):
         """
         return await self._read(lambda: record_operations.chain(owner, id, most))
 
+    async def lineage(self, owner: str, id: str, most: int) -> list[Record]:
+        """A trajectory and those that it goes on from, as far as they are there, the oldest first."""
+        found: list[Record] = []
+        following: str | None = id
+        while following is not None and len(found) < most:
+            record = await self.get("trajectory", owner, following)
+            if record is None:
+                break
+            found.append(record)
+            following = record.previous
+        return found[::-1]
+
     async def delete(self, kind: Kind, owner: str, id: str) -> bool:
         return await self._write(lambda: record_operations.delete(kind, owner, id))
 

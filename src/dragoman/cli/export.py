@@ -1,0 +1,146 @@
+"""Turn what a server has kept into training data: a sequence of ids a line, and which were sampled."""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from dragoman.cli.parser import add_settings, read_settings
+from dragoman.cli.problems import USAGE, CommandError
+from dragoman.cli.store import EVERY, STDOUT, opened, with_store
+from dragoman.cli.terminal import Progress
+
+if TYPE_CHECKING:
+    from dragoman.store import Store
+
+SUMMARY = "turn kept answers into training data"
+EXAMPLE = """\
+examples:
+  dragoman serve --trajectories                  keep the ids of every answer
+  dragoman export -o run.jsonl                   sequences with masks, log probabilities and rewards
+  dragoman export -o run.parquet                 the same for pyarrow, pandas, datasets
+
+Each sequence is what the model saw and sampled, id by id. docs/trajectories.md tells how they are made.
+"""
+LONGEST = 4096
+ROWS = 1000
+"""Of a group of rows in a Parquet file."""
+
+
+class Line(msgspec.Struct):
+    """What is looked at of a line of the store."""
+
+    kind: str = ""
+    id: str = ""
+    owner: str = ""
+    previous: str | None = None
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        default=STDOUT,
+        help="a file to write, .jsonl or .parquet, instead of standard output",
+    )
+    parser.add_argument("--format", choices=("jsonl", "parquet"), help="[default: by the file's name]")
+    add_settings(parser, ("store",))
+
+
+def run(args: argparse.Namespace) -> int:
+    form = args.format or ("parquet" if args.output.endswith(".parquet") else "jsonl")
+    if form == "parquet" and args.output == STDOUT:
+        raise CommandError("Parquet needs a file: -o FILE.", exit_code=USAGE)
+    settings, file = read_settings(args), Path(args.output).expanduser()
+
+    async def write(store: "Store") -> int:
+        if form == "parquet":
+            return await to_parquet(sequences(store), file)
+        return await to_lines(sequences(store), args.output)
+
+    count = asyncio.run(with_store(settings, write))
+    print(f"{count} sequences", file=sys.stderr)
+    return 0
+
+
+async def sequences(store: "Store") -> AsyncIterator[dict[str, Any]]:
+    """Every sequence once. What goes on in another answer is a part of that one's."""
+    from dragoman.api.trajectories import rewards
+    from dragoman.api.trajectories import sequences as of
+
+    seen: set[tuple[str, ...]] = set()
+    for owner, id_ in await _last_answers(store):
+        records = await store.lineage(owner, id_, LONGEST)
+        for segment in of(records):
+            key = (*segment.answers, str(segment.choice))
+            if key not in seen:
+                seen.add(key)
+                facts = {"id": id_, "model": records[-1].model, "rewards": rewards(records)}
+                yield {**facts, **msgspec.to_builtins(segment)}
+
+
+async def _last_answers(store: "Store") -> list[tuple[str, str]]:
+    """Those that nothing goes on from."""
+    decode = msgspec.json.Decoder(Line).decode
+    found: dict[tuple[str, str], None] = {}
+    continued: set[tuple[str, str | None]] = set()
+    async for raw in store.export():
+        line = decode(raw)
+        if line.kind == "trajectory":
+            found[line.owner, line.id] = None
+            continued.add((line.owner, line.previous))
+    return [key for key in found if key not in continued]
+
+
+async def to_lines(rows: AsyncIterator[dict[str, Any]], output: str) -> int:
+    encode = msgspec.json.Encoder().encode
+    file = sys.stdout.buffer if output == STDOUT else opened(output)
+    progress, count = Progress(), 0
+    async for row in rows:
+        file.write(encode(row) + b"\n")
+        count += 1
+        if count % EVERY == 0:
+            progress.say(f"exported {count}")
+    file.flush()
+    progress.clear()
+    return count
+
+
+async def to_parquet(rows: AsyncIterator[dict[str, Any]], file: Path) -> int:
+    try:
+        import pyarrow as arrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise CommandError(
+            "Parquet needs pyarrow: pip install 'dragoman[parquet]'.", exit_code=USAGE
+        ) from error
+    schema = arrow.schema(
+        {
+            "id": arrow.string(),
+            "model": arrow.string(),
+            "rewards": arrow.map_(arrow.string(), arrow.float64()),
+            "ids": arrow.list_(arrow.int32()),
+            "mask": arrow.list_(arrow.int8()),
+            "logprobs": arrow.list_(arrow.float32()),
+            "weight_versions": arrow.list_(arrow.string()),
+            "answers": arrow.list_(arrow.string()),
+            "finish": arrow.string(),
+            "choice": arrow.int32(),
+        }
+    )
+    count, group = 0, []
+    with parquet.ParquetWriter(file, schema) as writer:
+        async for row in rows:
+            group.append({**row, "rewards": list(row["rewards"].items())})
+            count += 1
+            if len(group) == ROWS:
+                writer.write_table(arrow.Table.from_pylist(group, schema))
+                group = []
+        if group:
+            writer.write_table(arrow.Table.from_pylist(group, schema))
+    return count
