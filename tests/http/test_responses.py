@@ -163,8 +163,8 @@ def test_without_a_store_responses_are_made_and_not_kept(serve: Serve) -> None:
     response = created(url)
     assert response["store"] is False
     assert get(url, response["id"]).status_code == 404
-    for reply in (create(url, store=True), create(url, background=True)):
-        assert (reply.status_code, error_of(reply)["param"]) == (400, "store")
+    for field, reply in (("store", create(url, store=True)), ("background", create(url, background=True))):
+        assert (reply.status_code, error_of(reply)["param"]) == (400, field)
 
 
 def test_deleted_is_gone(parrot: Served) -> None:

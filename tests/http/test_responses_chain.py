@@ -132,6 +132,16 @@ def test_the_oldest_exchanges_are_left_out_where_that_is_wanted(serve: Serve) ->
     ]
 
 
+def test_a_call_is_not_cut_from_its_output(serve: Serve) -> None:
+    engine = parrot(context=1000)
+    url = serve(engine, store="memory")
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c", "output": "21"}
+    early = [user(LONG), {"role": "assistant", "content": LONG * 5}]
+    created(url, [*early, user(LONG), call, user("wait"), output], truncation="auto")
+    assert [role for role, _ in messages_of(engine.jobs[-1])] == ["user", "assistant", "user", "tool"]
+
+
 def test_what_is_too_long_alone_is_refused_all_the_same(serve: Serve) -> None:
     url = serve(parrot(context=1000), store="memory")
     reply = create(url, "x" * 1000, truncation="auto")

@@ -50,6 +50,19 @@ def pending_approvals(items: Sequence[ItemDict]) -> list[tuple[ItemDict, ItemDic
     ]
 
 
+def beginnings(items: Sequence[ItemDict]) -> list[int]:
+    """Where a context may begin: with a message of a user, and never between a call and what answers it."""
+    found: list[int] = []
+    waiting: set[str] = set()
+    for number, item in reversed(list(enumerate(items))):
+        if (answered := _answered(item)) is not None:
+            waiting.add(answered)
+        waiting -= _names(item)
+        if item.get("role") == "user" and not waiting:
+            found.append(number)
+    return found[::-1]
+
+
 def _made(items: Sequence[ItemDict]) -> set[str | None]:
     return {item.get("approval_request_id") for item in items if item["type"] == "mcp_call"}
 
@@ -70,20 +83,26 @@ def _check_pairs(items: Sequence[ItemDict]) -> None:
     """Every output and every answer has what it belongs to before it."""
     known: set[str] = set()
     for item in items:
-        kind = item["type"]
-        if kind in CALLS:
-            known.add(_call_id(item))
-            known.update([item["id"]] if kind == "local_shell_call" else ())
-        elif kind.endswith("_output") or kind == "mcp_approval_response":
-            _check_known(item, known)
+        known |= _names(item)
+        answered = _answered(item)
+        if answered is not None and answered not in known:
+            message = f"The {item['type']} for {answered[:64]!r} has no item before it that it answers."
+            raise BadRequest(message, param="input", code="invalid_value")
 
 
-def _check_known(item: ItemDict, known: set[str]) -> None:
-    approval = item["type"] == "mcp_approval_response"
-    answered = item["approval_request_id"] if approval else _call_id(item)
-    if answered not in known and not (item["type"] == "tool_search_output" and "call_id" not in item):
-        message = f"The {item['type']} for {answered[:64]!r} has no item before it that it answers."
-        raise BadRequest(message, param="input", code="invalid_value")
+def _names(item: ItemDict) -> set[str]:
+    """By which an answer may know a call."""
+    if item["type"] not in CALLS:
+        return set()
+    return {_call_id(item), *([item["id"]] if item["type"] == "local_shell_call" else ())}
+
+
+def _answered(item: ItemDict) -> str | None:
+    """The call that an item answers, if it is an answer."""
+    if item["type"] == "mcp_approval_response":
+        return str(item["approval_request_id"])
+    searched = item["type"] == "tool_search_output" and "call_id" not in item
+    return _call_id(item) if item["type"].endswith("_output") and not searched else None
 
 
 def _call_id(item: ItemDict) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dragoman.api.messages import check_arguments, part_text
+from dragoman.api.messages import part_text
 from dragoman.api.responses.hosted_items import leaves
 from dragoman.api.responses.item_kinds import KINDS, ItemDict, Parts
 from dragoman.api.tools import wrong
@@ -32,9 +32,6 @@ def _normal(given: ItemDict, place: str, new_id: Callable[[str], str]) -> ItemDi
         item["content"] = _content(item["content"], f"{place}.content", item["role"])
     if isinstance(item.get("output"), list) and name in ("function_call_output", "custom_tool_call_output"):
         item["output"] = _content(item["output"], f"{place}.output", "user")
-    # A call that was cut short is what the model wrote all the same.
-    if "arguments" in item and isinstance(item["arguments"], str) and item.get("status") != "incomplete":
-        check_arguments(item["arguments"], f"{place}.arguments")
     if kind.prefix and "id" not in item:
         item["id"] = new_id(kind.prefix)
     return {**{key: value for key, value in kind.defaults.items() if key not in item}, **item}
@@ -92,8 +89,9 @@ def _resolved(item: ItemDict, found: Mapping[str, ItemDict], place: str) -> Item
     return found[item["id"]]
 
 
-def check_size(items: Sequence[ItemDict], limits: Limits) -> None:
-    """For the whole context: a chain of small requests may add up to a large one."""
+def check_size(items: Sequence[ItemDict], limits: Limits) -> int:
+    """The characters of the whole context: a chain of small requests may add up to a large one."""
     check_count(len(items), limits.messages, "input", "items")
     size = sum(len(text) for item in items for _, text in leaves(item))
     check_count(size, limits.content_chars, "input", "characters of content")
+    return size

@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from dragoman.api.responses.history import beginnings
 from dragoman.api.responses.response import Response
 from dragoman.api.responses.seal import Sealer
 from dragoman.errors import Conflict, ContextOverflow
@@ -29,6 +30,8 @@ class Context:
         self.owner = owner
         self.items = items
         self.inputs = inputs
+        self.size = 0
+        """Characters of all of them, once they were counted."""
         self._store = store
         self._sealer = sealer
         self._conversation = conversation
@@ -82,7 +85,7 @@ async def fitted(
     try:
         return await planned(items)
     except ContextOverflow:
-        cuts = [number for number, item in enumerate(items) if _begins_an_exchange(item)][1:]
+        cuts = beginnings(items)[1:]
         if not cuts:
             raise
     head = [item for item in items if item.get("role") in ("system", "developer")]
@@ -99,7 +102,3 @@ async def fitted(
             low = middle + 1
     assert best is not None
     return best
-
-
-def _begins_an_exchange(item: dict[str, Any]) -> bool:
-    return item.get("type", "message") == "message" and item.get("role") == "user"

@@ -25,13 +25,12 @@ async def create(host: Host, exchange: Exchange) -> None:
     async with AsyncExitStack() as stack:
         context = await stack.enter_async_context(host.desk.context(request, exchange.owner))
         making = prepared(host, request, context)
-        await making.prepare(len(body), streams=bool(request.stream))
+        await making.prepare(len(body) + context.size, streams=bool(request.stream))
         if request.background:
             stack.enter_context(host.admitted())
             await in_background(host, making, stack)
-            keep_alive = host.settings.keep_alive
             if request.stream:
-                await follow(exchange, making, keep_alive)
+                await follow(exchange, making, host.settings.keep_alive)
             else:
                 await exchange.json(making.response.body())
         else:
@@ -42,7 +41,7 @@ def prepared(host: Host, request: ResponseRequest, context: Context) -> Making:
     store = keeps(host, request)
     before = [*context.items, *context.inputs]
     most = request.max_tool_calls or host.limits.tool_calls
-    check_size(before, host.limits)
+    context.size = check_size(before, host.limits)
     offer = offered(request.tools, host.limits, before)
     if offer.hidden:
         logger.warning("Tools that this server does not have are left out: %s", ", ".join(offer.hidden))
@@ -52,8 +51,9 @@ def prepared(host: Host, request: ResponseRequest, context: Context) -> Making:
 
 def keeps(host: Host, request: ResponseRequest) -> bool:
     """Responses are stored unless somebody does not want it."""
-    if request.store or request.background:
-        host.desk.required("store")
+    for field in ("store", "background"):
+        if getattr(request, field):
+            host.desk.required(field)
     return request.stored and host.desk.keeps
 
 

@@ -119,7 +119,7 @@ class Socket:
             making.facts = facts
             facts |= {"model": making.response.fields["model"], "request_id": making.id}
             making.generates = message.get("generate") is not False
-            await making.prepare(len(body), streams=True)
+            await making.prepare(len(body) + context.size, streams=True)
             try:
                 await making.make(self)
             except ClientGone:

@@ -15,6 +15,7 @@ from dragoman.api.responses.compaction import (
     for_summary,
     to_summarise,
 )
+from dragoman.api.responses.items import check_size
 from dragoman.api.responses.request import ResponseRequest, spec
 from dragoman.api.responses.tools import Offer, offered
 from dragoman.errors import BadRequest
@@ -56,7 +57,7 @@ async def count_tokens(
     host: "Host", request: ResponseRequest, context: Context, items: Sequence[dict[str, Any]], offer: Offer
 ) -> int:
     asked = spec(request, items, offer, first=True, unseal=context.unseal)
-    rendered = await host.prepare(sum(map(len, map(str, items))), host.prompter.render, asked.prompts[0])
+    rendered = await host.prepare(check_size(items, host.limits), host.prompter.render, asked.prompts[0])
     return len(rendered[1])
 
 
@@ -64,14 +65,14 @@ async def summarised(
     host: "Host", request: ResponseRequest, context: Context, items: Sequence[dict[str, Any]]
 ) -> tuple[Compacted, Usage]:
     """What the model makes of the items; the oldest are left out where it cannot read them all."""
-    plain = for_summary(request)
+    plain, size = for_summary(request), check_size(items, host.limits)
 
     async def planned(some: Sequence[dict[str, Any]]) -> Turn:
         nothing = offered(None, host.limits)
         asked = spec(plain, to_summarise(some, new_id("msg_")), nothing, first=True, unseal=context.unseal)
         most = max(host.card.max_model_len // 4, 1)
         asked = replace(asked, sampling=replace(asked.sampling, max_tokens=most))
-        return await host.turn(asked, 0)
+        return await host.turn(asked, size)
 
     async with await fitted(items, planned) as turn:
         (answer,) = await turn.answers()
