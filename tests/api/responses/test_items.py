@@ -73,9 +73,11 @@ def test_null_means_unset() -> None:
     assert item == {**CALL, "id": "fc_1", "status": "completed"}
 
 
-def test_a_call_that_was_cut_short_may_have_half_its_arguments() -> None:
-    [item] = normal({**CALL, "arguments": '{"a', "status": "incomplete"})
-    assert item["arguments"] == '{"a'
+@pytest.mark.parametrize("arguments", ['{"a', "", "{'a': 1}", "[]"])
+def test_a_call_comes_back_as_the_model_wrote_it(arguments: str) -> None:
+    """A client that keeps everything itself sends wrong calls back too, with what was wrong with them."""
+    [item] = normal({**CALL, "arguments": arguments})
+    assert item["arguments"] == arguments
 
 
 PICTURE = {"type": "input_image", "image_url": "https://example.com/a.png"}
@@ -96,7 +98,6 @@ PICTURE = {"type": "input_image", "image_url": "https://example.com/a.png"}
         ({"role": "user", "content": [{"type": "input_file"}]}, "content[0]", "unsupported_content"),
         ({"role": "user", "content": [{"type": "input_audio"}]}, "content[0]", "unsupported_content"),
         ({"type": "function_call", "name": "f", "arguments": ""}, "call_id", "missing_field"),
-        ({**CALL, "arguments": "{"}, "arguments", "invalid_value"),
         ({**CALL, "status": "lost"}, "status", "invalid_value"),
         ({**CALL, "id": 3}, "id", "invalid_value"),
         ({"type": "function_call_output", "call_id": "c"}, "output", "missing_field"),
