@@ -7,7 +7,7 @@ from msgspec import Struct
 from dragoman.api.responses.request import ResponseRequest
 from dragoman.api.responses.wire import DONE, Wire
 from dragoman.errors import BadRequest, DragomanError, Overloaded
-from dragoman.types import Usage
+from dragoman.types import Traced, Usage
 
 Life: TypeAlias = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 ENDINGS: frozenset[str] = frozenset({"completed", "incomplete", "failed", "cancelled"})
@@ -24,6 +24,8 @@ class Response(Struct):
     incomplete: str | None = None
     output: list[dict[str, Any]] = []
     usage: Usage | None = None
+    turns: list[Traced] | None = None
+    """The ids of the model's turns, where the client wants them."""
 
     @property
     def id(self) -> str:
@@ -38,6 +40,7 @@ class Response(Struct):
             "incomplete_details": {"reason": self.incomplete} if self.incomplete else None,
             "output": self.output,
             "usage": usage(self.usage) if self.usage else None,
+            **({} if self.turns is None else {"turns": [_ids(turn) for turn in self.turns]}),
         }
 
     def event(self, wire: Wire, kind: str) -> bytes:
@@ -92,6 +95,10 @@ def described(request: ResponseRequest, *, id_: str, created_at: int, model: str
         "user": request.user,
     }
     return Response(fields)
+
+
+def _ids(turn: Traced) -> dict[str, Any]:
+    return {"prompt_token_ids": turn.prompt, "token_ids": turn.ids, "logprobs": turn.logprobs}
 
 
 def usage(counted: Usage) -> dict[str, Any]:

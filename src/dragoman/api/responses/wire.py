@@ -8,16 +8,32 @@ from dragoman.api.sse import DONE, encode
 __all__ = ["DONE", "Fragment", "Wire", "unwrapped"]
 
 
+TELL_IDS = frozenset(
+    {
+        "response.output_item.done",
+        "response.completed",
+        "response.incomplete",
+        "response.failed",
+    }
+)
+"""Events that are no fragments, and tell ids which no fragment has told."""
+
+
 class Wire:
     """Numbers the events of one response."""
 
     def __init__(self, *, obfuscates: bool = False) -> None:
         self.number = 0
         """Of the next event."""
+        self.ids: list[int] = []
+        """Sampled ids that no event has told yet, where the client wants them."""
         self.obfuscates = obfuscates
         """Whether fragments are padded, so that their sizes tell an eavesdropper less."""
 
     def event(self, kind: str, fields: dict[str, Any]) -> bytes:
+        if self.ids and kind in TELL_IDS:
+            fields = {**fields, "token_ids": self.ids}
+            self.ids = []
         payload = encode({"type": kind, "sequence_number": self.number, **fields})
         self.number += 1
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), payload)
@@ -43,6 +59,9 @@ class Fragment:
         wire = self._wire
         number = wire.number
         wire.number = number + 1
+        if wire.ids:
+            beside += b',"token_ids":' + encode(wire.ids)
+            wire.ids = []
         if not self._plain:
             beside += b',"obfuscation":"%b"' % uuid4().hex[: 16 - len(text) % 16].encode()
         return b"%b%d%b%b%b}\n\n" % (self._start, number, self._middle, encode(text), beside)

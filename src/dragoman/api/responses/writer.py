@@ -36,6 +36,8 @@ class Manner(Struct, frozen=True, kw_only=True):
     """Reasoning is also given sealed."""
     speller: Speller | None = None
     """Texts come with log probabilities."""
+    token_ids: bool = False
+    """Events come with the ids that were sampled: each id once, in order."""
 
 
 class ResponseWriter:
@@ -83,6 +85,7 @@ class ResponseWriter:
     def _one(self, event: Event) -> bytes:
         kind = event.kind
         if kind == self._kind and self._open is not None:
+            self._tell(event)
             if event.logprobs and self._manner.speller and kind == "text":
                 return self._open.delta(event.text, self._manner.speller.chat(event.logprobs))
             return self._open.delta(event.text)
@@ -93,14 +96,23 @@ class ResponseWriter:
                 opened = self._close("completed") + self._start(self._reasoning(), kind)
                 return opened + self._one(event)
             case "call_open":
-                return self._close("completed") + self._begin_call(event)
+                closed = self._close("completed")
+                self._tell(event)
+                return closed + self._begin_call(event)
             case "call_arguments":
+                self._tell(event)
                 if self._asked is not None:
                     self._asked[1].append(event.text)
                 return b""
             case "call_close":
+                self._tell(event)
                 return self._close("completed")
+        self._tell(event)
         return self._end(event)
+
+    def _tell(self, event: Event) -> None:
+        if self._manner.token_ids:
+            self.wire.ids += event.ids
 
     def _begin_text(self, event: Event) -> bytes:
         closed = self._close("completed")

@@ -245,6 +245,7 @@ class Making:
         left = self._writer.abandon()
         response.status, response.usage, response.output = status, self._used, self._writer.items
         response.error = failure(error) if error else None
+        response.turns = self._turns if self.request.return_token_ids else None
         response.completed_at = int(time.time()) if status == "completed" else None
         ending = left + response.ending(self._wire)
         self._note(error)
@@ -288,4 +289,5 @@ def _manner(host: "Host", request: ResponseRequest, context: Context) -> Manner:
         summary=request.wants_summary,
         seal=context.seal if request.wants_encrypted_reasoning else None,
         speller=Speller(host.pieces) if request.logprobs is not None else None,
+        token_ids=bool(request.return_token_ids),
     )
