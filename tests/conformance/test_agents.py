@@ -4,7 +4,15 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from agents import Agent, OpenAIConversationsSession, OpenAIResponsesModel, Runner, function_tool, handoff
+from agents import (
+    Agent,
+    OpenAIConversationsSession,
+    OpenAIResponsesModel,
+    OpenAIResponsesWSModel,
+    Runner,
+    function_tool,
+    handoff,
+)
 from agents.run import RunConfig
 from openai import AsyncOpenAI
 
@@ -47,16 +55,17 @@ def client_of(url: str) -> AsyncOpenAI:
     return AsyncOpenAI(base_url=url, api_key="none", max_retries=0, _strict_response_validation=True)
 
 
-def agent(url: str) -> Agent[None]:
-    model = OpenAIResponsesModel(model=NAME, openai_client=client_of(url))
+def agent(url: str, model_type: type[OpenAIResponsesModel] = OpenAIResponsesModel) -> Agent[None]:
+    model = model_type(model=NAME, openai_client=client_of(url))
     expert = Agent[None](name="expert", instructions="You are the expert.", model=model)
     return Agent[None](
         name="host", instructions="Be brief.", model=model, tools=[weather], handoffs=[handoff(expert)]
     )
 
 
-def test_a_tool_loop(url: str) -> None:
-    done = asyncio.run(Runner.run(agent(url), "How warm is it?", run_config=QUIET))
+@pytest.mark.parametrize("model_type", [OpenAIResponsesModel, OpenAIResponsesWSModel])
+def test_a_tool_loop(url: str, model_type: type[OpenAIResponsesModel]) -> None:
+    done = asyncio.run(Runner.run(agent(url, model_type), "How warm is it?", run_config=QUIET))
     assert done.final_output == "It has 21 degrees."
 
 

@@ -36,8 +36,12 @@ RAN = "Process exited with code 0"
 
 
 def said(job: Job) -> Script:
-    ran = RAN in prompt_of(job)
-    return say("It is written.") if ran else say(call("exec_command", cmd="echo by a tool > out.txt"))
+    if RAN in prompt_of(job):
+        return say("It is written.")
+    # Codex keeps the reasoning and sends it back, sealed, with the result.
+    return say(
+        "<think>\nA command will do.\n</think>\n\n" + call("exec_command", cmd="echo by a tool > out.txt")
+    )
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +85,7 @@ def test_a_tool_loop(url: str, engine: ScriptedEngine, tmp_path: Path, sockets: 
     before = len(engine.jobs)
     events = codex(url, tmp_path, sockets=sockets)
     assert events[-1]["type"] == "turn.completed", events
+    assert [item["text"] for item in items(events, "reasoning")] == ["A command will do."]
     assert [item["exit_code"] for item in items(events, "command_execution")] == [0]
     assert [item["text"] for item in items(events, "agent_message")] == ["It is written."]
     assert (tmp_path / "work" / "out.txt").read_text() == "by a tool\n"

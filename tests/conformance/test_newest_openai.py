@@ -18,6 +18,7 @@ FILES = (
     "test_responses_state.py",
     "test_responses_websocket.py",
     "test_responses_mcp.py",
+    "test_responses_reasoning.py",
     "test_agents.py",
 )
 
