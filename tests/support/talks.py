@@ -1,0 +1,135 @@
+"""Random conversations with tools, held with a server that keeps trajectories."""
+
+import json
+from random import Random
+from typing import Any
+
+import httpx
+from msgspec import Struct, field
+
+WORDS = [
+    "weather",
+    "Paris",
+    "seven",
+    "blue",
+    "(what?)",
+    "😀",
+    "<|im_start|>",
+    'quote"',
+    "tab\t",
+    "ünï",
+    "then",
+]
+PARAMETERS = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 8}, "n": {"type": "integer"}},
+    "required": ["city"],
+}
+
+
+class Talk(Struct):
+    """What was sampled in each turn, and the trajectory that the server tells."""
+
+    sampled: list[list[int]] = field(default_factory=list)
+    prompts: list[list[int]] = field(default_factory=list)
+    segments: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def exact(self) -> bool:
+        """The ids that the trajectory says were sampled are those that were, in their order."""
+        trained = [
+            id_
+            for segment in self.segments
+            for id_, was in zip(segment["ids"], segment["mask"], strict=True)
+            if was
+        ]
+        return trained == [id_ for ids in self.sampled for id_ in ids]
+
+    @property
+    def splits(self) -> int:
+        return len(self.segments) - 1
+
+
+def sentence(chance: Random) -> str:
+    return " ".join(chance.choices(WORDS, k=chance.randint(1, 6)))
+
+
+def choice(chance: Random) -> str:
+    return chance.choice(["auto", "required", "none"])
+
+
+def by_responses(client: httpx.Client, chance: Random, turns: int) -> Talk:
+    talk, previous = Talk(), None
+    given: list[dict[str, Any]] = [{"role": "user", "content": sentence(chance)}]
+    for _ in range(turns):
+        body = {
+            "input": given,
+            "previous_response_id": previous,
+            "tools": [{"type": "function", "name": "look", "parameters": PARAMETERS}],
+            "tool_choice": choice(chance),
+            "max_output_tokens": 40,
+            "return_token_ids": True,
+        }
+        made = _sent(client, "/v1/responses", body)
+        previous = made["id"]
+        for turn in made["turns"]:
+            talk.prompts.append(turn["prompt_token_ids"])
+            talk.sampled.append(turn["token_ids"])
+        calls = [item for item in made["output"] if item["type"] == "function_call"]
+        given = [
+            {"type": "function_call_output", "call_id": call["call_id"], "output": sentence(chance)}
+            for call in calls
+        ] or [{"role": "user", "content": sentence(chance)}]
+    talk.segments = _trajectory(client, str(previous))
+    return talk
+
+
+def by_history(client: httpx.Client, chance: Random, turns: int) -> Talk:
+    talk, id_ = Talk(), ""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": sentence(chance)}]
+    for _ in range(turns):
+        body = {
+            "messages": messages,
+            "tools": [{"type": "function", "function": {"name": "look", "parameters": PARAMETERS}}],
+            "tool_choice": choice(chance),
+            "max_tokens": 40,
+            "return_token_ids": True,
+        }
+        made = _sent(client, "/v1/chat/completions", body)
+        id_ = made["id"]
+        talk.prompts.append(made["prompt_token_ids"])
+        talk.sampled.append(made["choices"][0]["token_ids"])
+        said = made["choices"][0]["message"]
+        messages += [said]
+        results = [
+            {"role": "tool", "tool_call_id": call["id"], "content": sentence(chance)}
+            for call in said.get("tool_calls") or ()
+            if _is_json(call["function"]["arguments"])
+        ]
+        if len(results) < len(said.get("tool_calls") or ()):
+            # A call that was cut short cannot be sent back.
+            messages[-1] = {"role": "assistant", "content": said["content"] or "-"}
+            results = []
+        messages += results or [{"role": "user", "content": sentence(chance)}]
+    talk.segments = _trajectory(client, id_)
+    return talk
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _sent(client: httpx.Client, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    reply = client.post(path, json=body)
+    assert reply.status_code == 200, reply.text
+    made: dict[str, Any] = reply.json()
+    return made
+
+
+def _trajectory(client: httpx.Client, id_: str) -> list[dict[str, Any]]:
+    segments: list[dict[str, Any]] = client.get(f"/v1/trajectories/{id_}").json()["segments"]
+    return segments
