@@ -12,6 +12,8 @@ FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
 Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool", "function"]
 SourceForm: TypeAlias = Literal["json_schema", "regex", "choice", "gbnf", "lark", "structural_tag"]
 """`choice` is a list of texts as JSON, `lark` is what llguidance reads, `structural_tag` is xgrammar's."""
+Adapters: TypeAlias = tuple[tuple[str, float], ...]
+"""LoRA adapters and their scales, in the order of their names."""
 Kind: TypeAlias = Literal["text", "reasoning", "call_open", "call_arguments", "call_close", "finish"]
 
 
@@ -86,12 +88,17 @@ class Job(Struct, frozen=True, kw_only=True):
     n: int = 1
     constraint: JobConstraint | None = None
     """Only for engines whose card says that they constrain, or what sources they take."""
-    adapter: str | None = None
+    adapters: Adapters = ()
     priority: int = 0
     """Lower goes first."""
     reuse_prefix: bool = True
     cache_salt: str = ""
     """Prefixes are shared only between jobs with the same salt."""
+
+    @property
+    def adapter(self) -> str | None:
+        """The only one, at its full strength, for engines whose card does not say that they mix adapters."""
+        return self.adapters[0][0] if self.adapters else None
 
 
 class TokenLogprob(Struct, frozen=True):

@@ -8,6 +8,7 @@ from typing import Annotated, TypeAlias
 from msgspec import Meta, Struct
 
 from dragoman.api.constraint_fields import ConstraintFields, wanted
+from dragoman.api.lora_fields import Lora, wishes
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits, check_count
 from dragoman.turns.spec import Calling, Reading, Thinking, TurnSpec
@@ -29,6 +30,7 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
 
 class SharedFields(ConstraintFields, kw_only=True):
     model: Annotated[str, Meta(max_length=512)] | None = None
+    lora: Lora | None = None
     n: Positive | None = None
     stop: str | list[str] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
@@ -147,6 +149,7 @@ def turn_spec(
     """What was asked, free of how this API spells it."""
     return TurnSpec(
         model=fields.model,
+        adapters=wishes(fields.lora),
         prompts=prompts,
         sampling=asked,
         reading=reading,

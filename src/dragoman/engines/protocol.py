@@ -26,6 +26,8 @@ class ModelCard(Struct, kw_only=True):
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     """Texts that templates know by name, such as `pad_token`, besides `bos_token` and `eos_token`."""
     adapters: Sequence[str] = ()
+    mixes_adapters: bool = False
+    """Whether a job may have several adapters, and scales other than 1."""
     constrains: bool = False
     """Whether the engine steps each answer with its job's constraint. If not, such requests are refused."""
     sources: Collection[SourceForm] = ()

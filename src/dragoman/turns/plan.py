@@ -14,6 +14,7 @@ from dragoman.errors import BadRequest, ContextOverflow, ModelNotFound
 from dragoman.limits import Limits
 from dragoman.prompt import Prompter
 from dragoman.prompt.continued import continued
+from dragoman.turns.adapters import chosen_adapters
 from dragoman.turns.constrain import Constrainer, dialect_for
 from dragoman.turns.opened import opened_reasoning
 from dragoman.turns.spec import TurnSpec
@@ -76,12 +77,12 @@ class Planner:
         raise ModelNotFound(f"The model '{model}' does not exist here; there is: {known}.", param="model")
 
     def plan(self, spec: TurnSpec) -> Plan:
-        adapter = self.adapter(spec.model)
+        adapters = chosen_adapters(self.card, self.adapter(spec.model), spec.adapters)
         dialect = dialect_for(spec, self.dialect)
         self._constrainer.check(spec)
         refuse_unsupported(spec, self.card.unsupported)
         sampling = self._sampling(spec)
-        salt = f"{adapter or ''}\0{spec.cache_salt}"
+        salt = f"{adapters or ''}\0{spec.cache_salt}"
         prompts = [self._fit(prompt, spec.truncate_prompt, dialect, salt) for prompt in spec.prompts]
         begun = [
             isinstance(prompt, Conversation) and opened_reasoning(dialect, prompt, text)
@@ -94,7 +95,7 @@ class Planner:
                 sampling=self._with_room(sampling, len(prompt)),
                 n=spec.n,
                 constraint=self._constrainer.constraint(spec, dialect, in_reasoning=in_reasoning),
-                adapter=adapter,
+                adapters=adapters,
                 priority=spec.priority,
                 reuse_prefix=spec.reuse_prefix,
                 cache_salt=spec.cache_salt,

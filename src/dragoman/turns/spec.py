@@ -62,8 +62,20 @@ class Thinking(Struct, frozen=True, kw_only=True):
     """An engine that cannot end reasoning is asked all the same: the template has been told."""
 
 
+class AdapterWish(Struct, frozen=True):
+    """A LoRA adapter that is asked for."""
+
+    adapter: str | int
+    """Its name, or its number among the engine's."""
+    scale: float
+    place: str
+    """Where it was asked for, for messages: `lora[1]`."""
+
+
 class TurnSpec(Struct, frozen=True, kw_only=True):
     model: str | None
+    adapters: tuple[AdapterWish, ...] | None = None
+    """None: those that the model's name stands for."""
     prompts: tuple[Prompt, ...]
     sampling: Sampling
     """`max_tokens` 0 means as many as the context holds; `bad_words` come as text, below."""

@@ -10,25 +10,25 @@ from dragoman.engines.choosing.arrays import Logits
 from dragoman.engines.local.runner import Rows, StepFailed, StepInterrupted
 from dragoman.engines.local.scheduler import Scheduler, make_group
 from dragoman.engines.local.sequence import Group
-from dragoman.types import Job, Sampling, Step
+from dragoman.types import Adapters, Job, Sampling, Step
 
 VOCABULARY = 101
 END = 100
 NO_LOOP = cast(asyncio.AbstractEventLoop, None)
 
 
-def following(tokens: Sequence[int], adapter: str | None = None) -> int:
+def following(tokens: Sequence[int], adapters: Adapters = ()) -> int:
     """The id that comes after `tokens`: it depends on each of them and on their order."""
-    value = sum(map(ord, adapter or ""))
+    value = sum(sum(map(ord, name)) * int(16 * scale) for name, scale in adapters)
     for token in tokens:
         value = (value * 31 + token + 7) % 1_000_003
     return value % END
 
 
-def expected(prompt: Sequence[int], count: int, adapter: str | None = None) -> list[int]:
+def expected(prompt: Sequence[int], count: int, adapters: Adapters = ()) -> list[int]:
     tokens = list(prompt)
     for _ in range(count):
-        tokens.append(following(tokens, adapter))
+        tokens.append(following(tokens, adapters))
     return tokens[len(prompt) :]
 
 
@@ -56,7 +56,7 @@ class FakeRunner:
         self.adapters: tuple[str, ...] = ("red", "blue")
         self.held: list[list[int]] = [[] for _ in range(slots)]
         self.steps: list[Rows] = []
-        self.step_adapters: list[str | None] = []
+        self.step_adapters: list[Adapters] = []
         self.copies: list[tuple[int, int, int]] = []
         self.before_step: Callable[[], None] = lambda: None
         self.failing = False
@@ -66,7 +66,7 @@ class FakeRunner:
     def warm_up(self) -> None:
         assert self.steps == []
 
-    def step(self, rows: Rows, adapter: str | None) -> Logits:
+    def step(self, rows: Rows, adapters: Adapters) -> Logits:
         assert 0 < len(rows) <= self.max_rows
         assert sum(rows.outputs) <= self.max_outputs
         self.interrupted = False
@@ -76,7 +76,7 @@ class FakeRunner:
         if self.interrupted:
             raise StepInterrupted
         self.steps.append(rows)
-        self.step_adapters.append(adapter)
+        self.step_adapters.append(adapters)
         found = []
         for token, position, slot, output in zip(
             rows.tokens, rows.positions, rows.slots, rows.outputs, strict=True
@@ -85,7 +85,7 @@ class FakeRunner:
             assert position == len(held) < self.context
             held.append(token)
             if output:
-                found.append(_row(following(held, adapter)))
+                found.append(_row(following(held, adapters)))
         return np.array(found, np.float32).reshape(len(found), self.vocabulary)
 
     def keep(self, slot: int, length: int) -> None:

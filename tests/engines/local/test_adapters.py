@@ -10,8 +10,12 @@ import pytest
 
 from dragoman.engines.local import LocalEngine, LocalOptions
 from dragoman.errors import BadRequest, ModelFileError
-from dragoman.types import Step
+from dragoman.http.server import background
+from dragoman.settings import Settings
+from dragoman.types import Adapters, Step
 from tests.engines.local.support import job
+from tests.support.engines import Shared
+from tests.support.http import post
 
 WIDTH, RANK = 576, 4
 
@@ -47,10 +51,14 @@ def adapted(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     engine.close()
 
 
-async def answer(engine: LocalEngine, adapter: str | None, salt: str) -> list[int]:
+async def answer(engine: LocalEngine, adapters: Adapters, salt: str) -> list[int]:
     prompt = engine.tokenizer.encode("The three most important things about the sea are")
-    steps: list[Step] = [s async for s in engine.generate(job(prompt, 6, adapter=adapter, cache_salt=salt))]
+    steps: list[Step] = [s async for s in engine.generate(job(prompt, 6, adapters=adapters, cache_salt=salt))]
     return [token for step in steps for token in step.ids]
+
+
+def one(name: str, scale: float = 1.0) -> Adapters:
+    return ((name, scale),)
 
 
 def test_the_card_names_them(adapted: LocalEngine) -> None:
@@ -58,23 +66,54 @@ def test_the_card_names_them(adapted: LocalEngine) -> None:
 
 
 def test_each_gives_its_own_answer_alone_and_together(adapted: LocalEngine) -> None:
-    names = [None, "nothing", "red", "blue"]
+    sets: list[Adapters] = [(), one("nothing"), one("red"), one("blue"), (("blue", 1.0), ("red", 1.0))]
 
     async def alone() -> list[list[int]]:
-        return [await answer(adapted, name, "alone") for name in names]
+        return [await answer(adapted, adapters, "alone") for adapters in sets]
 
     async def together() -> list[list[int]]:
-        return list(await asyncio.gather(*(answer(adapted, name, "together") for name in names)))
+        return list(await asyncio.gather(*(answer(adapted, adapters, "together") for adapters in sets)))
 
-    base, nothing, red, blue = asyncio.run(alone())
+    base, nothing, red, blue, both = asyncio.run(alone())
     assert base == nothing
-    assert len({tuple(base), tuple(red), tuple(blue)}) == 3
-    assert asyncio.run(together()) == [base, nothing, red, blue]
+    assert len({tuple(base), tuple(red), tuple(blue), tuple(both)}) == 4
+    assert asyncio.run(together()) == [base, nothing, red, blue, both]
+
+
+def test_a_scale_says_how_much_of_it_there_is(adapted: LocalEngine) -> None:
+    async def scaled() -> list[list[int]]:
+        return [await answer(adapted, one("red", scale), "scaled") for scale in (1.0, 0.0, -1.0)]
+
+    full, none, reversed_ = asyncio.run(scaled())
+    assert none == asyncio.run(answer(adapted, (), "scaled"))
+    assert len({tuple(full), tuple(none), tuple(reversed_)}) == 3
+
+
+def test_what_changes_nothing_changes_nothing_in_a_mixture(adapted: LocalEngine) -> None:
+    async def compared() -> tuple[list[int], list[int]]:
+        mixed = await answer(adapted, (("nothing", 5.0), ("red", 1.0)), "mixed")
+        return mixed, await answer(adapted, one("red"), "mixed")
+
+    mixed, alone = asyncio.run(compared())
+    assert mixed == alone
+
+
+def test_they_are_chosen_over_http(adapted: LocalEngine) -> None:
+    def said(url: str, **asked: object) -> str:
+        body = {"prompt": "The sea is", "max_tokens": 6, "temperature": 0, **asked}
+        return str(post(url, "/v1/completions", body).json()["choices"][0]["text"])
+
+    with background(Shared(adapted), Settings(port=0)) as url:
+        red = said(url, model="red")
+        assert said(url, lora="red") == said(url, lora=[{"id": 1, "scale": 1}]) == red
+        assert said(url, lora=[]) == said(url) != red
+        mixture = [{"name": "red"}, {"name": "blue", "scale": 0.5}]
+        assert len({said(url, lora=mixture), said(url, lora=mixture[::-1])} - {red, said(url)}) == 1
 
 
 def test_an_unknown_one_is_refused_with_the_names_there_are(adapted: LocalEngine) -> None:
     with pytest.raises(BadRequest, match="blue, nothing, red"):
-        asyncio.run(answer(adapted, "green", ""))
+        asyncio.run(answer(adapted, one("green"), ""))
 
 
 def test_a_file_that_is_no_adapter(weights: Path, tmp_path: Path) -> None:

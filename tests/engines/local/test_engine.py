@@ -167,7 +167,7 @@ def test_cancel_breaks_off_a_long_prompt(local_engine: LocalEngine) -> None:
         ([1] * 512, {}, ContextOverflow),
         ([49152], {}, BadRequest),
         ([-1], {}, BadRequest),
-        ([1], {"adapter": "none"}, BadRequest),
+        ([1], {"adapters": (("none", 1.0),)}, BadRequest),
         ([1], {"n": 0}, BadRequest),
         ([1], {"allowed_token_ids": ()}, BadRequest),
         ([1], {"logit_bias": {1 << 20: 1.0}}, BadRequest),

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.engines.local.prefix import common
+from dragoman.types import Adapters
 from tests.engines.local.support import Desk, expected
 
 SYSTEM = list(range(30))
@@ -101,7 +102,15 @@ def test_others_go_on_while_somebody_waits_for_a_prefix() -> None:
     assert desk.ids(other) == expected([77], 1)
 
 
-@pytest.mark.parametrize("apart", [{"cache_salt": "b"}, {"adapter": "red"}, {"reuse_prefix": False}])
+@pytest.mark.parametrize(
+    "apart",
+    [
+        {"cache_salt": "b"},
+        {"adapters": (("red", 1.0),)},
+        {"adapters": (("red", 0.5),)},
+        {"reuse_prefix": False},
+    ],
+)
 def test_nothing_is_shared_across(apart: dict[str, object]) -> None:
     desk = Desk()
     desk.ask(SYSTEM, 2)
@@ -177,19 +186,19 @@ def test_what_runs_is_brought_together_when_others_end() -> None:
 
 
 prompts = st.lists(st.sampled_from([1, 2]), min_size=1, max_size=40)
-adapters = st.sampled_from([None, "red"])
+adapters = st.sampled_from([(), (("red", 1.0),), (("red", 0.5),)])
 asks = st.tuples(prompts, st.integers(1, 6), st.integers(1, 3), adapters, st.integers(0, 3))
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(asks, min_size=1, max_size=12), st.integers(1, 4), st.integers(1, 20), st.data())
 def test_sharing_never_changes_an_answer(
-    wanted: list[tuple[list[int], int, int, str | None, int]], slots: int, batch: int, data: st.DataObject
+    wanted: list[tuple[list[int], int, int, Adapters, int]], slots: int, batch: int, data: st.DataObject
 ) -> None:
     desk = Desk(slots=slots, batch=batch, chunk=max(1, batch // 3), swaps=data.draw(st.booleans()))
     groups = []
-    for prompt, count, n, adapter, wait in wanted:
-        groups.append(desk.ask(prompt, count, n=n, adapter=adapter))
+    for prompt, count, n, chosen, wait in wanted:
+        groups.append(desk.ask(prompt, count, n=n, adapters=chosen))
         for _ in range(wait):
             if desk.scheduler.busy:
                 desk.step()
@@ -198,7 +207,7 @@ def test_sharing_never_changes_an_answer(
     desk.run(2000)
     for group in groups:
         for index in range(group.job.n):
-            answer = expected(group.job.prompt, group.job.sampling.max_tokens, group.job.adapter)
+            answer = expected(group.job.prompt, group.job.sampling.max_tokens, group.job.adapters)
             got = desk.ids(group, index)
             assert got == answer[: len(got)]
             assert got == answer or desk.finish(group, index) == "abort"

@@ -3,6 +3,7 @@
 import pytest
 
 from dragoman.errors import BadRequest, EngineFailed
+from dragoman.types import Adapters
 from tests.engines.local.support import END, Desk, expected, following
 
 LONG = list(range(1, 41))
@@ -285,14 +286,15 @@ def test_end_all() -> None:
 
 
 def test_adapters_are_never_mixed_in_a_step_and_take_turns() -> None:
-    desk = Desk()
-    kinds = [None, "red", "blue", "red"]
-    groups = [desk.ask([7, 8], 4, adapter=kind) for kind in kinds]
+    desk = Desk(slots=5)
+    red, blue, both = ("red", 1.0), ("blue", 1.0), (("blue", 0.5), ("red", 1.0))
+    kinds: list[Adapters] = [(), (red,), (blue,), (red,), both]
+    groups = [desk.ask([7, 8], 4, adapters=kind) for kind in kinds]
     desk.run()
     for kind, group in zip(kinds, groups, strict=True):
         assert desk.ids(group) == expected([7, 8], 4, kind)
-    first_half = desk.runner.step_adapters[:6]
-    assert [first_half.count(kind) for kind in (None, "red", "blue")] == [2, 2, 2]
+    first_half = desk.runner.step_adapters[:8]
+    assert [first_half.count(kind) for kind in ((), (red,), (blue,), both)] == [2, 2, 2, 2]
 
 
 @pytest.mark.parametrize("rewinds", [True, False])

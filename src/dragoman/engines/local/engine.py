@@ -74,6 +74,7 @@ class LocalEngine:
             templates=model.templates,
             special_tokens=tokenizer.texts(model.named_ids),
             adapters=tuple(model.adapters),
+            mixes_adapters=True,
             constrains=True,
             created=int(time.time()),
             details=model.details | {"slots": str(size.slots), "threads": str(size.threads)},

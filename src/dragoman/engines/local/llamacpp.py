@@ -12,6 +12,7 @@ from dragoman.engines.local.declarations import Batch
 from dragoman.engines.local.model import Model
 from dragoman.engines.local.runner import Rows, StepFailed, StepInterrupted
 from dragoman.errors import ModelFileError
+from dragoman.types import Adapters
 
 _ABORTED = 2
 _POOLING_NONE = 0
@@ -74,7 +75,7 @@ class LlamaRunner:
         self.context = min(context, int(library.n_ctx_seq(self._context)))
         self._memory = library.get_memory(self._context)
         self._buffer = _BatchBuffer(self.max_rows)
-        self._adapter: str | None = None
+        self._adapters: Adapters = ()
         self._stop_flag = _attach_stop_flag(library, self._context)
         self._embedder: _Embedder | None = None
 
@@ -83,11 +84,11 @@ class LlamaRunner:
         # cores for overcommitted and sends threads to sleep at every barrier: a third of the speed is gone.
         rows = Rows()
         rows.add(0, 0, 0)
-        self.step(rows, None)
+        self.step(rows, ())
         self.keep(0, 0)
 
-    def step(self, rows: Rows, adapter: str | None) -> Logits:
-        self._use(adapter)
+    def step(self, rows: Rows, adapters: Adapters) -> Logits:
+        self._use(adapters)
         self._stop_flag[0] = b"\0"
         code = self._library.decode(self._context, self._buffer.fill(rows))
         if code:
@@ -174,14 +175,14 @@ class LlamaRunner:
             )
         return pointer
 
-    def _use(self, adapter: str | None) -> None:
-        if adapter == self._adapter:
+    def _use(self, adapters: Adapters) -> None:
+        if adapters == self._adapters:
             return
-        chosen = [self.model.adapters[adapter]] if adapter is not None else []
-        pointers = (ctypes.c_void_p * 1)(*chosen)
-        scales = (ctypes.c_float * 1)(1.0)
-        self._library.set_adapters_lora(self._context, pointers, len(chosen), scales)
-        self._adapter = adapter
+        count = len(adapters)
+        pointers = (ctypes.c_void_p * count)(*(self.model.adapters[name] for name, _ in adapters))
+        scales = (ctypes.c_float * count)(*(scale for _, scale in adapters))
+        self._library.set_adapters_lora(self._context, pointers, count, scales)
+        self._adapters = adapters
 
     def _undo(self, rows: Rows) -> None:
         """Cut every slot back to where it was: parts of a failed step may be in memory."""

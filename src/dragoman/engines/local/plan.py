@@ -2,6 +2,7 @@
 
 from dragoman.engines.local.runner import Rows
 from dragoman.engines.local.sequence import Sequence
+from dragoman.types import Adapters
 
 # A pass costs about as much as this many tokens in it.
 _PASS = 2
@@ -45,10 +46,10 @@ class Piece:
 
 
 class Plan:
-    __slots__ = ("adapter", "pieces")
+    __slots__ = ("adapters", "pieces")
 
-    def __init__(self, adapter: str | None, pieces: list[Piece]) -> None:
-        self.adapter = adapter
+    def __init__(self, adapters: Adapters, pieces: list[Piece]) -> None:
+        self.adapters = adapters
         self.pieces = pieces
 
     def rows(self) -> Rows:

@@ -1,7 +1,7 @@
 """Which slot a sequence gets, and what of its prompt is already there.
 
 Rules of this file:
-- A prefix is shared only within a namespace: the same adapter, the same salt.
+- A prefix is shared only within a namespace: the same adapters, the same salt.
 - The last token of a prompt is always computed again, because its logits are needed.
 - A slot whose tokens are mostly of use is continued in place; otherwise they are copied, so that a short
   common prefix does not cost another conversation its long history.

@@ -12,9 +12,10 @@ def check_job(job: Job, runner: Runner) -> None:
     check_prompt(job.prompt, runner)
     if job.n < 1:
         raise BadRequest("`n` must be at least 1.", param="n")
-    if job.adapter is not None and job.adapter not in runner.adapters:
-        known = ", ".join(sorted(runner.adapters)) or "none"
-        raise BadRequest(f"There is no adapter {job.adapter!r}; loaded: {known}.", param="model")
+    for name, _scale in job.adapters:
+        if name not in runner.adapters:
+            known = ", ".join(sorted(runner.adapters)) or "none"
+            raise BadRequest(f"There is no adapter {name!r}; loaded: {known}.", param="model")
     sampling = job.sampling
     if sampling.allowed_token_ids is not None and not sampling.allowed_token_ids:
         raise BadRequest("`allowed_token_ids` must not be empty.", param="allowed_token_ids")

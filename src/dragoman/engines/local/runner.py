@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from dragoman.engines.choosing.arrays import Logits
+from dragoman.types import Adapters
 
 
 class StepFailed(Exception):
@@ -65,7 +66,7 @@ class Runner(Protocol):
     def warm_up(self) -> None:
         """Read the weights and set up threads, on the thread that will compute, before the first request."""
 
-    def step(self, rows: Rows, adapter: str | None) -> Logits:
+    def step(self, rows: Rows, adapters: Adapters) -> Logits:
         """Compute one step; one row of logits per wanted output, in order.
 
         The result is a view that the next step overwrites. Raises StepFailed or StepInterrupted.

@@ -1,10 +1,10 @@
 """Continuous batching: who computes what in the next step, and what came of it.
 
 Rules of this file:
-- Sequences that decode are in every step of their adapter; prompts share what is left of the step.
+- Sequences that decode are in every step of their adapters; prompts share what is left of the step.
 - A prompt is cut into pieces, small ones while others decode, so that nobody stalls for long.
 - Prompts are read in the order of service, but a part of each step is for the shortest.
-- A step has one adapter, because the runner applies it to all rows; adapters take turns.
+- A step has one set of adapters, because the runner applies it to all rows; the sets take turns.
 - Rows are in the order of their slots, because the native library splits a step where slots are not adjacent.
 - Only the engine's thread comes here.
 """
@@ -22,7 +22,7 @@ from dragoman.engines.local.prefix import Slots
 from dragoman.engines.local.runner import Runner, StepFailed, StepInterrupted
 from dragoman.engines.local.sequence import Group, Sequence
 from dragoman.errors import DragomanError, EngineFailed
-from dragoman.types import FinishReason, Job, Sink, Step
+from dragoman.types import Adapters, FinishReason, Job, Sink, Step
 
 _log = logging.getLogger("dragoman.engine")
 
@@ -35,7 +35,7 @@ class Scheduler:
         self._slots = Slots(runner)
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
-        self._turn: str | None = None
+        self._turn: Adapters = ()
         self._arrivals = count()
         self._out: list[tuple[Group, Step]] = []
         self.in_step: list[Sequence] = []
@@ -77,7 +77,7 @@ class Scheduler:
             return
         self.in_step = [piece.sequence for piece in plan.pieces]
         try:
-            logits = self._runner.step(plan.rows(), plan.adapter)
+            logits = self._runner.step(plan.rows(), plan.adapters)
         except StepInterrupted:
             return
         except StepFailed:
@@ -101,25 +101,22 @@ class Scheduler:
         self._waiting = still
 
     def _plan(self) -> Plan:
-        adapter = self._next_adapter()
-        mine = [s for s in self._running if s.group.job.adapter == adapter]
+        adapters = self._next_adapters()
+        mine = [s for s in self._running if s.group.job.adapters == adapters]
         reading = sorted((s for s in mine if not s.decoding), key=_order)
         rows = self._batch if len(reading) == len(mine) else self._chunk
         sizes = share_out(reading, rows, self._runner.max_outputs - self._runner.slots)
         if self._runner.equal_pieces:
             sizes = level(sizes)
         pieces = [Piece(s, sizes.get(s, 1)) for s in mine if s.decoding or s in sizes]
-        return Plan(adapter, pieces)
+        return Plan(adapters, pieces)
 
-    def _next_adapter(self) -> str | None:
-        """The adapter whose turn it is, among those that have something to compute."""
-        present = sorted({s.group.job.adapter or "" for s in self._running})
-        if len(present) > 1:
-            last = self._turn or ""
-            later = [name for name in present if name > last]
-            self._turn = (later or present)[0] or None
-        elif present:
-            self._turn = present[0] or None
+    def _next_adapters(self) -> Adapters:
+        """The adapters whose turn it is, among those that have something to compute."""
+        present = sorted({s.group.job.adapters for s in self._running})
+        if present:
+            later = [adapters for adapters in present if adapters > self._turn]
+            self._turn = (later or present)[0]
         return self._turn
 
     def _read(self, plan: Plan, logits: Logits) -> None:

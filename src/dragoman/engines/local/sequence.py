@@ -44,7 +44,7 @@ class Group:
         self.prompt: Ids = np.array(job.prompt, np.int32)
         # A job that does not want to share has a namespace of its own: it neither reads what others left
         # nor leaves anything for them. Its own continuations still share their prompt.
-        self.namespace: Namespace = (job.adapter, job.cache_salt, None if job.reuse_prefix else object())
+        self.namespace: Namespace = (job.adapters, job.cache_salt, None if job.reuse_prefix else object())
         self.sequences: list[Sequence] = []
         self.reported = False
         """Whether the job's first step, which tells about its prompt, has been made."""
