@@ -3,7 +3,9 @@
 from dragoman.dialects.declare import Dialect, Reasoning
 
 DIALECTS = (
-    Dialect(name="plain", models="Gemma 2, Phi-3.5 and others without tools", aliases=("passthrough",)),
+    Dialect(
+        name="plain", models="Gemma 2, Phi-3.5 and others without tools", aliases=("passthrough", "none")
+    ),
     Dialect(
         name="holo2",
         models="Holo2",

@@ -1,0 +1,206 @@
+"""What engines are asked, each in its own words."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dragoman.engines.asyncllm import AsyncLLMEngine
+from dragoman.engines.asyncllm.request import GenerateRequest, form_of
+from dragoman.engines.hf_tokenizer import HfTokenizer
+from dragoman.engines.scripted import ByteTokenizer
+from dragoman.errors import SettingsError
+from dragoman.types import ConstraintSource, Job, Matcher, Sampling, SourceForm
+from tests.support import fake_asyncllm, fake_sglang
+from tests.support.fake_asyncllm import DuckEngine, FakeAsyncLLM
+from tests.support.fake_sglang import FakeSglang
+from tests.support.tokenizers import byte_level
+
+FULL = Sampling(
+    max_tokens=9,
+    temperature=0.5,
+    top_p=0.9,
+    top_k=7,
+    min_p=0.1,
+    presence_penalty=0.2,
+    frequency_penalty=0.3,
+    repetition_penalty=1.1,
+    logit_bias={5: -1.0},
+    stop_token_ids=frozenset({4, 3}),
+    min_tokens=2,
+    ignore_eos=True,
+    seed=6,
+)
+SPELLED = {
+    "max_new_tokens": 9,
+    "temperature": 0.5,
+    "top_p": 0.9,
+    "top_k": 7,
+    "min_p": 0.1,
+    "presence_penalty": 0.2,
+    "frequency_penalty": 0.3,
+    "repetition_penalty": 1.1,
+    "logit_bias": {"5": -1.0},
+    "stop_token_ids": [3, 4],
+    "min_new_tokens": 2,
+    "ignore_eos": True,
+}
+
+
+class Given:
+    def __init__(self, source: ConstraintSource) -> None:
+        self.source = source
+
+    def start(self) -> Matcher:
+        raise NotImplementedError
+
+
+def job(sampling: Sampling | None = None, **fields: Any) -> Job:
+    return Job(id="job", prompt=(1, 2), sampling=sampling or Sampling(max_tokens=9), **fields)
+
+
+def manager(**server_args: Any) -> fake_sglang.Manager:
+    return FakeSglang(**server_args).tokenizer_manager
+
+
+@pytest.mark.parametrize(
+    ("engine", "cls", "seed"),
+    [
+        (FakeAsyncLLM(), fake_asyncllm.GenerateReqInput, "seed"),
+        (manager(), fake_sglang.GenerateReqInput, "sampling_seed"),
+        (DuckEngine(), GenerateRequest, "seed"),
+    ],
+)
+def test_each_engine_is_asked_in_its_own_class(engine: Any, cls: Any, seed: str) -> None:
+    made = form_of(engine).request(job(FULL))
+    assert isinstance(made, cls)
+    assert (made.rid, made.input_ids, made.stream) == ("job", [1, 2], True)
+    assert made.sampling_params == {**SPELLED, seed: 6}
+
+
+def test_an_engine_may_name_its_class() -> None:
+    class Named(DuckEngine):
+        request_class = fake_sglang.GenerateReqInput
+
+    assert isinstance(form_of(Named()).request(job()), fake_sglang.GenerateReqInput)
+
+
+def test_annotations_that_cannot_be_looked_up_are_passed_over() -> None:
+    class Unknown:
+        async def generate_request(self, obj: "NotImported") -> None:  # type: ignore[name-defined]  # noqa: F821
+            raise NotImplementedError
+
+    assert isinstance(form_of(Unknown()).request(job()), GenerateRequest)
+
+
+def test_only_names_that_the_engine_knows_are_sent() -> None:
+    """Another name would be an exception in the engine: its parameters are made by name."""
+    sent = form_of(manager()).request(job()).sampling_params
+    assert sent.keys() <= set(fake_sglang.SamplingParams.__struct_fields__)
+    assert sent["top_k"] == -1
+
+
+@pytest.mark.parametrize(
+    ("sampling", "asked"),
+    [
+        (Sampling(max_tokens=1), (False, 0, -1)),
+        (Sampling(max_tokens=1, logprobs=0), (True, 0, -1)),
+        (Sampling(max_tokens=1, logprobs=3), (True, 3, -1)),
+        (Sampling(max_tokens=1, logprobs=1, prompt_logprobs=2), (True, 2, 0)),
+    ],
+)
+def test_log_probabilities_are_asked_for(sampling: Sampling, asked: tuple[bool, int, int]) -> None:
+    made = form_of(FakeAsyncLLM()).request(job(sampling))
+    assert (made.return_logprob, made.top_logprobs_num, made.logprob_start_len) == asked
+
+
+@pytest.mark.parametrize(
+    ("form", "field"),
+    [("json_schema", "json_schema"), ("regex", "regex"), ("gbnf", "ebnf"), ("lark", "ebnf")],
+)
+def test_a_constraint_is_handed_over(form: SourceForm, field: str) -> None:
+    made = form_of(manager()).request(job(constraint=Given(ConstraintSource(form, "X"))))
+    assert made.sampling_params[field] == "X"
+    assert made.require_reasoning is False
+
+
+def test_a_constraint_that_waits_for_reasoning_says_so() -> None:
+    form = form_of(manager(reasoning_parser="qwen3"))
+    made = form.request(job(constraint=Given(ConstraintSource("regex", "X", after_reasoning=True))))
+    assert form.skips_reasoning
+    assert made.require_reasoning is True
+    assert not form_of(manager()).skips_reasoning
+
+
+def test_adapters_salts_and_priorities() -> None:
+    made = form_of(manager()).request(job(adapters=(("poet", 1.0),), priority=3, cache_salt="s"))
+    assert (made.lora_path, made.priority, made.extra_key) == ("poet", -3, "s")
+    low_first = form_of(manager(schedule_low_priority_values_first=True)).request(job(priority=3))
+    assert low_first.priority == 3
+
+
+def test_a_prefix_that_may_not_be_reused_has_a_salt_of_its_own() -> None:
+    assert form_of(manager()).request(job(reuse_prefix=False)).extra_key == "job"
+
+
+def test_what_there_is_no_name_for_is_not_supported() -> None:
+    never = {"typical_p", "bad_words", "allowed_token_ids"}
+    assert form_of(manager()).unsupported == never
+    assert form_of(manager(enable_priority_scheduling=False)).unsupported == never | {"priority"}
+    assert form_of(FakeAsyncLLM()).unsupported == never | {"priority", "cache_salt", "reuse_prefix"}
+
+
+@pytest.mark.parametrize(
+    ("backend", "sources"),
+    [
+        (None, {"json_schema", "regex", "gbnf"}),
+        ("xgrammar", {"json_schema", "regex", "gbnf"}),
+        ("llguidance", {"json_schema", "regex", "gbnf", "lark"}),
+        ("outlines", {"json_schema", "regex"}),
+        ("none", set()),
+    ],
+)
+def test_constraints_are_those_that_the_backend_reads(backend: str | None, sources: set[str]) -> None:
+    assert set(AsyncLLMEngine(FakeSglang(grammar_backend=backend)).card.sources) == sources
+
+
+@pytest.mark.parametrize("engine", [FakeAsyncLLM(), FakeSglang()])
+def test_the_card_is_what_the_engine_shows(engine: Any) -> None:
+    card = AsyncLLMEngine(engine).card
+    assert (card.name, card.max_model_len, list(card.templates)) == ("fake", 4096, ["default"])
+    own = AsyncLLMEngine(engine, chat_template="T", model_name="mine", max_model_len=5).card
+    assert (own.name, own.max_model_len, own.templates) == ("mine", 5, {"default": "T"})
+
+
+def test_a_tokenizer_of_hugging_face_is_taken_apart() -> None:
+    engine = FakeAsyncLLM()
+    engine.tokenizer = byte_level()
+    made = AsyncLLMEngine(engine).tokenizer
+    assert isinstance(made, HfTokenizer)
+    assert b"".join(made.pieces[id_] for id_ in made.encode("naïve")).decode() == "naïve"
+
+
+def test_a_tokenizer_may_be_asked_for() -> None:
+    engine = FakeAsyncLLM()
+    kept, engine.tokenizer = engine.tokenizer, None
+    engine.get_tokenizer = lambda: kept  # type: ignore[attr-defined]
+    assert AsyncLLMEngine(engine).tokenizer is kept
+
+
+@pytest.mark.parametrize(
+    ("engine", "missing"),
+    [
+        (object(), "generate_request"),
+        (SimpleNamespace(generate_request=None, context_len=9), "tokenizer"),
+        (SimpleNamespace(generate_request=None, tokenizer=ByteTokenizer()), "max_model_len"),
+    ],
+)
+def test_what_is_missing_is_named(engine: Any, missing: str) -> None:
+    with pytest.raises(SettingsError, match=missing):
+        AsyncLLMEngine(engine)
+
+
+def test_adapters_need_an_engine_that_has_them() -> None:
+    assert AsyncLLMEngine(FakeSglang(), adapters=["poet"]).card.adapters == ("poet",)
+    with pytest.raises(SettingsError, match="lora_path"):
+        AsyncLLMEngine(FakeAsyncLLM(), adapters=["poet"])
