@@ -86,6 +86,18 @@ def test_what_says_how_to_answer_has_no_meaning_here(socket: Connection) -> None
     assert (texts(made), made["background"]) == ("Hello", False)
 
 
+def test_events_and_errors_carry_the_lane_of_their_request(socket: Connection) -> None:
+    for fields in ({"stream_id": 'a"'}, {"temperature": 9, "stream_id": "b"}, {}):
+        send(socket, "Hello", **fields)
+    lanes = [{event.get("stream_id") for event in answer(socket)} for _ in range(3)]
+    assert lanes == [{'a"'}, {"b"}, {None}]
+
+
+def test_a_lane_is_a_string(socket: Connection) -> None:
+    send(socket, "Hello", stream_id=1)
+    assert error(socket)["error"]["param"] == "stream_id"
+
+
 def test_a_chain_that_is_not_stored(parrot: Served, socket: Connection) -> None:
     first = response(socket, "one", store=False)
     second = response(socket, "two", store=False, previous_response_id=first["id"])

@@ -44,6 +44,8 @@ class Socket:
         self._inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._last: tuple[str, Sequence[dict[str, Any]]] | None = None
         """The last response and all items up to it: it can be continued even if it is not stored."""
+        self._lane: str | None = None
+        """The `stream_id` of the request that is being answered, which its events carry."""
 
     async def serve(self) -> None:
         reading = asyncio.create_task(self._read())
@@ -91,11 +93,14 @@ class Socket:
         if kind != "response.create" and kind not in NEWS:
             text = f"A message's type must be response.create, not {str(kind)[:64]!r}."
             raise BadRequest(text, param="type", code="invalid_value")
+        if not isinstance(message.get("stream_id"), str | None):
+            raise BadRequest("'stream_id' must be a string.", param="stream_id", code="invalid_value")
         return message
 
     async def _answer_all(self) -> None:
         while True:
             message = await self._inbox.get()
+            self._lane = message.get("stream_id")
             try:
                 with self._host.admitted(), self._host.journal.work("WEBSOCKET", "/v1/responses") as facts:
                     await self._answer(message, facts)
@@ -103,10 +108,11 @@ class Socket:
                 return
             except DragomanError as error:
                 self._forget(message.get("previous_response_id"))
-                await self._fail(error)
+                await self._fail(error, self._lane)
             except Exception:
                 logger.exception("A request on a socket failed")
-                await self._fail(DragomanError("The server failed; its log says why.", code="internal_error"))
+                failed = DragomanError("The server failed; its log says why.", code="internal_error")
+                await self._fail(failed, self._lane)
 
     async def _answer(self, message: dict[str, Any], facts: dict[str, Any]) -> None:
         body = _encode({name: value for name, value in message.items() if name not in OURS})
@@ -140,7 +146,7 @@ class Socket:
 
     async def write(self, data: bytes) -> None:
         for payload in unwrapped(data):
-            await self._put(payload)
+            await self._put(payload, self._lane)
 
     async def run(self, turn: Turn, speaker: Speaker) -> None:
         async with turn:
@@ -153,14 +159,16 @@ class Socket:
                 else:
                     await self.write(speaker.write(events))
 
-    async def _fail(self, error: DragomanError) -> None:
+    async def _fail(self, error: DragomanError, lane: str | None = None) -> None:
         """Flat for one generation of SDKs, nested for the other; Codex reads the status."""
         said = error.body()
         flat = {key: value for key, value in said["error"].items() if key != "type"}
         head = {"type": "error", "sequence_number": 0, "status": error.status}
-        await self._put(_encode({**head, **flat, **said}))
+        await self._put(_encode({**head, **flat, **said}), lane)
 
-    async def _put(self, payload: bytes) -> None:
+    async def _put(self, payload: bytes, lane: str | None) -> None:
+        if lane is not None:
+            payload = b'{"stream_id":' + _encode(lane) + b"," + payload[1:]
         try:
             async with asyncio.timeout(SLOWEST_SEND_S):
                 await self._send({"type": "websocket.send", "text": payload.decode()})
