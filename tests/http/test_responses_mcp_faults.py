@@ -4,6 +4,7 @@ import json
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from dragoman.engines.scripted import ScriptedEngine
 from tests.http.conftest import Serve
 from tests.mcp.support import SERVERS, RawServer, raw_server
 from tests.support.parrot import call, messages_of, parrot
-from tests.support.responses import PATH, created, fold, kinds, streamed, texts
+from tests.support.responses import PATH, created, fold, get, kinds, numbers, payloads, streamed, texts, user
 from tests.support.wait import becomes
 
 SAY = call("say")
@@ -29,10 +30,6 @@ def raw() -> Iterator[RawServer]:
 @pytest.fixture
 def engine() -> ScriptedEngine:
     return parrot()
-
-
-def hasty(serve: Serve, engine: ScriptedEngine, **settings: Any) -> str:
-    return serve(engine, store="memory", mcp_allow=["127.0.0.1:*"], mcp_timeout=0.5, **settings)
 
 
 def patient(serve: Serve, engine: ScriptedEngine, **settings: Any) -> str:
@@ -53,6 +50,7 @@ def hang_up(handler: Any, number: int) -> None:
 
 def hang(handler: Any, number: int) -> None:
     handler.raw.released.wait()
+    handler.text(number, "at last")
 
 
 def refusal(handler: Any, number: int) -> None:
@@ -90,36 +88,54 @@ def test_a_call_that_goes_wrong_is_an_item_with_its_error(
 
 def test_a_call_that_hangs_ends_in_time(serve: Serve, engine: ScriptedEngine, raw: RawServer) -> None:
     raw.on_call["say"] = hang
-    response = created(hasty(serve, engine), SAY, tools=[server(raw.url)])
-    made = response["output"][1]
+    url = patient(serve, engine, mcp_timeout=0.2)
+    # Listed already, so that only the call has so little time.
+    response = created(url, [listed("say"), user(SAY)], tools=[server(raw.url)])
+    made = response["output"][0]
     assert (made["error"]["type"], made["error"]["code"]) == ("http_error", 504)
     assert response["status"] == "completed"
+
+
+def listed(*names: str) -> dict[str, Any]:
+    tools = [{"name": name, "input_schema": {"type": "object"}} for name in names]
+    return {"type": "mcp_list_tools", "server_label": "raw", "tools": tools}
+
+
+@contextmanager
+def during_a_call(url: str, raw: RawServer) -> Iterator[tuple[bytes, Iterator[bytes]]]:
+    """What a stream has said when a call is under way, and what it goes on to say."""
+    raw.on_call["say"] = hang
+    body = {"input": SAY, "tools": [server(raw.url)], "stream": True}
+    with httpx.stream("POST", url + PATH, json=body, timeout=30) as reply:
+        parts = reply.iter_raw()
+        seen = b""
+        while b"mcp_call_arguments.done" not in seen:
+            seen += next(parts)
+        yield seen, parts
 
 
 def test_a_call_that_takes_long_keeps_the_stream_alive(
     serve: Serve, engine: ScriptedEngine, raw: RawServer
 ) -> None:
-    raw.on_call["say"] = hang
-    events = streamed(hasty(serve, engine, keep_alive=0.02), SAY, tools=[server(raw.url)])
-    started, ended = kinds(events).index("mcp_call_arguments.done"), kinds(events).index("mcp_call.failed")
-    assert "in_progress" in kinds(events)[started:ended]
-    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    url = patient(serve, engine, keep_alive=0.02)
+    with during_a_call(url, raw) as (seen, parts):
+        while b"event: response.in_progress" not in seen.partition(b"mcp_call_arguments.done")[2]:
+            seen += next(parts)
+        raw.released.set()
+        seen += b"".join(parts)
+    events = payloads(seen)
+    assert numbers(events) == list(range(len(events)))
+    assert fold(events) == events[-1]["response"]["output"]
 
 
 def test_a_client_that_leaves_during_a_call_ends_it(
     serve: Serve, engine: ScriptedEngine, raw: RawServer
 ) -> None:
-    raw.on_call["say"] = hang
     url = patient(serve, engine)
-    body = {"input": SAY, "tools": [server(raw.url)], "stream": True}
-    with httpx.stream("POST", url + PATH, json=body) as reply:
-        parts = reply.iter_raw()
-        seen = b""
-        while b"mcp_call_arguments.done" not in seen:
-            seen += next(parts)
-    id_ = json.loads(seen.partition(b"data: ")[2].partition(b"\n")[0])["response"]["id"]
-    assert becomes(lambda: httpx.get(f"{url}{PATH}/{id_}").status_code == 200)
-    response = httpx.get(f"{url}{PATH}/{id_}").json()
+    with during_a_call(url, raw) as (seen, _):
+        id_ = payloads(seen)[0]["response"]["id"]
+    assert becomes(lambda: get(url, id_).status_code == 200)
+    response = get(url, id_).json()
     assert (response["status"], response["output"][1]["status"]) == ("cancelled", "incomplete")
 
 
@@ -175,13 +191,7 @@ def test_a_process_that_dies_is_an_error_of_one_call(
     config.write_text(json.dumps({"mcpServers": {"raw": entry}}))
     url = patient(serve, engine, mcp_config=str(config))
     mine = {"type": "mcp", "server_label": "raw", "require_approval": "never"}
-    listed = {
-        "type": "mcp_list_tools",
-        "server_label": "raw",
-        "tools": [{"name": name, "input_schema": {"type": "object"}} for name in ("die", "say")],
-    }
-    user = {"role": "user", "content": f"{call('die')}"}
-    response = created(url, [listed, user], tools=[mine])
+    response = created(url, [listed("die", "say"), user(call("die"))], tools=[mine])
     assert [item["type"] for item in response["output"]] == ["mcp_call", "message"]
     assert response["output"][0]["error"]["type"] == "http_error"
     assert "say {}" in texts(created(url, SAY, tools=[mine]))
