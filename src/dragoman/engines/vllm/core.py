@@ -1,0 +1,146 @@
+"""vLLM's core client, read directly: one message for each of its steps, about all requests at once.
+
+`AsyncLLM.generate` has a task, a queue and a detokenizer for every request between this and its caller; none
+of them is needed here.
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, Protocol
+
+from dragoman.engines.vllm.faults import DEAD, error_of
+from dragoman.errors import DragomanError, EngineFailed, Unavailable
+from dragoman.types import FinishReason
+
+logger = logging.getLogger("dragoman.engine")
+_CLIENT = ("get_output_async", "add_request_async", "abort_requests_async", "get_supported_tasks_async")
+_INPUTS = ("process_inputs", "assign_request_id")
+
+
+def lacking(llm: Any) -> str | None:
+    """What keeps us from reading the core directly; None if nothing does."""
+    client, inputs = getattr(llm, "engine_core", None), getattr(llm, "input_processor", None)
+    missing = [name for name in _CLIENT if not hasattr(client, name)]
+    missing += [name for name in _INPUTS if not hasattr(inputs, name)]
+    if missing:
+        return f"this version has no {missing[0]}"
+    return None if llm.output_handler is None else "its outputs are being read already"
+
+
+class Taker(Protocol):
+    """Whoever waits for the outputs of a request."""
+
+    def take(self, output: Any, version: str | None) -> None: ...
+
+    def end(self, finish: FinishReason, error: DragomanError | None = None) -> None: ...
+
+
+class Core:
+    """All methods are for the event loop's thread."""
+
+    def __init__(self, llm: Any) -> None:
+        self._client = llm.engine_core
+        self._takers: dict[str, Taker] = {}
+        self._reader: asyncio.Task[None] | None = None
+        self._sending: set[asyncio.Task[None]] = set()
+        self.failure: DragomanError | None = None
+        """Why it takes no more work; None while it lives."""
+
+    def start(self) -> None:
+        if self.failure is not None:
+            raise self.failure.with_traceback(None)
+        if self._reader is None:
+            self._reader = asyncio.get_running_loop().create_task(self._read())
+
+    def add(self, requests: Sequence[Any], takers: Sequence[Taker]) -> None:
+        self.start()
+        for request, taker in zip(requests, takers, strict=True):
+            self._takers[request.request_id] = taker
+        self._send(self._add(requests))
+
+    def abort(self, ids: Sequence[str]) -> None:
+        """Their takers hear no more; vLLM is rid of them before its next step."""
+        known = [id for id in ids if self._takers.pop(id, None) is not None]
+        if known and self.failure is None:
+            self._send(self._client.abort_requests_async(known))
+
+    async def tasks(self) -> tuple[str, ...]:
+        """What the model can do. It is a round trip: the answer comes between two steps."""
+        self.start()
+        assert self._reader is not None
+        asked = asyncio.ensure_future(self._client.get_supported_tasks_async())
+        try:
+            # A dead core never answers.
+            await asyncio.wait({asked, self._reader}, return_when=asyncio.FIRST_COMPLETED)
+            if self.failure is not None:
+                raise self.failure.with_traceback(None)
+            return tuple(asked.result())
+        finally:
+            asked.cancel()
+
+    async def stop(self) -> None:
+        self.failure = self.failure or Unavailable("The engine has been stopped.")
+        self._end_all("abort", None)
+        for task in {*self._sending, *([] if self._reader is None else [self._reader])}:
+            task.cancel()
+        self._reader = None
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                outputs = await self._client.get_output_async()
+                version = getattr(outputs, "weight_version", None)
+                self._hand_out(outputs.outputs, None if version == "default" else version)
+        except Exception as error:
+            logger.error("vLLM's core is dead", exc_info=error)
+            self.failure = EngineFailed(DEAD)
+            self._end_all("error", self.failure)
+
+    def _hand_out(self, outputs: Sequence[Any], version: str | None) -> None:
+        takers = self._takers
+        for output in outputs:
+            id = output.request_id
+            taker = takers.get(id) if output.finish_reason is None else takers.pop(id, None)
+            if taker is None:
+                # It was cancelled while this was under way.
+                continue
+            try:
+                taker.take(output, version)
+            except Exception:
+                logger.exception("a sink raised; its job is dropped")
+                self.abort([id])
+
+    async def _add(self, requests: Sequence[Any]) -> None:
+        try:
+            for request in requests:
+                await self._client.add_request_async(request)
+        except Exception as error:
+            told = error_of(error)
+            for request in requests:
+                taker = self._takers.pop(request.request_id, None)
+                if taker is not None:
+                    taker.end("error", told)
+
+    def _send(self, message: Coroutine[Any, Any, None]) -> None:
+        """Tasks begin in the order in which they are made, so an abort never overtakes its request."""
+        task = asyncio.get_running_loop().create_task(_quietly(message))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    def _end_all(self, finish: FinishReason, error: DragomanError | None) -> None:
+        takers: Mapping[str, Taker] = self._takers
+        self._takers = {}
+        for taker in takers.values():
+            try:
+                taker.end(finish, error)
+            except Exception:
+                logger.exception("a sink raised at the end of its job")
+
+
+async def _quietly(message: Coroutine[Any, Any, None]) -> None:
+    try:
+        await message
+    except Exception as error:
+        # Of a core that died the reader tells.
+        logger.debug("vLLM's core took no message", exc_info=error)

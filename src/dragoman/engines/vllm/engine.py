@@ -1,0 +1,130 @@
+"""vLLM as an Engine, in its fastest form: steps by callback, straight from its core."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from copy import copy
+from typing import Any
+
+from dragoman.engines.steps import iterate
+from dragoman.engines.vllm.core import Core
+from dragoman.engines.vllm.faults import told
+from dragoman.engines.vllm.model import VllmModel
+from dragoman.engines.vllm.outputs import Continuation
+from dragoman.engines.vllm.params import prompt_of, sibling
+from dragoman.errors import DragomanError, EngineFailed
+from dragoman.types import FinishReason, Job, Sink, Step
+
+
+class _Handle:
+    __slots__ = ("_core", "_ids")
+
+    def __init__(self, core: Core, ids: list[str]) -> None:
+        self._core = core
+        self._ids = ids
+
+    def cancel(self, index: int | None = None) -> None:
+        self._core.abort(self._ids if index is None else self._ids[index : index + 1])
+
+
+class _Vector:
+    """A prompt whose embedding is awaited."""
+
+    def __init__(self) -> None:
+        self.future: asyncio.Future[list[float]] = asyncio.get_running_loop().create_future()
+
+    def take(self, output: Any, _version: str | None) -> None:
+        if self.future.done():
+            return
+        if output.pooling_output is None:
+            self.end("error")
+        else:
+            self.future.set_result(output.pooling_output.tolist())
+
+    def end(self, _finish: FinishReason, error: DragomanError | None = None) -> None:
+        if not self.future.done():
+            self.future.set_exception(error or EngineFailed("The engine gave no embedding."))
+
+
+class VllmEngine:
+    """Around an `AsyncLLM` that was made outside of an event loop, so that nobody else reads its outputs.
+
+    `adapters` are LoRA adapters: public name to folder. `open_vllm(model)` makes both.
+    """
+
+    def __init__(
+        self, llm: Any, *, name: str | None = None, adapters: Mapping[str, str] | None = None
+    ) -> None:
+        self._model = VllmModel(llm, name, adapters or {})
+        self._llm = llm
+        self._core = Core(llm)
+        self.card = self._model.card
+        self.tokenizer = self._model.tokenizer
+
+    def submit(self, job: Job, sink: Sink) -> _Handle:
+        """Start a job; `sink` is called on the running event loop's thread."""
+        self._core.start()
+        requests = self._requests(job)
+        takers = [Continuation(job, index, sink) for index in range(job.n)]
+        self._core.add(requests, takers)
+        return _Handle(self._core, [request.request_id for request in requests])
+
+    def generate(self, job: Job) -> AsyncGenerator[Step, None]:
+        """Steps until every continuation has finished. Closing the iterator cancels the job."""
+        return iterate(self, job)
+
+    async def embed(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
+        """What the model's pooler makes of each prompt, at length one."""
+        params = self._model.pooling_params()
+        tasks = await self._core.tasks()
+        requests = [self._request(f"embed-{n}", prompt, params, tasks) for n, prompt in enumerate(prompts)]
+        vectors = [_Vector() for _ in prompts]
+        self._core.add(requests, vectors)
+        try:
+            return await asyncio.gather(*(vector.future for vector in vectors))
+        finally:
+            self._core.abort([request.request_id for request in requests])
+
+    async def start(self) -> None:
+        await self._core.tasks()
+        for adapter in self._model.adapters.values():
+            with told():
+                await self._llm.engine_core.add_lora_async(adapter)
+
+    async def stop(self) -> None:
+        """End all jobs with finish "abort", and vLLM's processes. There is no second start."""
+        await self._core.stop()
+        await asyncio.to_thread(self._llm.shutdown)
+
+    async def check(self) -> None:
+        """Return when vLLM's core has answered; raise EngineFailed when it is dead."""
+        await self._core.tasks()
+
+    def _requests(self, job: Job) -> list[Any]:
+        """One for each continuation; what vLLM does not take is told here."""
+        params = self._model.sampling_params(job)
+        first = self._request(
+            job.id,
+            job.prompt,
+            params,
+            ("generate",),
+            salt=job.cache_salt,
+            priority=job.priority,
+            lora_request=self._model.adapter(job),
+        )
+        requests = [first]
+        for index in range(1, job.n):
+            other = copy(first)
+            other.request_id = f"{first.request_id}-{index}"
+            other.sampling_params = sibling(first.sampling_params, index)
+            requests.append(other)
+        return requests
+
+    def _request(
+        self, id: str, prompt: Sequence[int], params: Any, tasks: tuple[str, ...], salt: str = "", **how: Any
+    ) -> Any:
+        inputs = self._llm.input_processor
+        with told():
+            request = inputs.process_inputs(id, prompt_of(prompt, salt), params, supported_tasks=tasks, **how)
+            # A name of its own: two clients may have chosen the same one.
+            inputs.assign_request_id(request)
+        return request

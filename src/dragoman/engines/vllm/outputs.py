@@ -1,0 +1,80 @@
+"""From what vLLM's core says of a request to steps."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from dragoman.engines.vllm.faults import FAILED
+from dragoman.errors import DragomanError, EngineFailed
+from dragoman.types import FinishReason, Job, Sink, Step, TokenLogprob
+
+_FINISHES: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
+
+
+def finish_of(reason: Any) -> FinishReason:
+    """Whatever is not an ending that we know is an error, never a good answer."""
+    return _FINISHES.get(str(reason), "error")
+
+
+class Continuation:
+    """One of the answers of a job: makes steps of vLLM's outputs, and hands them to the sink."""
+
+    __slots__ = ("_begun", "_cached", "_index", "_prompt", "_sink", "_stops", "_top", "_top_prompt")
+
+    def __init__(self, job: Job, index: int, sink: Sink) -> None:
+        self._index = index
+        self._sink = sink
+        self._stops = job.sampling.stop_token_ids
+        self._top = job.sampling.logprobs or 0
+        self._top_prompt = job.sampling.prompt_logprobs
+        self._prompt: list[TokenLogprob | None] = [None]
+        self._cached = 0
+        self._begun = False
+
+    def take(self, output: Any, version: str | None) -> None:
+        if not self._begun:
+            self._read_prompt(output)
+            if not output.new_token_ids and output.finish_reason is None:
+                # A piece of a long prompt was computed.
+                return
+        step = Step(output.new_token_ids, self._index, weight_version=version)
+        if output.new_logprobs is not None:
+            ids, logprobs, *_ = output.new_logprobs
+            step.logprobs = _told(ids.tolist(), logprobs.tolist(), self._top)
+        if not self._begun:
+            self._begin(step)
+        if output.finish_reason is not None:
+            self._finish(step, output)
+        self._sink(step)
+
+    def end(self, finish: FinishReason, error: DragomanError | None = None) -> None:
+        self._sink(Step([], self._index, finish=finish, error=error))
+
+    def _read_prompt(self, output: Any) -> None:
+        """What is known of a prompt comes in pieces, as it is computed."""
+        if output.prefill_stats is not None:
+            self._cached = output.prefill_stats.num_cached_tokens
+        if self._top_prompt is not None and output.new_prompt_logprobs_tensors is not None:
+            ids, logprobs, *_ = output.new_prompt_logprobs_tensors
+            self._prompt += _told(ids.tolist(), logprobs.tolist(), self._top_prompt)
+
+    def _begin(self, step: Step) -> None:
+        self._begun = True
+        if self._index == 0:
+            step.cached_tokens = self._cached
+            if self._top_prompt is not None:
+                step.prompt_logprobs = self._prompt
+
+    def _finish(self, step: Step, output: Any) -> None:
+        step.finish = finish_of(output.finish_reason)
+        if step.finish == "error":
+            step.error = EngineFailed(FAILED)
+        if output.stop_reason in self._stops:
+            step.stop_id = output.stop_reason
+
+
+def _told(ids: Iterable[list[int]], logprobs: Iterable[list[float]], top: int) -> list[TokenLogprob]:
+    """vLLM puts the chosen id first and the likeliest after it, as many as anyone in the step asked for."""
+    return [
+        TokenLogprob(row[0], values[0], tuple(zip(row[1 : top + 1], values[1 : top + 1], strict=True)))
+        for row, values in zip(ids, logprobs, strict=True)
+    ]
