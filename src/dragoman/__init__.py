@@ -16,10 +16,12 @@ from dragoman.types import Answer, Event, Job, Sampling, Step, ToolCall
 
 if TYPE_CHECKING:
     from dragoman.constrain.constraint import Constraint
+    from dragoman.dialects.complete import parse_reasoning_complete, parse_tool_call_complete
     from dragoman.dialects.parser import Parser, parse
     from dragoman.dialects.render import render
     from dragoman.folding import fold
     from dragoman.http.app import App
+    from dragoman.http.serve_oai import serve_oai
     from dragoman.http.server import aserve, background, serve
     from dragoman.prompt.find import find_dialect
 
@@ -45,8 +47,11 @@ __all__ = [
     "find_dialect",
     "fold",
     "parse",
+    "parse_reasoning_complete",
+    "parse_tool_call_complete",
     "render",
     "serve",
+    "serve_oai",
 ]
 
 # The server is loaded when it is used: the library alone stays quick to import.
@@ -59,8 +64,11 @@ _LAZY = {
     "find_dialect": "dragoman.prompt.find",
     "fold": "dragoman.folding",
     "parse": "dragoman.dialects.parser",
+    "parse_reasoning_complete": "dragoman.dialects.complete",
+    "parse_tool_call_complete": "dragoman.dialects.complete",
     "render": "dragoman.dialects.render",
     "serve": "dragoman.http.server",
+    "serve_oai": "dragoman.http.serve_oai",
 }
 
 

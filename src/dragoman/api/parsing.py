@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from dragoman.api.read import Reader
 from dragoman.api.tools import Declared, Tool, check_tools, for_template
+from dragoman.dialects.complete import begins_inside
 from dragoman.dialects.declare import Dialect
 from dragoman.dialects.parser import parse
 from dragoman.dialects.registry import get
@@ -59,23 +60,7 @@ def parse_calls(request: ParseCalls, own: Dialect) -> Answer:
 
 def parse_reasoning(request: ParseReasoning, own: Dialect) -> Answer:
     dialect = named(request.reasoning_parser, "reasoning_parser", own)
-    return parse(request.text, dialect, (), _begins_inside(dialect, request.text), calls=False)
-
-
-def _begins_inside(dialect: Dialect, text: str) -> bool:
-    """Whether the text closes reasoning before it opens any: then the prompt had opened it.
-
-    `Hm.</think>Yes.` begins inside, `<think>Hm.</think>Yes.` does not.
-    """
-    if dialect.reasoning is None:
-        return False
-    closed = _first(text, dialect.reasoning.close)
-    return closed is not None and _first(text[:closed], dialect.reasoning.open) is None
-
-
-def _first(text: str, spellings: tuple[str, ...]) -> int | None:
-    places = [text.find(spelling.strip()) for spelling in spellings]
-    return min((place for place in places if place >= 0), default=None)
+    return parse(request.text, dialect, (), begins_inside(dialect, request.text), calls=False)
 
 
 def calls_reply(answer: Answer) -> dict[str, Any]:
