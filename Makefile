@@ -31,6 +31,7 @@ torture: $(VENV)/.test  ## the long runs: laws with new examples, a million rand
 	$(BIN)/python -m pytest --hypothesis-profile=random tests/properties tests/constrain tests/dialects
 	$(BIN)/python -m tests.torture.cuts $(ARGS)
 	$(BIN)/python -m tests.torture.schemas
+	$(BIN)/python -m tests.torture.trajectories
 	SCHEMATHESIS_EXAMPLES=1000 $(BIN)/python -m pytest --hypothesis-profile=random tests/conformance/test_schemathesis.py
 
 clean:  ## remove the virtual environment and caches

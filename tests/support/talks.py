@@ -11,7 +11,6 @@ WORDS = [
     "weather",
     "Paris",
     "seven",
-    "blue",
     "(what?)",
     "😀",
     "<|im_start|>",

@@ -1,4 +1,4 @@
-"""`python -m tests.torture.trajectories`: random conversations with tools, and the ids of every turn, exactly."""
+"""`python -m tests.torture.trajectories`: random conversations with tools, and the ids of every turn."""
 
 import argparse
 import sys
