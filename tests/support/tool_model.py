@@ -1,33 +1,15 @@
 """A scripted model that calls tools, for exact runs of a tool loop."""
 
-import json
 from collections.abc import Callable
 
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import Script, ScriptedEngine
 from dragoman.types import Job
+from tests.support.parrot import TEMPLATE, call
+
+__all__ = ["call", "prompt_of", "tool_model"]
 
 NAME = "scripted"
-TEMPLATE = """\
-{%- if tools %}<|im_start|>system
-{% for tool in tools %}{{ tool | tojson }}
-{% endfor %}<|im_end|>
-{% endif -%}
-{%- for message in messages %}<|im_start|>{{ message.role }}
-{{ message.content or '' }}
-{%- for call in message.tool_calls or [] %}
-<tool_call>
-{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
-</tool_call>
-{%- endfor %}<|im_end|>
-{% endfor -%}
-{%- if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
-
-
-def call(name: str, **arguments: object) -> str:
-    """A call as the model writes it."""
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 def prompt_of(job: Job) -> str:

@@ -15,21 +15,9 @@ from dragoman.turns.plan import Planner
 from dragoman.turns.spec import Reading, TurnSpec
 from dragoman.turns.trails import Trails
 from dragoman.types import Conversation, Message, Sampling, ToolCall, Traced
+from tests.support.parrot import TEMPLATE
 
-KEEPS = """\
-{%- for message in messages %}<|im_start|>{{ message.role }}
-{% if message.reasoning_content %}<think>
-{{ message.reasoning_content }}
-</think>
-{% endif %}{{ (message.content or '') | trim }}
-{%- for call in message.tool_calls or [] %}
-<tool_call>
-{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
-</tool_call>
-{%- endfor %}<|im_end|>
-{% endfor -%}
-{%- if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
+KEEPS = TEMPLATE.replace("{{ message.content or '' }}", "{{ (message.content or '') | trim }}")
 DROPS = KEEPS.replace(
     "{% if message.reasoning_content %}", "{% if message.reasoning_content and loop.last %}"
 )
