@@ -16,10 +16,12 @@ import msgspec
 import pytest
 
 import dragoman
+from dragoman.engines.asyncllm import AsyncLLMEngine
 from dragoman.engines.scripted import ScriptedEngine, say
 from dragoman.settings import Settings
 from tests.docs.support import blocks
 from tests.support.http import stream
+from tests.support.wait import becomes
 
 CHAT = "/v1/chat/completions"
 SAY = {"messages": [{"role": "user", "content": "Pieces of eight!"}]}
@@ -86,6 +88,20 @@ def test_engines_of_the_guide_count_stop_and_cancel(engines: ModuleType, name: s
     assert [(one["message"]["content"], one["finish_reason"]) for one in short] == [("Pie", "length")] * 2
     assert (stopped["message"]["content"], stopped["stop_reason"]) == ("Pieces", " of")
     assert ready["status"] == "ready"
+
+
+def test_engine_of_the_guide_with_generate_request(engines: ModuleType) -> None:
+    assert (engines.echo.card.name, engines.echo.card.max_model_len) == ("parrot-2", 512)
+    engine = engines.Echo()
+    template = "{{ messages[-1].content }}"
+    with dragoman.background(AsyncLLMEngine(engine, chat_template=template)) as url:
+        deltas = [chunk["choices"][0]["delta"].get("content", "") for chunk in stream(url, CHAT, SAY)]
+        short = httpx.post(url + CHAT, json={**SAY, "max_tokens": 3, "n": 2}).json()["choices"]
+        stopped = httpx.post(url + CHAT, json={**SAY, "stop": " of"}).json()["choices"][0]
+        assert becomes(lambda: not engine.running)
+    assert "".join(deltas) == "Pieces of eight!"
+    assert [(one["message"]["content"], one["finish_reason"]) for one in short] == [("Pie", "length")] * 2
+    assert (stopped["message"]["content"], stopped["stop_reason"]) == ("Pieces", " of")
 
 
 def test_tests_of_the_guide_pass(engines: ModuleType) -> None:

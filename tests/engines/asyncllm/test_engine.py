@@ -101,6 +101,26 @@ def test_what_has_come_to_its_end_is_not_aborted() -> None:
     assert (llm.live, llm.aborted) == (set(), [])
 
 
+def test_an_engine_comes_to_the_end_of_its_code() -> None:
+    class Tidy(DuckEngine):
+        tidied = False
+
+        async def generate_request(self, obj):  # type: ignore[no-untyped-def]
+            async for output in self.run(obj):
+                yield output
+            self.tidied = True
+
+    llm = Tidy()
+
+    async def run() -> None:
+        async for step in (steps := steps_of(AsyncLLMEngine(llm))):
+            if step.finish:
+                await steps.aclose()
+
+    asyncio.run(run())
+    assert llm.tidied
+
+
 class Answered(Exception):
     """As HTTP frameworks have it."""
 

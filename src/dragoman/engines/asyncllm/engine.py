@@ -57,10 +57,15 @@ class AsyncLLMEngine:
         reader = OutputReader(job)
         try:
             async with aclosing(self._manager.generate_request(request)) as outputs:
-                async for output in outputs:
-                    yield reader.step(output)
+                try:
+                    async for output in outputs:
+                        yield reader.step(output)
+                        if reader.over:
+                            return
+                finally:
                     if reader.over:
-                        return
+                        # What the engine does after its last output is done too, whoever has left by then.
+                        await anext(outputs, None)
         except Exception as error:
             if refused(error, begun=reader.begun):
                 # The engine's words stay in the log: an exception may hold anything.
