@@ -230,7 +230,6 @@ class Making:
         short = self._writer.finish == "length" or (self._room() == 0 and bool(self._writer.for_server))
         if short:
             self.response.incomplete = "max_output_tokens"
-            await self._say(outlet, self._writer.abandon())
         await self._end(outlet, "incomplete" if short else "completed")
 
     async def _end(self, outlet: Outlet, status: Life, error: Exception | None = None) -> None:
@@ -241,13 +240,15 @@ class Making:
 
     async def _close(self, outlet: Outlet, status: Life, error: Exception | None) -> None:
         """What was made is stored before the client is told that it is."""
+        if left := self._writer.abandon():
+            with suppress(ClientGone):
+                await self._say(outlet, left)
         response, number = self.response, self._wire.number
-        left = self._writer.abandon()
         response.status, response.usage, response.output = status, self._used, self._writer.items
         response.error = failure(error) if error else None
         response.turns = self._turns if self.request.return_token_ids else None
         response.completed_at = int(time.time()) if status == "completed" else None
-        ending = left + response.ending(self._wire)
+        ending = response.ending(self._wire)
         self._note(error)
         try:
             await self.context.save(response, None if self.log is None else self.log.whole() + ending)
