@@ -94,6 +94,8 @@ def card_of(
     max_model_len: int,
     adapters: Collection[str] = (),
     constrains: bool = False,
+    unsupported: frozenset[str] = frozenset(),
+    created: int = 0,
     details: Mapping[str, str] | None = None,
 ) -> ModelCard:
     """The card of a model that is known by its tokenizer: templates and named tokens come from there."""
@@ -104,6 +106,8 @@ def card_of(
         special_tokens=tokenizer.special_tokens,
         adapters=tuple(adapters),
         constrains=constrains,
+        unsupported=unsupported,
+        created=created,
         details=details or {},
     )
 

@@ -21,11 +21,14 @@ class Size(Struct, frozen=True):
 
 
 def size_for(model: Model, options: LocalOptions) -> Size:
-    budget = options.kv_memory or min(machine.free_memory() // 4, _MOST)
-    slots, context = divide(
-        budget // max(1, model.token_bytes), model.trained_context, options.slots, options.context
-    )
+    tokens = memory_for(options.kv_memory) // max(1, model.token_bytes)
+    slots, context = divide(tokens, model.trained_context, options.slots, options.context)
     return Size(slots, context, options.threads or machine.cores())
+
+
+def memory_for(asked: int | None) -> int:
+    """Bytes for keys and values: as many as were asked for, or a share of what is free."""
+    return asked or min(machine.free_memory() // 4, _MOST)
 
 
 def divide(tokens: int, trained: int, slots: int | None, context: int | None) -> tuple[int, int]:

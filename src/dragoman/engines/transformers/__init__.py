@@ -1,0 +1,6 @@
+"""Models of the `transformers` library, by its own continuous batching: `dragoman[transformers]`."""
+
+from dragoman.engines.transformers.engine import TransformersEngine
+from dragoman.engines.transformers.options import TransformersOptions
+
+__all__ = ["TransformersEngine", "TransformersOptions"]

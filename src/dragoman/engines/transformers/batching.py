@@ -1,0 +1,101 @@
+"""The library's continuous batching, with our hand on the logits.
+
+Its scheduler, its paged cache and its thread do the work. Of its own sampling nothing is used: it knows too
+few of the parameters and no constraints. A processor of ours sees the logits of each step, chooses the ids,
+and leaves rows in which they are the largest.
+"""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Protocol
+
+import torch
+from transformers import GenerationConfig
+from transformers.generation.configuration_utils import ContinuousBatchingConfig
+from transformers.generation.continuous_batching.cb_logits_processors import ContinuousBatchingLogitsProcessor
+from transformers.generation.continuous_batching.continuous_api import BackgroundThreadStatus, OutputRouter
+from transformers.generation.logits_process import LogitsProcessorList
+
+from dragoman.engines.transformers.run import Run, Said
+
+
+class Listener(Protocol):
+    """Whom the library's thread tells what came of a step."""
+
+    def said(self, steps: list[Said]) -> None: ...
+
+    def failed(self, id: str) -> None: ...
+
+    def ended(self) -> None:
+        """The thread has come to its end, by order or by an error."""
+
+
+def make_manager(
+    model: Any, listener: Listener, *, page: int, pages: int | None, batch: int | None, rows: int
+) -> Any:
+    """A manager that is not started yet. `pages` and `batch` of None are found from the device's memory."""
+    # Choosing needs the logits on the host between two steps, so nothing may run ahead or be captured.
+    config = ContinuousBatchingConfig(
+        page_size=page,
+        num_blocks=pages,
+        max_batch_tokens=batch,
+        max_requests_per_batch=rows,
+        use_async_batching=False,
+        use_cuda_graph=False,
+    )
+    plain = GenerationConfig(do_sample=False, eos_token_id=-1)
+    model._get_logits_processor = lambda _config: LogitsProcessorList([_Chooser(listener)])
+    manager = model.init_continuous_batching(plain, config)
+    # The list counts only processors that it has converted itself.
+    manager.logit_processor.tensors_required = 1
+    manager.output_router = _Router(listener)
+    manager.background_thread_status = _Status(listener)
+    return manager
+
+
+class _Chooser(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]
+    supported_kwargs: ClassVar[dict[str, type]] = {"run": Run}
+    ignored_kwargs: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._runs: list[Run] = []
+
+    def fill_defaults(self, int32_tensor: torch.Tensor) -> None:
+        int32_tensor.zero_()
+
+    def prepare_tensor_args(self, requests_with_new_token: Sequence[Any]) -> torch.Tensor:
+        """Told who is in the step, in the order of the rows; there is no number to remember of them."""
+        self._runs = [request.state.logit_processor_kwargs["run"] for request in requests_with_new_token]
+        return torch.zeros(len(self._runs), dtype=torch.int32)
+
+    def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
+        steps = [run.advance(row) for run, row in zip(self._runs, scores.cpu().numpy(), strict=True)]
+        chosen = torch.tensor([step.ids[-1] if step and step.ids else 0 for step in steps])
+        self._listener.said([(run, step) for run, step in zip(self._runs, steps, strict=True) if step])
+        return torch.zeros_like(scores).scatter_(1, chosen.to(scores.device).unsqueeze(1), 1.0)
+
+
+class _Router(OutputRouter):  # type: ignore[misc]
+    """Answers have left with their steps; what is still to be told is which requests have failed."""
+
+    def __init__(self, listener: Listener) -> None:
+        super().__init__()
+        self._listener = listener
+
+    def deliver(self, output: Any) -> None:
+        if output.error is not None:
+            self._listener.failed(output.request_id)
+
+    def deliver_batch(self, outputs: list[Any]) -> None:
+        for output in outputs:
+            self.deliver(output)
+
+
+class _Status(BackgroundThreadStatus):  # type: ignore[misc]
+    def __init__(self, listener: Listener) -> None:
+        super().__init__()
+        self._listener = listener
+
+    def mark_as_stopped(self) -> None:
+        super().mark_as_stopped()
+        self._listener.ended()

@@ -1,0 +1,79 @@
+"""A job on its way through the engine: one request of the library for each of its continuations."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
+from dragoman.engines.choosing.arrays import Logits
+from dragoman.engines.choosing.continuation import Continuation
+from dragoman.errors import DragomanError, EngineFailed
+from dragoman.types import FinishReason, Sink, Step
+
+_log = logging.getLogger("dragoman.engine")
+
+
+class Run:
+    """One continuation. The engine's thread advances it; the event loop's thread may cancel it."""
+
+    __slots__ = ("_answer", "id", "loop", "over", "sink")
+
+    def __init__(self, id: str, answer: Continuation, sink: Sink, loop: asyncio.AbstractEventLoop) -> None:
+        self.id = id
+        self.sink = sink
+        self.loop = loop
+        self.over = False
+        self._answer = answer
+
+    def __deepcopy__(self, memo: object) -> "Run":
+        """The library copies what it was given when it starts a request again; the answer goes on."""
+        return self
+
+    @property
+    def index(self) -> int:
+        return self._answer.index
+
+    def advance(self, row: Logits) -> Step | None:
+        """The next step; None for a run that was cancelled while the step was computed."""
+        if self.over:
+            return None
+        try:
+            step = self._answer.advance(row)
+        except Exception:
+            _log.exception("choosing an id failed")
+            return self.end("error", EngineFailed("The engine failed while it was choosing a token."))
+        self.over = step.finish is not None
+        return step
+
+    def end(self, finish: FinishReason, error: DragomanError | None = None) -> Step | None:
+        if self.over:
+            return None
+        self.over = True
+        return Step([], self.index, finish=finish, error=error)
+
+
+Said: TypeAlias = tuple[Run, Step]
+
+
+def deliver(said: Iterable[Said], drop: Callable[[Run], None]) -> None:
+    """Hand all steps to the event loop in one go; nearly always there is only one loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[Said]] = {}
+    for entry in said:
+        by_loop.setdefault(entry[0].loop, []).append(entry)
+    for loop, entries in by_loop.items():
+        try:
+            loop.call_soon_threadsafe(_call_sinks, entries, drop)
+        except RuntimeError:
+            # The loop is closed, so nobody will ever read these.
+            for run, _ in entries:
+                drop(run)
+
+
+def _call_sinks(entries: list[Said], drop: Callable[[Run], None]) -> None:
+    """On the event loop's thread: one sink's trouble is not another's."""
+    for run, step in entries:
+        try:
+            run.sink(step)
+        except Exception:
+            _log.exception("a sink raised; its job is dropped")
+            drop(run)
