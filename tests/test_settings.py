@@ -105,3 +105,14 @@ def test_every_setting_is_an_option_with_help_and_a_variable() -> None:
     assert found["api_key"].is_list
     assert found["log_json"].is_bool
     assert found["log_level"].choices == ("debug", "info", "warning", "error")
+
+
+def test_an_object_comes_from_json_and_from_a_table() -> None:
+    write("[engine_args]\nseed = 1\n")
+    settings = load({"engine_args": '{"enforce_eager": true}'}, environ={})
+    assert settings.engine_args == {"seed": 1, "enforce_eager": True}
+
+
+def test_an_object_that_is_none_is_refused_by_name() -> None:
+    with pytest.raises(SettingsError, match="engine_args"):
+        load({"engine_args": "[1]"}, environ={})

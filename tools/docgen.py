@@ -207,7 +207,7 @@ def setting_table(*, limits: bool) -> str:
 
 
 def _default(value: Any) -> str:
-    if value is None or value == []:
+    if value is None or value in ([], {}):
         return ""
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 

@@ -30,7 +30,11 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model_alias: Annotated[list[str], Meta(description="further names for the model")] = field(
         default_factory=list
     )
-    engine: Annotated[Literal["local"], Meta(description="what runs the model")] = "local"
+    engine: Annotated[Literal["local", "vllm"], Meta(description="what runs the model")] = "local"
+    engine_args: Annotated[
+        dict[str, Any],
+        Meta(description="what only this engine knows, as a JSON object: for vllm, arguments of its engine"),
+    ] = field(default_factory=dict)
     host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0 takes a free one")] = 8000
     api_key: Annotated[
@@ -119,6 +123,7 @@ class Option(Struct, frozen=True):
     default: Any
     is_bool: bool
     is_list: bool
+    is_object: bool
     choices: tuple[str, ...]
 
     @property
@@ -142,7 +147,7 @@ def _options_of(struct: type[Struct], path: tuple[str, ...], prefix: str) -> Ite
         if spec.name == "limits":
             continue
         plain, description = _unwrap(hints[spec.name])
-        default = [] if spec.default is msgspec.NODEFAULT else spec.default
+        default = spec.default_factory() if callable(spec.default_factory) else spec.default
         yield Option(
             name=prefix + spec.name,
             path=(*path, spec.name),
@@ -150,6 +155,7 @@ def _options_of(struct: type[Struct], path: tuple[str, ...], prefix: str) -> Ite
             default=default,
             is_bool=plain is bool,
             is_list=get_origin(plain) is list,
+            is_object=get_origin(plain) is dict,
             choices=get_args(plain) if get_origin(plain) is Literal else (),
         )
 
@@ -208,8 +214,17 @@ def _from_names(values: Mapping[str, Any], *, by_env: bool) -> dict[str, Any]:
             continue
         if option.is_list and isinstance(value, str):
             value = [part.strip() for part in value.split(",") if part.strip()]
+        if option.is_object and isinstance(value, str):
+            value = _object(option, value)
         _merge(layer, _nest(option.path, value))
     return layer
+
+
+def _object(option: Option, text: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise SettingsError(f"`{option.name}` takes a JSON object: {error}.") from error
 
 
 def _nest(path: Sequence[str], value: Any) -> dict[str, Any]:

@@ -165,7 +165,7 @@ def digest(file: Path) -> str:
 
 def model(patient: Patient) -> Iterator[Finding]:
     """Loads what `serve` would load. Never fetches: a check that takes minutes is no check."""
-    from dragoman.cli.engine import engine_of
+    from dragoman.cli.engine import local_engine
     from dragoman.engines.weights import MEMBER, cache_folder
 
     file = Path(patient.settings.model or cache_folder() / Path(MEMBER).name)
@@ -173,7 +173,7 @@ def model(patient: Patient) -> Iterator[Finding]:
         return
     begun = time.perf_counter()
     # By its name, because asking for the default would fetch it anew where it is damaged.
-    patient.engine = engine = engine_of(msgspec.structs.replace(patient.settings, model=str(file)))
+    patient.engine = engine = local_engine(msgspec.structs.replace(patient.settings, model=str(file)))
     took = time.perf_counter() - begun
     yield Finding(
         "model", "ok", f"{engine.card.name} loads in {took:.1f} s; context {engine.card.max_model_len}"

@@ -8,10 +8,39 @@ from dragoman.settings import Settings
 
 if TYPE_CHECKING:
     from dragoman.engines.local import LocalEngine
+    from dragoman.engines.protocol import Engine
 
 
-def engine_of(settings: Settings) -> "LocalEngine":
+def engine_of(settings: Settings) -> "Engine":
     """Load what the settings name. Raises ModelFileError or BindingError where that cannot be done."""
+    match settings.engine:
+        case "local":
+            if settings.engine_args:
+                raise SettingsError("The embedded engine has no `engine_args`: it is set by flags alone.")
+            return local_engine(settings)
+        case "vllm":
+            return _vllm_engine(settings)
+
+
+def _vllm_engine(settings: Settings) -> "Engine":
+    from dragoman.engines.vllm import VllmOptions, open_vllm
+
+    if settings.model is None:
+        raise SettingsError("vLLM needs `model`: a folder, or a name on Hugging Face's hub.")
+    if settings.threads is not None:
+        raise SettingsError("vLLM has no `threads`: set OMP_NUM_THREADS or VLLM_CPU_OMP_THREADS_BIND for it.")
+    options = VllmOptions(
+        name=settings.model_name,
+        context=settings.context,
+        slots=settings.slots,
+        adapters=adapters_of(settings),
+        engine_args=settings.engine_args,
+    )
+    return open_vllm(settings.model, options)
+
+
+def local_engine(settings: Settings) -> "LocalEngine":
+    """The embedded engine, whatever the settings say of others."""
     from dragoman.engines.local import LocalEngine, LocalOptions
 
     options = LocalOptions(

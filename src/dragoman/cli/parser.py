@@ -13,7 +13,7 @@ GROUPS: dict[str, frozenset[str]] = {
     "model": frozenset({"model", "model_name", "model_alias", "chat_template", "lora"}),
     "dialect": frozenset({"dialect", "tool_call_parser", "reasoning_parser"}),
     "server": frozenset({"host", "port", "api_key", "keep_alive", "shutdown_grace"}),
-    "engine": frozenset({"engine", "context", "slots", "threads"}),
+    "engine": frozenset({"engine", "engine_args", "context", "slots", "threads"}),
     "store": frozenset({"store", "data_dir", "store_max_bytes", "store_max_age", "trajectories"}),
     "mcp": frozenset({"mcp_config", "mcp_allow", "mcp_timeout"}),
     "logging": frozenset({"log_level", "log_json"}),
@@ -29,6 +29,7 @@ METAVARS = {
     "store": "WHERE",
     "mcp_config": "FILE",
     "mcp_allow": "HOST",
+    "engine_args": "JSON",
     "context": "N",
     "slots": "N",
     "threads": "N",
@@ -112,7 +113,7 @@ def _help(option: settings.Option) -> str:
     notes = [f"env: {option.env}"]
     if option.is_list:
         notes.append("may be given several times")
-    elif option.default is not None:
+    elif option.default is not None and not option.is_object:
         shown = str(option.default).lower() if option.is_bool else str(option.default)
         notes.insert(0, f"default: {shown}")
     return f"{option.help} [{'; '.join(notes)}]".replace("%", "%%")
