@@ -246,6 +246,14 @@ def test_a_message_that_is_too_large_is_refused(serve: Serve) -> None:
     assert not engine.jobs
 
 
+def test_a_socket_does_not_live_for_ever(parrot: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dragoman.http.responses.socket.LONGEST_S", 0.01)
+    with opened(parrot.url) as socket:
+        assert error(socket)["error"]["code"] == "websocket_connection_limit_reached"
+        with pytest.raises(ConnectionClosed):
+            received(socket)
+
+
 def test_the_handshake_needs_a_key(serve: Serve) -> None:
     url = serve(parrot(), store="memory", api_key=["secret"])
     for key in (None, "wrong"):
