@@ -6,7 +6,19 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "dragoman"
-ROOMS = ["cli", "http", "api", "turns", "store", "prompt", "engines", "constrain", "dialects", "mcp"]
+ROOMS = [
+    "cli",
+    "http",
+    "api",
+    "turns",
+    "store",
+    "prompt",
+    "engines",
+    "constrain",
+    "dialects",
+    "mcp",
+    "client",
+]
 """Data goes this way; a room imports from rooms to its right, never back."""
 FILES = sorted(SOURCE.rglob("*.py"))
 

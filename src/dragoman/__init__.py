@@ -15,6 +15,7 @@ from dragoman.settings import Settings
 from dragoman.types import Answer, Event, Job, Sampling, Step, ToolCall
 
 if TYPE_CHECKING:
+    from dragoman.client import AsyncClient, Client
     from dragoman.constrain.constraint import Constraint
     from dragoman.dialects.complete import parse_reasoning_complete, parse_tool_call_complete
     from dragoman.dialects.parser import Parser, parse
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Answer",
     "App",
+    "AsyncClient",
+    "Client",
     "Constraint",
     "DragomanError",
     "Engine",
@@ -54,9 +57,11 @@ __all__ = [
     "serve_oai",
 ]
 
-# The server is loaded when it is used: the library alone stays quick to import.
+# The server and the client are loaded when they are used: the library alone stays quick to import.
 _LAZY = {
     "App": "dragoman.http.app",
+    "AsyncClient": "dragoman.client",
+    "Client": "dragoman.client",
     "Constraint": "dragoman.constrain.constraint",
     "Parser": "dragoman.dialects.parser",
     "aserve": "dragoman.http.server",

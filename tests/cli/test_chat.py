@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from dragoman.cli import main
-from dragoman.cli.client import Client
-from dragoman.cli.problems import CommandError
-from dragoman.cli.sse import Events
 from dragoman.cli.talk import Answer, Talk, figures
+from dragoman.client import Client
+from dragoman.types import Usage
 from tests.cli.conftest import WORDS, Fake
 from tests.test_logs import Tty
 
@@ -136,10 +135,10 @@ def test_ctrl_c_stops_one_answer(talk: Talk, monkeypatch: pytest.MonkeyPatch) ->
     whole = talk.client.chat
     closed = threading.Event()
 
-    def interrupted(body: Any) -> Iterator[Any]:
-        stream = whole(body)
+    def interrupted(messages: Any, **fields: Any) -> Iterator[Any]:
+        stream = whole(messages, **fields)
         try:
-            yield next(stream)
+            yield next(iter(stream))
             raise KeyboardInterrupt
         finally:
             stream.close()
@@ -167,20 +166,5 @@ def test_an_answer_cannot_play_with_the_terminal(fake: Fake) -> None:
 
 
 def test_figures() -> None:
-    from dragoman.cli.sse import Usage
-
     answer = Answer(usage=Usage(completion_tokens=11), seconds=1.5, first_s=0.5, finish="length")
     assert figures(answer) == "11 tok  10 tok/s  first 500 ms  length"
-
-
-@pytest.mark.parametrize("step", [1, 2, 3, 7, 100])
-def test_events_do_not_depend_on_the_cut(step: int) -> None:
-    data = 'data: {"a":"\u2028"}\r\n\r\n: ping\n\nevent: x\ndata:b\n\ndata: [DONE]\n\n'.encode()
-    events = Events()
-    found = [event for at in range(0, len(data), step) for event in events.feed(data[at : at + step])]
-    assert found == ['{"a":"\u2028"}'.encode(), b"b", b"[DONE]"]
-
-
-def test_a_stranger_is_recognised(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Client(fake.url) as client, pytest.raises(CommandError, match="does not speak"):
-        client._chunk(b"<html>")

@@ -10,8 +10,9 @@ import httpx
 import pytest
 
 from dragoman.cli import main
-from dragoman.cli.address import can_listen, host_in_url, key_of, root_of
+from dragoman.cli.address import can_listen, host_in_url, key_of
 from dragoman.cli.banner import banner, fact, short
+from dragoman.client.setup import root_of
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import ScriptedEngine, say
 from dragoman.http import server
@@ -143,7 +144,7 @@ def taken() -> Iterator[int]:
 
 
 def test_a_taken_port_names_a_free_one(taken: int, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dragoman.cli.client.LOOK_S", 0.05)
+    monkeypatch.setattr("dragoman.cli.address.LOOK_S", 0.05)
     assert main(["serve", "--port", str(taken)]) == 1
     said = capsys.readouterr().err
     assert f"Port {taken} on 127.0.0.1 is taken." in said

@@ -18,7 +18,7 @@ __all__ = ["main"]
 
 COMMANDS = (
     *("serve", "chat", "models", "dialects", "parse", "check-schema", "mcp", "store", "export"),
-    *("doctor", "bench"),
+    *("replay", "doctor", "bench"),
 )
 
 EXAMPLE = """\

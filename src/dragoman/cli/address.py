@@ -1,25 +1,16 @@
-"""Where a server is and which key it wants; how to find a port."""
+"""Where a server is, whether it is one of ours and which key it wants; how to find a port."""
 
 import errno
 import os
 import socket
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any
 
-from dragoman.cli.problems import USAGE, CommandError
+from dragoman.cli.problems import CommandError
 
+if TYPE_CHECKING:
+    from dragoman.client import Client
 
-def root_of(url: str) -> str:
-    """`root_of("localhost:8000/v1/")` is `http://localhost:8000`."""
-    root = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
-    try:
-        parts = urlsplit(root)
-        # Reading the port is what checks it.
-        right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        right = False
-    if not right:
-        raise CommandError(f"{url} is not a URL.", "It looks like http://127.0.0.1:8000.", exit_code=USAGE)
-    return root
+LOOK_S = 1.0
 
 
 def own_key() -> str | None:
@@ -30,14 +21,6 @@ def own_key() -> str | None:
 def key_of(given: str | None) -> str | None:
     """The key for a server that a person named: the flag's, else our own, else OpenAI's."""
     return given or own_key() or os.environ.get("OPENAI_API_KEY") or None
-
-
-def headers_of(key: str | None) -> dict[str, str]:
-    if key is None:
-        return {}
-    if not (key.isascii() and key.isprintable()):
-        raise CommandError("The key has characters that no HTTP header can hold.", exit_code=USAGE)
-    return {"Authorization": f"Bearer {key}"}
 
 
 def host_in_url(host: str) -> str:
@@ -66,3 +49,27 @@ def can_listen(host: str, port: int) -> bool:
 def next_free(host: str, port: int) -> int | None:
     """The first free port above `port`, within reason."""
     return next((other for other in range(port + 1, min(port + 100, 65536)) if can_listen(host, other)), None)
+
+
+def first_model(client: "Client") -> str:
+    models = client.models()
+    if not models:
+        raise CommandError(f"The server at {client.url} has no model.")
+    return str(models[0]["id"])
+
+
+def is_dragoman(url: str, key: str | None = None) -> bool:
+    """Whether one of us answers there; a quick look that never raises."""
+    return bool(own_models(url, key))
+
+
+def own_models(url: str, key: str | None = None) -> list[dict[str, Any]]:
+    """The models of a dragoman that answers there, or none."""
+    from dragoman.client import BadAddress, Client, ClientError, Timeouts
+
+    look = Timeouts(connect=LOOK_S, read=LOOK_S)
+    try:
+        with Client(url, key, timeouts=look, retries=0) as client:
+            return [model for model in client.models() if model.get("owned_by") == "dragoman"]
+    except (ClientError, BadAddress):
+        return []

@@ -86,13 +86,13 @@ def _loop_runner() -> "Callable[[Coroutine[Any, Any, list[Result]]], list[Result
 
 
 async def _measure(args: argparse.Namespace, levels: list[int], extra: dict[str, Any]) -> "list[Result]":
-    from dragoman.cli.address import key_of
-    from dragoman.cli.client import Client
+    from dragoman.cli.address import first_model, key_of
     from dragoman.cli.load import Ask, fit
+    from dragoman.client import Client
 
     key = key_of(args.api_key)
     with Client(args.url, key) as client:
-        model = args.model or client.first_model()
+        model = args.model or first_model(client)
     ask = Ask(
         url=args.url,
         model=model,

@@ -14,7 +14,7 @@ from dragoman.cli.problems import INTERRUPTED, USAGE, CommandError
 from dragoman.logs import Paint
 
 if TYPE_CHECKING:
-    from dragoman.cli.client import Client
+    from dragoman.client import Client
     from dragoman.settings import Settings
 
 SUMMARY = "talk with a model in the terminal"
@@ -105,14 +105,16 @@ def _is_file(model: str | None) -> bool:
 
 
 def _model(args: argparse.Namespace, client: "Client") -> str:
-    return client.first_model() if args.model is None or _is_file(args.model) else str(args.model)
+    from dragoman.cli.address import first_model
+
+    return first_model(client) if args.model is None or _is_file(args.model) else str(args.model)
 
 
 @contextmanager
 def _client(args: argparse.Namespace) -> Iterator["Client"]:
     """A client of the server that is meant, which may be one that lives only as long as this command."""
-    from dragoman.cli.address import host_in_url, key_of
-    from dragoman.cli.client import Client, is_dragoman
+    from dragoman.cli.address import host_in_url, is_dragoman, key_of
+    from dragoman.client import Client
 
     settings = read_settings(args, model=args.model if _is_file(args.model) else None)
     usual = f"http://{host_in_url(settings.host)}:{settings.port}"

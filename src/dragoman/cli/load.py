@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct, field
 
-from dragoman.cli.address import headers_of, root_of
 from dragoman.cli.problems import CommandError
 from dragoman.cli.stream import Stream, Tally
+from dragoman.client.setup import headers_of, root_of
 
 Api: TypeAlias = Literal["chat", "completions"]
 PATHS: dict[Api, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}

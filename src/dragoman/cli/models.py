@@ -49,7 +49,7 @@ def _file(path: Path, as_json: bool) -> int:
 
 def _server(args: argparse.Namespace) -> int:
     from dragoman.cli.address import key_of
-    from dragoman.cli.client import Client
+    from dragoman.client import Client
 
     with Client(args.url, key_of(args.api_key)) as client:
         models = client.models()
@@ -84,19 +84,13 @@ def _here(args: argparse.Namespace) -> int:
 
 
 def _running(given: str | None) -> tuple[str, list[dict[str, Any]]]:
-    from dragoman.cli.address import host_in_url
-    from dragoman.cli.client import LOOK_S, Client
-    from dragoman.cli.problems import CommandError
+    from dragoman.cli.address import host_in_url, own_models
     from dragoman.settings import load
 
     settings = load()
     url = f"http://{host_in_url(settings.host)}:{settings.port}"
     key = given or next(iter(settings.api_key), None)
-    try:
-        with Client(url, key, timeout=LOOK_S) as client:
-            return url, [model for model in client.models() if model.get("owned_by") == "dragoman"]
-    except CommandError:
-        return url, []
+    return url, own_models(url, key)
 
 
 def _cached() -> dict[str, Any]:

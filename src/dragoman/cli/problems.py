@@ -31,7 +31,22 @@ class CommandError(DragomanError):
 def hint_of(error: DragomanError) -> str:
     if isinstance(error, CommandError):
         return error.hint
-    return next((hint for kind, hint in HINTS.items() if isinstance(error, kind)), "")
+    return _hint_on_servers(error) or next(
+        (hint for kind, hint in HINTS.items() if isinstance(error, kind)), ""
+    )
+
+
+def _hint_on_servers(error: DragomanError) -> str:
+    # Not before there is an error: the client brings what makes a start slow.
+    from dragoman.client import BadAddress, BadFile, BrokenStream, CannotConnect, Refused
+
+    if isinstance(error, Refused) and error.where.status in (401, 403):
+        return "Give its key with --api-key."
+    if isinstance(error, BadFile):
+        return "`dragoman.Client(..., failures=FOLDER)` saves what fails in FOLDER."
+    if isinstance(error, CannotConnect | BadAddress | BrokenStream):
+        return "`dragoman serve` starts a server; --url says where another one is."
+    return ""
 
 
 def report(error: DragomanError, *, debug: bool = False) -> int:

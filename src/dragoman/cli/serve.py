@@ -87,6 +87,6 @@ def check_port(host: str, port: int) -> None:
 
 
 def _by_whom(host: str, port: int) -> str:
-    from dragoman.cli.client import is_dragoman
+    from dragoman.cli.address import is_dragoman
 
     return " by another dragoman" if is_dragoman(f"http://{host_in_url(host)}:{port}", own_key()) else ""

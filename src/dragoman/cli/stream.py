@@ -1,4 +1,7 @@
-"""One streamed request as a bare protocol object: bytes in, figures out, no task switch per token."""
+"""One streamed request as a bare protocol object: bytes in, figures out, no task switch per token.
+
+For measuring only: `dragoman.client` is the way to ask, and its readers are what reads here.
+"""
 
 import asyncio
 import time
@@ -8,7 +11,8 @@ import httptools
 import msgspec
 from msgspec import Struct
 
-from dragoman.cli.sse import DONE, Choice, Chunk, Events, read_chunk
+from dragoman.client.sse import DONE, SseReader
+from dragoman.client.wire import Choice, Problem, problem_in, problem_of, read_chunk
 
 
 class Tally(Struct):
@@ -30,7 +34,7 @@ class Stream(asyncio.Protocol):
         self.error: str | None = None
         self._request, self._tally = request, tally
         self._parser = httptools.HttpResponseParser(self)
-        self._events = Events()
+        self._events = SseReader()
         self._plain = b""
         self._ended = False
         self._last = self._start = 0.0
@@ -67,31 +71,30 @@ class Stream(asyncio.Protocol):
             self._plain += body
             return
         for event in self._events.feed(body):
-            if event == DONE:
+            if event.data == DONE:
                 self._ended = True
             else:
-                self._read(event)
+                self._read(event.data)
 
     def _read(self, event: bytes) -> None:
         try:
-            chunk: Chunk = read_chunk(event)
+            chunk = read_chunk(event)
         except msgspec.DecodeError:
             self.error = "an event is not a chunk"
             return
         if chunk.error is not None:
-            self.error = chunk.error.message
+            self.error = _said(problem_of(chunk.error))
         self._heard += sum(map(_speaks, chunk.choices))
         self.tokens = max(self.tokens, self._heard)
         if chunk.usage is not None:
-            details = chunk.usage.prompt_tokens_details
-            self.prompt_tokens = chunk.usage.prompt_tokens
-            self.cached_tokens = (details and details.cached_tokens) or 0
+            usage = chunk.usage.usage()
+            self.prompt_tokens, self.cached_tokens = usage.prompt_tokens, usage.cached_tokens
             # Servers may join tokens into one event, and some tokens have no text: usage knows better.
-            self.tokens = max(self._heard, chunk.usage.completion_tokens)
+            self.tokens = max(self._heard, usage.completion_tokens)
 
     def on_message_complete(self) -> None:
         if self._parser.get_status_code() != 200:
-            self._finish(f"HTTP {self._parser.get_status_code()}: {_reason(self._plain)}")
+            self._finish(f"HTTP {self._parser.get_status_code()}: {_said(problem_in(self._plain))}")
         else:
             self._finish(None if self._ended else "the stream ended without [DONE]")
 
@@ -111,13 +114,8 @@ class Stream(asyncio.Protocol):
 
 
 def _speaks(choice: Choice) -> bool:
-    delta = choice.delta
-    return bool(delta.content or choice.text or delta.reasoning_content or delta.reasoning)
+    return bool(choice.said.content or choice.said.thought)
 
 
-def _reason(body: bytes) -> str:
-    try:
-        problem = read_chunk(body).error
-    except msgspec.DecodeError:
-        problem = None
+def _said(problem: Problem | None) -> str:
     return problem.message if problem else "no reason given"

@@ -7,11 +7,12 @@ from typing import Any, TextIO
 
 from msgspec import Struct
 
-from dragoman.cli.client import Client
-from dragoman.cli.problems import CommandError, report
-from dragoman.cli.sse import Usage
+from dragoman.cli.problems import report
 from dragoman.cli.terminal import visible
+from dragoman.client import Client, Finished, Reasoning, StreamEvent, Text, Used
+from dragoman.errors import DragomanError
 from dragoman.logs import Paint
+from dragoman.types import Usage
 
 HELP = """\
 /system TEXT  say how the model should behave; without TEXT, show it
@@ -46,31 +47,19 @@ class Talk:
         """Print the answer as it comes. A failure leaves the history as it was."""
         said = [*self.history, {"role": "user", "content": question}]
         start = [{"role": "system", "content": self.system}] if self.system else []
-        body = {
-            **self.fields,
-            "messages": start + said,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        answer = self._listen(body)
+        answer = self._listen(start + said)
         if answer.text:
             self.history = [*said, {"role": "assistant", "content": answer.text}]
         return answer
 
-    def _listen(self, body: Mapping[str, Any]) -> Answer:
+    def _listen(self, messages: list[dict[str, str]]) -> Answer:
         answer, start = Answer(), time.perf_counter()
-        stream = self.client.chat(body)
+        stream = self.client.chat(messages, **self.fields)
         try:
-            for chunk in stream:
-                answer.usage = chunk.usage or answer.usage
-                for choice in chunk.choices:
-                    if answer.first_s is None and (choice.delta.content or choice.delta.reasoning_content):
-                        answer.first_s = time.perf_counter() - start
-                    # Kept before it is shown: Ctrl-C may come in between, and what was seen was said.
-                    answer.text += choice.delta.content or ""
-                    self._write(choice.delta.reasoning_content or choice.delta.reasoning or "", "dim")
-                    self._write(choice.delta.content or "")
-                    answer.finish = choice.finish_reason or answer.finish
+            for event in stream:
+                if answer.first_s is None and isinstance(event, Text | Reasoning):
+                    answer.first_s = time.perf_counter() - start
+                self._hear(event, answer)
         except KeyboardInterrupt:
             answer.stopped = True
         finally:
@@ -78,6 +67,19 @@ class Talk:
             stream.close()
             answer.seconds = time.perf_counter() - start
         return answer
+
+    def _hear(self, event: StreamEvent, answer: Answer) -> None:
+        match event:
+            case Text():
+                # Kept before it is shown: Ctrl-C may come in between, and what was seen was said.
+                answer.text += event.text
+                self._write(event.text)
+            case Reasoning():
+                self._write(event.text, "dim")
+            case Finished():
+                answer.finish = event.reason
+            case Used():
+                answer.usage = event.usage
 
     def _write(self, text: str, style: str | None = None) -> None:
         if text:
@@ -116,7 +118,7 @@ class Talk:
     def _turn(self, line: str) -> None:
         try:
             answer = self.ask(line)
-        except CommandError as error:
+        except DragomanError as error:
             report(error)
             return
         print(file=self._out)

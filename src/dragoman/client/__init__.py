@@ -1,0 +1,63 @@
+"""A client of any server that speaks OpenAI's API: typed events, token ids, calls as soon as they end."""
+
+from dragoman.client.answer import AnswerTree, Called, Spoken
+from dragoman.client.async_client import AsyncClient, AsyncStream
+from dragoman.client.events import (
+    CallArguments,
+    CallBegan,
+    CallDone,
+    Finished,
+    Other,
+    Reasoning,
+    Refusal,
+    StreamEvent,
+    Text,
+    Token,
+    Unseen,
+    Used,
+)
+from dragoman.client.problems import (
+    BadAddress,
+    BadFile,
+    BrokenStream,
+    CannotConnect,
+    ClientError,
+    Refused,
+    StreamFailed,
+    TimedOut,
+)
+from dragoman.client.reply import Reply
+from dragoman.client.setup import Timeouts
+from dragoman.client.sync_client import Client, Stream
+
+__all__ = [
+    "AnswerTree",
+    "AsyncClient",
+    "AsyncStream",
+    "BadAddress",
+    "BadFile",
+    "BrokenStream",
+    "CallArguments",
+    "CallBegan",
+    "CallDone",
+    "Called",
+    "CannotConnect",
+    "Client",
+    "ClientError",
+    "Finished",
+    "Other",
+    "Reasoning",
+    "Refusal",
+    "Refused",
+    "Reply",
+    "Spoken",
+    "Stream",
+    "StreamEvent",
+    "StreamFailed",
+    "Text",
+    "TimedOut",
+    "Timeouts",
+    "Token",
+    "Unseen",
+    "Used",
+]

@@ -1,0 +1,165 @@
+"""The client for event loops. `sync_client` is the same for ordinary code."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+
+from dragoman.client import request as requests
+from dragoman.client.answer import AnswerTree
+from dragoman.client.events import StreamEvent
+from dragoman.client.plain import PlainExchange, Whole
+from dragoman.client.problems import ClientError
+from dragoman.client.request import Request
+from dragoman.client.setup import Setup, Timeouts, setup_of
+from dragoman.client.streaming import StreamState
+
+_REST_S = 1.0
+"""For the end of a reply whose last event has come."""
+
+
+class AsyncClient:
+    """`Client`, with `await` and `async for`."""
+
+    def __init__(
+        self,
+        url: str = "http://127.0.0.1:8000",
+        key: str | None = None,
+        *,
+        timeouts: Timeouts | None = None,
+        retries: int = 2,
+        failures: str | Path | None = None,
+    ) -> None:
+        self._setup = setup_of(url, key, timeouts, retries, failures)
+        self._http = httpx.AsyncClient(**self._setup.options())
+
+    @property
+    def url(self) -> str:
+        return self._setup.url
+
+    async def __aenter__(self) -> "AsyncClient":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> "AsyncStream":
+        return self.stream(requests.chat(messages, fields))
+
+    def completions(self, prompt: str | Sequence[int], **fields: Any) -> "AsyncStream":
+        return self.stream(requests.completions(prompt, fields))
+
+    def responses(self, input: str | Sequence[Mapping[str, Any]], **fields: Any) -> "AsyncStream":
+        return self.stream(requests.responses(input, fields))
+
+    def stream(self, request: Request) -> "AsyncStream":
+        """Nothing is sent before the stream is entered or read."""
+        return AsyncStream(self._http, self._setup, request)
+
+    async def request(self, method: str, path: str, body: Any = None) -> Whole:
+        """Any other route: the decoded JSON, and what the head of the reply told."""
+        exchange = PlainExchange(self._setup, method, path)
+        content = None if body is None else msgspec.json.encode(body)
+        try:
+            return exchange.read(
+                await self._http.request(method, path, content=content, headers=requests.JSON)
+            )
+        except httpx.HTTPError as error:
+            raise exchange.failed(error) from error
+
+    async def models(self) -> list[dict[str, Any]]:
+        return (await self.request("GET", "/v1/models")).entries()
+
+
+class AsyncStream(StreamState):
+    """One streamed answer. Leaving it (break, aclose, cancelling, no more references) hangs up, which stops
+    the engine.
+    """
+
+    def __init__(self, http: httpx.AsyncClient, setup: Setup, request: Request) -> None:
+        super().__init__(setup, request)
+        self._http = http
+        self._response: httpx.Response | None = None
+
+    async def __aenter__(self) -> "AsyncStream":
+        await self._send()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        if self._response is not None:
+            await self._response.aclose()
+
+    async def __aiter__(self) -> AsyncGenerator[StreamEvent, None]:
+        self._begin()
+        try:
+            async with aclosing((await self._send()).aiter_bytes()) as parts:  # type: ignore[type-var]
+                while (data := await self._next(parts)) is not None:
+                    for event in self._reading.feed(data):
+                        yield event
+                for event in self._reading.end():
+                    yield event
+        except ClientError as error:
+            self._failed(error)
+            raise
+        finally:
+            await self.aclose()
+
+    async def answer(self) -> AnswerTree:
+        """Read to the end; with several choices, `answers` has the others."""
+        async for _ in self:
+            pass
+        return self._first()
+
+    async def _next(self, parts: AsyncIterator[bytes]) -> bytes | None:
+        try:
+            if not self._reading.done:
+                return await anext(parts, None)
+            await self._rest(parts)
+            return None
+        except httpx.HTTPError as error:
+            raise self._reading.failed(error) from error
+
+    async def _rest(self, parts: AsyncIterator[bytes]) -> None:
+        """A reply that is read to its end leaves a connection that can be used again."""
+        with suppress(TimeoutError, httpx.HTTPError):
+            async with asyncio.timeout(_REST_S):
+                async for _ in parts:
+                    pass
+
+    async def _send(self) -> httpx.Response:
+        tried = 0
+        while self._response is None:
+            try:
+                self._response = await self._try()
+            except ClientError as problem:
+                tried += 1
+                pause = self._setup.pause(problem, tried)
+                if pause is None:
+                    raise
+                await asyncio.sleep(pause)
+                self._reading.again()
+        return self._response
+
+    async def _try(self) -> httpx.Response:
+        request = self._reading.request
+        try:
+            asked = self._http.build_request(
+                "POST", request.path, content=msgspec.json.encode(request.body), headers=requests.STREAM
+            )
+            response = await self._http.send(asked, stream=True)
+            self._reading.began(response)
+            if response.is_success:
+                return response
+            raise self._reading.refused(await response.aread())
+        except httpx.HTTPError as error:
+            raise self._reading.failed(error) from error

@@ -1,0 +1,96 @@
+"""Failed requests on disk: what was asked and what came, without keys, for `dragoman replay`."""
+
+import datetime
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+from msgspec import Struct, field
+
+from dragoman.client.answer import AnswerTree
+from dragoman.client.problems import BadFile, ClientError
+from dragoman.client.reading import Reading
+from dragoman.client.setup import Setup
+from dragoman.types import Usage
+
+_SECRET = frozenset({"authorization", "api_key", "api-key", "x-api-key", "headers", "set-cookie", "cookie"})
+_REMOVED = "[removed]"
+
+
+class Outcome(Struct, kw_only=True):
+    """What came of a request."""
+
+    status: int | None = None
+    request_id: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+    error: str | None = None
+    where: str | None = None
+    beginning: str = ""
+    """The reply's first bytes, as text."""
+    answers: list[AnswerTree] = field(default_factory=list)
+    usage: Usage | None = None
+
+
+class Failure(Struct, kw_only=True):
+    """A request that failed, and how."""
+
+    version: int = 1
+    at: str
+    url: str
+    path: str
+    body: dict[str, Any]
+    outcome: Outcome
+
+
+def outcome_of(reading: Reading, setup: Setup, error: ClientError | None) -> Outcome:
+    reply = reading.reply
+    return Outcome(
+        status=reply.status if reply else None,
+        request_id=reply.request_id if reply else None,
+        headers=without_secrets(dict(reply.headers)) if reply else {},
+        error=setup.hidden(error.message) if error else None,
+        where=setup.hidden(str(error.where)) if error else None,
+        beginning=setup.hidden(reading.beginning.decode("utf-8", "replace")),
+        answers=reading.fold.answers,
+        usage=reading.fold.usage,
+    )
+
+
+def save(folder: Path, reading: Reading, setup: Setup, error: ClientError | None) -> Path:
+    """Write the request and its outcome to a new file that only its owner can read: prompts are private."""
+    now = datetime.datetime.now(datetime.UTC)
+    failure = Failure(
+        at=now.isoformat(timespec="seconds"),
+        url=setup.url,
+        path=reading.request.path,
+        body=without_secrets(reading.request.body),
+        outcome=outcome_of(reading, setup, error),
+    )
+    text = setup.hidden(msgspec.json.format(msgspec.json.encode(failure), indent=1).decode())
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{now:%Y%m%d-%H%M%S}-{uuid4().hex[:8]}.json"
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
+    return path
+
+
+def load(path: Path) -> Failure:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Failure)
+    except OSError as error:
+        raise BadFile(f"{path} cannot be read: {error.strerror}.") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadFile(f"{path} is not a request that a client has saved.") from error
+
+
+def without_secrets(value: Any) -> Any:
+    """The same with nothing under the names that keys go by, however deep: tools may carry some."""
+    if isinstance(value, Mapping):
+        return {
+            name: _REMOVED if str(name).lower() in _SECRET else without_secrets(one)
+            for name, one in value.items()
+        }
+    return [without_secrets(one) for one in value] if isinstance(value, list) else value

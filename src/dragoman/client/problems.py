@@ -1,0 +1,115 @@
+"""What can go wrong between a client and a server. Each error says what happened and where."""
+
+from pathlib import Path
+
+import httpx
+from msgspec import Struct
+
+from dragoman.client.wire import Problem
+from dragoman.errors import DragomanError, SettingsError
+
+_SHOWN = 200
+
+
+class BadAddress(SettingsError):
+    """A URL or a key that cannot be used."""
+
+
+class BadFile(SettingsError):
+    """A file that does not hold a saved request."""
+
+
+class FailedInside(Exception):
+    """An event says that the server has failed."""
+
+    def __init__(self, problem: Problem | None) -> None:
+        super().__init__()
+        self.problem = problem or Problem("The server did not say what is wrong.")
+
+
+class Where(Struct):
+    """The place in a conversation with a server."""
+
+    request: str
+    """Method and URL."""
+    status: int | None = None
+    request_id: str | None = None
+    chunk: int | None = None
+    """The number of the event in the stream, from 1."""
+    beginning: str = ""
+    """What the reply, or the event that could not be read, begins with."""
+
+    def __str__(self) -> str:
+        parts = [self.request]
+        if self.request_id is not None:
+            parts.append(f"request {self.request_id}")
+        if self.chunk is not None:
+            parts.append(f"chunk {self.chunk}")
+        if self.beginning:
+            parts.append(f"which begins with {self.beginning!r}")
+        return ", ".join(parts)
+
+
+class ClientError(DragomanError):
+    """`where` says at what place, `saved` in which file the request is kept for `dragoman replay`."""
+
+    again = False
+    """Whether the same request may succeed if it is sent again, and nothing of an answer was seen."""
+
+    def __init__(self, message: str, where: Where, problem: Problem | None = None) -> None:
+        said = problem or Problem("")
+        super().__init__(message, param=said.param, code=said.code)
+        self.where = where
+        self.kind = said.type
+        self.saved: Path | None = None
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.where})"
+
+
+class CannotConnect(ClientError):
+    again = True
+
+
+class TimedOut(ClientError):
+    """The server is silent for too long, or sends nothing but signs of life."""
+
+
+class Refused(ClientError):
+    """The server answered with an error, in the place of an answer."""
+
+    def __init__(self, where: Where, problem: Problem | None, retry_after: float | None = None) -> None:
+        reason = problem.message if problem else "no reason was given."
+        super().__init__(f"The server answered {where.status}: {reason}", where, problem)
+        self.retry_after = retry_after
+        self.again = where.status in (408, 429, 500, 502, 503, 504)
+
+
+class StreamFailed(ClientError):
+    """The server failed after it had begun to answer, and said so."""
+
+
+class BrokenStream(ClientError):
+    """The stream ended too early, or holds what is no event of this API."""
+
+
+class Unreached(BrokenStream):
+    """The connection was closed before a byte came."""
+
+    again = True
+
+
+def shown(data: bytes) -> str:
+    """The beginning of what came, fit for a message."""
+    return data[:_SHOWN].decode("utf-8", "replace") + ("…" if len(data) > _SHOWN else "")
+
+
+def problem_with(error: httpx.HTTPError, root: str, where: Where) -> ClientError:
+    """What a failure of the connection means to a person."""
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+        return CannotConnect(f"Nothing answers at {root}.", where)
+    if isinstance(error, httpx.TimeoutException):
+        return TimedOut(f"The server at {root} is silent for too long.", where)
+    if where.status is None:
+        return Unreached(f"The server at {root} hung up without a word.", where)
+    return BrokenStream(f"The server at {root} hung up in the middle of an answer.", where)

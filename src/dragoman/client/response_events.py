@@ -1,0 +1,149 @@
+"""The events of a Responses stream to the same events as those of the other APIs."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from dragoman.client.events import (
+    CallArguments,
+    CallBegan,
+    CallDone,
+    Finished,
+    Other,
+    Reasoning,
+    Refusal,
+    StreamEvent,
+    Text,
+    Used,
+)
+from dragoman.client.problems import FailedInside
+from dragoman.client.tokens import spelled_tokens, tokens_of
+from dragoman.client.wire import Counts, Problem, Spelled, problem_of
+from dragoman.types import ToolCall
+
+PIECES: dict[str, type[Text] | type[Reasoning] | type[Refusal]] = {
+    "response.output_text": Text,
+    "response.reasoning_text": Reasoning,
+    "response.reasoning_summary_text": Reasoning,
+    "response.refusal": Refusal,
+}
+ARGUMENTS = frozenset({"response.function_call_arguments", "response.custom_tool_call_input"})
+CALL_ITEMS = frozenset({"function_call", "custom_tool_call"})
+REASONS = {"max_output_tokens": "length"}
+
+
+class Item(Struct):
+    type: str = ""
+    id: str | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    input: str | None = None
+    status: str | None = None
+
+
+class Incomplete(Struct):
+    reason: str | None = None
+
+
+class Response(Struct):
+    usage: Counts | None = None
+    error: Any = None
+    incomplete_details: Incomplete | None = None
+
+
+class ResponseEvent(Struct):
+    type: str = ""
+    item_id: str | None = None
+    output_index: int = 0
+    delta: str | None = None
+    text: str | None = None
+    arguments: str | None = None
+    input: str | None = None
+    refusal: str | None = None
+    logprobs: list[Spelled] | None = None
+    item: Item | None = None
+    response: Response | None = None
+    error: Any = None
+    message: str | None = None
+
+    @property
+    def whole(self) -> str:
+        """What a `.done` event repeats."""
+        return self.text or self.arguments or self.input or self.refusal or ""
+
+
+_read = msgspec.json.Decoder(ResponseEvent).decode
+
+
+class ResponseReader:
+    """`over` is true after the event that ends a response."""
+
+    def __init__(self) -> None:
+        self.over = False
+        self._heard: set[tuple[str, int]] = set()
+        """What had deltas: of the rest, the text comes whole with its end."""
+        self._calls: dict[int, int] = {}
+        """Calls by their place in the output."""
+        self._said: dict[int, list[str]] = {}
+
+    def read(self, data: bytes) -> Iterator[StreamEvent]:
+        event = _read(data)
+        about, _, step = event.type.rpartition(".")
+        if event.type == "error" or event.error is not None or event.type == "response.failed":
+            raise FailedInside(_problem(event, data))
+        if about in PIECES and step in ("delta", "done"):
+            yield from self._piece(event, about, step)
+        elif about in ARGUMENTS and step in ("delta", "done"):
+            yield from self._arguments(event, about, step)
+        elif event.item is not None and event.item.type in CALL_ITEMS:
+            yield from self._call(event.output_index, event.item, step)
+        elif event.type in ("response.completed", "response.incomplete", "response.cancelled"):
+            yield from self._end(event.response or Response(), step)
+        else:
+            yield Other(event.type, msgspec.json.decode(data))
+
+    def _text(self, event: ResponseEvent, about: str, step: str) -> str:
+        key = (about, event.output_index)
+        if step == "done":
+            return "" if key in self._heard else event.whole
+        self._heard.add(key)
+        return event.delta or ""
+
+    def _piece(self, event: ResponseEvent, about: str, step: str) -> Iterator[StreamEvent]:
+        if text := self._text(event, about, step):
+            yield PIECES[about](text, tokens_of(None, spelled_tokens(event.logprobs or ()), text))
+
+    def _arguments(self, event: ResponseEvent, about: str, step: str) -> Iterator[StreamEvent]:
+        if event.output_index in self._calls and (text := self._text(event, about, step)):
+            self._said[event.output_index].append(text)
+            yield CallArguments(text=text, call=self._calls[event.output_index])
+
+    def _call(self, place: int, item: Item, step: str) -> Iterator[StreamEvent]:
+        if place not in self._calls:
+            self._calls[place], self._said[place] = len(self._calls), []
+            yield CallBegan(id=item.call_id or item.id, name=item.name or "", call=self._calls[place])
+        if step != "done":
+            return
+        number, whole = self._calls[place], item.arguments or item.input or ""
+        if whole and not self._said[place]:
+            yield CallArguments(text=whole, call=number)
+        if item.status in (None, "completed"):
+            arguments = whole or "".join(self._said[place])
+            value = ToolCall(id=item.call_id or item.id, name=item.name or "", arguments=arguments)
+            yield CallDone(value=value, call=number)
+
+    def _end(self, response: Response, step: str) -> Iterator[StreamEvent]:
+        self.over = True
+        if response.usage is not None:
+            yield Used(response.usage.usage())
+        said = (response.incomplete_details or Incomplete()).reason
+        usual = ("tool_calls" if self._calls else "stop") if step == "completed" else step
+        yield Finished(reason=REASONS.get(said, said) if said else usual)
+
+
+def _problem(event: ResponseEvent, data: bytes) -> Problem | None:
+    inside = event.error or (event.response and event.response.error)
+    return problem_of(inside) or problem_of(msgspec.json.decode(data))

@@ -1,0 +1,99 @@
+"""How a client is set up: where the server is, its key, what to wait for and how often to try."""
+
+import random
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+from msgspec import Struct
+
+from dragoman.client.problems import BadAddress, ClientError
+
+_LONGEST_PAUSE_S = 30.0
+_FIRST_PAUSE_S = 0.25
+
+
+class Timeouts(Struct, frozen=True, kw_only=True):
+    """Seconds; None waits for ever."""
+
+    connect: float | None = 5.0
+    read: float | None = 600.0
+    """Silence, before the reply and in the middle of it. A keep-alive is a sign of life."""
+    chunk: float | None = None
+    """From one event to the next, and from the request to the first; keep-alives do not count."""
+
+    @property
+    def silence(self) -> float | None:
+        given = [seconds for seconds in (self.read, self.chunk) if seconds is not None]
+        return min(given, default=None)
+
+
+class Setup(Struct, frozen=True, kw_only=True):
+    url: str
+    key: str | None
+    timeouts: Timeouts
+    retries: int
+    failures: Path | None
+    """The folder in which failed requests are kept."""
+
+    def options(self) -> dict[str, Any]:
+        """The arguments of an httpx client."""
+        silence = self.timeouts.silence
+        return {
+            "base_url": self.url,
+            "headers": headers_of(self.key),
+            "timeout": httpx.Timeout(silence, connect=self.timeouts.connect),
+            # Where nothing is encrypted there is nothing to verify, and to load certificates takes long.
+            "verify": self.url.startswith("https:"),
+            # How many requests run at a time is for the caller and the server to say.
+            "limits": httpx.Limits(max_connections=None, max_keepalive_connections=64),
+        }
+
+    def hidden(self, text: str) -> str:
+        """The same without the key, which a server may have repeated."""
+        return text.replace(self.key, "[key]") if self.key else text
+
+    def pause(self, problem: ClientError, tried: int) -> float | None:
+        """Seconds to wait before another try, or None where there must not be one."""
+        if tried > self.retries or not problem.again:
+            return None
+        asked: float | None = getattr(problem, "retry_after", None)
+        if asked is not None:
+            return asked if asked <= _LONGEST_PAUSE_S else None
+        # Spread out, so that clients that failed together do not come back together.
+        return min(_FIRST_PAUSE_S * 2.0 ** (tried - 1), _LONGEST_PAUSE_S) * random.uniform(0.5, 1.0)
+
+
+def setup_of(
+    url: str, key: str | None, timeouts: Timeouts | None, retries: int, failures: str | Path | None
+) -> Setup:
+    return Setup(
+        url=root_of(url),
+        key=key,
+        timeouts=timeouts or Timeouts(),
+        retries=retries,
+        failures=None if failures is None else Path(failures).expanduser(),
+    )
+
+
+def root_of(url: str) -> str:
+    """`root_of("localhost:8000/v1/")` is `http://localhost:8000`."""
+    root = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
+    try:
+        parts = urlsplit(root)
+        # Reading the port is what checks it.
+        right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        right = False
+    if not right:
+        raise BadAddress(f"{url} is not a URL; it looks like http://127.0.0.1:8000.")
+    return root
+
+
+def headers_of(key: str | None) -> dict[str, str]:
+    if key is None:
+        return {}
+    if not (key.isascii() and key.isprintable()):
+        raise BadAddress("The key has characters that no HTTP header can hold.")
+    return {"Authorization": f"Bearer {key}"}

@@ -1,0 +1,153 @@
+"""The client for ordinary code. `async_client` is the same for event loops."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+
+from dragoman.client import request as requests
+from dragoman.client.answer import AnswerTree
+from dragoman.client.events import StreamEvent
+from dragoman.client.plain import PlainExchange, Whole
+from dragoman.client.problems import ClientError
+from dragoman.client.request import Request
+from dragoman.client.setup import Setup, Timeouts, setup_of
+from dragoman.client.streaming import StreamState
+
+
+class Client:
+    """Asks any server that speaks OpenAI's API. Every answer is streamed; a whole one is the fold of it.
+
+    Where nothing of an answer has come, a request is tried again, `retries` times. `failures` is a folder in
+    which requests that fail are kept, without keys, for `dragoman replay`.
+    """
+
+    def __init__(
+        self,
+        url: str = "http://127.0.0.1:8000",
+        key: str | None = None,
+        *,
+        timeouts: Timeouts | None = None,
+        retries: int = 2,
+        failures: str | Path | None = None,
+    ) -> None:
+        self._setup = setup_of(url, key, timeouts, retries, failures)
+        self._http = httpx.Client(**self._setup.options())
+
+    @property
+    def url(self) -> str:
+        return self._setup.url
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._http.close()
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> "Stream":
+        return self.stream(requests.chat(messages, fields))
+
+    def completions(self, prompt: str | Sequence[int], **fields: Any) -> "Stream":
+        return self.stream(requests.completions(prompt, fields))
+
+    def responses(self, input: str | Sequence[Mapping[str, Any]], **fields: Any) -> "Stream":
+        return self.stream(requests.responses(input, fields))
+
+    def stream(self, request: Request) -> "Stream":
+        """Nothing is sent before the stream is entered or read."""
+        return Stream(self._http, self._setup, request)
+
+    def request(self, method: str, path: str, body: Any = None) -> Whole:
+        """Any other route: the decoded JSON, and what the head of the reply told."""
+        exchange = PlainExchange(self._setup, method, path)
+        content = None if body is None else msgspec.json.encode(body)
+        try:
+            return exchange.read(self._http.request(method, path, content=content, headers=requests.JSON))
+        except httpx.HTTPError as error:
+            raise exchange.failed(error) from error
+
+    def models(self) -> list[dict[str, Any]]:
+        return self.request("GET", "/v1/models").entries()
+
+
+class Stream(StreamState):
+    """One streamed answer. Leaving it (break, close, an exception, no more references) hangs up, which stops
+    the engine.
+    """
+
+    def __init__(self, http: httpx.Client, setup: Setup, request: Request) -> None:
+        super().__init__(setup, request)
+        self._http = http
+        self._response: httpx.Response | None = None
+
+    def __enter__(self) -> "Stream":
+        self._send()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._response is not None:
+            self._response.close()
+
+    def __iter__(self) -> Iterator[StreamEvent]:
+        self._begin()
+        try:
+            yield from self._events()
+        except ClientError as error:
+            self._failed(error)
+            raise
+        finally:
+            self.close()
+
+    def answer(self) -> AnswerTree:
+        """Read to the end; with several choices, `answers` has the others."""
+        for _ in self:
+            pass
+        return self._first()
+
+    def _events(self) -> Iterator[StreamEvent]:
+        response = self._send()
+        try:
+            for data in response.iter_bytes():
+                yield from self._reading.feed(data)
+                if self._reading.done:
+                    break
+        except httpx.HTTPError as error:
+            raise self._reading.failed(error) from error
+        yield from self._reading.end()
+
+    def _send(self) -> httpx.Response:
+        tried = 0
+        while self._response is None:
+            try:
+                self._response = self._try()
+            except ClientError as problem:
+                tried += 1
+                pause = self._setup.pause(problem, tried)
+                if pause is None:
+                    raise
+                time.sleep(pause)
+                self._reading.again()
+        return self._response
+
+    def _try(self) -> httpx.Response:
+        request = self._reading.request
+        try:
+            asked = self._http.build_request(
+                "POST", request.path, content=msgspec.json.encode(request.body), headers=requests.STREAM
+            )
+            response = self._http.send(asked, stream=True)
+            self._reading.began(response)
+            if response.is_success:
+                return response
+            raise self._reading.refused(response.read())
+        except httpx.HTTPError as error:
+            raise self._reading.failed(error) from error

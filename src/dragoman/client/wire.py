@@ -1,0 +1,142 @@
+"""The chunks of chat and completions streams, as many servers write them: anything may be missing or null."""
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct, field
+
+from dragoman.types import Usage
+
+
+class Named(Struct):
+    """What is called: `arguments` of a function (text, though some servers send the object), or `input`."""
+
+    name: str | None = None
+    arguments: str | dict[str, Any] | None = None
+    input: str | None = None
+
+    @property
+    def said(self) -> str:
+        given = self.input if self.arguments is None else self.arguments
+        return given or "" if isinstance(given, str | None) else msgspec.json.encode(given).decode()
+
+
+class CallDelta(Struct):
+    index: int | None = None
+    id: str | None = None
+    function: Named | None = None
+    custom: Named | None = None
+
+
+class Delta(Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: Any = None
+    """The same under another name; with some routers an object, which says nothing more."""
+    refusal: str | None = None
+    tool_calls: list[CallDelta] | None = None
+    function_call: Named | None = None
+
+    @property
+    def thought(self) -> str:
+        return self.reasoning_content or (self.reasoning if isinstance(self.reasoning, str) else "")
+
+
+class Spelled(Struct):
+    """One token as chat and responses spell it in log probabilities."""
+
+    token: str
+    id: int | None = None
+    """llama-server tells it."""
+    logprob: float | None = None
+    top_logprobs: "list[Spelled] | None" = None
+
+
+class Logprobs(Struct):
+    """`content` is how chat has them, the other three are parallel lists of completions."""
+
+    content: list[Spelled] | None = None
+    tokens: list[str] | None = None
+    token_logprobs: list[float | None] | None = None
+    top_logprobs: list[dict[str, float] | None] | None = None
+
+
+class Choice(Struct):
+    index: int = 0
+    delta: Delta | None = None
+    message: Delta | None = None
+    """Instead of a delta, where a server does not stream."""
+    text: str | None = None
+    token_ids: list[int] | None = None
+    logprobs: Logprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+    @property
+    def said(self) -> Delta:
+        return self.delta or self.message or Delta(content=self.text)
+
+
+class Details(Struct):
+    cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
+
+
+class Counts(Struct):
+    """Usage under the names of chat and completions, and under those of responses."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: Details | None = None
+    completion_tokens_details: Details | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    input_tokens_details: Details | None = None
+    output_tokens_details: Details | None = None
+
+    def usage(self) -> Usage:
+        before = self.prompt_tokens_details or self.input_tokens_details or Details()
+        after = self.completion_tokens_details or self.output_tokens_details or Details()
+        return Usage(
+            prompt_tokens=self.prompt_tokens or self.input_tokens or 0,
+            completion_tokens=self.completion_tokens or self.output_tokens or 0,
+            cached_tokens=before.cached_tokens or 0,
+            reasoning_tokens=after.reasoning_tokens or 0,
+        )
+
+
+class Chunk(Struct):
+    choices: list[Choice] = field(default_factory=list)
+    usage: Counts | None = None
+    error: Any = None
+
+
+class Problem(Struct):
+    """What a server says is wrong."""
+
+    message: str
+    type: str | None = None
+    code: str | None = None
+    param: str | None = None
+
+
+read_chunk = msgspec.json.Decoder(Chunk).decode
+
+
+def problem_in(body: bytes) -> Problem | None:
+    """The error of a reply or an event: OpenAI's shape, a bare text, or one of the shapes in between."""
+    try:
+        said = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return problem_of(said.get("error") or said.get("detail") or said) if isinstance(said, dict) else None
+
+
+def problem_of(said: Any) -> Problem | None:
+    """`problem_of({"message": "No."})` and `problem_of("No.")` say the same."""
+    if isinstance(said, str):
+        return Problem(said)
+    if not isinstance(said, dict) or not isinstance(said.get("message"), str):
+        return None
+    rest = {name: str(said[name]) for name in ("type", "code", "param") if said.get(name) is not None}
+    return Problem(said["message"], **rest)
