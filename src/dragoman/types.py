@@ -207,6 +207,8 @@ class TextPrompt(Struct, frozen=True):
 
 class IdsPrompt(Struct, frozen=True):
     ids: tuple[int, ...]
+    param: str = "prompt"
+    """The field that they came in."""
 
 
 Prompt: TypeAlias = Conversation | TextPrompt | IdsPrompt

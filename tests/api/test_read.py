@@ -84,7 +84,7 @@ def test_bad_value_names_its_field(body: bytes, param: str) -> None:
         (b'{%s,"n":%s}' % (HELLO, b"1" * 5000), "invalid_value"),
         (b"[]", "invalid_value"),
         (b"{}", "missing_field"),
-        (b'{"messages":[]}', "invalid_value"),
+        (b'{"messages":[]}', "missing_field"),
         (b'{"messages":[{"content":"hi"}]}', "missing_field"),
         (b'{"messages":[{"role":"robot","content":"hi"}]}', "invalid_value"),
     ],

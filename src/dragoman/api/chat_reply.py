@@ -104,11 +104,11 @@ def _function(call: ToolCall) -> dict[str, str]:
 
 def opening(writer: StreamWriter, choices: int, echoed: str, prompt_ids: Sequence[int] | None) -> bytes:
     """The first chunk of each choice has the role; with `echo`, what the client began follows."""
-    extra = {} if prompt_ids is None else {"prompt_token_ids": prompt_ids}
+    once = {} if prompt_ids is None else {"prompt_token_ids": prompt_ids}
     chunks = []
     for choice in range(choices):
         role = {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
-        chunks.append(writer.chunk(Event("text", choice), role, extra))
+        chunks.append(writer.chunk(Event("text", choice), role, {} if choice else once))
         if echoed:
             chunks.append(writer.write([Event("text", choice, echoed)]))
     return b"".join(chunks)

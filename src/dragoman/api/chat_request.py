@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from dragoman.api.constraint_fields import wanted
-from dragoman.api.fields import check_shared, sampling, turn_spec
+from dragoman.api.fields import TokenId, check_shared, sampling, turn_spec
 from dragoman.api.messages import MessageBody, check_messages, joined, to_message
 from dragoman.api.read import Reader
 from dragoman.api.reasoning_fields import check_reasoning, thinking
@@ -15,12 +15,14 @@ from dragoman.api.tools import Declared, Function, Tool, check_tools, for_templa
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits, check_count
 from dragoman.turns.spec import Calling, Reading, TurnSpec
-from dragoman.types import Conversation
+from dragoman.types import Conversation, IdsPrompt, Prompt
 
 
 class ChatRequest(TemplateFields, kw_only=True, forbid_unknown_fields=True):
     # What makes the prompt.
-    messages: Annotated[list[MessageBody], Meta(min_length=1)]
+    messages: list[MessageBody] | None = None
+    prompt_token_ids: list[TokenId] | None = None
+    input_ids: list[TokenId] | None = None
     tools: list[Tool] | None = None
     functions: list[Function] | None = None
     documents: list[dict[str, Any]] | None = None
@@ -42,6 +44,12 @@ class ChatRequest(TemplateFields, kw_only=True, forbid_unknown_fields=True):
     stream_reasoning: bool | None = None
     modalities: list[Literal["text"]] | None = None
     store: bool | None = None
+
+    @property
+    def ids(self) -> tuple[str, list[int]] | None:
+        """The prompt as ids, and the field that they came in; None if a template is to make it."""
+        named = {"prompt_token_ids": self.prompt_token_ids, "input_ids": self.input_ids}
+        return next(((name, ids) for name, ids in named.items() if ids is not None), None)
 
     @property
     def declared(self) -> Declared:
@@ -86,24 +94,24 @@ def read_to_render(body: bytes, limits: Limits) -> ChatRequest:
 def spec(request: ChatRequest) -> TurnSpec:
     most = request.max_completion_tokens or request.max_tokens
     asked = sampling(request, max_tokens=most, logprobs=_wanted_logprobs(request))
-    told = conversation(request)
     return turn_spec(
         request,
-        (told,),
+        (prompt(request),),
         asked,
         request.n or 1,
-        _reading(request, told),
+        _reading(request),
         request.calling,
         thinking(request),
     )
 
 
-def _reading(request: ChatRequest, told: Conversation) -> Reading:
+def _reading(request: ChatRequest) -> Reading:
+    tools = for_template(request.declared.functions)
     unwanted = "none" in (request.tool_choice, request.function_call) or request.parse_tool_calls is False
     single = request.legacy or request.parallel_tool_calls is False or request.names_a_tool
     return Reading(
-        tools=told.tools,
-        calls=bool(told.tools) and not unwanted,
+        tools=tools,
+        calls=bool(tools) and not unwanted,
         reasoning=request.separate_reasoning is not False and request.reasoning_format != "none",
         most_calls=1 if single else None,
         verbatim=wanted(request) is not None,
@@ -116,7 +124,8 @@ def echoed(request: ChatRequest) -> str:
     """The text that the answer is to be preceded by: with `echo`, what the client began itself."""
     if not request.echo:
         return ""
-    begun = joined(request.messages[-1].content) if request.continue_final_message else ""
+    messages = request.messages or ()
+    begun = joined(messages[-1].content) if messages and request.continue_final_message else ""
     return begun + (request.response_prefix or "")
 
 
@@ -143,15 +152,41 @@ def _check_chat(request: ChatRequest, limits: Limits) -> None:
 
 
 def check_conversation(request: ChatRequest, limits: Limits) -> None:
-    check_count(len(request.messages), limits.messages, "messages", "messages")
+    if request.ids is not None:
+        _check_ids(request, *request.ids)
+    elif not request.messages:
+        raise BadRequest("'messages' is required.", param="messages", code="missing_field")
+    messages = request.messages or ()
+    check_count(len(messages), limits.messages, "messages", "messages")
     if request.tools and request.functions:
         raise BadRequest("Send tools or functions, not both.", param="functions", code="invalid_value")
     check_tools(request.declared, limits)
-    size = check_messages(request.messages) + len(request.response_prefix or "")
+    size = check_messages(messages) + len(request.response_prefix or "")
     check_count(size, limits.content_chars, "messages", "characters of content")
     if request.continue_final_message and request.add_generation_prompt:
         message = "continue_final_message and add_generation_prompt exclude each other."
         raise BadRequest(message, param="continue_final_message", code="invalid_value")
+
+
+def _check_ids(request: ChatRequest, param: str, ids: list[int]) -> None:
+    """Ids are the whole prompt: what would be written into it has no place."""
+    if not ids:
+        raise BadRequest(f"'{param}' must not be an empty list.", param=param, code="invalid_value")
+    if request.prompt_token_ids is not None and request.input_ids is not None:
+        message = "'input_ids' and 'prompt_token_ids' are the same; send one of them."
+        raise BadRequest(message, param="input_ids", code="invalid_value")
+    for name in ("continue_final_message", "response_prefix", "documents"):
+        if getattr(request, name):
+            message = f"'{name}' needs a chat template, which '{param}' bypasses; send one of the two."
+            raise BadRequest(message, param=name, code="invalid_value")
+
+
+def prompt(request: ChatRequest) -> Prompt:
+    """Ids as they came, or what the template is to make of the messages."""
+    if request.ids is None:
+        return conversation(request)
+    param, ids = request.ids
+    return IdsPrompt(tuple(ids), param)
 
 
 def conversation(request: ChatRequest) -> Conversation:
@@ -159,7 +194,7 @@ def conversation(request: ChatRequest) -> Conversation:
     continues = bool(request.continue_final_message)
     generates = not continues if request.add_generation_prompt is None else request.add_generation_prompt
     return Conversation(
-        messages=tuple(to_message(body) for body in request.messages),
+        messages=tuple(to_message(body) for body in request.messages or ()),
         tools=for_template(request.declared.functions),
         documents=tuple(request.documents or ()),
         add_generation_prompt=generates,

@@ -29,6 +29,10 @@ def check_servers(request: ChatRequest) -> None:
                 " Responses API."
             )
             raise BadRequest(message, param=f"{place}.require_approval", code="invalid_value")
+    if seen and request.ids is not None:
+        param, _ = request.ids
+        message = f"The tools of an MCP server cannot be told to a prompt of ids; leave out {param}."
+        raise BadRequest(message, param=param, code="invalid_value")
     if seen and (request.n or 1) > 1:
         raise BadRequest(
             "With MCP servers there is one answer; leave out n.", param="n", code="invalid_value"

@@ -94,4 +94,4 @@ def _prompt(given: Any, request: CompletionRequest, param: str) -> Prompt:
         raise BadRequest("suffix needs a prompt as text.", param="suffix", code="invalid_value")
     if not given:
         raise BadRequest(f"'{param}' must not be an empty list.", param=param, code="invalid_value")
-    return IdsPrompt(tuple(given))
+    return IdsPrompt(tuple(given), param)

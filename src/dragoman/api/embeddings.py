@@ -49,7 +49,7 @@ def _prompt(given: Any, number: int) -> Prompt:
     if isinstance(given, str) and given:
         return TextPrompt(given)
     if isinstance(given, list) and given and all(type(item) is int for item in given):
-        return IdsPrompt(tuple(given))
+        return IdsPrompt(tuple(given), f"input[{number}]")
     message = f"'input[{number}]' must be a text or a list of token ids, and not empty."
     raise BadRequest(message, param=f"input[{number}]", code="invalid_value")
 

@@ -73,7 +73,7 @@ def record(reply: dict[str, Any], request: ChatRequest, request_id: str, owner: 
         model=body["model"],
         metadata=body["metadata"],
         body=_encode(body),
-        inputs=_messages(body["id"], request.messages),
+        inputs=_messages(body["id"], request.messages or ()),
     )
 
 

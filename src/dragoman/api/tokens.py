@@ -5,7 +5,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from dragoman.api.chat_request import ChatRequest, check_conversation, conversation
+from dragoman.api.chat_request import ChatRequest, check_conversation
+from dragoman.api.chat_request import prompt as chat_prompt
 from dragoman.api.fields import TokenId
 from dragoman.api.read import Reader
 from dragoman.errors import BadRequest
@@ -33,6 +34,8 @@ class Detokenize(Struct, kw_only=True, forbid_unknown_fields=True):
 
 class _Shape(Struct):
     messages: Any = None
+    prompt_token_ids: Any = None
+    input_ids: Any = None
 
 
 _shape = Reader.of(_Shape)
@@ -42,7 +45,7 @@ _ids = Reader.of(Detokenize)
 
 
 def read_tokenize(body: bytes, limits: Limits) -> TokenizeText | TokenizeChat:
-    if _shape.read(body).messages is None:
+    if _shape.read(body) == _Shape():
         text: TokenizeText = _text.read(body)
         return text
     chat: TokenizeChat = _chat.read(body)
@@ -53,7 +56,7 @@ def read_tokenize(body: bytes, limits: Limits) -> TokenizeText | TokenizeChat:
 def prompt(request: TokenizeText | TokenizeChat) -> Prompt:
     if isinstance(request, TokenizeText):
         return TextPrompt(request.prompt, None, request.add_special_tokens is not False)
-    return conversation(request)
+    return chat_prompt(request)
 
 
 def tokenized(ids: Sequence[int], max_model_len: int, names: Sequence[str] | None) -> dict[str, Any]:

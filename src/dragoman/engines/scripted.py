@@ -187,4 +187,6 @@ def _step(run: _Run, index: int, ids: list[int], finish: FinishReason | None, fi
 
 
 def _logprob(id_: int, top: int) -> TokenLogprob:
-    return TokenLogprob(id_, -0.5, tuple((id_ ^ rank, -0.5 - rank) for rank in range(top)))
+    # Neighbours, on the side where there are enough of them.
+    way = -1 if id_ >= top else 1
+    return TokenLogprob(id_, -0.5, tuple((id_ + way * rank, -0.5 - rank) for rank in range(top)))

@@ -64,7 +64,7 @@ async def render_chat(host: Host, exchange: Exchange) -> None:
     body = await exchange.body()
     request = chat_request.read_to_render(body, host.limits)
     host.planner.adapter(request.model)
-    text, ids = await host.prepare(len(body), host.prompter.render, chat_request.conversation(request))
+    text, ids = await host.prepare(len(body), host.prompter.render, chat_request.prompt(request))
     await exchange.json({"prompt": text, "prompt_token_ids": ids})
 
 
@@ -81,7 +81,7 @@ async def count_chat(host: Host, exchange: Exchange) -> None:
     body = await exchange.body()
     request = chat_request.read_to_render(body, host.limits)
     host.planner.adapter(request.model)
-    ids = await host.prepare(len(body), host.prompter.encode, chat_request.conversation(request))
+    ids = await host.prepare(len(body), host.prompter.encode, chat_request.prompt(request))
     await exchange.json({"object": "chat.completion.input_tokens", "input_tokens": len(ids)})
 
 

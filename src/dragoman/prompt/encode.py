@@ -61,13 +61,13 @@ class Encoder:
             message = f"The prompt has more than {least} tokens, but this model takes {most}; shorten it."
             raise ContextOverflow(message, param=param)
 
-    def check_ids(self, ids: Sequence[int]) -> tuple[int, ...]:
+    def check_ids(self, ids: Sequence[int], param: str) -> tuple[int, ...]:
         most = len(self._tokenizer.pieces)
         for id in ids:
             if not 0 <= id < most:
                 raise BadRequest(
                     f"Token id {id} is outside of the vocabulary (0 to {most - 1}).",
-                    param="prompt",
+                    param=param,
                     code="invalid_token_id",
                 )
         return tuple(ids)

@@ -57,7 +57,7 @@ class Prompter:
     def render(self, prompt: Prompt, most: int | None = None) -> tuple[str, tuple[int, ...]]:
         """The prompt as text and as ids. What surely has more than `most` ids is refused unencoded."""
         if isinstance(prompt, IdsPrompt):
-            ids = self._encoder.check_ids(prompt.ids)
+            ids = self._encoder.check_ids(prompt.ids, prompt.param)
             return self._encoder.decode(ids), ids
         if isinstance(prompt, TextPrompt):
             self._encoder.check_length(prompt.text, most, "prompt")

@@ -16,11 +16,11 @@ from dragoman.prompt import Prompter
 from dragoman.prompt.continued import continued
 from dragoman.turns.adapters import chosen_adapters
 from dragoman.turns.constrain import Constrainer, dialect_for
-from dragoman.turns.opened import opened_reasoning
+from dragoman.turns.opened import ids_opened_reasoning, opened_reasoning
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.trails import Trails
 from dragoman.turns.unsupported import refuse_unsupported
-from dragoman.types import Conversation, Job, Prompt, Sampling
+from dragoman.types import Conversation, IdsPrompt, Job, Prompt, Sampling
 
 Rendered: TypeAlias = tuple[str, tuple[int, ...], str | None]
 """A prompt as text and as ids, and the answer that it goes on from."""
@@ -85,8 +85,8 @@ class Planner:
         salt = f"{adapters or ''}\0{spec.cache_salt}"
         prompts = [self._fit(prompt, spec.truncate_prompt, dialect, salt) for prompt in spec.prompts]
         begun = [
-            isinstance(prompt, Conversation) and opened_reasoning(dialect, prompt, text)
-            for prompt, (text, *_) in zip(spec.prompts, prompts, strict=True)
+            self._in_reasoning(spec, dialect, prompt, rendered)
+            for prompt, rendered in zip(spec.prompts, prompts, strict=True)
         ]
         jobs = [
             Job(
@@ -117,11 +117,17 @@ class Planner:
                 return kept[0], kept[1], kept[2].source or None
         return *self.prompter.render(prompt, most), None
 
+    def _in_reasoning(self, spec: TurnSpec, dialect: Dialect, prompt: Prompt, rendered: Rendered) -> bool:
+        text, ids, _ = rendered
+        if isinstance(prompt, Conversation):
+            return opened_reasoning(dialect, prompt, text)
+        return spec.reading is not None and ids_opened_reasoning(dialect, ids, self.tokenizer)
+
     def _fit(self, prompt: Prompt, keep: int | None, dialect: Dialect, salt: str) -> Rendered:
         """The prompt as text and as ids, which are cut as asked; more than the model takes is refused."""
         most = self.card.max_model_len
         text, ids, after = self._rendered(prompt, most if keep is None else None, dialect, salt)
-        param = "messages" if isinstance(prompt, Conversation) else "prompt"
+        param = _param(prompt)
         if keep is not None:
             ids = ids[-(most - 1 if keep < 0 else keep) :]
         if not ids:
@@ -165,3 +171,10 @@ class Planner:
                 if ids and ids not in seen:
                     seen.add(ids)
                     yield ids
+
+
+def _param(prompt: Prompt) -> str:
+    """The field that it came in."""
+    if isinstance(prompt, IdsPrompt):
+        return prompt.param
+    return "messages" if isinstance(prompt, Conversation) else "prompt"
