@@ -7,7 +7,7 @@ import pytest
 
 from dragoman.engines.scripted import ScriptedEngine, say
 from tests.http.conftest import Serve, Served
-from tests.support.parrot import BREAK, messages_of
+from tests.support.parrot import BREAK, call, messages_of
 from tests.support.responses import (
     PATH,
     create,
@@ -20,7 +20,6 @@ from tests.support.responses import (
     streamed,
     texts,
 )
-from tests.support.tool_model import call
 
 # fmt: off
 FIELDS = (

@@ -12,10 +12,9 @@ from dragoman.http.server import background
 from dragoman.settings import Settings
 from tests.http.conftest import Serve, Served
 from tests.mcp.support import SERVERS, sdk_server
-from tests.support.parrot import messages_of
+from tests.support.parrot import call, messages_of
 from tests.support.parrot import parrot as make_parrot
 from tests.support.responses import create, created, error_of, fold, kinds, numbers, streamed, texts
-from tests.support.tool_model import call
 from tests.support.wait import becomes
 
 ADD = call("add", a=1, b=2)

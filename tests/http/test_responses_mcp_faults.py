@@ -14,9 +14,8 @@ import pytest
 from dragoman.engines.scripted import ScriptedEngine
 from tests.http.conftest import Serve
 from tests.mcp.support import SERVERS, RawServer, raw_server
-from tests.support.parrot import messages_of, parrot
+from tests.support.parrot import call, messages_of, parrot
 from tests.support.responses import PATH, created, fold, get, kinds, numbers, payloads, streamed, texts, user
-from tests.support.tool_model import call
 from tests.support.wait import becomes
 
 SAY = call("say")

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.http.conftest import Served
+from tests.support.parrot import call
 from tests.support.responses import created, streamed
-from tests.support.tool_model import call
 
 TOOLS = [{"type": "function", "name": "f", "parameters": {"type": "object"}}]
 pieces = st.lists(

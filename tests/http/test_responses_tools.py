@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from tests.http.conftest import Served
-from tests.support.parrot import messages_of
+from tests.support.parrot import call, messages_of
 from tests.support.responses import created, fold, kinds, streamed, texts
-from tests.support.tool_model import call
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 WEATHER = {"type": "function", "name": "weather", "parameters": SCHEMA}

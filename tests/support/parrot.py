@@ -1,5 +1,6 @@
 """A model that says what the last message says, so that a request can say what the answer is to be."""
 
+import json
 from collections.abc import Callable
 
 from dragoman.engines.protocol import ModelCard
@@ -29,6 +30,11 @@ TEMPLATE = """\
 HANG, BREAK = "HANG", "BREAK"
 """Where a message has one of these, the model never goes on, or the engine fails."""
 FAULTS: dict[str, Fault] = {HANG: "hang", BREAK: "exception"}
+
+
+def call(name: str, **arguments: object) -> str:
+    """A call as the model writes it."""
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 def messages_of(job: Job) -> list[tuple[str, str]]:
