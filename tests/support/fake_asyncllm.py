@@ -70,6 +70,8 @@ class Manner(Struct, frozen=True, kw_only=True):
     whole_ids: bool = False
     """All ids in each output, although streaming was asked for."""
     whole_logprobs: bool = False
+    ahead: int = 0
+    """With whole lists: how many ids stand in them that are not counted yet, since the engine goes on."""
     counts: bool = True
     """Whether outputs have `completion_tokens`."""
     finish: Any = None
@@ -126,8 +128,9 @@ class Answering:
         SamplingParams(**obj.sampling_params).verify()
 
     def abort_request(self, rid: str) -> None:
+        """By the beginning of ids, as SGLang does it."""
         self.aborted.append(rid)
-        self.live.discard(rid)
+        self.live = {live for live in self.live if not live.startswith(rid)}
 
     async def _outputs(self, obj: Any, manner: Manner) -> AsyncIterator[dict[str, Any]]:
         most = obj.sampling_params["max_new_tokens"]
@@ -174,11 +177,12 @@ def _output(obj: Any, manner: Manner, ids: list[int], before: int, said: int) ->
     if manner.weight_version is not None:
         meta["weight_version"] = manner.weight_version
     if obj.return_logprob and manner.gives_logprobs:
-        meta |= _logprobs(obj, manner, ids, 0 if manner.whole_logprobs else before, said)
+        start, end = (0, said + manner.ahead) if manner.whole_logprobs else (before, said)
+        meta |= _logprobs(obj, manner, ids, start, end)
     return {
         # A part of a character becomes another text when the rest has come: no prefix of what follows.
         "text": bytes(id_ for id_ in ids[:said] if id_ < 256).decode(errors="replace"),
-        "output_ids": ids[0 if manner.whole_ids else before : said],
+        "output_ids": ids[: said + manner.ahead] if manner.whole_ids else ids[before:said],
         "meta_info": meta,
     }
 

@@ -22,13 +22,13 @@ def steps_of(engine: AsyncLLMEngine) -> AsyncGenerator[Step, None]:
 
 
 @pytest.mark.parametrize("make", [FakeAsyncLLM, DuckEngine, FakeSglang])
-@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize(("whole", "ahead"), [(True, 0), (True, 2), (False, 0)])
 @pytest.mark.parametrize("cuts", [(), (3, 1), (99,)])
 def test_every_shape_of_the_contract_gives_the_same_answer(
-    make: Any, whole: bool, cuts: tuple[int, ...]
+    make: Any, whole: bool, ahead: int, cuts: tuple[int, ...]
 ) -> None:
     text = "Grüße, 世界"
-    manner = Manner(ids=(*text.encode(), 258), whole_ids=whole, whole_logprobs=whole, cuts=cuts)
+    manner = Manner(ids=(*text.encode(), 258), whole_ids=whole, whole_logprobs=whole, ahead=ahead, cuts=cuts)
     engine = AsyncLLMEngine(make(manner))
     [answer] = answers_of(engine, spec(sampling=Sampling(max_tokens=99, logprobs=0)))
     assert (answer.text, answer.finish) == (text, "stop")
@@ -43,7 +43,7 @@ def leave_after_one_step(llm: Answering, engine: AsyncLLMEngine) -> None:
     async def run() -> None:
         steps = steps_of(engine)
         await anext(steps)
-        assert llm.live == {"job"}
+        assert llm.live == {"job."}
         await steps.aclose()
         assert not llm.live
 
@@ -54,12 +54,20 @@ def leave_after_one_step(llm: Answering, engine: AsyncLLMEngine) -> None:
 def test_leaving_aborts_the_request(closing_aborts: bool) -> None:
     llm = FakeAsyncLLM(Manner(closing_aborts=closing_aborts))
     leave_after_one_step(llm, AsyncLLMEngine(llm))
-    assert llm.aborted == ["job"]
+    assert llm.aborted == ["job."]
 
 
 def test_leaving_aborts_through_the_manager() -> None:
     outer = FakeSglang(Manner(closing_aborts=False))
     leave_after_one_step(outer.tokenizer_manager, AsyncLLMEngine(outer))
+
+
+def test_an_abort_is_of_one_choice_alone() -> None:
+    """Although engines go by the beginning of an id, and "1" is the beginning of "11"."""
+    texts = iter([b"X" if number == 1 else b"go on" for number in range(12)])
+    llm = FakeAsyncLLM(lambda _: Manner(ids=(*next(texts), 258)))
+    answers = answers_of(AsyncLLMEngine(llm), spec(n=12, stop=("X",)))
+    assert [answer.text for answer in answers] == ["" if number == 1 else "go on" for number in range(12)]
 
 
 def test_an_engine_without_abort_is_closed() -> None:

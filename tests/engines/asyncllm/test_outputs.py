@@ -29,18 +29,19 @@ def output(ids: list[int], finish: Any = None, **meta: Any) -> dict[str, Any]:
 @given(
     ids=st.lists(st.integers(0, 3), max_size=40),
     sizes=st.lists(st.integers(0, 5), max_size=20),
-    whole=st.lists(st.booleans(), min_size=1),
+    whole=st.lists(st.one_of(st.none(), st.integers(0, 3)), min_size=1),
 )
 def test_the_ids_of_the_steps_are_those_of_the_engine(
-    ids: list[int], sizes: list[int], whole: list[bool]
+    ids: list[int], sizes: list[int], whole: list[int | None]
 ) -> None:
-    """However they are cut, and whether an output has all of them or only what is new."""
+    """However they are cut, and whether an output has what is new, or all, or what is not counted yet."""
     reader = OutputReader(job())
     said: list[int] = []
     got: list[int] = []
     for number, piece in enumerate([*cut(ids, sizes), []]):
         said += piece
-        shown = list(said) if whole[number % len(whole)] else piece
+        ahead = whole[number % len(whole)]
+        shown = piece if ahead is None else ids[: len(said) + ahead]
         got += reader.step(output(shown, completion_tokens=len(said))).ids
     assert got == ids
 

@@ -74,7 +74,7 @@ def manager(**server_args: Any) -> fake_sglang.Manager:
 def test_each_engine_is_asked_in_its_own_class(engine: Any, cls: Any, seed: str) -> None:
     made = form_of(engine).request(job(FULL))
     assert isinstance(made, cls)
-    assert (made.rid, made.input_ids, made.stream) == ("job", [1, 2], True)
+    assert (made.rid, made.input_ids, made.stream) == ("job.", [1, 2], True)
     assert made.sampling_params == {**SPELLED, seed: 6}
 
 

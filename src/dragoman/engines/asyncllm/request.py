@@ -109,7 +109,8 @@ class Form(Struct, frozen=True):
     def _values(self, job: Job) -> dict[str, Any]:
         sampling, source = job.sampling, _source(job)
         values: dict[str, Any] = {
-            "rid": job.id,
+            # With an end of its own: engines abort every request whose id begins with the one they are given.
+            "rid": f"{job.id}.",
             "input_ids": list(job.prompt),
             "sampling_params": self._sampling(job),
             "stream": True,
