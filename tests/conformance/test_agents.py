@@ -1,6 +1,8 @@
 """The OpenAI Agents SDK, with a model that calls a tool, hands over, or remembers."""
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -20,6 +22,7 @@ from dragoman.engines.scripted import Script, ScriptedEngine, say
 from dragoman.http.server import background
 from dragoman.settings import Settings
 from dragoman.types import Job
+from tests.docs.support import blocks
 from tests.support.tool_model import NAME, call, prompt_of, tool_model
 
 QUIET = RunConfig(tracing_disabled=True)
@@ -33,6 +36,8 @@ def weather(city: str) -> str:
 
 def said(job: Job) -> Script:
     prompt = prompt_of(job)
+    if "Name a colour." in prompt:
+        return say("Blue.")
     if "You are the expert." in prompt:
         return say("The expert says: warm.")
     if "Ask the expert." in prompt:
@@ -102,3 +107,11 @@ def test_a_session_is_a_conversation(url: str, engine: ScriptedEngine) -> None:
 
     asyncio.run(run())
     assert "How warm is it?" in prompt_of(engine.jobs[-1])
+
+
+def test_the_documented_example(url: str) -> None:
+    [example] = blocks("docs/agents.md", "python")
+    program = example.replace("MODEL", NAME).replace("http://127.0.0.1:8000/v1", url)
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "Blue.\n", done.stderr

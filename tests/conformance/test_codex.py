@@ -12,25 +12,18 @@ from dragoman.engines.scripted import Script, ScriptedEngine, say
 from dragoman.http.server import background
 from dragoman.settings import Settings
 from dragoman.types import Job
+from tests.docs.support import blocks
 from tests.support.outside import bare_environment, node_program
 from tests.support.tool_model import NAME, call, prompt_of, tool_model
 
-CONFIG = """\
-model = "{model}"
-model_provider = "dragoman"
+UNATTENDED = """\
 approval_policy = "never"
 sandbox_mode = "danger-full-access"
 check_for_update_on_startup = false
-[analytics]
-enabled = false
-[model_providers.dragoman]
-name = "dragoman"
-base_url = "{url}/v1"
-wire_api = "responses"
-supports_websockets = {sockets}
-request_max_retries = 0
-stream_max_retries = 0
+analytics = { enabled = false }
 """
+ONCE = "request_max_retries = 0\nstream_max_retries = 0\n"
+[DOCUMENTED] = blocks("docs/agents.md", "toml")
 RAN = "Process exited with code 0"
 """What Codex tells the model of a command that went well."""
 
@@ -58,8 +51,10 @@ def url(engine: ScriptedEngine) -> Iterator[str]:
 def codex(url: str, home: Path, *, sockets: bool) -> list[dict[str, Any]]:
     """What one run of Codex tells of itself."""
     program = node_program("codex")
-    config = CONFIG.format(model=NAME, url=url, sockets=str(sockets).lower())
-    (home / "config.toml").write_text(config)
+    config = DOCUMENTED.replace("MODEL", NAME).replace("http://127.0.0.1:8000", url)
+    if not sockets:
+        config = config.replace("supports_websockets = true\n", "")
+    (home / "config.toml").write_text(UNATTENDED + config + ONCE)
     work = home / "work"
     work.mkdir()
     done = subprocess.run(
