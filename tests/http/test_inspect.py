@@ -74,7 +74,7 @@ def test_health_ready_version(greeter: str) -> None:
 def test_ready_tells_when_the_engine_has_crashed(serve: Serve) -> None:
     url = serve(ScriptedEngine(say("x", fault="crash")))
     assert post(url, "/v1/chat/completions", HELLO).status_code == 500
-    assert httpx.get(url + "/ready").status_code == 500
+    assert httpx.get(url + "/ready").status_code == 503
     assert httpx.get(url + "/health").status_code == 200
 
 

@@ -16,7 +16,7 @@ from dragoman.api.reply import Head
 from dragoman.dialects.declare import Dialect
 from dragoman.dialects.registry import with_calls
 from dragoman.engines.protocol import Engine, LivingEngine
-from dragoman.errors import EngineFailed, Overloaded
+from dragoman.errors import EngineFailed, Overloaded, Unavailable
 from dragoman.http.choose import choose_dialect
 from dragoman.http.journal import Journal
 from dragoman.http.responses.desk import Desk
@@ -124,10 +124,13 @@ class Host:
             await self.engine.stop()
 
     async def check(self) -> None:
-        """A round trip through the engine; raises when there is none within the time."""
+        """A round trip through the engine; raises Unavailable when there is none within the time."""
         if not isinstance(self.engine, LivingEngine):
             return
         try:
             await asyncio.wait_for(self.engine.check(), CHECK_TIMEOUT_S)
         except TimeoutError:
-            raise EngineFailed(f"The engine has not moved for {CHECK_TIMEOUT_S:.0f} seconds.") from None
+            raise Unavailable(f"The engine has not moved for {CHECK_TIMEOUT_S:.0f} seconds.") from None
+        except EngineFailed as error:
+            # The question was answered well: the answer is no, which probes know as 503.
+            raise Unavailable(error.message, code=error.code) from error
