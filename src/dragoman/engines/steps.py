@@ -1,7 +1,9 @@
-"""Steps as an async iterator, for engines that call back."""
+"""Between the two ways to run a job: by an iterator for one continuation, and by calls back for all."""
 
 import asyncio
 from collections.abc import AsyncGenerator
+
+from msgspec.structs import replace
 
 from dragoman.engines.protocol import DirectEngine
 from dragoman.types import Job, Step
@@ -21,3 +23,12 @@ async def iterate(engine: DirectEngine, job: Job) -> AsyncGenerator[Step, None]:
             yield step
     finally:
         handle.cancel()
+
+
+def single(job: Job, index: int) -> Job:
+    """One continuation as a job of its own, with a seed of its own."""
+    if job.n == 1:
+        return job
+    seed = job.sampling.seed
+    sampling = job.sampling if seed is None else replace(job.sampling, seed=seed + index)
+    return replace(job, id=f"{job.id}-{index}", n=1, sampling=sampling)

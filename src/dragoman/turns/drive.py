@@ -4,9 +4,8 @@ import asyncio
 import logging
 from contextlib import aclosing
 
-from msgspec.structs import replace
-
 from dragoman.engines.protocol import DirectEngine, Engine, Handle
+from dragoman.engines.steps import single
 from dragoman.errors import DragomanError, EngineFailed
 from dragoman.types import Job, Sink, Step
 
@@ -27,7 +26,7 @@ class _Iteration:
         self._sink = sink
         loop = asyncio.get_running_loop()
         self._tasks = [
-            loop.create_task(self._run(engine, _single(job, index), index)) for index in range(job.n)
+            loop.create_task(self._run(engine, single(job, index), index)) for index in range(job.n)
         ]
 
     async def _run(self, engine: Engine, job: Job, index: int) -> None:
@@ -55,12 +54,3 @@ class _Iteration:
     def cancel(self, index: int | None = None) -> None:
         for task in self._tasks if index is None else self._tasks[index : index + 1]:
             task.cancel()
-
-
-def _single(job: Job, index: int) -> Job:
-    """One continuation as a job of its own, with a seed of its own."""
-    if job.n == 1:
-        return job
-    seed = job.sampling.seed
-    sampling = job.sampling if seed is None else replace(job.sampling, seed=seed + index)
-    return replace(job, id=f"{job.id}-{index}", n=1, sampling=sampling)

@@ -1,6 +1,5 @@
 """The engine's thread: it computes step after step, and takes its mail in between."""
 
-import asyncio
 import atexit
 import logging
 import threading
@@ -9,6 +8,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
+from dragoman.engines.delivery import deliver
 from dragoman.engines.local.embedding import Embedding
 from dragoman.engines.local.runner import Runner, StepFailed
 from dragoman.engines.local.scheduler import Scheduler
@@ -18,7 +18,6 @@ from dragoman.types import Step
 
 _log = logging.getLogger("dragoman.engine")
 Mail: TypeAlias = Callable[[], None]
-Loop: TypeAlias = asyncio.AbstractEventLoop
 
 
 class Worker:
@@ -131,31 +130,7 @@ class Worker:
             self._embeddings.popleft()
 
     def _deliver(self, out: list[tuple[Group, Step]]) -> None:
-        """Hand all steps to the event loop in one go; nearly always there is only one loop."""
-        by_loop: dict[Loop, list[tuple[Group, Step]]] = {}
-        for entry in out:
-            by_loop.setdefault(entry[0].loop, []).append(entry)
-        for loop, entries in by_loop.items():
-            try:
-                loop.call_soon_threadsafe(self._call_sinks, entries)
-            except RuntimeError:
-                # The loop is closed, so nobody will ever read these.
-                self._abandon(entries)
-
-    def _call_sinks(self, entries: list[tuple[Group, Step]]) -> None:
-        """On the event loop's thread: one sink's trouble is not another's."""
-        for group, step in entries:
-            try:
-                group.sink(step)
-            except Exception:
-                _log.exception("a sink raised; its job is dropped")
-                self.cancel(group, None)
-
-    def _abandon(self, entries: list[tuple[Group, Step]]) -> None:
-        for group, _step in entries:
-            for sequence in group.sequences:
-                sequence.cancelled = True
-        self._mail.put(self._scheduler.drop_cancelled)
+        deliver(out, lambda group: self.cancel(group, None))
 
     def _end_all(self, message: str, failed: bool = False) -> None:
         # What was sent but not read yet has to be told as well.

@@ -14,12 +14,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dragoman.engines.choosing.continuation import Continuation
+from dragoman.engines.delivery import deliver
 from dragoman.engines.hf_tokenizer import HfTokenizer, card_of
 from dragoman.engines.steps import iterate
 from dragoman.engines.transformers.embedding import mean_vectors
 from dragoman.engines.transformers.loading import Loaded, load
 from dragoman.engines.transformers.options import TransformersOptions
-from dragoman.engines.transformers.run import Run, Said, deliver
+from dragoman.engines.transformers.run import Run, Said
 from dragoman.errors import BadRequest, DragomanError, EngineFailed, Unavailable
 from dragoman.types import Job, Sink, Step
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from dragoman.engines.choosing.arrays import Logits
@@ -53,27 +52,3 @@ class Run:
 
 
 Said: TypeAlias = tuple[Run, Step]
-
-
-def deliver(said: Iterable[Said], drop: Callable[[Run], None]) -> None:
-    """Hand all steps to the event loop in one go; nearly always there is only one loop."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[Said]] = {}
-    for entry in said:
-        by_loop.setdefault(entry[0].loop, []).append(entry)
-    for loop, entries in by_loop.items():
-        try:
-            loop.call_soon_threadsafe(_call_sinks, entries, drop)
-        except RuntimeError:
-            # The loop is closed, so nobody will ever read these.
-            for run, _ in entries:
-                drop(run)
-
-
-def _call_sinks(entries: list[Said], drop: Callable[[Run], None]) -> None:
-    """On the event loop's thread: one sink's trouble is not another's."""
-    for run, step in entries:
-        try:
-            run.sink(step)
-        except Exception:
-            _log.exception("a sink raised; its job is dropped")
-            drop(run)
