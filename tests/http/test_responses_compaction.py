@@ -107,6 +107,13 @@ def test_above_the_threshold_the_answer_follows_a_summary(parrot: Served) -> Non
     assert response["usage"]["input_tokens"] == len(asked.prompt) + len(answered.prompt)
 
 
+def test_a_summary_does_not_count_as_the_answer(parrot: Served) -> None:
+    asked = [*TALK, user("three")]
+    response = created(parrot.url, asked, context_management=managed(10), max_output_tokens=4)
+    assert (response["status"], texts(response)) == ("incomplete", "thre")
+    assert response["usage"]["output_tokens"] > 4
+
+
 def test_a_chain_goes_on_from_a_summary(parrot: Served) -> None:
     made = created(parrot.url, [*TALK, user("three")], context_management=managed(10))
     created(parrot.url, "four", previous_response_id=made["id"])

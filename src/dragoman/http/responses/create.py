@@ -3,13 +3,16 @@
 import logging
 from contextlib import AsyncExitStack
 
+from dragoman.api.logprobs import Speller
 from dragoman.api.responses import request as requests
 from dragoman.api.responses.items import check_size
 from dragoman.api.responses.request import ResponseRequest
 from dragoman.api.responses.tools import offered
+from dragoman.api.responses.writer import Manner
 from dragoman.http.exchange import ClientGone, Exchange
 from dragoman.http.host import Host
 from dragoman.http.responses.context import Context
+from dragoman.http.responses.ids import new_id
 from dragoman.http.responses.making import Making
 from dragoman.http.responses.outlets import Quiet, Sse
 from dragoman.http.responses.tool_rounds import ToolRounds
@@ -46,7 +49,17 @@ def prepared(host: Host, request: ResponseRequest, context: Context) -> Making:
     if offer.hidden:
         logger.warning("Tools that this server does not have are left out: %s", ", ".join(offer.hidden))
     tools = ToolRounds(host.mcp, offer, before, min(most, host.limits.tool_calls))
-    return Making(host, request, context, tools, store=store)
+    return Making(host, request, context, tools, _manner(host, request, context), store=store)
+
+
+def _manner(host: Host, request: ResponseRequest, context: Context) -> Manner:
+    return Manner(
+        new_id=new_id,
+        summary=request.wants_summary,
+        seal=context.seal if request.wants_encrypted_reasoning else None,
+        speller=Speller(host.pieces) if request.logprobs is not None else None,
+        token_ids=bool(request.return_token_ids),
+    )
 
 
 def keeps(host: Host, request: ResponseRequest) -> bool:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from dragoman.api.logprobs import Speller
 from dragoman.api.responses.compaction import PREFIX, compaction_events, triggered
 from dragoman.api.responses.output import Place
 from dragoman.api.responses.request import ResponseRequest, spec
@@ -42,7 +41,14 @@ class Making:
     """`prepare()` refuses what can be refused; `make(outlet)` runs to the end, whatever that is."""
 
     def __init__(
-        self, host: "Host", request: ResponseRequest, context: Context, tools: ToolRounds, *, store: bool
+        self,
+        host: "Host",
+        request: ResponseRequest,
+        context: Context,
+        tools: ToolRounds,
+        manner: Manner,
+        *,
+        store: bool,
     ) -> None:
         self.request = request
         self.context = context
@@ -62,9 +68,11 @@ class Making:
         """What the access log and the metrics say of it."""
         self._host = host
         self._wire = Wire(obfuscates=request.wants_obfuscation)
-        self._writer = ResponseWriter(self._wire, _manner(host, request, context))
+        self._writer = ResponseWriter(self._wire, manner)
         self._tools = tools
         self._used = Usage()
+        self._answered = 0
+        """Tokens of the answer: a summary takes tokens too, but none of those that the client allows."""
         self._turns: list[Traced] = []
         self._triggered = triggered(context.inputs)
         self._first: Turn | None = None
@@ -156,6 +164,7 @@ class Making:
             await outlet.run(turn, self)
         finally:
             self._used += turn.usage
+            self._answered += turn.usage.completion_tokens
             self._turns += turn.traced
             note(self.facts, turn)
         if self._writer.error is not None:
@@ -183,7 +192,7 @@ class Making:
     def _room(self) -> int | None:
         """The tokens that are left of those that the client allows."""
         most = self.request.max_output_tokens
-        return None if most is None else max(most - self._used.completion_tokens, 0)
+        return None if most is None else max(most - self._answered, 0)
 
     # Compaction
 
@@ -247,6 +256,7 @@ class Making:
         response.status, response.usage, response.output = status, self._used, self._writer.items
         response.error = failure(error) if error else None
         response.turns = self._turns if self.request.return_token_ids else None
+        response.weight_version = self._turns[-1].weight_version if self._turns else None
         response.completed_at = int(time.time()) if status == "completed" else None
         ending = response.ending(self._wire)
         self._note(error)
@@ -282,13 +292,3 @@ class Making:
         count(self.facts, self._used)
         if error is not None:
             self.facts["error"] = failure(error)["message"]
-
-
-def _manner(host: "Host", request: ResponseRequest, context: Context) -> Manner:
-    return Manner(
-        new_id=new_id,
-        summary=request.wants_summary,
-        seal=context.seal if request.wants_encrypted_reasoning else None,
-        speller=Speller(host.pieces) if request.logprobs is not None else None,
-        token_ids=bool(request.return_token_ids),
-    )
