@@ -6,6 +6,7 @@ from typing import Any
 from dragoman.api.logprobs import Speller
 from dragoman.api.reply import Head, StreamWriter
 from dragoman.api.usage import usage
+from dragoman.api.weights import weight_field
 from dragoman.types import Answer, Event, TokenLogprob, ToolCall, Usage
 
 
@@ -122,6 +123,7 @@ def whole(
     *,
     echoed: str = "",
     prompt_ids: Sequence[int] | None = None,
+    weight_version: str | None = None,
 ) -> dict[str, Any]:
     """`prompt_ids` are given where ids are to be returned."""
     extra = {} if prompt_ids is None else {"prompt_token_ids": prompt_ids}
@@ -135,6 +137,7 @@ def whole(
         "system_fingerprint": head.fingerprint,
         "service_tier": None,
         **extra,
+        **weight_field(weight_version),
     }
 
 

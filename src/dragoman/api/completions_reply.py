@@ -8,6 +8,7 @@ from msgspec import Struct
 from dragoman.api.logprobs import Speller
 from dragoman.api.reply import Head, StreamWriter
 from dragoman.api.usage import usage
+from dragoman.api.weights import weight_field
 from dragoman.types import Answer, Event, TokenLogprob, Usage
 
 
@@ -78,6 +79,7 @@ def whole(
     prompts: int,
     echoes: Sequence[Echo] = (),
     prompt_ids: Sequence[Sequence[int]] | None = None,
+    weight_version: str | None = None,
 ) -> dict[str, Any]:
     """`prompt_ids`, one per prompt, are given where ids are to be returned."""
     choices = []
@@ -103,6 +105,7 @@ def whole(
         "choices": choices,
         "usage": usage(counted),
         "system_fingerprint": head.fingerprint,
+        **weight_field(weight_version),
     }
 
 

@@ -16,6 +16,7 @@ from dragoman.api.parsing import ParseCalls, ParseReasoning
 from dragoman.api.responses.request import ResponseRequest
 from dragoman.api.tokens import Detokenize, TokenizeChat, TokenizeText
 from dragoman.api.trajectories import SetRewards
+from dragoman.api.weights import PauseRequest, ResumeRequest
 
 
 class Operation(Struct, frozen=True):
@@ -85,6 +86,8 @@ OPERATIONS: Sequence[Operation] = (
     Operation(
         "post", "/separate_reasoning", "/parse/reasoning with SGLang's names of the reply", (ParseReasoning,)
     ),
+    Operation("post", "/v1/engine/pause", "Hold the engine, to change its weights", (PauseRequest,)),
+    Operation("post", "/v1/engine/resume", "Let it go on, with weights of another version", (ResumeRequest,)),
     Operation("get", "/v1/models", "The models there are"),
     Operation("get", "/v1/models/{model}", "One model"),
     Operation("get", "/health", "Whether the server is alive"),

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from dragoman.api.sse import DONE, around, encode, error_event, event
 from dragoman.api.usage import usage
+from dragoman.api.weights import weight_field
 from dragoman.types import Event, Usage
 
 HOLE = "\x00"
@@ -49,7 +50,8 @@ class Spelling(Protocol):
 class StreamWriter:
     """Events to bytes. `write` of a plain fragment touches no JSON but the text itself.
 
-    `plain` says that a delta has nothing beside its text: no log probabilities.
+    `plain` says that a delta has nothing beside its text: no log probabilities. `used` and `weights` are asked
+    at the end, and `used` with every chunk where the client wants that.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class StreamWriter:
         used: Callable[[], Usage],
         *,
         plain: bool,
+        weights: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._envelope = {
             "id": head.id,
@@ -71,6 +74,7 @@ class StreamWriter:
         self._spelling = spelling
         self._options = options
         self._used = used
+        self._weights = weights
         self._logprobs = not plain
         self._plain = plain and not options.token_ids and not options.running_usage
         self._parts: dict[tuple[str, int, int], tuple[bytes, ...]] = {}
@@ -116,7 +120,8 @@ class StreamWriter:
             choice["stop_reason"] = about.stop
         if self._options.token_ids:
             choice["token_ids"] = about.ids
-        return {**self._envelope, "choices": [choice], **self._usage_field()}
+        ends = weight_field(self._weights()) if about.kind == "finish" else {}
+        return {**self._envelope, "choices": [choice], **self._usage_field(), **ends}
 
     def _usage_field(self) -> dict[str, Any]:
         if self._options.running_usage:
@@ -127,4 +132,5 @@ class StreamWriter:
         """After the last choice: the usage, if asked for, and the end mark."""
         if not self._options.usage:
             return DONE
-        return event({**self._envelope, "choices": [], "usage": usage(self._used())}) + DONE
+        counted = {"usage": usage(self._used()), **weight_field(self._weights())}
+        return event({**self._envelope, "choices": [], **counted}) + DONE

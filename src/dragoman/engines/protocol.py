@@ -134,3 +134,9 @@ class TrainedEngine(Engine, Protocol):
 
     async def resume(self, weight_version: str | None = None) -> None:
         """Go on, with the weights of this version where one is given."""
+
+
+def weights_of(engine: Engine) -> str | None:
+    """The version of the weights in place, where the engine has one."""
+    version: str | None = getattr(engine, "weight_version", None)
+    return version

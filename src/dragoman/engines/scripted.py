@@ -88,6 +88,8 @@ class ScriptedEngine:
         self._running: list[_Run] = []
         self._armed = False
         self._dead = False
+        self.weight_version: str | None = None
+        self._paused = False
 
     @property
     def live(self) -> int:
@@ -119,8 +121,16 @@ class ScriptedEngine:
         if self._dead:
             raise EngineFailed("The engine has crashed.")
 
+    async def pause(self) -> None:
+        self._paused = True
+
+    async def resume(self, weight_version: str | None = None) -> None:
+        self.weight_version = weight_version or self.weight_version
+        self._paused = False
+        self._arm()
+
     def _arm(self) -> None:
-        if self._armed or not self._running:
+        if self._armed or self._paused or not self._running:
             return
         self._armed = True
         loop = asyncio.get_running_loop()
@@ -131,6 +141,8 @@ class ScriptedEngine:
 
     def _step(self) -> None:
         self._armed = False
+        if self._paused:
+            return
         self._running = [run for run in self._running if run.open]
         for run in self._running:
             self._advance(run)

@@ -19,6 +19,7 @@ from dragoman.errors import DragomanError, MethodNotAllowed, NotFound, Unauthori
 from dragoman.http import (
     conversations,
     docs,
+    engine_routes,
     generate,
     inspect_routes,
     parse_routes,
@@ -45,6 +46,8 @@ POST: dict[str, Handler] = {
     "/v1/responses/input_tokens": summary.input_tokens,
     "/v1/responses/{id}/cancel": stored.cancel,
     "/v1/embeddings": inspect_routes.embed,
+    "/v1/engine/pause": engine_routes.pause,
+    "/v1/engine/resume": engine_routes.resume,
     "/v1/chat/completions/render": inspect_routes.render_chat,
     "/v1/completions/render": inspect_routes.render_completions,
     "/v1/chat/completions/input_tokens": inspect_routes.count_chat,

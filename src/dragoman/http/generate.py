@@ -94,6 +94,7 @@ def _chat_reply(
         spelling,
         echoed=chat_request.echoed(request),
         prompt_ids=turn.jobs[0].prompt if request.return_token_ids else None,
+        weight_version=turn.weight_version,
     )
     if request.prompt_logprobs is not None:
         reply["prompt_logprobs"] = _speller(host, request).prompt(turn.prompt_logprobs[0])
@@ -143,7 +144,14 @@ async def _whole_completions(
         answers = completions_reply.best(answers, request.best_of or 1, request.n or 1)
     prompts = [job.prompt for job in turn.jobs] if request.return_token_ids else None
     reply = completions_reply.whole(
-        head, answers, turn.usage, spelling, len(turn.jobs), _echoes(host, request, turn), prompts
+        head,
+        answers,
+        turn.usage,
+        spelling,
+        len(turn.jobs),
+        _echoes(host, request, turn),
+        prompts,
+        turn.weight_version,
     )
     if request.prompt_logprobs is not None:
         speller = _speller(host, request)
@@ -183,4 +191,6 @@ def _writer(
     head: Head, spelling: ChatSpelling | CompletionSpelling, request: SharedFields, turn: Turn, *, plain: bool
 ) -> StreamWriter:
     options = StreamOptions(request.wants_usage, request.wants_running_usage, bool(request.return_token_ids))
-    return StreamWriter(head, spelling, options, lambda: turn.usage, plain=plain)
+    return StreamWriter(
+        head, spelling, options, lambda: turn.usage, plain=plain, weights=lambda: turn.weight_version
+    )

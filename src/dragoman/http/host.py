@@ -17,6 +17,7 @@ from dragoman.dialects.declare import Dialect
 from dragoman.dialects.registry import with_calls
 from dragoman.engines.protocol import Engine, LivingEngine
 from dragoman.errors import EngineFailed, Overloaded, Unavailable
+from dragoman.http.brake import Brake
 from dragoman.http.choose import choose_dialect
 from dragoman.http.journal import Journal
 from dragoman.http.responses.desk import Desk
@@ -64,6 +65,7 @@ class Host:
         self.journal = Journal()
         self.desk = Desk.of(settings)
         self.mcp = servers_of(settings)
+        self.brake = Brake(engine)
         self._forced: dict[str, Language] = {}
         self._in_flight = 0
         self._fingerprint = f"dragoman-{__version__}"

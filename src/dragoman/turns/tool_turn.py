@@ -59,6 +59,10 @@ class ToolTurn(Turn):
         return 1
 
     @property
+    def weight_version(self) -> str | None:
+        return self._now.weight_version
+
+    @property
     def usage(self) -> Usage:
         """Of all turns together."""
         return self._before + self._now.usage

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Self
 
-from dragoman.engines.protocol import Engine, Handle
+from dragoman.engines.protocol import Engine, Handle, weights_of
 from dragoman.errors import Unavailable
 from dragoman.folding import Fold, coalesce
 from dragoman.turns.choice import ChoiceReader
@@ -61,6 +61,12 @@ class Turn:
         self._waiter: asyncio.Future[None] | None = None
         self._closed = False
         self._cached = 0
+        self._weights: str | None = None
+
+    @property
+    def weight_version(self) -> str | None:
+        """The weights that computed the latest step; None if nobody has said."""
+        return self._weights or weights_of(self._engine)
 
     @property
     def usage(self) -> Usage:
@@ -144,6 +150,7 @@ class Turn:
             reader = readers[step.index]
             if reader.over or self._closed:
                 return
+            self._weights = step.weight_version or self._weights
             if step.cached_tokens is not None or self.first_token_at is None:
                 self._first(number, step)
             if step.finish == "abort":
@@ -170,7 +177,7 @@ class Turn:
             logprobs=tuple(reader.logprobs) or None,
             finish=self.finishes[reader.choice].finish,
             choice=reader.choice,
-            weight_version=getattr(self._engine, "weight_version", None),
+            weight_version=self.weight_version,
             source=self._source,
             after=self._after[number] if self._after else None,
         )

@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from dragoman.api.responses.request import ResponseRequest
 from dragoman.api.responses.wire import DONE, Wire
+from dragoman.api.weights import weight_field
 from dragoman.errors import BadRequest, DragomanError, Overloaded
 from dragoman.types import Traced, Usage
 
@@ -26,6 +27,7 @@ class Response(Struct):
     usage: Usage | None = None
     turns: list[Traced] | None = None
     """The ids of the model's turns, where the client wants them."""
+    weight_version: str | None = None
 
     @property
     def id(self) -> str:
@@ -41,6 +43,7 @@ class Response(Struct):
             "output": self.output,
             "usage": usage(self.usage) if self.usage else None,
             **({} if self.turns is None else {"turns": [_ids(turn) for turn in self.turns]}),
+            **weight_field(self.weight_version),
         }
 
     def event(self, wire: Wire, kind: str) -> bytes:
