@@ -30,7 +30,13 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model_alias: Annotated[list[str], Meta(description="further names for the model")] = field(
         default_factory=list
     )
-    engine: Annotated[Literal["local", "vllm"], Meta(description="what runs the model")] = "local"
+    engine: Annotated[
+        str,
+        Meta(
+            description="what runs the model: local, transformers, vllm, one that another package brings, "
+            "or any object as MODULE:OBJECT"
+        ),
+    ] = "local"
     engine_args: Annotated[
         dict[str, Any],
         Meta(description="what only this engine knows, as a JSON object: for vllm, arguments of its engine"),

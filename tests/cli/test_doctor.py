@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from dragoman.cli import checks, doctor, main
-from dragoman.cli.checks import Finding, Patient
+from dragoman.cli.checks import Patient
+from dragoman.cli.findings import Finding
 from dragoman.errors import BindingError
 from dragoman.settings import Settings
 from tests.cli.conftest import Fake

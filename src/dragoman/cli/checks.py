@@ -11,18 +11,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 from msgspec import Struct
 
+from dragoman.cli.findings import Finding, Verdict
 from dragoman.cli.terminal import size
 from dragoman.settings import Settings
 
 if TYPE_CHECKING:
     from dragoman.engines.local import LocalEngine
+    from dragoman.engines.protocol import Engine
 
-Verdict: TypeAlias = Literal["ok", "warning", "failed"]
 PACKAGES = (
     "dragoman",
     "xllamacpp",
@@ -51,19 +52,12 @@ ENOUGH_MEMORY = 1 << 30
 GREEDY_TOKENS = 8
 
 
-class Finding(Struct, frozen=True):
-    name: str
-    verdict: Verdict
-    text: str
-    advice: str = ""
-
-
 class Patient(Struct):
     """What the checks look at; the model check leaves the engine for those after it."""
 
     settings: Settings
     full: bool = False
-    engine: "LocalEngine | None" = None
+    engine: "Engine | None" = None
 
 
 Check: TypeAlias = Callable[[Patient], Iterator[Finding]]
@@ -143,7 +137,7 @@ def cache(_: Patient) -> Iterator[Finding]:
 def weights(patient: Patient) -> Iterator[Finding]:
     from dragoman.engines.weights import MEMBER, SHA256, SIZE, cache_folder, is_verified
 
-    if patient.settings.model is not None:
+    if patient.settings.model is not None or patient.settings.engine != "local":
         return
     file = cache_folder() / Path(MEMBER).name
     if not file.exists():
@@ -165,15 +159,17 @@ def digest(file: Path) -> str:
 
 def model(patient: Patient) -> Iterator[Finding]:
     """Loads what `serve` would load. Never fetches: a check that takes minutes is no check."""
-    from dragoman.cli.engine import local_engine
+    from dragoman.cli.own_engines import local
     from dragoman.engines.weights import MEMBER, cache_folder
 
+    if patient.settings.engine != "local":
+        return
     file = Path(patient.settings.model or cache_folder() / Path(MEMBER).name)
     if patient.settings.model is None and not file.exists():
         return
     begun = time.perf_counter()
     # By its name, because asking for the default would fetch it anew where it is damaged.
-    patient.engine = engine = local_engine(msgspec.structs.replace(patient.settings, model=str(file)))
+    patient.engine = engine = local(msgspec.structs.replace(patient.settings, model=str(file)))
     took = time.perf_counter() - begun
     yield Finding(
         "model", "ok", f"{engine.card.name} loads in {took:.1f} s; context {engine.card.max_model_len}"
@@ -198,6 +194,21 @@ async def speak(engine: "LocalEngine") -> tuple[int, float]:
     await engine.stop()
     spent = times[-1] - times[0] if times else 0.0
     return len(times), (len(times) - 1) / spent if spent else 0.0
+
+
+def engine(patient: Patient) -> Iterator[Finding]:
+    """Whatever else runs the model is made as `serve` would make it, and tried."""
+    from dragoman.cli.engine import engine_of
+    from dragoman.cli.engine_checks import examine
+
+    if patient.settings.engine == "local":
+        return
+    made = engine_of(patient.settings)
+    yield Finding("engine", "ok", f"{patient.settings.engine} is there")
+    findings = list(examine(made))
+    yield from findings
+    if all(finding.verdict == "ok" for finding in findings):
+        patient.engine = made
 
 
 def template(patient: Patient) -> Iterator[Finding]:
@@ -231,5 +242,5 @@ def port(patient: Patient) -> Iterator[Finding]:
 
 
 CHECKS: tuple[Check, ...] = (
-    python, packages, binding, processor, memory, cache, weights, model, template, port,
+    python, packages, binding, processor, memory, cache, weights, model, engine, template, port,
 )  # fmt: skip

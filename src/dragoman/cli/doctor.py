@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from dragoman.cli.checks import CHECKS, Check, Finding, Patient
+from dragoman.cli.checks import CHECKS, Check, Patient
+from dragoman.cli.findings import Finding
 from dragoman.cli.parser import add_model_argument, add_settings, model_settings, stray_variables
 from dragoman.cli.problems import FAILED, hint_of
 from dragoman.errors import DragomanError
@@ -20,6 +21,7 @@ examples:
   dragoman doctor
   dragoman doctor model.gguf --port 9000
   dragoman doctor --full --json
+  dragoman doctor --engine module:object
 
 It takes the flags of `dragoman serve`, and checks what that would use.
 """

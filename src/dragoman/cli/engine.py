@@ -1,65 +1,103 @@
-"""From settings to an engine: the model file, fetched if need be, and the options of what runs it."""
+"""From settings to an engine: one of ours, one that another package brings, or any that can be imported.
 
+--engine transformers      ours, by its name
+--engine NAME              of a package that has NAME in the entry points of the group `dragoman.engines`
+--engine module:object     an engine, or what makes one: called with the settings, if it takes anything
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from importlib.metadata import entry_points
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from dragoman.errors import SettingsError
+from dragoman.errors import DragomanError, SettingsError
+from dragoman.logs import describe
 from dragoman.settings import Settings
 
 if TYPE_CHECKING:
-    from dragoman.engines.local import LocalEngine
     from dragoman.engines.protocol import Engine
+
+GROUP = "dragoman.engines"
+OWN = ("local", "transformers", "vllm")
 
 
 def engine_of(settings: Settings) -> "Engine":
-    """Load what the settings name. Raises ModelFileError or BindingError where that cannot be done."""
-    match settings.engine:
-        case "local":
-            if settings.engine_args:
-                raise SettingsError("The embedded engine has no `engine_args`: it is set by flags alone.")
-            return local_engine(settings)
-        case "vllm":
-            return _vllm_engine(settings)
+    """Load what the settings name. Raises SettingsError, ModelFileError or BindingError where it cannot."""
+    thing = _found(settings.engine)
+    if isinstance(thing, type) or not _is_engine(thing):
+        thing = _made(thing, settings)
+    if not hasattr(thing, "generate") and hasattr(thing, "generate_request"):
+        from dragoman.engines.asyncllm import AsyncLLMEngine
+
+        return AsyncLLMEngine(thing)
+    made: Engine = thing
+    return made
 
 
-def _vllm_engine(settings: Settings) -> "Engine":
-    from dragoman.engines.vllm import VllmOptions, open_vllm
-
-    if settings.model is None:
-        raise SettingsError("vLLM needs `model`: a folder, or a name on Hugging Face's hub.")
-    if settings.threads is not None:
-        raise SettingsError("vLLM has no `threads`: set OMP_NUM_THREADS or VLLM_CPU_OMP_THREADS_BIND for it.")
-    options = VllmOptions(
-        name=settings.model_name,
-        context=settings.context,
-        slots=settings.slots,
-        adapters=adapters_of(settings),
-        engine_args=settings.engine_args,
-    )
-    return open_vllm(settings.model, options)
+def _is_engine(thing: Any) -> bool:
+    return hasattr(thing, "generate") or hasattr(thing, "generate_request")
 
 
-def local_engine(settings: Settings) -> "LocalEngine":
-    """The embedded engine, whatever the settings say of others."""
-    from dragoman.engines.local import LocalEngine, LocalOptions
-
-    options = LocalOptions(
-        name=settings.model_name,
-        context=settings.context,
-        slots=settings.slots,
-        threads=settings.threads,
-        adapters=adapters_of(settings),
-    )
-    return LocalEngine.open(model_file(settings), options)
+def _made(maker: Any, settings: Settings) -> Any:
+    if not callable(maker):
+        raise SettingsError(f"`{settings.engine}` is neither an engine nor something that makes one.")
+    try:
+        return maker(settings) if _takes_one(maker) else maker()
+    except DragomanError:
+        raise
+    except Exception as error:
+        raise SettingsError(f"The engine `{settings.engine}` cannot be made: {describe(error)}.") from error
 
 
-def model_file(settings: Settings) -> Path:
-    """The file to load; the default weights are fetched the first time, with progress on stderr."""
-    if settings.model is not None:
-        return Path(settings.model).expanduser()
-    from dragoman.engines.weights import default_model
+def _found(name: str) -> Any:
+    if ":" in name:
+        return _imported(name)
+    if name in OWN:
+        from dragoman.cli import own_engines
 
-    return default_model()
+        return getattr(own_engines, name)
+    others = {entry.name: entry for entry in entry_points(group=GROUP)}
+    if name not in others:
+        known = ", ".join([*OWN, *sorted(others)])
+        raise SettingsError(f"There is no engine `{name}`; there is: {known}, or any as MODULE:OBJECT.")
+    return _load(name, others[name].load)
+
+
+def _imported(name: str) -> Any:
+    module, _, path = name.partition(":")
+    # As with every server that is told what to serve: what lies in the folder can be named.
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    thing = _load(name, lambda: import_module(module))
+    for part in path.split("."):
+        if not hasattr(thing, part):
+            raise SettingsError(f"`{name}`: {module} has no {path}.")
+        thing = getattr(thing, part)
+    return thing
+
+
+def _load(name: str, load: Callable[[], Any]) -> Any:
+    try:
+        return load()
+    except ModuleNotFoundError as error:
+        raise SettingsError(
+            f"The engine `{name}` needs the module {error.name}, which is not there."
+        ) from error
+    except Exception as error:
+        raise SettingsError(f"The engine `{name}` cannot be imported: {describe(error)}.") from error
+
+
+def _takes_one(maker: Callable[..., Any]) -> bool:
+    """Whether it can be called with the settings."""
+    try:
+        signature(maker).bind(None)
+    except TypeError:
+        return False
+    return True
 
 
 def template_of(settings: Settings) -> str | None:
@@ -73,16 +111,3 @@ def template_of(settings: Settings) -> str | None:
         raise SettingsError(f"The chat template {path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
         raise SettingsError(f"The chat template {path} is not UTF-8 text.") from error
-
-
-def adapters_of(settings: Settings) -> dict[str, str]:
-    """`["poet=poet.gguf"]` gives `{"poet": "poet.gguf"}`."""
-    adapters: dict[str, str] = {}
-    for entry in settings.lora:
-        name, _, file = entry.partition("=")
-        if not name.strip() or not file.strip():
-            raise SettingsError(f"`lora` takes NAME=FILE, not {entry}.")
-        if name.strip() in adapters:
-            raise SettingsError(f"`lora` has two adapters named {name.strip()}.")
-        adapters[name.strip()] = file.strip()
-    return adapters

@@ -20,6 +20,7 @@ GROUPS: dict[str, frozenset[str]] = {
     "limits": frozenset(o.name for o in settings.options() if o.path[0] == "limits"),
 }
 METAVARS = {
+    "engine": "NAME",
     "model": "FILE",
     "chat_template": "FILE",
     "lora": "NAME=FILE",

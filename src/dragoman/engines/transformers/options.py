@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 
-class TransformersOptions(Struct, frozen=True, kw_only=True):
+class TransformersOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything has a default that is worked out from the model and the machine."""
 
     name: str | None = None

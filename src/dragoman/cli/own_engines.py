@@ -1,0 +1,92 @@
+"""Engines that come with dragoman, each made from the settings."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from dragoman.errors import SettingsError
+from dragoman.settings import Settings
+
+if TYPE_CHECKING:
+    from dragoman.engines.local import LocalEngine
+    from dragoman.engines.protocol import Engine
+
+
+def local(settings: Settings) -> "LocalEngine":
+    """llama.cpp in this process; without a model the default weights are fetched once and cached."""
+    from dragoman.engines.local import LocalEngine, LocalOptions
+
+    if settings.engine_args:
+        raise SettingsError("The embedded engine has no `engine_args`: it is set by flags alone.")
+    options = LocalOptions(
+        name=settings.model_name,
+        context=settings.context,
+        slots=settings.slots,
+        threads=settings.threads,
+        adapters=adapters_of(settings),
+    )
+    return LocalEngine.open(model_file(settings), options)
+
+
+def transformers(settings: Settings) -> "Engine":
+    from dragoman.engines.transformers import TransformersEngine, TransformersOptions
+
+    if settings.lora:
+        raise SettingsError("The engine `transformers` has no adapters; leave out `lora`.")
+    own = {
+        "name": settings.model_name,
+        "context": settings.context,
+        "slots": settings.slots,
+        "threads": settings.threads,
+    }
+    try:
+        options = msgspec.convert({**settings.engine_args, **own}, TransformersOptions)
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"`engine_args` is wrong for transformers: {error}.") from error
+    return TransformersEngine.open(_named_model(settings), options)
+
+
+def vllm(settings: Settings) -> "Engine":
+    from dragoman.engines.vllm import VllmOptions, open_vllm
+
+    if settings.threads is not None:
+        raise SettingsError("vLLM has no `threads`: set OMP_NUM_THREADS or VLLM_CPU_OMP_THREADS_BIND for it.")
+    options = VllmOptions(
+        name=settings.model_name,
+        context=settings.context,
+        slots=settings.slots,
+        adapters=adapters_of(settings),
+        engine_args=settings.engine_args,
+    )
+    return open_vllm(_named_model(settings), options)
+
+
+def model_file(settings: Settings) -> Path:
+    """The file to load; the default weights are fetched the first time, with progress on stderr."""
+    if settings.model is not None:
+        return Path(settings.model).expanduser()
+    from dragoman.engines.weights import default_model
+
+    return default_model()
+
+
+def adapters_of(settings: Settings) -> dict[str, str]:
+    """`["poet=poet.gguf"]` gives `{"poet": "poet.gguf"}`."""
+    adapters: dict[str, str] = {}
+    for entry in settings.lora:
+        name, _, file = entry.partition("=")
+        if not name.strip() or not file.strip():
+            raise SettingsError(f"`lora` takes NAME=FILE, not {entry}.")
+        if name.strip() in adapters:
+            raise SettingsError(f"`lora` has two adapters named {name.strip()}.")
+        adapters[name.strip()] = file.strip()
+    return adapters
+
+
+def _named_model(settings: Settings) -> str:
+    if settings.model is None:
+        raise SettingsError(
+            f"The engine `{settings.engine}` needs `model`: a folder, or a name on Hugging Face's hub."
+        )
+    return settings.model

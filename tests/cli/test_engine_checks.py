@@ -1,0 +1,152 @@
+"""What `doctor` says of engines that are not as they should be."""
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from dragoman.cli import engine_checks
+from dragoman.cli.engine_checks import examine
+from dragoman.engines.protocol import ModelCard
+from dragoman.engines.scripted import END_ID, ByteTokenizer, ScriptedEngine, say
+from dragoman.types import FinishReason, Job, Step, TokenLogprob
+
+
+def found(engine: Any) -> dict[str, str]:
+    """What failed, by the name of the check."""
+    return {finding.name: finding.text for finding in examine(engine) if finding.verdict == "failed"}
+
+
+class Engine:
+    """Minimal, and right: each test spoils one thing."""
+
+    def __init__(self) -> None:
+        self.card: Any = ModelCard(name="m", max_model_len=64)
+        self.tokenizer: Any = ByteTokenizer()
+        self.ids = [*b"hi", END_ID]
+        self.finish: Any = "stop"
+        self.late: list[Step] = []
+
+    async def generate(self, job: Job) -> AsyncIterator[Step]:
+        for place, id_ in enumerate(self.ids):
+            yield self.step(job, id_, self.finish if place == len(self.ids) - 1 else None)
+        for step in self.late:
+            yield step
+
+    def step(self, job: Job, id_: int, finish: FinishReason | None) -> Any:
+        step = Step([id_], finish=finish)
+        if (top := job.sampling.logprobs) is not None:
+            step.logprobs = [TokenLogprob(id_, -1.0, tuple((other, -1.0) for other in range(top)))]
+        return step
+
+
+def test_a_good_engine_passes() -> None:
+    assert found(Engine()) == {}
+
+
+def test_an_engine_that_calls_back_passes() -> None:
+    assert found(ScriptedEngine(say("hello" * 200), interval=0.001)) == {}
+
+
+def test_what_is_missing_is_named() -> None:
+    assert "no card, no tokenizer, no generate" in found(object())["engine"]
+
+
+def card(**fields: Any) -> Callable[[Engine], None]:
+    def spoil(engine: Engine) -> None:
+        engine.card = ModelCard(**{"name": "m", "max_model_len": 64, **fields})
+
+    return spoil
+
+
+def put(name: str, value: Any, of: str = "") -> Callable[[Engine], None]:
+    return lambda engine: setattr(getattr(engine, of) if of else engine, name, value)
+
+
+def drop_encode(engine: Engine) -> None:
+    engine.tokenizer = type("Other", (), {})()
+
+
+def careless(text: str) -> list[int]:
+    return [END_ID] if text.startswith("<") else [*text.encode()]
+
+
+def silent_step(job: Job, id_: int, finish: FinishReason | None) -> Step:
+    return Step([id_], finish=finish)
+
+
+CASES: dict[str, tuple[str, Callable[[Engine], None], str]] = {
+    "no card": ("card", put("card", {"name": "m"}), "not a dragoman.ModelCard"),
+    "no room": ("card", card(max_model_len=1), "max_model_len is 1"),
+    "unknown field": ("card", card(unsupported=frozenset({"top_q"})), "no field: top_q"),
+    "no pieces": ("tokenizer", drop_encode, "no pieces"),
+    "text pieces": ("tokenizer", put("pieces", ["a"] * 300, "tokenizer"), "not bytes"),
+    "far end": ("tokenizer", put("end_ids", frozenset({999}), "tokenizer"), "999 is among"),
+    "far ids": ("tokenizer", put("encode", lambda text: [5000], "tokenizer"), "not in the vocabulary"),
+    "other bytes": ("tokenizer", put("encode", lambda text: [65], "tokenizer"), "are not its bytes"),
+    "control": ("tokenizer", put("encode", careless, "tokenizer"), "control token"),
+    "raises": ("tokenizer", put("encode", lambda text: 1 / 0, "tokenizer"), "ZeroDivisionError"),
+    "no finish": ("generate", put("finish", None), "no finish"),
+    "odd finish": ("generate", put("finish", "done"), "finish is 'done'"),
+    "early length": ("generate", put("finish", "length"), "length after 3 of 8"),
+    "far id": ("generate", put("ids", [1, 9999]), "9999 is not in"),
+    "too long": ("generate", put("ids", [65] * 9), "9 tokens came"),
+    "late step": ("generate", put("late", [Step([1])]), "after the one with a finish"),
+    "no step": ("generate", put("step", lambda job, id_, finish: {"ids": [id_]}), "yields a dict"),
+    "no logprobs": ("logprobs", put("step", silent_step), "not one for each"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_wrong_is_said(case: str) -> None:
+    name, spoil, text = CASES[case]
+    engine = Engine()
+    spoil(engine)
+    assert text in found(engine)[name]
+
+
+def test_a_coroutine_is_no_iterator() -> None:
+    class Awaited(Engine):
+        async def generate(self, job: Job) -> Any:  # type: ignore[override]
+            return []
+
+    assert "must be an async generator" in found(Awaited())["generate"]
+
+
+def test_an_engine_that_hangs_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_checks, "SECONDS", 0.05)
+    assert "nothing came of it" in found(ScriptedEngine(say("hello", fault="hang")))["generate"]
+
+
+def test_a_failure_is_told_by_its_message() -> None:
+    assert "this job fails" in found(ScriptedEngine(say("hello", fault="exception")))["generate"]
+
+
+def test_a_cancel_that_does_not_stop() -> None:
+    class Deaf(ScriptedEngine):
+        def submit(self, job: Job, sink: Any) -> Any:
+            super().submit(job, sink)
+            return type("Handle", (), {"cancel": lambda self, index=None: None})()
+
+    assert "go on after cancel" in found(Deaf(say("hello" * 2000), interval=0.001))["cancel"]
+
+
+def test_log_probabilities_that_are_not_offered_are_not_tried() -> None:
+    engine = Engine()
+    engine.card.unsupported = frozenset({"logprobs"})
+    engine.step = silent_step  # type: ignore[method-assign]
+    assert found(engine) == {}
+
+
+def test_an_engine_that_cannot_start() -> None:
+    class Dead(ScriptedEngine):
+        async def start(self) -> None:
+            raise RuntimeError
+
+    assert "RuntimeError" in found(Dead(say("hi")))["life"]
+
+
+def test_nothing_is_left_running() -> None:
+    engine = ScriptedEngine(say("hello" * 200), interval=0.001)
+    list(examine(engine))
+    assert engine.live == 0
