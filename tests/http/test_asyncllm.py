@@ -202,12 +202,16 @@ def test_what_the_engine_cannot_do_is_refused_by_name(
     assert not llm.requests
 
 
-def test_a_call_is_forced_where_the_engine_reads_lark(serve: Serve) -> None:
-    outer = FakeSglang(grammar_backend="llguidance")
-    url = serve(AsyncLLMEngine(outer))
+@pytest.mark.parametrize(
+    ("backend", "field", "part"),
+    [("xgrammar", "structural_tag", '"tags_with_separator"'), ("llguidance", "ebnf", "start:")],
+)
+def test_a_call_is_forced_by_the_engine(serve: Serve, backend: str, field: str, part: str) -> None:
+    outer = FakeSglang(grammar_backend=backend)
+    url = serve(AsyncLLMEngine(outer), dialect="hermes")
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     assert post(url, CHAT, {**HELLO, "tools": tools, "tool_choice": "required"}).status_code == 200
-    assert "start:" in outer.tokenizer_manager.requests[0].sampling_params["ebnf"]
+    assert part in outer.tokenizer_manager.requests[0].sampling_params[field]
 
 
 def test_the_model_has_the_name_of_the_engine(serve: Serve) -> None:

@@ -24,6 +24,7 @@ class SamplingParams(msgspec.Struct, kw_only=True):
     json_schema: str | None = None
     regex: str | None = None
     ebnf: str | None = None
+    structural_tag: str | None = None
     ignore_eos: bool = False
     logit_bias: dict[str, float] | None = None
     sampling_seed: int | None = None

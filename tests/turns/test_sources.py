@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from dragoman.constrain.constraint import Constraint
+from dragoman.constrain.tool_schemas import NOTHING
 from dragoman.dialects.registry import get
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import ByteTokenizer
@@ -117,6 +118,82 @@ def test_whatever_is_more_than_text_is_a_whole_grammar(dialect: str, fields: dic
         source(*XGRAMMAR, dialect=dialect, **fields)
 
 
+FORCED: dict[str, Any] = {"calling": Calling(required=True), "reading": Reading(tools=TOOLS)}
+CALL = {
+    "type": "tag",
+    "begin": '<tool_call>\n{"name": "f", "arguments": ',
+    "content": {"type": "json_schema", "json_schema": {"type": "object", **NOTHING}},
+    "end": "}\n</tool_call>",
+}
+CALLS = {
+    "type": "tags_with_separator",
+    "tags": [CALL],
+    "separator": "\n",
+    "at_least_one": True,
+    "stop_after_first": False,
+}
+THINKING = {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": "</think>"}
+LAYOUT = {"type": "const_string", "value": "\n\n"}
+
+
+def tagged(**fields: Any) -> tuple[dict[str, Any], bool]:
+    made = source("structural_tag", dialect="hermes", **fields)
+    assert made is not None
+    told = json.loads(made.text)
+    assert (made.form, told["type"]) == ("structural_tag", "structural_tag")
+    return told["format"], made.after_reasoning
+
+
+def test_a_forced_call_is_a_tag() -> None:
+    assert tagged(skips=True, **FORCED) == (CALLS, True)
+
+
+def test_reasoning_is_in_the_tag_where_the_engine_cannot_wait_for_its_end() -> None:
+    begun = {"type": "sequence", "elements": [THINKING, LAYOUT, CALLS]}
+    assert tagged(in_reasoning=True, **FORCED) == (begun, False)
+    opened = {"type": "sequence", "elements": [{**THINKING, "begin": "<think>\n"}, LAYOUT, CALLS]}
+    assert tagged(**FORCED) == ({"type": "or", "elements": [opened, CALLS]}, False)
+
+
+def test_text_after_reasoning_is_a_tag_too() -> None:
+    text = {"type": "regex", "pattern": "[0-9]"}
+    begun = {"type": "sequence", "elements": [THINKING, LAYOUT, text]}
+    assert tagged(in_reasoning=True, wanted=DIGIT, reading=TEXT) == (begun, False)
+
+
+def test_a_call_or_text() -> None:
+    made, _ = tagged(skips=True, wanted=DIGIT, reading=Reading(tools=TOOLS))
+    assert made == {
+        "type": "or",
+        "elements": [
+            {
+                **CALLS,
+                "tags": [{**CALL, "content": {"type": "json_schema", "json_schema": {"type": "object"}}}],
+            },
+            {"type": "regex", "pattern": "[0-9]"},
+        ],
+    }
+
+
+def test_a_strict_tool_that_may_be_called_is_triggered_by_its_marker() -> None:
+    strict = ({"type": "function", "function": {"name": "f", "strict": True}},)
+    made, _ = tagged(skips=True, calling=Calling(), reading=Reading(tools=strict))
+    assert made == {
+        "type": "triggered_tags",
+        "triggers": ["<tool_call>"],
+        "tags": [CALL],
+        "at_least_one": False,
+        "stop_after_first": False,
+    }
+
+
+@pytest.mark.parametrize("dialect", ["harmony", "glm45", "pythonic"])
+def test_calls_that_tags_cannot_say_are_refused(dialect: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        source("structural_tag", dialect=dialect, **FORCED)
+    assert (caught.value.param, caught.value.code) == ("tool_choice", "unsupported_field")
+
+
 def test_the_end_of_reasoning_cannot_be_handed_over() -> None:
     with pytest.raises(BadRequest) as caught:
         source(*ALL, thinking=Thinking(tokens=1, param="thinking_budget"), reading=TEXT)
@@ -124,4 +201,5 @@ def test_the_end_of_reasoning_cannot_be_handed_over() -> None:
 
 
 def test_one_call_at_most_needs_no_grammar() -> None:
-    assert source(*XGRAMMAR, dialect="hermes", reading=Reading(tools=TOOLS, most_calls=1)) is None
+    single = Reading(tools=TOOLS, most_calls=1)
+    assert source(*ALL, "structural_tag", dialect="hermes", reading=single) is None

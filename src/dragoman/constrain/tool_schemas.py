@@ -67,6 +67,11 @@ def tools_of(
     return found
 
 
+def strict_names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The tools whose calls must be in their schemas, even if the model calls them by itself."""
+    return [tool["function"]["name"] for tool in tools if tool["function"].get("strict")]
+
+
 def _format(param: str) -> str:
     """What a custom tool calls its text's grammar, beside what would be its parameters."""
     return param.removesuffix("parameters") + "format"

@@ -1,8 +1,7 @@
 """From what a client wants of an answer to a constraint on its token ids."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import cached_property
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -10,6 +9,7 @@ from dragoman.constrain.answer import Choice, answer_grammar
 from dragoman.constrain.compiling import compile_cached
 from dragoman.constrain.constraint import Constraint
 from dragoman.constrain.reasoning_budget import Budgeted, ReasoningBudget
+from dragoman.constrain.tool_schemas import strict_names
 from dragoman.constrain.vocabulary import Matcher, Vocabulary
 from dragoman.dialects.declare import Dialect
 from dragoman.dialects.registry import with_calls
@@ -75,7 +75,9 @@ class Constrainer:
         """What the engine is to keep to. Whatever is wrong with it is told here, by the name of its field."""
         if not self._card.constrains and not self._card.sources:
             return None
-        grammar = self._grammar(spec, dialect, in_reasoning) if spec.constrained else None
+        # That there is one call at most needs no engine's help: the turn ends before a second one.
+        asked = spec.constrained if self._card.constrains else spec.wanted or spec.calling
+        grammar = self._grammar(spec, dialect, in_reasoning) if asked else None
         if spec.thinking is None or spec.reading is None or not self._card.constrains:
             return grammar
         if grammar is not None and not spec.thinking.tokens and not in_reasoning:
@@ -135,7 +137,7 @@ class Constrainer:
             choice=choice,
             names=calling.names,
             parallel=reading.most_calls is None,
-            strict=_strict(reading.tools),
+            strict=strict_names(reading.tools),
             starts_in_reasoning=in_reasoning,
             text=text,
             special=self._tokenizer.special,
@@ -181,8 +183,3 @@ def _text(wanted: Wanted, limits: Limits) -> Constraint:
             return Constraint.from_gbnf(wanted.value, wanted.param, limits)
         case "lark":
             return Constraint.from_lark(wanted.value, wanted.param, limits)
-
-
-def _strict(tools: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The tools whose calls must be in their schemas, even if the model calls them by itself."""
-    return [tool["function"]["name"] for tool in tools if tool["function"].get("strict")]

@@ -115,12 +115,18 @@ def test_log_probabilities_are_asked_for(sampling: Sampling, asked: tuple[bool, 
 
 
 @pytest.mark.parametrize(
-    ("form", "field"),
-    [("json_schema", "json_schema"), ("regex", "regex"), ("gbnf", "ebnf"), ("lark", "ebnf")],
+    ("form", "field", "text"),
+    [
+        ("json_schema", "json_schema", "X"),
+        ("regex", "regex", "X"),
+        ("gbnf", "ebnf", "X"),
+        ("lark", "ebnf", "%llguidance {}\nX"),
+        ("structural_tag", "structural_tag", "X"),
+    ],
 )
-def test_a_constraint_is_handed_over(form: SourceForm, field: str) -> None:
+def test_a_constraint_is_handed_over(form: SourceForm, field: str, text: str) -> None:
     made = form_of(manager()).request(job(constraint=Given(ConstraintSource(form, "X"))))
-    assert made.sampling_params[field] == "X"
+    assert made.sampling_params[field] == text
     assert made.require_reasoning is False
 
 
@@ -153,9 +159,9 @@ def test_what_there_is_no_name_for_is_not_supported() -> None:
 @pytest.mark.parametrize(
     ("backend", "sources"),
     [
-        (None, {"json_schema", "regex", "gbnf"}),
-        ("xgrammar", {"json_schema", "regex", "gbnf"}),
-        ("llguidance", {"json_schema", "regex", "gbnf", "lark"}),
+        (None, {"json_schema", "regex", "gbnf", "structural_tag"}),
+        ("xgrammar", {"json_schema", "regex", "gbnf", "structural_tag"}),
+        ("llguidance", {"lark"}),
         ("outlines", {"json_schema", "regex"}),
         ("none", set()),
     ],

@@ -10,9 +10,9 @@ from dragoman.types import SourceForm
 
 _UNREAD: dict[str, set[SourceForm]] = {
     "none": set(CONSTRAINTS),
-    "outlines": {"gbnf", "lark"},
-    # It tells the two notations of grammars apart by itself.
-    "llguidance": set(),
+    "outlines": {"gbnf", "lark", "structural_tag"},
+    # Ours, as it is for the embedded engine, says everything.
+    "llguidance": set(CONSTRAINTS) - {"lark"},
 }
 """Forms that a backend for constraints does not read; all others know no Lark."""
 

@@ -66,6 +66,7 @@ CONSTRAINTS: dict[SourceForm, str] = {
     "regex": "regex",
     "gbnf": "ebnf",
     "lark": "ebnf",
+    "structural_tag": "structural_tag",
 }
 _USUAL = frozenset(name for names in _SAMPLING.values() for name in names[:1]) | frozenset(
     CONSTRAINTS.values()
@@ -139,7 +140,9 @@ class Form(Struct, frozen=True):
                 params[name] = value
         source = _source(job)
         if source is not None:
-            params[CONSTRAINTS[source.form]] = source.text
+            # The first line says which notation it is, whatever the others look like.
+            head = "%llguidance {}\n" if source.form == "lark" else ""
+            params[CONSTRAINTS[source.form]] = head + source.text
         return params
 
 
