@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import random
-from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -139,25 +137,29 @@ def test_200_streams_at_once(serve: Serve) -> None:
 
 @pytest.mark.parametrize("closing_aborts", [True, False])
 def test_a_storm_of_leavers_leaves_nothing_behind(serve: Serve, closing_aborts: bool) -> None:
-    manner = Manner(ids=[120] * 3000, interval=0.001, closing_aborts=closing_aborts)
-    llm = FakeAsyncLLM(manner)
+    """Some leave streams after a few bytes, others lose patience with a whole answer."""
+    llm = FakeAsyncLLM(Manner(ids=[120] * 4000, interval=0.01, closing_aborts=closing_aborts))
     url = serve(AsyncLLMEngine(llm))
-    dice = random.Random(7)
+    body = {**HELLO, "n": 2, "max_tokens": 4000}
 
-    async def leave(client: httpx.AsyncClient, whole: bool, after: float) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(after):
-                await client.post(url + CHAT, json={**HELLO, "stream": not whole, "n": 2})
+    async def glance(client: httpx.AsyncClient, parts: int) -> None:
+        async with client.stream("POST", url + CHAT, json={**body, "stream": True}) as reply:
+            seen = reply.aiter_raw()
+            for _ in range(parts):
+                await anext(seen)
 
     async def run() -> None:
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(timeout=60, limits=limits, verify=False) as client:
-            await asyncio.gather(
-                *(leave(client, number % 2 == 0, dice.uniform(0.0, 0.5)) for number in range(60))
-            )
+            waiting = [asyncio.create_task(client.post(url + CHAT, json=body)) for _ in range(20)]
+            await asyncio.gather(*(glance(client, number % 5) for number in range(40)))
+            while len(llm.live) < 2 * len(waiting):
+                await asyncio.sleep(0.01)
+            for task in waiting:
+                task.cancel()
+            await asyncio.wait(waiting)
 
     asyncio.run(run())
-    assert llm.requests
     assert becomes(lambda: not llm.live)
 
 

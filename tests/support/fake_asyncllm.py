@@ -11,9 +11,10 @@ from msgspec import Struct
 from dragoman.engines.scripted import CHATML, END_ID, ByteTokenizer
 
 
-class SamplingParams(Struct, kw_only=True, forbid_unknown_fields=True):
+class CommonParams(Struct, kw_only=True):
+    """What the sampling parameters of all these engines have."""
+
     max_new_tokens: int | None = None
-    stop: list[str] | None = None
     stop_token_ids: list[int] | None = None
     temperature: float = 1.0
     top_p: float = 1.0
@@ -29,12 +30,14 @@ class SamplingParams(Struct, kw_only=True, forbid_unknown_fields=True):
     structural_tag: str | None = None
     ignore_eos: bool = False
     logit_bias: dict[str, float] | None = None
-    seed: int | None = None
-    n: int = 1
 
     def verify(self) -> None:
         if self.top_k < -1 or self.top_k == 0:
             raise ValueError(f"top_k must be -1 (disable) or at least 1, got {self.top_k}.")
+
+
+class SamplingParams(CommonParams, kw_only=True):
+    seed: int | None = None
 
 
 @dataclasses.dataclass

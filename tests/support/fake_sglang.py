@@ -5,28 +5,10 @@ from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
-
-from tests.support.fake_asyncllm import Answering, Manner
+from tests.support.fake_asyncllm import Answering, CommonParams, Manner
 
 
-class SamplingParams(msgspec.Struct, kw_only=True):
-    max_new_tokens: int | None = 128
-    stop_token_ids: list[int] | None = None
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-    min_p: float = 0.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    min_new_tokens: int = 0
-    json_schema: str | None = None
-    regex: str | None = None
-    ebnf: str | None = None
-    structural_tag: str | None = None
-    ignore_eos: bool = False
-    logit_bias: dict[str, float] | None = None
+class SamplingParams(CommonParams, kw_only=True):
     sampling_seed: int | None = None
 
 
@@ -53,7 +35,7 @@ class Manager(Answering):
         return self.run(obj)
 
     def check(self, obj: Any) -> None:
-        SamplingParams(**obj.sampling_params)
+        SamplingParams(**obj.sampling_params).verify()
 
 
 class FakeSglang:
