@@ -219,3 +219,8 @@ def test_a_call_is_forced_by_the_engine(serve: Serve, backend: str, field: str, 
 def test_the_model_has_the_name_of_the_engine(serve: Serve) -> None:
     url = serve(AsyncLLMEngine(FakeAsyncLLM()))
     assert send("GET", url, "/v1/models").json()["data"][0]["id"] == "fake"
+
+
+def test_an_answer_says_which_weights_computed_it(serve: Serve) -> None:
+    url = serve(AsyncLLMEngine(FakeAsyncLLM(Manner(weight_version="v7"))))
+    assert post(url, CHAT, HELLO).json()["weight_version"] == "v7"
