@@ -26,6 +26,7 @@ from dragoman.api.harmless_fields import HarmlessFields
 from dragoman.api.messages import MessageBody
 from dragoman.api.openapi import OPERATIONS
 from dragoman.api.parsing import ParseCalls, ParseReasoning
+from dragoman.api.ranking import RerankRequest, ScoreRequest
 from dragoman.api.read import UNSUPPORTED
 from dragoman.api.responses.request import ResponseRequest
 from dragoman.api.template_fields import TemplateFields
@@ -272,6 +273,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "responses": lambda: field_table(ResponseRequest, "responses", without=TemplateFields),
     "message": lambda: field_table(MessageBody, "message"),
     "embeddings": lambda: field_table(EmbeddingRequest, "embeddings"),
+    "rerank": lambda: field_table(RerankRequest, "rerank"),
+    "score": lambda: field_table(ScoreRequest, "score"),
     "parse-calls": lambda: field_table(ParseCalls, "parse-calls"),
     "parse-reasoning": lambda: field_table(ParseReasoning, "parse-reasoning"),
     "harmless": harmless,

@@ -1,5 +1,6 @@
 """Adapters by request: in `model`, in `lora`, and on every API alike."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -7,8 +8,10 @@ import pytest
 
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import CHATML, ScriptedEngine, say
+from dragoman.http.server import background
+from dragoman.settings import Settings
 from dragoman.types import Adapters
-from tests.http.conftest import Serve
+from tests.http.conftest import Serve, Served
 from tests.support.http import HELLO, found, post, refusal
 
 APIS = {
@@ -29,12 +32,19 @@ def adapted(*, mixes: bool = True) -> ScriptedEngine:
     return ScriptedEngine(say("hi"), card=card)
 
 
-def asked(serve: Serve, lora: Any, *, mixes: bool = True, **more: object) -> httpx.Response:
-    return post(serve(adapted(mixes=mixes)), "/v1/chat/completions", {**HELLO, "lora": lora, **more})
+@pytest.fixture(scope="module")
+def mixer() -> Iterator[Served]:
+    engine = adapted()
+    with background(engine, Settings(port=0)) as url:
+        yield Served(engine, url)
 
 
-def test_the_models_list_names_their_parent_and_number(serve: Serve) -> None:
-    _, *adapters = found(serve(adapted()), "/v1/models")["data"]
+def asked(url: str, lora: Any, **more: object) -> httpx.Response:
+    return post(url, "/v1/chat/completions", {**HELLO, "lora": lora, **more})
+
+
+def test_the_models_list_names_their_parent_and_number(mixer: Served) -> None:
+    _, *adapters = found(mixer.url, "/v1/models")["data"]
     assert [(model["id"], model["parent"], model["lora_id"]) for model in adapters] == [
         ("poet", "scripted", 0),
         ("clerk", "scripted", 1),
@@ -54,10 +64,9 @@ def test_the_models_list_names_their_parent_and_number(serve: Serve) -> None:
         ({"lora": [], "model": "scripted"}, ()),
     ],
 )
-def test_the_engine_is_told(serve: Serve, path: str, fields: dict[str, Any], adapters: Adapters) -> None:
-    engine = adapted()
-    assert post(serve(engine), path, {**APIS[path], **fields}).status_code == 200
-    assert engine.jobs[0].adapters == adapters
+def test_the_engine_is_told(mixer: Served, path: str, fields: dict[str, Any], adapters: Adapters) -> None:
+    assert post(mixer.url, path, {**APIS[path], **fields}).status_code == 200
+    assert mixer.engine.jobs[-1].adapters == adapters
 
 
 @pytest.mark.parametrize(
@@ -75,18 +84,18 @@ def test_the_engine_is_told(serve: Serve, path: str, fields: dict[str, Any], ada
         ({"name": "poet"}, "lora"),
     ],
 )
-def test_what_is_wrong_is_named(serve: Serve, lora: Any, place: str) -> None:
-    assert refusal(asked(serve, lora)) == (400, place)
+def test_what_is_wrong_is_named(mixer: Served, lora: Any, place: str) -> None:
+    assert refusal(asked(mixer.url, lora)) == (400, place)
 
 
 @pytest.mark.parametrize("scale", ["NaN", "Infinity", "1e999"])
-def test_a_scale_is_a_finite_number(serve: Serve, scale: str) -> None:
+def test_a_scale_is_a_finite_number(mixer: Served, scale: str) -> None:
     body = b'{"prompt": "hi", "lora": [{"name": "poet", "scale": %s}]}' % scale.encode()
-    assert httpx.post(serve(adapted()) + "/v1/completions", content=body).status_code == 400
+    assert httpx.post(mixer.url + "/v1/completions", content=body).status_code == 400
 
 
-def test_an_adapter_in_model_and_in_lora_is_one_too_many(serve: Serve) -> None:
-    assert refusal(asked(serve, "poet", model="clerk")) == (400, "lora")
+def test_an_adapter_in_model_and_in_lora_is_one_too_many(mixer: Served) -> None:
+    assert refusal(asked(mixer.url, "poet", model="clerk")) == (400, "lora")
 
 
 @pytest.mark.parametrize(
@@ -94,5 +103,6 @@ def test_an_adapter_in_model_and_in_lora_is_one_too_many(serve: Serve) -> None:
     [([{"name": "poet"}, {"name": "clerk"}], "lora"), ([{"name": "poet", "scale": 0.5}], "lora[0].scale")],
 )
 def test_an_engine_that_does_not_mix_is_not_asked_to(serve: Serve, lora: Any, place: str) -> None:
-    assert refusal(asked(serve, lora, mixes=False)) == (400, place)
-    assert asked(serve, [{"name": "poet"}, {"name": "clerk", "scale": 0}], mixes=False).status_code == 200
+    url = serve(adapted(mixes=False))
+    assert refusal(asked(url, lora)) == (400, place)
+    assert asked(url, [{"name": "poet"}, {"name": "clerk", "scale": 0}]).status_code == 200

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from dragoman.api.read import Reader
+from dragoman.api.weights import weight_field
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits, check_count
 from dragoman.types import IdsPrompt, Prompt, TextPrompt
@@ -55,7 +56,11 @@ def _prompt(given: Any, number: int) -> Prompt:
 
 
 def reply(
-    request: EmbeddingRequest, model: str, vectors: Sequence[Sequence[float]], tokens: int
+    request: EmbeddingRequest,
+    model: str,
+    vectors: Sequence[Sequence[float]],
+    tokens: int,
+    weight_version: str | None = None,
 ) -> dict[str, Any]:
     return {
         "object": "list",
@@ -65,6 +70,7 @@ def reply(
         ],
         "model": model,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        **weight_field(weight_version),
     }
 
 

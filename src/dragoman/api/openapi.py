@@ -13,6 +13,7 @@ from dragoman.api.conversations import AddItems, CreateConversation
 from dragoman.api.embeddings import EmbeddingRequest
 from dragoman.api.metadata import ChangeMetadata
 from dragoman.api.parsing import ParseCalls, ParseReasoning
+from dragoman.api.ranking import RerankRequest, ScoreRequest
 from dragoman.api.responses.request import ResponseRequest
 from dragoman.api.tokens import Detokenize, TokenizeChat, TokenizeText
 from dragoman.api.trajectories import SetRewards
@@ -67,6 +68,10 @@ OPERATIONS: Sequence[Operation] = (
     Operation("get", "/v1/trajectories/{id}", "What was seen and sampled, as ids"),
     Operation("post", "/v1/trajectories/{id}", "Set rewards", (SetRewards,)),
     Operation("post", "/v1/embeddings", "Embed texts", (EmbeddingRequest,)),
+    Operation("post", "/v1/rerank", "Order texts by how well they fit a query", (RerankRequest,)),
+    Operation("post", "/rerank", "The same as /v1/rerank", (RerankRequest,)),
+    Operation("post", "/v1/score", "How well texts fit each other", (ScoreRequest,)),
+    Operation("post", "/score", "The same as /v1/score", (ScoreRequest,)),
     Operation(
         "post", "/v1/chat/completions/render", "The prompt of a conversation, as text and ids", (ChatRequest,)
     ),

@@ -50,8 +50,8 @@ class Spelling(Protocol):
 class StreamWriter:
     """Events to bytes. `write` of a plain fragment touches no JSON but the text itself.
 
-    `plain` says that a delta has nothing beside its text: no log probabilities. `used` and `weights` are asked
-    at the end, and `used` with every chunk where the client wants that.
+    `plain` says that a delta has nothing beside its text: no log probabilities. `weights` is asked where a
+    choice ends.
     """
 
     def __init__(

@@ -122,6 +122,14 @@ class EmbeddingEngine(Engine, Protocol):
 
 
 @runtime_checkable
+class ScoringEngine(Engine, Protocol):
+    """A cross-encoder: it reads two texts at once, and says how well they fit."""
+
+    async def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[float]:
+        """One score per pair of a query and a document; what joins the two is the engine's to add."""
+
+
+@runtime_checkable
 class TrainedEngine(Engine, Protocol):
     """An engine whose weights are changed while it serves, as in reinforcement learning."""
 

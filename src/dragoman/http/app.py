@@ -25,6 +25,7 @@ from dragoman.http import (
     parse_routes,
     stored_chat,
     trajectories,
+    vectors,
 )
 from dragoman.http.exchange import ClientGone, Exchange
 from dragoman.http.host import Host
@@ -45,7 +46,11 @@ POST: dict[str, Handler] = {
     "/v1/responses/compact": summary.compact,
     "/v1/responses/input_tokens": summary.input_tokens,
     "/v1/responses/{id}/cancel": stored.cancel,
-    "/v1/embeddings": inspect_routes.embed,
+    "/v1/embeddings": vectors.embed,
+    "/v1/rerank": vectors.rerank,
+    "/rerank": vectors.rerank,
+    "/v1/score": vectors.score,
+    "/score": vectors.score,
     "/v1/engine/pause": engine_routes.pause,
     "/v1/engine/resume": engine_routes.resume,
     "/v1/chat/completions/render": inspect_routes.render_chat,
@@ -92,6 +97,10 @@ ADMITTED = frozenset(
         "/v1/chat/completions",
         "/v1/completions",
         "/v1/embeddings",
+        "/v1/rerank",
+        "/rerank",
+        "/v1/score",
+        "/score",
         "/v1/responses",
         "/v1/responses/compact",
     }

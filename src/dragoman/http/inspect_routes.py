@@ -1,14 +1,11 @@
-"""The routes that look without generating: models, tokens, prompts, embeddings."""
+"""The routes that look without generating: models, tokens, prompts."""
 
-from functools import partial
 from typing import Any
 
-from dragoman.api import chat_request, completions_request, embeddings, tokens
-from dragoman.engines.protocol import EmbeddingEngine
-from dragoman.errors import BadRequest, ContextOverflow, ModelNotFound
+from dragoman.api import chat_request, completions_request, tokens
+from dragoman.errors import ModelNotFound
 from dragoman.http.exchange import Exchange
 from dragoman.http.host import Host
-from dragoman.http.run_turn import unless_gone
 
 
 async def list_models(host: Host, exchange: Exchange) -> None:
@@ -83,27 +80,3 @@ async def count_chat(host: Host, exchange: Exchange) -> None:
     host.planner.adapter(request.model)
     ids = await host.prepare(len(body), host.prompter.encode, chat_request.prompt(request))
     await exchange.json({"object": "chat.completion.input_tokens", "input_tokens": len(ids)})
-
-
-async def embed(host: Host, exchange: Exchange) -> None:
-    body = await exchange.body()
-    request = embeddings.read(body, host.limits)
-    if host.planner.adapter(request.model) is not None:
-        raise BadRequest(
-            "Adapters have no embeddings; ask the model itself.", param="model", code="invalid_value"
-        )
-    if not isinstance(host.engine, EmbeddingEngine):
-        raise BadRequest("This engine has no embeddings.", param="model", code="unsupported_model")
-    asked = embeddings.prompts(request)
-    encode = partial(host.prompter.encode, most=host.card.max_model_len)
-    prompts = [await host.prepare(len(body), encode, prompt) for prompt in asked]
-    for number, prompt in enumerate(prompts):
-        if len(prompt) >= host.card.max_model_len:
-            message = (
-                f"The input has {len(prompt)} tokens, but this model takes {host.card.max_model_len - 1}."
-            )
-            raise ContextOverflow(message, param=f"input[{number}]")
-    vectors = await unless_gone(exchange, host.engine.embed(prompts))
-    total = sum(map(len, prompts))
-    exchange.facts.update(model=request.model or host.card.name, prompt_tokens=total)
-    await exchange.json(embeddings.reply(request, request.model or host.card.name, vectors, total))

@@ -1,0 +1,130 @@
+"""The routes of vectors and scores: embeddings, and how well texts fit each other."""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from operator import mul
+
+from dragoman.api import embeddings, ranking
+from dragoman.api.ranking import Pair
+from dragoman.engines.protocol import EmbeddingEngine, ScoringEngine, weights_of
+from dragoman.errors import BadRequest, ContextOverflow, EngineFailed
+from dragoman.http.exchange import Exchange
+from dragoman.http.host import Host
+from dragoman.http.run_turn import unless_gone
+from dragoman.types import Prompt, TextPrompt
+
+
+async def embed(host: Host, exchange: Exchange) -> None:
+    body = await exchange.body()
+    request = embeddings.read(body, host.limits)
+    _check_model(host, request.model)
+    if not isinstance(host.engine, EmbeddingEngine):
+        raise BadRequest("This engine has no embeddings.", param="model", code="unsupported_model")
+    asked = {f"input[{number}]": prompt for number, prompt in enumerate(embeddings.prompts(request))}
+    prompts = await _encoded(host, asked, len(body))
+    vectors = await unless_gone(exchange, host.engine.embed(prompts))
+    model, tokens = request.model or host.card.name, sum(map(len, prompts))
+    exchange.facts.update(model=model, prompt_tokens=tokens)
+    await exchange.json(embeddings.reply(request, model, vectors, tokens, weights_of(host.engine)))
+
+
+async def rerank(host: Host, exchange: Exchange) -> None:
+    body = await exchange.body()
+    request = ranking.read_rerank(body)
+    scores, tokens = await _scores(
+        host, exchange, ranking.pairs(request, host.limits), request.model, len(body)
+    )
+    head = host.head("rerank-", request.model)
+    await exchange.json(ranking.ranked(request, head, scores, tokens, weights_of(host.engine)))
+
+
+async def score(host: Host, exchange: Exchange) -> None:
+    body = await exchange.body()
+    request = ranking.read_score(body)
+    scores, tokens = await _scores(
+        host, exchange, ranking.pairs(request, host.limits), request.model, len(body)
+    )
+    head = host.head("score-", request.model)
+    await exchange.json(ranking.scored(head, scores, tokens, weights_of(host.engine)))
+
+
+async def _scores(
+    host: Host, exchange: Exchange, pairs: Sequence[Pair], model: str | None, body_bytes: int
+) -> tuple[list[float], int]:
+    """One for each pair, and the tokens that were read for them."""
+    _check_model(host, model)
+    if isinstance(host.engine, ScoringEngine):
+        scores, tokens = await _read_together(host.engine, host, exchange, pairs, body_bytes)
+    elif isinstance(host.engine, EmbeddingEngine):
+        scores, tokens = await _compared(host.engine, host, exchange, pairs, body_bytes)
+    else:
+        message = "This engine has neither scores nor embeddings."
+        raise BadRequest(message, param="model", code="unsupported_model")
+    if not all(map(math.isfinite, scores)):
+        raise EngineFailed("The engine gave a score that is no number.")
+    exchange.facts.update(model=model or host.card.name, prompt_tokens=tokens)
+    return scores, tokens
+
+
+async def _read_together(
+    engine: ScoringEngine, host: Host, exchange: Exchange, pairs: Sequence[Pair], body_bytes: int
+) -> tuple[list[float], int]:
+    """By a model that reads both texts of a pair, and puts its own tokens around them."""
+    ids = await _ids(host, pairs, body_bytes, add_special_tokens=False)
+    asked = [(ids[one.text], ids[other.text]) for one, other in pairs]
+    for (one, other), (_, placed) in zip(asked, pairs, strict=True):
+        _check_length(host, len(one) + len(other), placed.place)
+    scores = await unless_gone(exchange, engine.score(asked))
+    return scores, sum(len(one) + len(other) for one, other in asked)
+
+
+async def _compared(
+    engine: EmbeddingEngine, host: Host, exchange: Exchange, pairs: Sequence[Pair], body_bytes: int
+) -> tuple[list[float], int]:
+    """By the cosine of the angle between their vectors."""
+    ids = await _ids(host, pairs, body_bytes, add_special_tokens=True)
+    found = await unless_gone(exchange, engine.embed(list(ids.values())))
+    vectors = dict(zip(ids, found, strict=True))
+    scores = [sum(map(mul, vectors[one.text], vectors[other.text])) for one, other in pairs]
+    return scores, sum(map(len, ids.values()))
+
+
+async def _ids(
+    host: Host, pairs: Sequence[Pair], body_bytes: int, *, add_special_tokens: bool
+) -> dict[str, tuple[int, ...]]:
+    """Of every text, once."""
+    places: dict[str, str] = {}
+    for pair in pairs:
+        for side in pair:
+            places.setdefault(side.text, side.place)
+    asked: dict[str, Prompt] = {
+        place: TextPrompt(text, None, add_special_tokens) for text, place in places.items()
+    }
+    return dict(zip(places, await _encoded(host, asked, body_bytes), strict=True))
+
+
+async def _encoded(host: Host, asked: dict[str, Prompt], body_bytes: int) -> list[tuple[int, ...]]:
+    """The ids of prompts, which come with their places in the request."""
+    encode = partial(host.prompter.encode, most=host.card.max_model_len)
+    found = []
+    for place, prompt in asked.items():
+        try:
+            found.append(await host.prepare(body_bytes, encode, prompt))
+        except ContextOverflow as error:
+            raise ContextOverflow(error.message, param=place) from None
+        _check_length(host, len(found[-1]), place)
+    return found
+
+
+def _check_length(host: Host, tokens: int, place: str) -> None:
+    most = host.card.max_model_len - 1
+    if tokens > most:
+        message = f"The text at '{place}' has {tokens} tokens, but this model takes {most}."
+        raise ContextOverflow(message, param=place)
+
+
+def _check_model(host: Host, name: str | None) -> None:
+    if host.planner.adapter(name) is not None:
+        message = "Adapters have no embeddings; ask the model itself."
+        raise BadRequest(message, param="model", code="invalid_value")
