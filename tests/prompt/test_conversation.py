@@ -68,8 +68,10 @@ def test_arguments_keep_their_bytes_where_text_is_wanted(arguments: str) -> None
     assert f"<call look:0>{arguments}</call>" in text("queue", *calling(arguments))
 
 
-def test_arguments_that_are_no_json_are_not_lost() -> None:
-    assert "{broken" in text("headers", *calling("{broken"))
+@pytest.mark.parametrize("template", ["headers", "tagged_tools"])
+@pytest.mark.parametrize("arguments", ["{broken", "[1]", "broken"])
+def test_arguments_that_are_no_object_are_not_lost(template: str, arguments: str) -> None:
+    assert arguments in text(template, *calling(arguments))
 
 
 def test_a_result_gets_its_call_s_name() -> None:

@@ -148,13 +148,13 @@ def _call(call: ToolCall, traits: Traits) -> dict[str, Any]:
     return made
 
 
-def _parsed(arguments: str) -> Any:
-    """The object, or the text itself where it is no JSON object: nothing is lost."""
+def _parsed(arguments: str) -> dict[str, Any]:
+    """The object. What a model wrote that is none becomes one: templates go through its members."""
     try:
         value = json.loads(arguments or "{}")
     except (ValueError, RecursionError):
-        return arguments
-    return value if isinstance(value, dict) else arguments
+        return {"arguments": arguments}
+    return value if isinstance(value, dict) else {"arguments": arguments}
 
 
 def _call_id(id: str, traits: Traits) -> str:

@@ -47,7 +47,7 @@ def prepared(host: Host, request: ResponseRequest, context: Context) -> Making:
     context.size = check_size(before, host.limits)
     offer = offered(request.tools, host.limits, before)
     if offer.hidden:
-        logger.warning("Tools that this server does not have are left out: %s", ", ".join(offer.hidden))
+        logger.info("Tools that this server does not have are left out: %s", ", ".join(offer.hidden))
     tools = ToolRounds(host.mcp, offer, before, min(most, host.limits.tool_calls))
     return Making(host, request, context, tools, _manner(host, request, context), store=store)
 

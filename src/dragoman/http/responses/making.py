@@ -187,7 +187,10 @@ class Making:
                 asked = replace(asked, sampling=replace(asked.sampling, max_tokens=self._room()))
             return await self._host.turn(asked, self._body_bytes, self.id)
 
-        return await (fitted(items, planned) if self.request.truncation == "auto" else planned(items))
+        try:
+            return await (fitted(items, planned) if self.request.truncation == "auto" else planned(items))
+        except ContextOverflow as overflow:
+            raise ContextOverflow(overflow.message, param="input") from None
 
     def _room(self) -> int | None:
         """The tokens that are left of those that the client allows."""
