@@ -82,9 +82,8 @@ class Core:
     async def stop(self) -> None:
         self.failure = self.failure or Unavailable("The engine has been stopped.")
         self._end_all("abort", None)
-        for task in {*self._sending, *([] if self._reader is None else [self._reader])}:
-            task.cancel()
-        self._reader = None
+        if self._reader is not None:
+            self._reader.cancel()
 
     async def _read(self) -> None:
         try:

@@ -40,7 +40,9 @@ def engine_args(model: str, options: VllmOptions) -> Any:
     try:
         from vllm.engine.arg_utils import AsyncEngineArgs
     except ImportError as error:
-        raise BindingError("vLLM is not installed; `pip install dragoman[vllm]` brings it.") from error
+        raise BindingError(
+            "vLLM is not installed here: `pip install vllm`, and dragoman after it."
+        ) from error
     given = {name.replace("-", "_"): value for name, value in options.engine_args.items()}
     _check(given, [each.name for each in dataclasses.fields(AsyncEngineArgs)])
     ours: dict[str, Any] = {"model": model}

@@ -1,0 +1,92 @@
+"""What needs vLLM in the process itself: `python -m tests.engines.vllm.program MODEL ENGINE_ARGS`.
+
+It prints what it found, as JSON, in the last line.
+"""
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+from dragoman.engines.vllm import VllmEngine, VllmGenerating, VllmOptions, open_vllm
+from dragoman.errors import SettingsError
+from dragoman.types import Job, Sampling, Step
+
+SAMPLING = Sampling(max_tokens=5, temperature=0, logprobs=2, prompt_logprobs=1, ignore_eos=True)
+JOB = Job(id="same", prompt=(504, 2988, 282, 4649), sampling=SAMPLING)
+LONG = 2000
+CANCELLED_AT = 5
+
+
+def refusal(model: str, **options: Any) -> str:
+    try:
+        open_vllm(model, VllmOptions(**options))
+    except SettingsError as error:
+        return error.message
+    return ""
+
+
+def plain(steps: list[Step]) -> dict[str, Any]:
+    told = [entry for step in steps for entry in step.logprobs or ()]
+    return {
+        "ids": [id_ for step in steps for id_ in step.ids],
+        "logprobs": [entry.logprob for entry in told],
+        "top": [[list(pair) for pair in entry.top] for entry in told],
+        "prompt": [entry and entry.logprob for entry in steps[0].prompt_logprobs or ()],
+        "finish": steps[-1].finish,
+        "cached": steps[0].cached_tokens,
+    }
+
+
+async def outputs_after_a_cancel(engine: VllmEngine, client: Any) -> int:
+    """How many of vLLM's own outputs are about a request that was cancelled, while another one runs on."""
+    heard: list[str] = []
+    read = client.get_output_async
+
+    async def overheard() -> Any:
+        outputs = await read()
+        heard.extend(output.request_id for output in outputs.outputs)
+        return outputs
+
+    client.get_output_async = overheard
+    cancelled = engine.generate(job("cancelled", LONG))
+    for _ in range(CANCELLED_AT):
+        await anext(cancelled)
+    await cancelled.aclose()
+    heard.clear()
+    other = [step async for step in engine.generate(job("other", 50))]
+    assert other[-1].finish == "length"
+    return sum(id.startswith("cancelled") for id in heard)
+
+
+def job(id: str, tokens: int) -> Job:
+    return Job(id=id, prompt=JOB.prompt, sampling=Sampling(max_tokens=tokens, temperature=0, ignore_eos=True))
+
+
+async def look(engine: VllmEngine, llm: Any) -> dict[str, Any]:
+    await engine.start()
+    direct = plain([step async for step in engine.generate(JOB)])
+    late = await outputs_after_a_cancel(engine, llm.engine_core)
+    # From here on nobody reads the core but vLLM itself.
+    await engine._core.stop()
+    public = VllmGenerating(llm)
+    generated = plain([step async for step in public.generate(JOB)])
+    await public.check()
+    await public.stop()
+    return {"direct": direct, "generated": generated, "late": late}
+
+
+def main(model: str, engine_args: dict[str, Any]) -> None:
+    found = {
+        "unknown": refusal(model, engine_args={"enforce_eagr": True}),
+        "ours": refusal(model, engine_args={"max-num-queued-reqs": 3}),
+        "twice": refusal(model, context=64, engine_args={"max_model_len": 64}),
+    }
+    engine = open_vllm(model, VllmOptions(context=4096, slots=4, engine_args=engine_args))
+    assert isinstance(engine, VllmEngine)
+    found |= asyncio.run(look(engine, engine._llm))
+    print("\n" + json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], json.loads(sys.argv[2]))
