@@ -3,7 +3,9 @@ from typing import Any
 import pytest
 
 from dragoman.dialects.declare import Dialect, Reasoning
-from dragoman.turns.opened import opened_reasoning
+from dragoman.engines.scripted import ByteTokenizer
+from dragoman.prompt.encode import Encoder
+from dragoman.turns.opened import ids_opened_reasoning, opened_reasoning
 from dragoman.types import Conversation, Message
 
 THINKS = Dialect(name="thinks", models="", reasoning=Reasoning())
@@ -54,3 +56,37 @@ def test_a_message_that_is_continued_counts_as_begun(content: Any) -> None:
 
 def test_a_dialect_without_reasoning_opens_none() -> None:
     assert not opened(TURN + "<think>", dialect=Dialect(name="plain", models=""))
+
+
+class Marked(ByteTokenizer):
+    """Reasoning has control tokens of its own, beside those of turns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.special = {**self.special, "<think>": len(self.pieces), "</think>": len(self.pieces) + 1}
+        self.pieces += [b"<think>", b"</think>"]
+
+
+@pytest.mark.parametrize("tokenizer", [ByteTokenizer(), Marked()])
+@pytest.mark.parametrize(
+    ("prompt", "inside"),
+    [
+        ("<|im_start|>assistant\n", False),
+        ("<|im_start|>assistant\n<think>\n", True),
+        ("<|im_start|>assistant\n<think>\nHm, so", True),
+        ("<|im_start|>assistant\n<think>\nHm</think>Yes", False),
+        ("<|im_start|>user\n<think><|im_end|>\n<|im_start|>assistant\n", False),
+        ("no turns at all, but a <think> in the middle", False),
+        ("no turns at all, and at the end <think>", True),
+    ],
+)
+def test_ids_are_read_from_where_the_last_turn_begins(
+    tokenizer: ByteTokenizer, prompt: str, inside: bool
+) -> None:
+    ids = Encoder(tokenizer).encode_special(prompt)
+    assert ids_opened_reasoning(THINKS, ids, tokenizer) is inside
+
+
+def test_ids_in_a_dialect_without_reasoning_open_none() -> None:
+    plain = Dialect(name="plain", models="")
+    assert not ids_opened_reasoning(plain, list(b"<think>"), ByteTokenizer())
