@@ -35,6 +35,7 @@ from dragoman.constrain import formats
 from dragoman.constrain.keywords import KEYWORDS
 from dragoman.dialects.registry import dialects
 from dragoman.engines.local.options import LocalOptions
+from dragoman.engines.remote.options import RemoteOptions
 from dragoman.http import app
 
 ROOT = Path(__file__).parent.parent
@@ -218,9 +219,9 @@ def _help(option: settings.Option) -> str:
     return f"{option.help}: {choices}" if len(option.choices) > 1 else option.help
 
 
-def local_options() -> str:
-    """LocalOptions with the strings that stand below its fields."""
-    tree = ast.parse((SOURCE / "engines" / "local" / "options.py").read_text())
+def engine_options(engine: str, struct: type[Struct]) -> str:
+    """The options of an engine with the strings that stand below the fields."""
+    tree = ast.parse((SOURCE / "engines" / engine / "options.py").read_text())
     body = next(node.body for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
     said = {
         declared.target.id: text.value.value
@@ -230,7 +231,7 @@ def local_options() -> str:
         and isinstance(text, ast.Expr)
         and isinstance(text.value, ast.Constant)
     }
-    rows = [(f"`{spec.name}`", _option_default(spec), str(said[spec.name])) for spec in fields(LocalOptions)]
+    rows = [(f"`{spec.name}`", _option_default(spec), str(said[spec.name])) for spec in fields(struct)]
     return table(("option", "default", "meaning"), rows)
 
 
@@ -284,7 +285,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "codes": code_table,
     "settings": lambda: setting_table(limits=False),
     "limits": lambda: setting_table(limits=True),
-    "local-options": local_options,
+    "local-options": lambda: engine_options("local", LocalOptions),
+    "remote-options": lambda: engine_options("remote", RemoteOptions),
     "dialects": dialect_table,
     "schema-words": lambda: schema_words("enforced"),
     "refused-words": lambda: schema_words("refused"),

@@ -33,14 +33,22 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     engine: Annotated[
         str,
         Meta(
-            description="what runs the model: local, transformers, vllm, one that another package brings, "
-            "or any object as MODULE:OBJECT"
+            description="what runs the model: local, transformers, vllm, remote, one that another package "
+            "brings, or any object as MODULE:OBJECT"
         ),
     ] = "local"
     engine_args: Annotated[
         dict[str, Any],
         Meta(description="what only this engine knows, as a JSON object: for vllm, arguments of its engine"),
     ] = field(default_factory=dict)
+    upstream: Annotated[
+        list[str], Meta(description="for the engine remote: the address of a server that runs the model")
+    ] = field(default_factory=list)
+    upstream_key: Annotated[str | None, Meta(description="the key of the upstreams")] = None
+    tokenizer: Annotated[
+        str | None,
+        Meta(description="for the engine remote: the model's tokenizer, a folder or a GGUF file"),
+    ] = None
     host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0 takes a free one")] = 8000
     api_key: Annotated[

@@ -125,8 +125,8 @@ def test_any_other_route(client: dragoman.Client) -> None:
 
 def test_an_embedded_model_and_the_ids_it_said() -> None:
     """The tree's ids are what the same prompt gives without the client."""
-    engine = LocalEngine.open(default_model(), LocalOptions(context=256, slots=2))
-    fields = {"max_tokens": 12, "temperature": 0, "return_token_ids": True, "logprobs": True}
+    engine = LocalEngine.open(default_model(), LocalOptions(context=128, slots=1))
+    fields = {"max_tokens": 6, "temperature": 0, "return_token_ids": True, "logprobs": True}
 
     async def run(url: str) -> AnswerTree:
         async with dragoman.AsyncClient(url) as client:
@@ -135,7 +135,7 @@ def test_an_embedded_model_and_the_ids_it_said() -> None:
     with dragoman.background(engine) as url:
         answer = asyncio.run(run(url))
         pieces = engine.tokenizer.pieces
-    assert len(answer.ids) == 12 or answer.finish == "stop"
+    assert len(answer.ids) == 6 or answer.finish == "stop"
     visible = [id_ for id_ in answer.ids if id_ not in engine.tokenizer.end_ids]
     assert b"".join(pieces[id_] for id_ in visible).decode() == answer.text
     assert all(token.logprob is not None and token.logprob <= 0 for token in answer.tokens)

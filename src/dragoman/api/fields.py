@@ -165,6 +165,7 @@ def turn_spec(
         priority=fields.priority or 0,
         cache_salt=fields.cache_salt or "",
         reuse_prefix=fields.cache_prompt is not False,
+        token_ids=bool(fields.return_token_ids),
     )
 
 

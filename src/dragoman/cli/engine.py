@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dragoman.engines.protocol import Engine
 
 GROUP = "dragoman.engines"
-OWN = ("local", "transformers", "vllm")
+OWN = ("local", "transformers", "vllm", "remote")
 
 
 def engine_of(settings: Settings) -> "Engine":

@@ -1,7 +1,7 @@
 """Engines that come with dragoman, each made from the settings."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -11,6 +11,8 @@ from dragoman.settings import Settings
 if TYPE_CHECKING:
     from dragoman.engines.local import LocalEngine
     from dragoman.engines.protocol import Engine
+
+Options = TypeVar("Options")
 
 
 def local(settings: Settings) -> "LocalEngine":
@@ -40,10 +42,7 @@ def transformers(settings: Settings) -> "Engine":
         "slots": settings.slots,
         "threads": settings.threads,
     }
-    try:
-        options = msgspec.convert({**settings.engine_args, **own}, TransformersOptions)
-    except msgspec.ValidationError as error:
-        raise SettingsError(f"`engine_args` is wrong for transformers: {error}.") from error
+    options = _options(TransformersOptions, settings, own)
     return TransformersEngine.open(_named_model(settings), options)
 
 
@@ -60,6 +59,29 @@ def vllm(settings: Settings) -> "Engine":
         engine_args=settings.engine_args,
     )
     return open_vllm(_named_model(settings), options)
+
+
+def remote(settings: Settings) -> "Engine":
+    """Other servers; `model` is the name that the model has there."""
+    from dragoman.engines.remote import RemoteEngine, RemoteOptions
+    from dragoman.engines.remote.vocabulary import tokenizer_of
+
+    if not settings.upstream:
+        raise SettingsError("The engine `remote` needs `upstream`: the address of a server, or several.")
+    if settings.tokenizer is None:
+        raise SettingsError(
+            "The engine `remote` needs `tokenizer`: the folder, or a GGUF file, of the model."
+        )
+    if settings.lora or settings.slots or settings.threads:
+        raise SettingsError("`lora`, `slots` and `threads` are for the upstreams to know; leave them out.")
+    own = {
+        "name": settings.model_name,
+        "model": settings.model,
+        "key": settings.upstream_key,
+        "context": settings.context,
+    }
+    options = _options(RemoteOptions, settings, own)
+    return RemoteEngine.open(settings.upstream, tokenizer_of(settings.tokenizer), options)
 
 
 def model_file(settings: Settings) -> Path:
@@ -82,6 +104,14 @@ def adapters_of(settings: Settings) -> dict[str, str]:
             raise SettingsError(f"`lora` has two adapters named {name.strip()}.")
         adapters[name.strip()] = file.strip()
     return adapters
+
+
+def _options(kind: type[Options], settings: Settings, own: dict[str, Any]) -> Options:
+    """What has a flag, and beside it what is given by name."""
+    try:
+        return msgspec.convert({**settings.engine_args, **own}, kind)
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"`engine_args` is wrong for {settings.engine}: {error}.") from error
 
 
 def _named_model(settings: Settings) -> str:

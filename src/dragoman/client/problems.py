@@ -57,10 +57,12 @@ class ClientError(DragomanError):
     """Whether the same request may succeed if it is sent again, and nothing of an answer was seen."""
 
     def __init__(self, message: str, where: Where, problem: Problem | None = None) -> None:
-        said = problem or Problem("")
-        super().__init__(message, param=said.param, code=said.code)
+        told = problem or Problem("")
+        super().__init__(message, param=told.param, code=told.code)
         self.where = where
-        self.kind = said.type
+        self.said = told.message
+        """The server's own words."""
+        self.kind = told.type
         self.saved: Path | None = None
 
     def __str__(self) -> str:

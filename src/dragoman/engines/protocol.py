@@ -36,9 +36,16 @@ class ModelCard(Struct, kw_only=True):
     """Whether it can hold the answer to a source only after the reasoning."""
     unsupported: frozenset[str] = frozenset()
     """Fields of `UNSUPPORTABLE` that the engine does not honour. A request that uses one is refused."""
+    samples_ids: bool = True
+    """False where ids are made from text: then they are not given out, for nobody has sampled them."""
     created: int = 0
     details: Mapping[str, str] = field(default_factory=dict)
     """For people: architecture, quantization, parameters, runner."""
+
+    @property
+    def refused(self) -> frozenset[str]:
+        """The fields that no request may use."""
+        return self.unsupported if self.samples_ids else self.unsupported | {"return_token_ids", "logprobs"}
 
 
 @runtime_checkable

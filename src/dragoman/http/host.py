@@ -93,7 +93,8 @@ class Host:
             plan = await asyncio.to_thread(self.planner.plan, spec)
         else:
             plan = await self.prepare(body_bytes, self.planner.plan, spec)
-        remember = partial(self.planner.trails.add, salt=plan.salt)
+        # Ids that no model has sampled are not worth going on from.
+        remember = partial(self.planner.trails.add, salt=plan.salt) if self.card.samples_ids else None
         return Turn(self.engine, plan, spec, self._language(plan.dialect), remember, source)
 
     async def prepare(self, body_bytes: int, work: Callable[[A], R], given: A) -> R:

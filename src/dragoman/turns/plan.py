@@ -80,7 +80,7 @@ class Planner:
         adapters = chosen_adapters(self.card, self.adapter(spec.model), spec.adapters)
         dialect = dialect_for(spec, self.dialect)
         self._constrainer.check(spec)
-        refuse_unsupported(spec, self.card.unsupported)
+        refuse_unsupported(spec, self.card.refused)
         sampling = self._sampling(spec)
         salt = f"{adapters or ''}\0{spec.cache_salt}"
         prompts = [self._fit(prompt, spec.truncate_prompt, dialect, salt) for prompt in spec.prompts]

@@ -95,6 +95,8 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
     priority: int = 0
     cache_salt: str = ""
     reuse_prefix: bool = True
+    token_ids: bool = False
+    """The client wants the ids that were sampled."""
 
     @property
     def constrained(self) -> bool:

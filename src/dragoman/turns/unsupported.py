@@ -30,4 +30,6 @@ def _asked(spec: TurnSpec, name: str) -> bool:
             return spec.cache_salt != ""
         case "reuse_prefix":
             return not spec.reuse_prefix
+        case "return_token_ids":
+            return spec.token_ids
     return bool(getattr(spec.sampling, name) != getattr(_UNASKED, name))

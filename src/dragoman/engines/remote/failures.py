@@ -1,0 +1,31 @@
+"""What goes wrong at an upstream, as our clients are told."""
+
+from dragoman.client import CannotConnect, ClientError, Refused, StreamFailed, TimedOut
+from dragoman.errors import (
+    BadRequest,
+    ContextOverflow,
+    DragomanError,
+    EngineFailed,
+    Overloaded,
+    Unavailable,
+)
+
+_CLIENTS_FAULT = frozenset({400, 413, 415, 422})
+_BUSY = frozenset({502, 503, 504})
+
+
+def error_of(error: ClientError) -> DragomanError:
+    """The upstream's words where they are about the request; what is about its insides stays in the log."""
+    said = error.said or "The upstream refused the request and gave no reason."
+    status = error.where.status if isinstance(error, Refused) else None
+    if error.code == ContextOverflow.code:
+        return ContextOverflow(said, param=error.param)
+    if status in _CLIENTS_FAULT or (isinstance(error, StreamFailed) and error.kind == BadRequest.type):
+        return BadRequest(said, param=error.param, code=error.code)
+    if status == 429 or error.kind == Overloaded.type:
+        return Overloaded(error.said or "The upstream is busy; try again soon.")
+    if isinstance(error, CannotConnect | TimedOut) or status in _BUSY or error.code == Unavailable.code:
+        return Unavailable("The upstream does not answer; try again soon.")
+    if status in (401, 403):
+        return EngineFailed("The upstream does not take the key that this server has for it.")
+    return EngineFailed("The upstream failed; the server's log says more.")

@@ -1,0 +1,69 @@
+"""Upstreams that give text: ids are made from it, and nobody gets them for sampled ones."""
+
+import pytest
+
+from dragoman.engines.remote import RemoteEngine
+from dragoman.engines.scripted import CHATML, ByteTokenizer
+from dragoman.http.server import background
+from dragoman.settings import Settings
+from dragoman.types import Job, Sampling
+from tests.cli.conftest import WORDS, Fake, fake
+from tests.engines.remote.support import QUICK, ids_of, job_of, run, steps_of
+from tests.support.http import HELLO, post
+
+__all__ = ["fake"]
+
+ALL = "".join(WORDS)
+
+
+@pytest.fixture(autouse=True)
+def stranger(fake: Fake) -> None:
+    fake.is_dragoman = False
+
+
+def test_ids_are_made_from_text(fake: Fake) -> None:
+    steps = run([fake.url], lambda engine: steps_of(engine, job_of([72, 105])))
+    assert bytes(ids_of(steps)).decode() == ALL
+    assert (steps[-1].finish, steps[-1].cached_tokens) == ("stop", 3)
+    assert fake.asked[-1]["prompt"] == [72, 105]
+
+
+def test_a_prompt_is_sent_as_text_where_ids_are_refused(fake: Fake) -> None:
+    fake.refuses = {"return_token_ids"}
+    run([fake.url], lambda engine: steps_of(engine, job_of([72, 105])))
+    assert fake.asked[-1]["prompt"] == "Hi"
+
+
+def test_only_what_every_server_knows_is_sent(fake: Fake) -> None:
+    run([fake.url], lambda engine: steps_of(engine, job_of()))
+    assert fake.asked[-1].keys() == {
+        *("model", "prompt", "max_tokens", "temperature", "top_p", "presence_penalty", "frequency_penalty"),
+        *("stream", "stream_options"),
+    }
+
+
+def test_a_first_token_of_the_prompt_is_left_to_the_server(fake: Fake) -> None:
+    fake.refuses = {"return_token_ids"}
+    tokenizer = ByteTokenizer()
+    tokenizer.add_bos, tokenizer.bos_id = True, 1
+    engine = RemoteEngine.open([fake.url], tokenizer, QUICK)
+    from dragoman.engines.remote.asking import request_of
+
+    traits = engine.upstreams[0].traits
+    assert traits is not None
+    job = Job(id="", prompt=(1, 72, 105), sampling=Sampling(max_tokens=1))
+    assert request_of(job, traits, tokenizer).body["prompt"] == "Hi"
+
+
+def test_made_ids_are_marked_and_not_given_out(fake: Fake) -> None:
+    engine = RemoteEngine.open([fake.url], ByteTokenizer(), QUICK)
+    assert not engine.card.samples_ids
+    assert engine.card.details["ids"] == "made from text"
+    with background(engine, Settings(port=0, store="none", shutdown_grace=0), template=CHATML) as url:
+        answer = post(url, "/v1/chat/completions", HELLO).json()
+        refused = [
+            post(url, "/v1/chat/completions", {**HELLO, field: value}).json()["error"]["param"]
+            for field, value in (("return_token_ids", True), ("logprobs", True), ("top_k", 5))
+        ]
+    assert answer["choices"][0]["message"]["content"] == ALL
+    assert refused == ["return_token_ids", "logprobs", "top_k"]
