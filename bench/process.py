@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,7 +25,15 @@ POLL_S = 0.05
 class Server:
     """`with Server("bare", ["bench.servers.bare"]) as server:` serves on `server.port` inside."""
 
-    def __init__(self, name: str, module: Sequence[str], *, core: int | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        module: Sequence[str],
+        *,
+        core: int | None = None,
+        python: str = sys.executable,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
         self.name = name
         self.port = free_port()
         self.model = ""
@@ -33,6 +41,8 @@ class Server:
         """From the start of the process to its first answer."""
         self._module = module
         self._core = core
+        self._python = python
+        self._environ = os.environ | (environ or {})
 
     def __enter__(self) -> "Server":
         LOGS.mkdir(parents=True, exist_ok=True)
@@ -40,8 +50,9 @@ class Server:
         self._log = LOGS / f"{self.name}.log"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", *self._module, "--port", str(self.port)],
+                [self._python, "-m", *self._module, "--port", str(self.port)],
                 cwd=ROOT,
+                env=self._environ,
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
@@ -62,8 +73,11 @@ class Server:
 
     def cpu_s(self) -> float:
         """Processor time of all its threads so far, user and system."""
-        # The clock of another process (clock_getcpuclockid): to the nanosecond, where /proc counts in 10 ms.
-        return time.clock_gettime((~self._process.pid << 3) | 2)
+        return cpu_s(self._process.pid)
+
+    def family_cpu_s(self, without: str) -> float:
+        """The same with all its children, but for those whose name has `without` in it."""
+        return sum(cpu_s(pid) for pid in _family(self._process.pid, without.encode()))
 
     def peak_mib(self) -> float:
         """The most memory it ever had at once."""
@@ -98,6 +112,20 @@ class Server:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def cpu_s(pid: int) -> float:
+    # The clock of another process (clock_getcpuclockid): to the nanosecond, where /proc counts in 10 ms.
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+def _family(pid: int, without: bytes) -> Iterator[int]:
+    if without in Path(f"/proc/{pid}/cmdline").read_bytes():
+        return
+    yield pid
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text(encoding="ascii").split():
+            yield from _family(int(child), without)
 
 
 def free_port() -> int:
