@@ -41,10 +41,21 @@ class Continuation:
             return Step([], self.index, finish="error", error=self._nothing_left())
         except ConstraintFailed as error:
             return Step([], self.index, finish="error", error=error)
+        step = self.take(token)
+        if self._sampling.logprobs is not None:
+            step.logprobs = [self._sampler.report(row, token)]
+        return step
+
+    @property
+    def takes_largest(self) -> bool:
+        """Whether the largest logit decides, and nothing else is asked of the row: then `take` is enough."""
+        return self._sampler.takes_largest and self._sampling.logprobs is None and self._most > 0
+
+    def take(self, token: int) -> Step:
+        """The id was chosen."""
         self.output.append(token)
-        logprobs = None if self._sampling.logprobs is None else [self._sampler.report(row, token)]
         finish, stop_id = self._finish(token)
-        return Step([token], self.index, logprobs, finish, stop_id)
+        return Step([token], self.index, finish=finish, stop_id=stop_id)
 
     def _finish(self, token: int) -> tuple[FinishReason | None, int | None]:
         sampling, matcher = self._sampling, self._matcher

@@ -46,6 +46,11 @@ class Sampler:
         """One more rule, applied after the others: a constraint's mask, for example."""
         self._edits.append(edit)
 
+    @property
+    def takes_largest(self) -> bool:
+        """Whether it is the largest logit that decides, and no rule changes any."""
+        return self._random is None and not self._edits
+
     def sample(self, row: Logits, output: Sequence[int]) -> int:
         """The next id, given the row for it and the ids generated so far. `row` is left as it is."""
         if self._edits:

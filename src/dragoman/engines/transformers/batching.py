@@ -69,7 +69,11 @@ class _Chooser(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]
         return torch.zeros(len(self._runs), dtype=torch.int32)
 
     def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
-        steps = [run.advance(row) for run, row in zip(self._runs, scores.cpu().numpy(), strict=True)]
+        largest: list[int] = scores.argmax(dim=-1).tolist()
+        looked_at = [place for place, run in enumerate(self._runs) if not run.takes_largest]
+        # Only rows that are looked at leave the device.
+        rows = dict(zip(looked_at, scores[looked_at].cpu().numpy(), strict=True)) if looked_at else {}
+        steps = [run.advance(rows.get(place), largest[place]) for place, run in enumerate(self._runs)]
         chosen = torch.tensor([step.ids[-1] if step and step.ids else 0 for step in steps])
         self._listener.said([(run, step) for run, step in zip(self._runs, steps, strict=True) if step])
         return torch.zeros_like(scores).scatter_(1, chosen.to(scores.device).unsqueeze(1), 1.0)

@@ -32,12 +32,17 @@ class Run:
     def index(self) -> int:
         return self._answer.index
 
-    def advance(self, row: Logits) -> Step | None:
+    @property
+    def takes_largest(self) -> bool:
+        """Whether the row need not be looked at. What has been cancelled takes anything."""
+        return self.over or self._answer.takes_largest
+
+    def advance(self, row: Logits | None, largest: int) -> Step | None:
         """The next step; None for a run that was cancelled while the step was computed."""
         if self.over:
             return None
         try:
-            step = self._answer.advance(row)
+            step = self._answer.take(largest) if row is None else self._answer.advance(row)
         except Exception:
             _log.exception("choosing an id failed")
             return self.end("error", EngineFailed("The engine failed while it was choosing a token."))
