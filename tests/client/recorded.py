@@ -214,7 +214,16 @@ OPENAI_RESPONSES = responses(
 )
 """OpenAI's Responses: named events, no end mark."""
 
+MANY_LINES = b"".join(
+    b"event: chunk\n"
+    + b"".join(b"data: " + line + b"\n" for line in json.dumps(event, indent=1).encode().split(b"\n"))
+    + b"\n"
+    for event in chat({"delta": {"content": "a\nb"}}, {"delta": {}, "finish_reason": "stop"})
+)
+"""Nobody writes so, but everybody may."""
+
 STREAMS = {
+    "many-lines": ("/v1/chat/completions", MANY_LINES),
     "openai-calls": ("/v1/chat/completions", OPENAI_CALLS),
     "vllm-chat": ("/v1/chat/completions", VLLM_CHAT),
     "vllm-completions": ("/v1/completions", VLLM_COMPLETIONS),

@@ -51,6 +51,14 @@ def test_what_failed_is_kept(tmp_path: Path) -> None:
     assert outcome.beginning.startswith("data: {")
 
 
+def test_what_is_refused_is_kept_however_the_stream_is_entered(tmp_path: Path) -> None:
+    with raw_server([reply(400)]) as server:
+        client = dragoman.Client(server.url, failures=tmp_path)
+        with client, pytest.raises(ClientError), client.chat(HELLO):
+            pass
+    assert len(list(tmp_path.iterdir())) == 1
+
+
 def test_no_key_is_kept(tmp_path: Path) -> None:
     with raw_server([SSE_HEAD + CUT]) as server:
         text = fail(server.url, tmp_path).read_text()

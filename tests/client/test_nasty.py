@@ -117,6 +117,14 @@ def test_a_page_instead_of_an_answer_is_shown(kind: str) -> None:
 
 
 @both
+def test_a_refusal_without_end_is_not_read_to_it(kind: str) -> None:
+    head = b"HTTP/1.1 400 X\r\n\r\n"
+    with raw_server([head, *[b"x" * 65536] * 4, HANG]) as server, pytest.raises(Refused, match="no reason"):
+        ask(server, kind)
+    assert server.left.wait(30)
+
+
+@both
 @pytest.mark.parametrize("first", [BUSY, b""], ids=["busy", "hung up"])
 def test_another_try_before_the_first_byte(kind: str, first: bytes) -> None:
     with raw_server([first], [SSE_HEAD, HI]) as server:

@@ -25,7 +25,7 @@ class RawServer(Struct):
     heard: list[bytes] = field(default_factory=list)
     """Head and body of every request."""
     left: threading.Event = field(default_factory=threading.Event)
-    """A client has hung up while the server was silent."""
+    """A client has hung up before the server had said all."""
 
 
 def reply(status: int, body: bytes = b"", *headers: str) -> bytes:
@@ -52,20 +52,21 @@ def _serve(listener: socket.socket, server: RawServer, scripts: Sequence[Script]
     with suppress(OSError):
         while True:
             connection, _ = listener.accept()
-            with connection, suppress(ConnectionError):
+            with connection:
                 _answer(connection, server, scripts[min(number, len(scripts) - 1)])
             number += 1
 
 
 def _answer(connection: socket.socket, server: RawServer, script: Script) -> None:
-    server.heard.append(_request(connection))
-    for part in script:
-        if part is HANG:
-            while connection.recv(4096):
-                pass
-            server.left.set()
-            return
-        connection.sendall(part)
+    try:
+        server.heard.append(_request(connection))
+        for part in script:
+            if part is HANG:
+                _more(connection.recv)
+            else:
+                connection.sendall(part)
+    except ConnectionError:
+        server.left.set()
 
 
 def _request(connection: socket.socket) -> bytes:

@@ -1,9 +1,8 @@
 """The client for event loops. `sync_client` is the same for ordinary code."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, suppress
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,35 +10,26 @@ import msgspec
 
 from dragoman.client import request as requests
 from dragoman.client.answer import AnswerTree
+from dragoman.client.asking import Asking
 from dragoman.client.events import StreamEvent
 from dragoman.client.plain import PlainExchange, Whole
-from dragoman.client.problems import ClientError
+from dragoman.client.problems import MOST_SAID, ClientError
 from dragoman.client.request import Request
-from dragoman.client.setup import Setup, Timeouts, setup_of
+from dragoman.client.setup import Setup
 from dragoman.client.streaming import StreamState
 
 _REST_S = 1.0
 """For the end of a reply whose last event has come."""
 
 
-class AsyncClient:
+class AsyncClient(Asking["AsyncStream"]):
     """`Client`, with `await` and `async for`."""
 
-    def __init__(
-        self,
-        url: str = "http://127.0.0.1:8000",
-        key: str | None = None,
-        *,
-        timeouts: Timeouts | None = None,
-        retries: int = 2,
-        failures: str | Path | None = None,
-    ) -> None:
-        self._setup = setup_of(url, key, timeouts, retries, failures)
-        self._http = httpx.AsyncClient(**self._setup.options())
+    def _connect(self, options: dict[str, Any]) -> None:
+        self._http = httpx.AsyncClient(**options)
 
-    @property
-    def url(self) -> str:
-        return self._setup.url
+    def stream(self, request: Request) -> "AsyncStream":
+        return AsyncStream(self._http, self._setup, request)
 
     async def __aenter__(self) -> "AsyncClient":
         return self
@@ -49,19 +39,6 @@ class AsyncClient:
 
     async def aclose(self) -> None:
         await self._http.aclose()
-
-    def chat(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> "AsyncStream":
-        return self.stream(requests.chat(messages, fields))
-
-    def completions(self, prompt: str | Sequence[int], **fields: Any) -> "AsyncStream":
-        return self.stream(requests.completions(prompt, fields))
-
-    def responses(self, input: str | Sequence[Mapping[str, Any]], **fields: Any) -> "AsyncStream":
-        return self.stream(requests.responses(input, fields))
-
-    def stream(self, request: Request) -> "AsyncStream":
-        """Nothing is sent before the stream is entered or read."""
-        return AsyncStream(self._http, self._setup, request)
 
     async def request(self, method: str, path: str, body: Any = None) -> Whole:
         """Any other route: the decoded JSON, and what the head of the reply told."""
@@ -145,6 +122,7 @@ class AsyncStream(StreamState):
                 tried += 1
                 pause = self._setup.pause(problem, tried)
                 if pause is None:
+                    self._failed(problem)
                     raise
                 await asyncio.sleep(pause)
                 self._reading.again()
@@ -160,6 +138,17 @@ class AsyncStream(StreamState):
             self._reading.began(response)
             if response.is_success:
                 return response
-            raise self._reading.refused(await response.aread())
+            raise self._reading.refused(await _body(response))
         except httpx.HTTPError as error:
             raise self._reading.failed(error) from error
+
+
+async def _body(response: httpx.Response) -> bytes:
+    """What is said with a refusal, as far as anybody would read it."""
+    body = b""
+    async with aclosing(response):
+        async for part in response.aiter_bytes():
+            body += part
+            if len(body) > MOST_SAID:
+                break
+    return body

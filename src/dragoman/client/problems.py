@@ -9,6 +9,8 @@ from dragoman.client.wire import Problem
 from dragoman.errors import DragomanError, SettingsError
 
 _SHOWN = 200
+MOST_SAID = 64 * 1024
+"""Bytes of a reply that are kept to tell what was wrong."""
 
 
 class BadAddress(SettingsError):

@@ -11,6 +11,7 @@ from dragoman.client.answer import AnswerFold
 from dragoman.client.calls import CallGoesOn
 from dragoman.client.events import StreamEvent
 from dragoman.client.problems import (
+    MOST_SAID,
     BrokenStream,
     ClientError,
     FailedInside,
@@ -26,8 +27,6 @@ from dragoman.client.request import Request
 from dragoman.client.setup import Setup
 from dragoman.client.sse import DONE, EventTooLong, SseEvent, SseReader
 from dragoman.client.wire import Problem, problem_in
-
-_KEPT = 64 * 1024
 
 
 class Reading:
@@ -56,7 +55,7 @@ class Reading:
 
     def refused(self, body: bytes) -> Refused:
         assert self.reply is not None
-        self.beginning = body[:_KEPT]
+        self.beginning = body[:MOST_SAID]
         problem = problem_in(body)
         where = self.where if problem else self._at(body)
         return Refused(where, problem, self.reply.retry_after)
@@ -67,8 +66,8 @@ class Reading:
         self.where, self.reply = Where(self.where.request), None
 
     def feed(self, data: bytes) -> Iterator[StreamEvent]:
-        if len(self.beginning) < _KEPT:
-            self.beginning = (self.beginning + data)[:_KEPT]
+        if len(self.beginning) < MOST_SAID:
+            self.beginning = (self.beginning + data)[:MOST_SAID]
         if self.reply is not None and not self.reply.streams:
             # Not a stream, as it seems: its end shows what it is.
             self._whole.append(data)

@@ -48,7 +48,7 @@ class SseReader:
         self._line = [rest[-1]]
         if self._first:
             self._first, lines[0] = False, lines[0].removeprefix(_BOM)
-        events = [event for line in lines if (event := self._take(line)) is not None]
+        events = self._events(lines)
         if events:
             self._size = len(rest[-1])
         self._check()
@@ -71,16 +71,18 @@ class SseReader:
             data = data[1:]
         return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in data else data
 
-    def _take(self, line: bytes) -> SseEvent | None:
-        if line.startswith(b"data:"):
-            self._data.append(_value(line[5:]))
-        elif line.startswith(b"event:"):
-            self._name = _value(line[6:])
-        elif not line:
-            data, name = self._data, self._name
-            self._data, self._name = [], b""
-            return SseEvent(b"\n".join(data), name) if data else None
-        return None
+    def _events(self, lines: list[bytes]) -> list[SseEvent]:
+        events = []
+        for line in lines:
+            if line.startswith(b"data:"):
+                self._data.append(_value(line[5:]))
+            elif line.startswith(b"event:"):
+                self._name = _value(line[6:])
+            elif not line:
+                if self._data:
+                    events.append(SseEvent(b"\n".join(self._data), self._name))
+                self._data, self._name = [], b""
+        return events
 
 
 def _value(text: bytes) -> bytes:

@@ -46,7 +46,8 @@ class StreamState:
         self._begun = True
 
     def _failed(self, error: ClientError) -> None:
-        if self._setup.failures is not None:
+        """Keep it, once: the way out may lead through several places."""
+        if self._setup.failures is not None and error.saved is None:
             error.saved = failures.save(self._setup.failures, self._reading, self._setup, error)
 
     def _first(self) -> AnswerTree:

@@ -1,8 +1,8 @@
 """The client for ordinary code. `async_client` is the same for event loops."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import httpx
@@ -10,36 +10,27 @@ import msgspec
 
 from dragoman.client import request as requests
 from dragoman.client.answer import AnswerTree
+from dragoman.client.asking import Asking
 from dragoman.client.events import StreamEvent
 from dragoman.client.plain import PlainExchange, Whole
-from dragoman.client.problems import ClientError
+from dragoman.client.problems import MOST_SAID, ClientError
 from dragoman.client.request import Request
-from dragoman.client.setup import Setup, Timeouts, setup_of
+from dragoman.client.setup import Setup
 from dragoman.client.streaming import StreamState
 
 
-class Client:
+class Client(Asking["Stream"]):
     """Asks any server that speaks OpenAI's API. Every answer is streamed; a whole one is the fold of it.
 
     Where nothing of an answer has come, a request is tried again, `retries` times. `failures` is a folder in
     which requests that fail are kept, without keys, for `dragoman replay`.
     """
 
-    def __init__(
-        self,
-        url: str = "http://127.0.0.1:8000",
-        key: str | None = None,
-        *,
-        timeouts: Timeouts | None = None,
-        retries: int = 2,
-        failures: str | Path | None = None,
-    ) -> None:
-        self._setup = setup_of(url, key, timeouts, retries, failures)
-        self._http = httpx.Client(**self._setup.options())
+    def _connect(self, options: dict[str, Any]) -> None:
+        self._http = httpx.Client(**options)
 
-    @property
-    def url(self) -> str:
-        return self._setup.url
+    def stream(self, request: Request) -> "Stream":
+        return Stream(self._http, self._setup, request)
 
     def __enter__(self) -> "Client":
         return self
@@ -49,19 +40,6 @@ class Client:
 
     def close(self) -> None:
         self._http.close()
-
-    def chat(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> "Stream":
-        return self.stream(requests.chat(messages, fields))
-
-    def completions(self, prompt: str | Sequence[int], **fields: Any) -> "Stream":
-        return self.stream(requests.completions(prompt, fields))
-
-    def responses(self, input: str | Sequence[Mapping[str, Any]], **fields: Any) -> "Stream":
-        return self.stream(requests.responses(input, fields))
-
-    def stream(self, request: Request) -> "Stream":
-        """Nothing is sent before the stream is entered or read."""
-        return Stream(self._http, self._setup, request)
 
     def request(self, method: str, path: str, body: Any = None) -> Whole:
         """Any other route: the decoded JSON, and what the head of the reply told."""
@@ -133,6 +111,7 @@ class Stream(StreamState):
                 tried += 1
                 pause = self._setup.pause(problem, tried)
                 if pause is None:
+                    self._failed(problem)
                     raise
                 time.sleep(pause)
                 self._reading.again()
@@ -148,6 +127,17 @@ class Stream(StreamState):
             self._reading.began(response)
             if response.is_success:
                 return response
-            raise self._reading.refused(response.read())
+            raise self._reading.refused(_body(response))
         except httpx.HTTPError as error:
             raise self._reading.failed(error) from error
+
+
+def _body(response: httpx.Response) -> bytes:
+    """What is said with a refusal, as far as anybody would read it."""
+    body = b""
+    with closing(response):
+        for part in response.iter_bytes():
+            body += part
+            if len(body) > MOST_SAID:
+                break
+    return body

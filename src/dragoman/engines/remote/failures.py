@@ -11,6 +11,8 @@ from dragoman.errors import (
 )
 
 _CLIENTS_FAULT = frozenset({400, 413, 415, 422})
+_CLIENTS_KINDS = frozenset({BadRequest.type, "BadRequestError"})
+"""What OpenAI and vLLM call it inside of a stream, where there is no status."""
 _BUSY = frozenset({502, 503, 504})
 
 
@@ -20,8 +22,10 @@ def error_of(error: ClientError) -> DragomanError:
     status = error.where.status if isinstance(error, Refused) else None
     if error.code == ContextOverflow.code:
         return ContextOverflow(said, param=error.param)
-    if status in _CLIENTS_FAULT or (isinstance(error, StreamFailed) and error.kind == BadRequest.type):
-        return BadRequest(said, param=error.param, code=error.code)
+    if status in _CLIENTS_FAULT or (isinstance(error, StreamFailed) and error.kind in _CLIENTS_KINDS):
+        # vLLM repeats the status as the code.
+        code = None if error.code is None or error.code.isdigit() else error.code
+        return BadRequest(said, param=error.param, code=code)
     if status == 429 or error.kind == Overloaded.type:
         return Overloaded(error.said or "The upstream is busy; try again soon.")
     if isinstance(error, CannotConnect | TimedOut) or status in _BUSY or error.code == Unavailable.code:
