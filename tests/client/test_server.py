@@ -78,9 +78,10 @@ def test_completions_of_ids(serve: Serve) -> None:
 
 def test_responses(client: dragoman.Client) -> None:
     tools = [{"type": "function", "name": name, "parameters": {"type": "object"}} for name in ("f", "g")]
-    stream = client.responses(SAID, tools=tools, store=False)
+    stream = client.responses(SAID, tools=tools, store=False, return_token_ids=True)
     events = list(stream)
     [answer] = stream.answers
+    assert answer.ids == [*SAID.encode(), END_ID]
     assert isinstance(events[0], Other) and events[0].name == "response.created"
     assert answer.reasoning.strip() == "Hm."
     assert answer.text.strip() == "Hä?"

@@ -242,6 +242,28 @@ def test_an_incomplete_response_says_why() -> None:
     ]
 
 
+def test_ids_of_a_response_that_have_no_text_are_told() -> None:
+    told = read(
+        reading_of(RESPONSES),
+        [
+            responses(
+                ("response.mcp_call_arguments.delta", {"output_index": 0, "delta": "{}", "token_ids": [3]}),
+                ("response.output_text.delta", {"output_index": 1, "delta": "", "token_ids": [4]}),
+                ("response.output_text.delta", {"output_index": 1, "delta": "a", "token_ids": [5]}),
+                ("response.output_text.done", {"output_index": 1, "text": "a"}),
+                ("response.completed", {"token_ids": [6]}),
+            )
+        ],
+    )
+    spoken = [one for one in told if isinstance(one, Text | Unseen)]
+    assert spoken == [
+        Unseen("", [Token(3)]),
+        Unseen("", [Token(4)]),
+        Text("a", [Token(5, "a")]),
+        Unseen("", [Token(6)]),
+    ]
+
+
 def test_texts_that_come_only_whole() -> None:
     told = read(
         reading_of(RESPONSES),

@@ -16,6 +16,8 @@ from dragoman.client.events import (
     Refusal,
     StreamEvent,
     Text,
+    Token,
+    Unseen,
     Used,
 )
 from dragoman.client.problems import FailedInside
@@ -64,10 +66,14 @@ class ResponseEvent(Struct):
     input: str | None = None
     refusal: str | None = None
     logprobs: list[Spelled] | None = None
+    token_ids: list[int] | None = None
     item: Item | None = None
     response: Response | None = None
     error: Any = None
     message: str | None = None
+
+    def tokens(self, text: str) -> list[Token]:
+        return tokens_of(self.token_ids, spelled_tokens(self.logprobs or ()), text)
 
     @property
     def whole(self) -> str:
@@ -91,9 +97,16 @@ class ResponseReader:
 
     def read(self, data: bytes) -> Iterator[StreamEvent]:
         event = _read(data)
-        about, _, step = event.type.rpartition(".")
         if event.type == "error" or event.error is not None or event.type == "response.failed":
             raise FailedInside(_problem(event, data))
+        told = list(self._told(event, data))
+        if event.token_ids and not any(getattr(one, "tokens", ()) for one in told):
+            # Ids of no text come beside the events that end something.
+            yield Unseen("", event.tokens(""))
+        yield from told
+
+    def _told(self, event: ResponseEvent, data: bytes) -> Iterator[StreamEvent]:
+        about, _, step = event.type.rpartition(".")
         if about in PIECES and step in ("delta", "done"):
             yield from self._piece(event, about, step)
         elif about in ARGUMENTS and step in ("delta", "done"):
@@ -114,12 +127,13 @@ class ResponseReader:
 
     def _piece(self, event: ResponseEvent, about: str, step: str) -> Iterator[StreamEvent]:
         if text := self._text(event, about, step):
-            yield PIECES[about](text, tokens_of(None, spelled_tokens(event.logprobs or ()), text))
+            yield PIECES[about](text, event.tokens(text))
 
     def _arguments(self, event: ResponseEvent, about: str, step: str) -> Iterator[StreamEvent]:
         if event.output_index in self._calls and (text := self._text(event, about, step)):
             self._said[event.output_index].append(text)
-            yield CallArguments(text=text, call=self._calls[event.output_index])
+            number = self._calls[event.output_index]
+            yield CallArguments(text=text, call=number, tokens=event.tokens(text))
 
     def _call(self, place: int, item: Item, step: str) -> Iterator[StreamEvent]:
         if place not in self._calls:
