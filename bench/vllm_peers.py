@@ -37,7 +37,7 @@ def python() -> str:
     """The Python that has vLLM."""
     found = os.environ.get("DRAGOMAN_VLLM_PYTHON") or str(ROOT / "build" / "vllm" / "bin" / "python")
     if not Path(found).exists():
-        raise BenchError("There is no vLLM: `make build/vllm`, or name its Python in DRAGOMAN_VLLM_PYTHON.")
+        raise BenchError("There is no vLLM: `make vllm` fetches it; DRAGOMAN_VLLM_PYTHON names another.")
     return found
 
 
