@@ -126,7 +126,7 @@ def test_any_other_route(client: dragoman.Client) -> None:
 
 def test_an_embedded_model_and_the_ids_it_said() -> None:
     """The tree's ids are what the same prompt gives without the client."""
-    engine = LocalEngine.open(default_model(), LocalOptions(context=128, slots=1))
+    engine = LocalEngine.open(default_model(), LocalOptions(context=128, slots=1, threads=1))
     fields = {"max_tokens": 6, "temperature": 0, "return_token_ids": True, "logprobs": True}
 
     async def run(url: str) -> AnswerTree:

@@ -39,11 +39,12 @@ class Reading:
         self.fold = AnswerFold()
         self.done = False
         """The end mark has come: what may follow is of no interest."""
-        self.beginning = b""
+        self.beginning = bytearray()
         """Of the reply's bytes, as many as are worth keeping."""
         self._setup = setup
         self._reader = request.reader()
         self._sse = SseReader()
+        self._streams = True
         self._whole: list[bytes] = []
         self._chunks = 0
         self._heard = time.monotonic()
@@ -51,11 +52,12 @@ class Reading:
     def began(self, response: httpx.Response) -> None:
         """The head of the reply is here."""
         self.reply = Reply.of(response)
+        self._streams = self.reply.streams
         self.where = replace(self.where, status=self.reply.status, request_id=self.reply.request_id)
 
     def refused(self, body: bytes) -> Refused:
         assert self.reply is not None
-        self.beginning = body[:MOST_SAID]
+        self.beginning = bytearray(body[:MOST_SAID])
         problem = problem_in(body)
         where = self.where if problem else self._at(body)
         return Refused(where, problem, self.reply.retry_after)
@@ -66,9 +68,10 @@ class Reading:
         self.where, self.reply = Where(self.where.request), None
 
     def feed(self, data: bytes) -> Iterator[StreamEvent]:
-        if len(self.beginning) < MOST_SAID:
-            self.beginning = (self.beginning + data)[:MOST_SAID]
-        if self.reply is not None and not self.reply.streams:
+        room = MOST_SAID - len(self.beginning)
+        if room > 0:
+            self.beginning += data[:room]
+        if not self._streams:
             # Not a stream, as it seems: its end shows what it is.
             self._whole.append(data)
         try:
@@ -128,6 +131,6 @@ class Reading:
             message = f"The server sends signs of life, but no event in {limit:g} seconds."
             raise TimedOut(message, self._at(b""))
 
-    def _at(self, data: bytes) -> Where:
+    def _at(self, data: bytes | bytearray) -> Where:
         beginning = self._setup.hidden(shown(data))
         return replace(self.where, chunk=self._chunks or None, beginning=beginning)

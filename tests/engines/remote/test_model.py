@@ -27,7 +27,7 @@ class Pair(Struct):
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Pair]:
     """A server with the model, and one in front of it that has only the vocabulary."""
-    with serving(LocalEngine.open(default_model(), LocalOptions(context=256, slots=2))) as urls:
+    with serving(LocalEngine.open(default_model(), LocalOptions(context=256, slots=1, threads=1))) as urls:
         engine = engine_of(Settings(engine="remote", upstream=urls, tokenizer=str(default_model())))
         with background(engine, FRONT) as outer:
             yield Pair(urls[0], outer)

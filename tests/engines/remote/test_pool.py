@@ -162,7 +162,34 @@ def test_one_that_is_not_like_the_others_is_left_out(caplog: pytest.LogCaptureFi
     with serving(ScriptedEngine(say("x")), other) as urls:
         alive = run(urls, lambda engine: _alive(engine))
     assert sum(alive) == 1
-    assert "is not like the others" in caplog.text
+    assert "not like the others" in caplog.text
+
+
+def test_one_that_comes_back_as_another_is_left_out() -> None:
+    one, other = ScriptedEngine(say("one")), ScriptedEngine(say("other"))
+    other.card.name = "other"
+
+    async def work(engine: RemoteEngine) -> None:
+        await asyncio.to_thread(first.close)
+        assert await becomes(lambda: not engine.upstreams[0].alive)
+        await asyncio.to_thread(served, other, again, url)
+        assert await becomes(lambda: "is not like" in engine.upstreams[0].why)
+        assert not engine.upstreams[0].alive
+
+    with ExitStack() as first, ExitStack() as again:
+        url = served(one, first)
+        run([url], work)
+
+
+def test_one_late_answer_is_forgiven() -> None:
+    [upstream] = pool(1).upstreams
+    upstream.missed()
+    assert upstream.alive
+    upstream.found()
+    upstream.missed()
+    assert upstream.alive
+    upstream.missed()
+    assert not upstream.alive
 
 
 async def _alive(engine: RemoteEngine) -> list[bool]:

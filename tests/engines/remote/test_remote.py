@@ -215,7 +215,7 @@ def test_there_is_no_other_try_after_a_token() -> None:
 
 def test_another_tokenizer_is_noticed() -> None:
     other = ScriptedEngine(say("x"), tokenizer=Shifted())
-    with serving(other) as urls, pytest.raises(BadUpstream, match="None of the upstreams"):
+    with serving(other) as urls, pytest.raises(BadUpstream, match="has another tokenizer"):
         RemoteEngine.open(urls, ByteTokenizer())
 
 
@@ -225,12 +225,12 @@ class Shifted(ByteTokenizer):
 
 
 def test_a_model_that_is_not_there() -> None:
-    with serving(ScriptedEngine(say("x"))) as urls, pytest.raises(BadUpstream):
+    with serving(ScriptedEngine(say("x"))) as urls, pytest.raises(BadUpstream, match="there is: scripted"):
         RemoteEngine.open(urls, ByteTokenizer(), RemoteOptions(model="other"))
 
 
 def test_nobody_is_there() -> None:
-    with pytest.raises(BadUpstream):
+    with pytest.raises(BadUpstream, match="Nothing answers"):
         RemoteEngine.open(["http://127.0.0.1:1"], ByteTokenizer())
 
 

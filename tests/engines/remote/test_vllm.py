@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from dragoman.engines.remote import RemoteEngine
+from dragoman.engines.remote.traits import BadUpstream
 from dragoman.engines.scripted import END_ID, ByteTokenizer
 from dragoman.errors import BadRequest, EngineFailed
 from dragoman.types import Step, TokenLogprob
@@ -120,6 +121,6 @@ def test_a_refusal_inside_of_a_stream() -> None:
 
 
 def test_another_tokenizer_there_is_noticed() -> None:
-    with raw_server(*LOOK) as server, pytest.raises(Exception, match="None of the upstreams"):
+    with raw_server(*LOOK) as server, pytest.raises(BadUpstream, match="another tokenizer"):
         RemoteEngine.open([server.url], ByteTokenizer(), CALM)
     assert len(server.heard) == 2

@@ -55,7 +55,8 @@ class RemoteEngine:
             await upstream.restart()
         traits = next((upstream.traits for upstream in pool.upstreams if upstream.alive), None)
         if traits is None:
-            raise BadUpstream("None of the upstreams can be used; the log says why.")
+            why = "; ".join(f"{upstream.url}: {upstream.why}" for upstream in pool.upstreams)
+            raise BadUpstream(f"None of the upstreams can be used. {why}")
         return cls(pool, tokenizer, _card(traits, tokenizer, options), options)
 
     @property

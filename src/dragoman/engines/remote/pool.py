@@ -5,7 +5,7 @@ import logging
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
-from dragoman.client import AsyncClient, ClientError, Timeouts
+from dragoman.client import AsyncClient, ClientError, TimedOut, Timeouts
 from dragoman.engines.protocol import Tokenizer
 from dragoman.engines.remote.options import RemoteOptions
 from dragoman.engines.remote.prefixes import Prefixes, blocks_of
@@ -19,6 +19,8 @@ SLACK = 4
 """Jobs that an upstream may have more than the least busy one and still get those that begin as it knows."""
 FIRST_LOOK_S = 60.0
 """The first look asks for a token, which a server that has just started may take long for."""
+MISSES = 2
+"""Looks in a row that may go unanswered: a server under load may be late once."""
 
 
 class Upstream:
@@ -32,7 +34,9 @@ class Upstream:
         self.traits: Traits | None = None
         self.running = 0
         self.prefixes = Prefixes()
-        self._why = ""
+        self.why = ""
+        """Why it was left out last."""
+        self._missed = 0
 
     def _client(self, url: str) -> AsyncClient:
         # No tries there: whether another upstream is better is decided here.
@@ -52,10 +56,20 @@ class Upstream:
         finally:
             self.running -= 1
 
+    def found(self) -> None:
+        if not self.alive:
+            logger.info("The upstream %s is there", self.url)
+        self.alive, self._missed = True, 0
+
+    def missed(self) -> None:
+        self._missed += 1
+        if not self.alive or self._missed >= MISSES:
+            self.lost("It does not answer in time.")
+
     def lost(self, why: object) -> None:
-        if self.alive or str(why) != self._why:
+        if self.alive or str(why) != self.why:
             logger.warning("The upstream %s is left out: %s", self.url, why)
-        self.alive, self._why = False, str(why)
+        self.alive, self.why = False, str(why)
         # Whoever comes back there has nothing of what was computed.
         self.prefixes.clear()
 
@@ -66,6 +80,8 @@ class Pool:
         self._tokenizer = tokenizer
         self._options = options
         self._turn = 0
+        self._kind: Traits | None = None
+        """What the first that was found is like."""
 
     def pick(self, job: Job, tried: Collection[Upstream] = ()) -> Upstream:
         """The one that knows most of the prompt, of those that are not much busier than the least busy."""
@@ -96,26 +112,23 @@ class Pool:
             await self._look(upstream)
 
     async def _look(self, upstream: Upstream) -> None:
-        limit = FIRST_LOOK_S if upstream.traits is None else self._options.connect_s
+        """One that is new or comes back is looked at in full: it may have become another."""
         try:
-            async with asyncio.timeout(limit):
-                if upstream.traits is None:
-                    upstream.traits = self._fitting(
-                        await look(upstream.client, self._tokenizer, self._options.model), upstream
-                    )
-                else:
+            async with asyncio.timeout(self._options.connect_s if upstream.alive else FIRST_LOOK_S):
+                if upstream.alive:
                     await upstream.client.models()
+                else:
+                    traits = await look(upstream.client, self._tokenizer, self._options.model)
+                    upstream.traits = self._fitting(traits)
+        except (TimedOut, TimeoutError):
+            upstream.missed()
         except (ClientError, BadUpstream) as problem:
             upstream.lost(problem)
-        except TimeoutError:
-            upstream.lost("it does not answer in time")
         else:
-            if not upstream.alive:
-                logger.info("The upstream %s is there", upstream.url)
-            upstream.alive = True
+            upstream.found()
 
-    def _fitting(self, traits: Traits, upstream: Upstream) -> Traits:
-        first = next((one.traits for one in self.upstreams if one.traits is not None), traits)
-        if not traits.like(first):
-            raise BadUpstream(f"The upstream {upstream.url} is not like the others; all must be of one kind.")
+    def _fitting(self, traits: Traits) -> Traits:
+        self._kind = self._kind or traits
+        if not traits.like(self._kind):
+            raise BadUpstream("It is not like the others; all must be of one kind, with the same model.")
         return traits

@@ -59,7 +59,7 @@ class Traits(Struct, frozen=True, kw_only=True):
 async def look(client: AsyncClient, tokenizer: Tokenizer, model: str | None) -> Traits:
     """Raises ClientError where nobody answers, and BadUpstream where the server will not do."""
     models = await client.models()
-    chosen = _chosen(models, model, client.url)
+    chosen = _chosen(models, model)
     await _check_tokenizer(client, tokenizer, chosen["id"])
     takes, gives = await _ids(client, tokenizer, chosen["id"])
     length, owner = chosen.get("max_model_len"), chosen.get("owned_by")
@@ -73,11 +73,11 @@ async def look(client: AsyncClient, tokenizer: Tokenizer, model: str | None) -> 
     )
 
 
-def _chosen(models: list[dict[str, Any]], name: str | None, url: str) -> dict[str, Any]:
+def _chosen(models: list[dict[str, Any]], name: str | None) -> dict[str, Any]:
     found = next((one for one in models if name is None or one["id"] == name), None)
     if found is None:
         known = ", ".join(one["id"] for one in models) or "none"
-        raise BadUpstream(f"The upstream {url} has no model {name or ''}; there is: {known}.")
+        raise BadUpstream(f"It has no model {name or ''}; there is: {known}.")
     return found
 
 
@@ -90,7 +90,7 @@ async def _check_tokenizer(client: AsyncClient, tokenizer: Tokenizer, model: str
         return
     theirs = reply.body.get("tokens") if isinstance(reply.body, dict) else None
     if theirs and theirs != tokenizer.encode(_SAMPLE):
-        raise BadUpstream(f"The upstream {client.url} has another tokenizer; give its own with --tokenizer.")
+        raise BadUpstream("It has another tokenizer; give its own with --tokenizer.")
 
 
 async def _ids(client: AsyncClient, tokenizer: Tokenizer, model: str) -> tuple[bool, bool]:
