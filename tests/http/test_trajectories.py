@@ -7,7 +7,7 @@ import pytest
 from dragoman.engines.scripted import END_ID, Script, say
 from dragoman.types import Job
 from tests.http.conftest import Serve
-from tests.support.http import get, post, stream
+from tests.support.http import delete, get, post, stream
 from tests.support.tool_model import call, tool_model
 
 TOOL = {"name": "f", "parameters": {"type": "object"}}
@@ -95,6 +95,15 @@ def test_rewards_are_kept(url: str) -> None:
     reply = post(url, f"/v1/trajectories/{made}", {"rewards": {"form": 1.0}}).json()
     assert reply["rewards"] == get(url, f"/v1/trajectories/{made}").json()["rewards"]
     assert reply["rewards"] == {"reward": 0.5, "form": 1.0}
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions"])
+def test_it_is_deleted_with_its_answer(url: str, path: str) -> None:
+    made = post(url, path, {"input": "hi"} if "resp" in path else {"messages": [USER], "store": True}).json()[
+        "id"
+    ]
+    delete(url, f"{path}/{made}")
+    assert get(url, f"/v1/trajectories/{made}").status_code == 404
 
 
 def test_what_was_not_kept_is_not_there(serve: Serve, heard: Heard) -> None:

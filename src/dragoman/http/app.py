@@ -4,9 +4,8 @@ import asyncio
 import hashlib
 import hmac
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import TypeAlias
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -16,99 +15,14 @@ from starlette.types import Receive, Scope, Send
 from dragoman._version import __version__
 from dragoman.engines.protocol import Engine
 from dragoman.errors import DragomanError, MethodNotAllowed, NotFound, Unauthorized
-from dragoman.http import (
-    conversations,
-    docs,
-    engine_routes,
-    generate,
-    inspect_routes,
-    parse_routes,
-    stored_chat,
-    trajectories,
-    vectors,
-)
 from dragoman.http.exchange import ClientGone, Exchange
 from dragoman.http.host import Host
 from dragoman.http.metrics import CONTENT_TYPE
-from dragoman.http.responses import create, stored, summary
 from dragoman.http.responses.socket import Socket
+from dragoman.http.routes import ADMITTED, DELETE, GET, OPEN_PATHS, POST, SOCKET, Handler
 from dragoman.settings import Settings
 
 logger = logging.getLogger("dragoman.http")
-
-Handler: TypeAlias = Callable[[Host, Exchange], Awaitable[None]]
-
-POST: dict[str, Handler] = {
-    "/v1/trajectories/{id}": trajectories.reward,
-    "/v1/chat/completions": generate.chat,
-    "/v1/completions": generate.completions,
-    "/v1/responses": create.create,
-    "/v1/responses/compact": summary.compact,
-    "/v1/responses/input_tokens": summary.input_tokens,
-    "/v1/responses/{id}/cancel": stored.cancel,
-    "/v1/embeddings": vectors.embed,
-    "/v1/rerank": vectors.rerank,
-    "/rerank": vectors.rerank,
-    "/v1/score": vectors.score,
-    "/score": vectors.score,
-    "/v1/engine/pause": engine_routes.pause,
-    "/v1/engine/resume": engine_routes.resume,
-    "/v1/chat/completions/render": inspect_routes.render_chat,
-    "/v1/completions/render": inspect_routes.render_completions,
-    "/v1/chat/completions/input_tokens": inspect_routes.count_chat,
-    "/v1/chat/completions/{id}": stored_chat.update,
-    "/v1/conversations": conversations.create,
-    "/v1/conversations/{id}": conversations.update,
-    "/v1/conversations/{id}/items": conversations.add_items,
-    "/tokenize": inspect_routes.tokenize,
-    "/v1/tokenize": inspect_routes.tokenize,
-    "/detokenize": inspect_routes.detokenize,
-    "/v1/detokenize": inspect_routes.detokenize,
-    "/parse/function_call": parse_routes.function_call,
-    "/parse/reasoning": parse_routes.reasoning,
-    "/parse_function_call": parse_routes.function_call_sglang,
-    "/separate_reasoning": parse_routes.reasoning_sglang,
-}
-GET: dict[str, Handler] = {
-    "/v1/trajectories/{id}": trajectories.retrieve,
-    "/v1/responses/{id}": stored.retrieve,
-    "/v1/responses/{id}/input_items": stored.input_items,
-    "/v1/chat/completions": stored_chat.list_all,
-    "/v1/chat/completions/{id}": stored_chat.retrieve,
-    "/v1/chat/completions/{id}/messages": stored_chat.messages,
-    "/v1/conversations/{id}": conversations.retrieve,
-    "/v1/conversations/{id}/items": conversations.list_items,
-    "/v1/conversations/{id}/items/{item_id}": conversations.retrieve_item,
-    "/v1/models": inspect_routes.list_models,
-    "/v1/models/{model:path}": inspect_routes.get_model,
-    "/openapi.json": docs.openapi,
-    "/docs": docs.page,
-    "/docs.js": docs.script,
-    "/": docs.root,
-}
-DELETE: dict[str, Handler] = {
-    "/v1/responses/{id}": stored.delete,
-    "/v1/chat/completions/{id}": stored_chat.delete,
-    "/v1/conversations/{id}": conversations.delete,
-    "/v1/conversations/{id}/items/{item_id}": conversations.delete_item,
-}
-ADMITTED = frozenset(
-    {
-        "/v1/chat/completions",
-        "/v1/completions",
-        "/v1/embeddings",
-        "/v1/rerank",
-        "/rerank",
-        "/v1/score",
-        "/score",
-        "/v1/responses",
-        "/v1/responses/compact",
-    }
-)
-"""These take the engine's time, so they count in the queue and are refused beyond its limit."""
-SOCKET = "/v1/responses"
-OPEN_PATHS = frozenset({"/health"})
-"""Answered without a key, so that a supervisor can ask."""
 
 
 class App:
@@ -120,7 +34,6 @@ class App:
         self.settings = settings or Settings()
         self.host = Host(engine, self.settings, template)
         self._keys = [key.encode() for key in self.settings.api_key]
-        # The routes that generate come first: they are looked for most often.
         tables = {"POST": POST, "GET": GET, "DELETE": DELETE}
         declared = [route for method, table in tables.items() for route in self._routes(table, method)]
         routes = [*declared, *self._own_routes()]

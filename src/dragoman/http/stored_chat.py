@@ -62,6 +62,7 @@ async def update(host: Host, exchange: Exchange) -> None:
 
 
 async def delete(host: Host, exchange: Exchange) -> None:
+    await trajectories.forget(host, exchange.owner, _id(exchange))
     if not await host.desk.required().delete("chat", exchange.owner, _id(exchange)):
         raise unknown_completion(_id(exchange))
     await exchange.json(deleted(_id(exchange)))

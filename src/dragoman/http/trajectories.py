@@ -34,6 +34,11 @@ async def keep(
         await host.desk.store.save(made)
 
 
+async def forget(host: "Host", owner: str, id_: str) -> None:
+    """With an answer goes what it was trained on."""
+    await host.desk.store.delete("trajectory", owner, id_)
+
+
 async def retrieve(host: "Host", exchange: Exchange) -> None:
     id_ = exchange.path_params["id"]
     found = await _records(host.desk.required(), exchange.owner, id_)

@@ -6,6 +6,7 @@ import msgspec
 
 from dragoman.api.responses.request import check_include
 from dragoman.errors import BadRequest
+from dragoman.http import trajectories
 from dragoman.http.exchange import Exchange
 from dragoman.http.host import Host
 from dragoman.http.query import Query
@@ -49,6 +50,7 @@ async def delete(host: Host, exchange: Exchange) -> None:
     making = host.desk.making(exchange.owner, id_)
     if making is not None:
         await host.desk.cancel(making)
+    await trajectories.forget(host, exchange.owner, id_)
     if not await host.desk.store.delete("response", exchange.owner, id_):
         raise unknown_response(id_)
     await exchange.json({"id": id_, "object": "response", "deleted": True})
