@@ -59,6 +59,34 @@ async def outputs_after_a_cancel(engine: VllmEngine, client: Any) -> int:
     return sum(id.startswith("cancelled") for id in heard)
 
 
+async def pause(engine: VllmEngine) -> dict[str, Any]:
+    """A job that is stopped in the middle, while the weights change."""
+    steps: list[Step] = []
+    begun, over = asyncio.Event(), asyncio.Event()
+
+    def sink(step: Step) -> None:
+        steps.append(step)
+        begun.set()
+        if step.finish is not None:
+            over.set()
+
+    engine.submit(job("paused", 400), sink)
+    await begun.wait()
+    await engine.pause()
+    await engine.check()
+    before = len(steps)
+    for _ in range(10):
+        await engine.check()
+    during = len(steps)
+    await engine.resume("second")
+    await over.wait()
+    return {
+        "moved": during - before,
+        "ids": sum(len(step.ids) for step in steps),
+        "versions": [steps[0].weight_version, steps[-1].weight_version, engine.weight_version],
+    }
+
+
 def job(id: str, tokens: int) -> Job:
     return Job(id=id, prompt=JOB.prompt, sampling=Sampling(max_tokens=tokens, temperature=0, ignore_eos=True))
 
@@ -67,13 +95,14 @@ async def look(engine: VllmEngine, llm: Any) -> dict[str, Any]:
     await engine.start()
     direct = plain([step async for step in engine.generate(JOB)])
     late = await outputs_after_a_cancel(engine, llm.engine_core)
+    paused = await pause(engine)
     # From here on nobody reads the core but vLLM itself.
     await engine._core.stop()
     public = VllmGenerating(llm)
     generated = plain([step async for step in public.generate(JOB)])
     await public.check()
     await public.stop()
-    return {"direct": direct, "generated": generated, "late": late}
+    return {"direct": direct, "generated": generated, "late": late, "paused": paused}
 
 
 def main(model: str, engine_args: dict[str, Any]) -> None:

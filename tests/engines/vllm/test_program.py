@@ -24,6 +24,10 @@ def test_a_cancelled_request_is_not_computed_any_more(found: dict[str, Any]) -> 
     assert found["late"] <= 2
 
 
+def test_a_paused_job_stands_still_and_goes_on_with_the_new_weights(found: dict[str, Any]) -> None:
+    assert found["paused"] == {"moved": 0, "ids": 400, "versions": [None, "second", "second"]}
+
+
 def test_the_core_says_what_the_public_interface_says(found: dict[str, Any]) -> None:
     direct, generated = found["direct"], found["generated"]
     assert direct["ids"] == generated["ids"] and len(direct["ids"]) == 5

@@ -59,6 +59,7 @@ class VllmEngine:
         self._core = Core(llm)
         self.card = self._model.card
         self.tokenizer = self._model.tokenizer
+        self.weight_version: str | None = None
 
     def submit(self, job: Job, sink: Sink) -> _Handle:
         """Start a job; `sink` is called on the running event loop's thread."""
@@ -98,6 +99,22 @@ class VllmEngine:
     async def check(self) -> None:
         """Return when vLLM's core has answered; raise EngineFailed when it is dead."""
         await self._core.tasks()
+
+    async def pause(self) -> None:
+        """Return when no step is being computed, so that weights may be changed. Jobs wait meanwhile."""
+        self._core.start()
+        with told():
+            await self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
+
+    async def resume(self, weight_version: str | None = None) -> None:
+        """Go on. What was computed with other weights is not used again, not even by the jobs at work."""
+        core = self._llm.engine_core
+        with told():
+            if weight_version is not None:
+                await core.reset_prefix_cache_async(reset_running_requests=True)
+                await core.set_weight_version_async(weight_version)
+                self.weight_version = weight_version
+            await core.resume_scheduler_async()
 
     def _requests(self, job: Job) -> list[Any]:
         """One for each continuation; what vLLM does not take is told here."""
