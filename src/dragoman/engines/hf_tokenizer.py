@@ -59,7 +59,7 @@ class HfTokenizer:
         self.templates = source.templates
         self.special = _control(definition, source, ids)
         self.pieces = byte_pieces(definition, self.special.values(), max(most, size or 0))
-        self._plain = _plain(definition, self.special)
+        self._plain, self._going_on = _plain(definition, self.special)
         self.before, self.after = _frame(self._plain)
         """What the tokenizer puts around a text by itself, such as BOS, or `[CLS]` and `[SEP]`."""
         self.bos_id: int | None = ids.get(source.named.get("bos_token", ""), next(iter(self.before), None))
@@ -76,6 +76,11 @@ class HfTokenizer:
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def encode_on(self, text: str) -> list[int]:
+        """The same for text that does not begin a prompt, which some write without a space in front."""
+        ids: list[int] = self._going_on.encode(text, add_special_tokens=False).ids
         return ids
 
     def _ends(self, told: Iterable[int]) -> frozenset[int]:
@@ -144,13 +149,15 @@ def _control(
     return {text: ids[text] for text in sorted(texts) if text in ids}
 
 
-def _plain(definition: dict[str, Any], control: Collection[str]) -> Any:
+def _plain(definition: dict[str, Any], control: Collection[str]) -> tuple[Any, Any]:
+    """Two tokenizers, for text that begins a prompt and for text that does not; most often they are one."""
     try:
-        from dragoman.engines.hf.plain import plain_tokenizer
+        from dragoman.engines.hf.plain import going_on, plain_tokenizer
     except ImportError:
         raise ModelFileError("Hugging Face tokenizers need a package: pip install tokenizers.") from None
     try:
-        return plain_tokenizer(definition, control)
+        plain, other = plain_tokenizer(definition, control), going_on(definition)
+        return plain, plain if other is None else plain_tokenizer(other, control)
     except Exception as error:
         raise ModelFileError(
             "The installed `tokenizers` cannot use this tokenizer.json; is it newer?"

@@ -1,6 +1,6 @@
 """Text and prompts to token ids."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dragoman.engines.protocol import Tokenizer
 from dragoman.errors import BadRequest, ContextOverflow
@@ -23,6 +23,8 @@ class Encoder:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.special = SpecialText(tokenizer.special)
         self._tokenizer = tokenizer
+        # Some tokenizers write the first word of a prompt in another way than those after it.
+        self._encode_on: Callable[[str], list[int]] = getattr(tokenizer, "encode_on", tokenizer.encode)
         self._longest = max(map(len, tokenizer.pieces), default=1) or 1
         self.bos = self._piece(tokenizer.bos_id)
         self.eos = self._piece(tokenizer.eos_id)
@@ -34,7 +36,7 @@ class Encoder:
             if id is not None:
                 ids.append(id)
             elif plain := erase(piece, mark) if mark else piece:
-                ids += self._tokenizer.encode(plain)
+                ids += self._encode_on(plain) if ids else self._tokenizer.encode(plain)
         return ids
 
     def encode_text(self, prompt: TextPrompt) -> list[int]:

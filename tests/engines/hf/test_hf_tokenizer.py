@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, processors
+from tokenizers import Tokenizer, pre_tokenizers, processors
 
 from dragoman.engines.hf_tokenizer import HfTokenizer, card_of
 from dragoman.engines.local.model import Model
 from dragoman.engines.local.tokenizer import LlamaTokenizer
 from dragoman.engines.weights import default_model
 from dragoman.errors import ModelFileError
+from dragoman.prompt.encode import Encoder
 from tests.support import tokenizers as make
 
 KINDS = {"byte-level": make.byte_level, "sentence-piece": make.sentence_piece, "unigram": make.unigram}
@@ -199,6 +200,15 @@ def test_a_transformers_tokenizer_is_the_same_as_its_folder(tmp_path: Path) -> N
     own, read = HfTokenizer(theirs), HfTokenizer(str(tmp_path))
     for name in ("pieces", "special", "bos_id", "eos_id", "end_ids", "templates", "add_bos"):
         assert getattr(own, name) == getattr(read, name), name
+
+
+def test_only_the_first_word_of_a_prompt_gets_a_space() -> None:
+    made = make.unigram()
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    own = HfTokenizer(made)
+    text = "the<|im_start|>the fox"
+    assert Encoder(own).encode_special(text) == made.encode(text, add_special_tokens=False).ids
+    assert (joined(own, own.encode("fox")), joined(own, own.encode_on("fox"))) == (b" fox", b"fox")
 
 
 def test_the_tokenizer_that_was_given_is_left_as_it_was() -> None:

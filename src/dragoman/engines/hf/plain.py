@@ -31,6 +31,21 @@ def plain_tokenizer(definition: dict[str, Any], control: Collection[str]) -> Tok
     )
 
 
+def going_on(definition: dict[str, Any]) -> dict[str, Any] | None:
+    """The description for text in the middle, if it differs: some put a space before the first word only."""
+    found = _unprefixed(definition.get("pre_tokenizer"))
+    return None if found == definition.get("pre_tokenizer") else {**definition, "pre_tokenizer": found}
+
+
+def _unprefixed(part: Any) -> Any:
+    if isinstance(part, list):
+        return [_unprefixed(each) for each in part]
+    if not isinstance(part, dict):
+        return part
+    inside = {name: _unprefixed(value) for name, value in part.items()}
+    return {**inside, "prepend_scheme": "never"} if part.get("prepend_scheme") == "first" else inside
+
+
 def _renamed(tokens: Any, names: dict[str, str]) -> Any:
     if isinstance(tokens, list):
         return [[names.get(token, token), score] for token, score in tokens]
