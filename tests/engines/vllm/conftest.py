@@ -113,7 +113,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("vllm")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def real(vllm_python: str, models: Path, logs: Path) -> Iterator[Served]:
     """The default weights, computed as exactly as transformers computes them."""
     flags = ("--model", str(models / "smollm2"), "--context", "1024", "--slots", "4")
@@ -121,7 +121,7 @@ def real(vllm_python: str, models: Path, logs: Path) -> Iterator[Served]:
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def tiny(vllm_python: str, models: Path, logs: Path) -> Iterator[Served]:
     """A small model of random weights and an adapter for it; two answers at a time, the others wait."""
     adapter = ("--lora", f"poet={models / 'poet'}")
