@@ -33,11 +33,12 @@ types: $(VENV)/.test  ## mypy, strict
 bench: $(VENV)/.bench  ## every figure of the README, with tables and plots
 	$(BIN)/python -m bench
 
-torture: $(VENV)/.test  ## the long runs: laws with new examples, a million random cuts (ARGS="--cuts 5000000"), random schemas
+torture: $(VENV)/.test build/torch  ## the long runs: laws with new examples, a million random cuts (ARGS="--cuts 5000000"), random schemas
 	$(BIN)/python -m pytest --hypothesis-profile=random tests/properties tests/constrain tests/dialects
 	$(BIN)/python -m tests.torture.cuts $(ARGS)
 	$(BIN)/python -m tests.torture.schemas
 	$(BIN)/python -m tests.torture.trajectories
+	PYTHONPATH=build/torch $(BIN)/python -m tests.torture.transformers
 	SCHEMATHESIS_EXAMPLES=1000 $(BIN)/python -m pytest --hypothesis-profile=random tests/conformance/test_schemathesis.py
 
 clean:  ## remove the virtual environment and caches
@@ -64,8 +65,8 @@ build/schema_suite: $(VENV)/.test
 # is to be had, is a tenth of the size.
 build/torch: $(VENV)/.test
 	@mkdir -p build
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --target $@ 'torch==2.13.0+cpu' \
-	  || $(BIN)/python -m pip install --quiet --disable-pip-version-check --target $@ 'torch>=2.6'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --target $@ 'torch==2.13.0+cpu' accelerate \
+	  || $(BIN)/python -m pip install --quiet --disable-pip-version-check --target $@ 'torch>=2.6' accelerate
 
 # vLLM pins what it needs, hence an environment of its own. What is uninstalled is for other hardware, and does not
 # go with this build of torch. We come last: then all of it is there, and our llguidance is the one that is used.

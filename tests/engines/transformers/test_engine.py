@@ -174,7 +174,7 @@ def test_a_cancelled_answer_is_not_computed_any_more(engine: TransformersEngine)
         await collect(engine, job(PROMPTS[1], 2, ignore_eos=True))
         await engine.check()
         assert active(engine) == 0
-        assert not engine._runs
+        assert engine.live == 0
 
     asyncio.run(main())
 
@@ -205,7 +205,7 @@ def test_a_sink_that_raises_is_dropped(engine: TransformersEngine) -> None:
 
         engine.submit(job(PROMPTS[0], 40, ignore_eos=True), sink)
         assert ids(await collect(engine, job(PROMPTS[1], ignore_eos=True))) == greedy(engine, PROMPTS[1], 8)
-        assert not engine._runs
+        assert engine.live == 0
 
     asyncio.run(main())
 

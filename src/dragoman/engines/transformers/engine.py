@@ -69,6 +69,11 @@ class TransformersEngine:
         self._beside = ThreadPoolExecutor(1, thread_name_prefix="dragoman-beside")
         self._paused = ExitStack()
 
+    @property
+    def live(self) -> int:
+        """Continuations that are still computed."""
+        return len(self._runs)
+
     @classmethod
     def open(cls, path: str, options: TransformersOptions | None = None) -> "TransformersEngine":
         """Load a folder, or a name that transformers knows. Raises ModelFileError where it cannot."""
