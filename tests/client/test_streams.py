@@ -1,5 +1,7 @@
 """Streams of several kinds of servers, to events and trees."""
 
+from typing import Any
+
 import pytest
 
 from dragoman.client.answer import AnswerTree, Called, Spoken
@@ -262,6 +264,24 @@ def test_ids_of_a_response_that_have_no_text_are_told() -> None:
         Text("a", [Token(5, "a")]),
         Unseen("", [Token(6)]),
     ]
+
+
+def test_calls_of_a_response_without_places() -> None:
+    """llama-server names them by their call ids alone."""
+    told: list[tuple[str, dict[str, Any]]] = []
+    for name in ("f", "g"):
+        item = {"type": "function_call", "call_id": f"fc_{name}", "name": name, "status": "in_progress"}
+        told += [
+            ("response.output_item.added", {"item": item}),
+            ("response.function_call_arguments.delta", {"item_id": f"fc_{name}", "delta": "{}"}),
+            ("response.output_item.done", {"item": {**item, "status": "completed", "arguments": "{}"}}),
+        ]
+    done_ = [
+        e
+        for e in read(reading_of(RESPONSES), [responses(*told, ("response.completed", {}))])
+        if isinstance(e, CallDone)
+    ]
+    assert done_ == [done(0, "fc_f", "f", "{}"), done(1, "fc_g", "g", "{}")]
 
 
 def test_texts_that_come_only_whole() -> None:

@@ -59,7 +59,7 @@ class Response(Struct):
 class ResponseEvent(Struct):
     type: str = ""
     item_id: str | None = None
-    output_index: int = 0
+    output_index: int | None = None
     delta: str | None = None
     text: str | None = None
     arguments: str | None = None
@@ -89,11 +89,12 @@ class ResponseReader:
 
     def __init__(self) -> None:
         self.over = False
-        self._heard: set[tuple[str, int]] = set()
+        self._heard: set[tuple[str, str | int | None]] = set()
         """What had deltas: of the rest, the text comes whole with its end."""
-        self._calls: dict[int, int] = {}
-        """Calls by their place in the output."""
-        self._said: dict[int, list[str]] = {}
+        self._calls: dict[str | int, int] = {}
+        """The numbers of calls by all that servers name them with: ids, call ids, places in the output."""
+        self._said: list[list[str]] = []
+        """The arguments of each call, as far as they have come."""
 
     def read(self, data: bytes) -> Iterator[StreamEvent]:
         event = _read(data)
@@ -112,14 +113,14 @@ class ResponseReader:
         elif about in ARGUMENTS and step in ("delta", "done"):
             yield from self._arguments(event, about, step)
         elif event.item is not None and event.item.type in CALL_ITEMS:
-            yield from self._call(event.output_index, event.item, step)
+            yield from self._call(event, event.item, step)
         elif event.type in ("response.completed", "response.incomplete", "response.cancelled"):
             yield from self._end(event.response or Response(), step)
         else:
             yield Other(event.type, msgspec.json.decode(data))
 
     def _text(self, event: ResponseEvent, about: str, step: str) -> str:
-        key = (about, event.output_index)
+        key = (about, event.item_id or event.output_index)
         if step == "done":
             return "" if key in self._heard else event.whole
         self._heard.add(key)
@@ -130,22 +131,29 @@ class ResponseReader:
             yield PIECES[about](text, event.tokens(text))
 
     def _arguments(self, event: ResponseEvent, about: str, step: str) -> Iterator[StreamEvent]:
-        if event.output_index in self._calls and (text := self._text(event, about, step)):
-            self._said[event.output_index].append(text)
-            number = self._calls[event.output_index]
+        number = self._number(event.item_id, event.output_index)
+        if number is not None and (text := self._text(event, about, step)):
+            self._said[number].append(text)
             yield CallArguments(text=text, call=number, tokens=event.tokens(text))
 
-    def _call(self, place: int, item: Item, step: str) -> Iterator[StreamEvent]:
-        if place not in self._calls:
-            self._calls[place], self._said[place] = len(self._calls), []
-            yield CallBegan(id=item.call_id or item.id, name=item.name or "", call=self._calls[place])
+    def _number(self, *names: str | int | None) -> int | None:
+        return next((self._calls[name] for name in names if name is not None and name in self._calls), None)
+
+    def _call(self, event: ResponseEvent, item: Item, step: str) -> Iterator[StreamEvent]:
+        names = (item.id, item.call_id, event.output_index)
+        number = self._number(*names)
+        if number is None:
+            number = len(self._said)
+            self._said.append([])
+            self._calls |= {name: number for name in names if name is not None}
+            yield CallBegan(id=item.call_id or item.id, name=item.name or "", call=number)
         if step != "done":
             return
-        number, whole = self._calls[place], item.arguments or item.input or ""
-        if whole and not self._said[place]:
+        whole = item.arguments or item.input or ""
+        if whole and not self._said[number]:
             yield CallArguments(text=whole, call=number)
         if item.status in (None, "completed"):
-            arguments = whole or "".join(self._said[place])
+            arguments = whole or "".join(self._said[number])
             value = ToolCall(id=item.call_id or item.id, name=item.name or "", arguments=arguments)
             yield CallDone(value=value, call=number)
 

@@ -62,11 +62,11 @@ async def look(client: AsyncClient, tokenizer: Tokenizer, model: str | None) -> 
     chosen = _chosen(models, model)
     await _check_tokenizer(client, tokenizer, chosen["id"])
     takes, gives = await _ids(client, tokenizer, chosen["id"])
-    length, owner = chosen.get("max_model_len"), chosen.get("owned_by")
+    owner = chosen.get("owned_by")
     return Traits(
         server="dragoman" if owner == "dragoman" else "vllm" if owner == "vllm" and gives else "other",
         model=chosen["id"],
-        max_model_len=length if isinstance(length, int) else None,
+        max_model_len=_length(chosen),
         adapters=tuple(one["id"] for one in models if one.get("parent") == chosen["id"]),
         takes_ids=takes,
         gives_ids=gives,
@@ -79,6 +79,13 @@ def _chosen(models: list[dict[str, Any]], name: str | None) -> dict[str, Any]:
         known = ", ".join(one["id"] for one in models) or "none"
         raise BadUpstream(f"It has no model {name or ''}; there is: {known}.")
     return found
+
+
+def _length(model: dict[str, Any]) -> int | None:
+    """Under the name that most have for it, or under llama-server's."""
+    meta = model.get("meta")
+    told = model.get("max_model_len") or (meta.get("n_ctx") if isinstance(meta, dict) else None)
+    return told if isinstance(told, int) else None
 
 
 async def _check_tokenizer(client: AsyncClient, tokenizer: Tokenizer, model: str) -> None:
