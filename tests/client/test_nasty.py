@@ -147,9 +147,11 @@ def test_tries_have_an_end(kind: str) -> None:
 
 
 def test_a_server_that_wants_to_be_left_alone_for_long_is_not_waited_for() -> None:
-    with raw_server([reply(429, b"", "Retry-After: 3600")]) as server, pytest.raises(Refused) as caught:
+    refusal = reply(429, b"", "Retry-After: 3600", "x-ratelimit-limit-tokens: 5")
+    with raw_server([refusal]) as server, pytest.raises(Refused) as caught:
         ask(server, "sync", retries=5)
-    assert caught.value.retry_after == 3600
+    assert caught.value.reply.retry_after == 3600
+    assert caught.value.reply.rate_limits == {"x-ratelimit-limit-tokens": "5"}
     assert len(server.heard) == 1
 
 

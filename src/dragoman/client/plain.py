@@ -41,7 +41,7 @@ class PlainExchange:
         begun = replace(where, beginning=self._setup.hidden(shown(data)))
         if not response.is_success:
             problem = problem_in(data)
-            raise Refused(where if problem else begun, problem, reply.retry_after)
+            raise Refused(where if problem else begun, problem, reply)
         try:
             return Whole(reply, msgspec.json.decode(data) if data else None, where)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:

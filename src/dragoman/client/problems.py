@@ -5,6 +5,7 @@ from pathlib import Path
 import httpx
 from msgspec import Struct
 
+from dragoman.client.reply import Reply
 from dragoman.client.wire import Problem
 from dragoman.errors import DragomanError, SettingsError
 
@@ -82,10 +83,10 @@ class TimedOut(ClientError):
 class Refused(ClientError):
     """The server answered with an error, in the place of an answer."""
 
-    def __init__(self, where: Where, problem: Problem | None, retry_after: float | None = None) -> None:
+    def __init__(self, where: Where, problem: Problem | None, reply: Reply) -> None:
         reason = problem.message if problem else "no reason was given."
         super().__init__(f"The server answered {where.status}: {reason}", where, problem)
-        self.retry_after = retry_after
+        self.reply = reply
         self.again = where.status in (408, 429, 500, 502, 503, 504)
 
 

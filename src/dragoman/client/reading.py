@@ -60,7 +60,7 @@ class Reading:
         self.beginning = bytearray(body[:MOST_SAID])
         problem = problem_in(body)
         where = self.where if problem else self._at(body)
-        return Refused(where, problem, self.reply.retry_after)
+        return Refused(where, problem, self.reply)
 
     def again(self) -> None:
         """Another try: the clock starts anew."""

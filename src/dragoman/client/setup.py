@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import httpx
 from msgspec import Struct
 
-from dragoman.client.problems import BadAddress, ClientError
+from dragoman.client.problems import BadAddress, ClientError, Refused
 
 _LONGEST_PAUSE_S = 30.0
 _FIRST_PAUSE_S = 0.25
@@ -58,7 +58,7 @@ class Setup(Struct, frozen=True, kw_only=True):
         """Seconds to wait before another try, or None where there must not be one."""
         if tried > self.retries or not problem.again:
             return None
-        asked: float | None = getattr(problem, "retry_after", None)
+        asked = problem.reply.retry_after if isinstance(problem, Refused) else None
         if asked is not None:
             return asked if asked <= _LONGEST_PAUSE_S else None
         # Spread out, so that clients that failed together do not come back together.

@@ -67,6 +67,40 @@ def test_sampling_comes_through() -> None:
     assert (heard.prompt, heard.priority, heard.cache_salt, heard.reuse_prefix) == ((9,), 3, "s", False)
 
 
+def test_an_adapter_is_asked_for_by_its_name() -> None:
+    card = ModelCard(name="big", max_model_len=777, adapters=("poet",))
+    upstream = ScriptedEngine(say("x"), card=card)
+    with serving(upstream) as urls:
+        run(urls, lambda engine: steps_of(engine, replace(job_of(), adapters=(("poet", 1.0),))))
+    assert [job.adapter for job in upstream.jobs] == [None, "poet"]
+
+
+def test_the_upstreams_key_is_sent() -> None:
+    settings = Settings(port=0, store="none", shutdown_grace=0, api_key=["k"])
+    with background(ScriptedEngine(say("x")), settings) as url:
+        ids = ids_of(run([url], lambda engine: steps_of(engine, job_of()), replace(QUICK, key="k")))
+        assert ids == [120, END_ID]
+        with pytest.raises(BadUpstream, match="answered 401"):
+            RemoteEngine.open([url], ByteTokenizer(), QUICK)
+
+
+def test_one_that_is_silent_before_the_first_token_is_left_for_another() -> None:
+    def silent(job: Job) -> Script:
+        return say("x") if bytes(job.prompt) == b"Hello" else say("x", fault="hang")
+
+    stuck = ScriptedEngine(silent)
+    options = replace(QUICK, silence_s=1.5)
+
+    async def work(engine: RemoteEngine) -> None:
+        for number in range(2):
+            assert ids_of(await steps_of(engine, job_of([number]))) == [*b"two", END_ID]
+        assert await becomes(lambda: stuck.live == 0)
+
+    with serving(stuck, ScriptedEngine(say("two"))) as urls:
+        run(urls, work, options)
+    assert len(stuck.jobs) == 2
+
+
 def test_logprobs_and_counts_come_through() -> None:
     upstream, job = ScriptedEngine(say("hi")), job_of(logprobs=2)
     with serving(upstream) as urls:
