@@ -31,4 +31,4 @@ def test_what_is_trained_on_was_sampled(
 
 def test_an_unchanged_history_is_one_sequence(client: httpx.Client) -> None:
     talk = by_responses(client, Random(7), 3)
-    assert talk.prompts[1][: len(talk.prompts[0] + talk.sampled[0])] == talk.prompts[0] + talk.sampled[0]
+    assert (talk.goes_on, len(talk.segments)) == (2, 1)

@@ -36,4 +36,4 @@ def test_suffix() -> None:
 @pytest.mark.parametrize("id", [-1, 10_000])
 def test_ids_are_checked(id: int) -> None:
     with pytest.raises(BadRequest):
-        Encoder(ByteTokenizer()).check_ids([1, id])
+        Encoder(ByteTokenizer()).check_ids([1, id], "prompt")

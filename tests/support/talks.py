@@ -30,23 +30,26 @@ class Talk(Struct):
     """What was sampled in each turn, and the trajectory that the server tells."""
 
     sampled: list[list[int]] = field(default_factory=list)
+    answers: list[str] = field(default_factory=list)
+    """The ids of the answers, turn by turn."""
     prompts: list[list[int]] = field(default_factory=list)
     segments: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def exact(self) -> bool:
-        """The ids that the trajectory says were sampled are those that were, in their order."""
-        trained = [
-            id_
-            for segment in self.segments
-            for id_, was in zip(segment["ids"], segment["mask"], strict=True)
-            if was
-        ]
-        return trained == [id_ for ids in self.sampled for id_ in ids]
+        """Each sequence has what was sampled for the answers that it names, and the last is there."""
+        return all(map(self._exact, self.segments)) and self.segments[-1]["answers"][-1] == self.answers[-1]
+
+    def _exact(self, segment: dict[str, Any]) -> bool:
+        trained = [id_ for id_, was in zip(segment["ids"], segment["mask"], strict=True) if was]
+        turns = zip(self.answers, self.sampled, strict=True)
+        return trained == [id_ for answer, ids in turns if answer in segment["answers"] for id_ in ids]
 
     @property
-    def splits(self) -> int:
-        return len(self.segments) - 1
+    def goes_on(self) -> int:
+        """How many turns went on from the ids of the one before."""
+        pairs = zip(self.prompts, self.sampled, self.prompts[1:], strict=False)
+        return sum(then[: len(prompt + ids)] == prompt + ids for prompt, ids, then in pairs)
 
 
 def sentence(chance: Random) -> str:
@@ -74,6 +77,7 @@ def by_responses(client: httpx.Client, chance: Random, turns: int) -> Talk:
         for turn in made["turns"]:
             talk.prompts.append(turn["prompt_token_ids"])
             talk.sampled.append(turn["token_ids"])
+            talk.answers.append(made["id"])
         calls = [item for item in made["output"] if item["type"] == "function_call"]
         given = [
             {"type": "function_call_output", "call_id": call["call_id"], "output": sentence(chance)}
@@ -98,6 +102,7 @@ def by_history(client: httpx.Client, chance: Random, turns: int) -> Talk:
         id_ = made["id"]
         talk.prompts.append(made["prompt_token_ids"])
         talk.sampled.append(made["choices"][0]["token_ids"])
+        talk.answers.append(id_)
         said = made["choices"][0]["message"]
         messages += [said]
         results = [

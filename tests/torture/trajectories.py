@@ -22,18 +22,18 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     args = parser.parse_args()
     engine = LocalEngine.open(default_model(), LocalOptions(name="smollm2", context=2048, slots=4))
-    wrong = splits = turns = 0
+    wrong = kept = turns = 0
     settings = Settings(port=0, store="memory", trajectories=True, dialect="hermes")
     with background(engine, settings) as url, httpx.Client(base_url=url, timeout=120) as client:
         for number in range(args.talks):
             chance = Random(args.seed + number)
             way, hold = list(WAYS.items())[number % len(WAYS)]
             talk = hold(client, chance, chance.randint(2, 4))
-            turns, splits = turns + len(talk.sampled), splits + talk.splits
+            turns, kept = turns + len(talk.sampled) - 1, kept + talk.goes_on
             if not talk.exact:
                 wrong += 1
                 print(f"\n{way}, seed {args.seed + number}: not what was sampled", flush=True)
-            print(f"\r{number + 1} of {args.talks} conversations, {turns} turns, {splits} splits", end="")
+            print(f"\r{number + 1} of {args.talks} conversations, {kept} of {turns} turns kept", end="")
     print(f"\n{args.talks - wrong} of {args.talks} conversations exact; seed {args.seed}")
     return 1 if wrong else 0
 
