@@ -2,6 +2,8 @@
 
 import asyncio
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -69,6 +71,18 @@ async def test_nothing_but_the_database_stays_behind(store: SqliteStore, tmp_pat
     await store.save(record("r"))
     await store.close()
     assert [file.name for file in tmp_path.iterdir()] == [FILE]
+
+
+async def test_a_second_store_of_the_process_leaves_the_locks_of_the_first(
+    store: SqliteStore, tmp_path: Path
+) -> None:
+    """Without its lock the first would not be seen by others, who would clear its log away under it."""
+    other = SqliteStore(tmp_path, Bounds())
+    await other.open()
+    visit = f"import sqlite3; sqlite3.connect({str(tmp_path / FILE)!r}).execute('SELECT 1 FROM records')"
+    await asyncio.to_thread(subprocess.run, [sys.executable, "-c", visit], check=True)
+    assert (tmp_path / f"{FILE}-wal").exists()
+    await other.close()
 
 
 async def test_what_waits_together_is_committed_together(store: SqliteStore) -> None:

@@ -1,5 +1,6 @@
 """A SQLite database: how it is opened, brought up to date, and what its errors mean."""
 
+import contextlib
 import os
 import sqlite3
 from pathlib import Path
@@ -35,10 +36,15 @@ def unavailable(error: sqlite3.Error, where: str) -> StoreUnavailable:
 
 
 def prepare(path: Path) -> None:
-    """Makes the file, for its owner alone: what SQLite makes itself can be read by others."""
+    """Makes the file, for its owner alone: what SQLite makes itself can be read by others.
+
+    A file that is there is not even opened: to close it again would end the locks that other connections of
+    this process have on it.
+    """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     except OSError as error:
         raise StoreUnavailable(
             f"The database {path} cannot be made or opened: {error.strerror}. Choose another data_dir."

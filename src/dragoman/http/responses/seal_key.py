@@ -16,7 +16,7 @@ def seal_key(settings: Settings) -> bytes:
     if settings.store in ("memory", "none"):
         return secrets.token_bytes(BYTES)
     folder = Path(settings.data_dir).expanduser() if settings.data_dir else default_folder()
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / FILE
     try:
         # Made once: of two servers that start together, one makes it, and both read it.
