@@ -48,14 +48,14 @@ def socket(url: str) -> Iterator[Connection]:
 
 
 def ask(url: str, input_: object, **fields: object) -> dict[str, Any]:
-    reply = httpx.post(url, json={"model": NAME, "input": input_, **fields}, timeout=30)
+    reply = httpx.post(url, json={"model": NAME, "input": input_, **fields}, timeout=120)
     assert reply.status_code == 200, reply.text
     return checked_response(reply.json())
 
 
 def streamed(url: str, input_: object, **fields: object) -> list[dict[str, Any]]:
     body = {"model": NAME, "input": input_, "stream": True, **fields}
-    text = httpx.post(url, json=body, timeout=30).text
+    text = httpx.post(url, json=body, timeout=120).text
     assert text.endswith("data: [DONE]\n\n")
     events = []
     for block in text.removesuffix("data: [DONE]\n\n").split("\n\n")[:-1]:
@@ -70,7 +70,7 @@ def turn(socket: Connection, input_: object, **fields: object) -> dict[str, Any]
     socket.send(json.dumps({"type": "response.create", "model": NAME, "input": input_, **fields}))
     event: dict[str, Any] = {}
     while event.get("type") not in ENDS:
-        event = checked_event(socket.recv(timeout=30))
+        event = checked_event(socket.recv(timeout=120))
     return event
 
 
@@ -119,12 +119,12 @@ def test_tool_calling_streamed(url: str) -> None:
 
 def test_compaction(url: str) -> None:
     body = {"model": NAME, "prompt_cache_key": "compaction", "input": TALK}
-    reply = checked_compaction(httpx.post(url + "/compact", json=body, timeout=30).json())
+    reply = checked_compaction(httpx.post(url + "/compact", json=body, timeout=120).json())
     assert "compaction" in [item["type"] for item in reply["output"]]
 
 
 def test_compaction_without_a_model(url: str) -> None:
-    assert httpx.post(url + "/compact", json={"input": TALK}, timeout=30).status_code == 400
+    assert httpx.post(url + "/compact", json={"input": TALK}, timeout=120).status_code == 400
 
 
 def test_websocket_turns(socket: Connection) -> None:
@@ -160,5 +160,5 @@ def test_websocket_failed_continuation_is_evicted(socket: Connection) -> None:
 
 def test_websocket_begins_anew_with_what_was_compacted(url: str, socket: Connection) -> None:
     body = {"model": NAME, "input": TALK}
-    compacted = httpx.post(url + "/compact", json=body, timeout=30).json()["output"]
+    compacted = httpx.post(url + "/compact", json=body, timeout=120).json()["output"]
     completed(turn(socket, [*compacted, TALK[0]], store=False))

@@ -10,7 +10,7 @@ HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 
 def send(method: str, url: str, path: str, **more: Any) -> httpx.Response:
     # Nothing here is encrypted, and to load certificates takes ten times as long as a request.
-    return httpx.request(method, url + path, timeout=30, verify=False, **more)
+    return httpx.request(method, url + path, timeout=120, verify=False, **more)
 
 
 def get(url: str, path: str, **headers: str) -> httpx.Response:
