@@ -39,6 +39,7 @@ class Client:
     def __init__(self) -> None:
         self.sent: list[tuple[str, Any]] = []
         self.outputs: asyncio.Queue[Any] = asyncio.Queue()
+        self.outputs_queue: asyncio.Queue[Any] | None = None
         self.refuses = False
 
     def say(self, *outputs: Any) -> None:
@@ -131,6 +132,35 @@ def test_a_sink_that_raises_costs_only_its_own_job() -> None:
     with_core(run)
 
 
+def test_what_piles_up_is_handed_out_at_once() -> None:
+    async def run(core: Core, client: Client) -> None:
+        steps: dict[str, list[Step]] = {"a": [], "b": []}
+        client.outputs_queue = client.outputs
+        add(core, "a", steps["a"].append)
+        add(core, "b", steps["b"].append)
+        client.say(output("a", (1, 2)), output("b", (7,)))
+        client.say(output("a", (3,)))
+        client.say(output("a", (4,), finish_reason="length"))
+        await settled()
+        assert [(step.ids, step.finish) for step in steps["a"]] == [([1, 2, 3, 4], "length")]
+        assert [(step.ids, step.finish) for step in steps["b"]] == [([7], None)]
+
+    with_core(run)
+
+
+def test_an_output_that_cannot_be_read_ends_its_own_job_only() -> None:
+    async def run(core: Core, client: Client) -> None:
+        ends: dict[str, list[str | None]] = {"a": [], "b": []}
+        add(core, "a", lambda step: ends["a"].append(step.finish))
+        add(core, "b", lambda step: ends["b"].append(step.finish))
+        client.say(output("a", new_logprobs="?"), output("b"))
+        await settled()
+        assert ends == {"a": ["error"], "b": [None]}
+        assert ("abort", ["a"]) in client.sent
+
+    with_core(run)
+
+
 def test_the_death_of_the_core_ends_every_job_and_every_question() -> None:
     async def run(core: Core, client: Client) -> None:
         steps: list[Step] = []
@@ -170,11 +200,9 @@ def test_stopping_ends_what_runs_as_aborted() -> None:
 
 
 def steps_of(asked: Job, *outputs: Any, index: int = 0) -> list[Step]:
-    steps: list[Step] = []
-    continuation = Continuation(asked, index, steps.append)
-    for each in outputs:
-        continuation.take(each, None)
-    return steps
+    continuation = Continuation(asked, index, lambda step: None)
+    made = [continuation.step(each, None) for each in outputs]
+    return [step for step in made if step is not None]
 
 
 def test_a_prompt_that_is_computed_in_pieces_is_told_of_once() -> None:

@@ -9,9 +9,10 @@ import logging
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
-from dragoman.engines.vllm.faults import DEAD, error_of
+from dragoman.engines.vllm.faults import DEAD, FAILED, error_of
+from dragoman.engines.vllm.outputs import joined
 from dragoman.errors import DragomanError, EngineFailed, Unavailable
-from dragoman.types import FinishReason
+from dragoman.types import FinishReason, Step
 
 logger = logging.getLogger("dragoman.engine")
 _CLIENT = ("get_output_async", "add_request_async", "abort_requests_async", "get_supported_tasks_async")
@@ -31,7 +32,9 @@ def lacking(llm: Any) -> str | None:
 class Taker(Protocol):
     """Whoever waits for the outputs of a request."""
 
-    def take(self, output: Any, version: str | None) -> None: ...
+    def step(self, output: Any, version: str | None) -> Step | None: ...
+
+    def sink(self, step: Step, /) -> None: ...
 
     def end(self, finish: FinishReason, error: DragomanError | None = None) -> None: ...
 
@@ -88,27 +91,50 @@ class Core:
     async def _read(self) -> None:
         try:
             while True:
-                outputs = await self._client.get_output_async()
-                version = getattr(outputs, "weight_version", None)
-                self._hand_out(outputs.outputs, None if version == "default" else version)
+                messages = [await self._client.get_output_async()]
+                while self._more():
+                    messages.append(await self._client.get_output_async())
+                self._hand_out(messages)
         except Exception as error:
             logger.error("vLLM's core is dead", exc_info=error)
             self.failure = EngineFailed(DEAD)
             self._end_all("error", self.failure)
 
-    def _hand_out(self, outputs: Sequence[Any], version: str | None) -> None:
-        takers = self._takers
-        for output in outputs:
-            id = output.request_id
-            taker = takers.get(id) if output.finish_reason is None else takers.pop(id, None)
-            if taker is None:
-                # It was cancelled while this was under way.
-                continue
+    def _more(self) -> bool:
+        """Whether the core has gone on while the event loop had other things to do."""
+        waiting = getattr(self._client, "outputs_queue", None)
+        return waiting is not None and not waiting.empty()
+
+    def _hand_out(self, messages: Sequence[Any]) -> None:
+        """One call of a sink for all that a job has to hear: what is written together costs less."""
+        steps: dict[str, tuple[Taker, Step]] = {}
+        for message in messages:
+            version = getattr(message, "weight_version", None)
+            for output in message.outputs:
+                self._read_output(output, None if version == "default" else version, steps)
+        for id, (taker, step) in steps.items():
             try:
-                taker.take(output, version)
+                taker.sink(step)
             except Exception:
                 logger.exception("a sink raised; its job is dropped")
                 self.abort([id])
+
+    def _read_output(self, output: Any, version: str | None, steps: dict[str, tuple[Taker, Step]]) -> None:
+        id, takers = output.request_id, self._takers
+        taker = takers.get(id) if output.finish_reason is None else takers.pop(id, None)
+        if taker is None:
+            # It was cancelled while this was under way.
+            return
+        try:
+            step = taker.step(output, version)
+        except Exception:
+            logger.exception("vLLM said what cannot be read; its job is dropped")
+            self.abort([id])
+            steps.pop(id, None)
+            taker.end("error", EngineFailed(FAILED))
+            return
+        if step is not None:
+            steps[id] = (taker, joined(steps[id][1], step) if id in steps else step)
 
     async def _add(self, requests: Sequence[Any]) -> None:
         try:

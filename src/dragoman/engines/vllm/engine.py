@@ -32,13 +32,14 @@ class _Vector:
     def __init__(self) -> None:
         self.future: asyncio.Future[list[float]] = asyncio.get_running_loop().create_future()
 
-    def take(self, output: Any, _version: str | None) -> None:
-        if self.future.done():
-            return
+    def step(self, output: Any, _version: str | None) -> None:
         if output.pooling_output is None:
             self.end("error")
-        else:
+        elif not self.future.done():
             self.future.set_result(output.pooling_output.tolist())
+
+    def sink(self, _step: Step) -> None:
+        """There are no steps of it."""
 
     def end(self, _finish: FinishReason, error: DragomanError | None = None) -> None:
         if not self.future.done():

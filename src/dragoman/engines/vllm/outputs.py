@@ -15,14 +15,24 @@ def finish_of(reason: Any) -> FinishReason:
     return _FINISHES.get(str(reason), "error")
 
 
-class Continuation:
-    """One of the answers of a job: makes steps of vLLM's outputs, and hands them to the sink."""
+def joined(step: Step, later: Step) -> Step:
+    """Two steps of one continuation as one."""
+    step.ids += later.ids
+    if step.logprobs is not None and later.logprobs is not None:
+        step.logprobs += later.logprobs
+    step.finish, step.stop_id, step.error = later.finish, later.stop_id, later.error
+    step.weight_version = later.weight_version
+    return step
 
-    __slots__ = ("_begun", "_cached", "_index", "_prompt", "_sink", "_stops", "_top", "_top_prompt")
+
+class Continuation:
+    """One of the answers of a job: makes steps of vLLM's outputs for its sink."""
+
+    __slots__ = ("_begun", "_cached", "_index", "_prompt", "_stops", "_top", "_top_prompt", "sink")
 
     def __init__(self, job: Job, index: int, sink: Sink) -> None:
         self._index = index
-        self._sink = sink
+        self.sink = sink
         self._stops = job.sampling.stop_token_ids
         self._top = job.sampling.logprobs or 0
         self._top_prompt = job.sampling.prompt_logprobs
@@ -30,12 +40,12 @@ class Continuation:
         self._cached = 0
         self._begun = False
 
-    def take(self, output: Any, version: str | None) -> None:
+    def step(self, output: Any, version: str | None) -> Step | None:
         if not self._begun:
             self._read_prompt(output)
             if not output.new_token_ids and output.finish_reason is None:
                 # A piece of a long prompt was computed.
-                return
+                return None
         step = Step(output.new_token_ids, self._index, weight_version=version)
         if output.new_logprobs is not None:
             ids, logprobs, *_ = output.new_logprobs
@@ -44,10 +54,10 @@ class Continuation:
             self._begin(step)
         if output.finish_reason is not None:
             self._finish(step, output)
-        self._sink(step)
+        return step
 
     def end(self, finish: FinishReason, error: DragomanError | None = None) -> None:
-        self._sink(Step([], self._index, finish=finish, error=error))
+        self.sink(Step([], self._index, finish=finish, error=error))
 
     def _read_prompt(self, output: Any) -> None:
         """What is known of a prompt comes in pieces, as it is computed."""
