@@ -88,9 +88,7 @@ class VllmEngine:
 
     async def start(self) -> None:
         await self._core.tasks()
-        for adapter in self._model.adapters.values():
-            with told():
-                await self._llm.engine_core.add_lora_async(adapter)
+        await self._model.load_adapters(self._llm.engine_core.add_lora_async)
 
     async def stop(self) -> None:
         """End all jobs with finish "abort", and vLLM's processes. There is no second start."""

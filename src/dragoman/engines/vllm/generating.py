@@ -49,9 +49,7 @@ class VllmGenerating:
         )
 
     async def start(self) -> None:
-        for adapter in self._model.adapters.values():
-            with told():
-                await self._llm.add_lora(adapter)
+        await self._model.load_adapters(self._llm.add_lora)
 
     async def stop(self) -> None:
         """End vLLM's processes, and with them all jobs. There is no second start."""

@@ -1,7 +1,7 @@
 """What both ways of driving vLLM need of the model that it has loaded."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ from dragoman.engines.hf_tokenizer import HfTokenizer
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.vllm.faults import told
 from dragoman.engines.vllm.params import UNSUPPORTED, adapter_requests, sampling_params, sources_of
-from dragoman.errors import BadRequest
+from dragoman.errors import BadRequest, ModelFileError
 from dragoman.types import Job
 
 
@@ -18,7 +18,9 @@ class VllmModel:
         config = llm.model_config
         self.writes = config.runner_type == "generate"
         self.adapters = adapter_requests(adapters)
-        self.tokenizer = HfTokenizer(llm.get_tokenizer(), size=config.get_vocab_size())
+        self.tokenizer = HfTokenizer(
+            llm.get_tokenizer(), size=config.get_vocab_size(), end_ids=_end_ids(config)
+        )
         self.card = ModelCard(
             name=name or Path(str(config.model)).name,
             max_model_len=config.max_model_len,
@@ -30,6 +32,15 @@ class VllmModel:
             created=int(time.time()),
             details=_details(llm),
         )
+
+    async def load_adapters(self, add: Callable[[Any], Awaitable[Any]]) -> None:
+        """All of them at the start, so that none fails a client."""
+        for name, adapter in self.adapters.items():
+            try:
+                await add(adapter)
+            except Exception as error:
+                message = f"vLLM cannot load the adapter {name}; is it one for this model?"
+                raise ModelFileError(message) from error
 
     def sampling_params(self, job: Job) -> Any:
         if not self.writes:
@@ -52,6 +63,12 @@ class VllmModel:
 
     def adapter(self, job: Job) -> Any:
         return None if job.adapter is None else self.adapters[job.adapter]
+
+
+def _end_ids(config: Any) -> list[int]:
+    """Ids at which vLLM ends answers by itself, besides the tokenizer's own."""
+    found = (config.try_get_generation_config() or {}).get("eos_token_id")
+    return [found] if isinstance(found, int) else list(found or ())
 
 
 def _details(llm: Any) -> dict[str, str]:
