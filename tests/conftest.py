@@ -8,7 +8,7 @@ from hypothesis import settings
 os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp(prefix="dragoman-tests-")
 
 # Machines that run tests are noisy: a time limit would say more of them than of the code.
-# The same examples every time, so that a change is what a new failure comes from; `make torture` draws others.
+# The same examples every time, so that a new failure comes from a change; `make torture` draws others.
 settings.register_profile("dragoman", deadline=None, derandomize=True)
 settings.register_profile("random", deadline=None)
 settings.load_profile("dragoman")
