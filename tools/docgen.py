@@ -36,7 +36,7 @@ from dragoman.constrain.keywords import KEYWORDS
 from dragoman.dialects.registry import dialects
 from dragoman.engines.local.options import LocalOptions
 from dragoman.engines.remote.options import RemoteOptions
-from dragoman.http import app
+from dragoman.http import routes as routing
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "dragoman"
@@ -155,7 +155,7 @@ def unsupported() -> str:
 
 def routes() -> str:
     known = {f"{one.method.upper()} {one.path}": one.summary for one in OPERATIONS}
-    tables = {"POST": app.POST, "GET": app.GET, "DELETE": app.DELETE}
+    tables = {"POST": routing.POST, "GET": routing.GET, "DELETE": routing.DELETE}
     served = [f"{method} {path}" for method, paths in tables.items() for path in paths]
     served = [route.replace("{model:path}", "{model}") for route in served]
     said = notes("routes", [route for route in served if route not in known])
