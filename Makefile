@@ -16,7 +16,7 @@ test: $(VENV)/.test build/schema_suite build/newest build/node  ## set up and ru
 	$(BIN)/python -m pytest $(ARGS)
 
 torch: build/torch  ## the tests of the engine over transformers, which need torch
-	PYTHONPATH=build/torch $(BIN)/python -m pytest tests/engines/transformers $(ARGS)
+	PYTHONPATH=build/torch $(BIN)/python -m pytest tests/engines/transformers tests/http/test_minilm.py $(ARGS)
 
 vllm: $(VENV)/.test build/vllm/bin/dragoman  ## the tests of vLLM, which gets an environment of its own: 3.5 GB
 	$(BIN)/python -m pytest tests/engines/vllm $(ARGS)

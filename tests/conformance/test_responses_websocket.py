@@ -62,7 +62,8 @@ def test_warming_up_generates_nothing(socket: ResponsesConnection) -> None:
     first = answer(socket, input="The word is cobalt.", store=False, generate=False)
     assert first.status == "completed"
     assert first.output == []
-    assert answer(socket, input="Which word?", store=False, previous_response_id=first.id).output_text
+    asked: Any = {"input": "Which word?", "store": False, "previous_response_id": first.id, "temperature": 0}
+    assert answer(socket, **asked).output_text
 
 
 def test_an_error_leaves_the_socket_open(socket: ResponsesConnection) -> None:
@@ -70,7 +71,7 @@ def test_an_error_leaves_the_socket_open(socket: ResponsesConnection) -> None:
     assert error.type == "error"
     raw = error.to_dict()
     assert (raw["status"], raw["error"]["param"]) == (400, "temperature")
-    assert answer(socket, input="Hi.").output_text
+    assert answer(socket, input="Hi.", temperature=0).output_text
 
 
 def test_what_is_unknown_cannot_be_continued(socket: ResponsesConnection) -> None:
