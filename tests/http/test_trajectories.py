@@ -97,6 +97,14 @@ def test_rewards_are_kept(url: str) -> None:
     assert reply["rewards"] == {"reward": 0.5, "form": 1.0}
 
 
+def test_rewards_do_not_grow_without_end(url: str) -> None:
+    made = post(url, "/v1/responses", {"input": "hi"}).json()["id"]
+    path = f"/v1/trajectories/{made}"
+    post(url, path, {"rewards": {str(number): 1.0 for number in range(64)}})
+    assert post(url, path, {"rewards": {"one more": 1.0}}).status_code == 400
+    assert len(get(url, path).json()["rewards"]) == 64
+
+
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions"])
 def test_it_is_deleted_with_its_answer(url: str, path: str) -> None:
     made = post(url, path, {"input": "hi"} if "resp" in path else {"messages": [USER], "store": True}).json()[

@@ -13,10 +13,13 @@ from msgspec import Meta, Struct, field
 
 from dragoman.api.read import Reader
 from dragoman.errors import NotFound
+from dragoman.limits import check_count
 from dragoman.store import Record
 from dragoman.types import Traced
 
-Rewards = Annotated[dict[Annotated[str, Meta(max_length=64)], float], Meta(max_length=64)]
+MOST_REWARDS = 64
+"""Names of one answer, however many requests they came in."""
+Rewards = Annotated[dict[Annotated[str, Meta(max_length=64)], float], Meta(max_length=MOST_REWARDS)]
 _encode = msgspec.json.Encoder().encode
 
 
@@ -95,6 +98,7 @@ def rewarded(record: Record, rewards: dict[str, float]) -> bytes:
     """The body with these rewards added."""
     trace = trace_of(record)
     trace.rewards |= rewards
+    check_count(len(trace.rewards), MOST_REWARDS, "rewards", "names of rewards")
     return _encode(trace)
 
 
