@@ -1,0 +1,1 @@
+"""Bad input and faults: what one request, or one client, may do to a server. Nothing."""

@@ -1,0 +1,47 @@
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.attacks.bodies import CANCEL, GOOD, good
+from tests.attacks.frame import MEMORY_MB, Attacked, Frame, attacked, healthy
+
+WARM_UP = 3
+"""Rounds over all routes, after which what is made once has been made."""
+
+
+@pytest.fixture(scope="session")
+def shared_server() -> Iterator[Attacked]:
+    """One for all attacks that a server is to survive as it is."""
+    with attacked() as made:
+        for _ in range(WARM_UP):
+            for route in GOOD:
+                reply = made.send(route, good(route))
+                assert reply.status == 200 or route == CANCEL, (route, reply)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def server(
+    shared_server: Attacked,
+    request: pytest.FixtureRequest,
+    record_testsuite_property: Callable[[str, object], None],
+) -> Iterator[Attacked]:
+    """Health is asked for all the while; at the end of the file the memory is what it was.
+
+    A file whose attacks may fill a bounded cache says how much as `MEMORY_MB`.
+    """
+    most = getattr(request.module, "MEMORY_MB", MEMORY_MB)
+    before = shared_server.state()
+    with healthy(shared_server):
+        yield shared_server
+    after = shared_server.state()
+    record_testsuite_property(f"{request.module.__name__} loop lag p99 ms", round(after.lag_p99_ms, 2))
+    record_testsuite_property(f"{request.module.__name__} loop lag max ms", round(after.lag_max_ms, 2))
+    assert (after.memory - before.memory) / 2**20 < most, (before, after)
+
+
+@pytest.fixture
+def frame(server: Attacked) -> Iterator[Frame]:
+    made = Frame(server)
+    yield made
+    made.over()
