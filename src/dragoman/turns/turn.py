@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Callable
 from typing import Self
 
+from dragoman.engines.drive import start
 from dragoman.engines.protocol import Engine, Handle, weights_of
 from dragoman.errors import Unavailable
 from dragoman.folding import Fold, coalesce
 from dragoman.turns.choice import ChoiceReader
 from dragoman.turns.detokenize import Detokenizer
-from dragoman.turns.drive import start
 from dragoman.turns.language import Language
 from dragoman.turns.plan import Plan
 from dragoman.turns.spec import TurnSpec

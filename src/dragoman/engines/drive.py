@@ -9,7 +9,7 @@ from dragoman.engines.steps import single
 from dragoman.errors import DragomanError, EngineFailed
 from dragoman.types import Job, Sink, Step
 
-logger = logging.getLogger("dragoman.turns")
+logger = logging.getLogger("dragoman.engine")
 
 
 def start(engine: Engine, job: Job, sink: Sink) -> Handle:
