@@ -21,6 +21,8 @@ class ModelCard(Struct, kw_only=True):
     name: str
     max_model_len: int
     """Prompt and answer together, in tokens, for one sequence."""
+    slots: int | None = None
+    """Sequences that it computes at the same time, where it knows; more wait outside of it."""
     templates: Mapping[str, str] = field(default_factory=dict)
     """Chat templates by name; the usual one is called "default"."""
     special_tokens: Mapping[str, str] = field(default_factory=dict)
@@ -120,6 +122,18 @@ class LivingEngine(Engine, Protocol):
 
     async def check(self) -> None:
         """Return when the engine has made a round trip; raise EngineFailed when it is dead."""
+
+
+@runtime_checkable
+class PulsingEngine(LivingEngine, Protocol):
+    """A living engine of which can be seen from outside whether it gets on, and which can be given up."""
+
+    @property
+    def pulse(self) -> int:
+        """A number that changes while there is work and the engine gets on with it, also within a step."""
+
+    def abandon(self) -> None:
+        """Let go of an engine that is stuck, at once. Its jobs hear no more of it."""
 
 
 @runtime_checkable

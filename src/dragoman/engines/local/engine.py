@@ -77,6 +77,7 @@ class LocalEngine:
             mixes_adapters=True,
             constrains=True,
             created=int(time.time()),
+            slots=size.slots,
             details=model.details | {"slots": str(size.slots), "threads": str(size.threads)},
         )
         return cls(runner, tokenizer, card, options)
@@ -112,6 +113,15 @@ class LocalEngine:
         """`stop`, for those who have no event loop."""
         self._worker.stop()
         self._runner.close()
+
+    @property
+    def pulse(self) -> int:
+        """Changes as long as the engine's thread gets on with its work."""
+        return self._worker.pulse
+
+    def abandon(self) -> None:
+        """Let go of a thread that is stuck. What it holds is given back only if it gets on after all."""
+        self._worker.abandon()
 
     async def check(self) -> None:
         """Return when the engine's thread has answered; raise EngineFailed when it is dead."""

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.engines.choosing.arrays import Ids, Logits
-from dragoman.engines.local.binding import Library
+from dragoman.engines.local.beat import Beat
 from dragoman.engines.local.declarations import Batch
 from dragoman.engines.local.model import Model
 from dragoman.engines.local.runner import Rows, StepFailed, StepInterrupted
@@ -76,7 +76,7 @@ class LlamaRunner:
         self._memory = library.get_memory(self._context)
         self._buffer = _BatchBuffer(self.max_rows)
         self._adapters: Adapters = ()
-        self._stop_flag = _attach_stop_flag(library, self._context)
+        self._beat = Beat(library, self._context)
         self._embedder: _Embedder | None = None
 
     def warm_up(self) -> None:
@@ -89,7 +89,7 @@ class LlamaRunner:
 
     def step(self, rows: Rows, adapters: Adapters) -> Logits:
         self._use(adapters)
-        self._stop_flag[0] = b"\0"
+        self._beat.reset()
         code = self._library.decode(self._context, self._buffer.fill(rows))
         if code:
             self._undo(rows)
@@ -141,7 +141,11 @@ class LlamaRunner:
     def interrupt(self) -> None:
         # What a broken-off step left behind must be cut off again.
         if self.rewinds:
-            self._stop_flag[0] = b"\1"
+            self._beat.stop()
+
+    @property
+    def pulse(self) -> int:
+        return self._beat.count + (self._embedder.pulse if self._embedder is not None else 0)
 
     def embed(self, prompts: Sequence[Sequence[int]]) -> Iterator[list[float] | None]:
         if self._embedder is None:
@@ -202,6 +206,11 @@ class _Embedder:
         self._context = runner._open(runner.context, 1, _EMBED_ROWS, _EMBED_ROWS, embeddings=True)
         self._memory = self._library.get_memory(self._context)
         self._buffer = _BatchBuffer(_EMBED_ROWS)
+        self._beat = Beat(self._library, self._context)
+
+    @property
+    def pulse(self) -> int:
+        return self._beat.count
 
     def run(self, prompts: Sequence[Sequence[int]]) -> Iterator[list[float] | None]:
         for prompt in prompts:
@@ -219,6 +228,7 @@ class _Embedder:
     def _sum(self, tokens: Sequence[int], start: int) -> Logits:
         rows = Rows()
         rows.extend(0, start, tokens, [True] * len(tokens))
+        self._beat.reset()
         code = self._library.decode(self._context, self._buffer.fill(rows))
         if code:
             raise StepFailed(f"llama_decode answered {code}")
@@ -231,15 +241,3 @@ def _floats(address: int, rows: int, columns: int) -> Logits:
     """A view of memory that belongs to the native library."""
     flat = (ctypes.c_float * (rows * columns)).from_address(address)
     return np.ctypeslib.as_array(flat).reshape(rows, columns)
-
-
-def _attach_stop_flag(library: Library, context: int) -> "ctypes.Array[ctypes.c_char]":
-    """A byte that makes a running decode end when it is set.
-
-    The native library asks a C function after each operation whether to go on. A Python function would
-    wait for the interpreter lock each time, so it is C's own `strlen`: 0 for "\\0\\0", 1 for "\\1\\0".
-    """
-    flag = ctypes.create_string_buffer(2)
-    strlen = ctypes.cast(ctypes.CDLL(None).strlen, ctypes.c_void_p)
-    library.set_abort_callback(context, strlen, ctypes.addressof(flag))
-    return flag

@@ -1,7 +1,7 @@
 """What the scheduler needs of whatever computes: slots that hold sequences, and rows of logits."""
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from dragoman.engines.choosing.arrays import Logits
 from dragoman.types import Adapters
@@ -88,3 +88,12 @@ class Runner(Protocol):
         """One vector per prompt; None after each piece of work in between."""
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Pulsing(Protocol):
+    """A runner of which can be seen from outside whether a step gets on."""
+
+    @property
+    def pulse(self) -> int:
+        """A number that changes while a step is computed. From any thread."""

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from dragoman.engines.delivery import deliver
 from dragoman.engines.local.embedding import Embedding
-from dragoman.engines.local.runner import Runner, StepFailed
+from dragoman.engines.local.runner import Pulsing, Runner, StepFailed
 from dragoman.engines.local.scheduler import Scheduler
 from dragoman.engines.local.sequence import Group
 from dragoman.errors import DragomanError, EngineFailed, Unavailable
@@ -31,8 +31,15 @@ class Worker:
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._stopping = False
+        self._abandoned = False
+        self._turns = 0
         self.failure: DragomanError | None = None
         """Why the engine takes no more work; None while it lives."""
+
+    @property
+    def pulse(self) -> int:
+        """Changes with every turn of the thread, and while a step is computed where the runner tells."""
+        return self._turns + (self._runner.pulse if isinstance(self._runner, Pulsing) else 0)
 
     def start(self) -> None:
         with self._lock:
@@ -72,6 +79,14 @@ class Worker:
             self._thread.join()
         atexit.unregister(self.stop)
 
+    def abandon(self) -> None:
+        """Wait no more for a thread that is stuck. If it gets on after all, it ends and closes the runner."""
+        self._abandoned = True
+        self._close(EngineFailed("The engine was stuck and has been given up."))
+        self._mail.put(self._order_stop)
+        self._runner.interrupt()
+        atexit.unregister(self.stop)
+
     def _start(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="dragoman-engine", daemon=True)
@@ -97,8 +112,12 @@ class Worker:
             _log.exception("the engine's thread ended by an error")
             self._close(EngineFailed("The engine failed and takes no more requests."))
             self._end_all("The engine failed.", failed=True)
+        finally:
+            if self._abandoned:
+                self._runner.close()
 
     def _turn(self) -> None:
+        self._turns += 1
         self._read_mail(wait=not (self._scheduler.busy or self._embeddings))
         if self._stopping:
             return
