@@ -14,6 +14,11 @@ Cap: TypeAlias = Annotated[int, Meta(ge=1)]
 
 class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     body_bytes: Annotated[Cap, Meta(description="bytes of a request body")] = 16 * 1024 * 1024
+    header_bytes: Annotated[Cap, Meta(description="bytes of the head of a request")] = 64 * 1024
+    connections: Annotated[Cap, Meta(description="connections at the same time")] = 4096
+    json_depth: Annotated[Cap, Meta(description="values within each other in a request body")] = 128
+    json_values: Annotated[Cap, Meta(description="values of a request body, of any kind")] = 1024 * 1024
+    json_digits: Annotated[Cap, Meta(description="digits of a number")] = 64
     messages: Annotated[Cap, Meta(description="messages of a conversation")] = 4096
     content_chars: Annotated[Cap, Meta(description="characters of all contents together")] = 8 * 1024 * 1024
     tools: Annotated[Cap, Meta(description="tools of a request")] = 512
@@ -40,7 +45,15 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     grammar_cache_bytes: Annotated[Cap, Meta(description="bytes of grammars whose compiled form is kept")] = (
         8 * 1024 * 1024
     )
-    queue: Annotated[Cap, Meta(description="requests in flight, running and waiting")] = 1024
+    in_flight: Annotated[
+        Cap | None,
+        Meta(description="answers computed at the same time; default: 2 for each of the engine's slots"),
+    ] = None
+    queue: Annotated[int, Meta(ge=0, description="requests that wait beyond those in flight")] = 1024
+    per_key: Annotated[
+        Cap | None,
+        Meta(description="requests of one key, running and waiting; default: half of all, if there are several"),
+    ] = None
 
 
 def check_count(count: int, most: int, param: str, what: str) -> None:
