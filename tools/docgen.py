@@ -37,6 +37,7 @@ from dragoman.dialects.registry import dialects
 from dragoman.engines.local.options import LocalOptions
 from dragoman.engines.remote.options import RemoteOptions
 from dragoman.http import routes as routing
+from dragoman.options import Option
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "dragoman"
@@ -214,7 +215,7 @@ def _default(value: Any) -> str:
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
-def _help(option: settings.Option) -> str:
+def _help(option: Option) -> str:
     choices = ", ".join(f"`{choice}`" for choice in option.choices)
     return f"{option.help}: {choices}" if len(option.choices) > 1 else option.help
 

@@ -8,14 +8,18 @@
     │   ├── UnknownCursor         400  invalid_request_error   unknown_cursor
     │   └── ChainTooLong          400  invalid_request_error   limit_exceeded
     ├── Unauthorized              401  authentication_error    invalid_api_key
+    ├── Forbidden                 403  permission_error
     ├── NotFound                  404  not_found_error
     │   ├── ModelNotFound         404  not_found_error         model_not_found
     │   └── MissingRecord         404  not_found_error         record_not_found
     ├── MethodNotAllowed          405  invalid_request_error   method_not_allowed
+    ├── TooSlow                   408  invalid_request_error   request_timeout
+    ├── DeadlineExceeded          408  timeout_error           timeout
     ├── Conflict                  409  invalid_request_error   conflict
     ├── BodyTooLarge              413  invalid_request_error   body_too_large
     ├── UnsupportedMedia          415  invalid_request_error   unsupported_media_type
     ├── Overloaded                429  rate_limit_error        overloaded
+    ├── HeadTooLarge              431  invalid_request_error   head_too_large
     ├── EngineFailed              500  server_error            engine_failed
     │   └── ConstraintFailed      500  server_error            constraint_failed
     ├── Unavailable               503  server_error            unavailable
@@ -34,13 +38,26 @@ class DragomanError(Exception):
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
     code: str | None = None
+    retry_after: int | None = None
+    """Seconds after which to try again, where that may help."""
+    should_retry: ClassVar[bool | None] = None
+    """Told to clients that would go by the status and be wrong."""
 
-    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
         if code is not None:
             self.code = code
+        if retry_after is not None:
+            self.retry_after = retry_after
 
     def body(self) -> dict[str, dict[str, str | None]]:
         """OpenAI's error shape; all four keys are always there."""
@@ -89,6 +106,13 @@ class Unauthorized(DragomanError):
     code = "invalid_api_key"
 
 
+class Forbidden(DragomanError):
+    """Asked in a name, or by a web page, that this server does not answer to."""
+
+    status = 403
+    type = "permission_error"
+
+
 class NotFound(DragomanError):
     status = 404
     type = "not_found_error"
@@ -116,6 +140,24 @@ class MethodNotAllowed(DragomanError):
     code = "method_not_allowed"
 
 
+class TooSlow(DragomanError):
+    """A request that was not there in time."""
+
+    status = 408
+    type = "invalid_request_error"
+    code = "request_timeout"
+
+
+class DeadlineExceeded(DragomanError):
+    """The time that the client, or the server's owner, gives an answer is over."""
+
+    status = 408
+    type = "timeout_error"
+    code = "timeout"
+    # OpenAI's clients try again on a 408, which would only take as long again.
+    should_retry = False
+
+
 class Conflict(DragomanError):
     """What was to be changed is not what it was when it was read."""
 
@@ -136,10 +178,17 @@ class UnsupportedMedia(DragomanError):
     code = "unsupported_media_type"
 
 
+class HeadTooLarge(DragomanError):
+    status = 431
+    type = "invalid_request_error"
+    code = "head_too_large"
+
+
 class Overloaded(DragomanError):
     status = 429
     type = "rate_limit_error"
     code = "overloaded"
+    retry_after = 1
 
 
 class EngineFailed(DragomanError):
@@ -155,6 +204,7 @@ class ConstraintFailed(EngineFailed):
 class Unavailable(DragomanError):
     status = 503
     code = "unavailable"
+    retry_after = 1
 
 
 class StoreUnavailable(Unavailable):

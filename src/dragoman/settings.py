@@ -2,18 +2,17 @@
 
 import os
 import tomllib
-import types
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct, field
 
 from dragoman.errors import SettingsError
 from dragoman.limits import Limits
+from dragoman.options import ENV_PREFIX, Option, options_of
 
-ENV_PREFIX = "DRAGOMAN_"
 DEFAULT_FILE = "dragoman.toml"
 
 Layer: TypeAlias = Mapping[str, Any]
@@ -54,6 +53,17 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     api_key: Annotated[
         list[str],
         Meta(description="keys that clients may use; without one the server is open to its address"),
+    ] = field(default_factory=list)
+    api_key_file: Annotated[str | None, Meta(description="a file of further keys, one a line")] = None
+    insecure: Annotated[
+        bool, Meta(description="listen on an address that other machines reach, though there is no key")
+    ] = False
+    allow_host: Annotated[
+        list[str],
+        Meta(description="further names by which a server on the loopback may be called; * is any"),
+    ] = field(default_factory=list)
+    cors_origin: Annotated[
+        list[str], Meta(description="web pages that may ask, by their origin: https://a.example; * is any")
     ] = field(default_factory=list)
     chat_template: Annotated[
         str | None, Meta(description="a file with a chat template to use instead of the model's")
@@ -100,6 +110,22 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     keep_alive: Annotated[
         float, Meta(gt=0, description="seconds of silence on a stream after which a comment is sent")
     ] = 15.0
+    header_timeout: Annotated[
+        float, Meta(gt=0, description="seconds in which the head of a request must be there")
+    ] = 10.0
+    body_timeout: Annotated[
+        float, Meta(gt=0, description="seconds in which the body of a request must be there")
+    ] = 30.0
+    write_timeout: Annotated[
+        float, Meta(gt=0, description="seconds after which a client that takes nothing is cut off")
+    ] = 60.0
+    idle_timeout: Annotated[
+        float, Meta(gt=0, description="seconds that a connection is kept between two requests")
+    ] = 75.0
+    request_timeout: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(description="seconds that an answer may take where the request has no timeout; default: any time"),
+    ] = None
     shutdown_grace: Annotated[
         int, Meta(ge=0, description="seconds that running answers get to finish when the server stops")
     ] = 10
@@ -127,63 +153,10 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     limits: Limits = Limits()
 
 
-class Option(Struct, frozen=True):
-    """One setting as flags and environment variables know it."""
-
-    name: str
-    """`port`, or `limit_messages` for a field of Limits."""
-    path: tuple[str, ...]
-    help: str
-    default: Any
-    is_bool: bool
-    is_list: bool
-    is_object: bool
-    choices: tuple[str, ...]
-
-    @property
-    def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
-
-    @property
-    def env(self) -> str:
-        return ENV_PREFIX + self.name.upper()
-
-
 def options() -> Iterator[Option]:
     """Every setting, in the order of declaration; limits come last."""
-    yield from _options_of(Settings, (), "")
-    yield from _options_of(Limits, ("limits",), "limit_")
-
-
-def _options_of(struct: type[Struct], path: tuple[str, ...], prefix: str) -> Iterator[Option]:
-    hints = get_type_hints(struct, include_extras=True)
-    for spec in msgspec.structs.fields(struct):
-        if spec.name == "limits":
-            continue
-        plain, description = _unwrap(hints[spec.name])
-        default = spec.default_factory() if callable(spec.default_factory) else spec.default
-        yield Option(
-            name=prefix + spec.name,
-            path=(*path, spec.name),
-            help=description,
-            default=default,
-            is_bool=plain is bool,
-            is_list=get_origin(plain) is list,
-            is_object=get_origin(plain) is dict,
-            choices=get_args(plain) if get_origin(plain) is Literal else (),
-        )
-
-
-def _unwrap(hint: Any) -> tuple[Any, str]:
-    """`Annotated[int | None, Meta(description="x")]` gives `(int, "x")`."""
-    if get_origin(hint) in (types.UnionType, Union):
-        return _unwrap(next(arg for arg in get_args(hint) if arg is not type(None)))
-    if get_origin(hint) is not Annotated:
-        return hint, ""
-    inner, *extras = get_args(hint)
-    plain, inner_description = _unwrap(inner)
-    described = (extra.description for extra in extras if isinstance(extra, Meta) and extra.description)
-    return plain, next(described, inner_description)
+    yield from options_of(Settings, (), "")
+    yield from options_of(Limits, ("limits",), "limit_")
 
 
 def load(

@@ -7,12 +7,15 @@ from typing import NoReturn
 
 from dragoman import settings
 from dragoman.cli.problems import USAGE, CommandError
+from dragoman.options import ENV_PREFIX, Option
 
 SETTING = "setting_"
 GROUPS: dict[str, frozenset[str]] = {
     "model": frozenset({"model", "model_name", "model_alias", "chat_template", "lora"}),
     "dialect": frozenset({"dialect", "tool_call_parser", "reasoning_parser"}),
-    "server": frozenset({"host", "port", "api_key", "keep_alive", "shutdown_grace"}),
+    "server": frozenset({"host", "port", "keep_alive", "request_timeout", "shutdown_grace"}),
+    "doors": frozenset({"api_key", "api_key_file", "insecure", "allow_host", "cors_origin"}),
+    "patience": frozenset({"header_timeout", "body_timeout", "write_timeout", "idle_timeout"}),
     "engine": frozenset({"engine", "engine_args", "context", "slots", "threads"}),
     "upstreams": frozenset({"upstream", "upstream_key", "tokenizer"}),
     "store": frozenset({"store", "data_dir", "store_max_bytes", "store_max_age", "trajectories"}),
@@ -23,6 +26,7 @@ GROUPS: dict[str, frozenset[str]] = {
 METAVARS = {
     "engine": "NAME",
     "model": "FILE",
+    "api_key_file": "FILE",
     "chat_template": "FILE",
     "lora": "NAME=FILE",
     "dialect": "NAME",
@@ -39,7 +43,7 @@ METAVARS = {
     "threads": "N",
 }
 # Variables that are read elsewhere than in the settings.
-OTHER_VARIABLES = frozenset({settings.ENV_PREFIX + "CONFIG", settings.ENV_PREFIX + "CACHE"})
+OTHER_VARIABLES = frozenset({ENV_PREFIX + "CONFIG", ENV_PREFIX + "CACHE"})
 
 
 class Parser(argparse.ArgumentParser):
@@ -76,7 +80,7 @@ def add_settings(parser: argparse.ArgumentParser, groups: Sequence[str] = tuple(
     parser.add_argument(
         "--config",
         metavar="FILE",
-        help=f"a settings file [default: {settings.DEFAULT_FILE} if there; env: {settings.ENV_PREFIX}CONFIG]",
+        help=f"a settings file [default: {settings.DEFAULT_FILE} if there; env: {ENV_PREFIX}CONFIG]",
     )
     known = frozenset[str]().union(*GROUPS.values())
     for title in groups:
@@ -85,7 +89,7 @@ def add_settings(parser: argparse.ArgumentParser, groups: Sequence[str] = tuple(
         _add_group(parser, "other", [o for o in settings.options() if o.name not in known])
 
 
-def _add_group(parser: argparse.ArgumentParser, title: str, options: Sequence[settings.Option]) -> None:
+def _add_group(parser: argparse.ArgumentParser, title: str, options: Sequence[Option]) -> None:
     group = parser.add_argument_group(title)
     for option in options:
         dest, text = SETTING + option.name, _help(option)
@@ -107,12 +111,12 @@ def _add_group(parser: argparse.ArgumentParser, title: str, options: Sequence[se
             )
 
 
-def _metavar(option: settings.Option) -> str:
+def _metavar(option: Option) -> str:
     usual = "N" if isinstance(option.default, int | float) else option.name.rpartition("_")[2].upper()
     return METAVARS.get(option.name, usual)
 
 
-def _help(option: settings.Option) -> str:
+def _help(option: Option) -> str:
     """`address to listen on [default: 127.0.0.1; env: DRAGOMAN_HOST]`"""
     notes = [f"env: {option.env}"]
     if option.is_list:
@@ -136,7 +140,7 @@ def stray_variables(environ: Mapping[str, str]) -> Iterator[str]:
     """A sentence for each variable that looks like a setting and is none: no slip in silence."""
     known = {option.env for option in settings.options()} | OTHER_VARIABLES
     for name in environ:
-        if name.startswith(settings.ENV_PREFIX) and name not in known:
+        if name.startswith(ENV_PREFIX) and name not in known:
             near = nearest(name, known)
             yield f"{name} is not a setting{f'; did you mean {near}?' if near else '.'}"
 

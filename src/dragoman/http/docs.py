@@ -11,7 +11,11 @@ from dragoman.http.exchange import Exchange
 from dragoman.http.host import Host
 
 # Everything the page needs is in the page; nothing is fetched from elsewhere.
-_POLICY = b"default-src 'none'; style-src 'unsafe-inline'; script-src 'self'; connect-src 'self'"
+_GUARDED = {
+    b"content-security-policy": b"default-src 'none'; style-src 'unsafe-inline'; script-src 'self'; "
+    b"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    b"referrer-policy": b"no-referrer",
+}
 
 
 @cache
@@ -29,9 +33,7 @@ async def openapi(host: Host, exchange: Exchange) -> None:
 
 
 async def page(host: Host, exchange: Exchange) -> None:
-    await exchange.reply(
-        _asset("docs.html"), b"text/html; charset=utf-8", extra={b"content-security-policy": _POLICY}
-    )
+    await exchange.reply(_asset("docs.html"), b"text/html; charset=utf-8", extra=_GUARDED)
 
 
 async def script(host: Host, exchange: Exchange) -> None:

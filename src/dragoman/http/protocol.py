@@ -1,0 +1,298 @@
+"""HTTP on a connection: deadlines, caps, and nothing that two readers could read in two ways."""
+
+import asyncio
+import resource
+from functools import cache
+from http import HTTPStatus
+from typing import Any, Literal, TypeAlias
+
+import httptools
+import msgspec
+from uvicorn._types import ASGI3Application
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from dragoman.errors import BadRequest, BodyTooLarge, DragomanError, HeadTooLarge, TooSlow, Unavailable
+from dragoman.http.transport import PatientTransport
+from dragoman.settings import Settings
+
+Stage: TypeAlias = Literal["idle", "head", "body"]
+
+MOST_UNREAD = 64 * 1024
+"""Bytes of a body that are still taken after its answer, or its refusal, was sent."""
+MOST_PIECES = 64 * 1024
+"""Pieces of one body: each costs as much as a large one."""
+MOST_PIPELINED = 16
+"""Requests on one connection that wait for the answer to the one before."""
+OTHER_FILES = 128
+"""Descriptors that are left for all else: the store, the engine, files."""
+
+
+class _Refusal(Exception):
+    """Leaves the parser, which is in the middle of a callback."""
+
+    def __init__(self, error: DragomanError) -> None:
+        self.error = error
+
+
+class StrictProtocol(HttpToolsProtocol):
+    """One connection. What is wrong with its bytes is said in our error shape, and ends it."""
+
+    transport: PatientTransport
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        app: Any = config.app
+        self._settings: Settings = app.settings
+        self._stage: Stage = "idle"
+        self._number = 0
+        """Of the message that is being read, so that each has deadlines of its own."""
+        self._head_bytes = 0
+        self._raw_bytes = 0
+        """Read since the parser last gave us something."""
+        self._pieces = 0
+        self._unread = 0
+        self._deaf = False
+        self._running: RequestResponseCycle | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._watched: tuple[Stage, int] = ("idle", -1)
+        self._stall: asyncio.TimerHandle | None = None
+
+    # The connection
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        patient = PatientTransport(transport, self._mid_request, self._settings.write_timeout)
+        super().connection_made(patient)
+        if len(self.connections) > _room(self._settings.limits.connections):
+            self._refuse(Unavailable("The server has as many connections as it takes; try again soon."))
+        else:
+            self._watch("head")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        self.transport.lost()
+        # uvicorn tells only the last of several requests.
+        for cycle in (self._running, *(waiting for waiting, _ in self.pipeline)):
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._deaf or self.transport.is_closing():
+            self._discard(len(data))
+            return
+        self._unset_keepalive_if_required()
+        self._raw_bytes += len(data)
+        try:
+            self.parser.feed_data(data)
+            if self._raw_bytes > self._settings.limits.header_bytes and self._stage != "idle":
+                raise _Refusal(self._head_too_large())
+        except httptools.HttpParserUpgrade:
+            self._upgrade()
+            return
+        except (httptools.HttpParserError, _Refusal) as error:
+            # What a callback raises comes out as the parser's own error.
+            cause = error if isinstance(error, _Refusal) else error.__context__
+            said = cause.error if isinstance(cause, _Refusal) else _invalid("This is no valid HTTP request.")
+            self._refuse(said)
+            return
+        self._watch("head" if self._stage == "idle" and not self._answering() else self._stage)
+
+    def _discard(self, count: int) -> None:
+        self._unread += count
+        if self._unread > MOST_UNREAD:
+            self.transport.abort()
+
+    def _upgrade(self) -> None:
+        self._disarm()
+        self._stage = "idle"
+        if self._should_upgrade() and not self._answering():
+            self.handle_websocket_upgrade()
+        elif self._should_upgrade():
+            self.transport.abort()
+        else:
+            # We stay with HTTP/1.1; what else was sent is meant for another protocol.
+            self._stop_listening()
+
+    # The parser's callbacks
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._stage = "head"
+        self._number += 1
+        self._head_bytes = self._pieces = 0
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value))
+        # Behind a body it is a trailer, which may not pass for a header.
+        if self._stage == "head":
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self.url[:1] != b"/":
+            raise _Refusal(_invalid("Ask for a path, which begins with /."))
+        if self.parser.get_http_version() not in ("1.0", "1.1"):
+            raise _Refusal(_invalid("Speak HTTP/1.1."))
+        if len(self.pipeline) >= MOST_PIPELINED:
+            raise _Refusal(_invalid("Wait for the answers to the requests before."))
+        super().on_headers_complete()
+        # uvicorn would read nothing more before its turn comes, and so not hear that the client has left.
+        self.flow.resume_reading()
+        self._stage = "body"
+        self._raw_bytes = 0
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_body(self, body: bytes) -> None:
+        self._raw_bytes = 0
+        self._pieces += 1
+        if self._pieces > MOST_PIECES:
+            raise _Refusal(BodyTooLarge(f"The body comes in more than {MOST_PIECES} pieces."))
+        if self.cycle.response_complete:
+            self._discard(len(body))
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._stage = "idle"
+        self._raw_bytes = 0
+
+    def _count(self, count: int) -> None:
+        # The colon, the space and the end of the line are not given to us.
+        self._head_bytes += count + 4
+        if self._head_bytes > self._settings.limits.header_bytes:
+            raise _Refusal(self._head_too_large())
+
+    def _head_too_large(self) -> DragomanError:
+        return HeadTooLarge(f"The head is larger than {self._settings.limits.header_bytes} bytes.")
+
+    # Deadlines
+
+    def _watch(self, stage: Stage) -> None:
+        """A request that is there at once needs no timer."""
+        if (stage, self._number) == self._watched:
+            return
+        self._disarm()
+        self._watched = (stage, self._number)
+        if stage != "idle":
+            timeout = self._settings.header_timeout if stage == "head" else self._settings.body_timeout
+            self._deadline = self.loop.call_later(timeout, self._late)
+
+    def _disarm(self) -> None:
+        self._watched = ("idle", -1)
+        for timer in (self._deadline, self._stall):
+            if timer is not None:
+                timer.cancel()
+        self._deadline = self._stall = None
+
+    def _late(self) -> None:
+        stage, _ = self._watched
+        self._disarm()
+        if stage == "head" and self._answering():
+            self._watch(stage)  # it cannot be answered before the one before it
+        elif stage == "head" and not self._number:
+            self.transport.close()
+        else:
+            seconds = self._settings.header_timeout if stage == "head" else self._settings.body_timeout
+            self._refuse(TooSlow(f"The {stage} of the request was not there after {seconds:g} seconds."))
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._look_again()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+
+    def _look_again(self) -> None:
+        left = self.transport.get_write_buffer_size()
+        self._stall = self.loop.call_later(self._settings.write_timeout, self._check_taken, left)
+
+    def _check_taken(self, before: int) -> None:
+        """While writing is paused nothing is added, so what is left shrinks as long as the client reads."""
+        if self.transport.get_write_buffer_size() >= before:
+            self.transport.abort()
+        else:
+            self._look_again()
+
+    # Refusals
+
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _mid_request(self) -> bool:
+        return self._deaf or self._stage != "idle"
+
+    def _stop_listening(self) -> None:
+        self._deaf = True
+        if self.cycle is not None:
+            self.cycle.keep_alive = False
+
+    def _refuse(self, error: DragomanError) -> None:
+        """Says so where nothing else is being said, and ends the connection."""
+        self._disarm()
+        if self._stage == "body":
+            self._refuse_body(error)
+        elif self._answering():
+            self._stop_listening()
+        else:
+            self._say(error)
+
+    def _refuse_body(self, error: DragomanError) -> None:
+        """Of a request that is being answered already."""
+        self._deaf = True
+        cycle = self.cycle
+        if cycle.response_complete:
+            self.transport.close()
+            return
+        cycle.disconnected = True
+        cycle.message_event.set()
+        if cycle.response_started or cycle is not self._running:
+            self.transport.abort()
+        else:
+            self._say(error)
+
+    def _say(self, error: DragomanError) -> None:
+        self._deaf = True
+        self.transport.write(_reply(error, self.server_state.default_headers))
+        self.transport.close()
+
+
+def _invalid(message: str) -> BadRequest:
+    return BadRequest(message, code="invalid_http")
+
+
+def _reply(error: DragomanError, default_headers: list[tuple[bytes, bytes]]) -> bytes:
+    body = msgspec.json.encode(error.body())
+    headers = [
+        *default_headers,
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        (b"connection", b"close"),
+        *([(b"retry-after", b"%d" % error.retry_after)] if error.retry_after is not None else []),
+    ]
+    status = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n".encode()
+    return status + b"".join(b"%s: %s\r\n" % header for header in headers) + b"\r\n" + body
+
+
+@cache
+def _room(most: int) -> int:
+    """Connections that there are descriptors for, within the limit."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return most if files == resource.RLIM_INFINITY else max(1, min(most, files - OTHER_FILES))
