@@ -81,7 +81,7 @@ def test_template_refusal_is_a_400(greeter: str) -> None:
 
 
 def test_queue_over_its_limit_is_429_with_retry_after(serve: Serve) -> None:
-    url = serve(ScriptedEngine(say("x", fault="hang", fault_at=1)), limits=Limits(queue=1))
+    url = serve(ScriptedEngine(say("x", fault="hang", fault_at=1)), limits=Limits(in_flight=1, queue=0))
     with httpx.stream("POST", url + CHAT, json={**HELLO, "stream": True}) as running:
         parts = running.iter_bytes()  # kept: a dropped iterator closes the stream
         next(parts)

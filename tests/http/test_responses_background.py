@@ -172,7 +172,7 @@ def test_one_that_fails_says_so(parrot: Served) -> None:
 
 
 def test_those_that_run_count_as_requests_in_flight(serve: Serve) -> None:
-    url = serve(parrot(), store="memory", limits=Limits(queue=2))
+    url = serve(parrot(), store="memory", limits=Limits(in_flight=1, queue=0))
     running = created(url, HANG, background=True)["id"]
     busy = httpx.post(url + PATH, json={"input": HANG, "background": True})
     assert (busy.status_code, error_of(busy)["code"]) == (429, "overloaded")

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from dragoman.api.fields import Seconds
 from dragoman.api.read import Reader
 from dragoman.api.weights import weight_field
 from dragoman.errors import BadRequest
@@ -20,6 +21,7 @@ class EmbeddingRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Meta(ge=1, le=65536)] | None = None
+    timeout: Seconds | None = None
     user: str | None = None
 
 

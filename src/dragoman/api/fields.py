@@ -19,6 +19,7 @@ Positive: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Natural: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
+Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=24 * 60 * 60)]
 ShortText: TypeAlias = Annotated[str, Meta(max_length=1024)]
 
 
@@ -61,6 +62,7 @@ class SharedFields(ConstraintFields, kw_only=True):
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+    timeout: Seconds | None = None
     cache_salt: ShortText | None = None
     cache_prompt: bool | None = None
 

@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 
 from msgspec import Struct
 
-from dragoman.api.fields import Positive
+from dragoman.api.fields import Positive, Seconds
 from dragoman.api.read import Reader
 from dragoman.api.reply import Head
 from dragoman.api.weights import weight_field
@@ -25,6 +25,7 @@ class RerankRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
     top_n: Positive | None = None
     return_documents: bool | None = None
+    timeout: Seconds | None = None
     user: str | None = None
 
     @property
@@ -38,6 +39,7 @@ class ScoreRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     queries: Texts | None = None
     documents: Texts | None = None
     model: str | None = None
+    timeout: Seconds | None = None
     user: str | None = None
 
 

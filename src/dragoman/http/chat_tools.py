@@ -19,7 +19,9 @@ from dragoman.turns.turn import Turn
 from dragoman.types import Conversation, Message, ToolCall
 
 
-async def turn(host: Host, request: ChatRequest, body_bytes: int, id_: str, stack: AsyncExitStack) -> Turn:
+async def turn(
+    host: Host, request: ChatRequest, owner: str, body_bytes: int, id_: str, stack: AsyncExitStack
+) -> Turn:
     """A turn that runs the tools of the servers which the request names; its connections are the stack's."""
     check_servers(request)
     sessions, listed = {}, {}
@@ -34,9 +36,9 @@ async def turn(host: Host, request: ChatRequest, body_bytes: int, id_: str, stac
     runner = Runner(sessions, found, host.limits.tool_calls)
 
     async def again(said: Sequence[Message]) -> Turn:
-        return await host.turn(_longer(first, said, runner.left > 0), body_bytes, id_)
+        return await host.turn(_longer(first, said, runner.left > 0), owner, body_bytes, id_)
 
-    return ToolTurn(await host.turn(first, body_bytes, id_), runner, again)
+    return ToolTurn(await host.turn(first, owner, body_bytes, id_), runner, again)
 
 
 async def _tools(session: McpSession) -> list[McpTool]:

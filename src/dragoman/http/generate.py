@@ -23,20 +23,21 @@ from dragoman.types import Answer
 async def chat(host: Host, exchange: Exchange) -> None:
     body = await exchange.body()
     request = chat_request.read(body, host.limits)
+    exchange.visit.within(request.timeout)
     if request.store:
         host.desk.required("store")
     async with AsyncExitStack() as stack:
         head = _head(host, exchange, "chatcmpl-", request)
-        turn = await _chat_turn(host, request, len(body), head.id, stack)
+        turn = await _chat_turn(host, exchange, request, len(body), head.id, stack)
         await _answer_chat(host, exchange, request, turn, head)
 
 
 async def _chat_turn(
-    host: Host, request: ChatRequest, body_bytes: int, id_: str, stack: AsyncExitStack
+    host: Host, exchange: Exchange, request: ChatRequest, body_bytes: int, id_: str, stack: AsyncExitStack
 ) -> Turn:
     if servers(request):
-        return await chat_tools.turn(host, request, body_bytes, id_, stack)
-    return await host.turn(chat_request.spec(request), body_bytes, id_)
+        return await chat_tools.turn(host, request, exchange.owner, body_bytes, id_, stack)
+    return await host.turn(chat_request.spec(request), exchange.owner, body_bytes, id_)
 
 
 async def _answer_chat(host: Host, exchange: Exchange, request: ChatRequest, turn: Turn, head: Head) -> None:
@@ -104,7 +105,8 @@ def _chat_reply(
 async def completions(host: Host, exchange: Exchange) -> None:
     body = await exchange.body()
     request = completions_request.read(body, host.limits)
-    turn = await host.turn(completions_request.spec(request), len(body))
+    exchange.visit.within(request.timeout)
+    turn = await host.turn(completions_request.spec(request), exchange.owner, len(body))
     head = _head(host, exchange, "cmpl-", request)
     wants_logprobs = request.logprobs is not None
     spelling = CompletionSpelling(_speller(host, request), turn.choices, logprobs=wants_logprobs)

@@ -3,8 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar
 from uuid import uuid4
@@ -16,9 +15,11 @@ from dragoman.api.reply import Head
 from dragoman.dialects.declare import Dialect
 from dragoman.dialects.registry import with_calls
 from dragoman.engines.protocol import Engine, LivingEngine
-from dragoman.errors import EngineFailed, Overloaded, Unavailable
+from dragoman.errors import EngineFailed, Unavailable
+from dragoman.http.admission import Admission
 from dragoman.http.brake import Brake
 from dragoman.http.choose import choose_dialect
+from dragoman.http.exchange import BIG_BODY
 from dragoman.http.journal import Journal
 from dragoman.http.responses.desk import Desk
 from dragoman.http.stream import Pump
@@ -32,8 +33,6 @@ from dragoman.turns.turn import Turn
 
 logger = logging.getLogger("dragoman.http")
 
-BIG_BODY = 32 * 1024
-"""Prompts of bodies beyond this are rendered in a thread, so that the others' tokens keep flowing."""
 CHECK_TIMEOUT_S = 5.0
 
 A = TypeVar("A")
@@ -63,28 +62,17 @@ class Host:
         )
         self.pump = Pump()
         self.journal = Journal()
+        self.admission = Admission(settings, self.card.slots, self.journal.metrics)
         self.desk = Desk.of(settings)
         self.mcp = servers_of(settings)
         self.brake = Brake(engine)
         self._forced: dict[str, Language] = {}
-        self._in_flight = 0
         self._fingerprint = f"dragoman-{__version__}"
 
-    @contextmanager
-    def admitted(self) -> Iterator[None]:
-        """Inside, a request counts as in flight; beyond the limit it is refused before its body is read."""
-        if self._in_flight >= self.limits.queue:
-            raise Overloaded(f"The server is busy with {self.limits.queue} requests; try again soon.")
-        self._in_flight += 1
-        try:
-            yield
-        finally:
-            self._in_flight -= 1
-
-    async def turn(self, spec: TurnSpec, body_bytes: int, source: str = "") -> Turn:
+    async def turn(self, spec: TurnSpec, owner: str, body_bytes: int, source: str = "") -> Turn:
         """A turn that is ready to start; what is wrong with the request has been said by then.
 
-        `source` is the id of the answer that it is for.
+        `owner` is whose key it is, `source` the id of the answer that it is for.
         """
         if self.settings.trajectories and spec.sampling.logprobs is None:
             spec = replace(spec, sampling=replace(spec.sampling, logprobs=0))
@@ -95,7 +83,13 @@ class Host:
             plan = await self.prepare(body_bytes, self.planner.plan, spec)
         # Ids that no model has sampled are not worth going on from.
         remember = partial(self.planner.trails.add, salt=plan.salt) if self.card.samples_ids else None
-        return Turn(self.engine, plan, spec, self._language(plan.dialect), remember, source)
+        language, line = self._language(plan.dialect), self.admission.line
+        return Turn(self.engine, plan, spec, language, remember, source, line, owner)
+
+    async def computed(self, owner: str, work: Callable[[], Awaitable[R]], weight: int) -> R:
+        """What the engine makes of something that is no turn; it waits for its place like one."""
+        async with self.admission.line.place(owner, weight=weight):
+            return await work()
 
     async def prepare(self, body_bytes: int, work: Callable[[A], R], given: A) -> R:
         """`work(given)`, in a thread where the body is so big that it would hold up the others."""
@@ -121,6 +115,7 @@ class Host:
             await asyncio.to_thread(self.planner.warm_up)
 
     async def stop(self) -> None:
+        await self.admission.end_all()
         await self.desk.stop()
         await self.mcp.close()
         if isinstance(self.engine, LivingEngine):

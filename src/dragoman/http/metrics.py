@@ -17,6 +17,11 @@ class Metrics:
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
         self.in_flight = Gauge("dragoman_requests_in_flight", "Requests being served", registry=registry)
+        self.running = Gauge("dragoman_answers_running", "Answers the engine has", registry=registry)
+        self.waiting = Gauge("dragoman_answers_waiting", "Turns that wait for the engine", registry=registry)
+        self.refused = Counter(
+            "dragoman_refused", "Requests refused at the door, by reason", ["reason"], registry=registry
+        )
         self._requests = Counter(
             "dragoman_requests", "Requests by route and status", ["route", "status"], registry=registry
         )

@@ -60,6 +60,8 @@ async def stream(
 ) -> None:
     """`before_end` is awaited when all is told and nothing failed; only then the stream ends."""
     async with watched(exchange, turn):
+        # While it waits in line, what goes wrong can still be told by the status.
+        await turn.begun(most=keep_alive)
         await exchange.start_stream(opening())
         written = TurnStream(turn, writer.write, lambda: KEEP_ALIVE, exchange.send, pump, keep_alive)
         try:

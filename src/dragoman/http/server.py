@@ -1,10 +1,13 @@
 """Serving an app on a socket, with uvicorn."""
 
 import asyncio
+import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -12,7 +15,13 @@ import uvicorn
 from dragoman.engines.protocol import Engine
 from dragoman.errors import SettingsError, Unavailable
 from dragoman.http.app import App
+from dragoman.http.keys import check_closed
+from dragoman.http.protocol import StrictProtocol
 from dragoman.settings import Settings, changed
+
+logger = logging.getLogger("dragoman.http")
+
+UNSENT_BYTES = 64 * 1024
 
 
 def serve(
@@ -76,6 +85,7 @@ def _prepare(
     changes: dict[str, Any],
 ) -> tuple["_Server", socket.socket]:
     chosen = changed(settings or Settings(), changes)
+    check_closed(chosen)
     listener = bind(chosen.host, chosen.port)
     try:
         return _Server(App(engine, chosen, template=template), listener, on_ready), listener
@@ -94,6 +104,9 @@ def bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        # Its connections inherit it: of what a client does not read yet the system keeps little, too.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
     try:
         listener.bind((host, port))
     except OSError as error:
@@ -108,6 +121,8 @@ def address(listener: socket.socket) -> str:
 
 
 class _Server(uvicorn.Server):
+    """On a signal it refuses new work, lets what runs come to its end, and only then closes its doors."""
+
     def __init__(self, app: App, listener: socket.socket, on_ready: Callable[[str], None] | None) -> None:
         config = uvicorn.Config(
             app,
@@ -115,12 +130,17 @@ class _Server(uvicorn.Server):
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            timeout_graceful_shutdown=app.settings.shutdown_grace,
+            timeout_graceful_shutdown=1,  # the grace is over by then
+            timeout_keep_alive=app.settings.idle_timeout,  # type: ignore[arg-type]
+            http=StrictProtocol,
             lifespan="on",
             ws="websockets-sansio",
             ws_max_size=app.settings.limits.body_bytes,
         )
         super().__init__(config)
+        self._app = app
+        self._hurries = False
+        self._grace = app.settings.shutdown_grace
         self._address = address(listener)
         self._on_ready = on_ready
 
@@ -128,3 +148,26 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started and self._on_ready is not None:
             asyncio.get_running_loop().call_soon(self._on_ready, self._address)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal begins the end, the second does away with the grace, the third with all else."""
+        self.force_exit = self._hurries
+        self._hurries = self.should_exit
+        self._captured_signals.append(sig)
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        admission = self._app.host.admission
+        admission.draining = True
+        if admission.inside:
+            logger.info("Stopping: %d requests have %d seconds to end", admission.inside, self._grace)
+        deadline = time.monotonic() + self._grace
+        while admission.inside and not self._hurries and time.monotonic() < deadline:
+            # Again and again, as uvicorn does: a signal does not wake the event loop.
+            await admission.emptied(min(0.1, max(deadline - time.monotonic(), 0)))
+        await admission.end_all()
+        for connection in list(self.server_state.connections):
+            if connection.transport.get_write_buffer_size():
+                # Its client does not take what it is sent, and would keep the server from ending.
+                connection.transport.abort()
+        await super().shutdown(sockets)

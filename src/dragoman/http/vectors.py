@@ -1,9 +1,10 @@
 """The routes of vectors and scores: embeddings, and how well texts fit each other."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from operator import mul
+from typing import Any, TypeVar
 
 from dragoman.api import embeddings, ranking
 from dragoman.api.ranking import Pair
@@ -14,16 +15,19 @@ from dragoman.http.host import Host
 from dragoman.http.run_turn import unless_gone
 from dragoman.types import Prompt, TextPrompt
 
+R = TypeVar("R")
+
 
 async def embed(host: Host, exchange: Exchange) -> None:
     body = await exchange.body()
     request = embeddings.read(body, host.limits)
+    exchange.visit.within(request.timeout)
     _check_model(host, request.model)
     if not isinstance(host.engine, EmbeddingEngine):
         raise BadRequest("This engine has no embeddings.", param="model", code="unsupported_model")
     asked = {f"input[{number}]": prompt for number, prompt in enumerate(embeddings.prompts(request))}
     prompts = await _encoded(host, asked, len(body))
-    vectors = await unless_gone(exchange, host.engine.embed(prompts))
+    vectors = await _computed(host, exchange, partial(host.engine.embed, prompts), len(prompts))
     model, tokens = request.model or host.card.name, sum(map(len, prompts))
     exchange.facts.update(model=model, prompt_tokens=tokens)
     await exchange.json(embeddings.reply(request, model, vectors, tokens, weights_of(host.engine)))
@@ -32,6 +36,7 @@ async def embed(host: Host, exchange: Exchange) -> None:
 async def rerank(host: Host, exchange: Exchange) -> None:
     body = await exchange.body()
     request = ranking.read_rerank(body)
+    exchange.visit.within(request.timeout)
     scores, tokens = await _scores(
         host, exchange, ranking.pairs(request, host.limits), request.model, len(body)
     )
@@ -42,6 +47,7 @@ async def rerank(host: Host, exchange: Exchange) -> None:
 async def score(host: Host, exchange: Exchange) -> None:
     body = await exchange.body()
     request = ranking.read_score(body)
+    exchange.visit.within(request.timeout)
     scores, tokens = await _scores(
         host, exchange, ranking.pairs(request, host.limits), request.model, len(body)
     )
@@ -75,7 +81,7 @@ async def _read_together(
     asked = [(ids[one.text], ids[other.text]) for one, other in pairs]
     for (one, other), (_, placed) in zip(asked, pairs, strict=True):
         _check_length(host, len(one) + len(other), placed.place)
-    scores = await unless_gone(exchange, engine.score(asked))
+    scores = await _computed(host, exchange, partial(engine.score, asked), len(asked))
     return scores, sum(len(one) + len(other) for one, other in asked)
 
 
@@ -84,10 +90,17 @@ async def _compared(
 ) -> tuple[list[float], int]:
     """By the cosine of the angle between their vectors."""
     ids = await _ids(host, pairs, body_bytes, add_special_tokens=True)
-    found = await unless_gone(exchange, engine.embed(list(ids.values())))
+    found = await _computed(host, exchange, partial(engine.embed, list(ids.values())), len(ids))
     vectors = dict(zip(ids, found, strict=True))
     scores = [sum(map(mul, vectors[one.text], vectors[other.text])) for one, other in pairs]
     return scores, sum(map(len, ids.values()))
+
+
+async def _computed(
+    host: Host, exchange: Exchange, work: Callable[[], Coroutine[Any, Any, R]], weight: int
+) -> R:
+    """`work` in its turn, unless the client leaves."""
+    return await unless_gone(exchange, host.computed(exchange.owner, work, weight))
 
 
 async def _ids(

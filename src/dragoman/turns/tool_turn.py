@@ -72,6 +72,9 @@ class ToolTurn(Turn):
         self.started_at = self._now.started_at
         return self
 
+    async def begun(self, most: float) -> None:
+        await self._now.begun(most)
+
     def close(self) -> None:
         self._ended = True
         if self._next is not None:

@@ -1,27 +1,32 @@
 """One turn: its jobs are started, their steps become events, and one way out ends it all."""
 
 import asyncio
+import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Self
 
 from dragoman.engines.drive import start
 from dragoman.engines.protocol import Engine, Handle, weights_of
-from dragoman.errors import Unavailable
+from dragoman.errors import DragomanError, EngineFailed, Unavailable
 from dragoman.folding import Fold, coalesce
 from dragoman.turns.choice import ChoiceReader
 from dragoman.turns.detokenize import Detokenizer
 from dragoman.turns.language import Language
+from dragoman.turns.line import Line, Ticket
 from dragoman.turns.plan import Plan
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.stops import StopFinder
 from dragoman.types import Answer, Event, Sink, Step, TokenLogprob, Traced, Usage
+
+logger = logging.getLogger("dragoman.turns")
 
 MOST_PENDING = 256
 """Events that may wait for a client that reads slowly before neighbours are joined."""
 
 
 class Turn:
-    """`async with turn:` starts it, and on every way out aborts what still runs.
+    """`async with turn:` starts it, and on every way out aborts what still runs. It may have to wait in line.
 
     `next()` gives the events that are ready, in order, or [] when there are no more.
     """
@@ -34,10 +39,12 @@ class Turn:
         language: Language,
         remember: Callable[[str, Traced], None] | None = None,
         source: str = "",
+        line: Line | None = None,
+        owner: str = "",
     ) -> None:
         """`remember` is told the prompt of each answer that came to its end, as text, and its ids.
 
-        `source` is the id of the answer that the turn belongs to.
+        `source` is the id of the answer that the turn belongs to, `owner` whose key it is: the line is fair.
         """
         self.jobs = plan.jobs
         self.started_at = 0.0
@@ -54,6 +61,11 @@ class Turn:
         self.traced: list[Traced] = []
         """The answers that came to their end, as ids."""
         self._engine = engine
+        self._line = line or Line(1)
+        self._owner = owner
+        self._priority = spec.priority
+        self._ticket: Ticket | None = None
+        self._begun: asyncio.Future[None] | None = None
         self._handles: list[Handle] = []
         self._readers = _readers(plan, spec, language, engine.tokenizer.end_ids)
         self._left = len(self._readers)
@@ -85,12 +97,10 @@ class Turn:
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         self.started_at = self._loop.time()
-        try:
-            for number, job in enumerate(self.jobs):
-                self._handles.append(start(self._engine, job, self._sink(number, job.n)))
-        except BaseException:
-            self.close()
-            raise
+        self._ticket = self._line.ask(self._begin, self._owner, self._priority, self.choices)
+        if not self._left:
+            # An engine may say everything before it returns.
+            self._leave()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -103,7 +113,20 @@ class Turn:
             for handle in self._handles:
                 handle.cancel()
         self._left = 0
+        self._leave()
         self.wake()
+
+    async def begun(self, most: float) -> None:
+        """Returns when the engine has the jobs, or after so many seconds. Raises what went wrong by then."""
+        if self._ticket is None or self._ticket.begun or self._closed:
+            return
+        self._begun = self._loop.create_future()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(most):
+                await self._begun
+        for finish in self.finishes.values():
+            if finish.error is not None:
+                raise finish.error
 
     async def next(self) -> list[Event]:
         """What is ready; waits while nothing is. An empty list means that the turn is over."""
@@ -143,6 +166,38 @@ class Turn:
             fold.add(events)
         return fold.done()
 
+    def _begin(self) -> None:
+        try:
+            for number, job in enumerate(self.jobs):
+                self._handles.append(start(self._engine, job, self._sink(number, job.n)))
+        except BaseException as error:
+            for handle in self._handles:
+                handle.cancel()
+            if self._ticket is None:
+                # It had not to wait: who enters the turn is told.
+                self.close()
+                raise
+            self._fail(error)
+        finally:
+            self._tell_begun()
+
+    def _fail(self, error: BaseException) -> None:
+        known = error if isinstance(error, DragomanError) else EngineFailed("The engine took no job.")
+        if known is not error:
+            logger.error("The engine did not take a job that had waited", exc_info=error)
+        for number, job in enumerate(self.jobs):
+            for index in range(job.n):
+                self._sink(number, job.n)(Step([], index, finish="error", error=known))
+
+    def _leave(self) -> None:
+        if self._ticket is not None:
+            self._line.leave(self._ticket)
+        self._tell_begun()
+
+    def _tell_begun(self) -> None:
+        if self._begun is not None and not self._begun.done():
+            self._begun.set_result(None)
+
     def _sink(self, number: int, n: int) -> Sink:
         readers = self._readers[number * n : (number + 1) * n]
 
@@ -159,6 +214,8 @@ class Turn:
             reader.read(step, pending)
             if reader.over:
                 self._left -= 1
+                if not self._left:
+                    self._leave()
                 self.finishes[reader.choice] = pending[-1]
                 if step.error is None:
                     self._keep(number, reader)

@@ -24,6 +24,7 @@ class VllmModel:
         self.card = ModelCard(
             name=name or Path(str(config.model)).name,
             max_model_len=config.max_model_len,
+            slots=llm.vllm_config.scheduler_config.max_num_seqs,
             templates=self.tokenizer.templates,
             special_tokens=self.tokenizer.special_tokens,
             adapters=tuple(self.adapters),

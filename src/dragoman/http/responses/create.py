@@ -1,5 +1,6 @@
 """`POST /v1/responses`: made while the client waits, streamed to it, or made in the background."""
 
+import asyncio
 import logging
 from contextlib import AsyncExitStack
 
@@ -9,6 +10,7 @@ from dragoman.api.responses.items import check_size
 from dragoman.api.responses.request import ResponseRequest
 from dragoman.api.responses.tools import offered
 from dragoman.api.responses.writer import Manner
+from dragoman.http.admission import Visit
 from dragoman.http.exchange import ClientGone, Exchange
 from dragoman.http.host import Host
 from dragoman.http.responses.context import Context
@@ -25,13 +27,14 @@ async def create(host: Host, exchange: Exchange) -> None:
     body = await exchange.body()
     request = requests.read(body, host.limits)
     exchange.facts["model"] = request.model or host.card.name
+    if not request.background:
+        exchange.visit.within(request.timeout)
     async with AsyncExitStack() as stack:
         context = await stack.enter_async_context(host.desk.context(request, exchange.owner))
         making = prepared(host, request, context)
         await making.prepare(len(body) + context.size, streams=bool(request.stream))
         if request.background:
-            stack.enter_context(host.admitted())
-            await in_background(host, making, stack)
+            await in_background(host, exchange.visit, making, stack)
             if request.stream:
                 await follow(exchange, making, host.settings.keep_alive)
             else:
@@ -72,7 +75,7 @@ def keeps(host: Host, request: ResponseRequest) -> bool:
 
 async def in_foreground(host: Host, exchange: Exchange, making: Making) -> None:
     """The client waits: if it leaves, the work ends."""
-    making.facts = exchange.facts
+    making.facts, making.visit = exchange.facts, exchange.visit
     if not making.request.stream:
         await unless_gone(exchange, making.make(Quiet()))
         await exchange.json(making.response.body())
@@ -82,21 +85,26 @@ async def in_foreground(host: Host, exchange: Exchange, making: Making) -> None:
         await unless_gone(exchange, making.make(outlet))
     except ClientGone:
         raise
+    except asyncio.CancelledError:
+        await exchange.end_stream()
+        raise
     except Exception:
         # The stream has said so in its own way, and the log in another.
         pass
     await exchange.end_stream()
 
 
-async def in_background(host: Host, making: Making, stack: AsyncExitStack) -> None:
+async def in_background(host: Host, visit: Visit, making: Making, stack: AsyncExitStack) -> None:
     """It is known before the client is answered, and made whether or not the client stays."""
     making.response.status = "queued"
     await making.context.save(making.response, b"")
     making_it = stack.pop_all()
+    making.visit = visit = visit.handed_on()
+    visit.within(making.request.timeout)
 
     async def work() -> None:
         async with making_it:
-            with host.journal.work("BACKGROUND", "/v1/responses") as making.facts:
+            with host.journal.work("BACKGROUND", "/v1/responses") as making.facts, visit:
                 making.facts["request_id"] = making.id
                 await making.make(Quiet())
 

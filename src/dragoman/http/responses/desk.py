@@ -55,9 +55,7 @@ class Desk:
             await self.store.save(record(body, orphan.owner, inputs))
 
     async def stop(self) -> None:
-        """What runs in the background is marked as failed."""
-        for making in self.live.values():
-            making.stopped = True
+        """What still runs in the background is cut off."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

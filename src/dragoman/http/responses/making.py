@@ -17,6 +17,7 @@ from dragoman.api.responses.wire import Wire
 from dragoman.api.responses.writer import Manner, ResponseWriter
 from dragoman.errors import ContextOverflow, DragomanError
 from dragoman.http import trajectories
+from dragoman.http.admission import Visit
 from dragoman.http.exchange import ClientGone
 from dragoman.http.responses.context import Context, fitted
 from dragoman.http.responses.ids import new_id
@@ -62,8 +63,8 @@ class Making:
         self.log: EventLog | None = EventLog() if store else None
         self.generates = True
         """If not, the request is a rehearsal: everything is checked, and nothing is asked of the model."""
-        self.stopped = False
-        """The server goes down: what is being made fails, rather than being cancelled."""
+        self.visit: Visit | None = None
+        """Whose work it is. If that is ended, it fails for that reason, rather than being cancelled."""
         self.facts: dict[str, Any] = {}
         """What the access log and the metrics say of it."""
         self._host = host
@@ -117,7 +118,7 @@ class Making:
                     await self._rounds(outlet)
             await self._finish(outlet)
         except (asyncio.CancelledError, ClientGone):
-            error = DragomanError("The server was stopped.") if self.stopped else None
+            error = self.visit.error if self.visit else None
             await self._end(outlet, "failed" if error else "cancelled", error)
             raise
         except Exception as error:
@@ -185,7 +186,7 @@ class Making:
             asked = spec(request, items, self._tools.offer, first=first, unseal=self.context.unseal)
             if self._room() is not None:
                 asked = replace(asked, sampling=replace(asked.sampling, max_tokens=self._room()))
-            return await self._host.turn(asked, self._body_bytes, self.id)
+            return await self._host.turn(asked, self.context.owner, self._body_bytes, self.id)
 
         try:
             return await (fitted(items, planned) if self.request.truncation == "auto" else planned(items))

@@ -8,9 +8,11 @@ from typing import Any
 import msgspec
 from starlette.types import Receive, Send
 
+from dragoman.api.json_shape import check_shape
 from dragoman.api.responses import request as requests
 from dragoman.api.responses.wire import unwrapped
 from dragoman.errors import BadRequest, BodyTooLarge, DragomanError, Overloaded
+from dragoman.http.admission import Visit
 from dragoman.http.exchange import ClientGone
 from dragoman.http.host import Host
 from dragoman.http.responses.create import prepared
@@ -85,6 +87,7 @@ class Socket:
             raise BodyTooLarge(f"The message is larger than {self._host.limits.body_bytes} bytes.")
         if self._inbox.qsize() >= MOST_WAITING:
             raise Overloaded(f"{MOST_WAITING} requests wait on this socket; wait for their answers.")
+        check_shape(raw if isinstance(raw, bytes) else raw.encode(), self._host.limits)
         try:
             message: dict[str, Any] = _decode(raw)
         except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -102,8 +105,11 @@ class Socket:
             message = await self._inbox.get()
             self._lane = message.get("stream_id")
             try:
-                with self._host.admitted(), self._host.journal.work("WEBSOCKET", "/v1/responses") as facts:
-                    await self._answer(message, facts)
+                with (
+                    self._host.journal.work("WEBSOCKET", "/v1/responses") as facts,
+                    self._host.admission.admitted(self._owner) as visit,
+                ):
+                    await self._answer(message, facts, visit)
             except ClientGone:
                 return
             except DragomanError as error:
@@ -114,15 +120,16 @@ class Socket:
                 failed = DragomanError("The server failed; its log says why.", code="internal_error")
                 await self._fail(failed, self._lane)
 
-    async def _answer(self, message: dict[str, Any], facts: dict[str, Any]) -> None:
+    async def _answer(self, message: dict[str, Any], facts: dict[str, Any], visit: Visit) -> None:
         body = _encode({name: value for name, value in message.items() if name not in OURS})
         request = requests.read(body, self._host.limits)
+        visit.within(request.timeout)
         known = None
         if self._last is not None and request.previous_response_id == self._last[0]:
             known = self._last[1]
         async with self._host.desk.context(request, self._owner, known) as context:
             making = prepared(self._host, request, context)
-            making.facts = facts
+            making.facts, making.visit = facts, visit
             facts |= {"model": making.response.fields["model"], "request_id": making.id}
             making.generates = message.get("generate") is not False
             await making.prepare(len(body) + context.size, streams=True)
@@ -131,7 +138,9 @@ class Socket:
             except ClientGone:
                 facts["finish"] = "disconnect"
                 raise
-            except Exception:
+            except (Exception, asyncio.CancelledError) as error:
+                if isinstance(error, asyncio.CancelledError) and visit.error is None:
+                    raise
                 # The events have said so in their own way, and the log in another.
                 self._forget(request.previous_response_id)
                 return

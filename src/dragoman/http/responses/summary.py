@@ -35,6 +35,7 @@ async def compact(host: "Host", exchange: Exchange) -> None:
     request = requests.read(body, host.limits)
     if request.model is None:
         raise BadRequest("'model' is required.", param="model", code="missing_field")
+    exchange.visit.within(request.timeout)
     async with host.desk.context(request, exchange.owner) as context:
         items = [*context.items, *context.inputs]
         made, used = await unless_gone(exchange, summarised(host, request, context, items))
@@ -72,7 +73,7 @@ async def summarised(
         asked = spec(plain, to_summarise(some, new_id("msg_")), nothing, first=True, unseal=context.unseal)
         most = max(host.card.max_model_len // 4, 1)
         asked = replace(asked, sampling=replace(asked.sampling, max_tokens=most))
-        return await host.turn(asked, size)
+        return await host.turn(asked, context.owner, size)
 
     async with await fitted(items, planned) as turn:
         (answer,) = await turn.answers()
