@@ -1,11 +1,7 @@
 """The ASGI app: routes, and around them the request id, the key check, errors, the access log and metrics."""
 
 import asyncio
-import hashlib
-import hmac
 import logging
-from collections.abc import Mapping
-from contextlib import nullcontext
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -14,15 +10,19 @@ from starlette.types import Receive, Scope, Send
 
 from dragoman._version import __version__
 from dragoman.engines.protocol import Engine
-from dragoman.errors import DragomanError, MethodNotAllowed, NotFound, Unauthorized
+from dragoman.errors import DragomanError, MethodNotAllowed, NotFound
 from dragoman.http.exchange import ClientGone, Exchange
+from dragoman.http.guard import Guard, preflight
 from dragoman.http.host import Host
+from dragoman.http.keys import Keys, keys_of
 from dragoman.http.metrics import CONTENT_TYPE
 from dragoman.http.responses.socket import Socket
 from dragoman.http.routes import ADMITTED, DELETE, GET, OPEN_PATHS, POST, SOCKET, Handler
 from dragoman.settings import Settings
 
 logger = logging.getLogger("dragoman.http")
+
+ALLOWED = b"access-control-allow-origin"
 
 
 class App:
@@ -33,7 +33,8 @@ class App:
     ) -> None:
         self.settings = settings or Settings()
         self.host = Host(engine, self.settings, template)
-        self._keys = [key.encode() for key in self.settings.api_key]
+        self._guard = Guard(self.settings)
+        self._keys = Keys(keys_of(self.settings))
         tables = {"POST": POST, "GET": GET, "DELETE": DELETE}
         declared = [route for method, table in tables.items() for route in self._routes(table, method)]
         routes = [*declared, *self._own_routes()]
@@ -68,7 +69,9 @@ class App:
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        exchange = Exchange(scope, receive, send, self.settings.limits.body_bytes)
+        exchange = Exchange(scope, receive, send, self.settings.limits)
+        if self.host.admission.draining:
+            exchange.head[b"connection"] = b"close"
         scope["dragoman.exchange"] = exchange
         scope["app"] = self  # Starlette's router raises its 405 instead of answering it
         self.host.journal.metrics.in_flight.inc()
@@ -82,9 +85,10 @@ class App:
         await receive()
         headers = dict(scope["headers"])
         try:
-            owner = self._owner(headers)
+            self._guard.check(scope, headers)
+            owner = self._keys.owner(headers)
             if scope["path"] != SOCKET:
-                raise NotFound(f"There is no socket at {scope['path']} here; there is {SOCKET}.")
+                raise NotFound(f"There is no socket at {_loggable(scope['path'])} here; there is {SOCKET}.")
         except DragomanError as error:
             await _refuse(scope, send, error)
             return
@@ -93,9 +97,8 @@ class App:
 
     async def _guarded(self, exchange: Exchange) -> None:
         try:
-            if exchange.path not in OPEN_PATHS:
-                exchange.owner = self._owner(exchange.headers)
-            await self._router(exchange.scope, exchange.receive, exchange.send)
+            if await self._admits(exchange):
+                await self._router(exchange.scope, exchange.receive, exchange.send)
         except ClientGone:
             exchange.facts["finish"] = "disconnect"
         except DragomanError as error:
@@ -107,17 +110,22 @@ class App:
             logger.exception("A request failed: %s %s", exchange.method, exchange.request_id)
             await exchange.fail(DragomanError("The server failed; its log says why.", code="internal_error"))
 
-    def _owner(self, headers: Mapping[bytes, bytes]) -> str:
-        """Whose key the request has, as a hash; raises if it has none that counts."""
-        if not self._keys:
-            return ""
-        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
-        if scheme.lower() != b"bearer":
-            given = headers.get(b"x-api-key", b"")
-        # Every key is compared, and in constant time, so that the time tells nothing.
-        if not sum(hmac.compare_digest(given.strip(), key) for key in self._keys):
-            raise Unauthorized("Send a valid API key as 'Authorization: Bearer KEY'.")
-        return hashlib.sha256(given.strip()).hexdigest()
+    async def _admits(self, exchange: Exchange) -> bool:
+        """Whether the request is for a route. Raises for one that may not be made."""
+        exchange.head |= self._guard.check(exchange.scope, exchange.headers)
+        asked = preflight(exchange.method, exchange.headers)
+        if asked is not None and ALLOWED in exchange.head:
+            await exchange.reply(b"", b"text/plain", extra=asked)
+            return False
+        if not _is_open(exchange.scope):
+            exchange.owner = self._keys.owner(exchange.headers)
+        if self._keys:
+            exchange.head[b"cache-control"] = b"no-store"
+        if not exchange.path.isprintable():
+            raise NotFound("There is no such path here; see /docs.", code="unknown_path")
+        if exchange.method == "POST":
+            exchange.check_media()
+        return True
 
     def _record(self, exchange: Exchange, seconds: float) -> None:
         facts = {
@@ -146,6 +154,7 @@ class App:
         await exchange.json({"status": "ok"})
 
     async def _ready(self, host: Host, exchange: Exchange) -> None:
+        host.admission.check()
         await host.check()
         await exchange.json({"status": "ready", "model": host.card.name})
 
@@ -165,14 +174,24 @@ class _Endpoint:
         self._queues = queues
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._host.admitted() if self._queues else nullcontext():
-            await self._handler(self._host, scope["dragoman.exchange"])
+        exchange: Exchange = scope["dragoman.exchange"]
+        if not self._queues:
+            await self._handler(self._host, exchange)
+            return
+        with self._host.admission.admitted(exchange.owner) as exchange.visit:
+            await self._handler(self._host, exchange)
+
+
+def _is_open(scope: Scope) -> bool:
+    """Looks at the path as it was sent, which nothing else in a request can change."""
+    raw: bytes | None = scope.get("raw_path")
+    return (scope["path"] if raw is None else raw.decode("latin-1")) in OPEN_PATHS
 
 
 def _routing_error(exchange: Exchange, status: int) -> DragomanError:
     if status == 405:
-        return MethodNotAllowed(f"{exchange.method} is not what {exchange.path} takes; see /docs.")
-    return NotFound(f"There is no {exchange.path} here; see /docs.", code="unknown_path")
+        return MethodNotAllowed(f"{exchange.method} is not what {_loggable(exchange.path)} takes; see /docs.")
+    return NotFound(f"There is no {_loggable(exchange.path)} here; see /docs.", code="unknown_path")
 
 
 async def _refuse(scope: Scope, send: Send, error: DragomanError) -> None:

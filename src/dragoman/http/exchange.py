@@ -1,5 +1,6 @@
 """One request and its reply, over ASGI: the body within its cap, JSON or a stream, a clean failure."""
 
+import asyncio
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -8,14 +9,19 @@ from uuid import uuid4
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
+from dragoman.api.json_shape import check_shape
 from dragoman.api.pages import page
 from dragoman.api.sse import error_event
 from dragoman.errors import BadRequest, BodyTooLarge, DragomanError, UnsupportedMedia
+from dragoman.http.admission import Visit
+from dragoman.limits import Limits
 from dragoman.store import Item, Record
 
 _SANE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _encode = msgspec.json.Encoder().encode
-RETRY_AFTER_S = b"1"
+BIG_BODY = 32 * 1024
+"""What is done with bodies beyond this is done in a thread, so that the others' tokens keep flowing."""
+PIECE_BYTES = 64 * 1024
 
 
 class ClientGone(Exception):
@@ -23,7 +29,7 @@ class ClientGone(Exception):
 
 
 class Exchange:
-    def __init__(self, scope: Scope, receive: Receive, send: Send, body_limit: int) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, limits: Limits) -> None:
         self.scope = scope
         self.method: str = scope["method"]
         self.path: str = scope["path"]
@@ -33,12 +39,17 @@ class Exchange:
         self.status = 0
         self.owner = ""
         """Whose key it is, as a hash; empty where keys are off."""
+        self.visit: Visit
+        """Only on routes that take the engine's time."""
+        self.head: dict[bytes, bytes] = {b"x-content-type-options": b"nosniff"}
+        """What every reply says beside its own headers."""
         self.facts: dict[str, Any] = {}
         """What the access log and the metrics say of this exchange."""
         self.receive = receive
         self.send = send
-        self._body_limit = body_limit
+        self._limits = limits
         self._streaming = False
+        self._ended = False
 
     @property
     def path_params(self) -> dict[str, str]:
@@ -46,7 +57,15 @@ class Exchange:
         return params
 
     async def body(self) -> bytes:
-        self._check_media()
+        """All of it, within the limits of what a body may be."""
+        body = await self._received()
+        if len(body) > BIG_BODY:
+            await asyncio.to_thread(check_shape, body, self._limits)
+        else:
+            check_shape(body, self._limits)
+        return body
+
+    async def _received(self) -> bytes:
         chunks: list[bytes] = []
         size = 0
         while True:
@@ -55,12 +74,13 @@ class Exchange:
                 raise ClientGone
             chunks.append(message.get("body", b""))
             size += len(chunks[-1])
-            if size > self._body_limit:
-                raise BodyTooLarge(f"The body is larger than {self._body_limit} bytes.")
+            if size > self._limits.body_bytes:
+                raise BodyTooLarge(f"The body is larger than {self._limits.body_bytes} bytes.")
             if not message.get("more_body"):
                 return b"".join(chunks)
 
-    def _check_media(self) -> None:
+    def check_media(self) -> None:
+        """Of a request that may have a body, before anything of it is read."""
         media = self.headers.get(b"content-type", b"application/json").split(b";")[0].strip().lower()
         if media != b"application/json" and not media.endswith(b"+json"):
             raise UnsupportedMedia("Send JSON with the header 'Content-Type: application/json'.")
@@ -69,8 +89,8 @@ class Exchange:
         length = self.headers.get(b"content-length", b"0")
         if not length.isdigit():
             raise BadRequest("The Content-Length header is not a number.")
-        if int(length) > self._body_limit:
-            raise BodyTooLarge(f"The body is larger than {self._body_limit} bytes.")
+        if int(length) > self._limits.body_bytes:
+            raise BodyTooLarge(f"The body is larger than {self._limits.body_bytes} bytes.")
 
     async def gone(self) -> None:
         """Returns when the client has closed the connection. Only after the body was read."""
@@ -90,7 +110,13 @@ class Exchange:
         await self._start(
             status, {b"content-length": b"%d" % len(body), b"content-type": media, **(extra or {})}
         )
-        await self.send({"type": "http.response.body", "body": body if self.method != "HEAD" else b""})
+        if self.method == "HEAD":
+            body = b""
+        # In pieces, so that little of it waits in the transport of a client that reads slowly.
+        last = max(0, (len(body) - 1) // PIECE_BYTES * PIECE_BYTES)
+        for at in range(0, last, PIECE_BYTES):
+            await self.write(body[at : at + PIECE_BYTES])
+        await self.send({"type": "http.response.body", "body": body[last:]})
 
     async def start_stream(self, first: bytes) -> None:
         """Headers and the first bytes leave at once: the client sees that it was heard."""
@@ -108,19 +134,33 @@ class Exchange:
         await self.send(message)
 
     async def end_stream(self) -> None:
+        self._ended = True
         await self.send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def fail(self, error: DragomanError) -> None:
         """The error as a reply, or as the last event of a stream that has begun."""
         self.facts["error"] = error.message
+        if self._ended:
+            return
         if self._streaming:
             await self.write(error_event(error))
             await self.end_stream()
         elif not self.status:
-            extra = {b"retry-after": RETRY_AFTER_S} if error.status in (429, 503) else None
-            await self.json(error.body(), error.status, extra)
+            if isinstance(error, BodyTooLarge):
+                self.head[b"connection"] = b"close"
+            await self.json(error.body(), error.status, _advice(error))
 
     async def _start(self, status: int, headers: dict[bytes, bytes]) -> None:
         self.status = status
-        named = {**headers, b"x-request-id": self.request_id.encode()}
+        named = {**headers, **self.head, b"x-request-id": self.request_id.encode()}
         await self.send({"type": "http.response.start", "status": status, "headers": list(named.items())})
+
+
+def _advice(error: DragomanError) -> dict[bytes, bytes]:
+    """Whether, when and how to try again, in headers."""
+    advice = {b"www-authenticate": b"Bearer"} if error.status == 401 else {}
+    if error.retry_after is not None:
+        advice[b"retry-after"] = b"%d" % error.retry_after
+    if error.should_retry is not None:
+        advice[b"x-should-retry"] = b"true" if error.should_retry else b"false"
+    return advice
