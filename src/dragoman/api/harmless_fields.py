@@ -23,6 +23,6 @@ class HarmlessFields(Struct, kw_only=True):
     request_id: str | None = None
     rid: str | None = None
     prediction: Any = None
-    id_slot: int | None = None
-    n_cache_reuse: int | None = None
+    id_slot: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    n_cache_reuse: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     spaces_between_special_tokens: bool | None = None

@@ -1,4 +1,4 @@
-"""The shape of a body before anything is made of it: how deep its JSON is, how much, how long its numbers are.
+"""The shape of a body before anything is made of it: how deep its JSON is, how much, how long its numbers.
 
 A few counts tell that most bodies are fine; the others are looked at without their strings.
 """

@@ -7,7 +7,7 @@ from msgspec import Struct
 from msgspec.json import encode as encode_json
 
 from dragoman.api.custom_tools import as_arguments
-from dragoman.api.fields import ShortText
+from dragoman.api.fields import Natural, ShortText
 from dragoman.errors import BadRequest
 from dragoman.types import Message, Role, ToolCall
 
@@ -37,7 +37,7 @@ class MessageToolCall(Struct, forbid_unknown_fields=True):
     custom: CustomCall | None = None
     id: str | None = None
     type: Literal["function", "custom"] | None = None
-    index: int | None = None
+    index: Natural | None = None
 
     @property
     def called(self) -> FunctionCall | None:

@@ -19,7 +19,9 @@ from dragoman.types import Traced
 
 MOST_REWARDS = 64
 """Names of one answer, however many requests they came in."""
-Rewards = Annotated[dict[Annotated[str, Meta(max_length=64)], float], Meta(max_length=MOST_REWARDS)]
+# Sums and means of rewards are to be numbers too.
+Reward = Annotated[float, Meta(ge=-1e30, le=1e30)]
+Rewards = Annotated[dict[Annotated[str, Meta(max_length=64)], Reward], Meta(max_length=MOST_REWARDS)]
 _encode = msgspec.json.Encoder().encode
 
 
@@ -32,7 +34,7 @@ class Trace(Struct, kw_only=True):
 
 class SetRewards(Struct, forbid_unknown_fields=True):
     rewards: Rewards | None = None
-    reward: float | None = None
+    reward: Reward | None = None
     """The same as `rewards: {"reward": ...}`."""
 
     @property

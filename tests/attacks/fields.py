@@ -1,0 +1,153 @@
+"""Every field of every request, found by reflection: a new one is attacked without a word about it here."""
+
+import importlib
+import json
+import pkgutil
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from msgspec import Struct, inspect
+
+import dragoman.api
+from dragoman.api.read import Reader
+from tests.attacks.bodies import GOOD
+
+TYPES: dict[str, tuple[str, ...]] = {
+    "ChatRequest": (
+        "/v1/chat/completions",
+        "/v1/chat/completions/render",
+        "/v1/chat/completions/input_tokens",
+    ),
+    "CompletionRequest": ("/v1/completions", "/v1/completions/render"),
+    "ResponseRequest": (
+        "/v1/responses",
+        "WEBSOCKET /v1/responses",
+        "/v1/responses/compact",
+        "/v1/responses/input_tokens",
+    ),
+    "EmbeddingRequest": ("/v1/embeddings",),
+    "RerankRequest": ("/v1/rerank", "/rerank"),
+    "ScoreRequest": ("/v1/score", "/score"),
+    "TokenizeText": ("/tokenize",),
+    "TokenizeChat": ("/v1/tokenize",),
+    "Detokenize": ("/detokenize", "/v1/detokenize"),
+    "ParseCalls": ("/parse/function_call", "/parse_function_call"),
+    "ParseReasoning": ("/parse/reasoning", "/separate_reasoning"),
+    "CreateConversation": ("/v1/conversations",),
+    "AddItems": ("/v1/conversations/{id}/items",),
+    "ChangeMetadata": ("/v1/conversations/{id}", "/v1/chat/completions/{id}"),
+    "SetRewards": ("/v1/trajectories/{id}",),
+    "PauseRequest": ("/v1/engine/pause",),
+    "ResumeRequest": ("/v1/engine/resume",),
+}
+"""The routes that read a type of request."""
+PARTS = {"McpDeclaration", "FunctionTool", "FlatCustomTool", "NamespaceTool", "_Shape"}
+"""Types that are read of a part of a request, or only to see which type it is."""
+_SLOT = "@here@"
+
+Build = Callable[[Any], Any]
+
+
+class Site(Struct, frozen=True):
+    """A place in a request that holds a value of one kind."""
+
+    type: str
+    place: str
+    kind: inspect.Type
+    build: Build
+    """The field of the request that the place is in, with a value at the place."""
+
+    @property
+    def field(self) -> str:
+        return self.place.split(".")[1].partition("[")[0]
+
+    def body(self, route: str, raw: str) -> bytes:
+        """The good body of a route with a piece of JSON at the place."""
+        whole = {**GOOD[route], self.field: self.build(_SLOT)}
+        return json.dumps(whole).replace(f'"{_SLOT}"', raw).encode()
+
+
+def readers() -> dict[str, Reader]:
+    """All that read requests, by the names of their types."""
+    found: dict[str, Reader] = {}
+    for module in pkgutil.iter_modules(dragoman.api.__path__, "dragoman.api."):
+        _collect(module.name, found)
+    for name in ("request", "tools"):
+        _collect(f"dragoman.api.responses.{name}", found)
+    return found
+
+
+def _collect(module: str, found: dict[str, Reader]) -> None:
+    for value in vars(importlib.import_module(module)).values():
+        if isinstance(value, Reader):
+            found[value.decoder.type.__name__] = value
+
+
+def sites(*kinds: type[inspect.Type]) -> list[Site]:
+    """All places that hold values of these kinds."""
+    return [
+        Site(name, place, kind, build)
+        for name, reader in readers().items()
+        if name in TYPES
+        for field in _struct(reader).fields
+        for place, kind, build in _inside(field.type, f".{field.encode_name}", _same, ())
+        if isinstance(kind, kinds)
+    ]
+
+
+def _struct(reader: Reader) -> inspect.StructType:
+    info = inspect.type_info(reader.decoder.type)
+    assert isinstance(info, inspect.StructType)
+    return info
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _inside(
+    kind: inspect.Type, place: str, build: Build, outer: Sequence[type]
+) -> Iterator[tuple[str, inspect.Type, Build]]:
+    kind = _plain(kind)
+    yield place, kind, build
+    if isinstance(kind, inspect.UnionType):
+        for option in kind.types:
+            yield from _inside(option, place, build, outer)
+    elif isinstance(kind, inspect.ListType):
+        yield from _inside(kind.item_type, f"{place}[0]", lambda value: build([value]), outer)
+    elif isinstance(kind, inspect.DictType):
+        yield from _inside(kind.value_type, f"{place}.1", lambda value: build({"1": value}), outer)
+    elif isinstance(kind, inspect.StructType) and kind.cls not in outer:
+        for field in kind.fields:
+            around = {f.encode_name: sample(f.type) for f in kind.fields if f.required and f is not field}
+            put = _member(build, around, field.encode_name)
+            yield from _inside(field.type, f"{place}.{field.encode_name}", put, (*outer, kind.cls))
+
+
+def _member(build: Build, around: dict[str, Any], name: str) -> Build:
+    return lambda value: build({**around, name: value})
+
+
+def _plain(kind: inspect.Type) -> inspect.Type:
+    return _plain(kind.type) if isinstance(kind, inspect.Metadata) else kind
+
+
+def sample(kind: inspect.Type) -> Any:
+    """The least that is of a type."""
+    match _plain(kind):
+        case inspect.UnionType(types=types):
+            return sample(next(one for one in types if not isinstance(_plain(one), inspect.NoneType)))
+        case inspect.StructType(fields=fields):
+            return {field.encode_name: sample(field.type) for field in fields if field.required}
+        case inspect.LiteralType(values=values):
+            return values[0]
+        case inspect.ListType(item_type=item):
+            return [sample(item)]
+        case inspect.IntType(ge=least) | inspect.FloatType(ge=least):
+            return max(least or 0, 1)
+        case inspect.StrType():
+            return "a"
+        case inspect.BoolType():
+            return True
+        case _:
+            return {}
