@@ -112,7 +112,12 @@ class App:
 
     async def _admits(self, exchange: Exchange) -> bool:
         """Whether the request is for a route. Raises for one that may not be made."""
-        exchange.head |= self._guard.check(exchange.scope, exchange.headers)
+        try:
+            exchange.head |= self._guard.check(exchange.scope, exchange.headers)
+        except DragomanError:
+            # Whoever sent it, and whoever passed it on, what follows is not to be trusted either.
+            exchange.head[b"connection"] = b"close"
+            raise
         asked = preflight(exchange.method, exchange.headers)
         if asked is not None and ALLOWED in exchange.head:
             await exchange.reply(b"", b"text/plain", extra=asked)

@@ -1,6 +1,7 @@
 """HTTP on a connection: deadlines, caps, and nothing that two readers could read in two ways."""
 
 import asyncio
+import re
 import resource
 from functools import cache
 from http import HTTPStatus
@@ -27,6 +28,7 @@ MOST_PIPELINED = 16
 """Requests on one connection that wait for the answer to the one before."""
 OTHER_FILES = 128
 """Descriptors that are left for all else: the store, the engine, files."""
+_LINE = re.compile(rb"[A-Z-]+ [^ ]+ HTTP/1\.[01]\r\n")
 
 
 class _Refusal(Exception):
@@ -57,6 +59,8 @@ class StrictProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._raw_bytes = 0
         """Read since the parser last gave us something."""
+        self._line = b""
+        """The first line of a request, as long as it is not all there."""
         self._pieces = 0
         self._unread = 0
         self._deaf = False
@@ -92,6 +96,8 @@ class StrictProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._raw_bytes += len(data)
         try:
+            if self._stage == "idle" or self._line:
+                self._check_line(data)
             self.parser.feed_data(data)
             if self._raw_bytes > self._settings.limits.header_bytes and self._stage != "idle":
                 raise _Refusal(self._head_too_large())
@@ -105,6 +111,16 @@ class StrictProtocol(HttpToolsProtocol):
             self._refuse(said)
             return
         self._watch("head" if self._stage == "idle" and not self._answering() else self._stage)
+
+    def _check_line(self, data: bytes) -> None:
+        """The parser forgives spaces, and protocols other than HTTP."""
+        line = self._line + data if self._line else data
+        if line[0] in b"\r\n":
+            line = line.lstrip(b"\r\n")
+        end = line.find(b"\n") + 1
+        self._line = b"" if end else line
+        if end and not _LINE.fullmatch(line, 0, end):
+            raise _Refusal(_invalid("The first line is not that of an HTTP/1.1 request."))
 
     def _discard(self, count: int) -> None:
         self._unread += count
@@ -141,10 +157,12 @@ class StrictProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        if self.url[:1] != b"/":
-            raise _Refusal(_invalid("Ask for a path, which begins with /."))
-        if self.parser.get_http_version() not in ("1.0", "1.1"):
-            raise _Refusal(_invalid("Speak HTTP/1.1."))
+        version = self.parser.get_http_version()
+        if self.url[:1] != b"/" or version not in ("1.0", "1.1"):
+            raise _Refusal(_invalid("Ask for a path, which begins with /, in HTTP/1.1."))
+        codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if codings and (codings != [b"chunked"] or version == "1.0"):
+            raise _Refusal(_invalid("A body may come in chunks, and in no other coding."))
         if len(self.pipeline) >= MOST_PIPELINED:
             raise _Refusal(_invalid("Wait for the answers to the requests before."))
         super().on_headers_complete()
