@@ -22,7 +22,7 @@ class Beat:
         self._libc = ctypes.CDLL(None)
         self._memory = ctypes.create_string_buffer(_ROOM)
         self._left = ctypes.c_int(0)
-        # Elsewhere there are no semaphores without a name: `strlen` is 0 for "\0" and 1 for "\1", and tells nothing.
+        # Elsewhere there may be no semaphores without a name. `strlen` is 0 or 1 as well, but does not count.
         self._counts = sys.platform == "linux"
         ask = self._libc.sem_trywait if self._counts else self._libc.strlen
         self.reset()
