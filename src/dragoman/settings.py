@@ -40,6 +40,17 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         dict[str, Any],
         Meta(description="what only this engine knows, as a JSON object: for vllm, arguments of its engine"),
     ] = field(default_factory=dict)
+    isolate_engine: Annotated[
+        bool,
+        Meta(description="run the engine in a process of its own: its crash is not the server's"),
+    ] = False
+    engine_timeout: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(
+            description="seconds without a sign of life after which the engine is taken for stuck and opened "
+            "again; default: 30 for the local engine, never for others"
+        ),
+    ] = None
     upstream: Annotated[
         list[str], Meta(description="for the engine remote: the address of a server that runs the model")
     ] = field(default_factory=list)
@@ -124,7 +135,9 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = 75.0
     request_timeout: Annotated[
         Annotated[float, Meta(gt=0)] | None,
-        Meta(description="seconds that an answer may take where the request has no timeout; default: any time"),
+        Meta(
+            description="seconds that an answer may take where the request has no timeout; default: any time"
+        ),
     ] = None
     shutdown_grace: Annotated[
         int, Meta(ge=0, description="seconds that running answers get to finish when the server stops")

@@ -1,8 +1,12 @@
+import threading
+
 import httpx
 
 from dragoman.engines.scripted import ScriptedEngine, say
+from dragoman.engines.supervised import Supervised
 from tests.http.conftest import Serve
 from tests.support.http import HELLO, get, post
+from tests.support.wait import becomes
 
 
 def test_models_lists_the_model_and_its_aliases(serve: Serve) -> None:
@@ -71,11 +75,33 @@ def test_health_ready_version(greeter: str) -> None:
     assert set(httpx.get(greeter + "/version").json()) == {"version"}
 
 
-def test_ready_tells_when_the_engine_has_crashed(serve: Serve) -> None:
+def test_an_engine_that_is_dead_for_good_is_neither_ready_nor_healthy(serve: Serve) -> None:
     url = serve(ScriptedEngine(say("x", fault="crash")))
     assert post(url, "/v1/chat/completions", HELLO).status_code == 500
     assert httpx.get(url + "/ready").status_code == 503
+    assert httpx.get(url + "/health").status_code == 503
+
+
+def test_an_engine_that_comes_back_is_healthy_all_the_while(serve: Serve) -> None:
+    go, opened = threading.Event(), 0
+
+    def open() -> ScriptedEngine:
+        nonlocal opened
+        opened += 1
+        if opened == 1:
+            return ScriptedEngine(say("x", fault="crash"))
+        go.wait()
+        return ScriptedEngine(say("back"))
+
+    url = serve(Supervised(open))
+    assert post(url, "/v1/chat/completions", HELLO).status_code == 503
+    refused = post(url, "/v1/chat/completions", HELLO)
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    assert httpx.get(url + "/ready").status_code == 503
     assert httpx.get(url + "/health").status_code == 200
+    go.set()
+    assert becomes(lambda: httpx.get(url + "/ready").status_code == 200)
+    assert post(url, "/v1/chat/completions", HELLO).json()["choices"][0]["message"]["content"] == "back"
 
 
 def test_metrics_count_tokens_under_fixed_labels(serve: Serve) -> None:

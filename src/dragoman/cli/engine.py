@@ -28,7 +28,7 @@ OWN = ("local", "transformers", "vllm", "remote")
 def engine_of(settings: Settings) -> "Engine":
     """Load what the settings name. Raises SettingsError, ModelFileError or BindingError where it cannot."""
     thing = _found(settings.engine)
-    if isinstance(thing, type) or not _is_engine(thing):
+    if not _is_engine(thing):
         thing = _made(thing, settings)
     if not hasattr(thing, "generate") and hasattr(thing, "generate_request"):
         from dragoman.engines.asyncllm import AsyncLLMEngine
@@ -38,8 +38,13 @@ def engine_of(settings: Settings) -> "Engine":
     return made
 
 
+def is_made(settings: Settings) -> bool:
+    """Whether it is made here, and so can be made again; what is named may also be an engine already."""
+    return not _is_engine(_found(settings.engine))
+
+
 def _is_engine(thing: Any) -> bool:
-    return hasattr(thing, "generate") or hasattr(thing, "generate_request")
+    return not isinstance(thing, type) and (hasattr(thing, "generate") or hasattr(thing, "generate_request"))
 
 
 def _made(maker: Any, settings: Settings) -> Any:

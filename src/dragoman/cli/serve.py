@@ -45,13 +45,14 @@ def run(args: argparse.Namespace) -> int:
     # Before the weights are fetched and loaded: a taken port should be known at once.
     check_port(settings.host, settings.port)
 
-    from dragoman.cli.engine import engine_of, template_of
+    from dragoman.cli.engine import template_of
+    from dragoman.cli.served_engine import served_engine
     from dragoman.http.choose import check_names, choose_dialect
     from dragoman.http.server import serve
 
     check_names(settings)
     template = template_of(settings)
-    engine = engine_of(settings)
+    engine = served_engine(settings)
     found = choose_dialect(settings, engine.card, engine.tokenizer, template)
     dialect = f"{found.dialect.name} · {found.how}"
     serve(engine, settings, template=template, on_ready=_greet(engine, settings, dialect))

@@ -156,6 +156,7 @@ class App:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _health(self, host: Host, exchange: Exchange) -> None:
+        await host.check_alive()
         await exchange.json({"status": "ok"})
 
     async def _ready(self, host: Host, exchange: Exchange) -> None:

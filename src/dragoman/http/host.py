@@ -34,6 +34,8 @@ from dragoman.turns.turn import Turn
 logger = logging.getLogger("dragoman.http")
 
 CHECK_TIMEOUT_S = 5.0
+ALIVE_TIMEOUT_S = 0.5
+"""A dead engine says so at once; one that is busy is alive."""
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -121,14 +123,22 @@ class Host:
         if isinstance(self.engine, LivingEngine):
             await self.engine.stop()
 
-    async def check(self) -> None:
-        """A round trip through the engine; raises Unavailable when there is none within the time."""
+    async def check(self, most: float = CHECK_TIMEOUT_S) -> None:
+        """Whether the engine moves; raises Unavailable when there is no answer within the time."""
         if not isinstance(self.engine, LivingEngine):
             return
         try:
-            await asyncio.wait_for(self.engine.check(), CHECK_TIMEOUT_S)
+            await asyncio.wait_for(self.engine.check(), most)
         except TimeoutError:
-            raise Unavailable(f"The engine has not moved for {CHECK_TIMEOUT_S:.0f} seconds.") from None
+            raise Unavailable(f"The engine has not moved for {most:.0f} seconds.") from None
         except EngineFailed as error:
             # The question was answered well: the answer is no, which probes know as 503.
             raise Unavailable(error.message, code=error.code) from error
+
+    async def check_alive(self) -> None:
+        """Raises when nothing but another process will help: the engine is dead, and will stay so."""
+        try:
+            await self.check(ALIVE_TIMEOUT_S)
+        except Unavailable as error:
+            if error.code == EngineFailed.code:
+                raise
