@@ -1,27 +1,34 @@
 """Random conversations with tools, held with a server that keeps trajectories."""
 
 import json
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
 import httpx
 from msgspec import Struct, field
 
+MARKER = "<|im_start|>"
+"""What opens each message of a prompt. Users write it as well, among their words."""
 WORDS = [
     "weather",
     "Paris",
     "seven",
     "(what?)",
     "😀",
-    "<|im_start|>",
+    MARKER,
     'quote"',
     "tab\t",
     "ünï",
     "then",
 ]
+MOST_TOKENS = 40
 PARAMETERS = {
     "type": "object",
-    "properties": {"city": {"type": "string", "maxLength": 8}, "n": {"type": "integer"}},
+    "properties": {
+        "city": {"type": "string", "maxLength": 8},
+        "n": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
     "required": ["city"],
 }
 
@@ -29,10 +36,15 @@ PARAMETERS = {
 class Talk(Struct):
     """What was sampled in each turn, and the trajectory that the server tells."""
 
+    marker: int
+    """The id of MARKER where it is a control token."""
+
     sampled: list[list[int]] = field(default_factory=list)
     answers: list[str] = field(default_factory=list)
     """The ids of the answers, turn by turn."""
     prompts: list[list[int]] = field(default_factory=list)
+    given: list[int] = field(default_factory=list)
+    """How many messages came with each turn."""
     segments: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -48,8 +60,22 @@ class Talk(Struct):
     @property
     def goes_on(self) -> int:
         """How many turns went on from the ids of the one before."""
-        pairs = zip(self.prompts, self.sampled, self.prompts[1:], strict=False)
-        return sum(then[: len(prompt + ids)] == prompt + ids for prompt, ids, then in pairs)
+        return len(self._new())
+
+    def _new(self) -> list[tuple[list[int], int]]:
+        """What was tokenized for each turn that went on, and how many messages that is."""
+        pairs = zip(self.prompts, self.sampled, self.prompts[1:], self.given[1:], strict=False)
+        return [
+            (then[len(prompt + ids) :], given)
+            for prompt, ids, then, given in pairs
+            if then[: len(prompt + ids)] == prompt + ids
+        ]
+
+    @property
+    def text_is_text(self) -> bool:
+        """Control tokens stand before messages only: the system's, those given and the one to come."""
+        tokenized = [(self.prompts[0], self.given[0] + 1), *self._new()]
+        return all(ids.count(self.marker) == given + 1 for ids, given in tokenized)
 
 
 def sentence(chance: Random) -> str:
@@ -61,45 +87,60 @@ def choice(chance: Random) -> str:
 
 
 def by_responses(client: httpx.Client, chance: Random, turns: int) -> Talk:
-    talk, previous = Talk(), None
+    return _by_responses(client, chance, turns, lambda last: {"previous_response_id": last})
+
+
+def by_conversation(client: httpx.Client, chance: Random, turns: int) -> Talk:
+    place = {"conversation": _sent(client, "/v1/conversations", {})["id"]}
+    return _by_responses(client, chance, turns, lambda _: place)
+
+
+def _by_responses(
+    client: httpx.Client, chance: Random, turns: int, going_on: Callable[[str | None], dict[str, Any]]
+) -> Talk:
+    talk, last = _begun(client), None
     given: list[dict[str, Any]] = [{"role": "user", "content": sentence(chance)}]
     for _ in range(turns):
         body = {
             "input": given,
-            "previous_response_id": previous,
+            **going_on(last),
             "tools": [{"type": "function", "name": "look", "parameters": PARAMETERS}],
             "tool_choice": choice(chance),
-            "max_output_tokens": 40,
+            "parallel_tool_calls": chance.choice([False, True]),
+            "max_output_tokens": MOST_TOKENS,
             "return_token_ids": True,
         }
         made = _sent(client, "/v1/responses", body)
-        previous = made["id"]
-        for turn in made["turns"]:
-            talk.prompts.append(turn["prompt_token_ids"])
-            talk.sampled.append(turn["token_ids"])
-            talk.answers.append(made["id"])
+        last = made["id"]
+        (turn,) = made["turns"]
+        talk.given.append(len(given))
+        talk.prompts.append(turn["prompt_token_ids"])
+        talk.sampled.append(turn["token_ids"])
+        talk.answers.append(made["id"])
         calls = [item for item in made["output"] if item["type"] == "function_call"]
         given = [
             {"type": "function_call_output", "call_id": call["call_id"], "output": sentence(chance)}
             for call in calls
         ] or [{"role": "user", "content": sentence(chance)}]
-    talk.segments = _trajectory(client, str(previous))
+    talk.segments = _trajectory(client, str(last))
     return talk
 
 
 def by_history(client: httpx.Client, chance: Random, turns: int) -> Talk:
-    talk, id_ = Talk(), ""
+    talk, id_, new = _begun(client), "", 1
     messages: list[dict[str, Any]] = [{"role": "user", "content": sentence(chance)}]
     for _ in range(turns):
         body = {
             "messages": messages,
             "tools": [{"type": "function", "function": {"name": "look", "parameters": PARAMETERS}}],
             "tool_choice": choice(chance),
-            "max_tokens": 40,
+            "parallel_tool_calls": chance.choice([False, True]),
+            "max_tokens": MOST_TOKENS,
             "return_token_ids": True,
         }
         made = _sent(client, "/v1/chat/completions", body)
         id_ = made["id"]
+        talk.given.append(new)
         talk.prompts.append(made["prompt_token_ids"])
         talk.sampled.append(made["choices"][0]["token_ids"])
         talk.answers.append(id_)
@@ -114,9 +155,16 @@ def by_history(client: httpx.Client, chance: Random, turns: int) -> Talk:
             # A call that was cut short cannot be sent back.
             messages[-1] = {"role": "assistant", "content": said["content"] or "-"}
             results = []
-        messages += results or [{"role": "user", "content": sentence(chance)}]
+        following = results or [{"role": "user", "content": sentence(chance)}]
+        messages, new = [*messages, *following], len(following)
     talk.segments = _trajectory(client, id_)
     return talk
+
+
+def _begun(client: httpx.Client) -> Talk:
+    found = _sent(client, "/tokenize", {"prompt": MARKER, "add_special_tokens": False})
+    (marker,) = found["tokens"]
+    return Talk(marker)
 
 
 def _is_json(text: str) -> bool:
@@ -137,3 +185,10 @@ def _sent(client: httpx.Client, path: str, body: dict[str, Any]) -> dict[str, An
 def _trajectory(client: httpx.Client, id_: str) -> list[dict[str, Any]]:
     segments: list[dict[str, Any]] = client.get(f"/v1/trajectories/{id_}").json()["segments"]
     return segments
+
+
+WAYS = {
+    "previous_response_id": by_responses,
+    "conversation": by_conversation,
+    "chat history": by_history,
+}
