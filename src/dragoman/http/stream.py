@@ -7,12 +7,12 @@ socket takes more.
 """
 
 import asyncio
-import types
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.types import Message
 
+from dragoman.engines.eager import begin
 from dragoman.turns.turn import Turn
 from dragoman.types import Event
 
@@ -97,14 +97,9 @@ class TurnStream:
 
     def _push(self, data: bytes) -> None:
         sending = self._send({"type": "http.response.body", "body": data, "more_body": True})
-        if self._direct:
-            try:
-                waits_for = sending.send(None)
-            except StopIteration:
-                return
-            sending = _rest(sending, waits_for)
-        self._sending = self._loop.create_task(_awaited(sending))
-        self._sending.add_done_callback(self._sent)
+        self._sending = begin(sending) if self._direct else self._loop.create_task(_awaited(sending))
+        if self._sending is not None:
+            self._sending.add_done_callback(self._sent)
 
     def _sent(self, task: asyncio.Task[None]) -> None:
         self._sending = None
@@ -130,14 +125,3 @@ def _may_send_without_task(send: object) -> bool:
 
 async def _awaited(sending: Awaitable[None]) -> None:
     await sending
-
-
-@types.coroutine
-def _rest(begun: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, Any, None]:
-    """A coroutine that was begun by hand, and now waits for something, as one that a task can finish."""
-    while True:
-        answer = yield waits_for
-        try:
-            waits_for = begun.send(answer)
-        except StopIteration:
-            return

@@ -41,14 +41,14 @@ def plain(steps: list[Step]) -> dict[str, Any]:
 async def outputs_after_a_cancel(engine: VllmEngine, client: Any) -> int:
     """How many of vLLM's own outputs are about a request that was cancelled, while another one runs on."""
     heard: list[str] = []
-    read = client.get_output_async
+    decode = client.decoder.decode
 
-    async def overheard() -> Any:
-        outputs = await read()
+    def overheard(frames: Any) -> Any:
+        outputs = decode(frames)
         heard.extend(output.request_id for output in outputs.outputs)
         return outputs
 
-    client.get_output_async = overheard
+    client.decoder.decode = overheard
     cancelled = engine.generate(job("cancelled", LONG))
     for _ in range(CANCELLED_AT):
         await anext(cancelled)
@@ -92,23 +92,25 @@ def job(id: str, tokens: int) -> Job:
 
 
 async def look(engine: VllmEngine, llm: Any) -> dict[str, Any]:
+    late = await outputs_after_a_cancel(engine, llm.engine_core)
     await engine.start()
     direct = plain([step async for step in engine.generate(JOB)])
-    late = await outputs_after_a_cancel(engine, llm.engine_core)
+    ours = llm.engine_core.resources.output_queue_task is engine._core._reader
     paused = await pause(engine)
     # From here on nobody reads the core but vLLM itself.
     await engine._core.stop()
+    llm.engine_core.resources.output_queue_task = None
     public = VllmGenerating(llm)
     generated = plain([step async for step in public.generate(JOB)])
     await public.check()
     await public.stop()
-    return {"direct": direct, "generated": generated, "late": late, "paused": paused}
+    return {"socket": ours, "direct": direct, "generated": generated, "late": late, "paused": paused}
 
 
 def main(model: str, engine_args: dict[str, Any]) -> None:
     found = {
         "unknown": refusal(model, engine_args={"enforce_eagr": True}),
-        "ours": refusal(model, engine_args={"max-num-queued-reqs": 3}),
+        "setting": refusal(model, engine_args={"max-num-queued-reqs": 3}),
         "twice": refusal(model, context=64, engine_args={"max_model_len": 64}),
     }
     engine = open_vllm(model, VllmOptions(context=4096, slots=4, engine_args=engine_args))

@@ -24,6 +24,10 @@ def test_a_cancelled_request_is_not_computed_any_more(found: dict[str, Any]) -> 
     assert found["late"] <= 2
 
 
+def test_nothing_stands_between_us_and_the_socket(found: dict[str, Any]) -> None:
+    assert found["socket"]
+
+
 def test_a_paused_job_stands_still_and_goes_on_with_the_new_weights(found: dict[str, Any]) -> None:
     assert found["paused"] == {"moved": 0, "ids": 400, "versions": [None, "second", "second"]}
 
@@ -45,7 +49,7 @@ def test_the_core_says_what_the_public_interface_says(found: dict[str, Any]) -> 
     ("case", "words"),
     [
         ("unknown", ["enforce_eagr", "did you mean `enforce_eager`"]),
-        ("ours", ["max_num_queued_reqs", "--limit-queue"]),
+        ("setting", ["max_num_queued_reqs", "--limit-queue"]),
         ("twice", ["max_model_len", "twice"]),
     ],
 )

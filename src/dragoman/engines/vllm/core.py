@@ -9,6 +9,8 @@ import logging
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
+from dragoman.engines.eager import begin
+from dragoman.engines.vllm import messages
 from dragoman.engines.vllm.faults import DEAD, FAILED, error_of
 from dragoman.engines.vllm.outputs import joined
 from dragoman.errors import DragomanError, EngineFailed, Unavailable
@@ -90,25 +92,24 @@ class Core:
 
     async def _read(self) -> None:
         try:
-            while True:
-                messages = [await self._client.get_output_async()]
-                while self._more():
-                    messages.append(await self._client.get_output_async())
-                self._hand_out(messages)
+            await messages.read(self._client, self._hand_out)
+        except asyncio.CancelledError:
+            # By us, or by vLLM, which thus ends whoever reads a core that is no more.
+            self._die(None)
+            raise
         except Exception as error:
+            self._die(error)
+
+    def _die(self, error: Exception | None) -> None:
+        if self.failure is None:
             logger.error("vLLM's core is dead", exc_info=error)
             self.failure = EngineFailed(DEAD)
             self._end_all("error", self.failure)
 
-    def _more(self) -> bool:
-        """Whether the core has gone on while the event loop had other things to do."""
-        waiting = getattr(self._client, "outputs_queue", None)
-        return waiting is not None and not waiting.empty()
-
-    def _hand_out(self, messages: Sequence[Any]) -> None:
+    def _hand_out(self, told: Sequence[Any]) -> None:
         """One call of a sink for all that a job has to hear: what is written together costs less."""
         steps: dict[str, tuple[Taker, Step]] = {}
-        for message in messages:
+        for message in told:
             version = getattr(message, "weight_version", None)
             for output in message.outputs:
                 self._read_output(output, None if version == "default" else version, steps)
@@ -148,10 +149,11 @@ class Core:
                     taker.end("error", told)
 
     def _send(self, message: Coroutine[Any, Any, None]) -> None:
-        """Tasks begin in the order in which they are made, so an abort never overtakes its request."""
-        task = asyncio.get_running_loop().create_task(_quietly(message))
-        self._sending.add(task)
-        task.add_done_callback(self._sending.discard)
+        """At once, as long as the socket takes it, and in order: an abort never overtakes its request."""
+        task = begin(_quietly(message))
+        if task is not None:
+            self._sending.add(task)
+            task.add_done_callback(self._sending.discard)
 
     def _end_all(self, finish: FinishReason, error: DragomanError | None) -> None:
         takers: Mapping[str, Taker] = self._takers
