@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from dragoman.constrain.lark import Rules
+from dragoman.constrain.recipe import BudgetRecipe, Markers, Recipe
 from dragoman.dialects.declare import Dialect
 from dragoman.types import Matcher
 
@@ -35,16 +36,24 @@ class ReasoningBudget:
     """How long the answers of one model in one dialect may reason."""
 
     def __init__(
-        self, dialect: Dialect, tokens: int, tokenizer: Spelling, *, starts_in_reasoning: bool = False
+        self,
+        written: Dialect | Markers,
+        tokens: int,
+        tokenizer: Spelling,
+        *,
+        starts_in_reasoning: bool = False,
     ) -> None:
+        """`written` says how the model writes reasoning."""
+        markers = written if isinstance(written, Markers) else _markers(written)
+        self.recipe = BudgetRecipe(markers, tokens, starts_in_reasoning)
         self.tokens = tokens
         self.starts_in_reasoning = starts_in_reasoning
         self._tokenizer = tokenizer
         self._special = frozenset(tokenizer.special.values())
         self._rules = Rules(tokenizer.special)
-        opens, closes, self.end = _markers(dialect)
-        self.opens = tuple(map(self._bytes, opens))
-        self.closes = tuple(map(self._bytes, closes))
+        self.end = markers.end
+        self.opens = tuple(map(self._bytes, markers.opens))
+        self.closes = tuple(map(self._bytes, markers.closes))
 
     @property
     def applies(self) -> bool:
@@ -139,28 +148,35 @@ class Budgeted:
     source = None
     """No text says it: where reasoning is ended depends on what was written."""
 
-    def __init__(self, budget: ReasoningBudget, constraint: Callable[[], Matcher] | None = None) -> None:
+    def __init__(
+        self,
+        budget: ReasoningBudget,
+        constraint: Callable[[], Matcher] | None = None,
+        recipe: Recipe | None = None,
+    ) -> None:
+        """`recipe` is that of the constraint."""
         self._budget = budget
         self._constraint = constraint
+        self.recipe = Recipe(recipe.grammar if recipe is not None else None, budget.recipe)
 
     def start(self) -> BudgetMatcher:
         return self._budget.start(self._constraint() if self._constraint is not None else None)
 
 
-def _markers(dialect: Dialect) -> tuple[list[str], list[str], str]:
-    """What opens reasoning, what ends it, and how its end is written."""
+def _markers(dialect: Dialect) -> Markers:
     thinking, channels = dialect.reasoning, dialect.channels
     if channels is not None and channels.written[0]:
         before, _, after = channels.written[0].partition("{body}")
         # The next block is begun as well: else the model may go on with another one of reasoning.
-        return [before.strip()], [*channels.ends, *channels.start], after + channels.start[0]
+        return Markers((before.strip(),), (*channels.ends, *channels.start), after + channels.start[0])
     if thinking is None:
-        return [], [], ""
+        return Markers((), (), "")
     closes = [*thinking.close, *thinking.ended_by]
     if thinking.ended_by_call:
         for shape in dialect.calls:
             closes += [*shape.open, *(shape.section.open if shape.section else ())]
-    return [mark.strip() for mark in thinking.open], [mark.strip() for mark in closes], thinking.close[0]
+    opens = tuple(mark.strip() for mark in thinking.open)
+    return Markers(opens, tuple(mark.strip() for mark in closes), thinking.close[0])
 
 
 def _marked(id_: int) -> bytes:

@@ -9,6 +9,7 @@ from dragoman.constrain.answer import Choice, answer_grammar
 from dragoman.constrain.compiling import compile_cached
 from dragoman.constrain.constraint import Constraint
 from dragoman.constrain.reasoning_budget import Budgeted, ReasoningBudget
+from dragoman.constrain.recipe import Recipe
 from dragoman.constrain.tool_schemas import strict_names
 from dragoman.constrain.vocabulary import Matcher, Vocabulary
 from dragoman.dialects.declare import Dialect
@@ -27,8 +28,9 @@ class Ready:
 
     source = None
 
-    def __init__(self, matcher: Matcher) -> None:
+    def __init__(self, matcher: Matcher, recipe: Recipe | None = None) -> None:
         self._matcher = matcher
+        self.recipe = recipe
 
     def start(self) -> Matcher:
         return self._matcher.copy()
@@ -39,6 +41,7 @@ class Handed:
 
     def __init__(self, source: ConstraintSource, compile: Callable[[], Matcher]) -> None:
         self.source = source
+        self.recipe = None
         self._compile = compile
 
     def start(self) -> Matcher:
@@ -88,7 +91,9 @@ class Constrainer:
         )
         if not budget.applies:
             return grammar
-        return Budgeted(budget, grammar.start if grammar is not None else None)
+        if grammar is None:
+            return Budgeted(budget)
+        return Budgeted(budget, grammar.start, grammar.recipe)
 
     def _grammar(self, spec: TurnSpec, dialect: Dialect, in_reasoning: bool) -> Ready | Handed | None:
         asked = spec.wanted or spec.calling
@@ -97,7 +102,7 @@ class Constrainer:
             whole = self._grammars.get(told, lambda: self._whole(spec, dialect, in_reasoning))
             if not self._card.constrains:
                 return self._handed(spec, dialect, whole, in_reasoning)
-            return Ready(self._compiled(whole))
+            return Ready(self._compiled(whole), Recipe(whole))
         except BadRequest as error:
             if asked is None:
                 # At most one call was asked for: the turn ends before a second one without a grammar too.

@@ -24,12 +24,13 @@ _TRUNCATED = ("file bounds", "corrupted or incomplete", "failed to read", "reach
 class Model:
     """Weights on loan from the native library."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, vocabulary_only: bool = False) -> None:
         self.path = path
         check_file(path)
         self.library = binding.load()
         self.library.errors.clear()
         params = self.library.model_default_params()
+        params.vocab_only = vocabulary_only
         self.pointer = self.library.model_load_from_file(str(path).encode(), params)
         if not self.pointer:
             raise ModelFileError(why_not_loaded(path, list(self.library.errors)))
