@@ -57,7 +57,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     upstream_key: Annotated[str | None, Meta(description="the key of the upstreams")] = None
     tokenizer: Annotated[
         str | None,
-        Meta(description="for the engine remote: the model's tokenizer, a folder or a GGUF file"),
+        Meta(description="the model's tokenizer, a folder or a GGUF file, for engines that do not bring one"),
     ] = None
     host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0 takes a free one")] = 8000

@@ -1,19 +1,28 @@
-"""The engine of a server: one that comes back when it has died."""
+"""The engine of a server: one that comes back when it has died, in a process of its own if that is wanted."""
 
+import sys
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from dragoman.cli import engine
+from dragoman.errors import SettingsError
 from dragoman.settings import Settings
 
 if TYPE_CHECKING:
-    from dragoman.engines.protocol import Engine
+    from dragoman.engines.protocol import Engine, Tokenizer
+
+# Not from the folder it is started in: what lies there is not what is to be run.
+CHILD = (sys.executable, "-P", "-m", "dragoman.cli.isolated")
 
 
 def served_engine(settings: Settings) -> "Engine":
     """What the settings name, watched and opened again where that is possible."""
-    if settings.engine == "remote" or not engine.is_made(settings):
+    if settings.isolate_engine and settings.engine in ("remote", "vllm"):
+        raise SettingsError(f"The engine `{settings.engine}` computes in other processes; do not isolate it.")
+    if not settings.isolate_engine and (settings.engine == "remote" or not engine.is_made(settings)):
         # Upstreams come back by themselves; and an object of somebody else's is there once.
         return engine.engine_of(settings)
     from dragoman.engines.supervised import Supervised
@@ -25,11 +34,47 @@ class Opener:
     """Opens an engine, and later the same one again."""
 
     def __init__(self, settings: Settings) -> None:
+        if settings.isolate_engine and settings.engine == "local":
+            from dragoman.cli.own_engines import model_file
+
+            # Weights are fetched where a person sees it, and once.
+            settings = replace(settings, model=str(model_file(settings)))
         self._settings = settings
 
     def __call__(self) -> "Engine":
-        made = engine.engine_of(self._settings)
-        if self._settings.engine == "local":
+        settings = self._settings
+        made = isolated(settings) if settings.isolate_engine else engine.engine_of(settings)
+        if settings.engine == "local":
             # As large as the first time, however much memory is free by then: the card stays true.
-            self._settings = replace(self._settings, slots=made.card.slots, context=made.card.max_model_len)
+            self._settings = replace(settings, slots=made.card.slots, context=made.card.max_model_len)
         return made
+
+
+def isolated(settings: Settings) -> "Engine":
+    from dragoman.engines.isolated import IsolatedEngine
+
+    # The keys of clients are not for the engine to know.
+    told = replace(settings, api_key=[])
+    return IsolatedEngine.open(CHILD, told, lambda: _tokenizer(settings.engine, _tokenizer_name(settings)))
+
+
+def _tokenizer_name(settings: Settings) -> str:
+    name = settings.tokenizer or (settings.model if settings.engine in ("local", "transformers") else None)
+    if name is None:
+        raise SettingsError(
+            f"To isolate the engine `{settings.engine}`, set `tokenizer` to the model's folder or GGUF file."
+        )
+    return name
+
+
+@cache
+def _tokenizer(engine: str, name: str) -> "Tokenizer":
+    """It stays with the server, whatever becomes of the engine; so it must not need the weights."""
+    if engine == "local":
+        from dragoman.engines.local.model import Model
+        from dragoman.engines.local.tokenizer import LlamaTokenizer
+
+        return LlamaTokenizer(Model(Path(name).expanduser(), vocabulary_only=True))
+    from dragoman.engines.remote.vocabulary import tokenizer_of
+
+    return tokenizer_of(name)

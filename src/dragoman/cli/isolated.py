@@ -1,0 +1,28 @@
+"""The process of an engine: `python -m dragoman.cli.isolated LINK LIFELINE`, begun by the server alone.
+
+The settings come over the link, so that no key stands in the list of processes.
+"""
+
+import socket
+import sys
+
+import msgspec
+
+from dragoman import logs
+from dragoman.cli.engine import engine_of
+from dragoman.engines.isolated import child, wire
+from dragoman.engines.isolated.process import die_with
+from dragoman.settings import Settings
+
+
+def main() -> int:
+    link, lifeline = (int(number) for number in sys.argv[1:3])
+    die_with(lifeline)
+    with socket.socket(fileno=link) as connection:
+        settings = msgspec.msgpack.decode(wire.receive(connection), type=Settings)
+        logs.setup(settings.log_level, settings.log_json)
+        return child.serve(connection, lambda: engine_of(settings))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

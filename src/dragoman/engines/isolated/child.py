@@ -1,0 +1,196 @@
+"""The side of the engine: it does what the server asks, and tells what comes of it."""
+
+import asyncio
+import faulthandler
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from msgspec.structs import replace
+
+from dragoman.engines.drive import start
+from dragoman.engines.isolated import wire
+from dragoman.engines.isolated.constraints import Kitchen, Sourced
+from dragoman.engines.protocol import Engine, Handle, LivingEngine, PulsingEngine, weights_of
+from dragoman.errors import DragomanError, EngineFailed, Unavailable
+from dragoman.types import Sink, Step
+
+_log = logging.getLogger("dragoman.engine")
+METHODS = ("embed", "score", "pause", "resume")
+
+
+def serve(link: socket.socket, open: Callable[[], Engine]) -> int:
+    """Open an engine and serve it to the other end of `link`; the answer is the process's exit code."""
+    faulthandler.enable()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # A signal to all processes is for the server to act on: it says when to stop.
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        engine = open()
+        methods = [name for name in METHODS if hasattr(engine, name)]
+        opened = wire.Opened(engine.card, methods, wire.digest(engine.tokenizer))
+    except Exception as error:
+        if not isinstance(error, DragomanError):
+            _log.error("the engine cannot be opened", exc_info=error)
+        link.sendall(wire.frame(wire.NotOpened(wire.Told.of(error))))
+        return 1
+    link.sendall(wire.frame(opened))
+    return asyncio.run(Child(engine, link).run())
+
+
+class Child:
+    def __init__(self, engine: Engine, link: socket.socket) -> None:
+        self._engine = engine
+        self._link = link
+        self._kitchen = Kitchen(engine.tokenizer)
+        self._handles: dict[int, Handle | None] = {}
+        """Jobs at work; None where the constraint is still being made."""
+        self._steps: list[tuple[int, Step]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._checks = 0
+        self._checking = False
+
+    async def run(self) -> int:
+        reader, self._writer = await asyncio.open_unix_connection(sock=self._link)
+        if isinstance(self._engine, LivingEngine):
+            await self._engine.start()
+        while True:
+            try:
+                order = wire.orders.decode(await wire.read(reader))
+            except EOFError:
+                # There is nobody left to work for.
+                os._exit(0)
+            if isinstance(order, wire.Stop):
+                return await self._stop()
+            self._obey(order)
+
+    def _obey(self, order: wire.Order) -> None:
+        match order:
+            case wire.Submit():
+                self._submit(order)
+            case wire.Cancel():
+                self._cancel(order)
+            case wire.Ask():
+                self._spawn(self._answer(order))
+            case wire.Ping():
+                self._pong()
+                self._spawn(self._check())
+
+    def _submit(self, order: wire.Submit) -> None:
+        if order.source is not None:
+            order.job = replace(order.job, constraint=Sourced(order.source))
+        if order.recipe is None:
+            self._start(order)
+        else:
+            self._handles[order.id] = None
+            self._spawn(self._start_constrained(order))
+
+    async def _start_constrained(self, order: wire.Submit) -> None:
+        assert order.recipe is not None
+        try:
+            # In a thread: it may take its whole budget, and others have steps to tell.
+            made = await asyncio.to_thread(self._kitchen.made, order.recipe)
+        except Exception as error:
+            self._fail(order, error)
+            return
+        if order.id in self._handles:
+            order.job = replace(order.job, constraint=made)
+            self._start(order)
+
+    def _start(self, order: wire.Submit) -> None:
+        try:
+            self._handles[order.id] = start(self._engine, order.job, self._sink(order.id, order.job.n))
+        except Exception as error:
+            self._fail(order, error)
+
+    def _cancel(self, order: wire.Cancel) -> None:
+        handle = self._handles.get(order.id)
+        if order.index is None:
+            self._handles.pop(order.id, None)
+        if handle is not None:
+            handle.cancel(order.index)
+
+    def _sink(self, id: int, n: int) -> Sink:
+        left = n
+
+        def sink(step: Step) -> None:
+            nonlocal left
+            if step.finish is not None:
+                left -= 1
+                if not left:
+                    self._handles.pop(id, None)
+            self._say(id, step)
+
+        return sink
+
+    def _fail(self, order: wire.Submit, error: Exception) -> None:
+        self._handles.pop(order.id, None)
+        _log.debug("a job was not taken", exc_info=error)
+        for index in range(order.job.n):
+            self._say(order.id, Step([], index, finish="error", error=error))
+
+    def _say(self, id: int, step: Step) -> None:
+        """All that is said at one step of the engine goes in one message."""
+        if not self._steps:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._steps.append((id, step))
+
+    def _flush(self) -> None:
+        if self._steps:
+            steps, self._steps = self._steps, []
+            self._send(wire.Said(steps))
+
+    def _send(self, message: wire.News) -> None:
+        self._writer.write(wire.frame(message))
+
+    async def _answer(self, order: wire.Ask) -> None:
+        answered = wire.Answered(order.id)
+        try:
+            if order.method not in METHODS:
+                raise EngineFailed(f"There is no method {order.method}.")
+            answered.value = await getattr(self._engine, order.method)(*order.args)
+        except Exception as error:
+            answered.error = wire.Told.of(error)
+        answered.weight_version = weights_of(self._engine)
+        self._send(answered)
+
+    def _pong(self) -> None:
+        pulse = self._engine.pulse if isinstance(self._engine, PulsingEngine) else 0
+        self._send(wire.Pong(self._checks + pulse))
+
+    async def _check(self) -> None:
+        """A round trip through the engine. One that is dead takes this process with it."""
+        if self._checking:
+            return
+        self._checking = True
+        try:
+            if isinstance(self._engine, LivingEngine):
+                await self._engine.check()
+        except Unavailable:
+            _log.debug("the engine lives but cannot serve", exc_info=True)
+        except Exception as error:
+            _log.error("the engine is dead", exc_info=error)
+            self._flush()
+            await self._writer.drain()
+            os._exit(1)
+        finally:
+            self._checking = False
+        self._checks += 1
+        self._pong()
+
+    async def _stop(self) -> int:
+        if isinstance(self._engine, LivingEngine):
+            await self._engine.stop()
+        await asyncio.sleep(0)
+        self._flush()
+        self._writer.close()
+        await self._writer.wait_closed()
+        return 0
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

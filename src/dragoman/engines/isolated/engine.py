@@ -1,0 +1,276 @@
+"""The side of the server: an Engine like any other, whose work is done elsewhere."""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from msgspec.structs import replace
+
+from dragoman.engines.isolated import wire
+from dragoman.engines.isolated.constraints import recipe_of
+from dragoman.engines.isolated.process import Process
+from dragoman.engines.local.request import check_job
+from dragoman.engines.protocol import ModelCard, Tokenizer
+from dragoman.engines.steps import iterate
+from dragoman.errors import DragomanError, EngineFailed, Unavailable
+from dragoman.types import FinishReason, Job, Sink, Step
+
+_log = logging.getLogger("dragoman.engine")
+BEAT_S = 0.15
+STILL_BEATS = 3
+"""So often nothing was heard, and nothing of the process had run in between: it is stuck, and no mistake."""
+_STOP_S = 10.0
+_EXIT_S = 1.0
+"""Seconds that a process gets to end after it has closed its side."""
+
+
+class _Taker:
+    """A job at work: where its steps go, and which continuations are not over."""
+
+    __slots__ = ("_engine", "_id", "open", "sink")
+
+    def __init__(self, engine: "IsolatedEngine", id: int, n: int, sink: Sink) -> None:
+        self._engine = engine
+        self._id = id
+        self.open = set(range(n))
+        self.sink = sink
+
+    def cancel(self, index: int | None = None) -> None:
+        self._engine.cancel(self._id, index)
+
+
+class IsolatedEngine:
+    """`IsolatedEngine.open(command, first, tokenizer)` is the way to make one.
+
+    `start` must be called before it is used, on the event loop of those who use it.
+    """
+
+    def __init__(self, process: Process, opened: wire.Opened, tokenizer: Tokenizer) -> None:
+        self.card: ModelCard = opened.card
+        self.tokenizer = tokenizer
+        self.weight_version: str | None = None
+        self.failure: DragomanError | None = None
+        """Why it takes no more work; None while it lives."""
+        self.pulse = 0
+        self.context = opened.card.max_model_len
+        self.vocabulary = len(tokenizer.pieces)
+        self.adapters: Sequence[str] = opened.card.adapters
+        self._process = process
+        self._ids = itertools.count()
+        self._takers: dict[int, _Taker] = {}
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._checks: list[asyncio.Future[None]] = []
+        self._writer: asyncio.StreamWriter | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._heard = True
+        self._stopping = False
+        # What an engine can do is seen by the methods it has.
+        for name in opened.methods:
+            setattr(self, name, self._asking(name))
+
+    @classmethod
+    def open(cls, command: Sequence[str], first: Any, tokenizer: Callable[[], Tokenizer]) -> "IsolatedEngine":
+        """Begin a process and wait until it has opened its engine. `first` is what it is told at first.
+
+        `tokenizer` is called when the engine is there: what crashes on the model's file has crashed by then.
+        """
+        process = Process(command)
+        try:
+            process.link.sendall(wire.frame(first))
+            said = wire.news.decode(wire.receive(process.link))
+            if isinstance(said, wire.NotOpened):
+                raise said.error.error()
+            if not isinstance(said, wire.Opened):
+                raise EngineFailed("The engine's process said something else than that it is there.")
+            made = tokenizer()
+            if wire.digest(made) != said.digest:
+                raise EngineFailed("The tokenizer here is not that of the engine in its process.")
+            return cls(process, said, made)
+        except (EOFError, BrokenPipeError) as error:
+            process.link.close()
+            how = process.end(_EXIT_S)
+            message = f"The engine's process {how} while it loaded the model; is the file damaged?"
+            raise EngineFailed(message) from error
+        except BaseException:
+            process.link.close()
+            process.end(0.0)
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Of the process that computes."""
+        return self._process.pid
+
+    def submit(self, job: Job, sink: Sink) -> _Taker:
+        """Start a job; `sink` is called on the event loop's thread."""
+        self._check_failure()
+        check_job(job, self)
+        constraint = job.constraint
+        id = next(self._ids)
+        order = wire.Submit(id, replace(job, constraint=None), recipe_of(constraint))
+        order.source = constraint.source if constraint is not None else None
+        self._send(order)
+        taker = self._takers[id] = _Taker(self, id, job.n, sink)
+        return taker
+
+    def generate(self, job: Job) -> AsyncGenerator[Step, None]:
+        """Steps until every continuation has finished. Closing the iterator cancels the job."""
+        return iterate(self, job)
+
+    def cancel(self, id: int, index: int | None) -> None:
+        taker = self._takers.get(id)
+        if taker is None:
+            return
+        taker.open = set() if index is None else taker.open - {index}
+        whole = not taker.open
+        if whole:
+            del self._takers[id]
+        if self.failure is None:
+            self._send(wire.Cancel(id, None if whole else index))
+
+    async def start(self) -> None:
+        self._check_failure()
+        reader, self._writer = await asyncio.open_unix_connection(sock=self._process.link)
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._listen(reader)), loop.create_task(self._beat())]
+
+    async def stop(self) -> None:
+        """End all jobs with finish "abort", and the process. There is no second start."""
+        self._stopping = True
+        if not self._tasks:
+            self.abandon()
+        elif self.failure is None:
+            self._send(wire.Stop())
+            if not (await asyncio.wait(self._tasks[:1], timeout=_STOP_S))[0]:
+                self._process.kill()
+            await asyncio.wait(self._tasks[:1])
+
+    def abandon(self) -> None:
+        """Kill the process, whatever it does."""
+        self._process.kill()
+        if not self._tasks:
+            # Nobody else will see its end.
+            self._process.link.close()
+            self._process.end(0.0)
+
+    async def check(self) -> None:
+        """Return when the engine has given a sign of life; raise EngineFailed when its process is gone."""
+        self._check_failure()
+        answered = asyncio.get_running_loop().create_future()
+        self._checks.append(answered)
+        self._send(wire.Ping())
+        await answered
+
+    def _check_failure(self) -> None:
+        if self.failure is not None:
+            raise self.failure.with_traceback(None)
+
+    def _send(self, order: wire.Order) -> None:
+        if self._writer is None:
+            raise Unavailable("The engine has not been started.")
+        self._writer.write(wire.frame(order))
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while True:
+                self._take(wire.news.decode(await wire.read(reader)))
+        except EOFError:
+            pass
+        except Exception:
+            _log.exception("the engine's process said what cannot be read; it is ended")
+            self._process.kill()
+        how = await asyncio.to_thread(self._process.end, _EXIT_S)
+        if self._stopping:
+            self._end(Unavailable("The engine has been stopped."), "abort")
+        else:
+            self._end(EngineFailed(f"The engine's process {how}."), "error")
+
+    def _take(self, said: wire.News) -> None:
+        self._heard = True
+        match said:
+            case wire.Said():
+                for id, step in said.steps:
+                    self._hand_out(id, step)
+            case wire.Pong():
+                self._sign(said.pulse)
+            case wire.Answered():
+                self.weight_version = said.weight_version
+                future = self._asked.pop(said.id, None)
+                if future is not None and not future.done():
+                    _settle(future, said)
+
+    def _hand_out(self, id: int, step: Step) -> None:
+        taker = self._takers.get(id)
+        if taker is None or step.index not in taker.open:
+            # It was cancelled while this was under way.
+            return
+        if step.finish is not None:
+            taker.open.discard(step.index)
+            if not taker.open:
+                del self._takers[id]
+        try:
+            taker.sink(step)
+        except Exception:
+            _log.exception("a sink raised; its job is dropped")
+            self.cancel(id, None)
+
+    def _sign(self, pulse: int) -> None:
+        if pulse == self.pulse:
+            return
+        self.pulse = pulse
+        for check in self._checks:
+            if not check.done():
+                check.set_result(None)
+        self._checks = []
+
+    async def _beat(self) -> None:
+        """Ping, and kill a process that neither answers nor does anything else."""
+        still = 0
+        while True:
+            self._heard = False
+            self._send(wire.Ping())
+            await asyncio.sleep(BEAT_S)
+            still = still + 1 if not self._heard and self._process.is_still() else 0
+            if still >= STILL_BEATS:
+                _log.error("The engine's process is stuck: it says nothing and does nothing.")
+                self._process.kill()
+                return
+
+    def _end(self, reason: DragomanError, finish: FinishReason) -> None:
+        self.failure = self.failure or reason
+        for task in self._tasks[1:]:
+            task.cancel()
+        if self._writer is not None:
+            self._writer.close()
+        takers, self._takers = self._takers, {}
+        for taker in takers.values():
+            for index in sorted(taker.open):
+                with suppress(Exception):
+                    taker.sink(Step([], index, finish=finish, error=reason if finish == "error" else None))
+        for future in (*self._asked.values(), *self._checks):
+            if not future.done():
+                future.set_exception(reason.with_traceback(None))
+        self._asked, self._checks = {}, []
+
+    def _asking(self, method: str) -> Callable[..., Any]:
+        async def ask(*args: Any) -> Any:
+            self._check_failure()
+            id = next(self._ids)
+            answered = self._asked[id] = asyncio.get_running_loop().create_future()
+            try:
+                self._send(wire.Ask(id, method, list(args)))
+                return await answered
+            finally:
+                self._asked.pop(id, None)
+
+        return ask
+
+
+def _settle(future: "asyncio.Future[Any]", said: wire.Answered) -> None:
+    if said.error is not None:
+        future.set_exception(said.error.error())
+    else:
+        future.set_result(said.value)

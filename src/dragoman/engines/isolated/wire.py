@@ -1,0 +1,164 @@
+"""What the server and the process of its engine say to each other: length, then MessagePack."""
+
+import asyncio
+import hashlib
+import socket
+from typing import Any, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from dragoman import errors
+from dragoman.constrain.recipe import Recipe
+from dragoman.engines.protocol import ModelCard, Tokenizer
+from dragoman.errors import DragomanError, EngineFailed
+from dragoman.types import ConstraintSource, Job, Step
+
+_LENGTH = 4
+
+
+class Told(Struct, frozen=True):
+    """An error of ours, as data."""
+
+    kind: str
+    message: str
+    param: str | None = None
+    code: str | None = None
+
+    @classmethod
+    def of(cls, error: BaseException) -> "Told":
+        if not isinstance(error, DragomanError):
+            return cls("EngineFailed", "The engine failed at what it was asked.")
+        return cls(type(error).__name__, error.message, error.param, error.code)
+
+    def error(self) -> DragomanError:
+        kind = getattr(errors, self.kind, None)
+        if not (isinstance(kind, type) and issubclass(kind, DragomanError)):
+            kind = EngineFailed
+        # Some kinds have words of their own; here they are written already.
+        made: DragomanError = kind.__new__(kind)
+        DragomanError.__init__(made, self.message, param=self.param, code=self.code)
+        return made
+
+
+class Submit(Struct, tag=True):
+    id: int
+    job: Job
+    """Without its constraint."""
+    recipe: Recipe | None = None
+    source: ConstraintSource | None = None
+    """Of its constraint there is one or the other."""
+
+
+class Cancel(Struct, tag=True):
+    id: int
+    index: int | None
+
+
+class Ask(Struct, tag=True):
+    """A method of the engine: `embed`, `score`, `pause` or `resume`."""
+
+    id: int
+    method: str
+    args: list[Any]
+
+
+class Ping(Struct, tag=True):
+    pass
+
+
+class Stop(Struct, tag=True):
+    pass
+
+
+Order: TypeAlias = Submit | Cancel | Ask | Ping | Stop
+
+
+class Opened(Struct, tag=True):
+    """The engine is there."""
+
+    card: ModelCard
+    methods: list[str]
+    digest: bytes
+    """Of its vocabulary."""
+
+
+class NotOpened(Struct, tag=True):
+    error: Told
+
+
+class Said(Struct, tag=True):
+    """What all jobs have to say at one step of the engine."""
+
+    steps: list[tuple[int, Step]]
+
+
+class Answered(Struct, tag=True):
+    id: int
+    value: Any = None
+    error: Told | None = None
+    weight_version: str | None = None
+
+
+class Pong(Struct, tag=True):
+    pulse: int
+
+
+News: TypeAlias = Opened | NotOpened | Said | Answered | Pong
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseException):
+        return Told.of(value)
+    raise NotImplementedError
+
+
+def _made(kind: type, value: Any) -> Any:
+    if kind is Exception:
+        return msgspec.convert(value, Told).error()
+    raise NotImplementedError
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
+orders: "msgspec.msgpack.Decoder[Order]" = msgspec.msgpack.Decoder(Order, dec_hook=_made)
+news: "msgspec.msgpack.Decoder[News]" = msgspec.msgpack.Decoder(News, dec_hook=_made)
+
+
+def frame(message: Any) -> bytes:
+    data = _encoder.encode(message)
+    return len(data).to_bytes(_LENGTH, "little") + data
+
+
+def receive(link: socket.socket) -> bytes:
+    """One message, where there is no event loop yet. Raises EOFError when the other side is gone."""
+    return _exactly(link, int.from_bytes(_exactly(link, _LENGTH), "little"))
+
+
+async def read(stream: asyncio.StreamReader) -> bytes:
+    """One message. Raises EOFError (IncompleteReadError is one) when the other side is gone."""
+    try:
+        length = int.from_bytes(await stream.readexactly(_LENGTH), "little")
+        return await stream.readexactly(length)
+    except ConnectionError as error:
+        raise EOFError from error
+
+
+def _exactly(link: socket.socket, count: int) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        try:
+            part = link.recv(count - len(data))
+        except ConnectionError as error:
+            raise EOFError from error
+        if not part:
+            raise EOFError
+        data += part
+    return bytes(data)
+
+
+def digest(tokenizer: Tokenizer) -> bytes:
+    """The same for two tokenizers with the same pieces at the same ids."""
+    summed = hashlib.sha256()
+    for piece in tokenizer.pieces:
+        summed.update(len(piece).to_bytes(4, "little") + piece)
+    return summed.digest()
