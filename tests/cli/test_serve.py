@@ -244,3 +244,10 @@ def test_small_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [host_in_url(h) for h in ("0.0.0.0", "::1", "h")] == ["127.0.0.1", "[::1]", "h"]
     monkeypatch.setenv("DRAGOMAN_API_KEY", "a,b")
     assert (key_of(None), key_of("c")) == ("a", "c")
+
+
+def test_a_server_for_others_needs_a_key(capsys: Capture) -> None:
+    """Known before anything is loaded."""
+    assert main(["serve", "nowhere.gguf", "--host", "0.0.0.0", "--port", "0"]) != 0
+    said = capsys.readouterr().err
+    assert "DRAGOMAN_API_KEY" in said and "--insecure" in said

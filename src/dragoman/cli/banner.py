@@ -4,12 +4,13 @@ from dragoman._version import __version__
 from dragoman.cli.facts import quantization
 from dragoman.cli.terminal import size
 from dragoman.engines.protocol import ModelCard
+from dragoman.http.guard import is_loopback
+from dragoman.http.keys import keys_of
 from dragoman.logs import Paint
 from dragoman.settings import Settings
 
 # The details that are worth a place in one line, in this order; a bare number gets its noun.
 SHOWN = {"architecture": "", "parameters": " parameters", "quantization": "", "bytes": "", "runner": ""}
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 COUNTED = {"slots": "slots", "threads": "threads"}
 
 
@@ -31,9 +32,9 @@ def banner(card: ModelCard, settings: Settings, url: str, paint: Paint, dialect:
 
 
 def _key(settings: Settings, paint: Paint) -> str:
-    if settings.api_key:
+    if keys_of(settings):
         return "needed"
-    if settings.host in LOOPBACK:
+    if is_loopback(settings.host):
         return "none; only this machine reaches the address"
     return paint("yellow", "none, and other machines may reach this address: set DRAGOMAN_API_KEY")
 
@@ -68,7 +69,7 @@ def _room(card: ModelCard) -> str:
 
 
 def _curl(model: str, settings: Settings, url: str) -> list[str]:
-    key = [' -H "Authorization: Bearer $DRAGOMAN_API_KEY" \\'] if settings.api_key else []
+    key = [' -H "Authorization: Bearer $DRAGOMAN_API_KEY" \\'] if keys_of(settings) else []
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
     return [
         f"curl {url}/v1/chat/completions \\",
@@ -79,9 +80,9 @@ def _curl(model: str, settings: Settings, url: str) -> list[str]:
 
 
 def _python(model: str, settings: Settings, url: str) -> list[str]:
-    key = 'os.environ["DRAGOMAN_API_KEY"]' if settings.api_key else '"none"'
+    key = 'os.environ["DRAGOMAN_API_KEY"]' if keys_of(settings) else '"none"'
     return [
-        *(["import os"] if settings.api_key else []),
+        *(["import os"] if keys_of(settings) else []),
         "from openai import OpenAI",
         f'client = OpenAI(base_url="{url}/v1", api_key={key})',
         'hello = [{"role": "user", "content": "Hello!"}]',

@@ -115,11 +115,12 @@ def _client(args: argparse.Namespace) -> Iterator["Client"]:
     """A client of the server that is meant, which may be one that lives only as long as this command."""
     from dragoman.cli.address import host_in_url, is_dragoman, key_of
     from dragoman.client import Client
+    from dragoman.http.keys import keys_of
 
     settings = read_settings(args, model=args.model if _is_file(args.model) else None)
     usual = f"http://{host_in_url(settings.host)}:{settings.port}"
     # OpenAI's key goes only where the person points: anybody may sit on the usual port.
-    key = key_of(args.api_key) if args.url else args.api_key or next(iter(settings.api_key), None)
+    key = key_of(args.api_key) if args.url else args.api_key or next(iter(keys_of(settings)), None)
     if args.url is None and not _is_file(args.model) and is_dragoman(usual, key):
         args.url = usual
     if args.url is not None:
@@ -140,7 +141,13 @@ def _own_server(settings: "Settings") -> Iterator[str]:
 
     # Nobody else can reach it, and lines about requests would stand in the middle of the talk.
     settings = msgspec.structs.replace(
-        settings, host="127.0.0.1", port=0, api_key=[], slots=settings.slots or 1, shutdown_grace=1
+        settings,
+        host="127.0.0.1",
+        port=0,
+        api_key=[],
+        api_key_file=None,
+        slots=settings.slots or 1,
+        shutdown_grace=1,
     )
     logs.setup("error" if settings.log_level != "debug" else "debug", settings.log_json)
     with background(engine_of(settings), settings, template=template_of(settings)) as url:

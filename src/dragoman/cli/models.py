@@ -85,11 +85,12 @@ def _here(args: argparse.Namespace) -> int:
 
 def _running(given: str | None) -> tuple[str, list[dict[str, Any]]]:
     from dragoman.cli.address import host_in_url, own_models
+    from dragoman.http.keys import keys_of
     from dragoman.settings import load
 
     settings = load()
     url = f"http://{host_in_url(settings.host)}:{settings.port}"
-    key = given or next(iter(settings.api_key), None)
+    key = given or next(iter(keys_of(settings)), None)
     return url, own_models(url, key)
 
 

@@ -42,14 +42,16 @@ def run(args: argparse.Namespace) -> int:
     logs.setup(settings.log_level, settings.log_json)
     for sentence in stray_variables(os.environ):
         logger.warning(sentence)
-    # Before the weights are fetched and loaded: a taken port should be known at once.
+    # Before the weights are fetched and loaded: what cannot be served should be known at once.
     check_port(settings.host, settings.port)
 
     from dragoman.cli.engine import template_of
     from dragoman.cli.served_engine import served_engine
     from dragoman.http.choose import check_names, choose_dialect
+    from dragoman.http.keys import check_closed
     from dragoman.http.server import serve
 
+    check_closed(settings)
     check_names(settings)
     template = template_of(settings)
     engine = served_engine(settings)

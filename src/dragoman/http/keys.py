@@ -57,9 +57,14 @@ def _from_file(name: str) -> list[str]:
     return keys
 
 
+def is_open(settings: Settings) -> bool:
+    """Whether other machines may ask without a key."""
+    return not keys_of(settings) and not is_loopback(settings.host)
+
+
 def check_closed(settings: Settings) -> None:
     """Refuses what would be open to other machines, unless that is what was asked for."""
-    if keys_of(settings) or settings.insecure or is_loopback(settings.host):
+    if settings.insecure or not is_open(settings):
         return
     raise SettingsError(
         f"Other machines reach {settings.host or 'all addresses'}, and there is no key. Set "

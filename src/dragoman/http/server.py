@@ -15,7 +15,7 @@ import uvicorn
 from dragoman.engines.protocol import Engine
 from dragoman.errors import SettingsError, Unavailable
 from dragoman.http.app import App
-from dragoman.http.keys import check_closed
+from dragoman.http.keys import check_closed, is_open
 from dragoman.http.protocol import StrictProtocol
 from dragoman.settings import Settings, changed
 
@@ -86,6 +86,8 @@ def _prepare(
 ) -> tuple["_Server", socket.socket]:
     chosen = changed(settings or Settings(), changes)
     check_closed(chosen)
+    if is_open(chosen):
+        logger.warning("Everybody who reaches %s may ask, and sees what all others store", chosen.host)
     listener = bind(chosen.host, chosen.port)
     try:
         return _Server(App(engine, chosen, template=template), listener, on_ready), listener
