@@ -78,6 +78,8 @@ class Host:
         """
         if self.settings.trajectories and spec.sampling.logprobs is None:
             spec = replace(spec, sampling=replace(spec.sampling, logprobs=0))
+        if owner:
+            spec = replace(spec, owner=owner)
         if spec.constrained:
             # A grammar may take its whole budget to compile.
             plan = await asyncio.to_thread(self.planner.plan, spec)

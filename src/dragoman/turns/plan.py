@@ -82,7 +82,7 @@ class Planner:
         self._constrainer.check(spec)
         refuse_unsupported(spec, self.card.refused)
         sampling = self._sampling(spec)
-        salt = f"{adapters or ''}\0{spec.cache_salt}"
+        salt = f"{adapters or ''}\0{spec.salt}"
         prompts = [self._fit(prompt, spec.truncate_prompt, dialect, salt) for prompt in spec.prompts]
         begun = [
             self._in_reasoning(spec, dialect, prompt, rendered)
@@ -98,7 +98,7 @@ class Planner:
                 adapters=adapters,
                 priority=spec.priority,
                 reuse_prefix=spec.reuse_prefix,
-                cache_salt=spec.cache_salt,
+                cache_salt="" if "cache_salt" in self.card.refused else spec.salt,
             )
             for (_, prompt, _), in_reasoning in zip(prompts, begun, strict=True)
         ]

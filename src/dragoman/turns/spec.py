@@ -1,5 +1,6 @@
 """What a client asked, whatever API it came through."""
 
+from hashlib import blake2b
 from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
@@ -97,6 +98,19 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
     reuse_prefix: bool = True
     token_ids: bool = False
     """The client wants the ids that were sampled."""
+    owner: str = ""
+    """Whose key it is, as a hash; empty where keys are off."""
+
+    @property
+    def salt(self) -> str:
+        """Prompts share what is kept of them only where this is the same: the key and the client's own word.
+
+        Otherwise the time that an answer takes would tell one client what another has asked.
+        """
+        if not self.owner:
+            return self.cache_salt
+        # Hashed again: it goes as far as other servers, and the hash of a key is nothing for them.
+        return blake2b(f"{self.owner}\0{self.cache_salt}".encode(), digest_size=16).hexdigest()
 
     @property
     def constrained(self) -> bool:
