@@ -1,0 +1,170 @@
+"""What is sent is what arrives; and a constraint that is made again allows the same."""
+
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dragoman.constrain.constraint import Constraint
+from dragoman.constrain.reasoning_budget import Budgeted, ReasoningBudget
+from dragoman.constrain.recipe import Recipe
+from dragoman.constrain.vocabulary import Vocabulary
+from dragoman.dialects.registry import get
+from dragoman.engines.isolated import wire
+from dragoman.engines.isolated.constraints import Kitchen, Sourced, recipe_of
+from dragoman.engines.protocol import ModelCard
+from dragoman.engines.scripted import ByteTokenizer
+from dragoman.errors import BadRequest, DragomanError, EngineFailed, MissingRecord
+from dragoman.turns.constrain import Ready
+from dragoman.types import ConstraintSource, Job, Matcher, Sampling, Step, TokenLogprob
+
+ids = st.integers(0, 2**31 - 1)
+logprobs = st.builds(
+    TokenLogprob, ids, st.floats(-100, 0), st.lists(st.tuples(ids, st.floats(-100, 0))).map(tuple)
+)
+finishes: st.SearchStrategy[Literal["stop", "length", "abort"] | None] = st.sampled_from(
+    [None, "stop", "length", "abort"]
+)
+steps = st.builds(
+    Step,
+    ids=st.lists(ids),
+    index=st.integers(0, 100),
+    logprobs=st.none() | st.lists(logprobs),
+    finish=finishes,
+    stop_id=st.none() | ids,
+    cached_tokens=st.none() | ids,
+    prompt_logprobs=st.none() | st.lists(st.none() | logprobs),
+    weight_version=st.none() | st.text(),
+)
+samplings = st.builds(
+    Sampling,
+    max_tokens=ids,
+    temperature=st.floats(0, 2),
+    logit_bias=st.dictionaries(ids, st.floats(-100, 100)),
+    bad_words=st.lists(st.lists(ids).map(tuple)).map(tuple),
+    allowed_token_ids=st.none() | st.lists(ids).map(tuple),
+    stop_token_ids=st.frozensets(ids),
+    seed=st.none() | st.integers(-(2**63), 2**63 - 1),
+)
+jobs = st.builds(
+    Job,
+    id=st.text(),
+    prompt=st.lists(ids).map(tuple),
+    sampling=samplings,
+    n=st.integers(1, 128),
+    constraint=st.none(),
+    adapters=st.lists(st.tuples(st.text(), st.floats(-2, 2))).map(tuple),
+    priority=st.integers(-(2**31), 2**31),
+    cache_salt=st.text(),
+)
+
+
+def body(message: Any) -> bytes:
+    return wire.frame(message)[4:]
+
+
+@given(st.lists(st.tuples(ids, steps)))
+def test_steps_arrive_as_they_were(said: list[tuple[int, Step]]) -> None:
+    assert wire.news.decode(body(wire.Said(said))) == wire.Said(said)
+
+
+@given(jobs)
+def test_jobs_arrive_as_they_were(job: Job) -> None:
+    order = wire.Submit(1, job, Recipe(Constraint("start: /a/")))
+    assert wire.orders.decode(body(order)) == order
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (BadRequest("No.", param="n", code="c"), BadRequest, "No."),
+        (MissingRecord("r1"), MissingRecord, MissingRecord("r1").message),
+        (ZeroDivisionError("a secret"), EngineFailed, "The engine failed at what it was asked."),
+    ],
+)
+def test_errors_arrive_without_foreign_words(
+    error: Exception, kind: type[DragomanError], message: str
+) -> None:
+    said = wire.news.decode(body(wire.Said([(1, Step([], finish="error", error=error))])))
+    assert isinstance(said, wire.Said)
+    told = said.steps[0][1].error
+    assert type(told) is kind
+    assert told.message == message
+
+
+@pytest.mark.parametrize("kind", ["SystemExit", "ClassVar", "annotations", "EngineFailed.__init__", ""])
+def test_a_kind_of_error_that_is_none_of_ours_is_not_looked_up(kind: str) -> None:
+    assert type(wire.Told(kind, "x").error()) is EngineFailed
+
+
+def test_a_card_arrives_as_it_was() -> None:
+    card = ModelCard(
+        name="m", max_model_len=7, adapters=["a"], sources=["lark"], unsupported=frozenset({"seed"})
+    )
+    said = wire.news.decode(body(wire.Opened(card, ["embed"], b"digest")))
+    assert isinstance(said, wire.Opened)
+    assert said.card == card
+
+
+TOKENIZER = ByteTokenizer()
+VOCABULARY = Vocabulary(TOKENIZER.pieces, TOKENIZER.special, TOKENIZER.end_ids)
+UNIQUE = {"type": "array", "items": {"type": "string"}, "uniqueItems": True, "maxItems": 3}
+
+
+def ready(constraint: Constraint) -> Ready:
+    return Ready(constraint.start(VOCABULARY), Recipe(constraint))
+
+
+def budgeted(tokens: int, inner: Constraint | None) -> Budgeted:
+    budget = ReasoningBudget(get("hermes"), tokens, TOKENIZER, starts_in_reasoning=True)
+    if inner is None:
+        return Budgeted(budget)
+    return Budgeted(budget, lambda: inner.start(VOCABULARY), Recipe(inner))
+
+
+CONSTRAINTS = [
+    ready(Constraint.from_regex("(yes|no), [0-9]{3}")),
+    ready(Constraint.from_json_schema(UNIQUE)),
+    budgeted(3, None),
+    budgeted(2, Constraint.from_regex("[a-z]{1,5}(</think>)?[a-z \n]*")),
+]
+
+
+def allowed(matcher: Matcher) -> np.ndarray[Any, Any]:
+    row = np.zeros(len(TOKENIZER.pieces), np.float32)
+    matcher.mask(row)
+    return row
+
+
+@given(st.sampled_from(CONSTRAINTS), st.lists(st.integers(0, 2**31), max_size=24))
+def test_a_constraint_that_is_made_again_allows_the_same(constraint: Any, walk: list[int]) -> None:
+    recipe = recipe_of(constraint)
+    assert recipe is not None
+    sent = wire.orders.decode(
+        body(wire.Submit(1, Job(id="", prompt=(), sampling=Sampling(max_tokens=1)), recipe))
+    )
+    assert isinstance(sent, wire.Submit) and sent.recipe is not None
+    first, second = constraint.start(), Kitchen(TOKENIZER).made(sent.recipe).start()
+    for number in walk:
+        row = allowed(first)
+        assert (row == allowed(second)).all()
+        assert (first.accepting, first.over) == (second.accepting, second.over)
+        possible = np.flatnonzero(row > -np.inf)
+        if first.over or not possible.size:
+            return
+        first.accept(int(possible[number % possible.size]))
+        second.accept(int(possible[number % possible.size]))
+
+
+def test_a_source_needs_no_recipe_and_what_has_neither_is_refused() -> None:
+    class Own:
+        source = None
+
+        def start(self) -> Matcher:
+            raise AssertionError
+
+    assert recipe_of(Sourced(ConstraintSource("regex", "a"))) is None
+    with pytest.raises(BadRequest):
+        recipe_of(Own())
