@@ -14,6 +14,7 @@ from dragoman.constrain.constraint import Constraint
 from dragoman.constrain.vocabulary import Vocabulary
 from dragoman.engines.protocol import DirectEngine, EmbeddingEngine, LivingEngine, TrainedEngine
 from dragoman.engines.transformers import TransformersEngine
+from dragoman.engines.transformers.run import Run
 from dragoman.errors import BadRequest, ConstraintFailed, EngineFailed, ModelFileError, Unavailable
 from dragoman.turns.constrain import Ready
 from dragoman.types import Job, Sampling, Step
@@ -306,3 +307,28 @@ def test_what_cannot_be_loaded_says_why(tmp_path: Path) -> None:
 def test_a_prompt_that_is_too_long_to_embed_is_refused(engine: TransformersEngine) -> None:
     with pytest.raises(BadRequest):
         asyncio.run(engine.embed([[65] * 200]))
+
+
+def test_what_is_chosen_together_is_what_is_chosen_alone(
+    engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU all rows without rules of their own are chosen from where they are."""
+
+    async def main() -> list[list[Step]]:
+        kinds: list[dict[str, Any]] = [
+            {},
+            {"logprobs": 2},
+            {"temperature": 0.8, "top_p": 0.9, "seed": 1},
+            {"temperature": 1.0, "min_p": 0.1, "seed": 2, "logprobs": 1},
+            {"temperature": 1.0, "seed": 3, "logit_bias": {65: 2.0}},
+        ]
+        jobs = [job(PROMPTS[0], ignore_eos=True, **kind) for kind in kinds]
+        return list(await asyncio.gather(*(collect(engine, each) for each in jobs)))
+
+    alone = asyncio.run(main())
+    monkeypatch.setattr(Run, "in_company", lambda run, drawing: run.over or run._plain)
+    together = asyncio.run(main())
+    assert [ids(steps) for steps in together] == [ids(steps) for steps in alone]
+    for one, other in zip(together, alone, strict=True):
+        for told, expected in zip(one, other, strict=True):
+            assert [each.id for each in told.logprobs or []] == [each.id for each in expected.logprobs or []]

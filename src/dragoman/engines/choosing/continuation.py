@@ -4,18 +4,18 @@ from dragoman.engines.choosing.arrays import Ids, Logits
 from dragoman.engines.choosing.edits import forbid_until
 from dragoman.engines.choosing.sampler import NoTokenLeft, Sampler
 from dragoman.errors import BadRequest, ConstraintFailed
-from dragoman.types import FinishReason, Job, Step
+from dragoman.types import FinishReason, Job, Step, TokenLogprob
 
 
 class Continuation:
     """`room` is how many ids the context has left after the prompt; `ends` are the model's own end ids."""
 
-    __slots__ = ("_ends", "_matcher", "_most", "_sampler", "_sampling", "index", "output")
+    __slots__ = ("_ends", "_matcher", "_most", "_sampler", "index", "output", "sampling")
 
     def __init__(
         self, job: Job, index: int, prompt: Ids, *, vocabulary: int, ends: frozenset[int], room: int
     ) -> None:
-        sampling = self._sampling = job.sampling
+        sampling = self.sampling = job.sampling
         self.index = index
         self.output: list[int] = []
         self._ends = ends
@@ -42,23 +42,33 @@ class Continuation:
         except ConstraintFailed as error:
             return Step([], self.index, finish="error", error=error)
         step = self.take(token)
-        if self._sampling.logprobs is not None:
+        if self.sampling.logprobs is not None:
             step.logprobs = [self._sampler.report(row, token)]
         return step
 
     @property
     def takes_largest(self) -> bool:
         """Whether the largest logit decides, and nothing else is asked of the row: then `take` is enough."""
-        return self._sampler.takes_largest and self._sampling.logprobs is None and self._most > 0
+        return self._sampler.takes_largest and self.sampling.logprobs is None and self._most > 0
 
-    def take(self, token: int) -> Step:
+    @property
+    def plain(self) -> bool:
+        """Whether row and `sampling` decide alone: then whoever has the row may choose, with `uniform`."""
+        return self._sampler.plain and self._most > 0
+
+    def uniform(self) -> float:
+        """The number in [0, 1) that decides the next draw."""
+        return self._sampler.uniform()
+
+    def take(self, token: int, logprob: TokenLogprob | None = None) -> Step:
         """The id was chosen."""
         self.output.append(token)
         finish, stop_id = self._finish(token)
-        return Step([token], self.index, finish=finish, stop_id=stop_id)
+        logprobs = None if logprob is None else [logprob]
+        return Step([token], self.index, finish=finish, stop_id=stop_id, logprobs=logprobs)
 
     def _finish(self, token: int) -> tuple[FinishReason | None, int | None]:
-        sampling, matcher = self._sampling, self._matcher
+        sampling, matcher = self.sampling, self._matcher
         # Under a constraint an end id can also be a marker in the middle of an answer.
         may_end = not sampling.ignore_eos if matcher is None else matcher.accepting
         if token in self._ends and may_end:

@@ -51,6 +51,15 @@ class Sampler:
         """Whether it is the largest logit that decides, and no rule changes any."""
         return self._random is None and not self._edits
 
+    @property
+    def plain(self) -> bool:
+        """Whether no rule changes the row, so that temperature, min-p, top-k and top-p say it all."""
+        return not self._edits and self._sampling.typical_p >= 1
+
+    def uniform(self) -> float:
+        """The number in [0, 1) that decides the next draw; 0 where nothing is drawn."""
+        return 0.0 if self._random is None else self._random.random()
+
     def sample(self, row: Logits, output: Sequence[int]) -> int:
         """The next id, given the row for it and the ids generated so far. `row` is left as it is."""
         if self._edits:
@@ -62,7 +71,7 @@ class Sampler:
             if row[best] == _NEVER:
                 raise NoTokenLeft
             return best
-        return draw(row, self._sampling, self._random.random())
+        return draw(row, self._sampling, self.uniform())
 
     def report(self, row: Logits, token: int) -> TokenLogprob:
         return logprob(row, token, self._sampling.logprobs or 0)

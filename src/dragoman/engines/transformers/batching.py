@@ -15,7 +15,9 @@ from transformers.generation.continuous_batching.cb_logits_processors import Con
 from transformers.generation.continuous_batching.continuous_api import BackgroundThreadStatus, OutputRouter
 from transformers.generation.logits_process import LogitsProcessorList
 
+from dragoman.engines.transformers.drawing import at, choose
 from dragoman.engines.transformers.run import Run, Said
+from dragoman.types import Step
 
 
 class Listener(Protocol):
@@ -42,6 +44,9 @@ def make_manager(
         use_async_batching=False,
         use_cuda_graph=False,
     )
+    # cuDNN makes a plan for every length that it has not seen, which takes longer than a step; and every step
+    # has another length.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     plain = GenerationConfig(do_sample=False, eos_token_id=-1)
     model._get_logits_processor = lambda _config: LogitsProcessorList([_Chooser(listener)])
     manager = model.init_continuous_batching(plain, config)
@@ -69,14 +74,29 @@ class _Chooser(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]
         return torch.zeros(len(self._runs), dtype=torch.int32)
 
     def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
-        largest: list[int] = scores.argmax(dim=-1).tolist()
-        looked_at = [place for place, run in enumerate(self._runs) if not run.takes_largest]
-        # Only rows that are looked at leave the device.
-        rows = dict(zip(looked_at, scores[looked_at].cpu().numpy(), strict=True)) if looked_at else {}
-        steps = [run.advance(rows.get(place), largest[place]) for place, run in enumerate(self._runs)]
+        steps = self._steps(scores)
         chosen = torch.tensor([step.ids[-1] if step and step.ids else 0 for step in steps])
         self._listener.said([(run, step) for run, step in zip(self._runs, steps, strict=True) if step])
         return torch.zeros_like(scores).scatter_(1, chosen.to(scores.device).unsqueeze(1), 1.0)
+
+    def _steps(self, scores: torch.Tensor) -> list[Step | None]:
+        together: list[int] = []
+        alone: list[int] = []
+        for place, run in enumerate(self._runs):
+            (together if run.in_company(scores.is_cuda) else alone).append(place)
+        steps: list[Step | None] = [None] * len(self._runs)
+        if together:
+            runs = [self._runs[place] for place in together]
+            samplings, uniforms = [run.sampling for run in runs], [run.uniform() for run in runs]
+            for place, chosen in zip(
+                together, choose(at(scores, together), samplings, uniforms), strict=True
+            ):
+                steps[place] = self._runs[place].take(*chosen)
+        if alone:
+            # Only rows that somebody must look at leave the device.
+            for place, row in zip(alone, scores[alone].cpu().numpy(), strict=True):
+                steps[place] = self._runs[place].advance(row)
+        return steps
 
 
 class _Router(OutputRouter):  # type: ignore[misc]

@@ -9,13 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Thread
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
 from dragoman.engines.choosing.continuation import Continuation
 from dragoman.engines.delivery import deliver
 from dragoman.engines.hf_tokenizer import HfTokenizer, card_of
+from dragoman.engines.protocol import Handle
 from dragoman.engines.steps import iterate
 from dragoman.engines.transformers.embedding import mean_vectors
 from dragoman.engines.transformers.loading import Loaded, load
@@ -75,14 +76,14 @@ class TransformersEngine:
         return len(self._runs)
 
     @classmethod
-    def open(cls, path: str, options: TransformersOptions | None = None) -> "TransformersEngine":
+    def open(cls, path: str, options: TransformersOptions | None = None) -> Self:
         """Load a folder, or a name that transformers knows. Raises ModelFileError where it cannot."""
         options = options or TransformersOptions()
         loaded = load(path, options)
         tokenizer = HfTokenizer(path, size=loaded.vocabulary)
         return cls(loaded, tokenizer, options, options.name or Path(path).name)
 
-    def submit(self, job: Job, sink: Sink) -> _Handle:
+    def submit(self, job: Job, sink: Sink) -> Handle:
         """Start a job; `sink` is called on the running event loop's thread."""
         if not self._loaded.writes:
             raise BadRequest("This model gives embeddings only; it cannot write.", param="model")

@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import TypeAlias
 
 from dragoman.engines.choosing.arrays import Logits
 from dragoman.engines.choosing.continuation import Continuation
 from dragoman.errors import DragomanError, EngineFailed
-from dragoman.types import FinishReason, Sink, Step
+from dragoman.types import FinishReason, Sampling, Sink, Step, TokenLogprob
 
 _log = logging.getLogger("dragoman.engine")
 
@@ -15,7 +16,7 @@ _log = logging.getLogger("dragoman.engine")
 class Run:
     """One continuation. The engine's thread advances it; the event loop's thread may cancel it."""
 
-    __slots__ = ("_answer", "id", "loop", "over", "sink")
+    __slots__ = ("_answer", "_plain", "_takes_largest", "id", "loop", "over", "sink")
 
     def __init__(self, id: str, answer: Continuation, sink: Sink, loop: asyncio.AbstractEventLoop) -> None:
         self.id = id
@@ -23,6 +24,8 @@ class Run:
         self.loop = loop
         self.over = False
         self._answer = answer
+        self._plain = answer.plain
+        self._takes_largest = answer.takes_largest
 
     def __deepcopy__(self, memo: object) -> "Run":
         """The library copies what it was given when it starts a request again; the answer goes on."""
@@ -33,16 +36,32 @@ class Run:
         return self._answer.index
 
     @property
-    def takes_largest(self) -> bool:
-        """Whether the row need not be looked at. What has been cancelled takes anything."""
-        return self.over or self._answer.takes_largest
+    def sampling(self) -> Sampling:
+        return self._answer.sampling
 
-    def advance(self, row: Logits | None, largest: int) -> Step | None:
+    def uniform(self) -> float:
+        """The number in [0, 1) that decides the next draw."""
+        return self._answer.uniform()
+
+    def in_company(self, drawing: bool) -> bool:
+        """Whether its row may be chosen from together with others, where it is; `drawing` if not only the
+        largest can be taken there. What has been cancelled takes anything.
+        """
+        return self.over or (self._plain if drawing else self._takes_largest)
+
+    def take(self, token: int, logprob: TokenLogprob | None) -> Step | None:
+        """The step for an id that was chosen elsewhere, as `advance`."""
+        return self._step(lambda: self._answer.take(token, logprob))
+
+    def advance(self, row: Logits) -> Step | None:
         """The next step; None for a run that was cancelled while the step was computed."""
+        return self._step(lambda: self._answer.advance(row))
+
+    def _step(self, choose: Callable[[], Step]) -> Step | None:
         if self.over:
             return None
         try:
-            step = self._answer.take(largest) if row is None else self._answer.advance(row)
+            step = choose()
         except Exception:
             _log.exception("choosing an id failed")
             return self.end("error", EngineFailed("The engine failed while it was choosing a token."))

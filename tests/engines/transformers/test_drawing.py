@@ -1,0 +1,110 @@
+"""Rows that are chosen from together, held against the sampler that takes them one by one."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from dragoman.engines.choosing import sampler
+from dragoman.types import Sampling
+
+torch = pytest.importorskip("torch")
+
+uniforms = st.floats(0, 1, exclude_max=True)
+samplings = st.builds(
+    Sampling,
+    max_tokens=st.just(1),
+    temperature=st.sampled_from([0.3, 1.0, 2.0]),
+    top_p=st.sampled_from([0.0, 0.3, 0.9, 1.0]),
+    top_k=st.sampled_from([0, 1, 5, 1000]),
+    min_p=st.sampled_from([0.0, 0.01, 0.5]),
+)
+several = st.lists(
+    # Values far enough apart that rounding does not decide who is in.
+    st.tuples(
+        arrays(np.float32, 40, elements=st.integers(-40, 40).map(lambda n: n / 4), unique=True), samplings
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+def drawn(rows: Any, asked: list[Sampling], numbers: list[float]) -> list[int]:
+    from dragoman.engines.transformers.drawing import draw
+
+    ids: list[int] = draw(torch.tensor(np.array(rows, np.float32)), asked, numbers).tolist()
+    return ids
+
+
+def shares(row: list[float], **kinds: Any) -> dict[int, float]:
+    """How often each id comes, over numbers that are spread evenly."""
+    count = 4000
+    asked = Sampling(max_tokens=1, **kinds)
+    ids = drawn([row] * count, [asked] * count, [number / count for number in range(count)])
+    return {id_: ids.count(id_) / count for id_ in set(ids)}
+
+
+@settings(deadline=None)
+@given(several, uniforms)
+def test_the_ids_are_those_of_the_other_sampler(several: list[tuple[Any, Sampling]], uniform: float) -> None:
+    rows, asked = [row for row, _ in several], [sampling for _, sampling in several]
+    for row, sampling, id_ in zip(rows, asked, drawn(rows, asked, [uniform] * len(rows)), strict=True):
+        if 0 < sampling.top_k < row.size:
+            # The other one does not put what top-k leaves in the order of ids, so it can be any of them.
+            tried = [number / 50 for number in range(50)]
+        else:
+            tried = [uniform, max(uniform - 1e-5, 0.0), min(uniform + 1e-5, 1 - 2**-53)]
+        assert id_ in {sampler.draw(row, sampling, number) for number in tried}
+
+
+def test_the_shares_are_those_of_the_weights() -> None:
+    row = [0.0, 1.0, -1.0, 2.0]
+    weights = np.exp(np.array(row) / 0.7)
+    for id_, share in enumerate(weights / weights.sum()):
+        assert shares(row, temperature=0.7)[id_] == pytest.approx(share, abs=1e-3)
+
+
+def test_each_row_has_its_own_filters() -> None:
+    row = [3.0, 2.0, 1.0, 0.0]
+    kinds: list[dict[str, Any]] = [{}, {"top_k": 1}, {"top_p": 0.01}, {"min_p": 0.9}, {"temperature": 0.01}]
+    asked = [Sampling(max_tokens=1, **kind) for kind in kinds]
+    assert drawn([row] * 5, asked, [0.9999] * 5) == [3, 0, 0, 0, 0]
+
+
+def test_equals_at_the_edge_of_top_p_are_kept_together_and_top_k_is_exact() -> None:
+    row = [1.0, 1.0, 1.0, 0.0]
+    assert set(shares(row, top_p=0.3)) == {0, 1, 2}
+    assert len(shares(row, top_k=2)) == 2
+
+
+def test_what_cannot_come_does_not_come_at_either_end() -> None:
+    row = [-np.inf, 0.0, 0.0, -np.inf]
+    assert drawn([row] * 2, [Sampling(max_tokens=1)] * 2, [0.0, 1 - 2**-53]) == [1, 2]
+
+
+def test_log_probabilities_are_told_of_those_that_ask() -> None:
+    from dragoman.engines.transformers.drawing import choose
+
+    rows = np.random.default_rng(0).normal(size=(3, 50)).astype(np.float32)
+    asked = [Sampling(max_tokens=1, temperature=0.0, logprobs=count) for count in (None, 0, 4)]
+    (_, nothing), (second, own), (third, more) = choose(torch.tensor(rows), asked, [0.0] * 3)
+    assert nothing is None
+    for told, expected in (
+        (own, sampler.logprob(rows[1], second, 0)),
+        (more, sampler.logprob(rows[2], third, 4)),
+    ):
+        assert told is not None
+        assert told.logprob == pytest.approx(expected.logprob, abs=1e-5)
+        assert [id_ for id_, _ in told.top] == [id_ for id_, _ in expected.top]
+
+
+def test_equally_likely_ids_are_told_in_their_order() -> None:
+    from dragoman.engines.transformers.drawing import choose
+
+    asked = [Sampling(max_tokens=1, temperature=0.0, logprobs=3)]
+    ((_, told),) = choose(torch.tensor([[1.0, 2.0, 2.0]]), asked, [0.0])
+    assert told is not None
+    assert [id_ for id_, _ in told.top] == [1, 2, 0]
