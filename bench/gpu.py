@@ -1,0 +1,159 @@
+"""What dragoman costs on a GPU: random weights in `transformers`, with HTTP before them and without.
+
+Server and engine share a process, as with `dragoman serve`; the client has one of its own. The jobs that came
+by HTTP are then given to the same engine once more, with nothing before it. Only steps in which every stream
+gets a token count.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from bench import machine
+from bench.errors import BenchError, told
+from bench.figures import Load
+from bench.gpu_watch import Pace, WatchedEngine, drive
+from bench.servers.llama import SHAPES, Shape, make
+from bench.tables import Table, keep
+from dragoman.engines.transformers import TransformersOptions
+from dragoman.http.server import background
+from dragoman.settings import Settings
+
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "temperature 0.8, top-p 0.95": {"temperature": 0.8, "top_p": 0.95},
+}
+HTTP, ALONE = "HTTP", "no server"
+
+
+class Options(Struct, frozen=True):
+    streams: int = 256
+    tokens: int = 192
+    rounds: int = 3
+    shape: str = "1b"
+
+
+class Round(Struct, frozen=True):
+    kind: str
+    way: str
+    pace: Pace
+    load: Load | None
+    """As the client saw it."""
+
+
+def body(tokens: int, kind: str) -> str:
+    asked = {
+        "messages": [{"role": "user", "content": "What is the answer?"}],
+        "max_tokens": tokens,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    return json.dumps(asked | KINDS[kind])
+
+
+def over_http(engine: WatchedEngine, port: int, options: Options, kind: str) -> Round:
+    engine.watch()
+    command = [sys.executable, "-m", "bench.gpu_client", str(port), str(options.streams)]
+    done = subprocess.run([*command, body(options.tokens, kind)], stdout=subprocess.PIPE, check=False)
+    if done.returncode:
+        raise BenchError("The client failed; see above.")
+    load = msgspec.json.decode(done.stdout, type=Load)
+    return Round(kind, HTTP, engine.pace(options.streams), load)
+
+
+def alone(engine: WatchedEngine, options: Options, kind: str, name: str) -> Round:
+    """What came by HTTP last, once more."""
+    jobs = engine.jobs
+    engine.watch()
+    asyncio.run(drive(engine, jobs, name))
+    return Round(kind, ALONE, engine.pace(options.streams), None)
+
+
+def run(options: Options, folder: Path, device: str) -> list[Round]:
+    make(folder, SHAPES[options.shape], device)
+    print("gpu: loading", flush=True)
+    engine = WatchedEngine.open(
+        str(folder), TransformersOptions(slots=options.streams, context=1024, device=device)
+    )
+    rounds = []
+    with background(engine, Settings(port=0)) as url:
+        port = int(url.rpartition(":")[2])
+        for kind in KINDS:
+            over_http(engine, port, options, kind)  # warms up
+            for number in range(options.rounds):
+                print(f"gpu: {kind}, round {number + 1} of {options.rounds}", flush=True)
+                rounds.append(over_http(engine, port, options, kind))
+                rounds.append(alone(engine, options, kind, f"{kind}-{number}"))
+    return rounds
+
+
+def table(rounds: Sequence[Round], shape: Shape, where: str) -> Table:
+    rows = []
+    for kind in KINDS:
+        for way in (HTTP, ALONE):
+            mine = [each for each in rounds if (each.kind, each.way) == (kind, way)]
+
+            def median(of: Callable[[Pace], float], mine: list[Round] = mine) -> float:
+                return statistics.median(of(each.pace) for each in mine)
+
+            rows.append(
+                (
+                    kind,
+                    way,
+                    f"{median(lambda pace: pace.tokens_per_s):,.0f}",
+                    f"{median(lambda pace: pace.step_ms):.1f}",
+                    f"{median(lambda pace: pace.engine_ms):.1f}",
+                    f"{median(lambda pace: pace.loop_ms):.2f}",
+                    f"{median(lambda pace: pace.loop_share):.1%}",
+                )
+            )
+    head = ("sampling", "driven by", "tokens/s", "step ms", "engine thread ms", "event loop ms", "of a step")
+    streams, count = rounds[0].pace.streams, len(rounds) // len(rows)
+    notes = [
+        f"Random weights: {shape}. Median of {count} rounds. {where}.",
+        "Times of threads are processor times for one step; `of a step` is the event loop's.",
+    ]
+    return Table(f"{streams} streams on a GPU", head, rows, notes)
+
+
+def describe(device: str) -> str:
+    import torch
+    import transformers
+
+    name = torch.cuda.get_device_name() if device == "cuda" else device
+    return f"{name}, torch {torch.__version__}, transformers {transformers.__version__}, {machine.describe()}"
+
+
+def main(options: Options) -> None:
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    where = describe(device)
+    with tempfile.TemporaryDirectory() as folder:
+        rounds = run(options, Path(folder), device)
+    keep("gpu", rounds, [table(rounds, SHAPES[options.shape], where)])
+
+
+def cli() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__)
+    parser.add_argument("--streams", type=int, default=256, help="streams at the same time [default: 256]")
+    parser.add_argument("--tokens", type=int, default=192, help="tokens of an answer [default: 192]")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of each way [default: 3]")
+    parser.add_argument("--shape", choices=SHAPES, default="1b", help="shape of the model [default: 1b]")
+    args = parser.parse_args()
+    main(Options(args.streams, args.tokens, args.rounds, args.shape))
+
+
+if __name__ == "__main__":
+    sys.exit(told(cli))
