@@ -1,11 +1,16 @@
 """Text and prompts to token ids."""
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 from dragoman.engines.protocol import Tokenizer
 from dragoman.errors import BadRequest, ContextOverflow
 from dragoman.prompt.special import SpecialText, erase
 from dragoman.types import TextPrompt
+
+SHORT = 16
+"""Characters of a piece whose ids are kept: templates write the same between their control tokens."""
+MOST_KEPT = 1024
 
 
 def sound(text: str) -> str:
@@ -25,6 +30,7 @@ class Encoder:
         self._tokenizer = tokenizer
         # Some tokenizers write the first word of a prompt in another way than those after it.
         self._encode_on: Callable[[str], list[int]] = getattr(tokenizer, "encode_on", tokenizer.encode)
+        self._encode_short = lru_cache(MOST_KEPT)(self._encode_piece)
         self._longest = max(map(len, tokenizer.pieces), default=1) or 1
         self.bos = self._piece(tokenizer.bos_id)
         self.eos = self._piece(tokenizer.eos_id)
@@ -36,8 +42,12 @@ class Encoder:
             if id is not None:
                 ids.append(id)
             elif plain := erase(piece, mark) if mark else piece:
-                ids += self._encode_on(plain) if ids else self._tokenizer.encode(plain)
+                encode = self._encode_short if len(plain) <= SHORT else self._encode_piece
+                ids += encode(plain, not ids)
         return ids
+
+    def _encode_piece(self, text: str, begins: bool) -> Sequence[int]:
+        return tuple(self._tokenizer.encode(text) if begins else self._encode_on(text))
 
     def encode_text(self, prompt: TextPrompt) -> list[int]:
         """A raw prompt. With a suffix, the model is asked for what stands between the two."""

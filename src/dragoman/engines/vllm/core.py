@@ -18,7 +18,7 @@ from dragoman.types import FinishReason, Step
 
 logger = logging.getLogger("dragoman.engine")
 _CLIENT = ("get_output_async", "add_request_async", "abort_requests_async", "get_supported_tasks_async")
-_INPUTS = ("process_inputs", "assign_request_id")
+_INPUTS = ("process_inputs",)
 
 
 def lacking(llm: Any) -> str | None:

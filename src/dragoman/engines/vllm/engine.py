@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from copy import copy
 from typing import Any
 
 from dragoman.engines.steps import iterate
@@ -10,7 +9,7 @@ from dragoman.engines.vllm.core import Core
 from dragoman.engines.vllm.faults import told
 from dragoman.engines.vllm.model import VllmModel
 from dragoman.engines.vllm.outputs import Continuation
-from dragoman.engines.vllm.params import prompt_of, sibling
+from dragoman.engines.vllm.requests import Requests
 from dragoman.errors import DragomanError, EngineFailed
 from dragoman.types import FinishReason, Job, Sink, Step
 
@@ -58,6 +57,7 @@ class VllmEngine:
         self._model = VllmModel(llm, name, adapters or {})
         self._llm = llm
         self._core = Core(llm)
+        self._requests = Requests(llm, self._model)
         self.card = self._model.card
         self.tokenizer = self._model.tokenizer
         self.weight_version: str | None = None
@@ -65,7 +65,7 @@ class VllmEngine:
     def submit(self, job: Job, sink: Sink) -> _Handle:
         """Start a job; `sink` is called on the running event loop's thread."""
         self._core.start()
-        requests = self._requests(job)
+        requests = self._requests.of(job)
         takers = [Continuation(job, index, sink) for index in range(job.n)]
         self._core.add(requests, takers)
         return _Handle(self._core, [request.request_id for request in requests])
@@ -76,9 +76,7 @@ class VllmEngine:
 
     async def embed(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
         """What the model's pooler makes of each prompt, at length one."""
-        params = self._model.pooling_params()
-        tasks = await self._core.tasks()
-        requests = [self._request(f"embed-{n}", prompt, params, tasks) for n, prompt in enumerate(prompts)]
+        requests = self._requests.embedding(prompts, await self._core.tasks())
         vectors = [_Vector() for _ in prompts]
         self._core.add(requests, vectors)
         try:
@@ -114,33 +112,3 @@ class VllmEngine:
                 await core.set_weight_version_async(weight_version)
                 self.weight_version = weight_version
             await core.resume_scheduler_async()
-
-    def _requests(self, job: Job) -> list[Any]:
-        """One for each continuation; what vLLM does not take is told here."""
-        params = self._model.sampling_params(job)
-        first = self._request(
-            job.id,
-            job.prompt,
-            params,
-            ("generate",),
-            salt=job.cache_salt,
-            priority=job.priority,
-            lora_request=self._model.adapter(job),
-        )
-        requests = [first]
-        for index in range(1, job.n):
-            other = copy(first)
-            other.request_id = f"{first.request_id}-{index}"
-            other.sampling_params = sibling(first.sampling_params, index)
-            requests.append(other)
-        return requests
-
-    def _request(
-        self, id: str, prompt: Sequence[int], params: Any, tasks: tuple[str, ...], salt: str = "", **how: Any
-    ) -> Any:
-        inputs = self._llm.input_processor
-        with told():
-            request = inputs.process_inputs(id, prompt_of(prompt, salt), params, supported_tasks=tasks, **how)
-            # A name of its own: two clients may have chosen the same one.
-            inputs.assign_request_id(request)
-        return request
