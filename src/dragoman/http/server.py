@@ -12,6 +12,7 @@ from typing import Any
 
 import uvicorn
 
+from dragoman import logs
 from dragoman.engines.protocol import Engine
 from dragoman.errors import SettingsError, Unavailable
 from dragoman.http.app import App
@@ -37,6 +38,7 @@ def serve(
     `template` is the source of a chat template to use instead of the model's. `on_ready` gets the address
     once requests are answered.
     """
+    _log_safely()
     server, listener = _prepare(engine, settings, template, on_ready, changes)
     server.run(sockets=[listener])
     _check_started(server)
@@ -51,6 +53,7 @@ async def aserve(
     **changes: Any,
 ) -> None:
     """`serve` inside an event loop that already runs."""
+    _log_safely()
     server, listener = _prepare(engine, settings, template, on_ready, changes)
     await server.serve(sockets=[listener])
     _check_started(server)
@@ -94,6 +97,12 @@ def _prepare(
     except BaseException:
         listener.close()
         raise
+
+
+def _log_safely() -> None:
+    """Without a handler Python prints foreign exceptions as they are, with what clients sent."""
+    if not logger.hasHandlers():
+        logs.setup("warning", json=False)
 
 
 def _check_started(server: "_Server") -> None:
