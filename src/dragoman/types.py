@@ -228,6 +228,10 @@ class Traced(Struct, frozen=True, kw_only=True):
     """The answer that it belongs to, by its id."""
     after: str | None = None
     """The answer whose ids the prompt goes on from."""
+    kept: int = 0
+    """How many ids of the prompt are those of that answer, and of what was before it."""
+    key: bytes = b""
+    """What the prompt is remembered by; empty where nothing can go on from it."""
 
     @property
     def all(self) -> tuple[int, ...]:

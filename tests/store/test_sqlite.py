@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from dragoman.errors import Conflict, StoreUnavailable
-from dragoman.store import Append, Bounds
+from dragoman.store import Append, Bounds, Item
 from dragoman.store import sqlite_worker as worker
-from dragoman.store.migrations import VERSION
+from dragoman.store.migrations import FIRST, SQLITE, VERSION
 from dragoman.store.operations import Row, Statement
 from dragoman.store.sqlite import FILE, SqliteStore
 from tests.store.samples import all_ids, conversation, held, item, record
@@ -172,6 +172,23 @@ async def test_a_lock_that_is_held_is_said_and_waited_for(store: SqliteStore, tm
     other.execute("COMMIT")
     other.close()
     await store.save(record("r"))
+
+
+async def test_a_file_of_an_older_version_is_brought_up_to_date(tmp_path: Path) -> None:
+    old = sqlite3.connect(tmp_path / FILE)
+    for sql in FIRST:
+        old.execute(sql.format_map(SQLITE))
+    old.execute("PRAGMA user_version = 1")
+    old.execute("INSERT INTO conversations VALUES (1, 'ann', 'c', 1, 1, 0, 99, '{}')")
+    old.execute("INSERT INTO items VALUES (1, 'ann', 'a', NULL, 1, 'item', '{}')")
+    old.commit()
+    old.close()
+    store = SqliteStore(tmp_path, Bounds())
+    await store.open()
+    await store.add_items("ann", "c", [Item("b", b"{}", b"ids")])
+    found = await store.conversation_items("ann", "c")
+    assert found is not None and [(item.id, item.trail) for item in found.data] == [("a", b""), ("b", b"ids")]
+    await store.close()
 
 
 async def test_a_file_of_a_newer_version_is_refused(store: SqliteStore, tmp_path: Path) -> None:

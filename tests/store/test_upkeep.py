@@ -6,7 +6,8 @@ import json
 import pytest
 
 from dragoman.errors import BodyTooLarge
-from dragoman.store import Bounds, Store
+from dragoman.store import Bounds, Item, Store
+from dragoman.store.migrations import VERSION
 from tests.store.conftest import Make
 from tests.store.samples import all_ids, conversation, ids, item, record
 
@@ -109,6 +110,19 @@ async def test_work_of_a_server_that_is_gone_is_taken_over_once(make: Make) -> N
     await third.close()
 
 
+async def test_the_ids_of_items_count(store: Store) -> None:
+    sizes = []
+    for trail in (b"", b"x" * 1000):
+        await store.save(record("r", outputs=(Item("a", b"{}", trail),)))
+        await store.create_conversation(conversation(), [Item("b", b"{}", trail)])
+        sizes.append((await store.stats()).bytes)
+        await store.delete_item("ann", "c", "b")
+        await store.delete_conversation("ann", "c")
+        await store.delete("response", "ann", "r")
+        assert (await store.stats()).bytes == 0
+    assert sizes[1] - sizes[0] == 2000
+
+
 async def test_stats_count_everything(store: Store) -> None:
     assert (await store.stats()).oldest is None
     await store.save(record("r", created_at=7, inputs=(item("a"),)))
@@ -116,14 +130,14 @@ async def test_stats_count_everything(store: Store) -> None:
     await store.create_conversation(conversation(created_at=6), [item("b")])
     stats = await store.stats()
     assert stats.counts == {"response": 1, "chat": 1, "conversation": 1, "item": 2}
-    assert (stats.oldest, stats.schema_version, stats.bounds) == (5, 1, Bounds())
+    assert (stats.oldest, stats.schema_version, stats.bounds) == (5, VERSION, Bounds())
     assert 0 < stats.bytes < stats.file_bytes
 
 
 async def test_everything_of_everybody_is_exported(store: Store) -> None:
     for n in range(120):
         await store.save(record(f"r{n}", owner=f"o{n % 2}", inputs=(item("a"),), events=b"\0log"))
-    await store.create_conversation(conversation(), [item("b"), item("c")])
+    await store.create_conversation(conversation(), [item("b"), Item("c", b"{}", b"ids")])
     lines = [json.loads(line) async for line in store.export()]
     assert [line["id"] for line in lines] == [*(f"r{n}" for n in range(120)), "c"]
     assert base64.b64decode(lines[0]["events"]) == b"\0log"
@@ -131,6 +145,7 @@ async def test_everything_of_everybody_is_exported(store: Store) -> None:
     assert lines[0]["inputs"] == [{"id": "a", "body": {"text": ""}}]
     assert [line["type"] for line in lines[-2:]] == ["record", "conversation"]
     assert [one["id"] for one in lines[-1]["items"]] == ["b", "c"]
+    assert base64.b64decode(lines[-1]["items"][1]["trail"]) == b"ids"
 
 
 async def test_a_vacuum_loses_nothing(store: Store) -> None:

@@ -21,7 +21,7 @@ from tests.support.talks import WAYS, Talk
 
 @contextmanager
 def embedded() -> Iterator[str]:
-    engine = LocalEngine.open(default_model(), LocalOptions(name="smollm2", context=2048, slots=4))
+    engine = LocalEngine.open(default_model(), LocalOptions(name="smollm2", context=2048, slots=4, threads=1))
     settings = Settings(port=0, store="memory", trajectories=True, dialect="hermes")
     with background(engine, settings) as url:
         yield url

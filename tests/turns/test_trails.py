@@ -33,7 +33,8 @@ def planner(template: str = KEEPS) -> Planner:
     return Planner(card, tokenizer, Prompter(card, tokenizer, dialect=dialect), dialect)
 
 
-def asked(plans: Planner, *messages: Message) -> tuple[str, tuple[int, ...]]:
+def asked(plans: Planner, *messages: Message) -> tuple[bytes, tuple[int, ...]]:
+    """What the prompt is remembered by, and its ids."""
     spec = TurnSpec(
         model=None,
         prompts=(Conversation(messages=messages, tools=(TOOL,)),),
@@ -41,7 +42,7 @@ def asked(plans: Planner, *messages: Message) -> tuple[str, tuple[int, ...]]:
         reading=Reading(),
     )
     plan = plans.plan(spec)
-    return plan.texts[0], plan.jobs[0].prompt
+    return plan.keys[0], plan.jobs[0].prompt
 
 
 def sampled(text: str, seed: int, *, end: bool = True) -> list[int]:
@@ -68,9 +69,9 @@ def turn_after(
     plans: Planner, wrote: str, answer: Message, *more: Message, seed: int = 1
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """What was sampled, and the prompt of the next turn."""
-    text, prompt = asked(plans, USER)
-    turn = Traced(prompt=prompt, ids=tuple(sampled(wrote, seed)))
-    plans.trails.add(text, turn, "\0")
+    key, prompt = asked(plans, USER)
+    turn = Traced(prompt=prompt, ids=tuple(sampled(wrote, seed)), key=key)
+    plans.trails.add(turn)
     return turn.all, asked(plans, USER, answer, *more)[1]
 
 
@@ -113,9 +114,9 @@ def test_what_was_changed_is_not_falsified(template: str, answer: Message) -> No
 
 def test_of_several_answers_the_one_that_was_taken_is_kept() -> None:
     plans = planner()
-    text, prompt = asked(plans, USER)
+    key, prompt = asked(plans, USER)
     for seed, wrote in enumerate(("hello", "lo hello", "hel")):
-        plans.trails.add(text, Traced(prompt=prompt, ids=tuple(sampled(wrote, seed))), "\0")
+        plans.trails.add(Traced(prompt=prompt, ids=tuple(sampled(wrote, seed)), key=key))
     going_on = asked(plans, USER, Message(role="assistant", content="lo hello"), USER)[1]
     expected = (*prompt, *sampled("lo hello", 1))
     assert going_on[: len(expected)] == expected
@@ -123,12 +124,35 @@ def test_of_several_answers_the_one_that_was_taken_is_kept() -> None:
 
 def test_another_salt_knows_nothing() -> None:
     trails = Trails()
-    trails.add("p", Traced(prompt=(1,), ids=(2,)), "a")
-    assert (len(trails.find("p", "a")), len(trails.find("p", "b"))) == (1, 0)
+    trails.add(Traced(prompt=(1,), ids=(2,), key=trails.key("p", "a")))
+    assert (len(trails.find(trails.key("p", "a"))), len(trails.find(trails.key("p", "b")))) == (1, 0)
+
+
+def test_another_model_knows_nothing() -> None:
+    keys = {
+        Trails(name, pieces).key("p")
+        for name in ("one", "other")
+        for pieces in ([b"a"], [b"b"], [b"a", b"b"])
+    }
+    assert len(keys) == 6
+
+
+def test_of_answers_that_say_the_same_that_which_is_meant_is_kept() -> None:
+    trails = Trails()
+    for source in ("a", "b", "c"):
+        trails.add(Traced(prompt=(1,), ids=(2,), key=b"k", source=source))
+    assert trails.prefer(b"k", "b") and not trails.prefer(b"k", "d")
+    assert [turn.source for turn in trails.find(b"k")] == ["b", "c", "a"]
+
+
+def test_a_prompt_that_was_cut_is_not_gone_on_from() -> None:
+    conversation = Conversation(messages=(USER,))
+    spec = TurnSpec(model=None, prompts=(conversation,), sampling=Sampling(max_tokens=8), truncate_prompt=4)
+    assert planner().plan(spec).keys == [b""]
 
 
 def test_memory_is_bounded() -> None:
     trails = Trails(most_ids=100)
     for number in range(50):
-        trails.add(str(number), Traced(prompt=(1,) * 5, ids=(2,) * 5))
-    assert (len(trails), len(trails.find("49")), len(trails.find("0"))) == (10, 1, 0)
+        trails.add(Traced(prompt=(1,) * 5, ids=(2,) * 5, key=b"%d" % number))
+    assert (len(trails), len(trails.find(b"49")), len(trails.find(b"0"))) == (10, 1, 0)

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import TypeVar
 from uuid import uuid4
 
@@ -85,8 +84,7 @@ class Host:
             plan = await asyncio.to_thread(self.planner.plan, spec)
         else:
             plan = await self.prepare(body_bytes, self.planner.plan, spec)
-        # Ids that no model has sampled are not worth going on from.
-        remember = partial(self.planner.trails.add, salt=plan.salt) if self.card.samples_ids else None
+        remember = self.planner.trails.add
         language, line = self._language(plan.dialect), self.admission.line
         return Turn(self.engine, plan, spec, language, remember, source, line, owner)
 

@@ -112,10 +112,10 @@ def item(owner: str, id: str, item_id: str) -> Operation[Item | None]:
     if holder is None:
         return None
     rows = yield Query(
-        "SELECT id, body FROM items WHERE conversation = ? AND id = ? ORDER BY seq DESC LIMIT 1",
+        f"SELECT {items.COLUMNS} FROM items WHERE conversation = ? AND id = ? ORDER BY seq DESC LIMIT 1",
         (holder.seq, item_id),
     )
-    return Item(*rows[0]) if rows else None
+    return items.made_of(rows[0]) if rows else None
 
 
 def delete_item(owner: str, id: str, item_id: str, now: float) -> Operation[bool]:
@@ -123,9 +123,10 @@ def delete_item(owner: str, id: str, item_id: str, now: float) -> Operation[bool
     if holder is None:
         return False
     rows = yield Query(
-        "DELETE FROM items WHERE conversation = ? AND id = ? RETURNING id, body", (holder.seq, item_id)
+        f"DELETE FROM items WHERE conversation = ? AND id = ? RETURNING {items.COLUMNS}",
+        (holder.seq, item_id),
     )
-    gone = [Item(*row) for row in rows]
+    gone = [items.made_of(row) for row in rows]
     if gone:
         yield from _change(owner, id, None, -items.size_of(gone), now)
     return bool(gone)

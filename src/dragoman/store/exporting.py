@@ -49,4 +49,8 @@ def _record_line(record: Record, events: bytes) -> bytes:
 
 
 def _raw(held: Iterable[Item]) -> list[dict[str, Any]]:
-    return [{"id": item.id, "body": Raw(item.body)} for item in held]
+    # Trails, which few items have, are in base64 as well.
+    return [
+        {"id": item.id, "body": Raw(item.body), **({"trail": item.trail} if item.trail else {})}
+        for item in held
+    ]

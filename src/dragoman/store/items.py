@@ -1,6 +1,7 @@
 """Operations on the items of records and conversations."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from msgspec import Struct
 
@@ -13,7 +14,8 @@ ROW_BYTES = 128
 BEYOND = 2**62
 """After every seq there will ever be."""
 
-INSERT = "INSERT INTO items (owner, id, record, conversation, part, body) VALUES (?, ?, ?, ?, ?, ?)"
+COLUMNS = "id, body, trail"
+INSERT = f"INSERT INTO items (owner, record, conversation, part, {COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)"
 
 
 class Holder(Struct, frozen=True):
@@ -29,14 +31,22 @@ class Holder(Struct, frozen=True):
 
 
 def size_of(items: Iterable[Item]) -> int:
-    return sum(len(item.body) + len(item.id) + ROW_BYTES for item in items)
+    return sum(len(item.body) + len(item.trail) + len(item.id) + ROW_BYTES for item in items)
+
+
+def made_of(row: Sequence[Any]) -> Item:
+    """The item of a row of COLUMNS."""
+    id, body, trail = row
+    return Item(id, body, trail or b"")
 
 
 def insert(owner: str, holder: Holder, items: Sequence[Item]) -> Operation[None]:
     if any(len(item.id) > LONGEST_ID for item in items):
         raise BadRequest(f"The id of an item has at most {LONGEST_ID} characters.")
     if items:
-        rows = [(owner, item.id, *holder.keys(), holder.part, item.body) for item in items]
+        rows = [
+            (owner, *holder.keys(), holder.part, item.id, item.body, item.trail or None) for item in items
+        ]
         yield Many(INSERT, rows)
 
 
@@ -52,20 +62,21 @@ def page(holder: Holder, after: str | None, limit: int, descending: bool) -> Ope
         start = found[0][0]
     beyond, order = ("<", "DESC") if descending else (">", "ASC")
     rows = yield Query(
-        f"SELECT id, body FROM items WHERE {where} AND seq {beyond} ? ORDER BY seq {order} LIMIT ?",
+        f"SELECT {COLUMNS} FROM items WHERE {where} AND seq {beyond} ? ORDER BY seq {order} LIMIT ?",
         (*values, start, limit + 1),
     )
-    return Page([Item(*row) for row in rows[:limit]], has_more=len(rows) > limit)
+    return Page([made_of(row) for row in rows[:limit]], has_more=len(rows) > limit)
 
 
 def of_records(seqs: Sequence[int]) -> Operation[dict[tuple[int, str], list[Item]]]:
     """The items of these records, by record and part."""
     rows = yield Query(
-        f"SELECT record, part, id, body FROM items WHERE record IN ({marks(seqs)}) ORDER BY seq", tuple(seqs)
+        f"SELECT record, part, {COLUMNS} FROM items WHERE record IN ({marks(seqs)}) ORDER BY seq",
+        tuple(seqs),
     )
     found: dict[tuple[int, str], list[Item]] = {}
-    for record, part, id, body in rows:
-        found.setdefault((record, part), []).append(Item(id, body))
+    for record, part, *columns in rows:
+        found.setdefault((record, part), []).append(made_of(columns))
     return found
 
 

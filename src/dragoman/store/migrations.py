@@ -43,7 +43,10 @@ FIRST = (
     "CREATE INDEX items_of_conversations ON items (conversation, seq) WHERE conversation IS NOT NULL",
 )
 
-MIGRATIONS: Sequence[Sequence[str]] = (FIRST,)
+# The ids that were sampled, with the last item of an answer.
+TRAILS = ("ALTER TABLE items ADD COLUMN trail {blob}",)
+
+MIGRATIONS: Sequence[Sequence[str]] = (FIRST, TRAILS)
 VERSION = len(MIGRATIONS)
 
 

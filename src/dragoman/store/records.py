@@ -18,6 +18,8 @@ class Item(Struct, frozen=True):
 
     id: str
     body: bytes
+    trail: bytes = b""
+    """The ids that the model sampled up to it, as `turns` packs them; with the last item of an answer."""
 
 
 class Record(Struct, frozen=True, kw_only=True):

@@ -1,7 +1,6 @@
 """From what a client asked to what an engine is asked. Everything that can be refused is refused here."""
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import TypeAlias
 from uuid import uuid4
 
@@ -20,10 +19,10 @@ from dragoman.turns.opened import ids_opened_reasoning, opened_reasoning
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.trails import Trails
 from dragoman.turns.unsupported import refuse_unsupported
-from dragoman.types import Conversation, IdsPrompt, Job, Prompt, Sampling
+from dragoman.types import Conversation, IdsPrompt, Job, Prompt, Sampling, Traced
 
-Rendered: TypeAlias = tuple[str, tuple[int, ...], str | None]
-"""A prompt as text and as ids, and the answer that it goes on from."""
+Rendered: TypeAlias = tuple[str, tuple[int, ...], Traced | None]
+"""A prompt as text and as ids, and the turn that it goes on from."""
 
 
 class Plan(Struct, frozen=True):
@@ -34,12 +33,10 @@ class Plan(Struct, frozen=True):
     """For each job, whether its prompt has opened reasoning."""
     dialect: Dialect
     """How the answers are written."""
-    texts: Sequence[str] = ()
-    """For each job, its prompt as text, if it is a conversation that may go on; else nothing."""
-    after: Sequence[str | None] = ()
-    """For each job, the answer whose ids its prompt goes on from."""
-    salt: str = ""
-    """Answers are remembered for prompts with the same salt."""
+    keys: Sequence[bytes] = ()
+    """For each job, what its answers are remembered by; empty if it is no conversation that may go on."""
+    after: Sequence[Traced | None] = ()
+    """For each job, the turn whose ids its prompt goes on from."""
 
 
 class Planner:
@@ -58,7 +55,7 @@ class Planner:
         self.tokenizer = tokenizer
         self.prompter = prompter
         self.dialect = dialect
-        self.trails = Trails()
+        self.trails = Trails(card.name, tokenizer.pieces)
         self._ends = [tokenizer.pieces[id_].decode("utf-8", "replace") for id_ in tokenizer.end_ids]
         self._constrainer = Constrainer(card, tokenizer, limits or Limits())
         self.names = (card.name, *aliases)
@@ -102,19 +99,31 @@ class Planner:
             )
             for (_, prompt, _), in_reasoning in zip(prompts, begun, strict=True)
         ]
-        texts = [
-            text if isinstance(prompt, Conversation) and prompt.add_generation_prompt else ""
+        keys = [
+            self._key(spec, prompt, text, salt)
             for prompt, (text, *_) in zip(spec.prompts, prompts, strict=True)
         ]
-        return Plan(jobs, begun, dialect, texts, [after for *_, after in prompts], salt)
+        return Plan(jobs, begun, dialect, keys, [after for *_, after in prompts])
+
+    def _key(self, spec: TurnSpec, prompt: Prompt, text: str, salt: str) -> bytes:
+        if not isinstance(prompt, Conversation) or not prompt.add_generation_prompt:
+            return b""
+        # Nothing goes on from ids that no model has sampled, or from a prompt that was cut.
+        goes_on = self.card.samples_ids and spec.truncate_prompt is None
+        return self.trails.key(text, salt) if goes_on else b""
 
     def _rendered(self, prompt: Prompt, most: int | None, dialect: Dialect, salt: str) -> Rendered:
         """A conversation with an answer that we know goes on from the ids of that answer."""
         if isinstance(prompt, Conversation) and len(self.trails):
-            find = partial(self.trails.find, salt=salt)
-            kept = continued(self.prompter, prompt, dialect, self._ends, find)
+            kept = continued(
+                self.prompter,
+                prompt,
+                dialect,
+                self._ends,
+                lambda text: self.trails.find(self.trails.key(text, salt)),
+            )
             if kept is not None:
-                return kept[0], kept[1], kept[2].source or None
+                return kept
         return *self.prompter.render(prompt, most), None
 
     def _in_reasoning(self, spec: TurnSpec, dialect: Dialect, prompt: Prompt, rendered: Rendered) -> bool:
@@ -129,7 +138,8 @@ class Planner:
         text, ids, after = self._rendered(prompt, most if keep is None else None, dialect, salt)
         param = _param(prompt)
         if keep is not None:
-            ids = ids[-(most - 1 if keep < 0 else keep) :]
+            whole, ids = len(ids), ids[-(most - 1 if keep < 0 else keep) :]
+            after = after if len(ids) == whole else None
         if not ids:
             raise BadRequest("The prompt is empty.", param=param, code="empty_prompt")
         if len(ids) >= most:

@@ -16,18 +16,23 @@ MOST_ANSWERS = 16
 class Trails:
     """Threads may share it. The least lately used go first."""
 
-    def __init__(self, most_ids: int = MOST_IDS) -> None:
+    def __init__(self, model: str = "", pieces: Sequence[bytes] = (), most_ids: int = MOST_IDS) -> None:
+        """`pieces` are the model's vocabulary: ids of another one must not be found, whatever its name."""
+        self._model = blake2b(b"\0".join([model.encode(), *pieces]), digest_size=16).digest()
         self._most_ids = most_ids
         self._kept: OrderedDict[bytes, list[Traced]] = OrderedDict()
         self._ids = 0
         self._lock = threading.Lock()
 
-    def add(self, prompt: str, turn: Traced, salt: str = "") -> None:
-        """`prompt` is the text that the turn began with."""
+    def key(self, prompt: str, salt: str = "") -> bytes:
+        """What turns are remembered by that begin with this text. It is the same in every process."""
+        text = f"{salt}\0{prompt}".encode("utf-8", "surrogatepass")
+        return blake2b(text, digest_size=16, key=self._model).digest()
+
+    def add(self, turn: Traced) -> None:
         with self._lock:
-            key = _key(prompt, salt)
-            known = self._kept.setdefault(key, [])
-            self._kept.move_to_end(key)
+            known = self._kept.setdefault(turn.key, [])
+            self._kept.move_to_end(turn.key)
             if turn in known:
                 return
             known.append(turn)
@@ -38,18 +43,23 @@ class Trails:
                 _, old = self._kept.popitem(last=False)
                 self._ids -= sum(len(each.all) for each in old)
 
-    def find(self, prompt: str, salt: str = "") -> Sequence[Traced]:
+    def find(self, key: bytes) -> Sequence[Traced]:
         """What was answered to this prompt, the latest first."""
         with self._lock:
-            key = _key(prompt, salt)
             if key not in self._kept:
                 return ()
             self._kept.move_to_end(key)
             return self._kept[key][::-1]
 
+    def prefer(self, key: bytes, source: str) -> bool:
+        """Has the turn of this answer be found first; false if it is not known."""
+        with self._lock:
+            known = self._kept.get(key, [])
+            number = next((number for number, turn in enumerate(known) if turn.source == source), None)
+            if number is None:
+                return False
+            known.append(known.pop(number))
+            return True
+
     def __len__(self) -> int:
         return len(self._kept)
-
-
-def _key(prompt: str, salt: str) -> bytes:
-    return blake2b(f"{salt}\0{prompt}".encode("utf-8", "surrogatepass"), digest_size=16).digest()

@@ -37,12 +37,12 @@ class Turn:
         plan: Plan,
         spec: TurnSpec,
         language: Language,
-        remember: Callable[[str, Traced], None] | None = None,
+        remember: Callable[[Traced], None] | None = None,
         source: str = "",
         line: Line | None = None,
         owner: str = "",
     ) -> None:
-        """`remember` is told the prompt of each answer that came to its end, as text, and its ids.
+        """`remember` is told each answer that came to its end, and that a prompt may go on from.
 
         `source` is the id of the answer that the turn belongs to, `owner` whose key it is: the line is fair.
         """
@@ -54,7 +54,7 @@ class Turn:
         """How each choice ended, as far as they have."""
         self.on_ready: Callable[[], None] | None = None
         """Called instead of waking `next`, for those who take events without a task."""
-        self._texts = plan.texts
+        self._keys = plan.keys
         self._remember = remember
         self._source = source
         self._after = plan.after
@@ -228,6 +228,7 @@ class Turn:
         return sink
 
     def _keep(self, number: int, reader: ChoiceReader) -> None:
+        after = self._after[number] if self._after else None
         traced = Traced(
             prompt=self.jobs[number].prompt,
             ids=tuple(reader.ids),
@@ -236,11 +237,13 @@ class Turn:
             choice=reader.choice,
             weight_version=self.weight_version,
             source=self._source,
-            after=self._after[number] if self._after else None,
+            after=(after.source or None) if after else None,
+            kept=len(after.all) if after else 0,
+            key=self._keys[number] if self._keys else b"",
         )
         self.traced.append(traced)
-        if self._remember is not None and self._texts and self._texts[number]:
-            self._remember(self._texts[number], traced)
+        if self._remember is not None and traced.key:
+            self._remember(traced)
 
     def _first(self, number: int, step: Step) -> None:
         if self.first_token_at is None and step.ids:

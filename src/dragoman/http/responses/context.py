@@ -10,6 +10,8 @@ from dragoman.api.responses.response import Response
 from dragoman.api.responses.seal import Sealer
 from dragoman.errors import Conflict, ContextOverflow
 from dragoman.store import Append, Conversation, Item, Record, Store
+from dragoman.turns.stored_trails import packed
+from dragoman.types import Traced
 
 R = TypeVar("R")
 _encode = msgspec.json.Encoder().encode
@@ -26,10 +28,13 @@ class Context:
         items: Sequence[dict[str, Any]],
         inputs: Sequence[dict[str, Any]],
         conversation: Conversation | None = None,
+        trails: Sequence[bytes] = (),
     ) -> None:
         self.owner = owner
         self.items = items
         self.inputs = inputs
+        self.trails = trails
+        """The stored ids of what the model said before, answer by answer."""
         self.size = 0
         """Characters of all of them, once they were counted."""
         self._store = store
@@ -42,25 +47,35 @@ class Context:
     def unseal(self, sealed: str) -> str | None:
         return self._sealer.open(sealed, self.owner)
 
-    async def save(self, response: Response, events: bytes | None) -> None:
+    async def save(self, response: Response, events: bytes | None, turns: Sequence[Traced] = ()) -> None:
         """Keeps the response and, in the same step, adds to its conversation what both sides said.
 
         A turn that failed leaves the conversation as it was. A response without events is not kept itself.
         """
         talk = self._conversation if response.status in ("completed", "incomplete") else None
-        more = stored([*self.inputs, *response.output]) if talk else ()
+        trail = packed(turns) if response.output and (talk or events) else b""
+        more = stored([*self.inputs, *response.output], trail) if talk else ()
         if events is not None:
             append = Append(talk.id, talk.version, more) if talk else None
-            await self._store.save(record(response.body(), self.owner, self.inputs, events), append)
+            made = record(response.body(), self.owner, self.inputs, events, trail)
+            await self._store.save(made, append)
         elif talk and await self._store.add_items(self.owner, talk.id, more, talk.version) is None:
             raise Conflict(f"The conversation '{talk.id}' was deleted while the response was made.")
 
 
-def stored(items: Sequence[dict[str, Any]]) -> tuple[Item, ...]:
-    return tuple(Item(item["id"], _encode(item)) for item in items)
+def stored(items: Sequence[dict[str, Any]], trail: bytes = b"") -> tuple[Item, ...]:
+    """`trail` goes with the last of them."""
+    trails = [b""] * (len(items) - 1) + [trail]
+    return tuple(Item(item["id"], _encode(item), of) for item, of in zip(items, trails, strict=False))
 
 
-def record(body: dict[str, Any], owner: str, inputs: Sequence[dict[str, Any]], events: bytes = b"") -> Record:
+def record(
+    body: dict[str, Any],
+    owner: str,
+    inputs: Sequence[dict[str, Any]],
+    events: bytes = b"",
+    trail: bytes = b"",
+) -> Record:
     """A response object as it is stored."""
     return Record(
         kind="response",
@@ -73,7 +88,7 @@ def record(body: dict[str, Any], owner: str, inputs: Sequence[dict[str, Any]], e
         previous=body["previous_response_id"],
         body=_encode(body),
         inputs=stored(inputs),
-        outputs=stored(body["output"]),
+        outputs=stored(body["output"], trail),
         events=events,
     )
 

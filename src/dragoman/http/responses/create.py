@@ -19,6 +19,7 @@ from dragoman.http.responses.making import Making
 from dragoman.http.responses.outlets import Quiet, Sse
 from dragoman.http.responses.tool_rounds import ToolRounds
 from dragoman.http.run_turn import unless_gone
+from dragoman.turns.stored_trails import recall
 
 logger = logging.getLogger("dragoman.http")
 
@@ -45,6 +46,7 @@ async def create(host: Host, exchange: Exchange) -> None:
 
 def prepared(host: Host, request: ResponseRequest, context: Context) -> Making:
     store = keeps(host, request)
+    recall(host.planner.trails, context.trails)
     before = [*context.items, *context.inputs]
     most = request.max_tool_calls or host.limits.tool_calls
     context.size = check_size(before, host.limits)

@@ -18,7 +18,7 @@ from dragoman.http.responses.ids import new_id
 from dragoman.http.responses.making import Making
 from dragoman.http.responses.seal_key import seal_key
 from dragoman.settings import Settings
-from dragoman.store import Bounds, Conversation, Record, Store, store_of
+from dragoman.store import Bounds, Conversation, Item, Record, Store, store_of
 from dragoman.store.sqlite import SqliteStore
 
 logger = logging.getLogger("dragoman.http")
@@ -80,13 +80,13 @@ class Desk:
         `known` are the items of the response to continue, for those who have them at hand.
         """
         if request.conversation_id is None:
-            before = known if known is not None else await self._chain(request.previous_response_id, owner)
-            yield await self._context(request, owner, before)
+            before = [] if known is not None else await self._chain(request.previous_response_id, owner)
+            yield await self._context(request, owner, before, known)
             return
         async with self._lock(owner, request.conversation_id):
             found = await self.conversation(owner, request.conversation_id)
             before = await self._conversation_items(found)
-            yield await self._context(request, owner, before, found)
+            yield await self._context(request, owner, before, conversation=found)
 
     def check_free(self, owner: str, conversation: str) -> None:
         """Items that change while a response is made would be missing in it, and it could not be kept."""
@@ -101,11 +101,14 @@ class Desk:
         self,
         request: ResponseRequest,
         owner: str,
-        before: Sequence[dict[str, Any]],
+        stored: Sequence[Item],
+        known: Sequence[dict[str, Any]] | None = None,
         conversation: Conversation | None = None,
     ) -> Context:
+        before = known if known is not None else [_decode(item.body) for item in stored]
         inputs = await self.items(request.input, owner, before)
-        return Context(self.store, self._sealer, owner, before, inputs, conversation)
+        trails = [item.trail for item in stored if item.trail]
+        return Context(self.store, self._sealer, owner, before, inputs, conversation, trails)
 
     async def items(
         self,
@@ -129,7 +132,7 @@ class Desk:
                 found[id_] = _decode(body)
         return found
 
-    async def _chain(self, id_: str | None, owner: str) -> list[dict[str, Any]]:
+    async def _chain(self, id_: str | None, owner: str) -> list[Item]:
         if id_ is None:
             return []
         try:
@@ -141,7 +144,7 @@ class Desk:
                 f"The response '{id_}' is {records[-1].status}: only one that was completed can be continued."
             )
             raise BadRequest(message, param="previous_response_id", code="invalid_value")
-        return [_decode(item.body) for one in records for item in (*one.inputs, *one.outputs)]
+        return [item for one in records for item in (*one.inputs, *one.outputs)]
 
     async def conversation(self, owner: str, id_: str) -> Conversation:
         found = await self.store.conversation(owner, id_)
@@ -149,8 +152,8 @@ class Desk:
             raise NotFound(f"There is no conversation '{id_[:128]}'.", param="conversation")
         return found
 
-    async def _conversation_items(self, conversation: Conversation) -> list[dict[str, Any]]:
-        items: list[dict[str, Any]] = []
+    async def _conversation_items(self, conversation: Conversation) -> list[Item]:
+        items: list[Item] = []
         after = None
         while True:
             page = await self.store.conversation_items(
@@ -158,7 +161,7 @@ class Desk:
             )
             if page is None:
                 raise NotFound(f"There is no conversation '{conversation.id}'.", param="conversation")
-            items += [_decode(item.body) for item in page.data]
+            items += page.data
             if not page.has_more:
                 return items
             after = page.data[-1].id

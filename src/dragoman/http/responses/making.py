@@ -220,22 +220,19 @@ class Making:
     # Events
 
     def write(self, events: Sequence[Event]) -> bytes:
-        data = self._writer.write(events)
-        if self.log is not None:
-            self.log.add(data)
-        return data
+        return self._logged(self._writer.write(events))
 
     def idle(self) -> bytes:
         """Some clients count only data as a sign of life, not comments."""
-        data = self.response.event(self._wire, "in_progress")
+        return self._logged(self.response.event(self._wire, "in_progress"))
+
+    async def _say(self, outlet: Outlet, data: bytes) -> None:
+        await outlet.write(self._logged(data))
+
+    def _logged(self, data: bytes) -> bytes:
         if self.log is not None:
             self.log.add(data)
         return data
-
-    async def _say(self, outlet: Outlet, data: bytes) -> None:
-        if self.log is not None:
-            self.log.add(data)
-        await outlet.write(data)
 
     # Ends
 
@@ -265,17 +262,16 @@ class Making:
         ending = response.ending(self._wire)
         self._note(error)
         try:
-            await self.context.save(response, None if self.log is None else self.log.whole() + ending)
+            events = None if self.log is None else self.log.whole() + ending
+            await self.context.save(response, events, self._turns)
             await self._keep_ids()
         except DragomanError as refused:
             if error is None and status != "cancelled":
                 self._closing, self._wire.number = None, number
                 raise
             logger.error("The end of a response was not stored: %s: %s", self.id, refused.message)
-        if self.log is not None:
-            self.log.add(ending)
         with suppress(ClientGone):
-            await outlet.write(ending)
+            await self._say(outlet, ending)
 
     async def _keep_ids(self) -> None:
         """What was sampled, for those who train on it."""
