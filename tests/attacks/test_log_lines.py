@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from tests.attacks.frame import ROOT
@@ -106,6 +107,8 @@ def provoke(url: str) -> None:
 
 def over_socket(url: str) -> None:
     place = url.replace("http", "ws") + "/v1/responses"
+    with pytest.raises(InvalidStatus):
+        connect(place, additional_headers={"x-api-key": WRONG_KEY})
     with connect(place, additional_headers={"x-api-key": KEY}) as socket:
         for message in (
             f'{{"type": "response.create", "input": "{BROKEN}"}}',
@@ -114,6 +117,10 @@ def over_socket(url: str) -> None:
         ):
             socket.send(message)
             socket.recv(timeout=60)
+
+
+def test_a_refused_socket_is_no_fault_of_ours(lines: str) -> None:
+    assert "ASGI" not in lines
 
 
 def test_no_line_has_a_key_or_a_prompt_in_it(lines: str) -> None:

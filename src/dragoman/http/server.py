@@ -18,6 +18,7 @@ from dragoman.errors import SettingsError, Unavailable
 from dragoman.http.app import App
 from dragoman.http.keys import check_closed, is_open
 from dragoman.http.protocol import StrictProtocol
+from dragoman.http.upgrade import SocketProtocol
 from dragoman.settings import Settings, changed
 
 logger = logging.getLogger("dragoman.http")
@@ -145,7 +146,7 @@ class _Server(uvicorn.Server):
             timeout_keep_alive=app.settings.idle_timeout,  # type: ignore[arg-type]
             http=StrictProtocol,
             lifespan="on",
-            ws="websockets-sansio",
+            ws=SocketProtocol,
             ws_max_size=app.settings.limits.body_bytes,
         )
         super().__init__(config)
