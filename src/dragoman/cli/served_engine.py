@@ -12,6 +12,7 @@ from dragoman.errors import SettingsError
 from dragoman.settings import Settings
 
 if TYPE_CHECKING:
+    from dragoman.engines.isolated import IsolatedEngine
     from dragoman.engines.protocol import Engine, Tokenizer
 
 # Not from the folder it is started in: what lies there is not what is to be run.
@@ -43,14 +44,14 @@ class Opener:
 
     def __call__(self) -> "Engine":
         settings = self._settings
-        made = isolated(settings) if settings.isolate_engine else engine.engine_of(settings)
+        made: Engine = isolated(settings) if settings.isolate_engine else engine.engine_of(settings)
         if settings.engine == "local":
             # As large as the first time, however much memory is free by then: the card stays true.
             self._settings = replace(settings, slots=made.card.slots, context=made.card.max_model_len)
         return made
 
 
-def isolated(settings: Settings) -> "Engine":
+def isolated(settings: Settings) -> "IsolatedEngine":
     from dragoman.engines.isolated import IsolatedEngine
 
     # The keys of clients are not for the engine to know.

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.constrain.constraint import Constraint
@@ -65,11 +65,13 @@ def body(message: Any) -> bytes:
     return wire.frame(message)[4:]
 
 
-@given(st.lists(st.tuples(ids, steps)))
+@settings(max_examples=30)
+@given(st.lists(st.tuples(ids, steps), max_size=4))
 def test_steps_arrive_as_they_were(said: list[tuple[int, Step]]) -> None:
     assert wire.news.decode(body(wire.Said(said))) == wire.Said(said)
 
 
+@settings(max_examples=30)
 @given(jobs)
 def test_jobs_arrive_as_they_were(job: Job) -> None:
     order = wire.Submit(1, job, Recipe(Constraint("start: /a/")))
