@@ -13,6 +13,15 @@ JsonSchema: TypeAlias = dict[str, Any] | bool
 SchemaOrText: TypeAlias = dict[str, Any] | bool | str
 """A schema, or its JSON as text, which vLLM takes too."""
 Choices: TypeAlias = Annotated[list[str], Meta(min_length=1)]
+_FIELDS: dict[str, Literal["json_schema", "regex", "choice"]] = {
+    "guided_json": "json_schema",
+    "json_schema": "json_schema",
+    "guided_regex": "regex",
+    "regex": "regex",
+    "regex_pattern": "regex",
+    "guided_choice": "choice",
+}
+_GRAMMARS = ("guided_grammar", "ebnf", "grammar", "grammar_string")
 
 
 class NamedSchema(Struct, forbid_unknown_fields=True):
@@ -78,12 +87,10 @@ def _all(fields: ConstraintFields) -> Iterator[Wanted]:
     yield from fields.formats()
     if fields.structured_outputs is not None:
         yield from _structured(fields.structured_outputs)
-    for name in ("guided_json", "json_schema"):
-        yield from _given("json_schema", getattr(fields, name), name)
-    for name in ("guided_regex", "regex", "regex_pattern"):
-        yield from _given("regex", getattr(fields, name), name)
-    yield from _given("choice", fields.guided_choice, "guided_choice")
-    for name in ("guided_grammar", "ebnf", "grammar", "grammar_string"):
+    for name, syntax in _FIELDS.items():
+        if (value := getattr(fields, name)) is not None:
+            yield Wanted(syntax=syntax, value=value, param=name)
+    for name in _GRAMMARS:
         yield from _grammar(getattr(fields, name), name)
 
 

@@ -1,7 +1,7 @@
 """The tools of a request: how they are declared, and what may be said about calling them."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 from msgspec.json import encode as encode_json
@@ -38,7 +38,9 @@ class Declared(Struct, frozen=True):
     """Those that stand for custom tools."""
 
     @classmethod
-    def of(cls, tools: Sequence[Tool] | None, functions: Sequence[Function] | None = None) -> Self:
+    def of(cls, tools: Sequence[Tool] | None, functions: Sequence[Function] | None = None) -> "Declared":
+        if not tools and not functions:
+            return _NONE
         if functions and not tools:
             return cls("functions", functions, [f"functions[{number}]" for number in range(len(functions))])
         known = [(number, tool) for number, tool in enumerate(tools or ()) if tool.type != "mcp"]
@@ -48,6 +50,9 @@ class Declared(Struct, frozen=True):
 
     def placed(self) -> Iterator[tuple[str, Function]]:
         return zip(self.places, self.functions, strict=True)
+
+
+_NONE = Declared("tools", (), ())
 
 
 def _function(tool: Tool, place: str) -> Function:

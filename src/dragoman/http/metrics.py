@@ -43,8 +43,8 @@ class Metrics:
         self._prompt.inc(facts.get("prompt_tokens", 0))
         self._cached.inc(facts.get("cached_tokens", 0))
         self._generated.inc(facts.get("completion_tokens", 0))
-        for reason in _FINISHES:
-            if reason in facts.get("finish", "").split(","):
+        for reason in facts.get("finish", "").split(","):
+            if reason in _FINISHES:
                 self._finishes.labels(reason).inc()
         if "ttft_ms" in facts:
             self._first.observe(facts["ttft_ms"] / 1000)
