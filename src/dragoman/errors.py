@@ -31,6 +31,7 @@
 A message is safe to show: it says what to change, and never carries the text of a foreign exception.
 """
 
+import traceback
 from typing import ClassVar
 
 
@@ -58,6 +59,10 @@ class DragomanError(Exception):
             self.code = code
         if retry_after is not None:
             self.retry_after = retry_after
+
+    def let_go(self) -> None:
+        """Frees what was made of a request, which the frames of the traceback hold."""
+        traceback.clear_frames(self.__traceback__)
 
     def body(self) -> dict[str, dict[str, str | None]]:
         """OpenAI's error shape; all four keys are always there."""

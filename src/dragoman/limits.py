@@ -26,7 +26,10 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tool_calls: Annotated[Cap, Meta(description="calls of tools that the server makes for one response")] = (
         128
     )
-    prompts: Annotated[Cap, Meta(description="prompts of a completions request")] = 256
+    prompts: Annotated[Cap, Meta(description="prompts or texts of one request")] = 256
+    prompt_tokens: Annotated[
+        Cap | None, Meta(description="tokens of a prompt; default: what the model's context holds")
+    ] = None
     choices: Annotated[Cap, Meta(description="answers of a request: prompts times n or best_of")] = 256
     stops: Annotated[Cap, Meta(description="stop strings and stop ids of a request")] = 64
     stop_chars: Annotated[Cap, Meta(description="characters of one stop string")] = 1024

@@ -24,7 +24,6 @@ def refused(body: bytes) -> BadRequest:
         (b'{%s,"n":1.5}', "n"),
         (b'{%s,"n":true}', "n"),
         (b'{%s,"n":0}', "n"),
-        (b'{%s,"n":1000000000}', "n"),
         (b'{%s,"n":"1"}', "n"),
         (b'{%s,"temperature":-1}', "temperature"),
         (b'{%s,"temperature":1e308}', "temperature"),
@@ -36,7 +35,6 @@ def refused(body: bytes) -> BadRequest:
         (b'{%s,"frequency_penalty":-2.1}', "frequency_penalty"),
         (b'{%s,"max_tokens":0}', "max_tokens"),
         (b'{%s,"max_completion_tokens":-1}', "max_completion_tokens"),
-        (b'{%s,"logprobs":true,"top_logprobs":21}', "top_logprobs"),
         (b'{%s,"logprobs":true,"top_logprobs":-1}', "top_logprobs"),
         (b'{%s,"top_logprobs":2}', "top_logprobs"),
         (b'{%s,"stop":""}', "stop"),
@@ -116,12 +114,6 @@ def test_media_parts_say_that_the_model_takes_text(kind: str) -> None:
     assert (error.param, error.code) == ("messages[0].content[0]", "unsupported_content")
 
 
-def test_limits_are_checked_by_count() -> None:
-    with pytest.raises(BadRequest) as caught:
-        chat_request.read(b'{"messages":[%s]}' % b",".join([b'{"role":"user"}'] * 3), Limits(messages=2))
-    assert caught.value.code == "limit_exceeded"
-
-
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -133,10 +125,9 @@ def test_limits_are_checked_by_count() -> None:
         (b'{"prompt":[true]}', "prompt"),
         (b'{"prompt":"x","best_of":1,"n":2}', "best_of"),
         (b'{"prompt":"x","best_of":2,"stream":true}', "best_of"),
-        (b'{"prompt":"x","logprobs":21}', "logprobs"),
         (b'{"prompt":"x","stream":true,"echo":true,"logprobs":1}', "echo"),
         (b'{"prompt":[1],"suffix":"x"}', "suffix"),
-        (b'{"prompt":["a","b"],"n":200}', "n"),
+        (b'{"prompt":[%s"a"]}' % (b'"a",' * 256), "prompt"),
         (b'{"promt":"x"}', "promt"),
     ],
 )

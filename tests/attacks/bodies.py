@@ -33,7 +33,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/score": _SCORE,
     "/score": _SCORE,
     "/v1/engine/pause": {},
-    "/v1/engine/resume": {},
+    "/v1/engine/resume": {"weight_version": "1"},
     "/v1/chat/completions/render": _CHAT,
     "/v1/completions/render": {"prompt": "hi"},
     "/v1/chat/completions/input_tokens": _CHAT,

@@ -13,7 +13,7 @@ from dragoman.api.template_fields import TemplateFields, Verbosity, template_kwa
 from dragoman.api.tool_choice import calling
 from dragoman.api.tools import Declared, Function, Tool, check_tools, for_template
 from dragoman.errors import BadRequest
-from dragoman.limits import Limits, check_count
+from dragoman.limits import Limits
 from dragoman.turns.spec import Calling, Reading, TurnSpec
 from dragoman.types import Conversation, IdsPrompt, Prompt
 
@@ -79,8 +79,8 @@ READER = Reader.of(ChatRequest)
 def read(body: bytes, limits: Limits) -> ChatRequest:
     request: ChatRequest = READER.read(body)
     check_conversation(request, limits)
-    check_shared(request, limits)
-    _check_chat(request, limits)
+    check_shared(request)
+    _check_chat(request)
     return request
 
 
@@ -133,8 +133,7 @@ def _wanted_logprobs(request: ChatRequest) -> int | None:
     return (request.top_logprobs or 0) if request.logprobs else None
 
 
-def _check_chat(request: ChatRequest, limits: Limits) -> None:
-    check_count(request.top_logprobs or 0, limits.logprobs, "top_logprobs", "alternatives")
+def _check_chat(request: ChatRequest) -> None:
     if request.top_logprobs and not request.logprobs:
         raise BadRequest("top_logprobs needs logprobs: true.", param="top_logprobs", code="invalid_value")
     check_reasoning(request)
@@ -156,13 +155,10 @@ def check_conversation(request: ChatRequest, limits: Limits) -> None:
         _check_ids(request, *request.ids)
     elif not request.messages:
         raise BadRequest("'messages' is required.", param="messages", code="missing_field")
-    messages = request.messages or ()
-    check_count(len(messages), limits.messages, "messages", "messages")
     if request.tools and request.functions:
         raise BadRequest("Send tools or functions, not both.", param="functions", code="invalid_value")
     check_tools(request.declared, limits)
-    size = check_messages(messages) + len(request.response_prefix or "")
-    check_count(size, limits.content_chars, "messages", "characters of content")
+    check_messages(request.messages or ())
     if request.continue_final_message and request.add_generation_prompt:
         message = "continue_final_message and add_generation_prompt exclude each other."
         raise BadRequest(message, param="continue_final_message", code="invalid_value")

@@ -29,23 +29,14 @@ READER = Reader.of(CompletionRequest)
 
 def read(body: bytes, limits: Limits) -> CompletionRequest:
     request: CompletionRequest = READER.read(body)
-    check_shared(request, limits)
-    check_count(request.logprobs or 0, limits.logprobs, "logprobs", "alternatives")
-    prompts = len(request.prompt) if _is_batch(request.prompt) else 1
-    check_count(prompts, limits.prompts, "prompt", "prompts")
-    check_count(_size(request), limits.content_chars, "prompt", "characters of prompts")
-    computed = prompts * max(request.n or 1, request.best_of or 1)
-    check_count(computed, limits.choices, "n", "choices over all prompts")
+    if _is_batch(request.prompt):
+        check_count(len(request.prompt), limits.prompts, "prompt", "prompts")
+    check_shared(request)
     _check_best_of(request)
     if request.stream and request.echo and request.logprobs is not None:
         message = "The log probabilities of an echoed prompt cannot be streamed; leave out echo or logprobs."
         raise BadRequest(message, param="echo", code="invalid_value")
     return request
-
-
-def _size(request: CompletionRequest) -> int:
-    texts = [request.prompt] if isinstance(request.prompt, str) else request.prompt
-    return len(request.suffix or "") + sum(len(text) for text in texts if isinstance(text, str))
 
 
 def _check_best_of(request: CompletionRequest) -> None:

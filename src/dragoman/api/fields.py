@@ -10,7 +10,6 @@ from msgspec import Meta, Struct
 from dragoman.api.constraint_fields import ConstraintFields, wanted
 from dragoman.api.lora_fields import Lora, wishes
 from dragoman.errors import BadRequest
-from dragoman.limits import Limits, check_count
 from dragoman.turns.spec import Calling, Reading, Thinking, TurnSpec
 from dragoman.types import Prompt, Sampling
 
@@ -84,20 +83,11 @@ class SharedFields(ConstraintFields, kw_only=True):
         return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
 
-def check_shared(fields: SharedFields, limits: Limits) -> None:
-    """Counts and cross-field rules; types and ranges were checked while decoding."""
+def check_shared(fields: SharedFields) -> None:
+    """Rules across fields; types and ranges were checked while decoding, and counts are the turn's."""
     wanted(fields)
-    stops = fields.stops
-    check_count(len(stops) + len(fields.stop_token_ids or ()), limits.stops, "stop", "stop strings and ids")
-    for stop in stops:
-        if not stop:
-            raise BadRequest("A stop string must not be empty.", param="stop", code="invalid_value")
-        check_count(len(stop), limits.stop_chars, "stop", "characters in a stop string")
-    check_count(len(fields.logit_bias or ()), limits.logit_bias, "logit_bias", "entries")
-    check_count(len(fields.bad_words or ()), limits.bad_words, "bad_words", "entries")
-    check_count(len(fields.allowed_token_ids or ()), limits.token_ids, "allowed_token_ids", "ids")
-    check_count(fields.n or 1, limits.choices, "n", "choices")
-    check_count(fields.prompt_logprobs or 0, limits.logprobs, "prompt_logprobs", "alternatives")
+    if "" in fields.stops:
+        raise BadRequest("A stop string must not be empty.", param="stop", code="invalid_value")
     if fields.allowed_token_ids is not None and not fields.allowed_token_ids:
         raise BadRequest(
             "allowed_token_ids must not be empty.", param="allowed_token_ids", code="invalid_value"

@@ -65,15 +65,15 @@ class MessageBody(Struct, forbid_unknown_fields=True):
     provider_specific_fields: Any = None
 
 
-def check_messages(messages: Sequence[MessageBody]) -> int:
-    """The characters of all contents; raises where a part or a call cannot be used."""
-    size = 0
+def check_messages(messages: Sequence[MessageBody]) -> None:
+    """Raises where a part or a call cannot be used."""
     for number, message in enumerate(messages):
-        size += _size(message.content, f"messages[{number}].content")
+        if isinstance(message.content, list):
+            for at, part in enumerate(message.content):
+                part_text(part, f"messages[{number}].content[{at}]")
         if message.tool_calls or message.function_call:
             # Arguments may be anything: a model may have written them wrong, or been cut short.
             _check_calls(message, f"messages[{number}]")
-    return size
 
 
 def _check_calls(message: MessageBody, place: str) -> None:
@@ -81,12 +81,6 @@ def _check_calls(message: MessageBody, place: str) -> None:
         if call.called is None:
             name = f"{place}.tool_calls[{number}].function"
             raise BadRequest(f"'{name}' is required.", param=name, code="missing_field")
-
-
-def _size(content: str | list[dict[str, Any]] | None, param: str) -> int:
-    if content is None or isinstance(content, str):
-        return len(content or "")
-    return sum(len(part_text(part, f"{param}[{number}]")) for number, part in enumerate(content))
 
 
 def part_text(part: dict[str, Any], param: str) -> str:

@@ -24,6 +24,14 @@ BIG_BODY = 32 * 1024
 PIECE_BYTES = 64 * 1024
 
 
+async def check_body(body: bytes, limits: Limits) -> None:
+    """Raises where its JSON is of a shape that no request has."""
+    if len(body) > BIG_BODY:
+        await asyncio.to_thread(check_shape, body, limits)
+    else:
+        check_shape(body, limits)
+
+
 class ClientGone(Exception):
     """The client closed the connection: nobody is there to answer."""
 
@@ -59,10 +67,7 @@ class Exchange:
     async def body(self) -> bytes:
         """All of it, within the limits of what a body may be."""
         body = await self._received()
-        if len(body) > BIG_BODY:
-            await asyncio.to_thread(check_shape, body, self._limits)
-        else:
-            check_shape(body, self._limits)
+        await check_body(body, self._limits)
         return body
 
     async def _received(self) -> bytes:
@@ -139,6 +144,7 @@ class Exchange:
 
     async def fail(self, error: DragomanError) -> None:
         """The error as a reply, or as the last event of a stream that has begun."""
+        error.let_go()
         self.facts["error"] = error.message
         if self._ended:
             return

@@ -17,6 +17,7 @@ from dragoman.engines.protocol import Engine
 from dragoman.errors import SettingsError, Unavailable
 from dragoman.http.app import App
 from dragoman.http.keys import check_closed, is_open
+from dragoman.http.memory import return_big_blocks
 from dragoman.http.protocol import StrictProtocol
 from dragoman.http.upgrade import SocketProtocol
 from dragoman.settings import Settings, changed
@@ -92,6 +93,7 @@ def _prepare(
     check_closed(chosen)
     if is_open(chosen):
         logger.warning("Everybody who reaches %s may ask, and sees what all others store", chosen.host)
+    return_big_blocks()
     listener = bind(chosen.host, chosen.port)
     try:
         return _Server(App(engine, chosen, template=template), listener, on_ready), listener

@@ -119,19 +119,20 @@ async def _ids(
 
 async def _encoded(host: Host, asked: dict[str, Prompt], body_bytes: int) -> list[tuple[int, ...]]:
     """The ids of prompts, which come with their places in the request."""
-    encode = partial(host.prompter.encode, most=host.card.max_model_len)
+    encode = partial(host.prompter.encode, most=host.prompter.most_tokens)
     found = []
     for place, prompt in asked.items():
         try:
             found.append(await host.prepare(body_bytes, encode, prompt))
-        except ContextOverflow as error:
-            raise ContextOverflow(error.message, param=place) from None
+        except BadRequest as error:
+            error.param = place
+            raise
         _check_length(host, len(found[-1]), place)
     return found
 
 
 def _check_length(host: Host, tokens: int, place: str) -> None:
-    most = host.card.max_model_len - 1
+    most = host.prompter.most_tokens
     if tokens > most:
         message = f"The text at '{place}' has {tokens} tokens, but this model takes {most}."
         raise ContextOverflow(message, param=place)

@@ -7,7 +7,7 @@ from typing import Any
 from dragoman.dialects.declare import Dialect
 from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.errors import BadRequest, TemplateError
-from dragoman.limits import Limits
+from dragoman.limits import Limits, check_count
 from dragoman.prompt.conversation import check_kwargs, variables
 from dragoman.prompt.encode import Encoder, sound
 from dragoman.prompt.special import choose_marks, erase, join_strings
@@ -38,6 +38,8 @@ class Prompter:
         dialect: Dialect | None = None,
     ) -> None:
         self._limits = limits or Limits()
+        self.most_tokens = min(card.max_model_len - 1, self._limits.prompt_tokens or card.max_model_len)
+        """Of a prompt that is to be answered: there must be room for the answer."""
         self._dialect = dialect
         self._encoder = Encoder(tokenizer)
         special = {**card.special_tokens, "bos_token": self._encoder.bos, "eos_token": self._encoder.eos}
@@ -60,6 +62,7 @@ class Prompter:
             ids = self._encoder.check_ids(prompt.ids, prompt.param)
             return self._encoder.decode(ids), ids
         if isinstance(prompt, TextPrompt):
+            self._check_chars(len(prompt.text) + len(prompt.suffix or ""), "prompt")
             self._encoder.check_length(prompt.text, most, "prompt")
             return sound(prompt.text), tuple(self._encoder.encode_text(prompt))
         text, mark = self.marked(prompt)
@@ -102,11 +105,13 @@ class Prompter:
 
     def marked(self, conversation: Conversation) -> tuple[str, str]:
         """The prompt as text, with marks in it that keep a client's text apart, and the mark."""
+        check_count(len(conversation.messages), self._limits.messages, "messages", "messages")
         template, traits = self._choose(conversation.template, tools=bool(conversation.tools))
         check_kwargs(conversation.template_kwargs, self._limits.template_kwargs_chars)
         given = variables(with_tools_in_words(conversation, traits, self._dialect), traits)
         prefix = conversation.response_prefix
         joined = join_strings(prefix, given)
+        self._check_chars(len(joined), "messages")
         marks = choose_marks(joined, 2)
         if len(marks) < 2:
             raise BadRequest("The conversation uses too many Unicode noncharacters.", param="messages")
@@ -119,6 +124,9 @@ class Prompter:
         if conversation.continue_final_message:
             text = _cut(text, end)
         return sound(self._single_bos(text) + prefix), mark
+
+    def _check_chars(self, count: int, param: str) -> None:
+        check_count(count, self._limits.content_chars, param, "characters of content")
 
     def _shield(self, given: Mapping[str, Any], prefix: str, mark: str) -> tuple[dict[str, Any], str]:
         shield = self._encoder.special.shield

@@ -15,6 +15,7 @@ from dragoman.prompt import Prompter
 from dragoman.prompt.continued import continued
 from dragoman.turns.adapters import chosen_adapters
 from dragoman.turns.constrain import Constrainer, dialect_for
+from dragoman.turns.measure import check_turn
 from dragoman.turns.opened import ids_opened_reasoning, opened_reasoning
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.trails import Trails
@@ -57,7 +58,8 @@ class Planner:
         self.dialect = dialect
         self.trails = Trails(card.name, tokenizer.pieces)
         self._ends = [tokenizer.pieces[id_].decode("utf-8", "replace") for id_ in tokenizer.end_ids]
-        self._constrainer = Constrainer(card, tokenizer, limits or Limits())
+        self._limits = limits or Limits()
+        self._constrainer = Constrainer(card, tokenizer, self._limits)
         self.names = (card.name, *aliases)
 
     def warm_up(self) -> None:
@@ -74,6 +76,7 @@ class Planner:
         raise ModelNotFound(f"The model '{model}' does not exist here; there is: {known}.", param="model")
 
     def plan(self, spec: TurnSpec) -> Plan:
+        check_turn(spec, self._limits)
         adapters = chosen_adapters(self.card, self.adapter(spec.model), spec.adapters)
         dialect = dialect_for(spec, self.dialect)
         self._constrainer.check(spec)
@@ -134,19 +137,16 @@ class Planner:
 
     def _fit(self, prompt: Prompt, keep: int | None, dialect: Dialect, salt: str) -> Rendered:
         """The prompt as text and as ids, which are cut as asked; more than the model takes is refused."""
-        most = self.card.max_model_len
+        most = self.prompter.most_tokens
         text, ids, after = self._rendered(prompt, most if keep is None else None, dialect, salt)
         param = _param(prompt)
         if keep is not None:
-            whole, ids = len(ids), ids[-(most - 1 if keep < 0 else keep) :]
+            whole, ids = len(ids), ids[-(most if keep < 0 else keep) :]
             after = after if len(ids) == whole else None
         if not ids:
             raise BadRequest("The prompt is empty.", param=param, code="empty_prompt")
-        if len(ids) >= most:
-            message = (
-                f"The prompt has {len(ids)} tokens, but this model takes {most} for prompt and answer"
-                " together; shorten the prompt."
-            )
+        if len(ids) > most:
+            message = f"The prompt has {len(ids)} tokens, but {most} are the most; shorten it."
             raise ContextOverflow(message, param=param)
         return text, ids, after
 

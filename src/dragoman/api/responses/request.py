@@ -170,7 +170,7 @@ def read(body: bytes, limits: Limits) -> ResponseRequest:
     """Refuses what can be refused without the store."""
     request: ResponseRequest = READER.read(body)
     _check_here(request)
-    check_shared(request, limits)
+    check_shared(request)
     check_reasoning(request)
     _check_context(request, limits)
     _check_answer(request, limits)
@@ -199,6 +199,7 @@ def _check_context(request: ResponseRequest, limits: Limits) -> None:
 
 
 def _check_answer(request: ResponseRequest, limits: Limits) -> None:
+    # Here too, because a response tells it back even where no log probabilities were asked for.
     check_count(request.top_logprobs or 0, limits.logprobs, "top_logprobs", "alternatives")
     check_include(request.include or ())
     if request.background and not request.stored:

@@ -15,7 +15,7 @@ from dragoman.api.responses.request import ResponseRequest, spec
 from dragoman.api.responses.response import Life, Response, described, failure
 from dragoman.api.responses.wire import Wire
 from dragoman.api.responses.writer import Manner, ResponseWriter
-from dragoman.errors import ContextOverflow, DragomanError
+from dragoman.errors import BadRequest, ContextOverflow, DragomanError
 from dragoman.http import trajectories
 from dragoman.http.admission import Visit
 from dragoman.http.exchange import ClientGone
@@ -190,8 +190,10 @@ class Making:
 
         try:
             return await (fitted(items, planned) if self.request.truncation == "auto" else planned(items))
-        except ContextOverflow as overflow:
-            raise ContextOverflow(overflow.message, param="input") from None
+        except BadRequest as error:
+            if error.param == "messages":
+                error.param = "input"
+            raise
 
     def _room(self) -> int | None:
         """The tokens that are left of those that the client allows."""

@@ -3,17 +3,17 @@
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 from starlette.types import Receive, Send
 
-from dragoman.api.json_shape import check_shape
 from dragoman.api.responses import request as requests
 from dragoman.api.responses.wire import unwrapped
 from dragoman.errors import BadRequest, BodyTooLarge, DragomanError, Overloaded
 from dragoman.http.admission import Visit
-from dragoman.http.exchange import ClientGone
+from dragoman.http.exchange import ClientGone, check_body
 from dragoman.http.host import Host
 from dragoman.http.responses.create import prepared
 from dragoman.http.responses.outlets import Speaker
@@ -74,20 +74,20 @@ class Socket:
             if received["type"] == "websocket.disconnect":
                 return
             try:
-                message = self._message(received)
+                message = await self._message(received)
             except DragomanError as error:
                 await self._fail(error)
             else:
                 if message["type"] not in NEWS:
                     self._inbox.put_nowait(message)
 
-    def _message(self, received: Any) -> dict[str, Any]:
+    async def _message(self, received: Any) -> dict[str, Any]:
         raw = received.get("text") or received.get("bytes") or ""
         if len(raw) > self._host.limits.body_bytes:
             raise BodyTooLarge(f"The message is larger than {self._host.limits.body_bytes} bytes.")
         if self._inbox.qsize() >= MOST_WAITING:
             raise Overloaded(f"{MOST_WAITING} requests wait on this socket; wait for their answers.")
-        check_shape(raw if isinstance(raw, bytes) else raw.encode(), self._host.limits)
+        await check_body(raw if isinstance(raw, bytes) else raw.encode(), self._host.limits)
         try:
             message: dict[str, Any] = _decode(raw)
         except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -101,24 +101,28 @@ class Socket:
         return message
 
     async def _answer_all(self) -> None:
-        while True:
-            message = await self._inbox.get()
-            self._lane = message.get("stream_id")
-            try:
-                with (
-                    self._host.journal.work("WEBSOCKET", "/v1/responses") as facts,
-                    self._host.admission.admitted(self._owner) as visit,
-                ):
-                    await self._answer(message, facts, visit)
-            except ClientGone:
-                return
-            except DragomanError as error:
-                self._forget(message.get("previous_response_id"))
-                await self._fail(error, self._lane)
-            except Exception:
-                logger.exception("A request on a socket failed")
-                failed = DragomanError("The server failed; its log says why.", code="internal_error")
-                await self._fail(failed, self._lane)
+        with suppress(ClientGone):
+            while True:
+                # Not by a name: while the socket waits for the next message, nothing is to hold the last one.
+                await self._answer_next(await self._inbox.get())
+
+    async def _answer_next(self, message: dict[str, Any]) -> None:
+        self._lane = message.get("stream_id")
+        try:
+            with (
+                self._host.journal.work("WEBSOCKET", "/v1/responses") as facts,
+                self._host.admission.admitted(self._owner) as visit,
+            ):
+                await self._answer(message, facts, visit)
+        except ClientGone:
+            raise
+        except DragomanError as error:
+            self._forget(message.get("previous_response_id"))
+            await self._fail(error, self._lane)
+        except Exception:
+            logger.exception("A request on a socket failed")
+            failed = DragomanError("The server failed; its log says why.", code="internal_error")
+            await self._fail(failed, self._lane)
 
     async def _answer(self, message: dict[str, Any], facts: dict[str, Any], visit: Visit) -> None:
         body = _encode({name: value for name, value in message.items() if name not in OURS})
@@ -170,6 +174,7 @@ class Socket:
 
     async def _fail(self, error: DragomanError, lane: str | None = None) -> None:
         """Flat for one generation of SDKs, nested for the other; Codex reads the status."""
+        error.let_go()
         said = error.body()
         flat = {key: value for key, value in said["error"].items() if key != "type"}
         head = {"type": "error", "sequence_number": 0, "status": error.status}
