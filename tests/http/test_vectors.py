@@ -82,6 +82,15 @@ def test_base64_is_the_same_vector(letters: str) -> None:
     assert struct.unpack(f"<{LETTERS}f", base64.b64decode(coded)) == pytest.approx(plain)
 
 
+def test_too_many_dimensions_are_refused_before_a_vector_is_made(serve: Serve) -> None:
+    engine = Embedder()
+    url = serve(engine)
+    vectors(url, "abc")
+    reply = post(url, "/v1/embeddings", {"input": "abc", "dimensions": LETTERS + 1})
+    assert refusal(reply) == (400, "dimensions")
+    assert len(engine.prompts) == 1
+
+
 def test_fewer_dimensions_have_length_one_again(letters: str) -> None:
     [short] = vectors(letters, "abz", dimensions=2)
     assert short == pytest.approx([0.5**0.5] * 2)

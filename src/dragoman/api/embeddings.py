@@ -83,12 +83,16 @@ def _vector(vector: Sequence[float], request: EmbeddingRequest) -> Sequence[floa
     return vector
 
 
+def check_dimensions(request: EmbeddingRequest, most: int) -> None:
+    """Raises where more are asked for than the model's vectors have."""
+    if request.dimensions is not None and request.dimensions > most:
+        message = f"This model's embeddings have {most} dimensions, {request.dimensions} were asked for."
+        raise BadRequest(message, param="dimensions", code="invalid_value")
+
+
 def _shortened(vector: Sequence[float], dimensions: int | None) -> Sequence[float]:
     if dimensions is None:
         return vector
-    if dimensions > len(vector):
-        message = f"This model's embeddings have {len(vector)} dimensions, {dimensions} were asked for."
-        raise BadRequest(message, param="dimensions", code="invalid_value")
     cut = vector[:dimensions]
     norm = sum(value * value for value in cut) ** 0.5 or 1.0
     return [value / norm for value in cut]

@@ -21,6 +21,8 @@ class ModelCard(Struct, kw_only=True):
     name: str
     max_model_len: int
     """Prompt and answer together, in tokens, for one sequence."""
+    dimensions: int | None = None
+    """Of its vectors. Where an engine does not say, it is known from the first one that it makes."""
     slots: int | None = None
     """Sequences that it computes at the same time, where it knows; more wait outside of it."""
     templates: Mapping[str, str] = field(default_factory=dict)

@@ -25,9 +25,13 @@ async def embed(host: Host, exchange: Exchange) -> None:
     _check_model(host, request.model)
     if not isinstance(host.engine, EmbeddingEngine):
         raise BadRequest("This engine has no embeddings.", param="model", code="unsupported_model")
+    if host.card.dimensions is not None:
+        embeddings.check_dimensions(request, host.card.dimensions)
     asked = {f"input[{number}]": prompt for number, prompt in enumerate(embeddings.prompts(request))}
     prompts = await _encoded(host, asked, len(body))
     vectors = await _computed(host, exchange, partial(host.engine.embed, prompts), len(prompts))
+    host.card.dimensions = len(vectors[0])
+    embeddings.check_dimensions(request, host.card.dimensions)
     model, tokens = request.model or host.card.name, sum(map(len, prompts))
     exchange.facts.update(model=model, prompt_tokens=tokens)
     await exchange.json(embeddings.reply(request, model, vectors, tokens, weights_of(host.engine)))

@@ -77,6 +77,7 @@ class LocalEngine:
             mixes_adapters=True,
             constrains=True,
             created=int(time.time()),
+            dimensions=model.library.model_n_embd(model.pointer),
             slots=size.slots,
             details=model.details | {"slots": str(size.slots), "threads": str(size.threads)},
         )
