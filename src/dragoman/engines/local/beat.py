@@ -2,12 +2,22 @@
 
 import ctypes
 import sys
+from typing import Protocol, runtime_checkable
 
 from dragoman.engines.local.binding import Library
 
 _MANY = 2**31 - 1
 _ROOM = 128
 """Bytes of a `sem_t`, and more: its size depends on the machine."""
+
+
+@runtime_checkable
+class Pulsing(Protocol):
+    """A runner of which can be seen from outside whether a step gets on."""
+
+    @property
+    def pulse(self) -> int:
+        """A number that changes while a step is computed. From any thread."""
 
 
 class Beat:

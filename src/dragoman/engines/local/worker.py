@@ -9,8 +9,9 @@ from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
 from dragoman.engines.delivery import deliver
+from dragoman.engines.local.beat import Pulsing
 from dragoman.engines.local.embedding import Embedding
-from dragoman.engines.local.runner import Pulsing, Runner, StepFailed
+from dragoman.engines.local.runner import Runner, StepFailed
 from dragoman.engines.local.scheduler import Scheduler
 from dragoman.engines.local.sequence import Group
 from dragoman.errors import DragomanError, EngineFailed, Unavailable
