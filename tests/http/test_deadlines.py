@@ -1,8 +1,6 @@
 """`timeout`: an answer is done in time, or it is ended and says so."""
 
-import asyncio
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import httpx
@@ -10,36 +8,20 @@ import openai
 import pytest
 from websockets.sync.client import connect
 
-from dragoman.engines.scripted import ScriptedEngine, say
 from dragoman.limits import Limits
 from tests.attacks.bodies import GENERATING, SOCKET, VECTORS, good
 from tests.http.conftest import Serve
 from tests.support.http import HELLO, post
 from tests.support.responses import get, payloads
+from tests.support.stuck import Stuck
 from tests.support.wait import becomes
 
 CHAT, RESPONSES, COMPACT = "/v1/chat/completions", "/v1/responses", "/v1/responses/compact"
 SOON = 0.1
 
 
-class Stuck(ScriptedEngine):
-    """Says one word and no more; its vectors never come."""
-
-    def __init__(self) -> None:
-        super().__init__(say("x", fault="hang", fault_at=1))
-        self.computing = 0
-
-    async def embed(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
-        self.computing += 1
-        try:
-            await asyncio.Event().wait()
-            raise AssertionError("It waits for ever.")
-        finally:
-            self.computing -= 1
-
-
 def asked(path: str, **fields: Any) -> dict[str, Any]:
-    return {**good(path), "model": "scripted", "timeout": SOON, **fields}
+    return {**good(path), "model": "parrot", "timeout": SOON, **fields}
 
 
 @pytest.mark.parametrize("path", [*(path for path in GENERATING if path != SOCKET), COMPACT, *VECTORS])
@@ -48,7 +30,7 @@ def test_a_whole_answer_that_is_late_is_a_408(serve: Serve, path: str) -> None:
     reply = post(serve(engine, store="memory"), path, asked(path))
     assert (reply.status_code, reply.json()["error"]["code"]) == (408, "timeout")
     assert "0.1 seconds" in reply.json()["error"]["message"]
-    assert becomes(lambda: (engine.live, engine.computing) == (0, 0))
+    assert becomes(lambda: engine.busy == 0)
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
@@ -94,7 +76,7 @@ def test_time_in_line_counts(serve: Serve, path: str, fields: dict[str, Any]) ->
     with httpx.stream("POST", url + CHAT, json={**HELLO, "stream": True}):
         assert becomes(lambda: engine.live == 1)
         reply = post(url, path, asked(path, **fields))
-        assert (reply.status_code, len(engine.jobs), engine.computing) == (408, 1, 0)
+        assert (reply.status_code, len(engine.jobs), engine.busy) == (408, 1, 1)
 
 
 def test_the_setting_is_for_requests_without_a_timeout(serve: Serve) -> None:
@@ -119,6 +101,6 @@ def test_the_sdk_does_not_try_again(serve: Serve) -> None:
     client = openai.OpenAI(base_url=f"{serve(engine)}/v1", api_key="-", max_retries=2)
     with pytest.raises(openai.APIStatusError, match="timeout"):
         client.chat.completions.create(
-            model="scripted", messages=[{"role": "user", "content": "hi"}], extra_body={"timeout": SOON}
+            model="parrot", messages=[{"role": "user", "content": "hi"}], extra_body={"timeout": SOON}
         )
     assert len(engine.jobs) == 1
