@@ -2,8 +2,11 @@
 
 import socket
 from contextlib import suppress
+from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
+
+import msgspec
 
 from tests.attacks.frame import Reply
 
@@ -60,6 +63,31 @@ class Raw:
             assert data, f"closed after {said!r}"
             said += data
         return found
+
+
+class Held(msgspec.Struct):
+    """A socket of a process."""
+
+    listens: bool
+    port: int
+    """The other side's."""
+
+
+def held(pid: int) -> list[Held]:
+    """The sockets that a process holds, but for those of files."""
+    rows = []
+    for table in ("tcp", "tcp6", "udp", "udp6"):
+        lines = Path(f"/proc/{pid}/net/{table}").read_text(encoding="ascii").splitlines()[1:]
+        rows += [(table, *line.split()) for line in lines]
+    own = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            own.add(str(link.readlink()))
+    return [
+        Held(listens=table.startswith("udp") or row[3] == "0A", port=int(row[2].rpartition(":")[2], 16))
+        for table, *row in rows
+        if f"socket:[{row[9]}]" in own
+    ]
 
 
 def replies(said: bytes) -> list[Reply]:

@@ -1,7 +1,6 @@
 """Who gets in: keys, the names of the server, and web pages, over every route there is."""
 
 import hmac
-import os
 import random
 from collections.abc import Callable, Iterator
 
@@ -15,7 +14,7 @@ from dragoman.http.routes import DELETE, GET, OPEN_PATHS, POST
 from tests.attacks.bodies import good
 from tests.attacks.frame import Attacked, Frame, Reply, attacked, check
 from tests.attacks.raw_messages import BODY
-from tests.attacks.raw_socket import Raw
+from tests.attacks.raw_socket import Raw, held
 
 KEY = "sk-right-0123456789"
 OTHER_KEY = "sk-other-0123456789"
@@ -386,25 +385,4 @@ def test_nothing_that_clients_send_makes_a_metric(server: Attacked) -> None:
 
 
 def test_only_one_port_listens(keyed: Attacked) -> None:
-    listening = []
-    for table in ("tcp", "tcp6", "udp", "udp6"):
-        with open(f"/proc/{keyed.process.pid}/net/{table}", encoding="ascii") as lines:
-            rows = [line.split() for line in list(lines)[1:]]
-        inodes = own_sockets(keyed.process.pid)
-        listening += [
-            row[1] for row in rows if row[9] in inodes and (row[3] == "0A" or table.startswith("udp"))
-        ]
-    assert len(listening) == 1
-
-
-def own_sockets(pid: int) -> set[str]:
-    """The inodes of a process's sockets."""
-    found = set()
-    for number in os.listdir(f"/proc/{pid}/fd"):
-        try:
-            link = os.readlink(f"/proc/{pid}/fd/{number}")
-        except OSError:
-            continue
-        if link.startswith("socket:["):
-            found.add(link[8:-1])
-    return found
+    assert len([one for one in held(keyed.process.pid) if one.listens]) == 1

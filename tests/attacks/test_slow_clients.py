@@ -9,7 +9,7 @@ import pytest
 from tests.attacks.bodies import good
 from tests.attacks.frame import Attacked, attacked, healthy
 from tests.attacks.raw_messages import BODY, HOST, JSON, PATH, get, post
-from tests.attacks.raw_socket import Raw
+from tests.attacks.raw_socket import Raw, held
 from tests.support.wait import becomes
 
 SOON_S = 0.5
@@ -152,11 +152,11 @@ def test_a_long_body_is_refused_by_its_length(hasty: Attacked) -> None:
     ids=["a stream", "a whole answer"],
 )
 def test_a_client_that_reads_nothing_is_cut_off(hasty: Attacked, body: dict[str, Any]) -> None:
-    before = hasty.state().descriptors
     with Raw(hasty.url, receive_bytes=4096) as raw:
+        own = raw.socket.getsockname()[1]
         raw.send(request(CHAT, body))
-        assert becomes(lambda: hasty.state().descriptors > before)
-        assert becomes(lambda: hasty.state().descriptors <= before)
+        assert raw.socket.recv(1) == b"H"
+        assert becomes(lambda: own not in [one.port for one in held(hasty.process.pid)])
         assert hasty.state().live == 0
 
 

@@ -5,7 +5,7 @@ import re
 import resource
 from functools import cache
 from http import HTTPStatus
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import httptools
 import msgspec
@@ -15,10 +15,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from dragoman.errors import BadRequest, BodyTooLarge, DragomanError, HeadTooLarge, TooSlow, Unavailable
+from dragoman.http.patience import Deadline, Stage, Stall
 from dragoman.http.transport import PatientTransport
 from dragoman.settings import Settings
-
-Stage: TypeAlias = Literal["idle", "head", "body"]
 
 MOST_UNREAD = 64 * 1024
 """Bytes of a body that are still taken after its answer, or its refusal, was sent."""
@@ -65,22 +64,29 @@ class StrictProtocol(HttpToolsProtocol):
         self._unread = 0
         self._deaf = False
         self._running: RequestResponseCycle | None = None
-        self._deadline: asyncio.TimerHandle | None = None
-        self._watched: tuple[Stage, int] = ("idle", -1)
-        self._stall: asyncio.TimerHandle | None = None
+        times: dict[Stage, float] = {
+            "head": self._settings.header_timeout,
+            "body": self._settings.body_timeout,
+        }
+        self._deadline = Deadline(self.loop, times, self._late)
+        self._stall: Stall
 
     # The connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         patient = PatientTransport(transport, self._mid_request, self._settings.write_timeout)
+        self._stall = Stall(self.loop, patient, self._settings.write_timeout)
         super().connection_made(patient)
         if len(self.connections) > _room(self._settings.limits.connections):
-            self._refuse(Unavailable("The server has as many connections as it takes; try again soon."))
+            # At once, and without a place in the count, so that the refused keep out nobody.
+            self.connections.discard(self)
+            self._say(Unavailable("The server has as many connections as it takes; try again soon."))
         else:
-            self._watch("head")
+            self._deadline.watch("head", self._number)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._disarm()
+        self._deadline.stop()
+        self._stall.end()
         self.transport.lost()
         # uvicorn tells only the last of several requests.
         for cycle in (self._running, *(waiting for waiting, _ in self.pipeline)):
@@ -110,7 +116,8 @@ class StrictProtocol(HttpToolsProtocol):
             said = cause.error if isinstance(cause, _Refusal) else _invalid("This is no valid HTTP request.")
             self._refuse(said)
             return
-        self._watch("head" if self._stage == "idle" and not self._answering() else self._stage)
+        waits = "head" if self._stage == "idle" and not self._answering() else self._stage
+        self._deadline.watch(waits, self._number)
 
     def _check_line(self, data: bytes) -> None:
         """The parser forgives spaces, and protocols other than HTTP."""
@@ -128,7 +135,7 @@ class StrictProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     def _upgrade(self) -> None:
-        self._disarm()
+        self._deadline.stop()
         self._stage = "idle"
         if self._should_upgrade() and not self._answering():
             self.handle_websocket_upgrade()
@@ -144,7 +151,7 @@ class StrictProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._stage = "head"
         self._number += 1
-        self._head_bytes = self._pieces = 0
+        self._head_bytes = self._pieces = self._unread = 0
 
     def on_url(self, url: bytes) -> None:
         self._count(len(url))
@@ -198,56 +205,24 @@ class StrictProtocol(HttpToolsProtocol):
     def _head_too_large(self) -> DragomanError:
         return HeadTooLarge(f"The head is larger than {self._settings.limits.header_bytes} bytes.")
 
-    # Deadlines
+    # Patience
 
-    def _watch(self, stage: Stage) -> None:
-        """A request that is there at once needs no timer."""
-        if (stage, self._number) == self._watched:
-            return
-        self._disarm()
-        self._watched = (stage, self._number)
-        if stage != "idle":
-            timeout = self._settings.header_timeout if stage == "head" else self._settings.body_timeout
-            self._deadline = self.loop.call_later(timeout, self._late)
-
-    def _disarm(self) -> None:
-        self._watched = ("idle", -1)
-        for timer in (self._deadline, self._stall):
-            if timer is not None:
-                timer.cancel()
-        self._deadline = self._stall = None
-
-    def _late(self) -> None:
-        stage, _ = self._watched
-        self._disarm()
+    def _late(self, stage: Stage) -> None:
         if stage == "head" and self._answering():
-            self._watch(stage)  # it cannot be answered before the one before it
-        elif stage == "head" and not self._number:
+            # It cannot be answered before the one before it.
+            self._deadline.watch(stage, self._number)
+        elif not self._number:
             self.transport.close()
         else:
-            seconds = self._settings.header_timeout if stage == "head" else self._settings.body_timeout
-            self._refuse(TooSlow(f"The {stage} of the request was not there after {seconds:g} seconds."))
+            self._refuse(TooSlow(f"The {stage} of the request was not there in time."))
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._look_again()
+        self._stall.begin()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._stall is not None:
-            self._stall.cancel()
-            self._stall = None
-
-    def _look_again(self) -> None:
-        left = self.transport.get_write_buffer_size()
-        self._stall = self.loop.call_later(self._settings.write_timeout, self._check_taken, left)
-
-    def _check_taken(self, before: int) -> None:
-        """While writing is paused nothing is added, so what is left shrinks as long as the client reads."""
-        if self.transport.get_write_buffer_size() >= before:
-            self.transport.abort()
-        else:
-            self._look_again()
+        self._stall.end()
 
     # Refusals
 
@@ -264,12 +239,13 @@ class StrictProtocol(HttpToolsProtocol):
 
     def _refuse(self, error: DragomanError) -> None:
         """Says so where nothing else is being said, and ends the connection."""
-        self._disarm()
+        self._deadline.stop()
         if self._stage == "body":
             self._refuse_body(error)
         elif self._answering():
             self._stop_listening()
         else:
+            self._deaf = True
             self._say(error)
 
     def _refuse_body(self, error: DragomanError) -> None:
@@ -287,7 +263,6 @@ class StrictProtocol(HttpToolsProtocol):
             self._say(error)
 
     def _say(self, error: DragomanError) -> None:
-        self._deaf = True
         self.transport.write(_reply(error, self.server_state.default_headers))
         self.transport.close()
 
