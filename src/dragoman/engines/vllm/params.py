@@ -9,14 +9,22 @@ import msgspec
 from dragoman.types import ConstraintSource, Job, SourceForm
 
 UNSUPPORTED = frozenset({"typical_p"})
-_GUIDANCE: tuple[SourceForm, ...] = ("lark",)
-_OTHERS: tuple[SourceForm, ...] = ("json_schema", "regex", "choice", "gbnf")
+_PLAIN: tuple[SourceForm, ...] = ("json_schema", "regex", "choice")
+_SOURCES: Mapping[str, tuple[SourceForm, ...]] = {
+    "guidance": ("lark",),
+    "xgrammar": (*_PLAIN, "gbnf", "structural_tag"),
+    # It tries xgrammar first.
+    "auto": (*_PLAIN, "gbnf", "structural_tag"),
+}
 
 
 def sources_of(llm: Any) -> tuple[SourceForm, ...]:
-    """Only llguidance reads our grammars; other backends get what the client sent, where that is enough."""
+    """Only llguidance reads our grammars; other backends get what the client sent, where that is enough.
+
+    Calls that are forced or strict are more than that: xgrammar has its tags for them.
+    """
     backend = str(llm.vllm_config.structured_outputs_config.backend)
-    return _GUIDANCE if backend.startswith("guidance") else _OTHERS
+    return _SOURCES.get(backend, _PLAIN)
 
 
 def sampling_params(job: Job, ends: frozenset[int]) -> Any:
