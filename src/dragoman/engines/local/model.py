@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from dragoman.engines.local import binding
+from dragoman.engines.local.gguf import check_header
 from dragoman.errors import ModelFileError
 
 _MAGIC = b"GGUF"
@@ -145,6 +146,7 @@ def check_file(path: Path) -> None:
         raise ModelFileError(f"{path} cannot be read; are its permissions right?") from None
     if magic != _MAGIC:
         raise ModelFileError(f"{path} is not a GGUF file.")
+    check_header(path)
 
 
 def why_not_loaded(path: Path, lines: list[str]) -> str:

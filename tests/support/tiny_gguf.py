@@ -1,0 +1,57 @@
+"""A GGUF file of a few kilobytes that llama.cpp loads: one layer, and a vocabulary of bytes."""
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+WIDTH, HEADS, INNER = 32, 2, 32
+
+
+def write_tiny(path: Path) -> Path:
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_block_count(1)
+    writer.add_context_length(128)
+    writer.add_embedding_length(WIDTH)
+    writer.add_feed_forward_length(INNER)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(WIDTH // HEADS)
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "a", "b", "ab"]
+    kinds = [2, 3, 3, *([6] * 256), 1, 1, 1]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([0.0] * len(tokens))
+    writer.add_token_types(kinds)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_chat_template("{{ messages[-1].content }}")
+    chance = np.random.default_rng(1)
+    square = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+    shapes: dict[str, tuple[int, ...]] = {f"blk.0.{name}.weight": (WIDTH, WIDTH) for name in square}
+    shapes |= {f"blk.0.{name}.weight": (WIDTH,) for name in ("attn_norm", "ffn_norm")}
+    shapes |= {"token_embd.weight": (len(tokens), WIDTH), "output_norm.weight": (WIDTH,)}
+    for name, shape in shapes.items():
+        writer.add_tensor(name, chance.normal(size=shape).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def numbers(path: Path) -> list[list[tuple[int, int]]]:
+    """Where the header has numbers and texts: for each entry of it, the places and sizes of its parts."""
+    reader = gguf.GGUFReader(str(path))
+    entries = [*reader.fields.values(), *(tensor.field for tensor in reader.tensors)]
+    return [[*_places(entry)] for entry in entries]
+
+
+def _places(entry: gguf.ReaderField) -> list[tuple[int, int]]:
+    places, at = [], int(entry.offset)
+    for part in entry.parts:
+        places.append((at, part.nbytes))
+        at += part.nbytes
+    return places
