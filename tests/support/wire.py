@@ -37,10 +37,12 @@ class Heard(Struct):
         return body
 
 
-def request(url: str, path: str, body: dict[str, Any]) -> bytes:
+def request(url: str, path: str, body: dict[str, Any], **headers: str) -> bytes:
     raw = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: {urlsplit(url).netloc}\r\ncontent-type: application/json\r\n"
-    return f"{head}connection: close\r\ncontent-length: {len(raw)}\r\n\r\n".encode() + raw
+    usual = {"host": urlsplit(url).netloc, "content-type": "application/json", "connection": "close"}
+    named = {**usual, **headers, "content-length": str(len(raw))}
+    lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in named.items())]
+    return "\r\n".join([*lines, "", ""]).encode() + raw
 
 
 async def ask(

@@ -1,0 +1,88 @@
+"""`python -m tests.torture.bleed`: many streams at once, each with a word of its own that no other hears."""
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from random import Random
+from typing import Any
+
+from msgspec import Struct
+
+from tests.attacks.frame import Attacked, attacked
+from tests.support.wire import Heard, ask, request
+from tests.torture.page import Row, page
+
+PACE_S = 0.002
+CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+
+
+class Count(Struct):
+    answers: int = 0
+    wrong: int = 0
+    """Answers that are not, to the letter, what their request said."""
+
+
+def bodies(text: str) -> dict[str, dict[str, Any]]:
+    return {
+        CHAT: {"messages": [{"role": "user", "content": text}]},
+        COMPLETIONS: {"prompt": text, "max_tokens": len(text) + 1},
+        RESPONSES: {"input": text},
+    }
+
+
+def said(path: str, heard: Heard) -> str:
+    """What a stream says, in its own API's words."""
+    lines = [line[6:] for line in heard.body.split(b"\n") if line.startswith(b"data: {")]
+    events = [json.loads(line) for line in lines]
+    if path == RESPONSES:
+        return "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
+    choices = [choice for event in events for choice in event["choices"]]
+    if path == CHAT:
+        return "".join(choice["delta"].get("content") or "" for choice in choices)
+    return "".join(choice["text"] for choice in choices)
+
+
+async def listen(server: Attacked, clients: int, seconds: float, seed: int) -> Count:
+    """All of them send one and the same request id, which must be nobody's name inside."""
+    count, chance, until = Count(), Random(seed), time.monotonic() + seconds
+
+    async def client(number: int) -> None:
+        turn = 0
+        while turn == 0 or time.monotonic() < until:
+            word = f"canary-{number}-{turn}-{chance.getrandbits(64):x} "
+            text = (word * chance.randrange(1, 8)).strip()
+            path, body = chance.choice(list(bodies(text).items()))
+            headers = {"x-request-id": "the-same"}
+            heard = await ask(
+                server.url, request(server.url, path, {**body, "stream": True}, **headers), patience=120
+            )
+            count.answers += 1
+            count.wrong += heard.status != 200 or said(path, heard) != text
+            turn += 1
+
+    await asyncio.gather(*(client(number) for number in range(clients)))
+    return count
+
+
+def run(clients: int = 200, seconds: float = 600, seed: int = 1) -> list[Row]:
+    with attacked(interval=PACE_S) as server:
+        count = asyncio.run(listen(server, clients, seconds, seed))
+    what = f"{clients} streams at once for {seconds:.0f} s: answers that are not their own"
+    return [Row(what, f"{count.wrong} of {count.answers:,}", "0", count.wrong == 0)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.torture.bleed", description=__doc__)
+    parser.add_argument("--clients", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    args = parser.parse_args()
+    rows = run(args.clients, args.seconds, args.seed)
+    print(page(rows, f"seed {args.seed}").plain())
+    return 0 if all(row.passed for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

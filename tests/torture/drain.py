@@ -1,0 +1,122 @@
+"""`python -m tests.torture.drain`: SIGTERM with fifty requests in flight, again and again: each has an end."""
+
+import argparse
+import asyncio
+import sys
+import time
+from random import Random
+from typing import Any
+
+from msgspec import Struct
+
+from tests.attacks.frame import Attacked, attacked
+from tests.support.wire import Heard, ask, request
+from tests.torture.bleed import CHAT, COMPLETIONS, RESPONSES, bodies
+from tests.torture.page import Row, page
+
+PACE_S = 0.01
+GRACE_S = 1
+MOST_OVER_S = 1.0
+ENDS = (b"data: [DONE]", b'"error":{', b"event: response.failed")
+
+
+class Round(Struct):
+    over_s: float = 0.0
+    """From the end of the grace to the end of the process."""
+    endless: int = 0
+    """Requests whose clients were not told how they ended."""
+    done: int = 0
+    refused: int = 0
+    unrefused: int = 0
+    """New requests that were neither refused in the right way, nor late enough to meet a closed door."""
+
+
+def ended(streams: bool, heard: Heard) -> bool:
+    """Whether the client knows how it ended."""
+    if streams:
+        return heard.status == 200 and any(mark in heard.data[-2000:] for mark in ENDS)
+    return heard.status in (200, 503) and heard.body.endswith(b"}")
+
+
+async def round_of(server: Attacked, in_flight: int, chance: Random) -> Round:
+    made = Round()
+
+    async def client() -> None:
+        text, streams = "x" * chance.randrange(20, 600), chance.random() < 0.7
+        path = chance.choice([CHAT, COMPLETIONS, RESPONSES])
+        body: dict[str, Any] = {**bodies(text)[path], "stream": streams}
+        heard = await ask(server.url, request(server.url, path, body), patience=60)
+        made.endless += not ended(streams, heard)
+        made.done += heard.status == 200 and b"failed" not in heard.data and b'"error":{' not in heard.data
+
+    clients = [asyncio.create_task(client()) for _ in range(in_flight)]
+    while (await asyncio.to_thread(server.state)).live < in_flight // 2:
+        await asyncio.sleep(0.01)
+    server.process.terminate()
+    signalled = time.monotonic()
+    await knock(server, made, signalled)
+    await asyncio.gather(*clients)
+    await asyncio.to_thread(server.process.wait, 60)
+    made.over_s = time.monotonic() - signalled - GRACE_S
+    return made
+
+
+async def knock(server: Attacked, made: Round, signalled: float) -> None:
+    """New requests during the grace."""
+    sent = request(server.url, CHAT, bodies("x")[CHAT])
+    # The signal is looked for ten times a second.
+    await asyncio.sleep(0.2)
+    while time.monotonic() < signalled + GRACE_S / 2:
+        try:
+            heard = await ask(server.url, sent, patience=10)
+        except OSError:
+            break
+        right = heard.status == 503 and b"retry-after: " in heard.head and b"connection: close" in heard.head
+        made.refused += right
+        made.unrefused += not right
+        await asyncio.sleep(0.1)
+
+
+def run(rounds: int = 20, in_flight: int = 50, seed: int = 1) -> list[Row]:
+    made, chance = [], Random(seed)
+    for _ in range(rounds):
+        with attacked(interval=PACE_S, shutdown_grace=GRACE_S) as server:
+            made.append(asyncio.run(round_of(server, in_flight, chance)))
+        print(f"\r{len(made)} of {rounds} rounds", end="", file=sys.stderr, flush=True)
+    return rows(made, f"{rounds} x SIGTERM with {in_flight} in flight")
+
+
+def rows(made: list[Round], what: str) -> list[Row]:
+    endless, done = sum(one.endless for one in made), sum(one.done for one in made)
+    refused, unrefused = sum(one.refused for one in made), sum(one.unrefused for one in made)
+    worst = max(one.over_s for one in made)
+    return [
+        Row(f"{what}: clients without an end", f"{endless} ({done} were done in time)", "0", endless == 0),
+        Row(
+            f"{what}: new requests",
+            f"{refused} refused, {unrefused} otherwise",
+            "503 + Retry-After",
+            unrefused == 0 < refused,
+        ),
+        Row(
+            f"{what}: the process ends",
+            f"{worst:+.2f} s after the grace",
+            f"<= {MOST_OVER_S} s",
+            worst <= MOST_OVER_S,
+        ),
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.torture.drain", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--in-flight", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    args = parser.parse_args()
+    found = run(args.rounds, args.in_flight, args.seed)
+    print(page(found, f"grace {GRACE_S} s, seed {args.seed}").plain())
+    return 0 if all(row.passed for row in found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
