@@ -99,32 +99,33 @@ def run(options: Options, folder: Path, device: str) -> list[Round]:
 
 
 def table(rounds: Sequence[Round], shape: Shape, where: str) -> Table:
-    rows = []
-    for kind in KINDS:
-        for way in (HTTP, ALONE):
-            mine = [each for each in rounds if (each.kind, each.way) == (kind, way)]
-
-            def median(of: Callable[[Pace], float], mine: list[Round] = mine) -> float:
-                return statistics.median(of(each.pace) for each in mine)
-
-            rows.append(
-                (
-                    kind,
-                    way,
-                    f"{median(lambda pace: pace.tokens_per_s):,.0f}",
-                    f"{median(lambda pace: pace.step_ms):.1f}",
-                    f"{median(lambda pace: pace.engine_ms):.1f}",
-                    f"{median(lambda pace: pace.loop_ms):.2f}",
-                    f"{median(lambda pace: pace.loop_share):.1%}",
-                )
-            )
-    head = ("sampling", "driven by", "tokens/s", "step ms", "engine thread ms", "event loop ms", "of a step")
+    rows = [_row(rounds, kind, way) for kind in KINDS for way in (HTTP, ALONE)]
+    head = ("sampling", "driven by", "tokens/s", "step ms", "event loop ms", "of a step", "tokens/s kept")
     streams, count = rounds[0].pace.streams, len(rounds) // len(rows)
     notes = [
         f"Random weights: {shape}. Median of {count} rounds. {where}.",
-        "Times of threads are processor times for one step; `of a step` is the event loop's.",
+        "`event loop ms` is the processor time of the event loop's thread for one step;"
+        " `tokens/s kept` is the rate over that without a server.",
     ]
     return Table(f"{streams} streams on a GPU", head, rows, notes)
+
+
+def _row(rounds: Sequence[Round], kind: str, way: str) -> list[str]:
+    def median(of: Callable[[Pace], float], way: str = way) -> float:
+        return statistics.median(of(each.pace) for each in rounds if (each.kind, each.way) == (kind, way))
+
+    def rate(way: str) -> float:
+        return median(lambda pace: pace.tokens_per_s, way)
+
+    return [
+        kind,
+        way,
+        f"{rate(way):,.0f}",
+        f"{median(lambda pace: pace.step_ms):.1f}",
+        f"{median(lambda pace: pace.loop_ms):.2f}",
+        f"{median(lambda pace: pace.loop_share):.1%}",
+        f"{rate(way) / rate(ALONE):.1%}" if way == HTTP else "",
+    ]
 
 
 def describe(device: str) -> str:
