@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dragoman.dialects.complete import parse_reasoning_complete, parse_tool_call_complete
     from dragoman.dialects.parser import Parser, parse
     from dragoman.dialects.render import render
+    from dragoman.engines.supervised import Supervised
     from dragoman.folding import fold
     from dragoman.http.app import App
     from dragoman.http.serve_oai import serve_oai
@@ -41,6 +42,7 @@ __all__ = [
     "Sampling",
     "Settings",
     "Step",
+    "Supervised",
     "Tokenizer",
     "ToolCall",
     "__version__",
@@ -64,6 +66,7 @@ _LAZY = {
     "Client": "dragoman.client",
     "Constraint": "dragoman.constrain.constraint",
     "Parser": "dragoman.dialects.parser",
+    "Supervised": "dragoman.engines.supervised",
     "aserve": "dragoman.http.server",
     "background": "dragoman.http.server",
     "find_dialect": "dragoman.prompt.find",

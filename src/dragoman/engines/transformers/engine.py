@@ -139,6 +139,9 @@ class TransformersEngine:
 
     async def pause(self) -> None:
         """Return when no step is being computed, so that weights may be changed. Jobs go on after it."""
+        if not self._loaded.writes:
+            message = "This model gives embeddings only; its weights cannot be changed while it serves."
+            raise BadRequest(message, code="unsupported_model")
         self._start()
         await self._aside(lambda: self._paused.enter_context(self._manager.pause()))
 
