@@ -7,6 +7,7 @@ import pytest
 from dragoman.cli import checks, doctor, main
 from dragoman.cli.checks import Patient
 from dragoman.cli.findings import Finding
+from dragoman.engines.local import machine
 from dragoman.errors import BindingError
 from dragoman.settings import Settings
 from tests.cli.conftest import Fake
@@ -97,5 +98,5 @@ def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_cpu_flags(tmp_path: Path) -> None:
     (tmp_path / "cpuinfo").write_text("processor : 0\nflags\t\t: fpu avx2\n")
-    assert checks.cpu_flags(tmp_path / "cpuinfo") == {"fpu", "avx2"}
-    assert checks.cpu_flags(tmp_path / "gone") == frozenset()
+    assert machine.cpu_flags(tmp_path / "cpuinfo") == {"fpu", "avx2"}
+    assert machine.cpu_flags(tmp_path / "gone") == frozenset()

@@ -94,23 +94,13 @@ def binding(_: Patient) -> Iterator[Finding]:
 def processor(_: Patient) -> Iterator[Finding]:
     from dragoman.engines.local import machine
 
-    flags = cpu_flags()
+    flags = machine.cpu_flags()
     known = [flag for flag in CPU_FLAGS if flag in flags]
     cores = f"{machine.cores()} of {os.cpu_count()} cores"
     text = f"{platform.machine()}, {cores}; {' '.join(known) or 'no vector units seen'}"
     slow = platform.machine() in ("x86_64", "AMD64") and bool(flags) and "avx2" not in flags
     advice = "Without AVX2 the bundled llama.cpp may not run here." if slow else ""
     yield Finding("processor", "warning" if slow else "ok", text, advice)
-
-
-def cpu_flags(source: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """What the first processor of the list can do; empty where the system does not say."""
-    try:
-        lines = source.read_text(errors="replace").splitlines()
-    except OSError:
-        return frozenset()
-    line = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
-    return frozenset(line.partition(":")[2].split())
 
 
 def memory(_: Patient) -> Iterator[Finding]:

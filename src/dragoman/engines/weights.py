@@ -38,7 +38,7 @@ def default_model(cache_dir: Path | None = None, progress: Progress | None = Non
         return target
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _only_one(folder), tempfile.TemporaryDirectory(dir=folder, prefix="fetch-") as work:
+        with only_one(folder), tempfile.TemporaryDirectory(dir=folder, prefix="fetch-") as work:
             if not is_verified(target) and not _adopt(target):
                 _install(_download(Path(work), target), Path(work), target, progress or show_progress)
     except OSError as error:
@@ -65,16 +65,18 @@ def is_verified(target: Path) -> bool:
         return False
 
 
-def show_progress(done: int, total: int) -> None:
+def show_progress(
+    done: int, total: int, *, doing: str = "unpacking weights", did: str = "unpacked weights"
+) -> None:
     """A bar on a terminal; one line where there is none."""
     if sys.stderr.isatty():
         filled = 30 * done // total
         bar = "#" * filled + "." * (30 - filled)
         end = "\n" if done == total else ""
-        sys.stderr.write(f"\runpacking weights [{bar}] {done >> 20}/{total >> 20} MiB{end}")
+        sys.stderr.write(f"\r{doing} [{bar}] {done >> 20}/{total >> 20} MiB{end}")
         sys.stderr.flush()
     elif done == total:
-        sys.stderr.write(f"unpacked weights, {total >> 20} MiB\n")
+        sys.stderr.write(f"{did}, {total >> 20} MiB\n")
 
 
 def _adopt(target: Path) -> bool:
@@ -161,7 +163,7 @@ def _pip() -> list[str]:
 
 
 @contextmanager
-def _only_one(folder: Path) -> Iterator[None]:
+def only_one(folder: Path) -> Iterator[None]:
     """Keep two processes from fetching at the same time; the second finds the file there."""
     try:
         import fcntl

@@ -1,8 +1,10 @@
-"""The real model, loaded once; one thread, because tests share the machine with whatever else runs."""
+"""The real model, loaded once by each runner; one thread, because tests share the machine with others."""
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dragoman.engines.local import LocalEngine, LocalOptions
@@ -20,8 +22,10 @@ def weights() -> Path:
         pytest.skip(f"THE DEFAULT WEIGHTS CANNOT BE FETCHED, so nothing of the real model is tested: {error}")
 
 
-@pytest.fixture(scope="session")
-def local_engine(weights: Path) -> Iterator[LocalEngine]:
-    engine = LocalEngine.open(weights, OPTIONS)
+@pytest.fixture(scope="session", params=["llamacpp", "openvino"])
+def local_engine(weights: Path, request: pytest.FixtureRequest) -> Iterator[LocalEngine]:
+    if request.param == "openvino" and find_spec("openvino") is None:
+        pytest.skip("openvino is not installed")
+    engine = LocalEngine.open(weights, msgspec.structs.replace(OPTIONS, runner=request.param))
     yield engine
     engine.close()

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.engines.local.prefix import common
+from dragoman.engines.local.memory import common
 from dragoman.types import Adapters
 from tests.engines.local.support import Desk, expected
 

@@ -1,20 +1,16 @@
 """The embedded engine: weights in this process, one thread that computes, steps handed to the event loop."""
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
 from dragoman.engines.local.embedding import Embedding
-from dragoman.engines.local.llamacpp import LlamaRunner
-from dragoman.engines.local.model import Model
+from dragoman.engines.local.opening import open_model
 from dragoman.engines.local.options import LocalOptions
 from dragoman.engines.local.request import check_job, check_prompt
-from dragoman.engines.local.runner import Runner
+from dragoman.engines.local.runner import AnyRunner
 from dragoman.engines.local.scheduler import Scheduler, make_group
 from dragoman.engines.local.sequence import Group
-from dragoman.engines.local.sizing import size_for
-from dragoman.engines.local.tokenizer import LlamaTokenizer
 from dragoman.engines.local.worker import Worker
 from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.engines.steps import iterate
@@ -43,7 +39,7 @@ class LocalEngine:
     """
 
     def __init__(
-        self, runner: Runner, tokenizer: Tokenizer, card: ModelCard, options: LocalOptions | None = None
+        self, runner: AnyRunner, tokenizer: Tokenizer, card: ModelCard, options: LocalOptions | None = None
     ) -> None:
         options = options or LocalOptions()
         self.card = card
@@ -54,34 +50,13 @@ class LocalEngine:
 
     @classmethod
     def open(cls, path: str | Path, options: LocalOptions | None = None) -> "LocalEngine":
-        """Load a GGUF file. Raises ModelFileError or BindingError when that is not possible."""
+        """Load a GGUF file, or a folder that was exported for OpenVINO.
+
+        Raises ModelFileError or BindingError when that is not possible.
+        """
         options = options or LocalOptions()
-        model = Model(Path(path).expanduser())
-        model.load_adapters(options.adapters)
-        size = size_for(model, options)
-        runner = LlamaRunner(
-            model,
-            slots=size.slots,
-            context=size.context,
-            batch=options.batch,
-            threads=size.threads,
-            flash_attention=options.flash_attention,
-        )
-        tokenizer = LlamaTokenizer(model)
-        card = ModelCard(
-            name=options.name or model.name,
-            max_model_len=runner.context,
-            templates=model.templates,
-            special_tokens=tokenizer.texts(model.named_ids),
-            adapters=tuple(model.adapters),
-            mixes_adapters=True,
-            constrains=True,
-            created=int(time.time()),
-            dimensions=model.library.model_n_embd(model.pointer),
-            slots=size.slots,
-            details=model.details | {"slots": str(size.slots), "threads": str(size.threads)},
-        )
-        return cls(runner, tokenizer, card, options)
+        opened = open_model(Path(path).expanduser(), options)
+        return cls(opened.runner, opened.tokenizer, opened.card, options)
 
     def submit(self, job: Job, sink: Sink) -> LocalHandle:
         """Start a job; `sink` is called on the running event loop's thread."""

@@ -10,6 +10,7 @@ from dragoman.engines.choosing.arrays import Ids, Logits
 from dragoman.engines.local.beat import Beat
 from dragoman.engines.local.declarations import Batch
 from dragoman.engines.local.model import Model
+from dragoman.engines.local.options import KvCache
 from dragoman.engines.local.runner import Rows, StepFailed, StepInterrupted
 from dragoman.errors import ModelFileError
 from dragoman.types import Adapters
@@ -17,6 +18,8 @@ from dragoman.types import Adapters
 _ABORTED = 2
 _POOLING_NONE = 0
 _FLASH_WHERE_POSSIBLE, _FLASH_OFF = -1, 0
+# F16, Q8_0 and BF16 in the library's count.
+_KV_TYPES = {"auto": 1, "int8": 8, "bf16": 30}
 # Rows of logits beyond one per slot, for prompts whose log probabilities are wanted.
 _EXTRA_OUTPUTS = 64
 _EMBED_ROWS = 128
@@ -57,7 +60,15 @@ class _BatchBuffer:
 
 class LlamaRunner:
     def __init__(
-        self, model: Model, *, slots: int, context: int, batch: int, threads: int, flash_attention: bool
+        self,
+        model: Model,
+        *,
+        slots: int,
+        context: int,
+        batch: int,
+        threads: int,
+        flash_attention: bool,
+        kv_cache: KvCache = "auto",
     ) -> None:
         self.model = model
         self.slots = slots
@@ -68,6 +79,7 @@ class LlamaRunner:
         self.adapters = tuple(model.adapters)
         self._threads = threads
         self._flash = flash_attention
+        self._kv_type = _KV_TYPES[kv_cache]
         self._library = library = model.library
         self.vocabulary: int = library.vocab_n_tokens(library.model_get_vocab(model.pointer))
         self._context: int | None = self._open(context * slots, slots, self.max_rows, self.max_outputs)
@@ -166,6 +178,7 @@ class LlamaRunner:
         params.n_batch = params.n_ubatch = batch
         params.n_outputs_max = outputs
         params.n_threads = params.n_threads_batch = self._threads
+        params.type_k = params.type_v = self._kv_type
         params.flash_attn_type = _FLASH_WHERE_POSSIBLE if self._flash else _FLASH_OFF
         if embeddings:
             params.embeddings = True

@@ -7,6 +7,7 @@ from pathlib import Path
 _CPUS = Path("/sys/devices/system/cpu")
 _GROUP = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")
+_CPUINFO = Path("/proc/cpuinfo")
 _FALLBACK_MEMORY = 4 << 30
 
 
@@ -15,6 +16,16 @@ def cores() -> int:
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     physical = {_core(cpu) for cpu in allowed}
     return max(1, min(len(physical), _quota()))
+
+
+def cpu_flags(source: Path = _CPUINFO) -> frozenset[str]:
+    """What the first processor of the list can do; empty where the system does not say."""
+    try:
+        lines = source.read_text(errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    line = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
+    return frozenset(line.partition(":")[2].split())
 
 
 def free_memory() -> int:

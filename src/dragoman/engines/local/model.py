@@ -57,7 +57,12 @@ class Model:
 
     @property
     def trained_context(self) -> int:
-        return int(self.library.model_n_ctx_train(self.pointer))
+        return self._measure("context_length", 0)
+
+    @property
+    def width(self) -> int:
+        """Numbers in a hidden state."""
+        return self._measure("embedding_length", 0)
 
     @property
     def rewinds(self) -> bool:
@@ -72,9 +77,8 @@ class Model:
         heads = max(1, self.library.model_n_head(self.pointer))
         kv_heads = max(1, self.library.model_n_head_kv(self.pointer))
         default = self.library.model_n_embd(self.pointer) // heads
-        architecture = self.metadata.get("general.architecture", "")
-        key = int(self.metadata.get(f"{architecture}.attention.key_length", default))
-        value = int(self.metadata.get(f"{architecture}.attention.value_length", default))
+        key = self._measure("attention.key_length", default)
+        value = self._measure("attention.value_length", default)
         layers: int = self.library.model_n_layer(self.pointer)
         return layers * int(kv_heads) * (key + value) * 2
 
@@ -109,8 +113,12 @@ class Model:
             "parameters": str(self.library.model_n_params(self.pointer)),
             "bytes": str(self.library.model_size(self.pointer)),
             "trained_context": str(self.trained_context),
-            "runner": "llama.cpp",
         }
+
+    def _measure(self, key: str, default: int) -> int:
+        """A number of the file's architecture. The metadata is there even without the weights."""
+        architecture = self.metadata.get("general.architecture", "")
+        return int(self.metadata.get(f"{architecture}.{key}", default))
 
     def _metadata(self) -> dict[str, str]:
         """The metadata as text, but for the vocabulary, which has functions of its own."""

@@ -1,19 +1,25 @@
 """What can be set about the embedded engine."""
 
 from collections.abc import Mapping
+from typing import Literal, TypeAlias
 
 from msgspec import Struct, field
+
+RunnerName: TypeAlias = Literal["auto", "llamacpp", "openvino"]
+KvCache: TypeAlias = Literal["auto", "int8", "bf16"]
 
 
 class LocalOptions(Struct, frozen=True, kw_only=True):
     """Everything has a default that is worked out from the model and the machine."""
 
+    runner: RunnerName = "llamacpp"
+    """What computes. `auto` is OpenVINO where it is installed and can run the model on this CPU."""
     name: str | None = None
     """The model's public name; by default the name of the file."""
     context: int | None = None
     """Tokens one sequence may hold, prompt and answer together."""
     slots: int | None = None
-    """Sequences that are held at the same time; each has memory of its own."""
+    """Sequences that are computed at the same time."""
     threads: int | None = None
     """Compute threads; by default one per physical core this process may use."""
     batch: int = 512
@@ -21,7 +27,9 @@ class LocalOptions(Struct, frozen=True, kw_only=True):
     chunk: int = 128
     """Most prompt tokens in one engine step while other sequences are being decoded."""
     kv_memory: int | None = None
-    """Bytes that all slots together may take; by default a quarter of the free memory, 2 GiB at most."""
+    """Bytes for keys and values; by default a quarter of the free memory, 2 GiB at most."""
+    kv_cache: KvCache = "auto"
+    """How exactly keys and values are kept: `int8` takes half the memory of `bf16`. `auto` is 16 bits."""
     adapters: Mapping[str, str] = field(default_factory=dict)
     """LoRA adapters: public name to GGUF file."""
     flash_attention: bool = True

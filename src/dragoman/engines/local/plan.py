@@ -20,15 +20,20 @@ class Piece:
         if sequence.prompt_logprobs is not None and not sequence.decoding:
             self.outputs = size
         else:
-            self.outputs = int(self.start + size >= sequence.prompt_length)
+            self.outputs = int(self.end >= sequence.prompt_length)
+
+    @property
+    def end(self) -> int:
+        return self.start + self.size
 
     def add_to(self, rows: Rows) -> None:
         sequence = self.sequence
         assert sequence.slot is not None
+        rows.tables[sequence.slot.index] = sequence.slot.pages
         if sequence.decoding:
             rows.add(sequence.slot.index, self.start, sequence.answer.output[-1])
             return
-        tokens = sequence.group.prompt[self.start : self.start + self.size].tolist()
+        tokens = sequence.prompt[self.start : self.end].tolist()
         outputs = [self.outputs == self.size] * self.size
         outputs[-1] = bool(self.outputs)
         rows.extend(sequence.slot.index, self.start, tokens, outputs)
@@ -40,9 +45,9 @@ class Piece:
         if sequence.decoding:
             sequence.slot.write(self.start, sequence.answer.output[-1], 1)
         else:
-            tokens = sequence.group.prompt[self.start : self.start + self.size]
+            tokens = sequence.prompt[self.start : self.end]
             sequence.slot.write(self.start, tokens, self.size)
-        sequence.computed = self.start + self.size
+        sequence.computed = self.end
 
 
 class Plan:

@@ -9,41 +9,36 @@ Rules of this file:
   to a running sequence is taken: sequences in adjacent slots are computed together, others one by one.
 """
 
-import numpy as np
-
 from dragoman.engines.choosing.arrays import Ids
-from dragoman.engines.local.runner import Runner
+from dragoman.engines.local.memory import WORTH_SHARING, Memory, common
+from dragoman.engines.local.runner import SlotRunner
 from dragoman.engines.local.sequence import Namespace, Sequence, Slot
 
-# A copy costs about as much as computing this many tokens.
-_WORTH_A_COPY = 16
 
+class Slots(Memory):
+    """For runners whose slots have memory of their own."""
 
-class Slots:
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: SlotRunner) -> None:
+        super().__init__(runner)
         self._runner = runner
-        self._slots = [Slot(index, runner.context) for index in range(runner.slots)]
         self._clock = 0
-        self.idle = len(self._slots)
 
     def place(self, sequence: Sequence) -> bool:
-        """Give a waiting sequence a slot, or make it wait for a prefix that is being computed."""
-        group = sequence.group
-        if sequence.index and group.job.sampling.prompt_logprobs is not None and not group.reported:
-            # The first continuation reports about the prompt, in the job's first step.
+        if self.must_wait(sequence):
             return False
+        group = sequence.group
         reusable = self._runner.rewinds and sequence.prompt_logprobs is None
-        source, length = self._match(group.prompt, group.namespace) if reusable else (None, 0)
-        if reusable and self._hold(sequence, length):
+        source, length = self._match(sequence.prompt, group.namespace) if reusable else (None, 0)
+        if reusable and self.hold(sequence, length):
             return False
         target = self._target(source, length)
-        if target is source or source is None or length < _WORTH_A_COPY:
+        if target is source or source is None or length < WORTH_SHARING:
             length = length if target is source else 0
             self._runner.keep(target.index, length)
         else:
             self._runner.copy(source.index, target.index, length)
-            target.ids[:length] = group.prompt[:length]
-        self._occupy(target, sequence, length)
+            target.ids[:length] = sequence.prompt[:length]
+        self.occupy(target, sequence, length)
         return True
 
     def gather(self) -> bool:
@@ -51,45 +46,36 @@ class Slots:
 
         They come apart as some end before others, and what is apart is not computed in one pass.
         """
-        runs = [slot.sequence is not None for slot in self._slots]
+        runs = [slot.sequence is not None for slot in self.slots]
         count = sum(runs)
         starts = range(len(runs) - count + 1)
         start = max(starts, key=lambda first: sum(runs[first : first + count]))
-        apart = [slot for slot in self._slots if slot.sequence and not start <= slot.index < start + count]
+        apart = [slot for slot in self.slots if slot.sequence and not start <= slot.index < start + count]
         if not apart:
             return False
-        gaps = [slot for slot in self._slots[start : start + count] if slot.sequence is None]
+        gaps = [slot for slot in self.slots[start : start + count] if slot.sequence is None]
         moved, gap = min(apart, key=_length), min(gaps, key=_length)
         if not self._runner.swap(moved.index, gap.index):
             return False
         moved.index, gap.index = gap.index, moved.index
-        self._slots[moved.index], self._slots[gap.index] = moved, gap
+        self.slots[moved.index], self.slots[gap.index] = moved, gap
         return True
 
     def release(self, slot: Slot) -> None:
         """The sequence has ended; its tokens stay."""
         self._clock += 1
         slot.used = self._clock
-        slot.sequence = None
-        self.idle += 1
+        super().release(slot)
 
     def forget(self, slot: Slot) -> None:
         """Nothing in this slot can be relied on."""
         self._runner.keep(slot.index, 0)
         slot.length = 0
 
-    def _occupy(self, slot: Slot, sequence: Sequence, length: int) -> None:
-        slot.length = length
-        slot.namespace = sequence.group.namespace
-        slot.sequence = sequence
-        sequence.slot = slot
-        sequence.computed = sequence.cached = length
-        self.idle -= 1
-
     def _match(self, prompt: Ids, namespace: Namespace) -> tuple[Slot | None, int]:
         """The slot with the longest usable prefix of `prompt`; an idle one where there is a choice."""
         best, best_length = None, 0
-        for slot in self._slots:
+        for slot in self.slots:
             if slot.length <= 0 or slot.namespace != namespace:
                 continue
             length = common(prompt[:-1], slot.ids[: slot.length])
@@ -97,23 +83,8 @@ class Slots:
                 best, best_length = slot, length
         return best, best_length
 
-    def _hold(self, sequence: Sequence, length: int) -> bool:
-        """Wait for another sequence when it is computing a longer prefix of the same prompt.
-
-        Computing the same tokens twice would slow down both.
-        """
-        group = sequence.group
-        for slot in self._slots:
-            other = slot.sequence
-            if other is None or other.decoding or slot.namespace != group.namespace:
-                continue
-            shared = common(group.prompt[:-1], other.group.prompt)
-            if shared >= length + _WORTH_A_COPY and shared > other.computed:
-                sequence.held_by, sequence.held_until, length = other, shared, shared
-        return sequence.held()
-
     def _target(self, source: Slot | None, length: int) -> Slot:
-        idle = [slot for slot in self._slots if slot.sequence is None]
+        idle = [slot for slot in self.slots if slot.sequence is None]
         if source in idle and (2 * length >= source.length or len(idle) == 1):
             return source
         stale = sorted((slot for slot in idle if slot is not source), key=_staleness)
@@ -123,17 +94,7 @@ class Slots:
         return stale[0]
 
     def _runs(self, index: int) -> bool:
-        return 0 <= index < len(self._slots) and self._slots[index].sequence is not None
-
-
-def common(a: Ids, b: Ids) -> int:
-    """How many leading ids are the same: `common([1, 2, 3], [1, 2, 4])` is 2."""
-    size = min(a.size, b.size)
-    if size == 0 or a[0] != b[0]:
-        return 0
-    differs = np.not_equal(a[:size], b[:size])
-    first = int(differs.argmax())
-    return first if differs[first] else size
+        return 0 <= index < len(self.slots) and self.slots[index].sequence is not None
 
 
 def _length(slot: Slot) -> int:

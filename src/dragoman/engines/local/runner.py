@@ -1,7 +1,7 @@
-"""What the scheduler needs of whatever computes: slots that hold sequences, and rows of logits."""
+"""What the scheduler needs of whatever computes: memory that holds sequences, and rows of logits."""
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from dragoman.engines.choosing.arrays import Logits
 from dragoman.types import Adapters
@@ -18,13 +18,15 @@ class StepInterrupted(Exception):
 class Rows:
     """The tokens of one step, as columns. Rows of a slot are in the order of their positions."""
 
-    __slots__ = ("outputs", "positions", "slots", "tokens")
+    __slots__ = ("outputs", "positions", "slots", "tables", "tokens")
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.positions: list[int] = []
         self.slots: list[int] = []
         self.outputs: list[bool] = []
+        self.tables: dict[int, Sequence[int]] = {}
+        """For runners with pages: those of each slot, in order."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -49,16 +51,14 @@ class Runner(Protocol):
     """Weights and key-value memory. Used by one thread only, but for `interrupt`."""
 
     slots: int
-    """Sequences that can be held, numbered from 0."""
+    """Sequences that can be computed at the same time, numbered from 0."""
     context: int
-    """Tokens a slot can hold."""
+    """Tokens that one sequence may have."""
     vocabulary: int
     max_rows: int
     """Tokens in one step."""
     max_outputs: int
     """Rows of logits in one step; at least `slots`."""
-    rewinds: bool
-    """Whether a slot can be cut back to a prefix. Recurrent models cannot."""
     equal_pieces: bool
     """Whether pieces of prompts are computed together only as far as they are equally long."""
     adapters: tuple[str, ...]
@@ -72,6 +72,21 @@ class Runner(Protocol):
         The result is a view that the next step overwrites. Raises StepFailed or StepInterrupted.
         """
 
+    def interrupt(self) -> None:
+        """From any thread: break off the step that is running, if one is."""
+
+    def embed(self, prompts: Sequence[Sequence[int]]) -> Iterator[list[float] | None]:
+        """One vector per prompt; None after each piece of work in between."""
+
+    def close(self) -> None: ...
+
+
+class SlotRunner(Runner, Protocol):
+    """Each slot has memory of its own, for `context` tokens."""
+
+    rewinds: bool
+    """Whether a slot can be cut back to a prefix. Recurrent models cannot."""
+
     def keep(self, slot: int, length: int) -> None:
         """Forget all of a slot but its first `length` tokens."""
 
@@ -81,13 +96,20 @@ class Runner(Protocol):
     def swap(self, first: int, second: int) -> bool:
         """Exchange what two slots hold. False, and nothing done, where that would cost too much."""
 
-    def interrupt(self) -> None:
-        """From any thread: break off the step that is running, if one is."""
 
-    def embed(self, prompts: Sequence[Sequence[int]]) -> Iterator[list[float] | None]:
-        """One vector per prompt; None after each piece of work in between."""
+@runtime_checkable
+class PagedRunner(Runner, Protocol):
+    """Memory is in pages, and which of them a slot has is said with each step."""
 
-    def close(self) -> None: ...
+    page: int
+    """Tokens in a page."""
+    pages: int
+    """How many there are, numbered from 0; enough for a sequence of `context` tokens."""
+
+    def copy_page(self, source: int, target: int) -> None: ...
+
+
+AnyRunner: TypeAlias = SlotRunner | PagedRunner
 
 
 @runtime_checkable

@@ -4,6 +4,7 @@ Rules of this file:
 - Sequences that decode are in every step of their adapters; prompts share what is left of the step.
 - A prompt is cut into pieces, small ones while others decode, so that nobody stalls for long.
 - Prompts are read in the order of service, but a part of each step is for the shortest.
+- Where memory runs out, those who came last step back, and begin again later.
 - A step has one set of adapters, because the runner applies it to all rows; the sets take turns.
 - Rows are in the order of their slots, because the native library splits a step where slots are not adjacent.
 - Only the engine's thread comes here.
@@ -17,9 +18,11 @@ from itertools import count
 from dragoman.engines.choosing.arrays import Logits
 from dragoman.engines.choosing.continuation import Continuation
 from dragoman.engines.choosing.sampler import logprob
+from dragoman.engines.local.memory import Memory
+from dragoman.engines.local.paging import Paging
 from dragoman.engines.local.plan import Piece, Plan, level, share_out
 from dragoman.engines.local.prefix import Slots
-from dragoman.engines.local.runner import Runner, StepFailed, StepInterrupted
+from dragoman.engines.local.runner import AnyRunner, PagedRunner, Runner, StepFailed, StepInterrupted
 from dragoman.engines.local.sequence import Group, Sequence
 from dragoman.errors import DragomanError, EngineFailed
 from dragoman.types import Adapters, FinishReason, Job, Sink, Step
@@ -28,11 +31,11 @@ _log = logging.getLogger("dragoman.engine")
 
 
 class Scheduler:
-    def __init__(self, runner: Runner, *, batch: int, chunk: int) -> None:
+    def __init__(self, runner: AnyRunner, *, batch: int, chunk: int) -> None:
         self._runner = runner
         self._batch = batch
         self._chunk = chunk
-        self._slots = Slots(runner)
+        self._memory: Memory = Paging(runner) if isinstance(runner, PagedRunner) else Slots(runner)
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         self._turn: Adapters = ()
@@ -70,7 +73,7 @@ class Scheduler:
     def step(self) -> None:
         """Compute one step and note what came of it."""
         self._admit()
-        if self._slots.gather():
+        if self._memory.gather():
             self._running.sort(key=_slot_index)
         plan = self._plan()
         if not plan.pieces:
@@ -90,11 +93,11 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Give slots to those who wait, the first first; who waits for a prefix does not block the rest."""
-        if not self._waiting or not self._slots.idle:
+        if not self._waiting or not self._memory.idle:
             return
         still = []
         for sequence in self._waiting:
-            if self._slots.idle and not sequence.held() and self._slots.place(sequence):
+            if self._memory.idle and not sequence.held() and self._memory.place(sequence):
                 insort(self._running, sequence, key=_slot_index)
             else:
                 still.append(sequence)
@@ -109,7 +112,21 @@ class Scheduler:
         if self._runner.equal_pieces:
             sizes = level(sizes)
         pieces = [Piece(s, sizes.get(s, 1)) for s in mine if s.decoding or s in sizes]
-        return Plan(adapters, pieces)
+        return Plan(adapters, self._with_room(pieces))
+
+    def _with_room(self, pieces: list[Piece]) -> list[Piece]:
+        """The pieces for which there is memory. Who came last steps back for those before."""
+        for piece in sorted(pieces, key=lambda piece: piece.sequence.order):
+            while (slot := piece.sequence.slot) is not None and not self._memory.extend(slot, piece.end):
+                self._step_back(max(self._running, key=_order))
+        return [piece for piece in pieces if piece.sequence.slot is not None]
+
+    def _step_back(self, sequence: Sequence) -> None:
+        assert sequence.slot is not None
+        self._running.remove(sequence)
+        self._memory.release(sequence.slot)
+        sequence.step_back()
+        insort(self._waiting, sequence, key=_order)
 
     def _next_adapters(self) -> Adapters:
         """The adapters whose turn it is, among those that have something to compute."""
@@ -125,6 +142,8 @@ class Scheduler:
         for piece in plan.pieces:
             sequence = piece.sequence
             piece.done()
+            assert sequence.slot is not None
+            self._memory.written(sequence.slot)
             if piece.outputs > 1 or sequence.prompt_logprobs is not None:
                 self._read_prompt(piece, logits[row : row + piece.outputs])
             row += piece.outputs
@@ -166,13 +185,13 @@ class Scheduler:
             self._waiting.remove(sequence)
         else:
             self._running.remove(sequence)
-            self._slots.release(sequence.slot)
+            self._memory.release(sequence.slot)
             sequence.slot = None
 
     def _fail(self, sequences: list[Sequence]) -> None:
         for sequence in sequences:
             if sequence.slot is not None:
-                self._slots.forget(sequence.slot)
+                self._memory.forget(sequence.slot)
             self._end(sequence, "error", EngineFailed("The model could not compute this step."))
 
 

@@ -1,6 +1,7 @@
 """The scheduler's nouns: a group is a job, a sequence is one of its continuations, a slot holds one."""
 
 import asyncio
+from itertools import count
 from typing import TypeAlias
 
 import numpy as np
@@ -10,12 +11,13 @@ from dragoman.engines.choosing.continuation import Continuation
 from dragoman.types import Job, Sink, TokenLogprob
 
 Namespace: TypeAlias = tuple[object, ...]
+_private = count()
 
 
 class Slot:
     """A place for one sequence. After the sequence has ended its tokens stay, for others to build on."""
 
-    __slots__ = ("ids", "index", "length", "namespace", "sequence", "used")
+    __slots__ = ("chain", "ids", "index", "length", "namespace", "pages", "sequence", "used")
 
     def __init__(self, index: int, context: int) -> None:
         self.index = index
@@ -25,6 +27,10 @@ class Slot:
         self.sequence: Sequence | None = None
         self.used = 0
         """When it was last in use, on the scheduler's count."""
+        self.pages: list[int] = []
+        """Where its tokens lie, for runners with pages."""
+        self.chain: list[bytes] = []
+        """What stands for the tokens up to the end of each full page."""
 
     def write(self, position: int, tokens: Ids | int, count: int) -> None:
         """Note that `count` tokens have been computed from `position` on."""
@@ -44,7 +50,11 @@ class Group:
         self.prompt: Ids = np.array(job.prompt, np.int32)
         # A job that does not want to share has a namespace of its own: it neither reads what others left
         # nor leaves anything for them. Its own continuations still share their prompt.
-        self.namespace: Namespace = (job.adapters, job.cache_salt, None if job.reuse_prefix else object())
+        self.namespace: Namespace = (
+            job.adapters,
+            job.cache_salt,
+            None if job.reuse_prefix else next(_private),
+        )
         self.sequences: list[Sequence] = []
         self.reported = False
         """Whether the job's first step, which tells about its prompt, has been made."""
@@ -61,6 +71,7 @@ class Sequence:
         "held_until",
         "index",
         "order",
+        "prompt",
         "prompt_length",
         "prompt_logprobs",
         "slot",
@@ -73,6 +84,7 @@ class Sequence:
         """Priority, arrival, index: who goes first."""
         self.answer = answer
         self.slot: Slot | None = None
+        self.prompt: Ids = group.prompt
         self.prompt_length = len(group.prompt)
         self.computed = 0
         """Tokens in the slot. Once the prompt is done, all but the newest."""
@@ -84,6 +96,15 @@ class Sequence:
         self.prompt_logprobs: list[TokenLogprob | None] | None = None
         if index == 0 and group.job.sampling.prompt_logprobs is not None:
             self.prompt_logprobs = [None]
+
+    def step_back(self) -> None:
+        """Give up the slot, to begin again later with what has been said as part of the prompt."""
+        self.slot = None
+        self.computed = 0
+        self.prompt = np.concatenate([self.group.prompt, np.array(self.answer.output, np.int32)])
+        self.prompt_length = len(self.prompt)
+        if self.prompt_logprobs is not None:
+            self.prompt_logprobs = None if self.group.reported else [None]
 
     @property
     def decoding(self) -> bool:

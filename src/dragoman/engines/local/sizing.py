@@ -26,6 +26,15 @@ def size_for(model: Model, options: LocalOptions) -> Size:
     return Size(slots, context, options.threads or machine.cores())
 
 
+def pages_for(page: int, page_bytes: int, trained: int, options: LocalOptions) -> tuple[int, int, int]:
+    """Slots, context and pages, where slots share the memory: one may take what the others leave."""
+    pages = max(1, memory_for(options.kv_memory) // page_bytes)
+    context = options.context or max(page, min(trained, pages * page))
+    slots = options.slots or _SLOTS[0]
+    each = -(-context // page)
+    return slots, context, max(each, min(pages, slots * each))
+
+
 def memory_for(asked: int | None) -> int:
     """Bytes for keys and values: as many as were asked for, or a share of what is free."""
     return asked or min(machine.free_memory() // 4, _MOST)

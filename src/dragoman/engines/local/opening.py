@@ -1,0 +1,116 @@
+"""From a file or folder to a runner with its tokenizer and card, and which runner that is."""
+
+import time
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+from msgspec import Struct
+
+from dragoman.engines.local import machine
+from dragoman.engines.local.llamacpp import LlamaRunner
+from dragoman.engines.local.model import Model
+from dragoman.engines.local.openvino.family import NotForOpenVino, shape_of
+from dragoman.engines.local.options import LocalOptions
+from dragoman.engines.local.runner import AnyRunner
+from dragoman.engines.local.sizing import size_for
+from dragoman.engines.local.tokenizer import LlamaTokenizer
+from dragoman.engines.protocol import ModelCard, Tokenizer
+from dragoman.errors import ModelFileError
+
+_INT8 = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
+_INSTALL = "pip install 'dragoman[openvino]'"
+
+
+class Opened(Struct):
+    runner: AnyRunner
+    tokenizer: Tokenizer
+    card: ModelCard
+
+
+def open_model(path: Path, options: LocalOptions) -> Opened:
+    """Raises ModelFileError or BindingError when that is not possible."""
+    if path.is_dir():
+        return _open_folder(path, options)
+    if options.runner == "llamacpp":
+        return _open_llamacpp(path, options)
+    try:
+        return _open_openvino(path, options)
+    except NotForOpenVino as why:
+        if options.runner == "openvino":
+            message = f"OpenVINO cannot run {path.name}: {why}. Use the runner llamacpp."
+            raise ModelFileError(message) from None
+        return _open_llamacpp(path, options, f"llama.cpp; not OpenVINO, because {why}")
+
+
+def _open_llamacpp(path: Path, options: LocalOptions, why: str = "") -> Opened:
+    model = Model(path)
+    model.load_adapters(options.adapters)
+    size = size_for(model, options)
+    runner = LlamaRunner(
+        model,
+        slots=size.slots,
+        context=size.context,
+        batch=options.batch,
+        threads=size.threads,
+        flash_attention=options.flash_attention,
+        kv_cache=options.kv_cache,
+    )
+    return _opened(model, runner, options, {"runner": "llama.cpp", "why": why, "threads": str(size.threads)})
+
+
+def _open_openvino(path: Path, options: LocalOptions) -> Opened:
+    """Everything that costs nothing is asked first."""
+    _check_machine(options)
+    model = Model(path, vocabulary_only=True)
+    shape_of(model.metadata)
+    from dragoman.engines.local.openvino.converted import converted
+    from dragoman.engines.local.openvino.opening import runner_of
+
+    runner, details = runner_of(converted(path), model.trained_context, options)
+    chosen = options.runner == "openvino"
+    why = "" if chosen else "OpenVINO, which is faster on this CPU; the other is --runner llamacpp"
+    return _opened(model, runner, options, details | {"why": why})
+
+
+def _open_folder(path: Path, options: LocalOptions) -> Opened:
+    """A model that was exported for OpenVINO, with the files of its tokenizer."""
+    if options.runner == "llamacpp":
+        raise ModelFileError(f"{path} is a folder; llama.cpp needs a GGUF file.")
+    try:
+        _check_machine(options, any_cpu=True)
+        from dragoman.engines.local.openvino.opening import card_and_tokenizer, folder_graph, runner_of
+
+        graph, trained = folder_graph(path)
+        runner, details = runner_of(graph, trained, options)
+    except NotForOpenVino as why:
+        raise ModelFileError(f"{path} cannot be run by OpenVINO: {why}.") from None
+    card, tokenizer = card_and_tokenizer(path, runner, options.name, details)
+    return Opened(runner, tokenizer, card)
+
+
+def _check_machine(options: LocalOptions, any_cpu: bool = False) -> None:
+    if options.adapters:
+        raise NotForOpenVino("it has no LoRA adapters here")
+    if find_spec("openvino") is None or find_spec("gguf") is None:
+        raise NotForOpenVino(f"it is not installed ({_INSTALL})")
+    if options.runner == "auto" and not any_cpu and not machine.cpu_flags() & _INT8:
+        raise NotForOpenVino("this CPU has no instructions for int8 (VNNI)")
+
+
+def _opened(model: Model, runner: AnyRunner, options: LocalOptions, details: Mapping[str, str]) -> Opened:
+    tokenizer = LlamaTokenizer(model)
+    card = ModelCard(
+        name=options.name or model.name,
+        max_model_len=runner.context,
+        templates=model.templates,
+        special_tokens=tokenizer.texts(model.named_ids),
+        adapters=runner.adapters,
+        mixes_adapters=bool(runner.adapters),
+        constrains=True,
+        created=int(time.time()),
+        dimensions=model.width,
+        slots=runner.slots,
+        details={**model.details, "slots": str(runner.slots), **details},
+    )
+    return Opened(runner, tokenizer, card)

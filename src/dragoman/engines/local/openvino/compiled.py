@@ -1,0 +1,117 @@
+"""A graph, compiled for this machine: the body, which keeps keys and values in pages, and the head.
+
+They are two, because the head gives logits. In the precision of the body, bfloat16, a logit of 20 would be
+known to a sixteenth; the head computes in float32, and only for the rows that are wanted.
+"""
+
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import openvino as ov
+import openvino.opset15 as ops
+from msgspec import Struct
+from numpy.typing import NDArray
+from openvino._offline_transformations import paged_attention_transformation
+
+from dragoman.engines.local.openvino.family import NotForOpenVino
+
+Array: TypeAlias = NDArray[Any]
+PRECISIONS = {"int8": "u8", "bf16": "bf16"}
+_CACHES = ("key_cache.", "value_cache.")
+
+
+class Compiled(Struct):
+    body: Any
+    head: Any
+    vocabulary: int
+    page: int
+    """Tokens in a page of keys and values."""
+    page_bytes: int
+    """Of one page in all layers."""
+
+
+def compile_graph(file: Path, *, threads: int, kv_cache: str) -> Compiled:
+    core = ov.Core()
+    model = core.read_model(file)
+    try:
+        paged_attention_transformation(model)
+    except RuntimeError as error:
+        raise NotForOpenVino("its attention cannot be kept in pages") from error
+    body, head = _divided(model)
+    common = {"INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1, "PERFORMANCE_HINT": "LATENCY"}
+    kept = {"KV_CACHE_PRECISION": PRECISIONS[kv_cache]}
+    made = core.compile_model(body, "CPU", common | kept)
+    wanted = core.compile_model(head, "CPU", common | {"INFERENCE_PRECISION_HINT": "f32"})
+    caches = [port for port in made.inputs if port.any_name.startswith(_CACHES)]
+    values = [port for port in caches if port.any_name.startswith("value_cache.")]
+    return Compiled(
+        body=made,
+        head=wanted,
+        vocabulary=wanted.output(0).partial_shape[-1].get_length(),
+        page=values[0].partial_shape[2].get_length(),
+        page_bytes=sum(_size(port, 1) for port in caches),
+    )
+
+
+class Body:
+    """The request of the body, with memory for `pages` pages. It is touched only as far as it is used."""
+
+    def __init__(self, compiled: Compiled, pages: int) -> None:
+        self._request = compiled.body.create_infer_request()
+        self._caches: list[Array] = []
+        for port in compiled.body.inputs:
+            if port.any_name.startswith(_CACHES):
+                tensor = ov.Tensor(port.element_type, ov.Shape(_shape(port, pages)))
+                self._request.set_tensor(port.any_name, tensor)
+                self._caches.append(tensor.data.reshape(pages, -1))
+
+    def run(self, inputs: dict[str, Array]) -> Array:
+        """The hidden states of all rows: a view that the next run overwrites."""
+        for name, value in inputs.items():
+            self._request.set_tensor(name, ov.Tensor(value))
+        self._request.infer()
+        states: Array = self._request.get_output_tensor(0).data
+        return states.reshape(len(inputs["input_ids"]), -1)
+
+    def cancel(self) -> None:
+        self._request.cancel()
+
+    def copy_page(self, source: int, target: int) -> None:
+        for cache in self._caches:
+            cache[target] = cache[source]
+
+
+class Head:
+    def __init__(self, compiled: Compiled) -> None:
+        self._request = compiled.head.create_infer_request()
+
+    def run(self, states: Array) -> Array:
+        """Rows of logits: a view that the next run overwrites."""
+        self._request.set_input_tensor(0, ov.Tensor(states[:, None]))
+        self._request.infer()
+        logits: Array = self._request.get_output_tensor(0).data
+        return logits.reshape(len(states), -1)
+
+
+def _divided(model: ov.Model) -> tuple[ov.Model, ov.Model]:
+    """Cut a graph before its last matrix product."""
+    result = model.get_results()[0]
+    node = result.input_value(0).get_node()
+    while node.get_type_name() != "MatMul":
+        if not node.get_input_size():
+            raise NotForOpenVino("its last matrix product was not found")
+        node = node.input_value(0).get_node()
+    states = node.input_value(0)
+    parameter = ops.parameter(states.get_partial_shape(), np.float32)
+    node.input(0).replace_source_output(parameter.output(0))
+    body = ov.Model([ops.result(states)], model.get_parameters(), "body")
+    return body, ov.Model([result], [parameter], "head")
+
+
+def _shape(port: Any, pages: int) -> list[int]:
+    return [pages, *(port.partial_shape[axis].get_length() for axis in range(1, 4))]
+
+
+def _size(port: Any, pages: int) -> int:
+    return int(np.prod(_shape(port, pages))) * int(port.element_type.size)

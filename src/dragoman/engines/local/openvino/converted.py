@@ -1,0 +1,88 @@
+"""OpenVINO's form of a GGUF file, made once and kept in the cache.
+
+    ~/.cache/dragoman/openvino/SmolLM2-135M-Instruct.Q4_1-b179c9523d0e6a0f-1/openvino_model.xml
+
+The name holds the checksum of the source and the number of the recipe. Hashing gigabytes at each start would
+take longer than loading them, so a source that has not been touched since is known by its size and time.
+"""
+
+import hashlib
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import openvino as ov
+from msgspec import Struct
+
+from dragoman.engines.local.openvino.family import NotForOpenVino, shape_of
+from dragoman.engines.local.openvino.graph import build
+from dragoman.engines.local.openvino.tensors import Tensors
+from dragoman.engines.weights import cache_folder, only_one, show_progress
+from dragoman.errors import ModelFileError
+
+FILE = "openvino_model.xml"
+_RECIPE = 1
+"""Goes up when the same file is converted in another way."""
+_SOURCE = "source.json"
+
+
+class _Source(Struct, frozen=True):
+    path: str
+    size: int
+    modified: int
+
+
+def converted(path: Path) -> Path:
+    """The graph of a GGUF file. Raises NotForOpenVino where it cannot be one."""
+    folder = cache_folder() / "openvino"
+    stat = path.stat()
+    source = _Source(str(path.resolve()), stat.st_size, stat.st_mtime_ns)
+    if found := _known(folder, path, source):
+        return found / FILE
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with only_one(folder), tempfile.TemporaryDirectory(dir=folder, prefix="convert-") as work:
+            target = folder / f"{path.stem}-{_digest(path)[:16]}-{_RECIPE}"
+            if not (target / FILE).exists():
+                _convert(path, Path(work))
+                Path(work).rename(target)
+                Path(work).mkdir()
+            (target / _SOURCE).write_bytes(msgspec.json.encode(source))
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise ModelFileError(
+            f"OpenVINO's form of {path.name} cannot be kept in {folder} ({reason}): make room there, set "
+            "DRAGOMAN_CACHE to another folder, or use the runner llamacpp."
+        ) from None
+    return target / FILE
+
+
+def _known(folder: Path, path: Path, source: _Source) -> Path | None:
+    for entry in folder.glob(f"{_literal(path.stem)}-*-{_RECIPE}"):
+        try:
+            told = msgspec.json.decode((entry / _SOURCE).read_bytes(), type=_Source)
+        except (OSError, msgspec.DecodeError):
+            continue
+        if told == source and (entry / FILE).exists():
+            return entry
+    return None
+
+
+def _convert(path: Path, folder: Path) -> None:
+    try:
+        tensors = Tensors(path, partial(show_progress, doing="converting weights", did="converted weights"))
+        model = build(tensors, shape_of(tensors.metadata))
+    except (KeyError, ValueError, NotImplementedError) as error:
+        raise NotForOpenVino(f"its tensors are not those of its architecture ({error})") from error
+    ov.save_model(model, folder / FILE, compress_to_fp16=False)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _literal(text: str) -> str:
+    """A name in which nothing is a wildcard."""
+    return "".join(f"[{sign}]" if sign in "*?[" else sign for sign in text)

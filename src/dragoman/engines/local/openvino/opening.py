@@ -1,0 +1,60 @@
+"""A compiled graph as a runner, and folders that were exported for OpenVINO."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import openvino as ov
+
+from dragoman.engines.hf_tokenizer import HfTokenizer, card_of
+from dragoman.engines.local import machine
+from dragoman.engines.local.openvino.compiled import compile_graph
+from dragoman.engines.local.openvino.converted import FILE
+from dragoman.engines.local.openvino.runner import OpenVinoRunner
+from dragoman.engines.local.options import LocalOptions
+from dragoman.engines.local.sizing import pages_for
+from dragoman.engines.protocol import ModelCard
+from dragoman.errors import ModelFileError
+
+_CONTEXT = 2048
+
+
+def runner_of(graph: Path, trained: int, options: LocalOptions) -> tuple[OpenVinoRunner, dict[str, str]]:
+    """The runner, and what there is to say about it."""
+    threads = options.threads or machine.cores()
+    kept = "bf16" if options.kv_cache == "auto" else options.kv_cache
+    compiled = compile_graph(graph, threads=threads, kv_cache=kept)
+    slots, context, pages = pages_for(compiled.page, compiled.page_bytes, trained, options)
+    runner = OpenVinoRunner(compiled, slots=slots, context=context, pages=pages, batch=options.batch)
+    version = ov.__version__.split("-")[0]
+    return runner, {"runner": f"OpenVINO {version}, {kept} keys and values", "threads": str(threads)}
+
+
+def folder_graph(folder: Path) -> tuple[Path, int]:
+    """The graph in a folder, and how many tokens the model was trained for."""
+    graph = folder / FILE
+    if not graph.is_file():
+        raise ModelFileError(f"{folder} is a folder without {FILE}; a GGUF file or such a folder is needed.")
+    try:
+        config: dict[str, Any] = msgspec.json.decode((folder / "config.json").read_bytes(), type=dict)
+    except (OSError, msgspec.DecodeError):
+        config = {}
+    return graph, int(config.get("max_position_embeddings") or _CONTEXT)
+
+
+def card_and_tokenizer(
+    folder: Path, runner: OpenVinoRunner, name: str | None, details: Mapping[str, str]
+) -> tuple[ModelCard, HfTokenizer]:
+    tokenizer = HfTokenizer(folder, size=runner.vocabulary)
+    card = card_of(
+        tokenizer,
+        name=name or folder.name,
+        max_model_len=runner.context,
+        constrains=True,
+        created=int(time.time()),
+        details={"name": folder.name, "slots": str(runner.slots), **details},
+    )
+    card.slots = runner.slots
+    return card, tokenizer

@@ -1,0 +1,106 @@
+"""The runner over OpenVINO: one step is one run of the compiled graph over all rows."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dragoman.engines.choosing.arrays import Logits
+from dragoman.engines.local.openvino.compiled import Body, Compiled, Head
+from dragoman.engines.local.runner import Rows, StepFailed, StepInterrupted
+from dragoman.types import Adapters
+
+# Rows of logits beyond one per sequence, for prompts whose log probabilities are wanted.
+_EXTRA_OUTPUTS = 64
+_EMBED_ROWS = 128
+
+
+class OpenVinoRunner:
+    equal_pieces = False
+    adapters: tuple[str, ...] = ()
+
+    def __init__(self, compiled: Compiled, *, slots: int, context: int, pages: int, batch: int) -> None:
+        self.slots = slots
+        self.context = context
+        self.page = compiled.page
+        self.pages = pages
+        self.vocabulary = compiled.vocabulary
+        self.max_rows = batch + slots
+        self.max_outputs = slots + _EXTRA_OUTPUTS
+        # Embeddings have pages of their own, behind those of the sequences.
+        self._spare = list(range(pages, pages + -(-context // self.page)))
+        self._body: Body | None = Body(compiled, pages + len(self._spare))
+        self._head: Head | None = Head(compiled)
+        self._interrupted = False
+
+    def warm_up(self) -> None:
+        rows = Rows()
+        rows.add(0, 0, 0)
+        rows.tables[0] = self._spare[:1]
+        self.step(rows, ())
+
+    def step(self, rows: Rows, adapters: Adapters) -> Logits:
+        self._interrupted = False
+        states = self._states(rows)
+        wanted = np.flatnonzero(rows.outputs)
+        assert self._head is not None
+        return self._head.run(states[wanted]) if len(wanted) else np.empty((0, self.vocabulary), np.float32)
+
+    def copy_page(self, source: int, target: int) -> None:
+        assert self._body is not None
+        self._body.copy_page(source, target)
+
+    def interrupt(self) -> None:
+        self._interrupted = True
+        if self._body is not None:
+            self._body.cancel()
+
+    def embed(self, prompts: Sequence[Sequence[int]]) -> Iterator[list[float] | None]:
+        for prompt in prompts:
+            total: Any = 0.0
+            for start in range(0, len(prompt), _EMBED_ROWS):
+                if start:
+                    yield None
+                total += self._sum(prompt[start : start + _EMBED_ROWS], start)
+            yield (total / np.linalg.norm(total)).tolist()
+
+    def close(self) -> None:
+        self._body = self._head = None
+
+    def _sum(self, tokens: Sequence[int], start: int) -> NDArray[np.float64]:
+        rows = Rows()
+        rows.extend(0, start, tokens, [False] * len(tokens))
+        rows.tables[0] = self._spare
+        total: NDArray[np.float64] = self._states(rows).sum(axis=0, dtype=np.float64)
+        return total
+
+    def _states(self, rows: Rows) -> NDArray[np.float32]:
+        assert self._body is not None
+        try:
+            return self._body.run(_inputs(rows, self.page))
+        except RuntimeError as error:
+            if self._interrupted:
+                raise StepInterrupted from None
+            raise StepFailed(f"OpenVINO: {error}") from error
+
+
+def _inputs(rows: Rows, page: int) -> dict[str, NDArray[Any]]:
+    """What paged attention wants to know: where each sequence begins, what it has, and in which pages."""
+    slots = np.array(rows.slots)
+    positions = np.array(rows.positions, np.int64)
+    begins = np.concatenate(([0], np.flatnonzero(slots[1:] != slots[:-1]) + 1, [len(slots)]))
+    lengths = positions[begins[1:] - 1] + 1
+    tables = [
+        rows.tables[slot][:count]
+        for slot, count in zip(slots[begins[:-1]].tolist(), (-(-lengths // page)).tolist(), strict=True)
+    ]
+    return {
+        "input_ids": np.array(rows.tokens, np.int64),
+        "position_ids": positions,
+        "past_lens": positions[begins[:-1]].astype(np.int32),
+        "subsequence_begins": begins.astype(np.int32),
+        "block_indices_begins": np.cumsum([0, *map(len, tables)], dtype=np.int32),
+        "block_indices": np.array([page for table in tables for page in table], np.int32),
+        "max_context_len": np.array(lengths.max(), np.int32),
+    }
