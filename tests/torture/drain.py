@@ -1,4 +1,4 @@
-"""`python -m tests.torture.drain`: SIGTERM with fifty requests in flight, again and again: each has an end."""
+"""`python -m tests.torture.drain`: SIGTERM with fifty requests in flight, many times: each has an end."""
 
 import argparse
 import asyncio
