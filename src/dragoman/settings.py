@@ -48,7 +48,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Annotated[float, Meta(gt=0)] | None,
         Meta(
             description="seconds without a sign of life after which the engine is taken for stuck and opened "
-            "again; default: 30 for the local engine, never for others"
+            "again; default: 30 for the local engine and an isolated one, never for others"
         ),
     ] = None
     upstream: Annotated[
@@ -101,6 +101,14 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     threads: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | None, Meta(description="threads of the engine")
     ] = None
+    runner: Annotated[
+        Literal["auto", "llamacpp", "openvino"],
+        Meta(description="what computes in the engine local; auto is openvino where it can run the model"),
+    ] = "auto"
+    kv_cache: Annotated[
+        Literal["auto", "int8", "bf16"],
+        Meta(description="how the engine local keeps keys and values; int8 takes half the memory"),
+    ] = "auto"
     lora: Annotated[
         list[str], Meta(description="adapters as NAME=FILE; clients choose one by that name as the model")
     ] = field(default_factory=list)

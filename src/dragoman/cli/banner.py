@@ -18,6 +18,7 @@ def banner(card: ModelCard, settings: Settings, url: str, paint: Paint, dialect:
     rows = [
         ("model", paint("bold", card.name) + _facts(card)),
         ("", _room(card)),
+        *([("runner", card.details["why"])] if card.details.get("why") else []),
         ("dialect", dialect),
         ("api", paint("cyan", f"{url}/v1")),
         ("docs", f"{url}/docs"),

@@ -91,6 +91,22 @@ def binding(_: Patient) -> Iterator[Finding]:
     )
 
 
+def runner(patient: Patient) -> Iterator[Finding]:
+    from dragoman.engines.local.opening import check_machine
+    from dragoman.engines.local.openvino.family import NotForOpenVino
+    from dragoman.engines.local.options import LocalOptions
+
+    if patient.settings.engine != "local" or patient.settings.runner == "llamacpp":
+        return
+    try:
+        check_machine(LocalOptions(runner=patient.settings.runner))
+    except NotForOpenVino as why:
+        verdict: Verdict = "ok" if patient.settings.runner == "auto" else "failed"
+        yield Finding("runner", verdict, f"llama.cpp; not OpenVINO, because {why}")
+    else:
+        yield Finding("runner", "ok", "OpenVINO, for the models it can run; llama.cpp for the others")
+
+
 def processor(_: Patient) -> Iterator[Finding]:
     from dragoman.engines.local import machine
 
@@ -162,7 +178,10 @@ def model(patient: Patient) -> Iterator[Finding]:
     patient.engine = engine = local(msgspec.structs.replace(patient.settings, model=str(file)))
     took = time.perf_counter() - begun
     yield Finding(
-        "model", "ok", f"{engine.card.name} loads in {took:.1f} s; context {engine.card.max_model_len}"
+        "model",
+        "ok",
+        f"{engine.card.name} loads in {took:.1f} s by {engine.card.details['runner']}; "
+        f"context {engine.card.max_model_len}",
     )
     count, rate = asyncio.run(speak(engine))
     fine = count > 0
@@ -232,5 +251,5 @@ def port(patient: Patient) -> Iterator[Finding]:
 
 
 CHECKS: tuple[Check, ...] = (
-    python, packages, binding, processor, memory, cache, weights, model, engine, template, port,
+    python, packages, binding, processor, runner, memory, cache, weights, model, engine, template, port,
 )  # fmt: skip

@@ -16,7 +16,7 @@ Options = TypeVar("Options")
 
 
 def local(settings: Settings) -> "LocalEngine":
-    """llama.cpp in this process; without a model the default weights are fetched once and cached."""
+    """A model in this process; without a model the default weights are fetched once and cached."""
     from dragoman.engines.local import LocalEngine, LocalOptions
 
     if settings.engine_args:
@@ -27,6 +27,8 @@ def local(settings: Settings) -> "LocalEngine":
         slots=settings.slots,
         threads=settings.threads,
         adapters=adapters_of(settings),
+        runner=settings.runner,
+        kv_cache=settings.kv_cache,
     )
     return LocalEngine.open(model_file(settings), options)
 
@@ -34,6 +36,7 @@ def local(settings: Settings) -> "LocalEngine":
 def transformers(settings: Settings) -> "Engine":
     from dragoman.engines.transformers import TransformersEngine, TransformersOptions
 
+    _leave_to_local(settings)
     if settings.lora:
         raise SettingsError("The engine `transformers` has no adapters; leave out `lora`.")
     own = {
@@ -49,6 +52,7 @@ def transformers(settings: Settings) -> "Engine":
 def vllm(settings: Settings) -> "Engine":
     from dragoman.engines.vllm import VllmOptions, open_vllm
 
+    _leave_to_local(settings)
     if settings.threads is not None:
         raise SettingsError("vLLM has no `threads`: set OMP_NUM_THREADS or VLLM_CPU_OMP_THREADS_BIND for it.")
     options = VllmOptions(
@@ -66,6 +70,7 @@ def remote(settings: Settings) -> "Engine":
     from dragoman.engines.remote import RemoteEngine, RemoteOptions
     from dragoman.engines.remote.vocabulary import tokenizer_of
 
+    _leave_to_local(settings)
     if not settings.upstream:
         raise SettingsError("The engine `remote` needs `upstream`: the address of a server, or several.")
     if settings.tokenizer is None:
@@ -82,6 +87,12 @@ def remote(settings: Settings) -> "Engine":
     }
     options = _options(RemoteOptions, settings, own)
     return RemoteEngine.open(settings.upstream, tokenizer_of(settings.tokenizer), options)
+
+
+def _leave_to_local(settings: Settings) -> None:
+    for name in ("runner", "kv_cache"):
+        if getattr(settings, name) != "auto":
+            raise SettingsError(f"`{name}` is for the engine `local`; leave it out.")
 
 
 def model_file(settings: Settings) -> Path:

@@ -16,7 +16,7 @@ GROUPS: dict[str, frozenset[str]] = {
     "server": frozenset({"host", "port", "keep_alive", "request_timeout", "shutdown_grace"}),
     "doors": frozenset({"api_key", "api_key_file", "insecure", "allow_host", "cors_origin"}),
     "patience": frozenset({"header_timeout", "body_timeout", "write_timeout", "idle_timeout"}),
-    "engine": frozenset({"engine", "engine_args", "context", "slots", "threads"}),
+    "engine": frozenset({"engine", "engine_args", "context", "slots", "threads", "runner", "kv_cache"}),
     "upstreams": frozenset({"upstream", "upstream_key", "tokenizer"}),
     "store": frozenset({"store", "data_dir", "store_max_bytes", "store_max_age", "trajectories"}),
     "mcp": frozenset({"mcp_config", "mcp_allow", "mcp_timeout"}),

@@ -61,7 +61,7 @@ def _open_llamacpp(path: Path, options: LocalOptions, why: str = "") -> Opened:
 
 def _open_openvino(path: Path, options: LocalOptions) -> Opened:
     """Everything that costs nothing is asked first."""
-    _check_machine(options)
+    check_machine(options)
     model = Model(path, vocabulary_only=True)
     shape_of(model.metadata)
     from dragoman.engines.local.openvino.converted import converted
@@ -78,7 +78,7 @@ def _open_folder(path: Path, options: LocalOptions) -> Opened:
     if options.runner == "llamacpp":
         raise ModelFileError(f"{path} is a folder; llama.cpp needs a GGUF file.")
     try:
-        _check_machine(options, any_cpu=True)
+        check_machine(options, any_cpu=True)
         from dragoman.engines.local.openvino.opening import card_and_tokenizer, folder_graph, runner_of
 
         graph, trained = folder_graph(path)
@@ -89,7 +89,8 @@ def _open_folder(path: Path, options: LocalOptions) -> Opened:
     return Opened(runner, tokenizer, card)
 
 
-def _check_machine(options: LocalOptions, any_cpu: bool = False) -> None:
+def check_machine(options: LocalOptions, any_cpu: bool = False) -> None:
+    """Raise NotForOpenVino where no model can be run by OpenVINO, or `auto` does not take it."""
     if options.adapters:
         raise NotForOpenVino("it has no LoRA adapters here")
     if find_spec("openvino") is None or find_spec("gguf") is None:
