@@ -6,12 +6,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 
 from dragoman.engines.choosing import sampler
+from dragoman.engines.choosing.arrays import Logits
 from dragoman.types import Sampling
 
 torch = pytest.importorskip("torch")
+
+
+def spaced(seed: int) -> Logits:
+    """Forty values far enough apart that rounding does not decide who is in."""
+    chosen: Logits = (np.random.default_rng(seed).permutation(81)[:40] / 4 - 10).astype(np.float32)
+    return chosen
+
 
 uniforms = st.floats(0, 1, exclude_max=True)
 samplings = st.builds(
@@ -22,14 +29,7 @@ samplings = st.builds(
     top_k=st.sampled_from([0, 1, 5, 1000]),
     min_p=st.sampled_from([0.0, 0.01, 0.5]),
 )
-several = st.lists(
-    # Values far enough apart that rounding does not decide who is in.
-    st.tuples(
-        arrays(np.float32, 40, elements=st.integers(-40, 40).map(lambda n: n / 4), unique=True), samplings
-    ),
-    min_size=1,
-    max_size=5,
-)
+several = st.lists(st.tuples(st.integers(0, 2**32 - 1).map(spaced), samplings), min_size=1, max_size=5)
 
 
 def drawn(rows: Any, asked: list[Sampling], numbers: list[float]) -> list[int]:
@@ -53,11 +53,20 @@ def test_the_ids_are_those_of_the_other_sampler(several: list[tuple[Any, Samplin
     rows, asked = [row for row, _ in several], [sampling for _, sampling in several]
     for row, sampling, id_ in zip(rows, asked, drawn(rows, asked, [uniform] * len(rows)), strict=True):
         if 0 < sampling.top_k < row.size:
-            # The other one does not put what top-k leaves in the order of ids, so it can be any of them.
-            tried = [number / 50 for number in range(50)]
+            # The other one does not put what top-k leaves in the order of ids.
+            assert id_ in sampler.largest(row, sampling.top_k)
         else:
-            tried = [uniform, max(uniform - 1e-5, 0.0), min(uniform + 1e-5, 1 - 2**-53)]
-        assert id_ in {sampler.draw(row, sampling, number) for number in tried}
+            near = (uniform, max(uniform - 1e-5, 0.0), min(uniform + 1e-5, 1 - 2**-53))
+            assert id_ in {sampler.draw(row, sampling, number) for number in near}
+
+
+def test_top_k_and_the_other_filters_leave_what_they_leave_one_by_one() -> None:
+    row = spaced(0)
+    kinds: dict[str, Any] = {"temperature": 2.0, "top_k": 8, "top_p": 0.8, "min_p": 0.05}
+    asked = Sampling(max_tokens=1, **kinds)
+    ids = [sampler.draw(row, asked, number / 4000) for number in range(4000)]
+    found = shares(list(row), **kinds)
+    assert found == pytest.approx({id_: ids.count(id_) / 4000 for id_ in set(ids)}, abs=1e-3)
 
 
 def test_the_shares_are_those_of_the_weights() -> None:
