@@ -98,6 +98,21 @@ def test_choices_that_speak_together_leave_in_one_send(monkeypatch: pytest.Monke
     assert [data.count(b"data: ") for data in sent] == [3, 3, 3]
 
 
+def test_the_last_events_can_be_held_for_what_follows_them() -> None:
+    async def main() -> tuple[list[bytes], bytes]:
+        engine, gate = ScriptedEngine(say("Hello")), Gate()
+        async with turn_of(engine, spec()) as turn:
+            write = writer_of(turn, engine).write
+            written = TurnStream(turn, write, lambda: b"", gate.send, Pump(), keep_alive=60, holds_last=True)
+            await written.done
+            written.close()
+        return gate.sent, written.last
+
+    sent, last = asyncio.run(main())
+    assert b'"finish_reason":"stop"' in last and b'"finish_reason":"stop"' not in b"".join(sent)
+    assert text_of(b"".join(sent) + last) == "Hello"
+
+
 def test_a_failing_send_fails_the_stream() -> None:
     class Broken(Gate):
         async def send(self, message: Message) -> None:

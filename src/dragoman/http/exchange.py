@@ -21,7 +21,7 @@ _SANE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _encode = msgspec.json.Encoder().encode
 BIG_BODY = 32 * 1024
 """What is done with bodies beyond this is done in a thread, so that the others' tokens keep flowing."""
-PIECE_BYTES = 64 * 1024
+PIECE_BYTES = 32 * 1024
 
 
 async def check_body(body: bytes, limits: Limits) -> None:
@@ -138,9 +138,9 @@ class Exchange:
         message: Message = {"type": "http.response.body", "body": data, "more_body": True}
         await self.send(message)
 
-    async def end_stream(self) -> None:
+    async def end_stream(self, last: bytes = b"") -> None:
         self._ended = True
-        await self.send({"type": "http.response.body", "body": b"", "more_body": False})
+        await self.send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def fail(self, error: DragomanError) -> None:
         """The error as a reply, or as the last event of a stream that has begun."""

@@ -63,18 +63,23 @@ async def stream(
         # While it waits in line, what goes wrong can still be told by the status.
         await turn.begun(most=keep_alive)
         await exchange.start_stream(opening())
-        written = TurnStream(turn, writer.write, lambda: KEEP_ALIVE, exchange.send, pump, keep_alive)
+        written = TurnStream(
+            turn, writer.write, lambda: KEEP_ALIVE, exchange.send, pump, keep_alive, holds_last=True
+        )
         try:
             await written.done
         finally:
             written.close()
         if exchange.facts.get("finish") == "disconnect":
             raise ClientGone
+        last = written.last
         if not any(event.error for event in turn.finishes.values()):
             if before_end is not None:
+                await exchange.write(last)
                 await before_end()
-            await exchange.write(writer.end())
-        await exchange.end_stream()
+                last = b""
+            last += writer.end()
+        await exchange.end_stream(last)
 
 
 async def unless_gone(exchange: Exchange, work: Coroutine[Any, Any, R]) -> R:

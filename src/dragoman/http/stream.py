@@ -40,7 +40,8 @@ class Pump:
 class TurnStream:
     """Writes a turn's events as they come. `done` is over when all is written, and fails as writing fails.
 
-    `idle` gives what is sent when nothing else was for a while.
+    `idle` gives what is sent when nothing else was for a while. With `holds_last`, the last events are not
+    sent but are in `last`, for whoever has something to add to them.
     """
 
     def __init__(
@@ -51,7 +52,11 @@ class TurnStream:
         send: Callable[[Message], Any],
         pump: Pump,
         keep_alive: float,
+        *,
+        holds_last: bool = False,
     ) -> None:
+        self.last = b""
+        self._holds_last = holds_last
         self._turn = turn
         self._write = write
         self._idle = idle
@@ -87,8 +92,11 @@ class TurnStream:
         try:
             events = self._turn.take()
             if events and (data := self._write(events)):
-                self._spoken = True
-                self._push(data)
+                if self._holds_last and self._turn.over:
+                    self.last = data
+                else:
+                    self._spoken = True
+                    self._push(data)
             if self._sending is None and self._turn.over:
                 self.done.set_result(None)
         except Exception as error:
