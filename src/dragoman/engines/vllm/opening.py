@@ -1,5 +1,6 @@
 """Loading a model with vLLM."""
 
+import gc
 import logging
 
 from dragoman.engines.vllm.core import lacking
@@ -27,6 +28,9 @@ def open_vllm(model: str, options: VllmOptions | None = None) -> VllmEngine | Vl
     except Exception as error:
         logger.error("vLLM could not start", exc_info=error)
         raise ModelFileError(f"vLLM cannot run {model}; the log says why.") from error
+    # A million objects of its libraries, which stay: to look for garbage among them holds all answers up.
+    gc.collect()
+    gc.freeze()
     reason = lacking(llm)
     if reason is None:
         return VllmEngine(llm, name=options.name, adapters=options.adapters)
