@@ -12,6 +12,8 @@ FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
 Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool", "function"]
 SourceForm: TypeAlias = Literal["json_schema", "regex", "choice", "gbnf", "lark", "structural_tag"]
 """`choice` is a list of texts as JSON, `lark` is what llguidance reads, `structural_tag` is xgrammar's."""
+LARK_LINE = "%llguidance {}\n"
+"""The first line of a grammar that is Lark, whatever the others look like."""
 Adapters: TypeAlias = tuple[tuple[str, float], ...]
 """LoRA adapters and their scales, in the order of their names."""
 Kind: TypeAlias = Literal["text", "reasoning", "call_open", "call_arguments", "call_close", "finish"]

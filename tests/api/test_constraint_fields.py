@@ -61,6 +61,11 @@ def test_every_name_leads_to_the_same_thing(
     assert (found.syntax, found.value, found.param) == (syntax, value, field + place)
 
 
+def test_the_first_line_may_say_that_a_grammar_is_lark() -> None:
+    found = wanted(grammar='%llguidance {}\nstart: "::="')
+    assert found == Wanted(syntax="lark", value='start: "::="', param="grammar")
+
+
 def test_completions_know_them_too() -> None:
     body = json.dumps({"prompt": "hi", "guided_regex": "a"}).encode()
     found = completions_request.spec(completions_request.read(body, Limits())).wanted

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator, FormatChecker
 
 from dragoman.constrain.answer import answer_grammar
+from dragoman.constrain.constraint import Constraint
 from dragoman.dialects.declare import Dialect, TaggedCalls
 from dragoman.dialects.parser import Parser, parse
 from dragoman.dialects.registry import dialects, get
@@ -86,6 +87,15 @@ def held_back(dialect: Dialect, schema: Any, value: Any) -> bool:
 
 
 # The four laws
+
+
+@every_dialect
+def test_a_grammar_of_calls_may_be_handed_on(name: str) -> None:
+    """By one server to another, which checks it like the grammar of any client."""
+    properties = {"city": {"type": "string", "maxLength": 8}, "n": {"enum": [1, "a"]}}
+    tools = [tool("f", {"type": "object", "properties": properties, "required": ["city"]}), tool("g", None)]
+    made = answer_grammar(get(name), tools, choice="required")
+    assert Constraint.from_lark(made.grammar) == made
 
 
 @every_dialect

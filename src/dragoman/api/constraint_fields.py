@@ -8,6 +8,7 @@ from msgspec import Meta, Struct, field
 from dragoman.api.harmless_fields import HarmlessFields
 from dragoman.errors import BadRequest
 from dragoman.turns.spec import Wanted
+from dragoman.types import LARK_LINE
 
 JsonSchema: TypeAlias = dict[str, Any] | bool
 SchemaOrText: TypeAlias = dict[str, Any] | bool | str
@@ -101,7 +102,11 @@ def _given(syntax: Literal["json_schema", "regex", "choice"], value: Any, param:
 
 def _grammar(text: str | None, param: str) -> Iterator[Wanted]:
     """Two notations share these fields: what defines its rules with `::=` is GBNF, anything else Lark."""
-    if text is not None:
+    if text is None:
+        return
+    if text.startswith(LARK_LINE):
+        yield Wanted(syntax="lark", value=text.removeprefix(LARK_LINE), param=param)
+    else:
         yield Wanted(syntax="gbnf" if "::=" in text else "lark", value=text, param=param)
 
 

@@ -9,11 +9,11 @@ from llguidance import LLMatcher, LLParserLimits
 from dragoman.constrain.vocabulary import Vocabulary
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits, check_count
+from dragoman.types import LARK_LINE
 
 _OPENING, _CLOSING = frozenset(b"[{"), frozenset(b"]}")
 # The first line makes sure that the text is read as Lark. The last one overrules what a grammar says of
 # itself: without it only one way to cut a forced text into tokens is allowed, and that is not the model's.
-_FIRST = "%llguidance {}\n"
 _LAST = '\n%llguidance {"no_forcing": true}\n'
 
 
@@ -32,7 +32,7 @@ def parser_limits() -> LLParserLimits:
 
 def compiled(vocabulary: Vocabulary, grammar: str) -> LLMatcher:
     """It may be in an error state; see `LLMatcher.get_error`."""
-    return LLMatcher(vocabulary.native, _FIRST + grammar + _LAST, log_level=0, limits=parser_limits())
+    return LLMatcher(vocabulary.native, LARK_LINE + grammar + _LAST, log_level=0, limits=parser_limits())
 
 
 def read_schema(schema: Any, param: str, limits: Limits) -> Any:

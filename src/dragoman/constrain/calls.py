@@ -1,12 +1,12 @@
 """Calls in a model's own syntax, as the renderer writes them, with arguments in their tools' schemas."""
 
-import json
 from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
+from dragoman.constrain.json_schema import EXACT, lark_of
 from dragoman.constrain.lark import Part, Rules, Symbol, either, literal, regex
-from dragoman.constrain.literal_grammar import EXACT, JSON, PYTHON, Literals, Style, brace
+from dragoman.constrain.literal_grammar import JSON, PYTHON, Literals, Style, brace
 from dragoman.constrain.schema_parts import Schemas, Where
 from dragoman.constrain.tagged_grammar import Tags
 from dragoman.constrain.tool_schemas import Tool
@@ -220,4 +220,4 @@ def json_rule(rules: Rules, tool: Tool) -> Symbol:
         literals = literals_of(rules, tool, JSON)
         [option] = literals.schemas.objects(tool.where)
         return literals.option(option, tool.where)
-    return rules.rule(f"%json {json.dumps({**tool.native, 'x-guidance': EXACT}, ensure_ascii=False)}")
+    return rules.rule(lark_of(tool.native, EXACT))

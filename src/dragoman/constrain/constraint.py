@@ -23,6 +23,7 @@ from dragoman.dialects.declare import Dialect
 from dragoman.dialects.registry import get
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits, check_count
+from dragoman.types import LARK_LINE
 
 _LIMITS = Limits()
 # Without the rule that `start` adds it does not compile, so no grammar can hold it that is not watched.
@@ -137,7 +138,7 @@ class Constraint(Struct, frozen=True):
 
     def _checked(self, param: str, otherwise: str) -> "Constraint":
         """Itself, if it compiles; special tokens are not looked up, since they belong to a model."""
-        wrong, said = LLMatcher.validate_grammar_with_warnings("%llguidance {}\n" + self.grammar)
+        wrong, said = LLMatcher.validate_grammar_with_warnings(LARK_LINE + self.grammar)
         wrong = wrong or any(not warning.startswith("no tokenizer") for warning in said)
         if wrong:
             raise BadRequest(f"'{param}' {otherwise}{_line(said[0])}.", param=param, code="invalid_grammar")

@@ -18,6 +18,13 @@ OPTIONS: dict[str, Any] = {
     # Without \u, no name can be spelled in a way that a rule for that name does not see.
     "json_allowed_escapes": 'nrbtf\\"',
 }
+EXACT: dict[str, Any] = {
+    **{word: value for word, value in OPTIONS.items() if word != "whitespace_pattern"},
+    "whitespace_flexible": False,
+    "item_separator": ", ?",
+    "key_separator": ": ?",
+}
+"""JSON as models write it in calls: with a space after a comma and a colon, or without."""
 _LIKELY = (
     ("not disjoint", "has patternProperties that one name may fit both of; make them exclude each other"),
     ("min/maxProperties", "has minProperties or maxProperties beside properties that are not required"),
@@ -31,12 +38,14 @@ _LIKELY = (
 )
 
 
-def json_lark(schema: Any, param: str = "schema", limits: Limits | None = None) -> str:
+def json_lark(
+    schema: Any, param: str = "schema", limits: Limits | None = None, options: dict[str, Any] = OPTIONS
+) -> str:
     """`%json {...}` for a rule; raises `BadRequest` where the schema cannot be enforced in full."""
     problems = Problems()
     prepared = enforced(schema, problems, param, limits)
     problems.check(param)
-    return lark_of(prepared)
+    return lark_of(prepared, options)
 
 
 def checked_lark(grammar: str, param: str, limits: Limits) -> str:
@@ -50,13 +59,23 @@ def checked_lark(grammar: str, param: str, limits: Limits) -> str:
         except (ValueError, RecursionError) as error:
             message = f"'{param}' has a %json that no JSON follows."
             raise BadRequest(message, param=param, code="invalid_grammar") from error
-        found.append(json_lark(schema, param, limits) + text[end:])
+        options = _own_options(schema)
+        found.append(json_lark(schema, param, limits, options) + text[end:])
     return "".join(found)
 
 
-def lark_of(prepared: Any) -> str:
+def _own_options(schema: Any) -> dict[str, Any]:
+    """Takes our own instructions out of a schema: another dragoman may hand on a grammar that it has made."""
+    given = schema.get("x-guidance") if isinstance(schema, dict) else None
+    if given not in (OPTIONS, EXACT):
+        return OPTIONS
+    options: dict[str, Any] = schema.pop("x-guidance")
+    return options
+
+
+def lark_of(prepared: Any, options: dict[str, Any] = OPTIONS) -> str:
     words = prepared if isinstance(prepared, dict) else {"allOf": [prepared]}
-    return f"%json {json.dumps({**words, 'x-guidance': OPTIONS}, ensure_ascii=False)}"
+    return f"%json {json.dumps({**words, 'x-guidance': options}, ensure_ascii=False)}"
 
 
 def with_type(schema: Any) -> Any:

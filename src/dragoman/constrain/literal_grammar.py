@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from dragoman.constrain.json_schema import OPTIONS
+from dragoman.constrain.json_schema import EXACT
 from dragoman.constrain.lark import Rules, Symbol, either, literal, possible, regex
 from dragoman.constrain.members import object_parts, repeated, separated
 from dragoman.constrain.quoted_lark import QuotedLark
@@ -17,14 +17,6 @@ from dragoman.constrain.schema_parts import Option, Schemas, Where
 from dragoman.constrain.text_language import languages, lengths
 from dragoman.dialects.literal_text import python_value
 from dragoman.dialects.schema import Place
-
-EXACT = {
-    **{word: value for word, value in OPTIONS.items() if word != "whitespace_pattern"},
-    "whitespace_flexible": False,
-    "item_separator": ", ?",
-    "key_separator": ": ?",
-}
-"""JSON as models write it in calls: with a space after a comma and a colon, or without."""
 
 _JSON_CHARACTER = r'(?:[^"\\\x00-\x1f\x7f]|\\["\\bfnrt]|\\u00[01][0-9a-f])'
 _CODES = (

@@ -1,5 +1,6 @@
 """A real model behind two servers, set up as the command line does."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +17,6 @@ from tests.engines.remote.support import serving
 from tests.support.http import HELLO, get, post
 
 FRONT = Settings(port=0, store="none", shutdown_grace=0)
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 
 class Pair(Struct):
@@ -60,9 +60,13 @@ def test_the_upstream_keeps_to_constraints(pair: Pair, field: str, value: Any, m
     assert chat(pair.outer, **{field: value})["choices"][0]["message"]["content"].strip() in may_be
 
 
-def test_a_call_that_must_be_is_refused(pair: Pair) -> None:
-    error = chat(pair.outer, tools=[TOOL], tool_choice="required")["error"]
-    assert (error["param"], error["code"]) == ("tool_choice", "unsupported_field")
+@pytest.mark.parametrize("city", ["Oslo", "::="])
+def test_a_call_that_must_be_is_made(pair: Pair, city: str) -> None:
+    parameters = {"type": "object", "properties": {"city": {"const": city}}, "required": ["city"]}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    answer = chat(pair.outer, tools=[tool], tool_choice="required", max_tokens=60, parallel_tool_calls=False)
+    (call,) = answer["choices"][0]["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"])["city"] == city
 
 
 def test_the_model_is_listed_by_its_name(pair: Pair) -> None:

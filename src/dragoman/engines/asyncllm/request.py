@@ -12,7 +12,7 @@ from typing import Any, get_args, get_type_hints
 from msgspec import Struct
 
 from dragoman.engines.protocol import UNSUPPORTABLE
-from dragoman.types import ConstraintSource, Job, SourceForm
+from dragoman.types import LARK_LINE, ConstraintSource, Job, SourceForm
 
 
 class GenerateRequest(Struct, kw_only=True):
@@ -141,7 +141,7 @@ class Form(Struct, frozen=True):
         source = _source(job)
         if source is not None:
             # The first line says which notation it is, whatever the others look like.
-            head = "%llguidance {}\n" if source.form == "lark" else ""
+            head = LARK_LINE if source.form == "lark" else ""
             params[CONSTRAINTS[source.form]] = head + source.text
         return params
 

@@ -7,8 +7,7 @@ import msgspec
 from dragoman.client.request import Request, completions
 from dragoman.engines.protocol import Tokenizer
 from dragoman.engines.remote.traits import Traits
-from dragoman.errors import BadRequest
-from dragoman.types import ConstraintSource, Job, Sampling
+from dragoman.types import LARK_LINE, ConstraintSource, Job, Sampling
 
 
 def request_of(job: Job, traits: Traits, tokenizer: Tokenizer) -> Request:
@@ -66,17 +65,10 @@ def _structured(source: ConstraintSource) -> dict[str, Any]:
         case "gbnf":
             return {"grammar": source.text}
         case "lark":
-            return {"grammar": _as_clients_write_it(source.text)}
+            # Without the first line, what has a `::=` in it would be taken for GBNF.
+            return {"grammar": LARK_LINE + source.text if "::=" in source.text else source.text}
         case "regex" | "structural_tag":
             return {source.form: source.text}
-
-
-def _as_clients_write_it(grammar: str) -> str:
-    """A server takes no grammar with instructions for the compiler in it, which those of calls have."""
-    if "x-guidance" in grammar:
-        message = "The upstreams of this model cannot be made to call; leave out tool_choice and strict."
-        raise BadRequest(message, param="tool_choice", code="unsupported_field")
-    return grammar
 
 
 def _text(job: Job, tokenizer: Tokenizer) -> str:

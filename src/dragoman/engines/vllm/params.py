@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from dragoman.types import ConstraintSource, Job, SourceForm
+from dragoman.types import LARK_LINE, ConstraintSource, Job, SourceForm
 
 UNSUPPORTED = frozenset({"typical_p"})
 _PLAIN: tuple[SourceForm, ...] = ("json_schema", "regex", "choice")
@@ -78,8 +78,7 @@ def _structured(source: ConstraintSource) -> Any:
 
     match source.form:
         case "lark":
-            # The first line says which notation it is, whatever the others look like.
-            return StructuredOutputsParams(grammar="%llguidance {}\n" + source.text)
+            return StructuredOutputsParams(grammar=LARK_LINE + source.text)
         case "gbnf":
             return StructuredOutputsParams(grammar=source.text)
         case "json_schema":
