@@ -85,7 +85,7 @@ class FakeRunner:
             assert position == len(held) < self.context
             held.append(token)
             if output:
-                found.append(_row(following(held, adapters)))
+                found.append(row_of(following(held, adapters)))
         return np.array(found, np.float32).reshape(len(found), self.vocabulary)
 
     def keep(self, slot: int, length: int) -> None:
@@ -116,7 +116,7 @@ class FakeRunner:
         self.closed = True
 
 
-def _row(best: int) -> Logits:
+def row_of(best: int) -> Logits:
     """Logits whose maximum is at `best`, falling off with the distance."""
     return -np.abs(np.arange(VOCABULARY, dtype=np.float32) - best)
 

@@ -38,6 +38,7 @@ class Paging(Memory):
             return False
         slot = next(slot for slot in self.slots if slot.sequence is None)
         self._fill(slot, found)
+        self.extend(slot, sequence.prompt_length)
         slot.ids[:length] = sequence.prompt[:length]
         self.occupy(slot, sequence, length)
         return True

@@ -110,12 +110,3 @@ class PagedRunner(Runner, Protocol):
 
 
 AnyRunner: TypeAlias = SlotRunner | PagedRunner
-
-
-@runtime_checkable
-class Pulsing(Protocol):
-    """A runner of which can be seen from outside whether a step gets on."""
-
-    @property
-    def pulse(self) -> int:
-        """A number that changes while a step is computed. From any thread."""
