@@ -16,7 +16,7 @@ SOON_S = 0.5
 """How long such a server waits for whatever it waits for."""
 MB = 1024 * 1024
 CAP = MB
-LONG: dict[str, Any] = {"messages": [{"role": "user", "content": "long " * 700}], "max_tokens": 4000}
+LONG: dict[str, Any] = {"messages": [{"role": "user", "content": "long " * 400}], "max_tokens": 2000, "n": 2}
 """Its answer is about a megabyte as a stream, or with log probabilities."""
 CHAT = "/v1/chat/completions"
 

@@ -21,6 +21,8 @@ from dragoman.settings import Settings
 
 MOST_UNREAD = 64 * 1024
 """Bytes of a body that are still taken after its answer, or its refusal, was sent."""
+MOST_UNSENT = 16 * 1024
+"""Bytes that wait for a client before nothing more is written to it. The system keeps some as well."""
 MOST_PIECES = 64 * 1024
 """Pieces of one body: each costs as much as a large one."""
 MOST_PIPELINED = 16
@@ -74,6 +76,7 @@ class StrictProtocol(HttpToolsProtocol):
     # The connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        transport.set_write_buffer_limits(high=MOST_UNSENT)
         patient = PatientTransport(transport, self._mid_request, self._settings.write_timeout)
         self._stall = Stall(self.loop, patient, self._settings.write_timeout)
         super().connection_made(patient)

@@ -24,7 +24,7 @@ from dragoman.settings import Settings, changed
 
 logger = logging.getLogger("dragoman.http")
 
-UNSENT_BYTES = 64 * 1024
+UNSENT_BYTES = 32 * 1024
 
 
 def serve(

@@ -21,7 +21,7 @@ from dragoman.types import Answer, Event, Sink, Step, TokenLogprob, Traced, Usag
 
 logger = logging.getLogger("dragoman.turns")
 
-MOST_PENDING = 256
+MOST_PENDING = 64
 """Events that may wait for a client that reads slowly before neighbours are joined."""
 
 

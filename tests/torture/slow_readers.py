@@ -1,0 +1,157 @@
+"""`python -m tests.torture.slow_readers`: clients that read a kilobyte a second, or nothing at all.
+
+What a slow client has not read yet is held by somebody; it is to be little, and others are to notice nothing.
+"""
+
+import argparse
+import asyncio
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from tests.attacks.frame import Attacked, attacked
+from tests.attacks.raw_socket import held, place
+from tests.support.wire import ask, request
+from tests.torture.page import Row, page
+
+CHAT = "/v1/chat/completions"
+ANSWER_TOKENS = 2000
+LONG: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "x" * ANSWER_TOKENS}],
+    "max_tokens": ANSWER_TOKENS,
+    "n": 2,
+    "stream": True,
+}
+"""Its answer is about a megabyte of events."""
+SHORT: dict[str, Any] = {"messages": [{"role": "user", "content": "y" * 1000}], "stream": True}
+RATE = 1024
+WRITE_S = 60.0
+"""The usual time after which a client that takes nothing is cut off."""
+SLACK_S = 15.0
+MOST_KB, MOST_MB, LEAST_SPEED = 128, 80, 0.9
+SAMPLES = 15
+
+
+class Seen(Struct):
+    memory: int
+    kernel: int
+    """Most bytes that the system holds for one connection."""
+    alone: float
+    """Seconds of an answer for a client that reads, without the others."""
+    among: float
+    cut: float
+    """Seconds until the last client was cut off that read nothing."""
+    lost: int
+    """Slow clients that were cut off though they read."""
+
+
+def run(clients: int = 500, seconds: float = 90) -> list[Row]:
+    with attacked(write_timeout=WRITE_S) as server:
+        seen = asyncio.run(_run(server, clients, seconds))
+    each = (seen.memory / clients + seen.kernel) / 1024
+    speed = seen.alone / seen.among
+    who = f"{clients} clients that read {RATE} bytes a second"
+    return [
+        Row(f"{who}: held for each", f"{each:.0f} KiB", f"<= {MOST_KB} KiB", each <= MOST_KB),
+        Row(
+            f"{who}: memory",
+            f"+ {seen.memory / 2**20:.0f} MB",
+            f"<= {MOST_MB} MB",
+            seen.memory < MOST_MB * 2**20,
+        ),
+        Row(f"{who}: speed of another", f"{speed:.0%}", f">= {LEAST_SPEED:.0%}", speed >= LEAST_SPEED),
+        Row(f"{who}: cut off", f"{seen.lost}", "0", seen.lost == 0),
+        Row(
+            "clients that read nothing are cut off",
+            f"the last after {seen.cut:.0f} s",
+            f"{WRITE_S:g} s",
+            seen.cut < WRITE_S + SLACK_S,
+        ),
+    ]
+
+
+async def _run(server: Attacked, clients: int, seconds: float) -> Seen:
+    long, short = request(server.url, CHAT, LONG), request(server.url, CHAT, SHORT)
+    await ask(server.url, short)
+    alone = await _pace(server, short)
+    before = server.memory()
+    began, over = time.monotonic(), asyncio.Event()
+    slow = [asyncio.create_task(_read_slowly(server.url, long, over)) for _ in range(clients)]
+    deaf = [await _opened(server.url, long) for _ in range(20)]
+    await asyncio.sleep(seconds / 3)
+    while server.state().live:
+        await asyncio.sleep(0.5)  # until all that will ever be held is there
+    memory, kernel = server.memory() - before, _unsent(server)
+    among = await _pace(server, short)
+    ports = {one.getsockname()[1] for one in deaf}
+    while ports & {one.port for one in held(server.process.pid)}:
+        await asyncio.sleep(0.5)
+    cut = time.monotonic() - began
+    await asyncio.sleep(max(0.0, began + seconds - time.monotonic()))
+    over.set()
+    kept = await asyncio.gather(*slow)
+    for one in deaf:
+        one.close()
+    return Seen(memory=memory, kernel=kernel, alone=alone, among=among, cut=cut, lost=kept.count(False))
+
+
+async def _pace(server: Attacked, short: bytes) -> float:
+    """The quickest of several answers: what disturbs one of them is not what is measured."""
+    times = []
+    for _ in range(SAMPLES):
+        began = time.perf_counter()
+        await ask(server.url, short)
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+async def _opened(url: str, sent: bytes) -> socket.socket:
+    """A connection whose client side keeps little, as on a slow line."""
+    made = socket.socket()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    made.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(made, place(url))
+    await loop.sock_sendall(made, sent)
+    return made
+
+
+async def _read_slowly(url: str, sent: bytes, over: asyncio.Event) -> bool:
+    """Whether the server put up with it for as long as it lasted."""
+    made, loop = await _opened(url, sent), asyncio.get_running_loop()
+    with made:
+        while not over.is_set():
+            try:
+                if not await asyncio.wait_for(loop.sock_recv(made, RATE), 30):
+                    return False
+            except TimeoutError:
+                pass
+            except ConnectionError:
+                return False
+            await asyncio.sleep(1.0)
+    return True
+
+
+def _unsent(server: Attacked) -> int:
+    """The most that the system holds of what was written to one connection and not taken by its client."""
+    port = f"{place(server.url)[1]:04X}"
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]]
+    return max(int(row[4].split(":")[0], 16) for row in rows if row[1].endswith(port) and row[3] == "01")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.torture.slow_readers", description=__doc__)
+    parser.add_argument("--clients", type=int, default=500)
+    parser.add_argument("--seconds", type=float, default=90.0)
+    args = parser.parse_args()
+    rows = run(args.clients, args.seconds)
+    print(page(rows, f"two answers of {ANSWER_TOKENS} tokens each").plain())
+    return 0 if all(row.passed for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
