@@ -87,4 +87,5 @@ def _nucleus(weights: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     descending = weights.sort(dim=-1, descending=True).values
     reached = descending.cumsum(dim=-1, dtype=torch.float64)
     last = torch.searchsorted(reached, top_p * reached[:, -1:]).clamp_(max=weights.size(1) - 1)
-    return torch.where(weights >= descending.gather(1, last), weights, 0)
+    # A row that asks for all of it keeps what is too small to change the sum, as it would alone.
+    return torch.where((weights >= descending.gather(1, last)) | (top_p >= 1), weights, 0)
