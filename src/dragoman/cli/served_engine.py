@@ -25,6 +25,9 @@ def served_engine(settings: Settings) -> "Engine":
         raise SettingsError(f"The engine `{settings.engine}` computes in other processes; do not isolate it.")
     if not settings.isolate_engine and (settings.engine == "remote" or not engine.is_made(settings)):
         # Upstreams come back by themselves; and an object of somebody else's is there once.
+        if settings.engine_timeout is not None:
+            message = f"The engine `{settings.engine}` cannot be opened again; leave out `engine_timeout`."
+            raise SettingsError(message)
         return engine.engine_of(settings)
     from dragoman.engines.supervised import Supervised
 
@@ -54,9 +57,10 @@ class Opener:
 def isolated(settings: Settings) -> "IsolatedEngine":
     from dragoman.engines.isolated import IsolatedEngine
 
+    name = _tokenizer_name(settings)
     # The keys of clients are not for the engine to know.
     told = replace(settings, api_key=[])
-    return IsolatedEngine.open(CHILD, told, lambda: _tokenizer(settings.engine, _tokenizer_name(settings)))
+    return IsolatedEngine.open(CHILD, told, lambda: _tokenizer(settings.engine, name))
 
 
 def _tokenizer_name(settings: Settings) -> str:

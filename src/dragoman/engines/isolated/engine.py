@@ -171,7 +171,8 @@ class IsolatedEngine:
     def _send(self, order: wire.Order) -> None:
         if self._writer is None:
             raise Unavailable("The engine has not been started.")
-        self._writer.write(wire.frame(order))
+        if not self._writer.is_closing():
+            self._writer.write(wire.frame(order))
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         try:
@@ -182,6 +183,8 @@ class IsolatedEngine:
         except Exception:
             _log.exception("the engine's process said what cannot be read; it is ended")
             self._process.kill()
+        assert self._writer is not None
+        self._writer.close()
         how = await asyncio.to_thread(self._process.end, _EXIT_S)
         if self._stopping:
             self._end(Unavailable("The engine has been stopped."), "abort")
@@ -243,8 +246,6 @@ class IsolatedEngine:
         self.failure = self.failure or reason
         for task in self._tasks[1:]:
             task.cancel()
-        if self._writer is not None:
-            self._writer.close()
         takers, self._takers = self._takers, {}
         for taker in takers.values():
             for index in sorted(taker.open):

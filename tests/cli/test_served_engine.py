@@ -1,0 +1,67 @@
+"""Which engines of a server come back, and which may have a process of their own."""
+
+from pathlib import Path
+
+import pytest
+
+from dragoman.cli import main
+from dragoman.cli.served_engine import Opener, served_engine
+from dragoman.engines.protocol import ModelCard
+from dragoman.engines.scripted import ScriptedEngine, say
+from dragoman.engines.supervised import Supervised
+from dragoman.errors import SettingsError
+from dragoman.settings import Settings
+
+Capture = pytest.CaptureFixture[str]
+OBJECT = """
+from dragoman.engines.scripted import ScriptedEngine, say
+ready = ScriptedEngine(say("hi"))
+def make(): return ScriptedEngine(say("hi"))
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> None:
+    (tmp_path / "engines_of_mine.py").write_text(OBJECT)
+
+
+@pytest.mark.usefixtures("mine")
+def test_what_is_made_comes_back_and_what_is_there_once_does_not() -> None:
+    assert isinstance(served_engine(Settings(engine="engines_of_mine:make")), Supervised)
+    assert isinstance(served_engine(Settings(engine="engines_of_mine:ready")), ScriptedEngine)
+
+
+@pytest.mark.usefixtures("mine")
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (Settings(engine="vllm", isolate_engine=True), "other processes"),
+        (Settings(engine="remote", isolate_engine=True), "other processes"),
+        (Settings(engine="remote", engine_timeout=3), "leave out `engine_timeout`"),
+        (Settings(engine="engines_of_mine:ready", engine_timeout=3), "leave out `engine_timeout`"),
+        (Settings(engine="engines_of_mine:make", isolate_engine=True), "set `tokenizer`"),
+    ],
+)
+def test_what_cannot_be_is_told(settings: Settings, words: str) -> None:
+    with pytest.raises(SettingsError, match=words):
+        served_engine(settings)
+
+
+def test_the_local_engine_is_opened_again_as_large_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Settings] = []
+
+    def engine_of(settings: Settings) -> ScriptedEngine:
+        seen.append(settings)
+        return ScriptedEngine(say("hi"), card=ModelCard(name="m", max_model_len=2560, slots=8))
+
+    monkeypatch.setattr("dragoman.cli.engine.engine_of", engine_of)
+    opener = Opener(Settings(threads=3))
+    opener()
+    opener()
+    assert [(s.slots, s.context, s.threads) for s in seen] == [(None, None, 3), (8, 2560, 3)]
+
+
+def test_a_wrong_file_is_told_by_the_process_that_could_not_open_it(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "text.gguf").write_text("hello")
+    assert main(["serve", "text.gguf", "--port", "0", "--isolate-engine"]) == 1
+    assert "is not a GGUF file" in capsys.readouterr().err
