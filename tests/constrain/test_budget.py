@@ -11,7 +11,7 @@ from dragoman.errors import BadRequest
 from dragoman.limits import Limits
 
 MOST_SECONDS = 2.0
-"""On a busy machine; a tenth of it is usual for the worst."""
+"""Of processor time; a tenth of it is usual for the worst."""
 
 
 def nested(depth: int) -> dict[str, Any]:
@@ -80,7 +80,7 @@ BOMBS: dict[str, tuple[str, Any]] = {
 @pytest.mark.parametrize("name", BOMBS)
 def test_compiled_or_refused_in_time(name: str) -> None:
     kind, source = BOMBS[name]
-    began = time.perf_counter()
+    began = time.process_time()
     try:
         constraint = getattr(Constraint, kind)(source)
         text = "a" * 200 if kind != "from_json_schema" else json.dumps("a" * 200)
@@ -89,7 +89,7 @@ def test_compiled_or_refused_in_time(name: str) -> None:
         pass
     except Exception as error:
         assert type(error).__name__ == "ConstraintFailed", error
-    assert time.perf_counter() - began < MOST_SECONDS
+    assert time.process_time() - began < MOST_SECONDS
 
 
 def test_limits_are_those_of_the_server() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from llguidance import LLMatcher, LLParserLimits
 
+from dragoman.constrain.examined import check_examined
 from dragoman.constrain.vocabulary import Vocabulary
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits, check_count
@@ -32,6 +33,7 @@ def parser_limits() -> LLParserLimits:
 
 def compiled(vocabulary: Vocabulary, grammar: str) -> LLMatcher:
     """It may be in an error state; see `LLMatcher.get_error`."""
+    check_examined(grammar)
     return LLMatcher(vocabulary.native, LARK_LINE + grammar + _LAST, log_level=0, limits=parser_limits())
 
 

@@ -100,6 +100,7 @@ class Constraint(Struct, frozen=True):
             raise BadRequest(f"'{param}' must name at least one text.", param=param, code="invalid_value")
         for number, choice in enumerate(choices):
             check_text(choice, limits.grammar_chars, f"{param}[{number}]", "characters of a text")
+        check_count(sum(map(len, choices)), limits.grammar_chars, param, "characters of all texts")
         texts = " | ".join(json.dumps(choice) for choice in choices)
         return cls(f"start: TEXT\nTEXT: {texts}")._checked(param, "cannot be compiled")
 

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from dragoman.constrain.answer import Choice, answer_grammar
 from dragoman.constrain.compiling import compile_cached
 from dragoman.constrain.constraint import Constraint
+from dragoman.constrain.examined import examine
 from dragoman.constrain.reasoning_budget import Budgeted, ReasoningBudget
 from dragoman.constrain.recipe import Recipe
 from dragoman.constrain.tool_schemas import strict_names
@@ -56,6 +57,7 @@ class Constrainer:
         self._tokenizer = tokenizer
         self._limits = limits
         self._grammars = Grammars(limits.grammar_cache_bytes)
+        examine()
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
