@@ -54,6 +54,8 @@ def main() -> int:
     parser.add_argument("--engine", choices=ENGINES, default="local", help="[default: local]")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     args = parser.parse_args()
+    if args.engine == "vllm" and not (BUILD / "vllm_models" / "made").exists():
+        parser.error("`make vllm` fetches vLLM and makes its models: run it first")
     broken = kept = turns = 0
     with ENGINES[args.engine]() as url, httpx.Client(base_url=url, timeout=120) as client:
         for number in range(args.talks):
