@@ -134,7 +134,7 @@ def test_a_client_that_reads_slowly_gets_it_all_in_fewer_events(serve: Serve) ->
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect((address.hostname, address.port))
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
         client.sendall(f"{head}content-type: application/json\r\nconnection: close\r\n\r\n".encode() + body)
         assert becomes(lambda: bool(engine.jobs) and engine.live == 0)
         received = b"".join(iter(lambda: client.recv(1 << 16), b""))
