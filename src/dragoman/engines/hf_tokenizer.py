@@ -97,6 +97,7 @@ def card_of(
     *,
     name: str,
     max_model_len: int,
+    slots: int | None = None,
     adapters: Collection[str] = (),
     constrains: bool = False,
     unsupported: frozenset[str] = frozenset(),
@@ -107,6 +108,7 @@ def card_of(
     return ModelCard(
         name=name,
         max_model_len=max_model_len,
+        slots=slots,
         templates=tokenizer.templates,
         special_tokens=tokenizer.special_tokens,
         adapters=tuple(adapters),

@@ -54,6 +54,7 @@ class TransformersEngine:
             tokenizer,
             name=name,
             max_model_len=loaded.context,
+            slots=loaded.rows,
             constrains=True,
             unsupported=_UNSUPPORTED,
             created=int(time.time()),

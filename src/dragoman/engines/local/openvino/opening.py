@@ -52,9 +52,9 @@ def card_and_tokenizer(
         tokenizer,
         name=name or folder.name,
         max_model_len=runner.context,
+        slots=runner.slots,
         constrains=True,
         created=int(time.time()),
         details={"name": folder.name, "slots": str(runner.slots), **details},
     )
-    card.slots = runner.slots
     return card, tokenizer
