@@ -46,10 +46,10 @@ async def create(host: Host, exchange: Exchange) -> None:
 
 def prepared(host: Host, request: ResponseRequest, context: Context) -> Making:
     store = keeps(host, request)
-    recall(host.planner.trails, context.trails)
     before = [*context.items, *context.inputs]
     most = request.max_tool_calls or host.limits.tool_calls
     context.size = check_size(before, host.limits)
+    recall(host.planner.trails, context.trails)
     offer = offered(request.tools, host.limits, before)
     if offer.hidden:
         logger.info("Tools that this server does not have are left out: %s", ", ".join(offer.hidden))
