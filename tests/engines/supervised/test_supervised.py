@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -350,25 +351,27 @@ def test_time_in_which_nothing_ran_is_no_silence(monkeypatch: pytest.MonkeyPatch
     asyncio.run(main())
 
 
-def test_a_local_engine_whose_runner_breaks_comes_back() -> None:
-    runners = [FakeRunner(), FakeRunner()]
-    queue = list(runners)
+def test_a_local_engine_whose_runner_breaks_comes_back_and_nothing_of_it_is_kept() -> None:
+    opened: list[weakref.ref[LocalEngine]] = []
 
     def break_down() -> None:
         raise ZeroDivisionError
 
-    runners[0].before_step = break_down
+    def open() -> LocalEngine:
+        runner = FakeRunner()
+        if not opened:
+            runner.before_step = break_down
+        engine = engine_over(runner)
+        opened.append(weakref.ref(engine))
+        return engine
 
     async def use(engine: Supervised) -> None:
         broken = Steps()
         engine.submit(greedy([1], 3), broken)
         await broken.over.wait()
         await back(engine)
-        assert runners[0].closed
         steps = [step async for step in engine.generate(greedy([1, 2], 5))]
         assert len(steps) == 5
-
-    def open() -> LocalEngine:
-        return engine_over(queue.pop(0))
+        assert opened[0]() is None
 
     supervised(open, use)

@@ -166,7 +166,7 @@ class IsolatedEngine:
 
     def _check_failure(self) -> None:
         if self.failure is not None:
-            raise self.failure.with_traceback(None)
+            raise type(self.failure)(self.failure.message)
 
     def _send(self, order: wire.Order) -> None:
         if self._writer is None:
@@ -253,7 +253,7 @@ class IsolatedEngine:
                     taker.sink(Step([], index, finish=finish, error=reason if finish == "error" else None))
         for future in (*self._asked.values(), *self._checks):
             if not future.done():
-                future.set_exception(reason.with_traceback(None))
+                future.set_exception(type(reason)(reason.message))
         self._asked, self._checks = {}, []
 
     def _asking(self, method: str) -> Callable[..., Any]:

@@ -46,11 +46,16 @@ class Worker:
         with self._lock:
             self._start()
 
+    def check(self) -> None:
+        """Raise the reason why the engine takes no more work, if there is one."""
+        if self.failure is not None:
+            # A new one each time: an error that was raised holds its frames, and with them the weights.
+            raise type(self.failure)(self.failure.message)
+
     def post(self, mail: Mail) -> None:
         """Have something done by the engine's thread before its next step."""
         with self._lock:
-            if self.failure is not None:
-                raise self.failure.with_traceback(None)
+            self.check()
             self._start()
             self._mail.put(mail)
 
@@ -78,6 +83,8 @@ class Worker:
         self._runner.interrupt()
         if self._thread is not None:
             self._thread.join()
+            # What nobody has read holds this worker, and with it the weights.
+            self._read_mail(wait=False)
         atexit.unregister(self.stop)
 
     def abandon(self) -> None:

@@ -140,6 +140,7 @@ class Supervised:
             watch.close()
             self._jobs.fail()
             await closed(watch.engine, stuck=stuck)
+            del watch
             watch = self._watch = Watch(await self._opened_again())
             self._engine = watch.engine
 

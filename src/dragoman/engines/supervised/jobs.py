@@ -50,14 +50,17 @@ class Live:
                 _log.exception("a sink raised at the end of its job")
 
     def cancel(self, index: int | None = None) -> None:
+        handle = self.handle
         self._leave(index)
-        if self.handle is not None:
-            self.handle.cancel(index)
+        if handle is not None:
+            handle.cancel(index)
 
     def _leave(self, index: int | None) -> None:
         self._open = set() if index is None else self._open - {index}
         if not self._open:
             self._jobs.live.discard(self)
+            # The engine's side of the job knows this one: a circle that would keep both.
+            self.handle = None
 
 
 class Jobs:

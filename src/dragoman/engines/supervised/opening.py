@@ -1,6 +1,7 @@
 """Opening an engine in a thread, and being rid of one, without waiting for what may never end."""
 
 import asyncio
+import gc
 import logging
 import threading
 from collections.abc import Callable
@@ -29,6 +30,8 @@ async def opened(open: Callable[[], Engine]) -> Engine:
     def run() -> None:
         engine, failure = None, None
         try:
+            # What the last engine held is native memory, of which Python's collector knows nothing.
+            gc.collect()
             engine = open()
         except BaseException as error:
             failure = error

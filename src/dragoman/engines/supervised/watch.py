@@ -57,6 +57,9 @@ class Watch:
             asked.result()
         except Unavailable as error:
             self.trouble = error
+        finally:
+            # An error holds its frames: with this name in one of them, it would hold itself.
+            del asked
         self.answered.set()
         return True
 
