@@ -109,5 +109,4 @@ class LocalEngine:
 
         self._worker.post(answer)
         await answered.wait()
-        if self._worker.failure is not None:
-            raise self._worker.failure.with_traceback(None)
+        self._worker.check()
