@@ -5,6 +5,7 @@ pinned, and on load the size and the known defaults of both parameter structs ar
 """
 
 import ctypes
+import os
 import platform
 from collections import deque
 from collections.abc import Callable
@@ -38,6 +39,8 @@ class Library:
             slow, quick = ctypes.CDLL(str(path)), ctypes.PyDLL(str(path))
         except OSError:
             raise BindingError(f"{path.name} of xllamacpp cannot be loaded here. {_INSTALL}") from None
+        # An assertion that fails would begin a debugger and wait for it, with everybody else, before it aborts.
+        os.environ.setdefault("GGML_NO_BACKTRACE", "1")
         for handle, table in ((slow, SLOW), (quick, QUICK)):
             for name, (result, *arguments) in table.items():
                 setattr(self, name, _declare(handle, name, result, arguments))
