@@ -4,13 +4,23 @@ import argparse
 import asyncio
 import statistics
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
 
 from dragoman.cli.own_engines import model_file
 from dragoman.cli.served_engine import isolated
 from dragoman.engines.isolated import IsolatedEngine
+from dragoman.engines.local import LocalEngine
+from dragoman.engines.protocol import ModelCard
+from dragoman.engines.scripted import ByteTokenizer
+from dragoman.engines.supervised import Supervised
+from dragoman.http.server import background
 from dragoman.settings import Settings
 from dragoman.types import Job, Sampling
+from tests.engines.local.support import FakeRunner
 from tests.support.crashes import KILLS, Crash, crash, isolated_server
 from tests.torture.page import Row, page
 
@@ -20,13 +30,20 @@ FREE = 5
 
 
 def run(cycles: int = 100) -> list[Row]:
-    loading = load_time()
+    return [*crashes(cycles), wedged()]
+
+
+def crashes(cycles: int) -> list[Row]:
     seen: list[Crash] = []
+    loads: list[float] = []
     while len(seen) < cycles:
+        # Beside every server, so that both meet the same neighbours.
+        loads.append(load_time())
         with isolated_server("--slots", "8", "--store", "none") as server:
             for _ in range(min(FREE, cycles - len(seen))):
                 seen.append(crash(server, KILLS[len(seen) % len(KILLS)], STREAMS))
                 print(f"\r{len(seen)} of {cycles} crashes", end="", file=sys.stderr, flush=True)
+    loading = statistics.median(loads)
     told = [end for each in seen for end in each.ends]
     untold = sum(each.untold for each in seen)
     refused = sum(each.refused > 0 for each in seen)
@@ -44,12 +61,9 @@ def run(cycles: int = 100) -> list[Row]:
 def load_time() -> float:
     """Seconds until a process that is begun has answered, with nobody else at work."""
     settings = Settings(model=str(model_file(Settings())), threads=1, context=1024, slots=8)
-    times = []
-    for _ in range(3):
-        began = time.monotonic()
-        asyncio.run(_answer_of(isolated(settings)))
-        times.append(time.monotonic() - began)
-    return statistics.median(times)
+    began = time.monotonic()
+    asyncio.run(_answer_of(isolated(settings)))
+    return time.monotonic() - began
 
 
 async def _answer_of(engine: IsolatedEngine) -> None:
@@ -57,6 +71,31 @@ async def _answer_of(engine: IsolatedEngine) -> None:
     async for _ in engine.generate(Job(id="", prompt=(1,) * 36, sampling=Sampling(max_tokens=1))):
         pass
     engine.abandon()
+
+
+def wedged() -> Row:
+    """An engine in the server's own process whose thread stands still."""
+    runner, inside, go = FakeRunner(), threading.Event(), threading.Event()
+
+    def stand_still() -> None:
+        inside.set()
+        go.wait()
+
+    runner.before_step = stand_still
+    card = ModelCard(name="m", max_model_len=runner.context)
+    engine = Supervised(lambda: LocalEngine(runner, ByteTokenizer(), card))
+    with background(engine, Settings(port=0, store="none")) as url, ThreadPoolExecutor() as pool:
+        asked = pool.submit(
+            httpx.post, url + "/v1/completions", json={"prompt": [1], "max_tokens": 1}, timeout=60
+        )
+        inside.wait()
+        began = time.monotonic()
+        while httpx.get(url + "/ready").status_code == 200:
+            time.sleep(0.01)
+        seen = time.monotonic() - began
+        go.set()
+        asked.result()
+    return _within("/ready is 503 when the engine's thread stands still", [seen], 2.0)
 
 
 def _within(what: str, times: list[float], most: float) -> Row:
