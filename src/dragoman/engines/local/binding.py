@@ -39,7 +39,7 @@ class Library:
             slow, quick = ctypes.CDLL(str(path)), ctypes.PyDLL(str(path))
         except OSError:
             raise BindingError(f"{path.name} of xllamacpp cannot be loaded here. {_INSTALL}") from None
-        # An assertion that fails would begin a debugger and wait for it, with everybody else, before it aborts.
+        # An assertion that fails would begin a debugger and wait for it before it aborts.
         os.environ.setdefault("GGML_NO_BACKTRACE", "1")
         for handle, table in ((slow, SLOW), (quick, QUICK)):
             for name, (result, *arguments) in table.items():
