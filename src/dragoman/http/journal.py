@@ -19,6 +19,8 @@ class Journal:
     def record(self, route: str, facts: dict[str, Any], seconds: float) -> None:
         """`facts` have a method, a path and a status; `route` is one of a fixed set of names."""
         self.metrics.observe(route, facts["status"], facts, seconds)
+        if not access.isEnabledFor(logging.INFO):
+            return
         line = {**facts, "duration_ms": round(seconds * 1000, 1)}
         access.info("%s %s %d", facts["method"], facts["path"], facts["status"], extra={"request": line})
 
