@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,7 @@ from tests.support.wire import request
 from tests.torture.aborts import Storm, settled
 
 CHAT, RESPONSES, COMPACT = "/v1/chat/completions", "/v1/responses", "/v1/responses/compact"
+METHODS = {"asked what it has": "tools/list", "called": "tools/call"}
 
 
 def test_nothing_is_left_of_clients_that_leave_anywhere() -> None:
@@ -112,14 +114,19 @@ def tools() -> Iterator[RawServer]:
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES])
 @pytest.mark.parametrize("stream", [False, True])
-def test_leaving_while_a_tool_is_called(tools: RawServer, tmp_path: Path, path: str, stream: bool) -> None:
-    called = tmp_path / "called"
+@pytest.mark.parametrize("when", METHODS)
+def test_leaving_while_a_tool_server_is(
+    tools: RawServer, tmp_path: Path, path: str, stream: bool, when: str
+) -> None:
+    reached, answer = threading.Event(), tools.answer
 
-    def hang(handler: Any, number: int) -> None:
-        called.touch()
-        handler.raw.released.wait()
+    def hang(handler: Any, message: dict[str, Any]) -> None:
+        if message["method"] == METHODS[when]:
+            reached.set()
+            tools.released.wait()
+        answer(handler, message)
 
-    tools.on_call["say"] = hang
+    tools.answer = hang  # type: ignore[method-assign]
     config = tmp_path / "mcp.json"
     config.write_text(json.dumps({"mcpServers": {"raw": {"url": tools.url}}}))
     tool = {"type": "mcp", "server_label": "raw", "require_approval": "never"}
@@ -127,11 +134,11 @@ def test_leaving_while_a_tool_is_called(tools: RawServer, tmp_path: Path, path: 
     asked: dict[str, Any] = {"input": said}
     if path == CHAT:
         asked = {"messages": [{"role": "user", "content": said}]}
-    settings = Settings(port=0, store="memory", mcp_config=str(config), dialect="hermes", shutdown_grace=0)
+    settings = Settings(port=0, store="memory", mcp_config=str(config), mcp_timeout=600, shutdown_grace=0)
     with background(parrot(), settings) as url:
         with connected(url) as client:
             client.sendall(request(url, path, {**asked, "tools": [tool], "stream": stream}))
-            assert becomes(called.exists)
+            assert reached.wait(timeout=120)
         assert becomes(lambda: nobody_is_served(url))
 
 

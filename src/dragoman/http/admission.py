@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from types import TracebackType
 
-from dragoman.errors import DeadlineExceeded, DragomanError, Overloaded, Unavailable
+from dragoman.errors import DeadlineExceeded, Overloaded, Unavailable
 from dragoman.http.keys import keys_of
 from dragoman.http.metrics import Metrics
 from dragoman.settings import Settings
@@ -50,6 +50,8 @@ class Admission:
 
     def admitted(self, owner: str) -> "Visit":
         """Refuses at once what there is no room for."""
+        if self.draining:
+            self._refused.labels("stopping").inc()
         self.check()
         if len(self._inside) >= self._most:
             raise self._refusal("queue", f"{self._most} requests are being served or wait; try again soon.")
@@ -63,7 +65,6 @@ class Admission:
     def check(self) -> None:
         """Raises when nothing is let in any more."""
         if self.draining:
-            self._refused.labels("stopping").inc()
             raise Unavailable("The server is stopping; try again.", code="stopping")
 
     def _refusal(self, reason: str, message: str) -> Overloaded:
@@ -105,7 +106,7 @@ class Visit:
 
     def __init__(self, admission: Admission, owner: str) -> None:
         self.owner = owner
-        self.error: DragomanError | None = None
+        self.error: Exception | None = None
         """Why it was ended before it was done."""
         self._admission = admission
         self._loop = asyncio.get_running_loop()
@@ -123,7 +124,7 @@ class Visit:
             when = self._began + seconds
             self._timer = self._loop.call_at(when, lambda: self.end(DeadlineExceeded(message)))
 
-    def end(self, error: DragomanError) -> None:
+    def end(self, error: Exception) -> None:
         if self.error is None and self._counts:
             self.error = error
             if self._task is not None:

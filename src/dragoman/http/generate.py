@@ -36,7 +36,9 @@ async def _chat_turn(
     host: Host, exchange: Exchange, request: ChatRequest, body_bytes: int, id_: str, stack: AsyncExitStack
 ) -> Turn:
     if servers(request):
-        return await chat_tools.turn(host, request, exchange.owner, body_bytes, id_, stack)
+        # They are asked what they have, which may take its time.
+        async with run_turn.ended_when_gone(exchange):
+            return await chat_tools.turn(host, request, exchange.owner, body_bytes, id_, stack)
     return await host.turn(chat_request.spec(request), exchange.owner, body_bytes, id_)
 
 

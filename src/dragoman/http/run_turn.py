@@ -82,6 +82,21 @@ async def stream(
         await exchange.end_stream(last)
 
 
+@asynccontextmanager
+async def ended_when_gone(exchange: Exchange) -> AsyncIterator[None]:
+    """Inside is work that is not yet a turn: it is cancelled when the client leaves."""
+
+    async def watch() -> None:
+        await exchange.gone()
+        exchange.visit.end(ClientGone())
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        watcher.cancel()
+
+
 async def unless_gone(exchange: Exchange, work: Coroutine[Any, Any, R]) -> R:
     """The result of some work, which is given up when the client leaves."""
     working = asyncio.create_task(work)
