@@ -45,8 +45,8 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     grammar_chars: Annotated[Cap, Meta(description="characters of a grammar in GBNF or Lark")] = 65536
     pattern_chars: Annotated[Cap, Meta(description="characters of a regular expression")] = 8192
     grammar_choices: Annotated[Cap, Meta(description="texts to choose from")] = 4096
-    grammar_cache_bytes: Annotated[Cap, Meta(description="bytes of grammars whose compiled form is kept")] = (
-        8 * 1024 * 1024
+    grammar_cache_bytes: Annotated[Cap, Meta(description="bytes of compiled grammars that are kept")] = (
+        48 * 1024 * 1024
     )
     in_flight: Annotated[
         Cap | None,

@@ -3,7 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 from dragoman.constrain.bytewise import END, byte_vocabulary
-from dragoman.constrain.compiling import Compiled, compile_cached
+from dragoman.constrain.compiling import LEAST_BYTES, Compiled, compile_cached
 from dragoman.constrain.constraint import Constraint
 
 
@@ -11,22 +11,24 @@ def constraint(number: int) -> Constraint:
     return Constraint.from_choice([f"text {number}"])
 
 
+SIZE = LEAST_BYTES + 16 * len(constraint(1).grammar)
+
+
 def test_it_is_compiled_once() -> None:
     kept = Compiled(byte_vocabulary())
     one, two = kept.start(constraint(1)), kept.start(constraint(1))
     one.accept(ord("t"))
     assert two.allowed(ord("t")) and not one.allowed(ord("t"))
-    assert kept.bytes == len(constraint(1).grammar)
+    assert kept.bytes == SIZE
 
 
 def test_the_oldest_goes_when_there_are_too_many_bytes() -> None:
-    size = len(constraint(1).grammar)
-    kept = Compiled(byte_vocabulary(), size * 3)
+    kept = Compiled(byte_vocabulary(), SIZE * 3)
     for number in range(9):
         kept.start(constraint(number))
-    assert kept.bytes == size * 3
-    kept.start(Constraint.from_choice(["x" * 1000]))
-    assert kept.bytes == size * 3
+    assert kept.bytes == SIZE * 3
+    kept.start(Constraint.from_choice(["x" * (SIZE // 4)]))
+    assert kept.bytes == SIZE * 3
 
 
 def test_threads_share_it() -> None:

@@ -1,7 +1,7 @@
 from functools import partial
 
 from dragoman.constrain.constraint import Constraint
-from dragoman.turns.grammars import Grammars
+from dragoman.turns.grammars import LEAST_BYTES, Grammars
 from dragoman.turns.spec import Reading, Wanted
 
 
@@ -12,7 +12,7 @@ def test_the_same_is_made_once() -> None:
         made.append(text)
         return Constraint(text)
 
-    kept = Grammars(100)
+    kept = Grammars(4 * LEAST_BYTES)
     for asked in ("a", "b", "a"):
         wanted = Wanted(syntax="regex", value=asked, param="regex")
         grammar = kept.get((wanted, Reading(tools=({"name": asked},)), None), partial(make, asked))
@@ -21,8 +21,8 @@ def test_the_same_is_made_once() -> None:
 
 
 def test_the_oldest_is_dropped_first() -> None:
-    kept = Grammars(10)
+    kept = Grammars(2 * LEAST_BYTES + 10)
     made = [kept.get(number, lambda: Constraint("x" * 4)) for number in (1, 2, 1, 3)]
-    assert kept.bytes == 8
+    assert kept.bytes == 2 * LEAST_BYTES + 8
     assert kept.get(1, lambda: Constraint("new")) is made[0]
     assert kept.get(2, lambda: Constraint("new")).grammar == "new"

@@ -31,9 +31,10 @@ def parser_limits() -> LLParserLimits:
     )
 
 
-def compiled(vocabulary: Vocabulary, grammar: str) -> LLMatcher:
-    """It may be in an error state; see `LLMatcher.get_error`."""
-    check_examined(grammar)
+def compiled(vocabulary: Vocabulary, grammar: str, *, tried: bool = False) -> LLMatcher:
+    """It may be in an error state; see `LLMatcher.get_error`. `tried`: its parts were compiled before."""
+    if not tried:
+        check_examined(grammar)
     return LLMatcher(vocabulary.native, LARK_LINE + grammar + _LAST, log_level=0, limits=parser_limits())
 
 

@@ -1,4 +1,4 @@
-"""Compiled constraints, kept for the next request that asks for the same. Bounded by bytes of source."""
+"""Compiled constraints, kept for the next request that asks for the same. Bounded by what they take."""
 
 from collections import OrderedDict
 from threading import Lock
@@ -7,6 +7,9 @@ from weakref import WeakKeyDictionary
 from dragoman.constrain.constraint import Constraint
 from dragoman.constrain.vocabulary import Matcher, Vocabulary
 from dragoman.limits import Limits
+
+LEAST_BYTES = 192 * 1024
+"""Of the smallest grammar, compiled: measured, with some room."""
 
 
 class Compiled:
@@ -64,4 +67,5 @@ def compile_cached(
 
 
 def _size(constraint: Constraint) -> int:
-    return len(constraint.grammar.encode())
+    """About what it takes, which llguidance does not tell: much for the least, and then with its length."""
+    return LEAST_BYTES + 16 * len(constraint.grammar.encode())

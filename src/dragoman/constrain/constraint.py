@@ -127,7 +127,7 @@ class Constraint(Struct, frozen=True):
         """A matcher for one answer, which is stepped by token ids."""
         schema = msgspec.json.decode(self.watched) if self.watched else None
         inner = f"\nwatched: {lark_of(schema)}" if self.watched else ""
-        native = compiled(vocabulary, self.grammar + inner)
+        native = compiled(vocabulary, self.grammar + inner, tried=True)
         if native.is_error():
             message = "The grammar of this answer cannot be compiled; make it smaller."
             if _WATCHED in self.grammar:

@@ -11,6 +11,10 @@ from msgspec.msgpack import encode
 from dragoman.constrain.constraint import Constraint
 
 
+LEAST_BYTES = 1024
+"""Of what is kept beside the text of a grammar."""
+
+
 class Grammars:
     """Bounded by the bytes of the grammars. Threads may share it."""
 
@@ -43,4 +47,4 @@ class Grammars:
 
 
 def _size(constraint: Constraint) -> int:
-    return len(constraint.grammar.encode())
+    return LEAST_BYTES + len(constraint.grammar.encode())
