@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from dragoman.cli import main
-from dragoman.cli.served_engine import Opener, served_engine
+from dragoman.cli.served_engine import Opener, isolated, served_engine
+from dragoman.engines.isolated import IsolatedEngine
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import ScriptedEngine, say
 from dragoman.engines.supervised import Supervised
@@ -65,3 +66,13 @@ def test_a_wrong_file_is_told_by_the_process_that_could_not_open_it(tmp_path: Pa
     (tmp_path / "text.gguf").write_text("hello")
     assert main(["serve", "text.gguf", "--port", "0", "--isolate-engine"]) == 1
     assert "is not a GGUF file" in capsys.readouterr().err
+
+
+def test_an_isolated_engine_knows_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAGOMAN_API_KEY", "CANARY")
+    told: list[object] = []
+    monkeypatch.setattr(IsolatedEngine, "open", lambda *given: told.extend(given))
+    isolated(Settings(model="m.gguf", api_key=["CANARY"], store="postgresql://u:CANARY@h/d"))
+    assert "m.gguf" in str(told)
+    assert "PATH" in str(told)
+    assert "CANARY" not in str(told)

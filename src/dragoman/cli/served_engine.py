@@ -1,5 +1,6 @@
 """The engine of a server: one that comes back when it has died, in a process of its own if that is wanted."""
 
+import os
 import sys
 from functools import cache
 from pathlib import Path
@@ -9,7 +10,7 @@ from msgspec.structs import replace
 
 from dragoman.cli import engine
 from dragoman.errors import SettingsError
-from dragoman.settings import Settings
+from dragoman.settings import Settings, options
 
 if TYPE_CHECKING:
     from dragoman.engines.isolated import IsolatedEngine
@@ -58,9 +59,11 @@ def isolated(settings: Settings) -> "IsolatedEngine":
     from dragoman.engines.isolated import IsolatedEngine
 
     name = _tokenizer_name(settings)
-    # The keys of clients are not for the engine to know.
-    told = replace(settings, api_key=[])
-    return IsolatedEngine.open(CHILD, told, lambda: _tokenizer(settings.engine, name))
+    # Keys and the address of a database are not for the engine to know.
+    told = replace(settings, api_key=[], api_key_file=None, store="none", mcp_config=None)
+    secret = {option.env for option in options()}
+    environ = {name: value for name, value in os.environ.items() if name not in secret}
+    return IsolatedEngine.open(CHILD, told, lambda: _tokenizer(settings.engine, name), environ)
 
 
 def _tokenizer_name(settings: Settings) -> str:

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -72,12 +72,18 @@ class IsolatedEngine:
             setattr(self, name, self._asking(name))
 
     @classmethod
-    def open(cls, command: Sequence[str], first: Any, tokenizer: Callable[[], Tokenizer]) -> "IsolatedEngine":
+    def open(
+        cls,
+        command: Sequence[str],
+        first: Any,
+        tokenizer: Callable[[], Tokenizer],
+        environ: Mapping[str, str] | None = None,
+    ) -> "IsolatedEngine":
         """Begin a process and wait until it has opened its engine. `first` is what it is told at first.
 
         `tokenizer` is called when the engine is there: what crashes on the model's file has crashed by then.
         """
-        process = Process(command)
+        process = Process(command, environ)
         try:
             process.link.sendall(wire.frame(first))
             said = wire.news.decode(wire.receive(process.link))

@@ -6,7 +6,7 @@ import select
 import signal
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,14 +17,18 @@ _CERTAINLY_ALIVE = frozenset("RDt")
 class Process:
     """Begun with a socket to us and a lifeline: when we are gone, however that came, it is gone as well."""
 
-    def __init__(self, command: Sequence[str]) -> None:
-        """`command` gets the numbers of two descriptors as its last words: the socket, and the lifeline."""
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str] | None = None) -> None:
+        """`command` gets the numbers of two descriptors as its last words: the socket, and the lifeline.
+
+        `environ` is its environment; by default this process's own.
+        """
         self.link, theirs = socket.socketpair()
         held, self._lifeline = os.pipe()
         try:
             self._child = subprocess.Popen(
                 [*command, str(theirs.fileno()), str(held)],
                 pass_fds=(theirs.fileno(), held),
+                env=environ,
                 stdin=subprocess.DEVNULL,
                 # What libraries print is no output of the server's.
                 stdout=2,
