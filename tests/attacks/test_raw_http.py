@@ -27,10 +27,10 @@ def strict() -> Iterator[Attacked]:
 @pytest.fixture(scope="module")
 def answered(strict: Attacked) -> dict[str, list[Reply]]:
     """The replies to every message of the corpus, all that came until the server closed the connection."""
-    return asyncio.run(_answered(strict.url))
+    return asyncio.run(answered_by(strict.url))
 
 
-async def _answered(url: str) -> dict[str, list[Reply]]:
+async def answered_by(url: str) -> dict[str, list[Reply]]:
     room = asyncio.Semaphore(AT_ONCE)
 
     async def one(message: bytes) -> list[Reply]:

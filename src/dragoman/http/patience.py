@@ -6,6 +6,8 @@ from typing import Literal, TypeAlias
 
 Stage: TypeAlias = Literal["idle", "head", "body"]
 """What is being read: nothing, the head of a request, or what follows it."""
+LOOKS = 4
+"""How often a client that does not read is looked at before it is given up."""
 
 
 class Deadline:
@@ -49,20 +51,25 @@ class Stall:
         self._loop = loop
         self._transport = transport
         self._seconds = seconds
+        self._left = 0
+        self._since = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
         """Nothing is written before `end`, so what is left shrinks as long as the client reads."""
-        left = self._transport.get_write_buffer_size()
-        self._timer = self._loop.call_later(self._seconds, self._look, left)
+        self._left = self._transport.get_write_buffer_size()
+        self._since = self._loop.time()
+        self._timer = self._loop.call_later(self._seconds / LOOKS, self._look)
 
     def end(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _look(self, before: int) -> None:
-        if self._transport.get_write_buffer_size() < before:
+    def _look(self) -> None:
+        if self._transport.get_write_buffer_size() < self._left:
             self.begin()
+        elif self._loop.time() - self._since < self._seconds:
+            self._timer = self._loop.call_later(self._seconds / LOOKS, self._look)
         else:
             self._transport.abort()
