@@ -95,7 +95,8 @@ async def look(engine: VllmEngine, llm: Any) -> dict[str, Any]:
     late = await outputs_after_a_cancel(engine, llm.engine_core)
     await engine.start()
     direct = plain([step async for step in engine.generate(JOB)])
-    ours = llm.engine_core.resources.output_queue_task is engine._core._reader
+    # vLLM's own reader is a task.
+    ours = not isinstance(llm.engine_core.resources.output_queue_task, asyncio.Task)
     paused = await pause(engine)
     # From here on nobody reads the core but vLLM itself.
     await engine._core.stop()

@@ -6,7 +6,7 @@ of them is needed here.
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
 from dragoman.engines.eager import begin
@@ -56,7 +56,8 @@ class Core:
         if self.failure is not None:
             raise self.failure.with_traceback(None)
         if self._reader is None:
-            self._reader = asyncio.get_running_loop().create_task(self._read())
+            read = messages.reader(self._client, self._hand_out)
+            self._reader = asyncio.get_running_loop().create_task(self._read(read))
 
     def add(self, requests: Sequence[Any], takers: Sequence[Taker]) -> None:
         self.start()
@@ -90,9 +91,9 @@ class Core:
         if self._reader is not None:
             self._reader.cancel()
 
-    async def _read(self) -> None:
+    async def _read(self, read: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
-            await messages.read(self._client, self._hand_out)
+            await read()
         except asyncio.CancelledError:
             # By us, or by vLLM, which thus ends whoever reads a core that is no more.
             self._die(None)

@@ -5,18 +5,19 @@ event loop for every step of the model.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 Take: TypeAlias = Callable[[Sequence[Any]], None]
 
 
-async def read(client: Any, take: Take) -> None:
-    """Hand all that has come to `take`, again and again. It ends only by an exception: the core is dead."""
-    if _is_plain(client):
-        await _SocketReader(client, take).run()
-    else:
-        await _read_queue(client, take)
+def reader(client: Any, take: Take) -> Callable[[], Coroutine[Any, Any, None]]:
+    """What hands all that has come to `take`, again and again, until the core is dead: then it raises.
+
+    From this call on, even if it does not run yet, the client does not read by itself.
+    """
+    return _SocketReader(client, take).run if _is_plain(client) else partial(_read_queue, client, take)
 
 
 def _is_plain(client: Any) -> bool:
@@ -54,10 +55,11 @@ class _SocketReader:
         self._socket = zmq.Socket.shadow(client.resources.output_socket)
         self._now, self._nothing = zmq.NOBLOCK, zmq.Again
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # In the place of the client's own reader: while there is one it starts no other, and it cancels the
+        # one that there is when the core is dead.
+        self._resources.output_queue_task = self._ended
 
     async def run(self) -> None:
-        # The client starts no reader of its own while it has one, and cancels it when the core is dead.
-        self._resources.output_queue_task = asyncio.current_task()
         loop, number = asyncio.get_running_loop(), self._socket.FD
         loop.add_reader(number, self._readable)
         try:
