@@ -1,0 +1,216 @@
+"""`python -m tests.torture.fuzzed_bodies`: bodies with something wrong in them, on every route, without end.
+
+Most go straight into the app, some over a socket. None may fail the server, or tell where its code lies.
+"""
+
+import argparse
+import asyncio
+import copy
+import json
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import Any, TypeAlias
+
+from msgspec import Struct, field, inspect
+
+from dragoman.engines.scripted import ScriptedEngine
+from dragoman.http.app import App
+from dragoman.settings import Settings
+from tests.attacks.bodies import GOOD, SOCKET
+from tests.attacks.fields import TYPES, sites
+from tests.attacks.frame import LEAK, Attacked, attacked
+from tests.attacks.server import Target
+from tests.torture.page import Row, page
+
+OVER_SOCKETS = 10
+"""One of so many goes over a socket."""
+SLOWEST_MS = 50.0
+# fmt: off
+VALUES: tuple[Any, ...] = (
+    None, True, False, 0, 1, -1, 2**31, 2**53, -(2**63), 0.5, -0.0, 1e300, 5e-324,
+    "", "a", "\x00", "\U0001f600", "é" * 999, "\u2028", "\ufffe", "auto", "required", "none", "json_object",
+    "<|im_start|>", "{{ 7 * 7 }}", "../../etc/passwd", "'; DROP TABLE records; --", "0x7f00deadbeef",
+    "\r\ndata: x\r\n\r\n", [], [None], [[]], [0] * 99, ["a"] * 99, [{"type": "function"}],
+    {}, {"a": 1}, {"type": "text"}, {"": {"": {"": []}}},
+)
+RAW = (
+    b"NaN", b"Infinity", b"1e999", b"9" * 99, b'"\\ud800"', b"[" * 999, b"tru", b'"\xff"', b"'a'", b"01", b"",
+)
+ODD = ("\x00", "'", '"', "\\", "é", "\U0001f600", "<|im_end|>", "{%", "%s", "\u202e", "a", "\r\n")
+# fmt: on
+FIELDS = {
+    route: sorted({site.field for site in sites(inspect.Type) if route in TYPES[site.type]}) for route in GOOD
+}
+STRINGS = [(route, site) for site in sites(inspect.StrType) for route in TYPES[site.type] if route != SOCKET]
+ROUTES = [route for route in GOOD if route != SOCKET and not route.startswith("/v1/engine")]
+
+Sent: TypeAlias = tuple[int, bytes]
+
+
+class Seen(Struct):
+    bodies: int = 0
+    over_sockets: int = 0
+    failed: list[str] = field(default_factory=list)
+    leaked: list[str] = field(default_factory=list)
+    milliseconds: list[float] = field(default_factory=list)
+
+    def note(self, route: str, body: bytes, reply: Sent, began: float) -> None:
+        self.bodies += 1
+        self.milliseconds.append(1000 * (time.perf_counter() - began))
+        status, said = reply
+        if status >= 500 or not status:
+            self.failed.append(f"{route} {body[:500]!r}: {status} {said[:300]!r}")
+        # What a client is shown of its own words is no leak.
+        if (found := LEAK.search(said)) and found[0] not in body:
+            self.leaked.append(f"{route} {body[:500]!r}: {said[:300]!r}")
+
+
+def fuzzed(chance: Random, route: str) -> bytes:
+    """The good body with some of it replaced, doubled, moved or broken."""
+    body = copy.deepcopy(GOOD[route])
+    for _ in range(chance.choice((1, 1, 1, 2, 3))):
+        name = (
+            chance.choice(FIELDS[route] or ["a"]) if chance.random() < 0.9 else chance.choice(("a", "", "n"))
+        )
+        if chance.random() < 0.4 and body:
+            _change(chance, body)
+        else:
+            body[name] = copy.deepcopy(chance.choice(VALUES))
+    raw = json.dumps(body).encode()
+    if chance.random() < 0.1:
+        at = chance.randrange(len(raw) + 1)
+        raw = raw[:at] + chance.choice(RAW) + raw[at + chance.randrange(3) :]
+    return raw
+
+
+def _change(chance: Random, value: Any) -> None:
+    """Some value inside, at any depth."""
+    keys = list(value) if isinstance(value, dict) else list(range(len(value)))
+    if not keys:
+        return
+    key = chance.choice(keys)
+    if isinstance(value[key], dict | list) and value[key] and chance.random() < 0.7:
+        _change(chance, value[key])
+    else:
+        value[key] = copy.deepcopy(chance.choice(VALUES))
+
+
+def fuzzed_string(chance: Random) -> tuple[str, bytes]:
+    """A string field, any of all there are, with a text in it that somebody may not expect."""
+    route, site = chance.choice(STRINGS)
+    text = "".join(chance.choice(ODD) for _ in range(chance.randrange(1, 12)))
+    return route, site.body(route, json.dumps(text))
+
+
+class Quiet(Target):
+    """It has nobody to tell how it is doing."""
+
+    async def start(self) -> None:
+        await ScriptedEngine.start(self)
+
+
+class InProcess:
+    """The app itself, without a socket: several thousand bodies a second."""
+
+    def __init__(self) -> None:
+        self.app = App(Quiet(0.0), Settings(store="memory"))
+        self.paths: dict[str, str] = {}
+        """Of routes that want an id."""
+
+    async def send(self, route: str, body: bytes) -> Sent:
+        path = self.paths.get(route, route)
+        headers = [(b"content-type", b"application/json"), (b"host", b"localhost")]
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": path,
+            "raw_path": path.encode(),
+            "headers": headers,
+        }
+        scope |= {"query_string": b"", "server": ("127.0.0.1", 80), "client": ("127.0.0.1", 9)}
+        asked = iter([{"type": "http.request", "body": body, "more_body": False}])
+        gone = asyncio.Event()
+        said: list[dict[str, Any]] = []
+
+        async def receive() -> Any:
+            for message in asked:
+                return message
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            said.append(message)
+
+        await self.app(scope, receive, send)
+        status = next((one["status"] for one in said if one["type"] == "http.response.start"), 0)
+        return status, b"".join(one.get("body", b"") for one in said)
+
+
+async def fuzz(count: int, seed: int, server: Attacked, seen: Seen) -> None:
+    chance, inside = Random(seed), InProcess()
+    await inside.app.host.start()
+    inside.paths = await _records(inside.send)
+    for number in range(count):
+        route = chance.choice(ROUTES)
+        route, body = (route, fuzzed(chance, route)) if number % 4 else fuzzed_string(chance)
+        if route.startswith("/v1/engine"):
+            continue
+        began = time.perf_counter()
+        if number % OVER_SOCKETS == 0:
+            found = server.send(route, body)
+            seen.over_sockets += 1
+            seen.note(route, body, (found.status, found.body), began)
+        else:
+            seen.note(route, body, await inside.send(route, body), began)
+    await inside.app.host.stop()
+
+
+async def _records(send: Callable[[str, bytes], Awaitable[Sent]]) -> dict[str, str]:
+    """The routes that want an id, each with that of a record that is there."""
+    made = {
+        "responses": ("/v1/responses", {"store": True}),
+        "conversations": ("/v1/conversations", {}),
+        "chat": ("/v1/chat/completions", {"store": True}),
+        "trajectories": ("/v1/chat/completions", {"store": True, "return_token_ids": True}),
+    }
+    ids = {}
+    for kind, (route, more) in made.items():
+        _, body = await send(route, json.dumps({**GOOD[route], **more}).encode())
+        ids[kind] = json.loads(body)["id"]
+    return {route: route.replace("{id}", ids[route.split("/")[2]]) for route in GOOD if "{id}" in route}
+
+
+def rows(seen: Seen) -> list[Row]:
+    slow = sorted(seen.milliseconds)
+    p99 = slow[99 * len(slow) // 100] if slow else 0.0
+    what = f"{seen.bodies:,} fuzzed bodies, {seen.over_sockets:,} of them over sockets"
+    return [
+        Row(f"{what}: none fails the server", f"{len(seen.failed)} of 5xx", "0", not seen.failed),
+        Row("no traceback, address or path in any reply", f"{len(seen.leaked)} found", "0", not seen.leaked),
+        Row("a reply comes soon", f"p99 {p99:.1f} ms", f"{SLOWEST_MS:.0f} ms", p99 < SLOWEST_MS),
+    ]
+
+
+def run(count: int = 1_000_000, seed: int = 0) -> list[Row]:
+    seen = Seen()
+    with attacked() as server:
+        asyncio.run(fuzz(count, seed, server, seen))
+    for problem in (*seen.failed[:10], *seen.leaked[:10]):
+        print(problem, file=sys.stderr)
+    return rows(seen)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bodies", type=int, default=1_000_000)
+    parser.add_argument("--seed", type=int, default=time.time_ns() % 2**32)
+    options = parser.parse_args()
+    found = run(options.bodies, options.seed)
+    print(page(found, f"seed {options.seed}").plain())
+    return 0 if all(row.passed for row in found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
