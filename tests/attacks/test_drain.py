@@ -16,32 +16,23 @@ from websockets.sync.client import connect
 
 from dragoman.http.server import background
 from dragoman.settings import Settings
-from tests.attacks.bodies import good
+from tests.attacks.bodies import changed, good
 from tests.attacks.frame import Attacked, attacked
 from tests.support.parrot import parrot
 from tests.support.responses import PATH, get, payloads
 from tests.support.wait import becomes
+from tests.support.wire import request
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-PACE_S = 0.02
-LONG, SHORT = "x" * 1900, "x" * 30
-"""At that pace one says more than any test waits for, the other is soon done."""
 FOREVER_S = 600
 
 
 @contextmanager
-def slow(**settings: Any) -> Iterator[Attacked]:
-    with attacked(interval=PACE_S, **settings) as server:
+def still(**settings: Any) -> Iterator[Attacked]:
+    """Its engine takes jobs and does nothing, until it is resumed."""
+    with attacked(**settings) as server:
+        assert server.client.post("/v1/engine/pause").status_code == 200
         yield server
-
-
-def asking(path: str, text: str, **fields: Any) -> dict[str, Any]:
-    said: dict[str, dict[str, Any]] = {
-        CHAT: {"messages": [{"role": "user", "content": text}]},
-        COMPLETIONS: {"prompt": text, "max_tokens": len(text)},
-        PATH: {"input": text},
-    }
-    return {**said[path], **fields}
 
 
 def running(server: Attacked, count: int = 1) -> None:
@@ -70,9 +61,9 @@ class Cut(Struct):
 @pytest.fixture(scope="module")
 def cut(tmp_path_factory: pytest.TempPathFactory) -> Cut:
     data = str(tmp_path_factory.mktemp("data"))
-    with ThreadPoolExecutor(8) as pool, slow(shutdown_grace=0, store="sqlite", data_dir=data) as server:
+    with ThreadPoolExecutor(8) as pool, still(shutdown_grace=0, store="sqlite", data_dir=data) as server:
         asked = {
-            (path, stream): pool.submit(server.client.post, path, json=asking(path, LONG, stream=stream))
+            (path, stream): pool.submit(server.client.post, path, json=changed(path, "stream", stream))
             for path in (CHAT, COMPLETIONS, PATH)
             for stream in (False, True)
         }
@@ -87,7 +78,7 @@ def heard(server: Attacked) -> list[dict[str, Any]]:
     """All messages on a socket, until it is closed."""
     messages = []
     with connect(server.url.replace("http", "ws", 1) + PATH) as client, suppress(ConnectionClosed):
-        client.send(json.dumps({"type": "response.create", "input": LONG}))
+        client.send(json.dumps({"type": "response.create", **good(PATH)}))
         while True:
             messages.append(json.loads(client.recv()))
     return messages
@@ -119,19 +110,19 @@ def test_a_response_on_a_socket_that_is_cut_short_has_failed_and_has_one_end(cut
 
 
 def test_what_runs_and_what_waits_comes_to_its_end_within_the_grace() -> None:
-    with ThreadPoolExecutor(8) as pool, slow(shutdown_grace=FOREVER_S, limits={"in_flight": 1}) as server:
-        body = asking(CHAT, SHORT, stream=True)
+    with ThreadPoolExecutor(8) as pool, still(shutdown_grace=FOREVER_S, limits={"in_flight": 1}) as server:
+        body = changed(CHAT, "stream", True)
         asked = [pool.submit(server.client.post, CHAT, json=body) for _ in range(3)]
-        running(server)
         assert becomes(lambda: "answers_waiting 2.0" in server.client.get("/metrics").text)
-        server.process.terminate()
+        stop(server)
+        assert server.client.post("/v1/engine/resume").status_code == 200
         assert all("[DONE]" in one.result().text for one in asked)
         assert ended(server)
 
 
 def test_new_work_is_refused_while_the_old_goes_on() -> None:
-    with ThreadPoolExecutor(8) as pool, slow(shutdown_grace=FOREVER_S) as server:
-        pool.submit(server.client.post, CHAT, json=asking(CHAT, LONG, stream=True))
+    with ThreadPoolExecutor(8) as pool, still(shutdown_grace=FOREVER_S) as server:
+        pool.submit(server.client.post, CHAT, json=changed(CHAT, "stream", True))
         running(server)
         stop(server)
         new = httpx.post(server.url + CHAT, json=good(CHAT))
@@ -142,8 +133,8 @@ def test_new_work_is_refused_while_the_old_goes_on() -> None:
 
 
 def test_a_second_signal_ends_the_grace() -> None:
-    with ThreadPoolExecutor(8) as pool, slow(shutdown_grace=FOREVER_S) as server:
-        asked = pool.submit(server.client.post, CHAT, json=asking(CHAT, LONG))
+    with ThreadPoolExecutor(8) as pool, still(shutdown_grace=FOREVER_S) as server:
+        asked = pool.submit(server.client.post, CHAT, json=good(CHAT))
         running(server)
         stop(server)
         server.process.terminate()
@@ -155,9 +146,8 @@ def test_a_client_that_reads_nothing_does_not_keep_the_server() -> None:
     with attacked(shutdown_grace=0) as server, socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect((urlsplit(server.url).hostname, urlsplit(server.url).port))
-        body = json.dumps(asking(CHAT, LONG, stream=True, n=16)).encode()
-        head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
-        client.sendall(head.encode() + body)
+        long = {"messages": [{"role": "user", "content": "x" * 2000}], "stream": True, "n": 16}
+        client.sendall(request(server.url, CHAT, long))
         assert client.recv(1)
         server.process.terminate()
         assert ended(server)
