@@ -19,6 +19,8 @@ from dragoman.types import Sampling, TokenLogprob
 
 Floats: TypeAlias = NDArray[np.floating]
 _BLOCK = 64
+# Ids less likely than that, against the likeliest, are seldom in a nucleus, and there are thousands of them.
+_SELDOM = 2e-3
 _NEVER = np.float32(-np.inf)
 
 
@@ -79,16 +81,20 @@ class Sampler:
 
 def draw(row: Logits, sampling: Sampling, uniform: float) -> int:
     """Pick an id by temperature and filters; `uniform` in [0, 1) decides which."""
-    scaled = row * np.float32(1 / sampling.temperature)
+    peak = row.max()
+    if peak == _NEVER:
+        raise NoTokenLeft
     ids: Ids | None = None
     if sampling.min_p > 0:
-        floor = scaled.max() + math.log(sampling.min_p)
-        ids, scaled = _narrow(ids, scaled, np.flatnonzero(scaled >= floor).astype(np.int32))
+        floor = peak + np.float32(math.log(sampling.min_p) * sampling.temperature)
+        ids, row = _narrow(ids, row, (row >= floor).nonzero()[0].astype(np.int32))
+    scaled = row - peak
+    scaled *= np.float32(1 / sampling.temperature)
     if sampling.typical_p < 1:
         ids, scaled = _narrow(ids, scaled, _typical(scaled, sampling.typical_p))
     if 0 < sampling.top_k < scaled.size:
         ids, scaled = _narrow(ids, scaled, largest(scaled, sampling.top_k))
-    weights = _weights(scaled)
+    weights = np.exp(scaled, out=scaled)
     if sampling.top_p < 1:
         kept = _nucleus(weights, sampling.top_p)
         weights = weights[kept]
@@ -102,8 +108,9 @@ def largest(values: Logits, count: int) -> Ids:
     blocks = values.size // _BLOCK
     if blocks <= 2 * count:
         return np.argpartition(values, -count)[-count:].astype(np.int32)
-    # The count-th largest of the blocks' maxima is not above the count-th largest value.
-    maxima = values[: blocks * _BLOCK].reshape(blocks, _BLOCK).max(axis=1)
+    # The count-th largest of the blocks' maxima is not above the count-th largest value. A block is every
+    # so-and-so-manieth value, because numpy compares rows faster than neighbours.
+    maxima = values[: blocks * _BLOCK].reshape(_BLOCK, blocks).max(axis=0)
     floor = np.partition(maxima, -count)[-count]
     near = np.flatnonzero(values >= floor).astype(np.int32)
     if near.size == count:
@@ -125,26 +132,21 @@ def logprob(row: Logits, token: int, top: int) -> TokenLogprob:
     return TokenLogprob(token, float(row[token]) - base, alternatives)
 
 
-def _weights(scaled: Floats) -> Floats:
-    peak = scaled.max()
-    if peak == _NEVER:
-        raise NoTokenLeft
-    weights: Floats = np.exp(scaled - peak)
-    return weights
-
-
 def _narrow(ids: Ids | None, values: Logits, places: Ids) -> tuple[Ids, Logits]:
     return (places if ids is None else ids[places]), values[places]
 
 
 def _nucleus(weights: Floats, top_p: float) -> Ids:
     """The places of the fewest largest weights that make up `top_p` of the sum; equals are kept together."""
-    total = float(weights.sum(dtype=np.float64))
+    total = float(weights.sum())
     # What is smaller than this adds up to less than 1 - top_p, however much of it there is.
-    floor = (1 - top_p) * total / weights.size
-    near = np.flatnonzero(weights >= floor)
-    descending = np.sort(weights[near])[::-1]
-    reached = np.cumsum(descending, dtype=np.float64)
+    least = (1 - top_p) * total / weights.size
+    for floor in (max(_SELDOM, least), least):
+        near = (weights >= floor).nonzero()[0]
+        descending = np.sort(weights[near])[::-1]
+        reached = np.cumsum(descending, dtype=np.float64)
+        if reached.size and reached[-1] >= top_p * total:
+            break
     last = min(int(np.searchsorted(reached, top_p * total)), descending.size - 1)
     kept: Ids = near[weights[near] >= descending[last]].astype(np.int32)
     return kept
@@ -152,7 +154,7 @@ def _nucleus(weights: Floats, top_p: float) -> Ids:
 
 def _typical(scaled: Logits, typical_p: float) -> Ids:
     """The places whose information is nearest to the average, until they make up `typical_p`."""
-    weights = _weights(scaled)
+    weights = np.exp(scaled - scaled.max())
     probabilities = weights / weights.sum(dtype=np.float64)
     with np.errstate(divide="ignore"):
         information = -np.log(probabilities)
@@ -165,6 +167,10 @@ def _typical(scaled: Logits, typical_p: float) -> Ids:
 
 def _pick(weights: Floats, uniform: float) -> int:
     """The place where the running sum of the weights passes `uniform` of the total."""
+    if weights.size <= 256:
+        reached = weights.cumsum(dtype=np.float64)
+        place = int(reached.searchsorted(uniform * reached[-1], side="right"))
+        return min(place, int(weights.nonzero()[0][-1]))
     starts = np.arange(0, weights.size, 256)
     blocks = np.cumsum(np.add.reduceat(weights, starts), dtype=np.float64)
     target = uniform * blocks[-1]

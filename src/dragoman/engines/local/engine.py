@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
+from dragoman.engines.local import machine
 from dragoman.engines.local.embedding import Embedding
 from dragoman.engines.local.opening import open_model
 from dragoman.engines.local.options import LocalOptions
@@ -45,7 +46,8 @@ class LocalEngine:
         self.card = card
         self.tokenizer = tokenizer
         self._runner = runner
-        scheduler = Scheduler(runner, batch=options.batch, chunk=options.chunk)
+        threads = options.threads or machine.cores()
+        scheduler = Scheduler(runner, batch=options.batch, chunk=options.chunk, choosers=threads)
         self._worker = Worker(runner, scheduler)
 
     @classmethod

@@ -18,6 +18,7 @@ from itertools import count
 from dragoman.engines.choosing.arrays import Logits
 from dragoman.engines.choosing.continuation import Continuation
 from dragoman.engines.choosing.sampler import logprob
+from dragoman.engines.choosing.together import Choice, Choosers
 from dragoman.engines.local.memory import Memory
 from dragoman.engines.local.paging import Paging
 from dragoman.engines.local.plan import Piece, Plan, level, share_out
@@ -31,10 +32,11 @@ _log = logging.getLogger("dragoman.engine")
 
 
 class Scheduler:
-    def __init__(self, runner: AnyRunner, *, batch: int, chunk: int) -> None:
+    def __init__(self, runner: AnyRunner, *, batch: int, chunk: int, choosers: int = 1) -> None:
         self._runner = runner
         self._batch = batch
         self._chunk = chunk
+        self._choosers = Choosers(choosers)
         self._memory: Memory = Paging(runner) if isinstance(runner, PagedRunner) else Slots(runner)
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
@@ -137,8 +139,10 @@ class Scheduler:
         return self._turn
 
     def _read(self, plan: Plan, logits: Logits) -> None:
-        """Go through the rows of logits, which are in the order of the plan."""
+        """Go through the rows of logits, which are in the order of the plan, and choose what comes next."""
         row = 0
+        decoding: list[Sequence] = []
+        choices: list[Choice] = []
         for piece in plan.pieces:
             sequence = piece.sequence
             piece.done()
@@ -148,7 +152,12 @@ class Scheduler:
                 self._read_prompt(piece, logits[row : row + piece.outputs])
             row += piece.outputs
             if sequence.decoding:
-                self._advance(sequence, logits[row - 1])
+                decoding.append(sequence)
+                choices.append((sequence.answer, logits[row - 1]))
+        for sequence, step in zip(decoding, self._choosers.advance(choices), strict=True):
+            if step.finish is not None:
+                self._leave(sequence)
+            self._say(sequence, step)
 
     def _read_prompt(self, piece: Piece, logits: Logits) -> None:
         """Row i of a prompt tells how likely its id i + 1 was."""
@@ -159,13 +168,6 @@ class Scheduler:
         top = sequence.group.job.sampling.prompt_logprobs or 0
         following = sequence.group.prompt[piece.start + 1 : piece.start + 1 + piece.size].tolist()
         found.extend(logprob(row, token, top) for row, token in zip(logits, following, strict=False))
-
-    def _advance(self, sequence: Sequence, row: Logits) -> None:
-        """Choose the next id of a sequence and see whether it ends there."""
-        step = sequence.answer.advance(row)
-        if step.finish is not None:
-            self._leave(sequence)
-        self._say(sequence, step)
 
     def _say(self, sequence: Sequence, step: Step) -> None:
         group = sequence.group
