@@ -3,6 +3,7 @@
 import json
 import re
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,15 +92,13 @@ def test_marks_leave_no_trace(prompters: dict[str, Prompter], text: str, name: s
         assert prompters[name].text(ask) == plain.text(ask)
 
 
-def shared_templates() -> list[Any]:
-    paths = sorted((SHARED / "templates").glob("*.jinja"))
-    if not paths:
-        return [pytest.param(None, marks=pytest.mark.skip(reason=f"no {SHARED / 'templates'}"))]
-    return [pytest.param(path, id=path.stem) for path in paths]
+def all_templates() -> list[Path]:
+    """Our own, and those of others where they are at hand."""
+    return [*sorted(TEMPLATES.rglob("*.jinja")), *sorted((SHARED / "templates").glob("*.jinja"))]
 
 
-@pytest.mark.parametrize("path", shared_templates())
-def test_every_control_token_in_every_field(path: Any) -> None:
+@pytest.mark.parametrize("path", all_templates(), ids=lambda path: path.stem)
+def test_every_control_token_in_every_field(path: Path) -> None:
     """What a template writes literally is what a model's control tokens look like."""
     source = path.read_text()
     literal = set(re.findall(r"<[|｜]?[\w/▁ ]{1,40}[|｜]?>|\[/?[A-Z_]+\]", source)) | {"<s>", "</s>"}
