@@ -46,8 +46,7 @@ def test_a_process_that_is_killed_segfaults_or_stops(server: Server, number: obj
     before = server.engine
     seen = crash(server, number, streams=4)  # type: ignore[arg-type]
     assert (seen.untold, len(seen.ends)) == (0, 4)
-    assert seen.refused > 0
-    assert server.engine != before
+    assert server.engine not in (before, None)
     assert get(server.url, "/health").status_code == 200
     assert found(server.url, f"/v1/responses/{stored['id']}")["output"] == stored["output"]
 
@@ -63,6 +62,7 @@ def rows(table: str) -> list[list[str]]:
 
 def test_nothing_but_the_port_can_be_connected_to(server: Server) -> None:
     """Rows 64 and 71: the link to the engine is a pair of sockets without a name."""
+    assert server.engine is not None
     ours, engines = sockets(server.pid), sockets(server.engine)
     listening = {row[9] for table in ("tcp", "tcp6") for row in rows(table) if row[3] == LISTEN}
     named = {row[6] for row in rows("unix") if len(row) > 7}
