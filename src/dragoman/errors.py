@@ -4,6 +4,7 @@
     ├── BadRequest                400  invalid_request_error
     │   ├── ContextOverflow       400  invalid_request_error   context_length_exceeded
     │   ├── TemplateError         400  invalid_request_error   template_error
+    │   │   └── EndlessTemplate   400  invalid_request_error   template_error
     │   ├── UnknownField          400  invalid_request_error   unknown_field
     │   ├── UnknownCursor         400  invalid_request_error   unknown_cursor
     │   └── ChainTooLong          400  invalid_request_error   limit_exceeded
@@ -81,6 +82,10 @@ class ContextOverflow(BadRequest):
 
 class TemplateError(BadRequest):
     code = "template_error"
+
+
+class EndlessTemplate(TemplateError):
+    """Its rendering was stopped because it cost too much."""
 
 
 class UnknownField(BadRequest):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from dragoman.cli.engine import template_of
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import END_ID, Script, ScriptedEngine
 from dragoman.http.server import serve
@@ -113,4 +114,4 @@ if __name__ == "__main__":
     given = msgspec.json.decode(sys.argv[1])
     pace = given.pop("interval", 0.0)
     settings = msgspec.convert({"port": 0, "store": "memory", **given}, Settings)
-    serve(Target(pace), settings, on_ready=lambda url: print(url, flush=True))
+    serve(Target(pace), settings, template=template_of(settings), on_ready=lambda url: print(url, flush=True))

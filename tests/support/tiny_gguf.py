@@ -8,7 +8,7 @@ import numpy as np
 WIDTH, HEADS, INNER = 32, 2, 32
 
 
-def write_tiny(path: Path) -> Path:
+def write_tiny(path: Path, template: str = "{{ messages[-1].content }}") -> Path:
     writer = gguf.GGUFWriter(str(path), "llama")
     writer.add_block_count(1)
     writer.add_context_length(128)
@@ -27,7 +27,7 @@ def write_tiny(path: Path) -> Path:
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
-    writer.add_chat_template("{{ messages[-1].content }}")
+    writer.add_chat_template(template)
     chance = np.random.default_rng(1)
     square = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
     shapes: dict[str, tuple[int, ...]] = {f"blk.0.{name}.weight": (WIDTH, WIDTH) for name in square}

@@ -9,7 +9,7 @@ from dragoman.api.fields import TokenId, check_shared, sampling, turn_spec
 from dragoman.api.messages import MessageBody, check_messages, joined, to_message
 from dragoman.api.read import Reader
 from dragoman.api.reasoning_fields import check_reasoning, thinking
-from dragoman.api.template_fields import TemplateFields, Verbosity, template_kwargs
+from dragoman.api.template_fields import TemplateFields, Verbosity, check_template, template_kwargs
 from dragoman.api.tool_choice import calling
 from dragoman.api.tools import Declared, Function, Tool, check_tools, for_template
 from dragoman.errors import BadRequest
@@ -158,6 +158,7 @@ def check_conversation(request: ChatRequest, limits: Limits) -> None:
     if request.tools and request.functions:
         raise BadRequest("Send tools or functions, not both.", param="functions", code="invalid_value")
     check_tools(request.declared, limits)
+    check_template(request, limits)
     check_messages(request.messages or ())
     if request.continue_final_message and request.add_generation_prompt:
         message = "continue_final_message and add_generation_prompt exclude each other."

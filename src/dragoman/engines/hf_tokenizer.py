@@ -128,7 +128,7 @@ def _loaded(tokenizer: Any) -> Any:
     except ImportError:
         raise ModelFileError(f"There is no folder {tokenizer}.") from None
     try:
-        return AutoTokenizer.from_pretrained(tokenizer)
+        return AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ModelFileError(f"There is no folder {tokenizer}, and no tokenizer of that name.") from error
 

@@ -14,7 +14,7 @@ from dragoman.api.reply import Head
 from dragoman.dialects.declare import Dialect
 from dragoman.dialects.registry import with_calls
 from dragoman.engines.protocol import Engine, LivingEngine
-from dragoman.errors import EngineFailed, Unavailable
+from dragoman.errors import EndlessTemplate, EngineFailed, Unavailable
 from dragoman.http.admission import Admission
 from dragoman.http.brake import Brake
 from dragoman.http.choose import choose_dialect
@@ -68,6 +68,7 @@ class Host:
         self.mcp = servers_of(settings)
         self.brake = Brake(engine)
         self._forced: dict[str, Language] = {}
+        self._always_in_threads = False
         self._fingerprint = f"dragoman-{__version__}"
 
     async def turn(self, spec: TurnSpec, owner: str, body_bytes: int, source: str = "") -> Turn:
@@ -94,8 +95,14 @@ class Host:
             return await work()
 
     async def prepare(self, body_bytes: int, work: Callable[[A], R], given: A) -> R:
-        """`work(given)`, in a thread where the body is so big that it would hold up the others."""
-        return await asyncio.to_thread(work, given) if body_bytes > BIG_BODY else work(given)
+        """`work(given)`, in a thread where the body is big, or once a template has held up the others."""
+        if body_bytes > BIG_BODY or self._always_in_threads:
+            return await asyncio.to_thread(work, given)
+        try:
+            return work(given)
+        except EndlessTemplate:
+            self._always_in_threads = True
+            raise
 
     def _language(self, dialect: Dialect) -> Language:
         """The model's own, or that in which it was made to write."""

@@ -109,7 +109,7 @@ class Examination:
 
 
 def examine(source: str, special: Mapping[str, str] | None = None) -> Examination | None:
-    """None for what cannot be compiled."""
+    """None for what cannot be compiled, or has no end."""
     try:
         return Examination(source, special)
     except TemplateError:

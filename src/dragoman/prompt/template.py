@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import jinja2
 
-from dragoman.errors import TemplateError
+from dragoman.errors import EndlessTemplate, TemplateError
 from dragoman.prompt.budget import Budget, Exhausted
 from dragoman.prompt.sandbox import BUDGET, SANDBOX, Raised
 
@@ -46,7 +46,7 @@ class ChatTemplate:
         except Raised as raised:
             raise TemplateError(str(raised)) from None
         except Exhausted as exhausted:
-            raise TemplateError(f"Rendering was stopped: {exhausted}.") from None
+            raise EndlessTemplate(f"Rendering was stopped: {exhausted}.") from None
         except Exception as error:
             raise TemplateError(self._describe(error)) from error
 

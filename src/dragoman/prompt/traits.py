@@ -1,7 +1,8 @@
 """What a chat template can bear, found out by rendering it with small conversations.
 
 Rules of this file: nothing is read off a model's name; a probe that raises or loses its mark is an answer
-too; it is done once for a template, when it is loaded.
+too, but one that must be stopped is none, and the template is refused; it is done once for a template, when
+it is loaded.
 """
 
 import re
@@ -10,7 +11,7 @@ from typing import Any, TypeAlias
 
 from msgspec import Struct
 
-from dragoman.errors import TemplateError
+from dragoman.errors import EndlessTemplate, TemplateError
 
 Render: TypeAlias = Callable[[Mapping[str, Any]], str]
 Messages: TypeAlias = list[dict[str, Any]]
@@ -102,6 +103,8 @@ class _Probe:
         variables = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": False}
         try:
             return self._render(variables)
+        except EndlessTemplate:
+            raise
         except TemplateError:
             return None
 

@@ -13,7 +13,7 @@ from dragoman.api.reasoning_fields import ReasoningOptions, check_reasoning, thi
 from dragoman.api.responses.history import messages
 from dragoman.api.responses.tool_choice import asked, check_choice
 from dragoman.api.responses.tools import Offer, echo, offered
-from dragoman.api.template_fields import TemplateFields, Verbosity, template_kwargs
+from dragoman.api.template_fields import TemplateFields, Verbosity, check_template, template_kwargs
 from dragoman.api.tools import for_template
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits, check_count
@@ -172,6 +172,7 @@ def read(body: bytes, limits: Limits) -> ResponseRequest:
     _check_here(request)
     check_shared(request)
     check_reasoning(request)
+    check_template(request, limits)
     _check_context(request, limits)
     _check_answer(request, limits)
     check_choice(request.tool_choice, offered(request.tools, limits), limits)
