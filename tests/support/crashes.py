@@ -94,10 +94,11 @@ async def _crash(server: Server, number: signal.Signals, streams: int) -> Crash:
         for told in await asyncio.gather(*running):
             seen.untold += told is None
             seen.ends += [] if told is None else [told - began]
+        # Not too often: looking takes processor time from what is looked for.
         while (await client.get("/ready")).status_code != 200:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)
         while await _ask(client) != 200:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)
         seen.back = time.monotonic() - began
     return seen
 
