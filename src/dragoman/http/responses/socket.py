@@ -25,8 +25,6 @@ MOST_WAITING = 8
 """Requests that may wait on one socket for the one before them."""
 LONGEST_S = 60 * 60
 """A socket's life, as long as OpenAI's."""
-SLOWEST_SEND_S = 60.0
-"""A client that takes nothing for this long is cut off."""
 OURS = ("type", "stream", "stream_options", "background", "generate", "stream_id")
 """Fields of a message that say nothing about the response: on a socket everything is streamed."""
 NEWS = ("response.processed",)
@@ -184,7 +182,7 @@ class Socket:
         if lane is not None:
             payload = b'{"stream_id":' + _encode(lane) + b"," + payload[1:]
         try:
-            async with asyncio.timeout(SLOWEST_SEND_S):
+            async with asyncio.timeout(self._host.settings.write_timeout):
                 await self._send({"type": "websocket.send", "text": payload.decode()})
         except (TimeoutError, OSError, RuntimeError):
             raise ClientGone from None
