@@ -146,6 +146,13 @@ def test_tries_have_an_end(kind: str) -> None:
     assert len(server.heard) == 3
 
 
+def test_a_server_says_that_another_try_will_not_help() -> None:
+    refusal = reply(408, b"", "x-should-retry: false")
+    with raw_server([refusal]) as server, pytest.raises(Refused):
+        ask(server, "sync", retries=5)
+    assert len(server.heard) == 1
+
+
 def test_a_server_that_wants_to_be_left_alone_for_long_is_not_waited_for() -> None:
     refusal = reply(429, b"", "Retry-After: 3600", "x-ratelimit-limit-tokens: 5")
     with raw_server([refusal]) as server, pytest.raises(Refused) as caught:

@@ -87,7 +87,8 @@ class Refused(ClientError):
         reason = problem.message if problem else "no reason was given."
         super().__init__(f"The server answered {where.status}: {reason}", where, problem)
         self.reply = reply
-        self.again = where.status in (408, 429, 500, 502, 503, 504)
+        may_pass = where.status in (408, 429, 500, 502, 503, 504)
+        self.again = may_pass if reply.should_retry is None else reply.should_retry
 
 
 class StreamFailed(ClientError):

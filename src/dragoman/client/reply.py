@@ -6,6 +6,7 @@ import httpx
 from msgspec import Struct, field
 
 _IDS = ("x-request-id", "request-id", "x-amzn-requestid", "cf-ray")
+_ADVICE = {"true": True, "false": False}
 _LIMITS = ("x-ratelimit-", "ratelimit-", "anthropic-ratelimit-")
 
 
@@ -17,6 +18,8 @@ class Reply(Struct, frozen=True, kw_only=True):
     """Every header about limits, by its name."""
     retry_after: float | None = None
     """Seconds after which the server wants to be asked again."""
+    should_retry: bool | None = None
+    """Whether the server says that asking again may help; None if it does not say."""
     headers: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -27,6 +30,7 @@ class Reply(Struct, frozen=True, kw_only=True):
             request_id=next((headers[name] for name in _IDS if name in headers), None),
             rate_limits={name: value for name, value in headers.items() if name.startswith(_LIMITS)},
             retry_after=_seconds(headers),
+            should_retry=_ADVICE.get(headers.get("x-should-retry", "")),
             headers=headers,
         )
 
