@@ -55,7 +55,9 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     queue: Annotated[int, Meta(ge=0, description="requests that wait beyond those in flight")] = 1024
     per_key: Annotated[
         Cap | None,
-        Meta(description="requests of one key, running and waiting; default: half of all, if there are several"),
+        Meta(
+            description="requests of one key, running and waiting; default: half of all, if there are several"
+        ),
     ] = None
 
 

@@ -36,7 +36,7 @@ def flat_tool(number: int) -> dict[str, Any]:
     return {"type": "function", "name": f"f{number}", "parameters": {}}
 
 
-WIDE = {"properties": {f"p{number}": {"type": "string"} for number in range(40_000)}}
+WIDE = {"properties": {f"p{number}": {"type": "string"} for number in range(15_000)}}
 NAMED = {"type": "json_schema", "json_schema": {"name": "a", "schema": WIDE}}
 MESSAGE = {"role": "user", "content": "a"}
 ATTACKS: dict[str, Attack] = {
@@ -53,7 +53,7 @@ ATTACKS: dict[str, Attack] = {
     "a suffix": Attack(PROMPTS, "suffix", LONG_TEXT, "prompt"),
     "messages": Attack(CHAT, "messages", [MESSAGE] * MANY),
     "a long message": Attack(CHAT, "messages[0].content", LONG_TEXT, "messages"),
-    "a long name": Attack(CHAT, "messages[0].name", LONG_TEXT),
+    "a long name": Attack(CHAT, "messages[0].name", LONG_TEXT[: 2**20]),
     "long reasoning": Attack(CHAT, "messages[0].reasoning_content", LONG_TEXT, "messages"),
     "a long prefix": Attack(CHAT, "response_prefix", LONG_TEXT, "messages"),
     "long documents": Attack(CHAT, "documents", [{"text": LONG_TEXT}], "messages"),
@@ -96,8 +96,8 @@ ATTACKS: dict[str, Attack] = {
     "variables": Attack(CHATTING, "chat_template_kwargs", {"a": "a" * MANY}),
     "other variables": Attack(CHATTING, "template_vars", {"a": "a" * MANY}, "chat_template_kwargs"),
     "includes": Attack(RESPONSES, "include", ["reasoning.encrypted_content"] * MANY),
-    "a salt": Attack(GENERATING, "cache_salt", LONG_TEXT),
-    "a model": Attack(GENERATING, "model", LONG_TEXT),
+    "a salt": Attack(GENERATING, "cache_salt", LONG_TEXT[: 2**20]),
+    "a model": Attack(GENERATING, "model", LONG_TEXT[: 2**20]),
     "metadata": Attack(CHATTING, "metadata", {str(n): "a" for n in range(MANY)}),
     "rewards": Attack(("/v1/trajectories/{id}",), "rewards", {str(n): 1.0 for n in range(MANY)}),
     "items of a conversation": Attack(("/v1/conversations",), "items", [MESSAGE] * MANY),

@@ -1,4 +1,4 @@
-"""Bodies that are JSON, or almost, and no request: refused on every route, before anything is made of them."""
+"""Bodies that are JSON, or almost, and no request: refused on every route, before anything is made."""
 
 import json
 from typing import Any

@@ -10,7 +10,6 @@ from msgspec.msgpack import encode
 
 from dragoman.constrain.constraint import Constraint
 
-
 LEAST_BYTES = 1024
 """Of what is kept beside the text of a grammar."""
 
