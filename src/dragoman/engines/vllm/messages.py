@@ -61,7 +61,8 @@ class _SocketReader:
 
     async def run(self) -> None:
         loop, number = asyncio.get_running_loop(), self._socket.FD
-        loop.add_reader(number, self._readable)
+        # After what the loop has to do already: in a burst, that is to send the core more requests.
+        loop.add_reader(number, loop.call_soon, self._readable)
         try:
             self._readable()
             await self._ended
