@@ -33,13 +33,11 @@ types: $(VENV)/.test  ## mypy, strict
 bench: $(VENV)/.bench  ## every figure of the README, with tables and plots
 	$(BIN)/python -m bench
 
-torture: $(VENV)/.test build/torch  ## the long runs: laws with new examples, a million random cuts (ARGS="--cuts 5000000"), random schemas
+torture: $(VENV)/.test build/torch  ## the long runs: laws with new examples, every promise as one page (ARGS="--scale 0.1"), real models
 	$(BIN)/python -m pytest --hypothesis-profile=random tests/properties tests/constrain tests/dialects
-	$(BIN)/python -m tests.torture.cuts $(ARGS)
-	$(BIN)/python -m tests.torture.schemas
-	$(BIN)/python -m tests.torture.trajectories
-	PYTHONPATH=build/torch $(BIN)/python -m tests.torture.transformers
 	SCHEMATHESIS_EXAMPLES=1000 $(BIN)/python -m pytest --hypothesis-profile=random tests/conformance/test_schemathesis.py
+	$(BIN)/python -m tests.torture $(ARGS)
+	PYTHONPATH=build/torch $(BIN)/python -m tests.torture trajectories transformers schemas $(ARGS)
 
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist bench/out

@@ -32,9 +32,9 @@ METHODS = {"asked what it has": "tools/list", "called": "tools/call"}
 
 
 def test_nothing_is_left_of_clients_that_leave_anywhere() -> None:
-    """A small one of `python -m tests.torture.aborts`."""
+    """A small one of `python -m tests.torture aborts`."""
     with attacked(interval=0.001) as server:
-        storm = Storm(server, seed=5)
+        storm = Storm(server.url, seed=5)
         asyncio.run(storm.streams(30))
         _, before = settled(server, server.state())
         asyncio.run(storm.streams(120))

@@ -1,6 +1,6 @@
 """Engines that die, crash in native code or hang while they serve: told at once, and healed. Rows 12, 64, 65.
 
-How fast that is, `python -m tests.torture.engine_crashes` measures.
+How fast that is, `python -m tests.torture engine_crashes` measures.
 """
 
 import os

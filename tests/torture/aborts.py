@@ -1,17 +1,17 @@
-"""`python -m tests.torture.aborts`: clients that leave in the middle of anything. None of it may stay."""
+"""Clients that leave in the middle of anything. None of it may stay."""
 
-import argparse
 import asyncio
-import sys
 import time
+from collections.abc import Mapping
 from random import Random
 from typing import Any
 
 from tests.attacks.frame import Attacked, attacked
 from tests.attacks.server import State
 from tests.support.wire import ask, request, some_at_once
-from tests.torture.page import Row, page
+from tests.torture.page import Row, scaled
 
+STREAMS, WHOLES = 10_000, 2_000
 PACE_S = 0.001
 TEXT = "a b c d e " * 12
 AT_ONCE = 64
@@ -26,35 +26,39 @@ BODIES: dict[str, dict[str, Any]] = {
 class Storm:
     """Leaves at places that are as likely as each other, over the whole length of request and answer."""
 
-    def __init__(self, server: Attacked, seed: int) -> None:
-        self._server = server
+    def __init__(
+        self, url: str, seed: int, bodies: Mapping[str, dict[str, Any]] = BODIES, at_once: int = AT_ONCE
+    ) -> None:
+        self._url = url
         self._chance = Random(seed)
+        self._bodies = bodies
+        self._at_once = at_once
 
     async def streams(self, count: int) -> None:
         lengths = {}
-        for path in BODIES:
-            sent = request(self._server.url, path, {**BODIES[path], "stream": True})
-            lengths[path] = (sent, len((await ask(self._server.url, sent)).data))
+        for path, body in self._bodies.items():
+            sent = request(self._url, path, {**body, "stream": True})
+            lengths[path] = (sent, len((await ask(self._url, sent)).data))
 
         async def leave() -> None:
             sent, length = self._chance.choice(list(lengths.values()))
             at = self._chance.randrange(len(sent) + length)
             if at < len(sent):
-                await ask(self._server.url, sent, cut=at)
+                await ask(self._url, sent, cut=at)
             else:
-                await ask(self._server.url, sent, most=at - len(sent), patience=60)
+                await ask(self._url, sent, most=at - len(sent), patience=60)
 
-        await some_at_once(leave, count, AT_ONCE)
+        await some_at_once(leave, count, self._at_once)
 
-    async def wholes(self, count: int) -> None:
-        longest = 2 * PACE_S * len(TEXT)
+    async def wholes(self, count: int, longest: float = 2 * PACE_S * len(TEXT)) -> None:
+        """`longest`: seconds after which an answer would be there."""
 
         async def leave() -> None:
-            path = self._chance.choice(list(BODIES))
-            sent = request(self._server.url, path, BODIES[path])
-            await ask(self._server.url, sent, patience=self._chance.uniform(0, longest))
+            path, body = self._chance.choice(list(self._bodies.items()))
+            sent = request(self._url, path, body)
+            await ask(self._url, sent, patience=self._chance.uniform(0, longest))
 
-        await some_at_once(leave, count, AT_ONCE)
+        await some_at_once(leave, count, self._at_once)
 
 
 def settled(server: Attacked, before: State) -> tuple[float, State]:
@@ -70,9 +74,10 @@ def settled(server: Attacked, before: State) -> tuple[float, State]:
     return live_s, after
 
 
-def run(streams: int = 10_000, wholes: int = 2_000, seed: int = 1) -> list[Row]:
+def run(scale: float = 1.0, seed: int = 1) -> list[Row]:
+    streams, wholes = scaled(STREAMS, scale), scaled(WHOLES, scale)
     with attacked(interval=PACE_S) as server:
-        storm = Storm(server, seed)
+        storm = Storm(server.url, seed)
         asyncio.run(storm.streams(20))
         before = settled(server, server.state())[1]
         asyncio.run(storm.streams(streams))
@@ -89,18 +94,3 @@ def run(streams: int = 10_000, wholes: int = 2_000, seed: int = 1) -> list[Row]:
             after.tasks <= before.tasks and after.descriptors <= before.descriptors,
         ),
     ]
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.torture.aborts", description=__doc__)
-    parser.add_argument("--streams", type=int, default=10_000)
-    parser.add_argument("--wholes", type=int, default=2_000)
-    parser.add_argument("--seed", type=int, default=int(time.time()))
-    args = parser.parse_args()
-    rows = run(args.streams, args.wholes, args.seed)
-    print(page(rows, f"seed {args.seed}").plain())
-    return 0 if all(row.passed for row in rows) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,9 +1,7 @@
-"""`python -m tests.torture.bleed`: many streams at once, each with a word of its own that no other hears."""
+"""Many streams at once, each with a word of its own that no other hears."""
 
-import argparse
 import asyncio
 import json
-import sys
 import time
 from random import Random
 from typing import Any
@@ -12,8 +10,9 @@ from msgspec import Struct
 
 from tests.attacks.frame import Attacked, attacked
 from tests.support.wire import Heard, ask, request
-from tests.torture.page import Row, page
+from tests.torture.page import Row, scaled
 
+CLIENTS, SECONDS = 200, 600
 PACE_S = 0.002
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 
@@ -66,23 +65,10 @@ async def listen(server: Attacked, clients: int, seconds: float, seed: int) -> C
     return count
 
 
-def run(clients: int = 200, seconds: float = 600, seed: int = 1) -> list[Row]:
+def run(scale: float = 1.0, seed: int = 1) -> list[Row]:
+    """A smaller scale is a shorter time: there are as many at once."""
+    seconds = scaled(SECONDS, scale)
     with attacked(interval=PACE_S) as server:
-        count = asyncio.run(listen(server, clients, seconds, seed))
-    what = f"{clients} streams at once for {seconds:.0f} s: answers that are not their own"
+        count = asyncio.run(listen(server, CLIENTS, seconds, seed))
+    what = f"{CLIENTS} streams at once for {seconds} s: answers that are not their own"
     return [Row(what, f"{count.wrong} of {count.answers:,}", "0", count.wrong == 0)]
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.torture.bleed", description=__doc__)
-    parser.add_argument("--clients", type=int, default=200)
-    parser.add_argument("--seconds", type=float, default=600.0)
-    parser.add_argument("--seed", type=int, default=int(time.time()))
-    args = parser.parse_args()
-    rows = run(args.clients, args.seconds, args.seed)
-    print(page(rows, f"seed {args.seed}").plain())
-    return 0 if all(row.passed for row in rows) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

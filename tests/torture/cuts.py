@@ -1,13 +1,12 @@
-"""`python -m tests.torture.cuts`: a million random cuts, over all dialects. None may change an answer."""
+"""A million random cuts, over all dialects. None may change an answer."""
 
-import argparse
 import random
-import sys
-import time
 
 from dragoman.dialects.registry import get
 from tests.support.dialects import NAMES, cut, read, soup, told
+from tests.torture.page import Row, progress, scaled
 
+CUTS = 1_000_000
 CUTS_OF_A_TEXT = 4
 
 
@@ -23,29 +22,11 @@ def failure(name: str, seed: int) -> str | None:
     return None
 
 
-def show(done: int, wanted: int, began: float) -> None:
-    bar = "#" * (40 * done // wanted)
-    print(f"\r[{bar:<40}] {done:>9,} of {wanted:,} cuts, {time.time() - began:.0f} s", end="", flush=True)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cuts", type=int, default=1_000_000)
-    parser.add_argument("--seed", type=int, default=time.time_ns() % 2**32)
-    parser.add_argument("--dialect", action="append", help="only this one; may be repeated")
-    options = parser.parse_args()
-    names, began, done, failures = options.dialect or NAMES, time.time(), 0, []
-    print(f"seed {options.seed}")
-    while done < options.cuts:
-        name, seed = names[done // CUTS_OF_A_TEXT % len(names)], options.seed + done
-        failures += [found] if (found := failure(name, seed)) else []
-        done += CUTS_OF_A_TEXT
-        if done % 2000 == 0:
-            show(done, options.cuts, began)
-    show(done, options.cuts, began)
-    print(f"\n{len(failures)} texts read otherwise when cut", *failures[:10], sep="\n")
-    return 1 if failures else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def run(scale: float = 1.0, seed: int = 1) -> list[Row]:
+    texts, failures = scaled(CUTS // CUTS_OF_A_TEXT, scale), []
+    for number in range(texts):
+        failures += [found] if (found := failure(NAMES[number % len(NAMES)], seed + number)) else []
+        progress(number + 1, texts, "texts")
+    print(*failures[:10], sep="\n", end="")
+    what = f"{texts * CUTS_OF_A_TEXT:,} random cuts in {len(NAMES)} dialects: texts read otherwise"
+    return [Row(what, f"{len(failures)} of {texts:,}", "0", not failures)]

@@ -1,11 +1,9 @@
-"""`python -m tests.torture.doors`: what opens no door, by the ten thousand."""
+"""What opens no door, by the ten thousand."""
 
-import argparse
 import asyncio
 import math
 import random
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 
@@ -15,18 +13,24 @@ from tests.attacks.frame import attacked
 from tests.attacks.raw_messages import HOST, JSON
 from tests.attacks.raw_socket import Raw
 from tests.attacks.test_raw_http import CORPUS, answered_by, by_h11
-from tests.torture.page import Row, page
+from tests.torture.page import Row, scaled
 
 KEY = "sk-0123456789abcdef0123456789abcdef"
 MB = 2**20
+PATHS, COMPARISONS, BODY_MB = 10_000, 100_000, 1024
 MOST_T = 4.5
 """Of Welch's test: beyond it two series of times are held to differ."""
 ROUNDS = 5
 PATIENCE_S = 5.0
 
 
-def run(paths: int = 10_000, comparisons: int = 100_000, body_mb: int = 1024, seed: int = 1) -> list[Row]:
-    return [messages(), random_paths(paths, seed), endless_body(body_mb), key_times(comparisons, seed)]
+def run(scale: float = 1.0, seed: int = 1) -> list[Row]:
+    return [
+        messages(),
+        random_paths(scaled(PATHS, scale), seed),
+        endless_body(BODY_MB),
+        key_times(scaled(COMPARISONS, scale, least=1000), seed),
+    ]
 
 
 def messages() -> Row:
@@ -109,16 +113,3 @@ def welch(one: Sequence[int], two: Sequence[int]) -> float:
     kept = [[time for time in times if time <= limit] for times in (one, two)]
     apart = statistics.fmean(kept[0]) - statistics.fmean(kept[1])
     return apart / math.sqrt(sum(statistics.variance(times) / len(times) for times in kept))
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.torture.doors", description=__doc__)
-    parser.add_argument("--seed", type=int, default=int(time.time()))
-    seed = parser.parse_args().seed
-    rows = run(seed=seed)
-    print(page(rows, f"seed {seed}").plain())
-    return 0 if all(row.passed for row in rows) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

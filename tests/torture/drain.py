@@ -1,8 +1,6 @@
-"""`python -m tests.torture.drain`: SIGTERM with fifty requests in flight, many times: each has an end."""
+"""SIGTERM with fifty requests in flight, many times: each has an end."""
 
-import argparse
 import asyncio
-import sys
 import time
 from random import Random
 from typing import Any
@@ -12,8 +10,9 @@ from msgspec import Struct
 from tests.attacks.frame import Attacked, attacked
 from tests.support.wire import Heard, ask, request
 from tests.torture.bleed import CHAT, COMPLETIONS, RESPONSES, bodies
-from tests.torture.page import Row, page
+from tests.torture.page import Row, progress, scaled
 
+ROUNDS, IN_FLIGHT = 20, 50
 PACE_S = 0.01
 GRACE_S = 1
 MOST_OVER_S = 1.0
@@ -77,13 +76,13 @@ async def knock(server: Attacked, made: Round, signalled: float) -> None:
         await asyncio.sleep(0.1)
 
 
-def run(rounds: int = 20, in_flight: int = 50, seed: int = 1) -> list[Row]:
-    made, chance = [], Random(seed)
-    for _ in range(rounds):
+def run(scale: float = 1.0, seed: int = 1) -> list[Row]:
+    made, chance, rounds = list[Round](), Random(seed), scaled(ROUNDS, scale)
+    while len(made) < rounds:
         with attacked(interval=PACE_S, shutdown_grace=GRACE_S) as server:
-            made.append(asyncio.run(round_of(server, in_flight, chance)))
-        print(f"\r{len(made)} of {rounds} rounds", end="", file=sys.stderr, flush=True)
-    return rows(made, f"{rounds} x SIGTERM with {in_flight} in flight")
+            made.append(asyncio.run(round_of(server, IN_FLIGHT, chance)))
+        progress(len(made), rounds, "rounds")
+    return rows(made, f"{rounds} x SIGTERM with {IN_FLIGHT} in flight")
 
 
 def rows(made: list[Round], what: str) -> list[Row]:
@@ -105,18 +104,3 @@ def rows(made: list[Round], what: str) -> list[Row]:
             worst <= MOST_OVER_S,
         ),
     ]
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.torture.drain", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--in-flight", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=int(time.time()))
-    args = parser.parse_args()
-    found = run(args.rounds, args.in_flight, args.seed)
-    print(page(found, f"grace {GRACE_S} s, seed {args.seed}").plain())
-    return 0 if all(row.passed for row in found) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

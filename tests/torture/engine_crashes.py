@@ -1,9 +1,7 @@
-"""`python -m tests.torture.engine_crashes`: an engine that is killed, crashes and hangs, a hundred times."""
+"""An engine that is killed, crashes and hangs, a hundred times."""
 
-import argparse
 import asyncio
 import statistics
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -22,15 +20,16 @@ from dragoman.settings import Settings
 from dragoman.types import Job, Sampling
 from tests.engines.local.support import FakeRunner
 from tests.support.crashes import KILLS, Crash, crash, isolated_server
-from tests.torture.page import Row, page
+from tests.torture.page import Row, progress, scaled
 
+CYCLES = 100
 STREAMS = 20
 FREE = 5
 """Crashes in a minute that are healed at once. So each server has as many, and then comes another."""
 
 
-def run(cycles: int = 100) -> list[Row]:
-    return [*crashes(cycles), wedged()]
+def run(scale: float = 1.0, seed: int = 1) -> list[Row]:
+    return [*crashes(scaled(CYCLES, scale)), wedged()]
 
 
 def crashes(cycles: int) -> list[Row]:
@@ -42,7 +41,7 @@ def crashes(cycles: int) -> list[Row]:
         with isolated_server("--slots", "8", "--store", "none") as server:
             for _ in range(min(FREE, cycles - len(seen))):
                 seen.append(crash(server, KILLS[len(seen) % len(KILLS)], STREAMS))
-                print(f"\r{len(seen)} of {cycles} crashes", end="", file=sys.stderr, flush=True)
+                progress(len(seen), cycles, "crashes")
     loading = statistics.median(loads)
     told = [end for each in seen for end in each.ends]
     untold = sum(each.untold for each in seen)
@@ -101,15 +100,3 @@ def wedged() -> Row:
 def _within(what: str, times: list[float], most: float) -> Row:
     worst, usual = max(times), statistics.median(times)
     return Row(what, f"{usual:.2f} s, at most {worst:.2f} s", f"<= {most:.2f} s", worst <= most)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.torture.engine_crashes", description=__doc__)
-    parser.add_argument("--cycles", type=int, default=100, help="crashes in all [default: 100]")
-    rows = run(parser.parse_args().cycles)
-    print(page(rows, "the default model, one thread").plain())
-    return 0 if all(row.passed for row in rows) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,9 +1,8 @@
-"""`python -m tests.torture.fuzzed_bodies`: bodies with something wrong in them, on every route, without end.
+"""Bodies with something wrong in them, on every route, a million of them.
 
 Most go straight into the app, some over a socket. None may fail the server, or tell where its code lies.
 """
 
-import argparse
 import asyncio
 import copy
 import json
@@ -22,8 +21,9 @@ from tests.attacks.bodies import GOOD, SOCKET
 from tests.attacks.fields import TYPES, sites
 from tests.attacks.frame import LEAK, Attacked, attacked
 from tests.attacks.server import Target
-from tests.torture.page import Row, page
+from tests.torture.page import Row, progress, scaled
 
+BODIES = 1_000_000
 OVER_SOCKETS = 10
 """One of so many goes over a socket."""
 SLOWEST_MS = 50.0
@@ -164,6 +164,7 @@ async def fuzz(count: int, seed: int, server: Attacked, seen: Seen) -> None:
             seen.note(route, body, (found.status, found.body), began)
         else:
             seen.note(route, body, await inside.send(route, body), began)
+        progress(number + 1, count, "bodies")
     await inside.app.host.stop()
 
 
@@ -193,24 +194,10 @@ def rows(seen: Seen) -> list[Row]:
     ]
 
 
-def run(count: int = 1_000_000, seed: int = 0) -> list[Row]:
+def run(scale: float = 1.0, seed: int = 1) -> list[Row]:
     seen = Seen()
     with attacked() as server:
-        asyncio.run(fuzz(count, seed, server, seen))
+        asyncio.run(fuzz(scaled(BODIES, scale), seed, server, seen))
     for problem in (*seen.failed[:10], *seen.leaked[:10]):
         print(problem, file=sys.stderr)
     return rows(seen)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bodies", type=int, default=1_000_000)
-    parser.add_argument("--seed", type=int, default=time.time_ns() % 2**32)
-    options = parser.parse_args()
-    found = run(options.bodies, options.seed)
-    print(page(found, f"seed {options.seed}").plain())
-    return 0 if all(row.passed for row in found) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,17 +1,15 @@
-"""`python -m tests.torture.gguf_headers`: headers of GGUF files that were tampered with.
+"""Headers of GGUF files that were tampered with.
 
-Each is opened in a process of its own kind, which says what became of it or dies. The server's process is in
-the place of this one, and must get by.
+Each is opened in a process of its own kind, which says what became of it or dies: this module, as a program.
+The server's process is in the place of the one that runs it, and must get by.
 """
 
-import argparse
 import os
 import resource
 import select
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from pathlib import Path
 from random import Random
@@ -22,8 +20,9 @@ from dragoman.engines.local.runner import StepFailed
 from dragoman.engines.local.tokenizer import LlamaTokenizer
 from dragoman.errors import DragomanError
 from tests.support.tiny_gguf import numbers, write_tiny
-from tests.torture.page import Row, page
+from tests.torture.page import Row, progress, scaled
 
+HEADERS = 10_000
 ODD = (0, 1, 2, 7, 255, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
 MOST_MEMORY = 8 << 30
 PATIENCE_S = 60
@@ -45,14 +44,15 @@ def tampered(whole: bytes, entries: list[list[tuple[int, int]]], chance: Random)
     return bytes(data)
 
 
-def run(count: int = 10_000, seed: int = 0) -> list[Row]:
+def run(scale: float = 1.0, seed: int = 1) -> list[Row]:
+    count = scaled(HEADERS, scale)
     with tempfile.TemporaryDirectory() as folder:
         seen = Counter(_outcomes(Path(folder), count, seed))
     hung = seen["hung"]
     strange = sum(number for what, number in seen.items() if what.startswith("raised"))
     figure = ", ".join(f"{number} {what}" for what, number in seen.most_common())
     return [
-        Row(f"{count} tampered headers: refused, or the process dies alone", figure, "all", not strange),
+        Row(f"{count:,} tampered headers: refused, or the process dies alone", figure, "all", not strange),
         Row("none of them is waited for in vain", f"{hung} hung", "0", not hung),
     ]
 
@@ -68,7 +68,7 @@ def _outcomes(folder: Path, count: int, seed: int) -> list[str]:
         file.unlink(missing_ok=True)
         file.write_bytes(tampered(data, entries, chance))
         outcomes.append(opener.outcome(file))
-        print(f"\r{number + 1} of {count} headers", end="", file=sys.stderr, flush=True)
+        progress(number + 1, count, "headers")
     opener.close()
     return outcomes
 
@@ -98,7 +98,7 @@ class _Opener:
         return f"died by signal {-process.returncode}"
 
     def _begin(self) -> "subprocess.Popen[str]":
-        command = [sys.executable, "-m", "tests.torture.gguf_headers", "--open"]
+        command = [sys.executable, "-m", "tests.torture.gguf_headers"]
         return subprocess.Popen(
             command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log
         )
@@ -136,19 +136,5 @@ def _became(path: Path) -> str:
         return f"raised {type(error).__name__}"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.torture.gguf_headers", description=__doc__)
-    parser.add_argument("--count", type=int, default=10_000, help="headers in all [default: 10000]")
-    parser.add_argument("--seed", type=int, default=int(time.time()))
-    parser.add_argument("--open", action="store_true", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.open:
-        open_files()
-        return 0
-    rows = run(args.count, args.seed)
-    print(page(rows, f"a model of one layer; seed {args.seed}").plain())
-    return 0 if all(row.passed for row in rows) else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    open_files()

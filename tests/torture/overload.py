@@ -1,12 +1,10 @@
-"""`python -m tests.torture.overload`: four times as many requests as the server can answer, for a minute.
+"""Four times as many requests as the server can answer, for a minute.
 
 What is too much is refused at once, and what is let in is answered as fast as if the rest had not come.
 """
 
-import argparse
 import asyncio
 import statistics
-import sys
 import time
 from collections import Counter
 
@@ -14,9 +12,10 @@ from msgspec import Struct, field
 
 from tests.attacks.frame import Attacked, attacked
 from tests.support.wire import Heard, ask, request, some_at_once
-from tests.torture.page import Row, page
+from tests.torture.page import Row, scaled
 
 CHAT = "/v1/chat/completions"
+SECONDS = 60
 PLACES, QUEUE = 16, 32
 PACE_S, LETTERS = 0.01, 50
 TIMES = 4
@@ -91,12 +90,13 @@ def tried(seconds: float) -> tuple[Load, Load]:
         return quiet, asyncio.run(flood(server, seconds, TIMES * quiet.goodput))
 
 
-def run(seconds: float = 60) -> list[Row]:
+def run(scale: float = 1.0, seed: int = 1) -> list[Row]:
+    seconds = scaled(SECONDS, scale, least=4)
     quiet, busy = tried(seconds)
     share = busy.goodput / quiet.goodput
     median = statistics.median(busy.refused_ms or [0.0])
     other = sum(busy.statuses.values()) - busy.statuses[200] - busy.statuses[429]
-    what = f"{TIMES}x overload for {seconds:.0f} s"
+    what = f"{TIMES}x overload for {seconds} s"
     refusals = f"{median:.1f} ms, {len(busy.refused_ms):,} of them"
     return [
         Row(f"{what}: goodput of peak", f"{share:.0%}", f">= {LEAST_GOODPUT:.0%}", share >= LEAST_GOODPUT),
@@ -104,15 +104,3 @@ def run(seconds: float = 60) -> list[Row]:
         Row(f"{what}: answers that are neither 200 nor 429", f"{other}", "0", other == 0),
         Row(f"{what}: refusals without Retry-After", f"{busy.unadvised}", "0", busy.unadvised == 0),
     ]
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.torture.overload", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60.0)
-    rows = run(parser.parse_args().seconds)
-    print(page(rows, f"{PLACES} places, {QUEUE} in line, {LETTERS} tokens at {PACE_S} s").plain())
-    return 0 if all(row.passed for row in rows) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,20 +1,17 @@
-"""`python -m tests.torture.schemas`: random schemas, a real model at temperature 1, and not one wrong answer.
+"""Random schemas, a real model at temperature 1, and not one wrong answer.
 
 Each schema is asked for twice, whole and streamed: as a required tool call and as response_format with the
 model's own dialect, then as a required call in every dialect in turn.
 """
 
-import argparse
 import asyncio
 import json
-import sys
-import time
 from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Any
 
 import httpx
-from msgspec import Struct
+from msgspec import Struct, field
 
 from dragoman.dialects.registry import dialects
 from dragoman.engines.local import LocalEngine, LocalOptions
@@ -24,7 +21,10 @@ from dragoman.settings import Settings
 from tests.support.engines import Shared
 from tests.support.messages import message_of, told
 from tests.support.random_schemas import schema, tools, wrong_calls, wrong_text
+from tests.torture.page import Row, progress, scaled
 
+SCHEMAS, EACH = 200, 20
+"""For each of the two kinds, and for each dialect."""
 STREAMS = 8
 MAX_TOKENS = 700
 PATH = "/v1/chat/completions"
@@ -56,25 +56,17 @@ class Case(Struct, frozen=True):
         return wrong_text(message["content"], schema(chance))
 
 
-class Tally:
-    def __init__(self, wanted: int) -> None:
-        self.wanted, self.done, self.began = wanted, 0, time.time()
-        self.valid: dict[str, int] = {}
-        self.asked: dict[str, int] = {}
-        self.problems: list[str] = []
+class Tally(Struct):
+    wanted: int
+    done: int = 0
+    problems: list[str] = field(default_factory=list)
 
     def add(self, group: str, case: Case, problem: str | None) -> None:
         self.done += 1
-        self.asked[group] = self.asked.get(group, 0) + 1
-        self.valid[group] = self.valid.get(group, 0) + (problem is None)
         if problem is not None:
             self.problems.append(f"{group}, {case}: {problem[:600]}")
-            print("\n" + self.problems[-1], flush=True)
-        bar = "#" * (40 * self.done // self.wanted)
-        seconds = time.time() - self.began
-        print(
-            f"\r[{bar:<40}] {self.done:>6,} of {self.wanted:,} answers, {seconds:.0f} s", end="", flush=True
-        )
+            print(self.problems[-1], flush=True)
+        progress(self.done, self.wanted, "answers")
 
 
 async def answer(client: httpx.AsyncClient, case: Case) -> str | None:
@@ -102,7 +94,7 @@ async def answer(client: httpx.AsyncClient, case: Case) -> str | None:
     return problem and f"finish_reason {finish}, {problem}"
 
 
-async def run(url: str, group: str, cases: Sequence[Case], tally: Tally) -> None:
+async def asked(url: str, group: str, cases: Sequence[Case], tally: Tally) -> None:
     free = asyncio.Semaphore(STREAMS)
     async with httpx.AsyncClient(base_url=url, timeout=600) as client:
 
@@ -113,42 +105,29 @@ async def run(url: str, group: str, cases: Sequence[Case], tally: Tally) -> None
         await asyncio.gather(*map(one, cases))
 
 
-def plan(options: argparse.Namespace) -> Iterator[tuple[str, str, list[Case]]]:
+def plan(schemas: int, each: int, seed: int) -> Iterator[tuple[str, str, list[Case]]]:
     """A dialect to serve, what the cases are called, and the cases."""
-    seeds = range(options.seed, options.seed + options.schemas)
-    for kind in ("required", "json_schema") if options.schemas else ():
+    for kind in ("required", "json_schema"):
+        seeds = range(seed, seed + schemas)
         yield "auto", kind, [Case(kind, seed, stream) for seed in seeds for stream in (False, True)]
-    for name in options.dialect or dialects():
-        first = options.seed + 1_000_000
-        cases = [Case("required", first + number, number % 2 == 1) for number in range(options.each)]
-        if cases:
-            yield name, f"required in {name}", cases
+    for name in dialects():
+        first = seed + 1_000_000
+        yield (
+            name,
+            f"required in {name}",
+            [Case("required", first + n, n % 2 == 1) for n in range(each)],
+        )
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--schemas", type=int, default=200, help="for each of the two kinds [default: 200]")
-    parser.add_argument("--each", type=int, default=20, help="for each dialect [default: 20]")
-    parser.add_argument("--dialect", action="append", help="only this one; may be repeated")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, help="compute threads")
-    options = parser.parse_args()
-    made = LocalOptions(name="model", context=2048, slots=STREAMS, threads=options.threads)
-    engine = LocalEngine.open(default_model(), made)
-    groups = list(plan(options))
+def run(scale: float = 1.0, seed: int = 1) -> list[Row]:
+    groups = list(plan(scaled(SCHEMAS, scale), scaled(EACH, scale), seed))
     tally = Tally(sum(len(cases) for _, _, cases in groups))
+    engine = LocalEngine.open(default_model(), LocalOptions(name="model", context=2048, slots=STREAMS))
     try:
         for dialect, group, cases in groups:
             with background(Shared(engine), Settings(port=0, dialect=dialect, log_level="error")) as url:
-                asyncio.run(run(url, group, cases, tally))
+                asyncio.run(asked(url, group, cases, tally))
     finally:
         engine.close()
-    print()
-    for group, asked in tally.asked.items():
-        print(f"{group:<40} {tally.valid[group]:>5} of {asked} valid")
-    print(f"{len(tally.problems)} of {tally.done} answers are wrong")
-    return 1 if tally.problems else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    what = f"{tally.done:,} answers to random schemas, in {len(dialects())} dialects: not valid"
+    return [Row(what, f"{len(tally.problems)}", "0", not tally.problems)]

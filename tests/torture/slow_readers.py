@@ -1,13 +1,11 @@
-"""`python -m tests.torture.slow_readers`: clients that read a kilobyte a second, or nothing at all.
+"""Clients that read a kilobyte a second, or nothing at all.
 
 What a slow client has not read yet is held by somebody; it is to be little, and others are to notice nothing.
 """
 
-import argparse
 import asyncio
 import socket
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +16,7 @@ from msgspec import Struct
 from tests.attacks.frame import Attacked, attacked
 from tests.attacks.raw_socket import held, place
 from tests.support.wire import ask, request
-from tests.torture.page import Row, page
+from tests.torture.page import Row, scaled
 
 CHAT = "/v1/chat/completions"
 ANSWER_TOKENS, PACE_S = 2000, 0.04
@@ -30,7 +28,7 @@ LONG: dict[str, Any] = {
 }
 """Its answer is about a megabyte of events."""
 SHORT: dict[str, Any] = {"messages": [{"role": "user", "content": "y" * 50}], "stream": True}
-RATE = 1024
+CLIENTS, RATE = 500, 1024
 DEAF = 20
 WRITE_S, SLACK_S = 60.0, 20.0
 """The usual time after which a client that takes nothing is cut off, and what fills up before it begins."""
@@ -53,8 +51,10 @@ class Seen(Struct):
     """Slow clients that were cut off though they read."""
 
 
-def run(clients: int = 500) -> list[Row]:
-    with attacked(write_timeout=WRITE_S, interval=PACE_S) as server:
+def run(scale: float = 1.0, seed: int = 1) -> list[Row]:
+    clients = scaled(CLIENTS, scale)
+    room = {"in_flight": 2 * (clients + DEAF) + 1}
+    with attacked(write_timeout=WRITE_S, interval=PACE_S, limits=room) as server:
         seen = asyncio.run(_run(server, clients))
     each = (seen.added / clients + seen.kernel) / 1024
     memory = seen.memory / 2**20
@@ -152,15 +152,3 @@ def _unsent(server: Attacked) -> int:
     port = f"{place(server.url)[1]:04X}"
     rows = [line.split() for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]]
     return max(int(row[4].split(":")[0], 16) for row in rows if row[1].endswith(port) and row[3] == "01")
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.torture.slow_readers", description=__doc__)
-    parser.add_argument("--clients", type=int, default=500)
-    rows = run(parser.parse_args().clients)
-    print(page(rows, f"two answers of {ANSWER_TOKENS} tokens each, a token every {PACE_S} s").plain())
-    return 0 if all(row.passed for row in rows) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

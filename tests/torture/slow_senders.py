@@ -1,8 +1,6 @@
-"""`python -m tests.torture.slow_senders`: clients that send a byte a second, and what others notice."""
+"""Clients that send a byte a second, and what others notice."""
 
-import argparse
 import asyncio
-import sys
 import time
 
 import httpx
@@ -10,8 +8,9 @@ import httpx
 from tests.attacks.frame import attacked
 from tests.attacks.raw_messages import HOST, post
 from tests.attacks.raw_socket import place
-from tests.torture.page import Row, page
+from tests.torture.page import Row, scaled
 
+CLIENTS = 500
 HEAD_S, BODY_S = 10.0, 30.0
 """The usual deadlines."""
 SLACK_S = 2.0
@@ -20,9 +19,9 @@ HEAD = b"GET /health HTTP/1.1\r\n" + HOST + b"X: "
 BODY = post(b"Content-Length: 100000\r\n", b"{")
 
 
-def run(clients: int = 500) -> list[Row]:
+def run(scale: float = 1.0, seed: int = 1) -> list[Row]:
     with attacked() as server:
-        return asyncio.run(_run(server.url, clients))
+        return asyncio.run(_run(server.url, scaled(CLIENTS, scale, least=2)))
 
 
 async def _run(url: str, clients: int) -> list[Row]:
@@ -74,15 +73,3 @@ async def _ask(url: str, over: asyncio.Event) -> list[float]:
             times.append(time.perf_counter() - began)
             await asyncio.sleep(ASK_EVERY_S)
     return times
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.torture.slow_senders", description=__doc__)
-    parser.add_argument("--clients", type=int, default=500)
-    rows = run(parser.parse_args().clients)
-    print(page(rows, f"deadlines of {HEAD_S:g} s and {BODY_S:g} s").plain())
-    return 0 if all(row.passed for row in rows) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,11 +1,8 @@
-"""`python -m tests.torture.trajectories`: random conversations with tools, and the ids of every turn."""
+"""Random conversations with tools, and the ids of every turn."""
 
-import argparse
-import sys
 import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from random import Random
 
@@ -17,6 +14,9 @@ from dragoman.http.server import background
 from dragoman.settings import Settings
 from tests.engines.vllm.conftest import BUILD, served
 from tests.support.talks import WAYS, Talk
+from tests.torture.page import Row, progress, scaled
+
+TALKS = 500
 
 
 @contextmanager
@@ -30,6 +30,7 @@ def embedded() -> Iterator[str]:
 @contextmanager
 def vllm() -> Iterator[str]:
     """The small model of random weights, of `make vllm`: what it says is as odd as can be."""
+    assert (BUILD / "vllm_models" / "made").exists(), "`make vllm` fetches vLLM and makes its models"
     python, model = BUILD / "vllm" / "bin" / "python", BUILD / "vllm_models" / "tiny"
     # Reasoning, which this model would begin as often as not, is not written again by its template.
     keeping = ("--store", "memory", "--trajectories", "--dialect", "granite4")
@@ -39,37 +40,31 @@ def vllm() -> Iterator[str]:
             yield server.url
 
 
-ENGINES = {"local": embedded, "vllm": vllm}
-
-
 def wrong(talk: Talk) -> list[str]:
     """The laws that it breaks."""
     laws = {"not what was sampled": talk.exact, "text became a control token": talk.text_is_text}
     return [law for law, kept in laws.items() if not kept]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.torture.trajectories", description=__doc__)
-    parser.add_argument("--talks", type=int, default=500, help="conversations in all [default: 500]")
-    parser.add_argument("--engine", choices=ENGINES, default="local", help="[default: local]")
-    parser.add_argument("--seed", type=int, default=int(time.time()))
-    args = parser.parse_args()
-    if args.engine == "vllm" and not (BUILD / "vllm_models" / "made").exists():
-        parser.error("`make vllm` fetches vLLM and makes its models: run it first")
+def run(scale: float = 1.0, seed: int = 1) -> list[Row]:
+    return talked(embedded(), "the embedded model", scaled(TALKS, scale), seed)
+
+
+def over_vllm(scale: float = 1.0, seed: int = 1) -> list[Row]:
+    return talked(vllm(), "vLLM", scaled(TALKS, scale), seed)
+
+
+def talked(server: AbstractContextManager[str], name: str, talks: int, seed: int) -> list[Row]:
     broken = kept = turns = 0
-    with ENGINES[args.engine]() as url, httpx.Client(base_url=url, timeout=120) as client:
-        for number in range(args.talks):
-            chance = Random(args.seed + number)
+    with server as url, httpx.Client(base_url=url, timeout=120) as client:
+        for number in range(talks):
+            chance = Random(seed + number)
             way, hold = list(WAYS.items())[number % len(WAYS)]
             talk = hold(client, chance, chance.randint(2, 4))
             turns, kept = turns + len(talk.sampled) - 1, kept + talk.goes_on
             if found := wrong(talk):
                 broken += 1
-                print(f"\n{way}, seed {args.seed + number}: {', '.join(found)}", flush=True)
-            print(f"\r{number + 1} of {args.talks} conversations, {kept} of {turns} turns kept", end="")
-    print(f"\n{args.talks - broken} of {args.talks} conversations exact; seed {args.seed}")
-    return 1 if broken else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+                print(f"{way}, seed {seed + number}: {', '.join(found)}", flush=True)
+            progress(number + 1, talks, "conversations")
+    figure = f"{broken} ({kept:,} of {turns:,} turns go on from what was sampled)"
+    return [Row(f"{talks:,} conversations with {name}: ids that were not sampled", figure, "0", not broken)]

@@ -1,16 +1,13 @@
-"""The default weights behind the engine over transformers: `python -m tests.torture.transformers`.
+"""The default weights behind the engine over transformers.
 
 Greedy answers must be those of the library's own `generate`, while others are sampled, held to a pattern, and
 left at random places; afterwards nothing may be left running. Needs torch (`make torch`).
 """
 
-import argparse
 import asyncio
 import json
 import re
-import sys
 import tempfile
-import time
 from pathlib import Path
 from random import Random
 
@@ -21,7 +18,9 @@ from dragoman.engines.weights import default_model
 from dragoman.turns.constrain import Ready
 from dragoman.types import Job, Sampling
 from tests.engines.vllm.models import GOLDEN_TOKENS, make
+from tests.torture.page import Row, progress, scaled
 
+ROUNDS = 20
 PATTERN = "(yes|no), [0-9]{3}"
 COMPANY = 12
 
@@ -66,30 +65,29 @@ class Storm:
         return [id_ async for step in self._engine.generate(job) for id_ in step.ids]
 
 
-async def storm(engine: TransformersEngine, golden: dict[str, list[int]], rounds: int, seed: int) -> int:
+async def storm(
+    engine: TransformersEngine, golden: dict[str, list[int]], rounds: int, seed: int
+) -> tuple[int, int]:
+    """The answers that are wrong, and those that are still computed when all is over."""
     tried = Storm(engine, golden, Random(seed))
     for number in range(rounds):
         await tried.round(number)
-        print(f"\r{number + 1} of {rounds} rounds, {tried.wrong} answers wrong", end="", flush=True)
+        progress(number + 1, rounds, "rounds")
     left = engine.live
     await engine.stop()
-    return tried.wrong + left
+    return tried.wrong, left
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.torture.transformers", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=20, help=f"of {COMPANY} answers each [default: 20]")
-    parser.add_argument("--seed", type=int, default=int(time.time()))
-    args = parser.parse_args()
+def run(scale: float = 1.0, seed: int = 1) -> list[Row]:
+    rounds = scaled(ROUNDS, scale)
     with tempfile.TemporaryDirectory() as place:
         make(default_model(), Path(place))
         folder = Path(place) / "smollm2"
         golden = json.loads((folder / "golden.json").read_text())
         engine = TransformersEngine.open(str(folder), TransformersOptions(context=512, slots=8, threads=1))
-        wrong = asyncio.run(storm(engine, golden, args.rounds, args.seed))
-    print(f"\n{wrong} wrong; seed {args.seed}")
-    return 1 if wrong else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        wrong, left = asyncio.run(storm(engine, golden, rounds, seed))
+    what = f"{rounds * COMPANY:,} answers over transformers, some of them left"
+    return [
+        Row(f"{what}: wrong", f"{wrong}", "0", not wrong),
+        Row(f"{what}: computed on", f"{left}", "0", not left),
+    ]

@@ -1,0 +1,237 @@
+"""What clients ask of the store, and how each can see whether what it was told is so."""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import httpx
+from msgspec import Struct
+
+from tests.support.responses import payloads, texts, user
+from tests.support.wait import becomes
+
+CHAT, RESPONSES, CONVERSATIONS = "/v1/chat/completions", "/v1/responses", "/v1/conversations"
+TEXT = "kept"
+ASKED: dict[str, Any] = {"messages": [user(TEXT)], "store": True}
+NEW: dict[str, Any] = {"metadata": {"new": "1"}}
+
+
+def _so() -> bool:
+    return True
+
+
+class Told(Struct):
+    """What a client was told of one action."""
+
+    acknowledged: bool
+    clear: bool = True
+    """Whether a refusal says that it is the store."""
+    holds: Callable[[], bool] = _so
+    """Whether what is there is what the client was told."""
+
+
+Action: TypeAlias = Callable[[httpx.Client], Callable[[], Told]]
+"""Makes ready what it needs, and gives what is to be done while the store fails."""
+
+
+def _found(client: httpx.Client, path: str) -> dict[str, Any] | None:
+    reply = client.get(path)
+    assert reply.status_code in (200, 404), reply.text
+    body: dict[str, Any] = reply.json()
+    return body if reply.status_code == 200 else None
+
+
+def _refused(reply: httpx.Response, holds: Callable[[], bool] = _so) -> Told:
+    clear = reply.status_code == 503 and reply.json()["error"]["code"] == "store_unavailable"
+    return Told(False, clear, holds)
+
+
+def _says(client: httpx.Client, id_: str) -> bool:
+    """Whether a response is there and whole."""
+    found = _found(client, f"{RESPONSES}/{id_}")
+    return found is not None and found["status"] == "completed" and texts(found) == TEXT
+
+
+def _response(client: httpx.Client, **fields: Any) -> Callable[[], Told]:
+    def act() -> Told:
+        reply = client.post(RESPONSES, json={"input": TEXT, **fields})
+        if reply.status_code != 200:
+            return _refused(reply)
+        return Told(True, holds=lambda: _says(client, reply.json()["id"]))
+
+    return act
+
+
+def _continued(client: httpx.Client) -> Callable[[], Told]:
+    before = client.post(RESPONSES, json={"input": TEXT}).json()["id"]
+    return _response(client, previous_response_id=before)
+
+
+def _streamed(client: httpx.Client) -> Callable[[], Told]:
+    def act() -> Told:
+        reply = client.post(RESPONSES, json={"input": TEXT, "stream": True})
+        if reply.status_code != 200:
+            return _refused(reply)
+        last = payloads(reply.content)[-1]
+        if last["type"] == "response.completed":
+            return Told(True, holds=lambda: _says(client, last["response"]["id"]))
+        return Told(False, "database" in last["response"]["error"]["message"])
+
+    return act
+
+
+def _in_background(client: httpx.Client) -> Callable[[], Told]:
+    def act() -> Told:
+        reply = client.post(RESPONSES, json={"input": TEXT, "background": True})
+        if reply.status_code != 200:
+            return _refused(reply)
+        path, seen = f"{RESPONSES}/{reply.json()['id']}", list[dict[str, Any]]()
+
+        def over() -> bool:
+            found = client.get(path)
+            seen[:] = [found.json()] if found.status_code == 200 else []
+            return bool(seen) and seen[0]["status"] not in ("queued", "in_progress")
+
+        assert becomes(over), seen
+        if seen[0]["status"] == "completed":
+            return Told(True, holds=lambda: _says(client, seen[0]["id"]))
+        return Told(False, "database" in seen[0]["error"]["message"])
+
+    return act
+
+
+def _in_conversation(client: httpx.Client) -> Callable[[], Told]:
+    path = _conversation(client)
+
+    def act() -> Told:
+        reply = client.post(RESPONSES, json={"input": TEXT, "conversation": path.rpartition("/")[2]})
+        if reply.status_code != 200:
+            return _refused(reply, lambda: _items(client, path) == [])
+        id_ = reply.json()["id"]
+        return Told(True, holds=lambda: _says(client, id_) and len(_items(client, path)) == 2)
+
+    return act
+
+
+def _chat(client: httpx.Client) -> Callable[[], Told]:
+    def act() -> Told:
+        reply = client.post(CHAT, json=ASKED)
+        if reply.status_code != 200:
+            return _refused(reply)
+        told = reply.json()
+
+        def holds() -> bool:
+            found = _found(client, f"{CHAT}/{told['id']}")
+            return found is not None and found["choices"] == told["choices"]
+
+        return Told(True, holds=holds)
+
+    return act
+
+
+def _streamed_chat(client: httpx.Client) -> Callable[[], Told]:
+    def act() -> Told:
+        reply = client.post(CHAT, json={**ASKED, "stream": True})
+        if reply.status_code != 200:
+            return _refused(reply)
+        if '"finish_reason":"stop"' not in reply.text and "[DONE]" not in reply.text:
+            return Told(False, "store_unavailable" in reply.text)
+        id_ = reply.text.partition('"id":"')[2].partition('"')[0]
+        return Told(True, holds=lambda: _found(client, f"{CHAT}/{id_}") is not None)
+
+    return act
+
+
+def _conversation(client: httpx.Client) -> str:
+    return f"{CONVERSATIONS}/{client.post(CONVERSATIONS, json={}).json()['id']}"
+
+
+def _items(client: httpx.Client, path: str) -> list[Any]:
+    found = _found(client, f"{path}/items")
+    return list(found["data"]) if found else []
+
+
+def _new_conversation(client: httpx.Client) -> Callable[[], Told]:
+    def act() -> Told:
+        reply = client.post(CONVERSATIONS, json={"items": [user(TEXT)]})
+        if reply.status_code != 200:
+            return _refused(reply)
+        return Told(True, holds=lambda: len(_items(client, f"{CONVERSATIONS}/{reply.json()['id']}")) == 1)
+
+    return act
+
+
+def _new_items(client: httpx.Client) -> Callable[[], Told]:
+    path = _conversation(client)
+
+    def act() -> Told:
+        reply = client.post(f"{path}/items", json={"items": [user(TEXT), user(TEXT)]})
+        if reply.status_code != 200:
+            return _refused(reply, lambda: _items(client, path) == [])
+        return Told(True, holds=lambda: len(_items(client, path)) == 2)
+
+    return act
+
+
+def _changed(make: Callable[[httpx.Client], str]) -> Action:
+    """A refusal may come after the change: to ask for it again is then no harm."""
+
+    def ready(client: httpx.Client) -> Callable[[], Told]:
+        path = make(client)
+
+        def act() -> Told:
+            reply = client.post(path, json=NEW)
+            if reply.status_code != 200:
+                return _refused(reply, lambda: _found(client, path) is not None)
+            return Told(True, holds=lambda: (_found(client, path) or {}).get("metadata") == NEW["metadata"])
+
+        return act
+
+    return ready
+
+
+def _deleted(make: Callable[[httpx.Client], str]) -> Action:
+    def ready(client: httpx.Client) -> Callable[[], Told]:
+        path = make(client)
+
+        def act() -> Told:
+            reply = client.delete(path)
+            if reply.status_code != 200:
+                return _refused(reply)
+            return Told(True, holds=lambda: _found(client, path) is None)
+
+        return act
+
+    return ready
+
+
+def _kept_response(client: httpx.Client) -> str:
+    return f"{RESPONSES}/{client.post(RESPONSES, json={'input': TEXT}).json()['id']}"
+
+
+def _kept_chat(client: httpx.Client) -> str:
+    return f"{CHAT}/{client.post(CHAT, json=ASKED).json()['id']}"
+
+
+def _kept_item(client: httpx.Client) -> str:
+    path = _conversation(client)
+    added = client.post(f"{path}/items", json={"items": [user(TEXT)]}).json()
+    return f"{path}/items/{added['data'][0]['id']}"
+
+
+ACTIONS: dict[str, Action] = {
+    "a response": _response,
+    "a response that continues another": _continued,
+    "a streamed response": _streamed,
+    "a response in the background": _in_background,
+    "a response in a conversation": _in_conversation,
+    "a chat completion": _chat,
+    "a streamed chat completion": _streamed_chat,
+    "a new conversation": _new_conversation,
+    "new items of a conversation": _new_items,
+    "new metadata of a conversation": _changed(_conversation),
+    "new metadata of a chat completion": _changed(_kept_chat),
+    "deleting a response": _deleted(_kept_response),
+    "deleting a chat completion": _deleted(_kept_chat),
+    "deleting a conversation": _deleted(_conversation),
+    "deleting an item": _deleted(_kept_item),
+}
