@@ -117,7 +117,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = None
     mcp_allow: Annotated[
         list[str],
-        Meta(description="hosts of MCP servers that requests may name, as HOST, HOST:PORT or HOST:*"),
+        Meta(description="hosts of MCP servers that requests may name, as HOST, HOST:PORT, HOST:* or *"),
     ] = field(default_factory=list)
     mcp_timeout: Annotated[
         float, Meta(gt=0, description="seconds that an MCP server gets for one answer")

@@ -15,7 +15,7 @@ NUMBERS: dict[str, Any] = {"a": 5, "b": 3}
 
 
 async def main(url: str) -> None:
-    servers = McpServers(allow=["*"])
+    servers = McpServers(allow=["localhost:*", "127.0.0.1:*", "[::1]:*"])
     try:
         async with servers.session(servers.resolve("suite", url)) as session:
             tools = await session.list_tools()

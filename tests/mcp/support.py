@@ -100,6 +100,7 @@ class RawServer:
         self.released = threading.Event()
         self.on_call: dict[str, Callable[[Any, int], None]] = {}
         self.refuses_all: int | None = None
+        self.refusal_headers: dict[str, str] = {}
         self.events = b""
         """What its stream has to say, each time that it is opened."""
         self.url = ""
@@ -110,7 +111,7 @@ class RawServer:
         self.headers.append({name.lower(): value for name, value in handler.headers.items()})
         session = handler.headers.get("mcp-session-id")
         if self.refuses_all is not None:
-            handler.reply(self.refuses_all, b"no", "text/plain")
+            handler.reply(self.refuses_all, b"no", "text/plain", self.refusal_headers)
         elif session is not None and session not in self.sessions:
             handler.rpc_error(404, None, -32600, "Session not found")
         elif method == "initialize":

@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 import httpx2
 import msgspec
 
+from dragoman.mcp.addresses import NotPublic, public_address
+
 FAILED = "dragoman.http"
 """The key in the data of our errors; its value is the status, or 0 where there was no answer."""
 # These are about who asks, whatever the body says.
@@ -26,19 +28,23 @@ Refused: TypeAlias = Callable[[int], None]
 
 
 class Guard(httpx2.AsyncBaseTransport):
-    def __init__(self, answer_bytes: int, refused: Refused | None = None) -> None:
+    def __init__(
+        self, answer_bytes: int, refused: Refused | None = None, *, only_public: bool = False
+    ) -> None:
         """`refused` is for SSE, where what is answered to a message is not the answer to its request."""
         self._inner = httpx2.AsyncHTTPTransport(retries=0)
         self._most = answer_bytes
         self._refused = refused
         self._next_stream = 0.0
+        self._only_public = only_public
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         is_message = request.method == "POST"
         if request.method == "GET":
             await self._pace()
         try:
-            response = await self._inner.handle_async_request(request)
+            sent = await self._aimed(request) if self._only_public else request
+            response = await self._inner.handle_async_request(sent)
         except httpx2.TransportError:
             if not is_message:
                 raise
@@ -49,6 +55,21 @@ class Guard(httpx2.AsyncBaseTransport):
         if is_message and response.status_code >= 400:
             return await self._of_refusal(request, response)
         return response
+
+    async def _aimed(self, request: httpx2.Request) -> httpx2.Request:
+        """The request, to an address that was looked at; the name is what certificates are checked for."""
+        url = request.url
+        try:
+            address = await public_address(url.host, url.port or (443 if url.scheme == "https" else 80))
+        except NotPublic:
+            raise httpx2.ConnectError("the host has no public address", request=request) from None
+        return httpx2.Request(
+            request.method,
+            url.copy_with(host=address),
+            headers=request.headers,
+            stream=request.stream,
+            extensions={**request.extensions, "sni_hostname": url.host},
+        )
 
     async def _pace(self) -> None:
         """A server may end its stream and ask to be asked again at once, for ever."""

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from dragoman.errors import BadRequest, SettingsError
+from dragoman.mcp.addresses import is_public, written_as_number
 
 # Narrower than what an address may be, so that no two readers of it can disagree about its host.
 ADDRESS = re.compile(
@@ -26,7 +27,8 @@ def check_allow(allow: Sequence[str]) -> None:
             raise SettingsError(f"`mcp_allow`: {entry} must be a host, HOST:PORT, HOST:* or *.")
 
 
-def check_url(url: str, allow: Sequence[str], param: str) -> None:
+def check_url(url: str, allow: Sequence[str], param: str) -> bool:
+    """Refuses what is not allowed. True for a host that only `*` allows, which must be a public one."""
     found = ADDRESS.fullmatch(url)
     if found is None:
         raise BadRequest(
@@ -35,7 +37,9 @@ def check_url(url: str, allow: Sequence[str], param: str) -> None:
         )
     host = found["host"].lower()
     port = found["port"] or DEFAULT_PORTS[found["scheme"].lower()]
-    if not is_allowed(host, port, allow):
+    named = is_allowed(host, port, [entry for entry in allow if entry != "*"])
+    number = written_as_number(host)
+    if not named and ("*" not in allow or (number is not None and not is_public(number))):
         shown = host if found["port"] is None else f"{host}:{port}"
         raise BadRequest(
             f"This server may not use the MCP server at {shown}. Its operator can allow it with the setting "
@@ -43,11 +47,12 @@ def check_url(url: str, allow: Sequence[str], param: str) -> None:
             param=param,
             code="mcp_server_not_allowed",
         )
+    return not named
 
 
 def is_allowed(host: str, port: str, allow: Sequence[str]) -> bool:
-    """Entries are `host` (its usual ports), `host:port`, `host:*` or `*`."""
-    forms = {"*", f"{host}:{port}", f"{host}:*"}
+    """Entries are `host` (its usual ports), `host:port` or `host:*`."""
+    forms = {f"{host}:{port}", f"{host}:*"}
     if port in DEFAULT_PORTS.values():
         forms.add(host)
     return any(entry.lower() in forms for entry in allow)

@@ -48,10 +48,16 @@ class McpServers:
     ) -> ServerSpec:
         """The server that a request means. A request never starts a process: those are only configured."""
         if url is not None:
-            check_url(url, self._allow, param)
+            only_public = check_url(url, self._allow, param)
             if problem := header_problem(headers or {}, authorization):
                 raise BadRequest(f"{problem[0].upper()}{problem[1:]}.", param=param)
-            return ServerSpec(label=label, url=url, headers=dict(headers or {}), authorization=authorization)
+            return ServerSpec(
+                label=label,
+                url=url,
+                headers=dict(headers or {}),
+                authorization=authorization,
+                only_public=only_public,
+            )
         if label not in self._configured:
             known = f"It has {', '.join(self.configured())}." if self._configured else "It has none."
             raise BadRequest(

@@ -28,6 +28,8 @@ class ServerSpec(Struct, frozen=True, kw_only=True):
     cwd: str | None = None
     transport: Transport | None = None
     """None tries Streamable HTTP, then the SSE of older servers."""
+    only_public: bool = False
+    """Nobody has named the host, so it may not stand for an address of a private network."""
 
     def all_headers(self) -> dict[str, str]:
         bearer = {"Authorization": f"Bearer {self.authorization}"} if self.authorization else {}

@@ -81,5 +81,5 @@ def _client(spec: ServerSpec, bounds: Bounds, refused: Refused | None = None) ->
         timeout=httpx2.Timeout(bounds.connect_s, read=None),
         # No proxy and no password of the environment is used for an address that a client may have named.
         trust_env=False,
-        transport=Guard(bounds.answer_bytes, refused),
+        transport=Guard(bounds.answer_bytes, refused, only_public=spec.only_public),
     )
