@@ -6,8 +6,9 @@ from pathlib import Path
 from msgspec import Struct
 
 OURS = "dragoman"
+OURS_LLAMA_CPP = "dragoman, runner llamacpp"
 LLAMA_CPP = "llama.cpp server"
-EXACT = frozenset({OURS, LLAMA_CPP})
+EXACT = frozenset({OURS, OURS_LLAMA_CPP, LLAMA_CPP})
 """These know `ignore_eos`, so an answer that is too short is an error and no chance."""
 
 
@@ -24,8 +25,10 @@ def commands(setup: Setup) -> dict[str, list[str]]:
     """`python -m` and this starts each. A server that is not installed is not in it."""
     slots = ["--slots", str(setup.slots)]
     size = ["--context", str(setup.context), "--threads", str(setup.threads)]
+    ours = ["dragoman", "serve", str(setup.model), *slots, *size, "--log-level", "warning"]
     found = {
-        OURS: ["dragoman", "serve", str(setup.model), *slots, *size, "--log-level", "warning"],
+        OURS: ours,
+        OURS_LLAMA_CPP: [*ours, "--runner", "llamacpp"],
         LLAMA_CPP: ["bench.servers.llamacpp", str(setup.model), *slots, *size],
     }
     if find_spec("llama_cpp") is not None:

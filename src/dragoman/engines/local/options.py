@@ -29,7 +29,10 @@ class LocalOptions(Struct, frozen=True, kw_only=True):
     kv_memory: int | None = None
     """Bytes for keys and values; by default a quarter of the free memory, 2 GiB at most."""
     kv_cache: KvCache = "auto"
-    """How exactly keys and values are kept: `int8` takes half the memory of `bf16`. `auto` is 16 bits."""
+    """How exactly keys and values are kept: `int8` takes half the memory of `bf16`.
+
+    `auto` is `int8` with OpenVINO, where no difference is seen, and 16 bits with llama.cpp.
+    """
     adapters: Mapping[str, str] = field(default_factory=dict)
     """LoRA adapters: public name to GGUF file."""
     flash_attention: bool = True

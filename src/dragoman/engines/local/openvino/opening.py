@@ -24,7 +24,7 @@ _CONTEXT = 2048
 def runner_of(graph: Path, trained: int, options: LocalOptions) -> tuple[OpenVinoRunner, dict[str, str]]:
     """The runner, and what there is to say about it."""
     threads = options.threads or machine.cores()
-    kept = "bf16" if options.kv_cache == "auto" else options.kv_cache
+    kept = "int8" if options.kv_cache == "auto" else options.kv_cache
     compiled = compile_graph(graph, threads=threads, kv_cache=kept)
     slots, context, pages = pages_for(compiled.page, compiled.page_bytes, trained, options)
     runner = OpenVinoRunner(compiled, slots=slots, context=context, pages=pages, batch=options.batch)

@@ -1,0 +1,136 @@
+"""Whether the runners of the embedded engine say the same: a text's perplexity, the first token of prompts.
+
+Their kernels round differently, so log probabilities differ in the second digit, and where two tokens are as
+likely as each other either may come first. The command ends with an error where they differ by more.
+"""
+
+import argparse
+import asyncio
+import math
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from bench import machine
+from bench.errors import BenchError, told
+from bench.runner_texts import TEXT, prompts
+from bench.tables import Table, keep
+from dragoman.engines.local import LocalEngine, LocalOptions
+from dragoman.engines.local.options import KvCache, RunnerName
+from dragoman.engines.weights import default_model
+from dragoman.types import Job, Sampling, Step, TokenLogprob
+
+CASES: tuple[tuple[RunnerName, KvCache], ...] = (
+    ("llamacpp", "auto"),
+    ("llamacpp", "int8"),
+    ("openvino", "bf16"),
+    ("openvino", "int8"),
+)
+TOLERANCE = 0.25
+"""Most that the log probability of a first token may differ in the middle of all prompts."""
+_TOGETHER = 8
+_TOP = 20
+_GREEDY = Sampling(max_tokens=1, temperature=0.0, ignore_eos=True)
+
+
+class Measured(Struct):
+    runner: str
+    kv_cache: str
+    perplexity: float
+    firsts: list[TokenLogprob]
+    """What each runner says first after each prompt, and what else it might have said."""
+
+
+class Agreement(Struct, frozen=True):
+    same: int
+    """Prompts after which both say the same token."""
+    close: int
+    """Those after which each says what is as likely as its own choice to the other, within the tolerance."""
+    difference: float
+    """Of the log probability of one runner's first token, in the middle of all prompts."""
+    worst: float
+
+
+def agreement(first: Sequence[TokenLogprob], second: Sequence[TokenLogprob]) -> Agreement:
+    same = close = 0
+    differences = []
+    for one, other in zip(first, second, strict=True):
+        told = dict(other.top)
+        differences.append(abs(one.logprob - told[one.id]) if one.id in told else math.inf)
+        same += one.id == other.id
+        close += one.id in told and other.logprob - told[one.id] <= TOLERANCE
+    return Agreement(same, close, statistics.median(differences), max(differences))
+
+
+def measure(runner: RunnerName, kv_cache: KvCache, count: int, threads: int) -> Measured:
+    options = LocalOptions(runner=runner, kv_cache=kv_cache, threads=threads, slots=_TOGETHER, context=2048)
+    engine = LocalEngine.open(default_model(), options)
+    try:
+        return asyncio.run(_measure(engine, runner, kv_cache, count))
+    finally:
+        engine.close()
+
+
+async def _measure(engine: LocalEngine, runner: str, kv_cache: str, count: int) -> Measured:
+    text = engine.tokenizer.encode(TEXT)
+    step = await _first(engine, text, replace(_GREEDY, prompt_logprobs=0))
+    known = [entry.logprob for entry in step.prompt_logprobs or () if entry is not None]
+    firsts = []
+    for batch in _batches(list(prompts(count))):
+        asked = [
+            _first(engine, engine.tokenizer.encode(text), replace(_GREEDY, logprobs=_TOP)) for text in batch
+        ]
+        firsts += [entry for step in await asyncio.gather(*asked) for entry in step.logprobs or ()]
+    return Measured(runner, kv_cache, math.exp(-statistics.fmean(known)), firsts)
+
+
+async def _first(engine: LocalEngine, ids: Sequence[int], asked: Sampling) -> Step:
+    async for step in engine.generate(Job(id="bench", prompt=tuple(ids), sampling=asked)):
+        if step.error is not None:
+            raise step.error
+        return step
+    raise BenchError("The engine said nothing.")
+
+
+def _batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(texts), _TOGETHER):
+        yield texts[start : start + _TOGETHER]
+
+
+def table(found: Sequence[Measured], count: int) -> Table:
+    rows = []
+    for each in found:
+        agreed = agreement(found[0].firsts, each.firsts)
+        figures = [f"{each.perplexity:.3f}", f"{agreed.same} of {count}", f"{agreed.close} of {count}"]
+        rows.append([each.runner, each.kv_cache, *figures, f"{agreed.difference:.3f}", f"{agreed.worst:.2f}"])
+    head = ("runner", "kv cache", "perplexity", "same first", "as likely", "middle difference", "worst")
+    where = f"{default_model().name}. {machine.describe()}"
+    note = f"Against the first row; `as likely` is within {TOLERANCE}. {where}."
+    return Table("What the runners say", head, rows, [note])
+
+
+def main(count: int, threads: int) -> None:
+    found = []
+    for runner, kv_cache in CASES:
+        print(f"runners: {runner}, {kv_cache}", flush=True)
+        found.append(measure(runner, kv_cache, count, threads))
+    keep("runners", found, [table(found, count)])
+    for each in found:
+        agreed = agreement(found[0].firsts, each.firsts)
+        if agreed.difference > TOLERANCE or agreed.close < 0.95 * count:
+            raise BenchError(f"{each.runner} with {each.kv_cache} differs from {found[0].runner}.")
+
+
+def cli() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.runners", description=__doc__)
+    parser.add_argument("--prompts", type=int, default=200, help="how many [default: 200]")
+    parser.add_argument("--threads", type=int, default=2, help="compute threads [default: 2]")
+    args = parser.parse_args()
+    main(args.prompts, args.threads)
+
+
+if __name__ == "__main__":
+    sys.exit(told(cli))

@@ -1,0 +1,91 @@
+"""Every architecture, as OpenVINO runs it and as llama.cpp does."""
+
+import asyncio
+import statistics
+from pathlib import Path
+
+import msgspec
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from dragoman.engines.local import LocalEngine, LocalOptions
+from dragoman.engines.local.openvino import converted as conversion
+from dragoman.engines.local.openvino.converted import converted
+from dragoman.errors import ModelFileError
+from dragoman.types import TokenLogprob
+from tests.engines.local.openvino.conftest import ARCHITECTURES, write_model
+from tests.engines.local.support import job
+
+PROMPT = list(range(1000, 1045))
+OPTIONS = LocalOptions(slots=2, context=128, batch=32, threads=1)
+
+
+def about(path: Path, runner: str) -> list[TokenLogprob]:
+    """What a runner says of every token of a prompt."""
+
+    async def ask(engine: LocalEngine) -> list[TokenLogprob]:
+        async for step in engine.generate(job(PROMPT, 1, prompt_logprobs=3)):
+            return [entry for entry in step.prompt_logprobs or () if entry is not None]
+        return []
+
+    engine = LocalEngine.open(path, msgspec.structs.replace(OPTIONS, runner=runner))
+    try:
+        return asyncio.run(ask(engine))
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_both_runners_say_the_same_of_a_prompt(architecture: str, weights: Path, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model.gguf", weights, architecture)
+    ours, theirs = about(model, "openvino"), about(model, "llamacpp")
+    assert len(ours) == len(PROMPT) - 1
+    differences = [abs(one.logprob - other.logprob) for one, other in zip(ours, theirs, strict=True)]
+    assert statistics.fmean(differences) < 0.3
+    same = sum(one.top[0][0] == other.top[0][0] for one, other in zip(ours, theirs, strict=True))
+    assert same >= 0.8 * len(ours)
+
+
+def test_a_file_is_converted_once(weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = write_model(tmp_path / "once.gguf", weights)
+    first = converted(model)
+    monkeypatch.setattr(conversion, "_convert", None)
+    monkeypatch.setattr(conversion, "_digest", None)
+    assert converted(model) == first
+
+
+def test_the_same_content_elsewhere_is_not_converted_again(
+    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = write_model(tmp_path / "moved.gguf", weights)
+    first = converted(model)
+    monkeypatch.setattr(conversion, "_convert", None)
+    other = tmp_path / "folder" / "moved.gguf"
+    other.parent.mkdir()
+    model.rename(other)
+    assert converted(other) == first
+
+
+def test_another_content_is_converted_anew(weights: Path, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "changed.gguf", weights, seed=1)
+    first = converted(model)
+    write_model(model, weights, seed=2)
+    assert converted(model) != first
+
+
+def test_a_folder_that_was_exported(weights: Path, tmp_path: Path) -> None:
+    graph = converted(write_model(tmp_path / "folder.gguf", weights))
+    folder = tmp_path / "exported"
+    folder.mkdir()
+    for name in (graph.name, graph.with_suffix(".bin").name):
+        (folder / name).write_bytes((graph.parent / name).read_bytes())
+    Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a")).save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_text('{"max_position_embeddings": 128}')
+    ours, theirs = about(folder, "auto"), about(tmp_path / "folder.gguf", "openvino")
+    assert ours == theirs
+
+
+def test_a_folder_without_a_graph(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=r"openvino_model\.xml"):
+        LocalEngine.open(tmp_path, msgspec.structs.replace(OPTIONS, runner="auto"))

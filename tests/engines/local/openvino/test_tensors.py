@@ -1,0 +1,33 @@
+"""Weights on their way into the graph: how much they change."""
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize, quantize
+
+from dragoman.engines.local.openvino.tensors import _as_int8, _half_apart
+
+KINDS = [GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_value_moves_by_half_a_step_at_most(kind: GGMLQuantizationType) -> None:
+    data = quantize(np.random.default_rng(3).normal(size=(5, 96)).astype(np.float32), kind)
+    values = dequantize(data, kind).reshape(5, 3, 32)
+    numbers, scales = _as_int8(data, kind)
+    found = numbers * scales.astype(np.float32)
+    most = np.abs(values).max(axis=-1, keepdims=True)
+    # A scale has eleven bits.
+    assert (np.abs(found - values) <= most / 254 * 1.01 + most * 2**-11).all()
+    if kind == GGMLQuantizationType.Q8_0:
+        assert (found == values).all()
+
+
+def test_zeros_stay_zeros() -> None:
+    data = quantize(np.zeros((1, 32), np.float32), GGMLQuantizationType.Q4_1)
+    numbers, scales = _as_int8(data, GGMLQuantizationType.Q4_1)
+    assert not numbers.any() and np.isfinite(scales).all()
+
+
+def test_pairs_come_to_lie_half_a_head_apart() -> None:
+    assert _half_apart(8, 2).tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
