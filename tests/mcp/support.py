@@ -93,6 +93,7 @@ class RawServer:
     def __init__(self) -> None:
         self.revision = "2025-06-18"
         self.sessions: set[str] = set()
+        self.tools: list[dict[str, Any]] = [TOOL]
         self.asked: list[str] = []
         self.params: list[dict[str, Any]] = []
         """Of the calls."""
@@ -119,7 +120,7 @@ class RawServer:
         elif number is None:
             handler.reply(202)
         elif method == "tools/list":
-            handler.result(number, {"tools": [TOOL], **(LISTED if self.revision == NEWEST else {})})
+            handler.result(number, {"tools": self.tools, **(LISTED if self.revision == NEWEST else {})})
         elif method == "server/discover" and self.revision == NEWEST:
             handler.result(number, self.introduction())
         elif method == "tools/call":

@@ -2,6 +2,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from openai.types.responses import Tool
 from pydantic import TypeAdapter
 
@@ -118,8 +119,9 @@ def test_a_server_is_kept_as_it_was_declared() -> None:
 
 def test_the_tools_of_a_server_keep_their_names_where_they_can() -> None:
     made = offer(FUNCTION, MCP).with_mcp("files", [Listed("read", "Reads."), Listed("f")])
-    assert made.refs["read"] == Ref("mcp", "read", server_label="files")
-    assert made.refs["files__f"] == Ref("mcp", "f", server_label="files")
+    refs = {name: replace(ref, pin="") for name, ref in made.refs.items()}
+    assert refs["read"] == Ref("mcp", "read", server_label="files")
+    assert refs["files__f"] == Ref("mcp", "f", server_label="files")
     shown = {"name": "read", "description": "Reads.", "parameters": {"type": "object"}}
     assert made.functions[1] == shown
 

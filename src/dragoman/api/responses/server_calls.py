@@ -14,6 +14,8 @@ class ServerCall(Struct):
     item: CallItem
     label: str
     name: str
+    approval: str | None = None
+    """The question to which somebody said yes."""
 
     @property
     def arguments(self) -> str:
@@ -47,7 +49,7 @@ def server_call(place: Place, label: str, name: str, approval: str | None = None
         }
 
     item = CallItem(place, "response.mcp_call_arguments", "arguments", body)
-    return ServerCall(item, label, name)
+    return ServerCall(item, label, name, approval)
 
 
 def approved_call(

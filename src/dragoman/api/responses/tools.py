@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from dragoman.api.custom_tools import CustomFormat, CustomTool, Grammar, as_function
 from dragoman.api.mcp_tools import McpDeclaration, McpToolLike, read_mcp, without_secrets
 from dragoman.api.read import Reader
+from dragoman.api.responses.approvals import pin_of
 from dragoman.api.responses.item_kinds import ItemDict
 from dragoman.api.tools import Declared, Function, check_tools, wrong
 from dragoman.limits import Limits, check_count
@@ -74,6 +75,8 @@ class Ref(Struct, frozen=True):
     name: str
     namespace: str | None = None
     server_label: str | None = None
+    pin: str = ""
+    """What it was described as by its server."""
 
     @property
     def space(self) -> str | None:
@@ -93,7 +96,7 @@ class Offer(Declared, frozen=True):
         functions, places, refs = list(self.functions), list(self.places), dict(self.refs)
         for tool in tools:
             name = _free(tool.name, label, refs)
-            refs[name] = Ref("mcp", tool.name, server_label=label)
+            refs[name] = Ref("mcp", tool.name, server_label=label, pin=pin_of(tool))
             functions.append({"name": name, "description": tool.description, "parameters": tool.input_schema})
             places.append(f"tools.{label}.{tool.name}")
         return replace(self, functions=functions, places=places, refs=refs)

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from dragoman.api.logprobs import Speller
+from dragoman.api.responses.approvals import prefix_of
 from dragoman.api.responses.output import MESSAGE, REASONING, SUMMARY, CallItem, Place, Status, TextItem
 from dragoman.api.responses.server_calls import ServerCall, approval_request, server_call
 from dragoman.api.responses.wire import Wire
@@ -23,6 +24,8 @@ class Ref(Protocol):
     def namespace(self) -> str | None: ...
     @property
     def server_label(self) -> str | None: ...
+    @property
+    def pin(self) -> str: ...
 
 
 class Manner(Struct, frozen=True, kw_only=True):
@@ -207,7 +210,7 @@ class ResponseWriter:
         self._asked = None
         if status != "completed":
             return b""
-        (ref, texts), place, self.for_client = asked, self.place("mcpr_"), True
+        (ref, texts), place, self.for_client = asked, self.place(prefix_of(asked[0].pin)), True
         written, item = approval_request(place, ref.server_label or "", ref.name, "".join(texts))
         self.finished(place, item)
         return written

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from dragoman.api.mcp_tools import McpDeclaration
+from dragoman.api.responses.approvals import is_as_approved
 from dragoman.api.responses.history import pending_approvals
 from dragoman.api.responses.server_calls import (
     ServerCall,
@@ -82,9 +83,11 @@ class ToolRounds:
 
     async def begin(self, writer: ResponseWriter, voice: Voice) -> None:
         """Asks the servers what they have, and runs what the client has approved since."""
+        approved = [asked for asked, _ in pending_approvals(self._before)]
+        labels = {asked["server_label"] for asked in approved}
         for declared in self.offer.mcp:
-            await self._list(declared, writer, voice)
-        for asked, _ in pending_approvals(self._before):
+            await self._list(declared, writer, voice, afresh=declared.server_label in labels)
+        for asked in approved:
             written, call = approved_call(
                 writer.place("mcp_"), asked["server_label"], asked["name"], asked["arguments"], asked["id"]
             )
@@ -92,30 +95,31 @@ class ToolRounds:
             await voice.say(written)
         await self.run(writer, voice)
 
-    async def _list(self, declared: McpDeclaration, writer: ResponseWriter, voice: Voice) -> None:
-        label = declared.server_label
-        known = self._known(label)
-        if known is None:
+    async def _list(
+        self, declared: McpDeclaration, writer: ResponseWriter, voice: Voice, *, afresh: bool
+    ) -> None:
+        """`afresh`: a call was approved, so that it matters whether the list is still true."""
+        label, known = declared.server_label, self._known(declared)
+        if known is None or afresh:
             tools, error = await voice.while_waiting(self._ask(label))
-            known = [tool for tool in tools if allowed(tool, declared.allowed_tools)]
-            written, item = listed(
-                place := writer.place("mcpl_"), label, [_shown(tool) for tool in known], error
-            )
-            writer.finished(place, item)
-            await voice.say(written)
-        known = [tool for tool in known if allowed(tool, declared.allowed_tools)]
+            before, known = known, [tool for tool in tools if allowed(tool, declared.allowed_tools)]
+            if known != before:
+                shown = [_shown(tool) for tool in known]
+                written, item = listed(place := writer.place("mcpl_"), label, shown, error)
+                writer.finished(place, item)
+                await voice.say(written)
         self._tools |= {(label, tool.name): tool for tool in known}
         self.offer = self.offer.with_mcp(label, known)
 
-    def _known(self, label: str) -> list[McpTool] | None:
+    def _known(self, declared: McpDeclaration) -> list[McpTool] | None:
         """What an earlier response has listed is not asked for again."""
         for item in reversed(self._before):
             if (
                 item.get("type") == "mcp_list_tools"
-                and item["server_label"] == label
+                and item["server_label"] == declared.server_label
                 and not item.get("error")
             ):
-                return [_tool(shown) for shown in item["tools"]]
+                return [tool for tool in map(_tool, item["tools"]) if allowed(tool, declared.allowed_tools)]
         return None
 
     async def _ask(self, label: str) -> tuple[list[McpTool], str | None]:
@@ -149,9 +153,14 @@ class ToolRounds:
         if self.spent:
             return None, execution_error("The call was not made: max_tool_calls is reached.")
         self._left -= 1
-        if (call.label, call.name) not in self._tools:
+        tool = self._tools.get((call.label, call.name))
+        if tool is None:
             # Approved in an earlier response, by a client that has changed its mind since.
             message = f"The request has no MCP server '{call.label}' with a tool '{call.name}'."
+            return None, protocol_error(INVALID_PARAMS, message)
+        if call.approval is not None and not is_as_approved(call.approval, tool):
+            # The model may call it again as it is now, which has to be approved again.
+            message = f"The call was not made: the tool '{call.name}' has changed since it was approved."
             return None, protocol_error(INVALID_PARAMS, message)
         try:
             result: CallResult = await self._sessions[call.label].call_as_written(call.name, call.arguments)
