@@ -20,6 +20,7 @@ from dragoman.engines.scripted import END_ID, Script, ScriptedEngine
 from dragoman.http.server import serve
 from dragoman.settings import Settings
 from dragoman.types import Job
+from tests.attacks.audit import audit
 from tests.support.parrot import NAME, START_ID, TEMPLATE
 
 LETTERS = 26
@@ -113,5 +114,7 @@ def told(lines: Iterator[str]) -> State:
 if __name__ == "__main__":
     given = msgspec.json.decode(sys.argv[1])
     pace = given.pop("interval", 0.0)
+    if "audit" in given:
+        audit(Path(given.pop("audit")))
     settings = msgspec.convert({"port": 0, "store": "memory", **given}, Settings)
     serve(Target(pace), settings, template=template_of(settings), on_ready=lambda url: print(url, flush=True))

@@ -39,15 +39,14 @@ def load(path: str, options: TransformersOptions) -> Loaded:
     on_cpu = device.type == "cpu"
     if on_cpu:
         torch.set_num_threads(options.threads or machine.cores())
-    # Said, because where nothing is said it asks whoever sits at the terminal, and would take a yes.
-    no_code = {"trust_remote_code": False}
     folder = str(Path(path).expanduser()) if Path(path).expanduser().exists() else path
     try:
-        config = AutoConfig.from_pretrained(folder, **no_code)
+        # Said, because where nothing is said it asks whoever sits at the terminal, and would take a yes.
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         writes = any(sign in name for name in config.architectures or () for sign in _WRITES)
         kind = AutoModelForCausalLM if writes else AutoModel
         dtype = options.dtype or ("float32" if on_cpu else "auto")
-        model = kind.from_pretrained(folder, dtype=dtype, **no_code).to(device).eval()
+        model = kind.from_pretrained(folder, dtype=dtype, trust_remote_code=False).to(device).eval()
     except (OSError, ValueError, KeyError) as error:
         raise ModelFileError(f"transformers cannot load {path}: {_first_line(error)}") from error
     return _sized(model, writes, on_cpu, options)

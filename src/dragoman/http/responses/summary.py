@@ -47,6 +47,7 @@ async def compact(host: "Host", exchange: Exchange) -> None:
 async def input_tokens(host: "Host", exchange: Exchange) -> None:
     body = await exchange.body()
     request = requests.read(body, host.limits)
+    host.planner.adapter(request.model)
     offer = offered(request.tools, host.limits)
     async with host.desk.context(request, exchange.owner) as context:
         items = [*context.items, *context.inputs]
