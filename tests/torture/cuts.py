@@ -27,6 +27,6 @@ def run(scale: float = 1.0, seed: int = 1) -> list[Row]:
     for number in range(texts):
         failures += [found] if (found := failure(NAMES[number % len(NAMES)], seed + number)) else []
         progress(number + 1, texts, "texts")
-    print(*failures[:10], sep="\n", end="")
+    print(*failures[:10], sep="\n", end="\n" if failures else "")
     what = f"{texts * CUTS_OF_A_TEXT:,} random cuts in {len(NAMES)} dialects: texts read otherwise"
     return [Row(what, f"{len(failures)} of {texts:,}", "0", not failures)]

@@ -80,6 +80,8 @@ def run(scale: float = 1.0, seed: int = 1) -> list[Row]:
 
 async def _run(server: Attacked, clients: int) -> Seen:
     long, short = request(server.url, CHAT, LONG), request(server.url, CHAT, SHORT)
+    # What is made once has been made.
+    await asyncio.gather(*(ask(server.url, long) for _ in range(DEAF)))
     alone = await _pace(server, short)
     over, before = asyncio.Event(), server.memory()
     slow = [asyncio.create_task(_read_slowly(server.url, long, over)) for _ in range(clients)]
@@ -88,12 +90,13 @@ async def _run(server: Attacked, clients: int) -> Seen:
     while server.state().live < 2 * (clients + DEAF):
         await asyncio.sleep(0.2)
     begun = server.memory()
-    among = await _pace(server, short)
     await asyncio.sleep(ANSWER_TOKENS * PACE_S / 2)
     half, kernel = server.memory(), _unsent(server)
     while server.state().live:
         await asyncio.sleep(0.5)
     memory = server.memory()
+    # Now that the engine has no more to do for them than for one: they still read.
+    among = await _pace(server, short)
     cut_after = await cut
     over.set()
     kept = await asyncio.gather(*slow)

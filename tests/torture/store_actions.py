@@ -87,11 +87,14 @@ def _in_background(client: httpx.Client) -> Callable[[], Told]:
         path, seen = f"{RESPONSES}/{reply.json()['id']}", list[dict[str, Any]]()
 
         def over() -> bool:
-            found = client.get(path)
-            seen[:] = [found.json()] if found.status_code == 200 else []
-            return bool(seen) and seen[0]["status"] not in ("queued", "in_progress")
+            if not seen:
+                # To look may fail as well.
+                found = client.get(path)
+                ended = found.status_code == 200 and found.json()["status"] not in ("queued", "in_progress")
+                seen.extend([found.json()] if ended else [])
+            return bool(seen)
 
-        assert becomes(over), seen
+        assert becomes(over)
         if seen[0]["status"] == "completed":
             return Told(True, holds=lambda: _says(client, seen[0]["id"]))
         return Told(False, "database" in seen[0]["error"]["message"])
@@ -99,17 +102,22 @@ def _in_background(client: httpx.Client) -> Callable[[], Told]:
     return act
 
 
-def _in_conversation(client: httpx.Client) -> Callable[[], Told]:
+def _in_conversation(client: httpx.Client, **fields: Any) -> Callable[[], Told]:
     path = _conversation(client)
 
     def act() -> Told:
-        reply = client.post(RESPONSES, json={"input": TEXT, "conversation": path.rpartition("/")[2]})
+        asked = {"input": TEXT, "conversation": path.rpartition("/")[2], **fields}
+        reply = client.post(RESPONSES, json=asked)
         if reply.status_code != 200:
             return _refused(reply, lambda: _items(client, path) == [])
         id_ = reply.json()["id"]
         return Told(True, holds=lambda: _says(client, id_) and len(_items(client, path)) == 2)
 
     return act
+
+
+def _with_ids(client: httpx.Client) -> Callable[[], Told]:
+    return _in_conversation(client, return_token_ids=True)
 
 
 def _chat(client: httpx.Client) -> Callable[[], Told]:
@@ -224,6 +232,7 @@ ACTIONS: dict[str, Action] = {
     "a streamed response": _streamed,
     "a response in the background": _in_background,
     "a response in a conversation": _in_conversation,
+    "a response in a conversation, with its ids": _with_ids,
     "a chat completion": _chat,
     "a streamed chat completion": _streamed_chat,
     "a new conversation": _new_conversation,

@@ -140,7 +140,7 @@ def run(scale: float = 1.0, seed: int = 1) -> list[Row]:
     counts = [tried(trouble) for trouble in TROUBLES]
     untrue = [line for count in counts for line in count.untrue]
     unclear = [line for count in counts for line in count.unclear]
-    print(*untrue, *unclear, sep="\n", end="")
+    print(*untrue, *unclear, sep="\n", end="\n" if untrue or unclear else "")
     failures = sum(count.failures for count in counts)
     what = f"{failures:,} faults of the store, at every statement of {len(ACTIONS)} actions"
     return [

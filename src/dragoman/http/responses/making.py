@@ -240,8 +240,6 @@ class Making:
 
     async def _finish(self, outlet: Outlet) -> None:
         short = self._writer.finish == "length" or (self._room() == 0 and bool(self._writer.for_server))
-        if short:
-            self.response.incomplete = "max_output_tokens"
         await self._end(outlet, "incomplete" if short else "completed")
 
     async def _end(self, outlet: Outlet, status: Life, error: Exception | None = None) -> None:
@@ -251,46 +249,52 @@ class Making:
         await asyncio.shield(self._closing)
 
     async def _close(self, outlet: Outlet, status: Life, error: Exception | None) -> None:
-        """What was made is stored before the client is told that it is."""
+        """What was made is stored before anybody is told that it is, or finds it so."""
         if left := self._writer.abandon():
             with suppress(ClientGone):
                 await self._say(outlet, left)
-        response, number = self.response, self._wire.number
-        response.status, response.usage, response.output = status, self._used, self._writer.items
-        response.error = failure(error) if error else None
-        response.turns = self._turns if self.request.return_token_ids else None
-        response.weight_version = self._turns[-1].weight_version if self._turns else None
-        response.completed_at = int(time.time()) if status == "completed" else None
+        number, response = self._wire.number, self._closed(status, error)
         ending = response.ending(self._wire)
-        self._note(error)
+        count(self.facts, self._used)
+        if response.error is not None:
+            self.facts["error"] = response.error["message"]
         try:
             events = None if self.log is None else self.log.whole() + ending
-            await self.context.save(response, events, self._turns)
+            # The conversation goes on with the last of these, so nothing may fail after it.
             await self._keep_ids()
+            await self.context.save(response, events, self._turns)
         except DragomanError as refused:
             if error is None and status != "cancelled":
                 self._closing, self._wire.number = None, number
                 raise
             logger.error("The end of a response was not stored: %s: %s", self.id, refused.message)
+        self.response = response
         with suppress(ClientGone):
             await self._say(outlet, ending)
 
+    def _closed(self, status: Life, error: Exception | None) -> Response:
+        return replace(
+            self.response,
+            status=status,
+            usage=self._used,
+            output=self._writer.items,
+            error=failure(error) if error else None,
+            incomplete="max_output_tokens" if status == "incomplete" else None,
+            turns=self._turns if self.request.return_token_ids else None,
+            weight_version=self._turns[-1].weight_version if self._turns else None,
+            completed_at=int(time.time()) if status == "completed" else None,
+        )
+
     async def _keep_ids(self) -> None:
         """What was sampled, for those who train on it."""
-        stored = self.log is not None and bool(self.request.return_token_ids)
         await trajectories.keep(
             self._host,
             self.context.owner,
             self.id,
             self._turns,
-            asked=stored,
+            asked=self.log is not None and bool(self.request.return_token_ids),
             model=self.response.fields["model"],
             created_at=self.response.fields["created_at"],
             previous=self.request.previous_response_id,
             conversation=self.request.conversation_id,
         )
-
-    def _note(self, error: Exception | None) -> None:
-        count(self.facts, self._used)
-        if error is not None:
-            self.facts["error"] = failure(error)["message"]
