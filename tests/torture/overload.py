@@ -91,7 +91,7 @@ def tried(seconds: float) -> tuple[Load, Load]:
 
 
 def run(scale: float = 1.0, seed: int = 1) -> list[Row]:
-    seconds = scaled(SECONDS, scale, least=4)
+    seconds = scaled(SECONDS, scale, least=20)
     quiet, busy = tried(seconds)
     share = busy.goodput / quiet.goodput
     median = statistics.median(busy.refused_ms or [0.0])

@@ -52,11 +52,11 @@ class Seen(Struct):
 
 
 def run(scale: float = 1.0, seed: int = 1) -> list[Row]:
-    clients = scaled(CLIENTS, scale)
+    clients = scaled(CLIENTS, scale, least=100)
     room = {"in_flight": 2 * (clients + DEAF) + 1}
     with attacked(write_timeout=WRITE_S, interval=PACE_S, limits=room) as server:
         seen = asyncio.run(_run(server, clients))
-    each = (seen.added / clients + seen.kernel) / 1024
+    each = (seen.added / (clients + DEAF) + seen.kernel) / 1024
     memory = seen.memory / 2**20
     who = f"{clients} clients that read {RATE} bytes a second"
     return [

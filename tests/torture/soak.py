@@ -157,7 +157,7 @@ def growth(states: list[State], requests: int) -> float:
 
 
 def run(scale: float = 1.0, seed: int = 1) -> list[Row]:
-    requests = scaled(REQUESTS, scale, least=SAMPLES)
+    requests = scaled(REQUESTS, scale, least=10_000)
     seen = soaked(requests, SAMPLES, seed)
     slope = growth(seen.states, requests) / 2**20
     settled = seen.states[int(SETTLED * SAMPLES)]
