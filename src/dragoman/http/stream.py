@@ -12,12 +12,9 @@ from typing import Any
 
 from starlette.types import Message
 
-from dragoman.engines.eager import begin
+from dragoman.http.short_cut import short_cut
 from dragoman.turns.turn import Turn
 from dragoman.types import Event
-
-SEND_WITHOUT_TASK = ("uvicorn.",)
-"""Servers whose `send` may be run outside of a task; others may look for the current one."""
 
 
 class Pump:
@@ -61,7 +58,7 @@ class TurnStream:
         self._write = write
         self._idle = idle
         self._send = send
-        self._direct = _may_send_without_task(send)
+        self._short_cut = short_cut(send)
         self._pump = pump
         self._loop = asyncio.get_running_loop()
         self._marked = False
@@ -104,10 +101,11 @@ class TurnStream:
             self.done.set_exception(error)
 
     def _push(self, data: bytes) -> None:
+        if self._short_cut is not None and self._short_cut(data):
+            return
         sending = self._send({"type": "http.response.body", "body": data, "more_body": True})
-        self._sending = begin(sending) if self._direct else self._loop.create_task(_awaited(sending))
-        if self._sending is not None:
-            self._sending.add_done_callback(self._sent)
+        self._sending = self._loop.create_task(_awaited(sending))
+        self._sending.add_done_callback(self._sent)
 
     def _sent(self, task: asyncio.Task[None]) -> None:
         self._sending = None
@@ -124,11 +122,6 @@ class TurnStream:
             self._push(self._idle())
         self._spoken = False
         self._timer = self._loop.call_later(self._period, self._tick)
-
-
-def _may_send_without_task(send: object) -> bool:
-    module = getattr(send, "__module__", None) or ""
-    return module.startswith(SEND_WITHOUT_TASK)
 
 
 async def _awaited(sending: Awaitable[None]) -> None:

@@ -9,8 +9,8 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
-from dragoman.engines.eager import begin
 from dragoman.engines.vllm import messages
+from dragoman.engines.vllm.eager import begin
 from dragoman.engines.vllm.faults import DEAD, FAILED, error_of
 from dragoman.engines.vllm.outputs import joined
 from dragoman.errors import DragomanError, EngineFailed, Unavailable
