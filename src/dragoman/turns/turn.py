@@ -21,7 +21,7 @@ from dragoman.types import Answer, Event, Sink, Step, TokenLogprob, Traced, Usag
 
 logger = logging.getLogger("dragoman.turns")
 
-MOST_PENDING = 64
+MOST_PENDING = 32
 """Events that may wait for a client that reads slowly before neighbours are joined."""
 
 
@@ -241,6 +241,8 @@ class Turn:
             kept=len(after.all) if after else 0,
             key=self._keys[number] if self._keys else b"",
         )
+        # A client that reads slowly keeps the turn for long: one copy is enough.
+        reader.ids, reader.logprobs = [], []
         self.traced.append(traced)
         if self._remember is not None and traced.key:
             self._remember(traced)
