@@ -4,7 +4,7 @@ import logging
 import sqlite3
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -92,11 +92,14 @@ def served(faults: Faults) -> Iterator[httpx.Client]:
     def faulty(path: Path | None, busy_s: float) -> Faulty:
         return Faulty(connect(path, busy_s), faults)
 
-    quiet = patch.object(logging.getLogger("dragoman.store"), "disabled", True)
-    with tempfile.TemporaryDirectory() as folder, patch.object(sqlite, "connect", faulty), quiet:
+    with ExitStack() as stack:
+        for name in ("dragoman.store", "dragoman.http"):
+            stack.enter_context(patch.object(logging.getLogger(name), "disabled", True))
+        stack.enter_context(patch.object(sqlite, "connect", faulty))
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
         settings = Settings(port=0, store="sqlite", data_dir=folder)
-        with background(parrot(), settings) as url, httpx.Client(base_url=url, timeout=120) as client:
-            yield client
+        url = stack.enter_context(background(parrot(), settings))
+        yield stack.enter_context(httpx.Client(base_url=url, timeout=120))
 
 
 class Count(Struct):
