@@ -2,12 +2,13 @@
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from dragoman.mcp import McpSession, ServerSpec
+from dragoman.mcp import McpFailure, McpSession, ServerSpec
 from tests.mcp.support import BOUNDS, failure_of, process, with_session
 from tests.support.wait import becomes
 
@@ -147,3 +148,18 @@ def test_bytes_of_tools_are_bounded() -> None:
     bounds = msgspec.structs.replace(BOUNDS, tools_bytes=10)
     failure = with_session(process("raw.py"), lambda session: failure_of(session.list_tools()), bounds)
     assert "10 bytes" in failure.message
+
+
+def test_a_server_that_died_and_left_a_child_is_started_anew() -> None:
+    """The child holds the output open, so that it does not come to an end."""
+
+    async def use(session: McpSession) -> None:
+        children.append(int((await session.call("leave", {})).text))
+        with suppress(McpFailure):
+            # It fails, unless the end of the process was noticed even before.
+            await session.call("say", {})
+        assert (await session.call("say", {})).text.startswith("say")
+
+    children: list[int] = []
+    with_session(process("raw.py"), use)
+    assert becomes(lambda: not is_running(children[0]))

@@ -26,6 +26,7 @@ from dragoman.mcp.spec import McpFailure, ServerSpec
 # What the process gets to leave by itself, then to heed SIGTERM.
 LEAVE_S = 2.0
 DRAIN_BYTES = 65536
+LOOK_S = 0.5
 
 Received: TypeAlias = SessionMessage | Exception
 Lost: TypeAlias = Callable[[McpFailure], None]
@@ -59,6 +60,7 @@ async def _running(
         async with anyio.create_task_group() as pipes, received, read, write, to_send:
             pipes.start_soon(_read_lines, process, received, spec, lost)
             pipes.start_soon(_write_lines, process, to_send)
+            pipes.start_soon(_watch, process, spec, lost)
             yield read, write
             pipes.cancel_scope.cancel()
     finally:
@@ -98,6 +100,16 @@ async def _write_lines(process: Process, to_send: MemoryObjectReceiveStream[Sess
             line = item.message.model_dump_json(by_alias=True, exclude_unset=True)
             process.stdin.write(line.encode() + b"\n")
             await process.stdin.drain()
+
+
+async def _watch(process: Process, spec: ServerSpec, lost: Lost) -> None:
+    """A process that ended may have left a child that holds its output open: then reading does not tell."""
+    # `wait` would wait for the output as well.
+    while process.returncode is None:  # noqa: ASYNC110, nothing else tells either
+        await anyio.sleep(LOOK_S)
+    # What it said last is read first.
+    await anyio.sleep(LOOK_S)
+    lost(closed(spec))
 
 
 async def _end(process: Process) -> None:

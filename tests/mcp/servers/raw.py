@@ -1,6 +1,7 @@
 """An MCP server on standard input and output, made by hand, that can misbehave: `python raw.py [START]`.
 
 START is what it does when it is connected to; after that, the name of the called tool says what happens.
+It lists one of them, or after `all` those that follow.
 """
 
 import json
@@ -11,7 +12,8 @@ import time
 from typing import Any
 
 START = sys.argv[1] if len(sys.argv) > 1 else "good"
-names = ["say"]
+names = ["say"] if START != "all" else sys.argv[2:]
+BURST = {"level": "info", "data": "x" * 100}
 
 
 def send(message: dict[str, Any]) -> None:
@@ -48,6 +50,28 @@ def call(number: int, name: str, arguments: dict[str, Any]) -> None:
         case "child":
             child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
             answer(number, str(child.pid))
+        case "burst":
+            notice = json.dumps({"jsonrpc": "2.0", "method": "notifications/message", "params": BURST}) + "\n"
+            for _ in range(arguments["messages"] // 100):
+                sys.stdout.write(notice * 100)
+            answer(number, "after the burst")
+        case "echo":
+            send({"id": number, "method": "tools/call", "params": {"name": "echo", "arguments": {}}})
+            answer(number, "after the echo")
+        case "strangers":
+            for other in (number + 1000, -1, "a", None, 1.5):
+                send({"id": other, "result": {"content": []}})
+            answer(number, "after the strangers")
+        case "binary":
+            sys.stdout.buffer.write(bytes(range(256)) * 100 + b"\n" + b"[" * 100_000 + b"\n")
+            answer(number, "after the noise")
+        case "link":
+            parts = [{"type": "resource_link", "uri": arguments["url"], "name": "a"}]
+            send({"id": number, "result": {"content": parts}})
+        case "leave":
+            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+            answer(number, str(child.pid))
+            os._exit(3)
         case "environment":
             answer(number, json.dumps(dict(os.environ)))
         case _:
@@ -84,8 +108,11 @@ def main() -> None:
     for line in sys.stdin:
         message = json.loads(line)
         number, params = message.get("id"), message.get("params") or {}
-        match message["method"]:
+        match message.get("method"):
             case _ if START == "silent":
+                continue
+            case None:
+                # Our own request came back to us, or an answer to what is none.
                 continue
             case "initialize":
                 initialize(number, params)
