@@ -42,7 +42,9 @@ def test_a_named_server_has_one_for_each_request_and_is_left_after_it(
 def test_a_named_server_does_not_get_at_the_connection_of_a_configured_one(
     raw: RawServer, raw_spec: ServerSpec
 ) -> None:
-    servers = McpServers({"raw": msgspec.structs.replace(raw_spec, authorization="ours")}, allow=["127.0.0.1:*"])
+    servers = McpServers(
+        {"raw": msgspec.structs.replace(raw_spec, authorization="ours")}, allow=["127.0.0.1:*"]
+    )
     named = servers.resolve("raw", raw.url)
     use_twice(servers, named)
     assert not any("authorization" in seen for seen in raw.headers)
