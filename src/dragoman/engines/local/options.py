@@ -29,10 +29,7 @@ class LocalOptions(Struct, frozen=True, kw_only=True):
     kv_memory: int | None = None
     """Bytes for keys and values; by default a quarter of the free memory, 2 GiB at most."""
     kv_cache: KvCache = "auto"
-    """How exactly keys and values are kept: `int8` takes half the memory of `bf16`.
-
-    `auto` is `int8` with OpenVINO, where no difference is seen, and 16 bits with llama.cpp.
-    """
+    """Keys and values in `int8`, half the memory, or `bf16`; `auto`: int8 with OpenVINO, 16 bits else."""
     adapters: Mapping[str, str] = field(default_factory=dict)
     """LoRA adapters: public name to GGUF file."""
     flash_attention: bool = True

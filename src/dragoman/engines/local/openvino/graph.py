@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from openvino.op.util import Variable, VariableInfo
 
 from dragoman.engines.local.openvino.family import Shape
-from dragoman.engines.local.openvino.tensors import Node, Tensors
+from dragoman.engines.local.openvino.tensors import Node, Part, Tensors
 
-_FIRST = np.int64(0)
+RUNTIME, GROUP = ("runtime_options",), "DYNAMIC_QUANTIZATION_GROUP_SIZE"
+"""Where a graph says in what groups activations are quantized; exported ones say it there too."""
+_FIRST, _LAST = np.int64(0), np.int64(2)
 _FAR = 2**63 - 1
 _MASKED = np.float32(-65504)
 
@@ -38,29 +40,37 @@ class _Decoder:
         self._kept: list[Node] = []
 
     def model(self) -> ov.Model:
-        table = self._tensors.matrix("token_embd.weight")
+        table = self._tensors.matrix(Part("token_embd.weight"))
         states = ops.gather(table, self._ids, ops.constant(_FIRST))
         for layer in range(self._shape.layers):
             states = self._layer(states, f"blk.{layer}.")
         states = self._norm(states, "output_norm.weight")
-        head = self._tensors.matrix("output.weight") if "output.weight" in self._tensors else table
+        head = self._tensors.matrix(Part("output.weight")) if "output.weight" in self._tensors else table
         logits = ops.matmul(states, head, False, True)
         logits.output(0).get_tensor().set_names({"logits"})
         inputs = [self._ids, self._mask, self._positions, self._beams]
-        return ov.Model([ops.result(logits)], self._kept, inputs, "decoder")
+        model = ov.Model([ops.result(logits)], self._kept, inputs, "decoder")
+        model.set_rt_info(self._tensors.group, [*RUNTIME, GROUP])
+        return model
 
     def _layer(self, states: Node, name: str) -> Node:
         states = ops.add(states, self._attention(self._norm(states, name + "attn_norm.weight"), name))
         inner = self._norm(states, name + "ffn_norm.weight")
-        gate = ops.swish(self._linear(inner, name + "ffn_gate"))
-        raised = ops.multiply(gate, self._linear(inner, name + "ffn_up"))
-        return ops.add(states, self._linear(raised, name + "ffn_down"))
+        # What is multiplied by the same states is one product: fewer, larger ones are faster.
+        both = self._linear(inner, Part(name + "ffn_gate"), Part(name + "ffn_up"))
+        gate, up = ops.split(both, ops.constant(_LAST), 2).outputs()
+        raised = ops.multiply(ops.swish(gate), up)
+        return ops.add(states, self._linear(raised, Part(name + "ffn_down")))
 
     def _attention(self, states: Node, name: str) -> Node:
         shape = self._shape
-        query = self._heads(states, name, "attn_q", shape.heads, rotated=True)
-        key = self._heads(states, name, "attn_k", shape.kv_heads, rotated=True)
-        value = self._heads(states, name, "attn_v", shape.kv_heads)
+        paired = (shape.heads, shape.kv_heads) if shape.paired else (0, 0)
+        parts = [Part(name + "attn_q", paired[0]), Part(name + "attn_k", paired[1]), Part(name + "attn_v")]
+        widths = _integers(*(heads * shape.head for heads in (shape.heads, shape.kv_heads, shape.kv_heads)))
+        whole = ops.variadic_split(self._linear(states, *parts), ops.constant(_LAST), widths)
+        query = self._rotate(self._heads(whole.output(0), name + "attn_q", shape.heads))
+        key = self._rotate(self._heads(whole.output(1), name + "attn_k", shape.kv_heads))
+        value = self._heads(whole.output(2), name + "attn_v", shape.kv_heads)
         found = ops.scaled_dot_product_attention(
             query,
             self._keep(key, name + "key"),
@@ -69,23 +79,22 @@ class _Decoder:
             ops.constant(np.float32(shape.head**-0.5)),
         )
         joined = ops.reshape(ops.transpose(found, _integers(0, 2, 1, 3)), _integers(0, 0, -1), True)
-        return self._linear(joined, name + "attn_output")
+        return self._linear(joined, Part(name + "attn_output"))
 
-    def _heads(self, states: Node, layer: str, part: str, heads: int, rotated: bool = False) -> Node:
+    def _heads(self, flat: Node, name: str, heads: int) -> Node:
         """[batch, tokens, width] to [batch, heads, tokens, width of a head]."""
-        paired = heads if rotated and self._shape.paired else 0
-        flat = self._linear(states, layer + part, paired)
         split = ops.reshape(flat, _integers(0, 0, heads, self._shape.head), True)
-        if layer + part + "_norm.weight" in self._tensors:
-            split = self._norm(split, layer + part + "_norm.weight")
-        turned = ops.transpose(split, _integers(0, 2, 1, 3))
-        return self._rotate(turned) if rotated else turned
+        if name + "_norm.weight" in self._tensors:
+            split = self._norm(split, name + "_norm.weight")
+        return ops.transpose(split, _integers(0, 2, 1, 3))
 
-    def _linear(self, states: Node, name: str, paired_heads: int = 0) -> Node:
-        product = ops.matmul(states, self._tensors.matrix(name + ".weight", paired_heads), False, True)
-        if name + ".bias" not in self._tensors:
+    def _linear(self, states: Node, *parts: Part) -> Node:
+        weights = [Part(part.name + ".weight", part.paired_heads) for part in parts]
+        product = ops.matmul(states, self._tensors.matrix(*weights), False, True)
+        if parts[0].name + ".bias" not in self._tensors:
             return product
-        return ops.add(product, ops.constant(self._tensors.vector(name + ".bias").reshape(1, 1, -1)))
+        biases = [self._tensors.vector(part.name + ".bias") for part in parts]
+        return ops.add(product, ops.constant(np.concatenate(biases).reshape(1, 1, -1)))
 
     def _norm(self, states: Node, name: str) -> Node:
         square = ops.power(states, ops.constant(np.float32(2)))

@@ -1,8 +1,8 @@
 """The tensors of a GGUF file as constants of an OpenVINO graph.
 
-What is quantized becomes int8 in groups of 32 with a scale each, whatever it was: that is the form for which
-the CPU has one fast path for a single row and for hundreds. Q8_0 is this form already; of the others, a value
-moves by at most 1/254 of the largest in its group, a thirtieth of a step of 4 bits.
+What is quantized becomes int8 in groups of 64 with a scale each, whatever it was: that is the form for which
+the CPU has one fast path for a single row and for hundreds. A value moves by at most 1/254 of the largest in
+its group, a thirtieth of a step of 4 bits.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,16 +13,28 @@ import numpy as np
 import openvino.opset15 as ops
 from gguf import GGMLQuantizationType, GGUFReader
 from gguf.quants import dequantize
+from msgspec import Struct
 from numpy.typing import NDArray
 
 Node: TypeAlias = Any
 Floats: TypeAlias = NDArray[np.floating]
 Told: TypeAlias = Callable[[int, int], None]
 """Told the bytes done and the bytes there are."""
-_GROUP = 32
+_GROUPS = (64, 32)
 _PLAIN = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
 # Rows that are widened to floats at a time, so that a large table does not need four times its memory.
 _ROWS = 4096
+
+
+class Part(Struct, frozen=True):
+    """A weight by name.
+
+    `paired_heads` says in how many heads neighbouring rows are rotated together; they are put half a head
+    apart, which is how the graph rotates.
+    """
+
+    name: str
+    paired_heads: int = 0
 
 
 class Tensors:
@@ -32,6 +44,13 @@ class Tensors:
         reader = GGUFReader(path)
         self._found = {tensor.name: tensor for tensor in reader.tensors}
         self._total = sum(int(tensor.n_bytes) for tensor in reader.tensors)
+        self.group = next(
+            size
+            for size in _GROUPS
+            if size == _GROUPS[-1]
+            or all(int(t.shape[0]) % size == 0 for t in reader.tensors if len(t.shape) > 1)
+        )
+        """Numbers that share a scale; the activations are quantized in groups of the same size."""
         self._done = 0
         self._told = told
         self.metadata: Mapping[str, Any] = {
@@ -47,22 +66,16 @@ class Tensors:
         tensor = self._take(name)
         return np.asarray(dequantize(tensor.data, tensor.tensor_type), np.float32)
 
-    def matrix(self, name: str, paired_heads: int = 0) -> Node:
-        """A weight of [outputs, inputs].
-
-        `paired_heads` says in how many heads neighbouring rows are rotated together; they are put half a head
-        apart, which is how the graph rotates.
-        """
-        tensor = self._take(name)
-        rows = int(tensor.shape[1])
-        order = _half_apart(rows, paired_heads) if paired_heads else None
-        if tensor.tensor_type in _PLAIN:
-            values = dequantize(tensor.data, tensor.tensor_type).astype(np.float16)
-            return ops.convert(ops.constant(values if order is None else values[order]), "f32")
-        data = tensor.data if order is None else tensor.data[order]
-        numbers, scales = _grouped(data, tensor.tensor_type)
+    def matrix(self, *parts: Part) -> Node:
+        """Weights of [outputs, inputs], one below the other."""
+        taken = [(self._take(part.name), part) for part in parts]
+        if any(tensor.tensor_type in _PLAIN for tensor, _ in taken):
+            values = [dequantize(*_ordered(tensor, part)).astype(np.float16) for tensor, part in taken]
+            return ops.convert(ops.constant(np.concatenate(values)), "f32")
+        grouped = [_grouped(*_ordered(tensor, part), self.group) for tensor, part in taken]
+        numbers, scales = (np.concatenate(each) for each in zip(*grouped, strict=True))
         scaled = ops.multiply(ops.convert(ops.constant(numbers), "f16"), ops.constant(scales))
-        return ops.convert(ops.reshape(scaled, np.array([rows, -1], np.int64), False), "f32")
+        return ops.convert(ops.reshape(scaled, np.array([len(numbers), -1], np.int64), False), "f32")
 
     def _take(self, name: str) -> Any:
         tensor = self._found[name]
@@ -71,19 +84,24 @@ class Tensors:
         return tensor
 
 
-def _grouped(data: NDArray[Any], kind: GGMLQuantizationType) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
-    """Rows of any quantization as int8, [rows, groups, 32], and their scales, [rows, groups, 1]."""
-    pieces = [_as_int8(data[start : start + _ROWS], kind) for start in range(0, len(data), _ROWS)]
+def _ordered(tensor: Any, part: Part) -> tuple[NDArray[Any], GGMLQuantizationType]:
+    if not part.paired_heads:
+        return tensor.data, tensor.tensor_type
+    return tensor.data[_half_apart(int(tensor.shape[1]), part.paired_heads)], tensor.tensor_type
+
+
+def _grouped(
+    data: NDArray[Any], kind: GGMLQuantizationType, group: int
+) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
+    """Rows of any quantization as int8, [rows, groups, numbers], and their scales, [rows, groups, 1]."""
+    pieces = [_as_int8(data[start : start + _ROWS], kind, group) for start in range(0, len(data), _ROWS)]
     return np.concatenate([piece[0] for piece in pieces]), np.concatenate([piece[1] for piece in pieces])
 
 
-def _as_int8(data: NDArray[Any], kind: GGMLQuantizationType) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
-    if kind == GGMLQuantizationType.Q8_0:
-        # A group is its scale and 32 numbers.
-        groups = np.ascontiguousarray(data).view(np.uint8).reshape(len(data), -1, 2 + _GROUP)
-        scales = np.ascontiguousarray(groups[..., :2]).view(np.float16)
-        return np.ascontiguousarray(groups[..., 2:]).view(np.int8), scales
-    values = dequantize(data, kind).reshape(len(data), -1, _GROUP)
+def _as_int8(
+    data: NDArray[Any], kind: GGMLQuantizationType, group: int
+) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
+    values = dequantize(data, kind).reshape(len(data), -1, group)
     scales = (np.abs(values).max(axis=-1, keepdims=True) / 127).astype(np.float16)
     # A group of zeros, or of numbers too small for a scale, is zero.
     divisors = np.where(scales == 0, np.inf, scales.astype(np.float32))
