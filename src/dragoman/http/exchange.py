@@ -14,6 +14,7 @@ from dragoman.api.pages import page
 from dragoman.api.sse import error_event
 from dragoman.errors import BadRequest, BodyTooLarge, DragomanError, UnsupportedMedia
 from dragoman.http.admission import Visit
+from dragoman.http.short_cut import together
 from dragoman.limits import Limits
 from dragoman.store import Item, Record
 
@@ -112,16 +113,15 @@ class Exchange:
     async def reply(
         self, body: bytes, media: bytes, status: int = 200, extra: dict[bytes, bytes] | None = None
     ) -> None:
-        await self._start(
-            status, {b"content-length": b"%d" % len(body), b"content-type": media, **(extra or {})}
-        )
+        headers = {b"content-length": b"%d" % len(body), b"content-type": media, **(extra or {})}
         if self.method == "HEAD":
             body = b""
         # In pieces, so that little of it waits in the transport of a client that reads slowly.
-        last = max(0, (len(body) - 1) // PIECE_BYTES * PIECE_BYTES)
-        for at in range(0, last, PIECE_BYTES):
-            await self.write(body[at : at + PIECE_BYTES])
-        await self.send({"type": "http.response.body", "body": body[last:]})
+        with together(self.send):
+            await self._start(status, headers)
+            await self._send_body(body[:PIECE_BYTES], more=len(body) > PIECE_BYTES)
+        for at in range(PIECE_BYTES, len(body), PIECE_BYTES):
+            await self._send_body(body[at : at + PIECE_BYTES], more=at + PIECE_BYTES < len(body))
 
     async def start_stream(self, first: bytes) -> None:
         """Headers and the first bytes leave at once: the client sees that it was heard."""
@@ -131,16 +131,20 @@ class Exchange:
             b"cache-control": b"no-cache",
             b"x-accel-buffering": b"no",
         }
-        await self._start(200, headers)
-        await self.write(first)
+        with together(self.send):
+            await self._start(200, headers)
+            await self.write(first)
 
     async def write(self, data: bytes) -> None:
-        message: Message = {"type": "http.response.body", "body": data, "more_body": True}
-        await self.send(message)
+        await self._send_body(data, more=True)
 
     async def end_stream(self, last: bytes = b"") -> None:
         self._ended = True
-        await self.send({"type": "http.response.body", "body": last, "more_body": False})
+        await self._send_body(last, more=False)
+
+    async def _send_body(self, data: bytes, *, more: bool) -> None:
+        message: Message = {"type": "http.response.body", "body": data, "more_body": more}
+        await self.send(message)
 
     async def fail(self, error: DragomanError) -> None:
         """The error as a reply, or as the last event of a stream that has begun."""

@@ -1,16 +1,22 @@
-"""A piece of a streamed body, as uvicorn writes it, without a message and a coroutine for each token."""
+"""Less work for a streamed body than ASGI has, where the server is our own uvicorn."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeAlias
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from dragoman.http.transport import PatientTransport
 
 ShortCut: TypeAlias = Callable[[bytes], bool]
 """Writes at once and says True; or does nothing, because the client is slow or gone, and says False."""
 
 
 def short_cut(send: object) -> ShortCut | None:
-    """For a `send` whose reply has begun as a stream; None where that is not uvicorn's."""
+    """A piece as uvicorn writes it, without a message and a coroutine for each token.
+
+    For a `send` whose reply has begun as a stream; None where that is not uvicorn's.
+    """
     cycle = getattr(send, "__self__", None)
     if not isinstance(cycle, RequestResponseCycle) or not cycle.chunked_encoding:
         return None
@@ -23,3 +29,18 @@ def short_cut(send: object) -> ShortCut | None:
         return True
 
     return written
+
+
+@contextmanager
+def together(send: object) -> Iterator[None]:
+    """What is sent inside leaves in one go, where that can be: the head of a reply and its first bytes."""
+    cycle = getattr(send, "__self__", None)
+    transport = cycle.transport if isinstance(cycle, RequestResponseCycle) else None
+    if not isinstance(transport, PatientTransport):
+        yield
+        return
+    transport.hold()
+    try:
+        yield
+    finally:
+        transport.release()

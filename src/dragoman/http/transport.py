@@ -21,12 +21,24 @@ class PatientTransport(asyncio.Transport):
         self._patience = patience
         self._closing = False
         self._end: asyncio.TimerHandle | None = None
+        self._held: list[bytes | bytearray | memoryview] = []
         # The hot path: a token's bytes go straight to the real one.
         self.write = inner.write  # type: ignore[method-assign]
         self.get_extra_info = inner.get_extra_info  # type: ignore[method-assign]
         self.get_write_buffer_size = inner.get_write_buffer_size  # type: ignore[method-assign]
         self.pause_reading = inner.pause_reading  # type: ignore[method-assign]
         self.set_protocol = inner.set_protocol  # type: ignore[method-assign]
+
+    def hold(self) -> None:
+        """What is written until `release` leaves in one go."""
+        self._held = []
+        self.write = self._held.append  # type: ignore[method-assign]
+
+    def release(self) -> None:
+        held, self._held = self._held, []
+        self.write = self._inner.write  # type: ignore[method-assign]
+        if held and not self._inner.is_closing():
+            self.write(b"".join(held))
 
     def is_closing(self) -> bool:
         return self._closing or self._inner.is_closing()
@@ -39,6 +51,7 @@ class PatientTransport(asyncio.Transport):
         if self._closing:
             return
         self._closing = True
+        self.release()
         lingers = self._mid_request() and not self._inner.is_closing() and self._inner.can_write_eof()
         if lingers:
             self._inner.write_eof()
