@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from bench import machine, peers, plots, serve_tables
 from bench.answers import Answer, read
@@ -133,6 +134,8 @@ def cli() -> None:
     parser.add_argument("--tokens", type=int, help="tokens of an answer [default: 128]")
     parser.add_argument("--rounds", type=int, help="rounds for each server [default: 3]")
     parser.add_argument("--threads", type=int, default=2, help="compute threads [default: 2]")
+    parser.add_argument("--prompt", type=int, help="words of a prompt [default: 24]")
+    parser.add_argument("--context", type=int, default=768, help="tokens of a sequence [default: 768]")
     parser.add_argument("--temperature", type=float, default=0.0, help="of the sampling [default: 0, greedy]")
     parser.add_argument(
         "--only", action="append", default=[], metavar="NAME", help="measure only this server"
@@ -142,8 +145,16 @@ def cli() -> None:
     args = parser.parse_args()
     base = QUICK if args.quick else Options()
     levels = tuple(map(int, args.streams.split(","))) if args.streams else base.levels
-    options = Options(levels, args.tokens or base.tokens, args.rounds or base.rounds, args.temperature)
-    setup = Setup(Path(args.model) if args.model else default_model(), threads=args.threads)
+    options = replace(
+        base,
+        levels=levels,
+        tokens=args.tokens or base.tokens,
+        rounds=args.rounds or base.rounds,
+        temperature=args.temperature,
+        prompt=args.prompt or base.prompt,
+    )
+    model = Path(args.model) if args.model else default_model()
+    setup = Setup(model, context=args.context, threads=args.threads)
     main(setup, options, args.plots, args.only)
 
 

@@ -95,6 +95,16 @@ def test_a_prompt_waits_until_there_is_room_for_it() -> None:
     assert desk.ids(second) == expected([2] * 24, 2)
 
 
+def test_who_waits_for_room_is_not_overtaken() -> None:
+    desk = PagedDesk(slots=3, context=40, pages=10, page=4)
+    desk.ask([1] * 24, 8)
+    second = desk.ask([2] * 24, 1)
+    third = desk.ask([3], 1)
+    desk.run()
+    said = [group for group, _ in desk.said]
+    assert said.index(second) < said.index(third)
+
+
 def test_prompt_log_probabilities_survive_a_step_back() -> None:
     desk = PagedDesk(slots=3, context=40, pages=12, page=4, rows=64)
     groups = [desk.ask([first, 1, 2], 30, prompt_logprobs=0) for first in (10, 11, 12)]

@@ -17,6 +17,8 @@ class Memory(ABC):
         self.slots = [Slot(index, runner.context) for index in range(runner.slots)]
         self.idle = len(self.slots)
         """Slots that are free."""
+        self.full = False
+        """Whether the last one who was to be placed found no room; then the others need not try."""
 
     @abstractmethod
     def place(self, sequence: Sequence) -> bool:

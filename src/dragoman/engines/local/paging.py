@@ -35,6 +35,7 @@ class Paging(Memory):
         running = len(self.slots) - self.idle
         if self._pages(sequence.prompt_length) - len(found.pages) + running > self._store.available:
             self._leave(used)
+            self.full = True
             return False
         slot = next(slot for slot in self.slots if slot.sequence is None)
         self._fill(slot, found)

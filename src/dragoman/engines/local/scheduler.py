@@ -98,8 +98,10 @@ class Scheduler:
         if not self._waiting or not self._memory.idle:
             return
         still = []
+        self._memory.full = False
         for sequence in self._waiting:
-            if self._memory.idle and not sequence.held() and self._memory.place(sequence):
+            room = self._memory.idle and not self._memory.full
+            if room and not sequence.held() and self._memory.place(sequence):
                 insort(self._running, sequence, key=_slot_index)
             else:
                 still.append(sequence)
