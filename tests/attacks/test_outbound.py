@@ -63,6 +63,7 @@ def chat_parts(url: str) -> list[dict[str, Any]]:
         {"type": "input_audio", "input_audio": {"data": url, "format": "wav"}},
         {"type": "file", "file": {"file_url": url}},
         {"type": "file", "file": {"file_data": url}},
+        {"type": "text", "text": "hi", "image_url": {"url": url}},
     ]
 
 
@@ -74,6 +75,7 @@ def response_parts(url: str) -> list[dict[str, Any]]:
         {"type": "input_file", "file_data": url},
         {"type": "input_audio", "input_audio": {"data": url, "format": "wav"}},
         {"type": "image_url", "image_url": {"url": url}},
+        {"type": "input_text", "text": "hi", "image_url": url},
     ]
 
 

@@ -87,8 +87,12 @@ def part_text(part: dict[str, Any], param: str) -> str:
     kind = part.get("type")
     if not isinstance(kind, str):
         raise BadRequest(f"'{param}.type' must be a string.", param=f"{param}.type", code="invalid_value")
-    if kind in MEDIA_PARTS:
-        message = f"This model takes text only; {MEDIA_PARTS[kind]} are not supported."
+    # Beside a text, too, an image is not left out in silence.
+    media = (
+        kind if kind in MEDIA_PARTS else next((key for key in part if key in MEDIA_PARTS and part[key]), "")
+    )
+    if media:
+        message = f"This model takes text only; {MEDIA_PARTS[media]} are not supported."
         raise BadRequest(message, param=param, code="unsupported_content")
     key = "refusal" if kind == "refusal" else "text"
     if kind not in ("text", "input_text", "output_text", "refusal"):
