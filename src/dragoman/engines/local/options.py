@@ -29,7 +29,7 @@ class LocalOptions(Struct, frozen=True, kw_only=True):
     kv_memory: int | None = None
     """Bytes for keys and values; by default a quarter of the free memory, 2 GiB at most."""
     kv_cache: KvCache = "auto"
-    """Keys and values in `int8`, half the memory, or `bf16`; `auto`: int8 with OpenVINO, 16 bits else."""
+    """Keys and values in `int8`, half the memory, or `bf16`; `auto` is 16 bits where the CPU can."""
     adapters: Mapping[str, str] = field(default_factory=dict)
     """LoRA adapters: public name to GGUF file."""
     flash_attention: bool = True

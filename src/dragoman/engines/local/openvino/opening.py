@@ -10,7 +10,7 @@ import openvino as ov
 
 from dragoman.engines.hf_tokenizer import HfTokenizer, card_of
 from dragoman.engines.local import machine
-from dragoman.engines.local.openvino.compiled import compile_graph
+from dragoman.engines.local.openvino.compiled import best_kv_cache, compile_graph
 from dragoman.engines.local.openvino.converted import FILE
 from dragoman.engines.local.openvino.runner import OpenVinoRunner
 from dragoman.engines.local.options import LocalOptions
@@ -24,7 +24,7 @@ _CONTEXT = 2048
 def runner_of(graph: Path, trained: int, options: LocalOptions) -> tuple[OpenVinoRunner, dict[str, str]]:
     """The runner, and what there is to say about it."""
     threads = options.threads or machine.cores()
-    kept = "int8" if options.kv_cache == "auto" else options.kv_cache
+    kept = best_kv_cache() if options.kv_cache == "auto" else options.kv_cache
     compiled = compile_graph(graph, threads=threads, kv_cache=kept)
     slots, context, pages = pages_for(compiled.page, compiled.page_bytes, trained, options)
     runner = OpenVinoRunner(compiled, slots=slots, context=context, pages=pages, batch=options.batch)
