@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 LINGER_S = 2.0
 """What a client that is still sending gets to notice that it was answered."""
@@ -21,7 +22,7 @@ class PatientTransport(asyncio.Transport):
         self._patience = patience
         self._closing = False
         self._end: asyncio.TimerHandle | None = None
-        self._held: list[bytes | bytearray | memoryview] = []
+        self._held: list[bytes | bytearray | memoryview[Any]] = []
         # The hot path: a token's bytes go straight to the real one.
         self.write = inner.write  # type: ignore[method-assign]
         self.get_extra_info = inner.get_extra_info  # type: ignore[method-assign]
