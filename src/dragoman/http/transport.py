@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
 
 LINGER_S = 2.0
 """What a client that is still sending gets to notice that it was answered."""
@@ -22,7 +21,7 @@ class PatientTransport(asyncio.Transport):
         self._patience = patience
         self._closing = False
         self._end: asyncio.TimerHandle | None = None
-        self._held: list[bytes | bytearray | memoryview[Any]] = []
+        self._held: list[bytes | bytearray | memoryview] = []
         # The hot path: a token's bytes go straight to the real one.
         self.write = inner.write  # type: ignore[method-assign]
         self.get_extra_info = inner.get_extra_info  # type: ignore[method-assign]
@@ -33,7 +32,7 @@ class PatientTransport(asyncio.Transport):
     def hold(self) -> None:
         """What is written until `release` leaves in one go."""
         self._held = []
-        self.write = self._held.append  # type: ignore[method-assign]
+        self.write = self._held.append  # type: ignore[method-assign, assignment]
 
     def release(self) -> None:
         held, self._held = self._held, []
