@@ -22,7 +22,7 @@ from tests.support.wait import becomes
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
-    "burst": ({"messages": 20_000}, "after the burst"),
+    "burst": ({"messages": 5_000}, "after the burst"),
     "echo": ({}, "after the echo"),
     "strangers": ({}, "after the strangers"),
     "chatter": ({}, "after the chatter"),

@@ -1,8 +1,10 @@
 """Chat templates are programs that came with a model. Rows 1 to 9; more of it is in `tests/prompt`."""
 
+import asyncio
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from importlib.metadata import requires
 from pathlib import Path
@@ -13,14 +15,16 @@ from packaging.requirements import Requirement
 
 from dragoman.engines.hf_tokenizer import HfTokenizer, card_of
 from dragoman.engines.local import LocalEngine, LocalOptions
-from dragoman.errors import TemplateError
+from dragoman.errors import EndlessTemplate, TemplateError
+from dragoman.http.host import Host
 from dragoman.prompt import ChatTemplate, Prompter
+from dragoman.settings import Settings
 from tests.attacks.bodies import SOCKET, changed, good
 from tests.attacks.fields import TYPES
 from tests.attacks.frame import ROOT, Attacked, Frame, attacked, healthy
 from tests.prompt.test_budget import GIANTS, LOOPS
 from tests.prompt.test_sandbox import ESCAPES
-from tests.support.parrot import TEMPLATE
+from tests.support.parrot import TEMPLATE, parrot
 from tests.support.tiny_gguf import write_tiny
 from tests.support.tokenizers import byte_level, saved
 
@@ -89,16 +93,26 @@ def test_a_runaway_is_stopped_on_every_route(tricked: Attacked, name: str) -> No
 
 
 def test_beside_a_runaway_the_others_go_on(tricked: Attacked) -> None:
-    """Once a template has run away, no rendering holds up the loop again."""
-    tricked.send("/v1/chat/completions", changed("/v1/chat/completions", "messages[0].content", "loop"))
-    tricked.state()
-    with healthy(tricked) as answered:
-        before = answered()
-        for _ in range(2):
-            Frame(tricked).refused("/tokenize", {"messages": [{"role": "user", "content": "loop"}]})
-        assert answered() > before + 10
-    for _ in range(100):
-        Frame(tricked).over()
+    loop = changed("/v1/chat/completions", "messages[0].content", "loop")
+    with healthy(tricked):
+        Frame(tricked).refused("/v1/chat/completions", loop, status=(400,))
+        for _ in range(100):
+            Frame(tricked).over()
+
+
+def test_once_a_template_ran_away_none_is_rendered_in_the_event_loop() -> None:
+    def runs_away(_: None) -> None:
+        raise EndlessTemplate("Rendering was stopped.")
+
+    async def threads() -> tuple[int, int]:
+        host = Host(parrot(), Settings(store="none"))
+        before = await host.prepare(0, lambda _: threading.get_ident(), None)
+        with pytest.raises(EndlessTemplate):
+            await host.prepare(0, runs_away, None)
+        return before, await host.prepare(0, lambda _: threading.get_ident(), None)
+
+    before, after = asyncio.run(threads())
+    assert before == threading.get_ident() != after
 
 
 # Loading
