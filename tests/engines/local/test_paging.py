@@ -1,7 +1,6 @@
 """Pages: what is shared, what is copied, who steps back. The fake runner's answers show any mistake."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,18 +18,6 @@ def ids(*tokens: int) -> "np.typing.NDArray[np.int32]":
 
 def rows(desk: PagedDesk) -> int:
     return sum(len(step) for step in desk.runner.steps)
-
-
-def test_the_same_prompt_again_computes_only_its_last_token() -> None:
-    desk = PagedDesk()
-    desk.ask(SYSTEM, 3)
-    desk.run()
-    again = desk.ask(SYSTEM, 3)
-    desk.step()
-    assert len(desk.runner.steps[-1]) == 1
-    desk.run()
-    assert desk.cached(again) == len(SYSTEM) - 1
-    assert desk.ids(again) == expected(SYSTEM, 3)
 
 
 def test_a_conversation_goes_on_from_its_own_answer() -> None:
@@ -112,18 +99,6 @@ def test_prompt_log_probabilities_survive_a_step_back() -> None:
     for group in groups:
         found = desk.steps_of(group)[0].prompt_logprobs
         assert found is not None and len(found) == 3
-
-
-@pytest.mark.parametrize(
-    "apart", [{"cache_salt": "b"}, {"adapters": (("red", 1.0),)}, {"reuse_prefix": False}]
-)
-def test_nothing_is_shared_across(apart: dict[str, object]) -> None:
-    desk = PagedDesk()
-    desk.ask(SYSTEM, 2)
-    desk.run()
-    group = desk.ask(SYSTEM, 2, **apart)
-    desk.run()
-    assert desk.cached(group) == 0
 
 
 def test_two_private_jobs_have_nothing_in_common() -> None:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from dragoman.engines.local.memory import common
 from dragoman.types import Adapters
+from tests.engines.local.paged import PagedDesk
 from tests.engines.local.support import Desk, expected
 
 SYSTEM = list(range(30))
@@ -20,8 +21,9 @@ def test_common(a: list[int], b: list[int], length: int) -> None:
     assert common(np.array(a, np.int32), np.array(b, np.int32)) == length
 
 
-def test_the_same_prompt_again_computes_only_its_last_token() -> None:
-    desk = Desk()
+@pytest.mark.parametrize("kind", [Desk, PagedDesk])
+def test_the_same_prompt_again_computes_only_its_last_token(kind: type[Desk]) -> None:
+    desk = kind()
     desk.ask(SYSTEM, 3)
     desk.run()
     again = desk.ask(SYSTEM, 3)
@@ -111,8 +113,9 @@ def test_others_go_on_while_somebody_waits_for_a_prefix() -> None:
         {"reuse_prefix": False},
     ],
 )
-def test_nothing_is_shared_across(apart: dict[str, object]) -> None:
-    desk = Desk()
+@pytest.mark.parametrize("kind", [Desk, PagedDesk])
+def test_nothing_is_shared_across(kind: type[Desk], apart: dict[str, object]) -> None:
+    desk = kind()
     desk.ask(SYSTEM, 2)
     desk.run()
     group = desk.ask(SYSTEM, 2, **apart)
