@@ -20,7 +20,7 @@ def main(arguments: list[str] | None = None) -> int:
     for name in args.names or PAGE:
         rows += _tried(name, args.scale, args.seed)
     minutes = (time.monotonic() - began) / 60
-    file = "_".join(["torture", *args.names])
+    file = "torture_of_some" if args.names else "torture"
     keep(file, rows, [page(rows, f"{where}; {minutes:.0f} minutes")])
     print(f"\nthe page is in {OUT / file}.md")
     return 0 if all(row.passed for row in rows) else 1
