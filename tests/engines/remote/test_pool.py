@@ -132,7 +132,7 @@ def test_an_upstream_that_dies_in_the_middle_ends_its_answers_and_no_others() ->
         assert (one.live, two.live) == (3, 3)
         await asyncio.to_thread(first.close)
         await becomes(lambda: sum(job.done() for job in jobs) == 3)
-        assert {type(job.exception()) for job in jobs if job.done()} == {EngineFailed}
+        assert {type(job.exception()) for job in jobs if job.done()} == {Unavailable}
         assert two.live == 3
         for job in jobs:
             job.cancel()
