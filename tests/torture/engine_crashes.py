@@ -42,7 +42,7 @@ def crashes(cycles: int) -> list[Row]:
             for _ in range(min(FREE, cycles - len(seen))):
                 seen.append(crash(server, KILLS[len(seen) % len(KILLS)], STREAMS))
                 progress(len(seen), cycles, "crashes")
-    loading = statistics.median(loads)
+    loading = max(loads)
     told = [end for each in seen for end in each.ends]
     untold = sum(each.untold for each in seen)
     refused = sum(each.refused > 0 for each in seen)
@@ -53,7 +53,7 @@ def crashes(cycles: int) -> list[Row]:
         _within("its streams are told", told, 1.0),
         _within("/ready is 503", [each.unready for each in seen], 1.0),
         Row("a new request gets a 503 meanwhile", f"{refused} of {cycles}", "all", refused == cycles),
-        _within(f"it serves again (loading takes {loading:.2f} s)", back, loading + 1.0),
+        _within(f"it serves again (loading takes up to {loading:.2f} s)", back, loading + 1.0),
     ]
 
 

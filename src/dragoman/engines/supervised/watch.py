@@ -7,7 +7,7 @@ from dragoman.engines.protocol import Engine, LivingEngine, PulsingEngine
 from dragoman.errors import Unavailable
 
 INTERVAL_S = 0.25
-PULSING_QUIET_S = 1.5
+PULSING_QUIET_S = 1.25
 """An engine that tells of its progress within a step is never silent for so long while it gets on."""
 QUIET_S = 5.0
 
