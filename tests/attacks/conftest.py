@@ -3,6 +3,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.attacks.bodies import CANCEL, GOOD, good
+from tests.attacks.doors import FRIEND, KEY, OTHER_KEY
 from tests.attacks.frame import MEMORY_MB, Attacked, Frame, attacked, healthy
 
 WARM_UP = 3
@@ -47,3 +48,17 @@ def frame(server: Attacked) -> Iterator[Frame]:
     made = Frame(server)
     yield made
     made.over()
+
+
+@pytest.fixture(scope="module")
+def keyed() -> Iterator[Attacked]:
+    """With keys, and one page that may ask."""
+    with attacked(api_key=[KEY, OTHER_KEY], cors_origin=[FRIEND]) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def sociable() -> Iterator[Attacked]:
+    """With a second name, and for all pages."""
+    with attacked(allow_host=["my.example"], cors_origin=["*"]) as server:
+        yield server
