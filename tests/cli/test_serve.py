@@ -52,7 +52,15 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
 
 
 @pytest.fixture
-def visit(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[str], None]]:
+def ctrl_c() -> Iterator[None]:
+    """As at a terminal: a shell's background jobs are begun with the signal ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def visit(ctrl_c: None, monkeypatch: pytest.MonkeyPatch) -> list[Callable[[str], None]]:
     """What to do once the server is ready; then comes Ctrl-C."""
     visits: list[Callable[[str], None]] = []
     whole = server.serve
