@@ -29,6 +29,7 @@ VALUES: dict[str, str] = {
     "a comment": "/* */ 1",
     "a comma too many": "[1,]",
     "a name twice": '{"a": 1, "a": 2}',
+    "the last of many names twice": "{" + "".join(f'"{n}":0,' for n in range(100_000)) + '"99999":0}',
     "many values": "[" + "0," * 1_100_000 + "0]",
     "many objects": "[" + "{}," * 1_100_000 + "{}]",
     "many strings": "[" + '"a",' * 1_100_000 + '"a"]',

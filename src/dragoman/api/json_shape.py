@@ -78,8 +78,11 @@ class _Twice(Exception):
 def _no_name_twice(members: list[tuple[str, Any]]) -> None:
     if len(dict(members)) == len(members):
         return
-    names = [name for name, _ in members]
-    raise _Twice(next(name for at, name in enumerate(names) if name in names[:at]))
+    seen: set[str] = set()
+    for name, _ in members:
+        if name in seen:
+            raise _Twice(name)
+        seen.add(name)
 
 
 _NAMES = json.JSONDecoder(object_pairs_hook=_no_name_twice, parse_int=str, parse_float=str)
