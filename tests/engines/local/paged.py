@@ -1,73 +1,27 @@
-"""A runner with pages that computes nothing: pages are lists of ids, and what a sequence reads decides."""
+"""A scripted runner with pages, which are lists of ids."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from dragoman.engines.choosing.arrays import Logits
-from dragoman.engines.local.runner import Rows, StepFailed
+from dragoman.engines.local.runner import Rows
 from dragoman.engines.local.scheduler import Scheduler
-from dragoman.types import Adapters
-from tests.engines.local.support import VOCABULARY, Desk, following, row_of
+from tests.engines.local.scripted import ScriptedRunner
+from tests.engines.local.support import Desk
 
 NOTHING = -1
 
 
-class FakePagedRunner:
-    """It insists that no position is written twice with another id while somebody may read it."""
+class FakePagedRunner(ScriptedRunner):
+    """It insists that no page is written while another sequence may read it."""
 
-    equal_pieces = False
-    adapters: tuple[str, ...] = ("red", "blue")
-
-    def __init__(
-        self, *, slots: int = 4, context: int = 64, pages: int = 64, page: int = 4, rows: int = 64
-    ) -> None:
-        self.slots = slots
-        self.context = context
-        self.vocabulary = VOCABULARY
-        self.max_rows = rows + slots
-        self.max_outputs = slots + 8
+    def __init__(self, *, pages: int = 64, page: int = 4, **sizes: Any) -> None:
+        super().__init__(**sizes)
         self.page = page
         self.pages = pages
         self.held = [[NOTHING] * page for _ in range(pages)]
-        self.steps: list[Rows] = []
         self.copies: list[tuple[int, int]] = []
-        self.failing = False
 
-    def warm_up(self) -> None:
-        pass
-
-    def step(self, rows: Rows, adapters: Adapters) -> Logits:
-        assert 0 < len(rows) <= self.max_rows
-        self._check_apart(rows)
-        self.steps.append(rows)
-        found = []
-        for token, position, slot, output in zip(
-            rows.tokens, rows.positions, rows.slots, rows.outputs, strict=True
-        ):
-            table = rows.tables[slot]
-            self.held[table[position // self.page]][position % self.page] = token
-            if output:
-                found.append(row_of(following(self._read(table, position + 1), adapters)))
-        if self.failing:
-            raise StepFailed("as told")
-        return np.array(found, np.float32).reshape(len(found), self.vocabulary)
-
-    def copy_page(self, source: int, target: int) -> None:
-        self.copies.append((source, target))
-        self.held[target] = list(self.held[source])
-
-    def interrupt(self) -> None:
-        pass
-
-    def embed(self, prompts: Sequence[Sequence[int]]) -> Iterator[list[float] | None]:
-        yield from ()
-
-    def close(self) -> None:
-        pass
-
-    def _check_apart(self, rows: Rows) -> None:
+    def check(self, rows: Rows) -> None:
         """A page that is written in this step is in the table of one sequence only."""
         written = {
             (slot, rows.tables[slot][position // self.page])
@@ -77,8 +31,14 @@ class FakePagedRunner:
             others = [table for other, table in rows.tables.items() if other != slot]
             assert not any(page in table for table in others)
 
-    def _read(self, table: Sequence[int], length: int) -> list[int]:
-        return [self.held[table[place // self.page]][place % self.page] for place in range(length)]
+    def write(self, rows: Rows, number: int) -> Sequence[int]:
+        table, position = rows.tables[rows.slots[number]], rows.positions[number]
+        self.held[table[position // self.page]][position % self.page] = rows.tokens[number]
+        return [self.held[table[place // self.page]][place % self.page] for place in range(position + 1)]
+
+    def copy_page(self, source: int, target: int) -> None:
+        self.copies.append((source, target))
+        self.held[target] = list(self.held[source])
 
 
 class PagedDesk(Desk):

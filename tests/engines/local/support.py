@@ -1,92 +1,39 @@
-"""A runner that computes nothing but remembers everything, and short ways to ask for things."""
+"""A scripted runner with slots, a scheduler that is driven by hand, and short ways to ask for things."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
-import numpy as np
-
-from dragoman.engines.choosing.arrays import Logits
-from dragoman.engines.local.runner import Rows, StepFailed, StepInterrupted
+from dragoman.engines.local.runner import Rows
 from dragoman.engines.local.scheduler import Scheduler, make_group
 from dragoman.engines.local.sequence import Group
-from dragoman.types import Adapters, Job, Sampling, Step
+from dragoman.types import Job, Sampling, Step
+from tests.engines.local.scripted import END, ScriptedRunner
 
-VOCABULARY = 101
-END = 100
 NO_LOOP = cast(asyncio.AbstractEventLoop, None)
 
 
-def following(tokens: Sequence[int], adapters: Adapters = ()) -> int:
-    """The id that comes after `tokens`: it depends on each of them and on their order."""
-    value = sum(sum(map(ord, name)) * int(16 * scale) for name, scale in adapters)
-    for token in tokens:
-        value = (value * 31 + token + 7) % 1_000_003
-    return value % END
-
-
-def expected(prompt: Sequence[int], count: int, adapters: Adapters = ()) -> list[int]:
-    tokens = list(prompt)
-    for _ in range(count):
-        tokens.append(following(tokens, adapters))
-    return tokens[len(prompt) :]
-
-
-class FakeRunner:
+class FakeRunner(ScriptedRunner):
     """Slots are lists of ids. It insists on right positions, as the real one does."""
 
-    def __init__(
-        self,
-        *,
-        slots: int = 4,
-        context: int = 64,
-        rows: int = 64,
-        extra: int = 8,
-        rewinds: bool = True,
-        swaps: bool = False,
-    ) -> None:
-        self.slots = slots
-        self.context = context
-        self.vocabulary = VOCABULARY
-        self.max_rows = rows + slots
-        self.max_outputs = slots + extra
+    def __init__(self, *, rewinds: bool = True, swaps: bool = False, **sizes: Any) -> None:
+        super().__init__(**sizes)
         self.rewinds = rewinds
-        self.equal_pieces = False
         self.swaps = swaps
-        self.adapters: tuple[str, ...] = ("red", "blue")
-        self.held: list[list[int]] = [[] for _ in range(slots)]
-        self.steps: list[Rows] = []
-        self.step_adapters: list[Adapters] = []
+        self.held: list[list[int]] = [[] for _ in range(self.slots)]
         self.copies: list[tuple[int, int, int]] = []
-        self.before_step: Callable[[], None] = lambda: None
-        self.failing = False
-        self.interrupted = False
-        self.closed = False
 
-    def warm_up(self) -> None:
-        assert self.steps == []
+    def check(self, rows: Rows) -> None:
+        for slot in set(rows.slots):
+            ours = [place for place, owner in zip(rows.positions, rows.slots, strict=True) if owner == slot]
+            held = len(self.held[slot])
+            assert ours == list(range(held, held + len(ours)))
+            assert held + len(ours) <= self.context
 
-    def step(self, rows: Rows, adapters: Adapters) -> Logits:
-        assert 0 < len(rows) <= self.max_rows
-        assert sum(rows.outputs) <= self.max_outputs
-        self.interrupted = False
-        self.before_step()
-        if self.failing:
-            raise StepFailed("as told")
-        if self.interrupted:
-            raise StepInterrupted
-        self.steps.append(rows)
-        self.step_adapters.append(adapters)
-        found = []
-        for token, position, slot, output in zip(
-            rows.tokens, rows.positions, rows.slots, rows.outputs, strict=True
-        ):
-            held = self.held[slot]
-            assert position == len(held) < self.context
-            held.append(token)
-            if output:
-                found.append(row_of(following(held, adapters)))
-        return np.array(found, np.float32).reshape(len(found), self.vocabulary)
+    def write(self, rows: Rows, number: int) -> Sequence[int]:
+        held = self.held[rows.slots[number]]
+        held.append(rows.tokens[number])
+        return held
 
     def keep(self, slot: int, length: int) -> None:
         assert length <= len(self.held[slot])
@@ -103,22 +50,6 @@ class FakeRunner:
         if self.swaps:
             self.held[first], self.held[second] = self.held[second], self.held[first]
         return self.swaps
-
-    def interrupt(self) -> None:
-        self.interrupted = True
-
-    def embed(self, prompts: Sequence[Sequence[int]]) -> Iterator[list[float] | None]:
-        for prompt in prompts:
-            yield None
-            yield [float(len(prompt))]
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def row_of(best: int) -> Logits:
-    """Logits whose maximum is at `best`, falling off with the distance."""
-    return -np.abs(np.arange(VOCABULARY, dtype=np.float32) - best)
 
 
 class Desk:

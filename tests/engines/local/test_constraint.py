@@ -15,7 +15,8 @@ from dragoman.engines.local import LocalEngine
 from dragoman.errors import BadRequest, ConstraintFailed
 from dragoman.turns.constrain import Ready
 from dragoman.types import Job, Sampling, Step
-from tests.engines.local.support import END, Desk
+from tests.engines.local.scripted import END
+from tests.engines.local.support import Desk
 
 SCHEMA = {
     "type": "object",

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from dragoman.engines.local.pages import PageStore, root_of
 from dragoman.types import Adapters
 from tests.engines.local.paged import PagedDesk
-from tests.engines.local.support import expected
+from tests.engines.local.scripted import expected
 
 SYSTEM = list(range(30))
 

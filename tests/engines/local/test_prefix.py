@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from dragoman.engines.local.memory import common
 from dragoman.types import Adapters
 from tests.engines.local.paged import PagedDesk
-from tests.engines.local.support import Desk, expected
+from tests.engines.local.scripted import expected
+from tests.engines.local.support import Desk
 
 SYSTEM = list(range(30))
 

@@ -4,7 +4,8 @@ import pytest
 
 from dragoman.errors import BadRequest, EngineFailed
 from dragoman.types import Adapters
-from tests.engines.local.support import END, Desk, expected, following
+from tests.engines.local.scripted import END, expected, following
+from tests.engines.local.support import Desk
 
 LONG = list(range(1, 41))
 

@@ -1,0 +1,109 @@
+"""What the two scripted runners have in common: they compute nothing, but remember everything."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from dragoman.engines.choosing.arrays import Logits
+from dragoman.engines.local.runner import Rows, StepFailed, StepInterrupted
+from dragoman.types import Adapters
+
+VOCABULARY = 101
+END = 100
+
+
+def following(tokens: Sequence[int], adapters: Adapters = (), recalls: int | None = None) -> int:
+    """The id that comes after `tokens`: all of them decide, in their order, or only the newest `recalls`."""
+    value = sum(sum(map(ord, name)) * int(16 * scale) for name, scale in adapters)
+    for token in tokens[-recalls:] if recalls else tokens:
+        value = (value * 31 + token + 7) % 1_000_003
+    return value % END
+
+
+def expected(
+    prompt: Sequence[int], count: int, adapters: Adapters = (), recalls: int | None = None
+) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(following(tokens, adapters, recalls))
+    return tokens[len(prompt) :]
+
+
+def row_of(best: int) -> Logits:
+    """Logits whose maximum is at `best`, falling off with the distance."""
+    return -np.abs(np.arange(VOCABULARY, dtype=np.float32) - best)
+
+
+class ScriptedRunner(ABC):
+    """What a sequence reads decides what comes next, so that its answers show any mistake in the contents."""
+
+    equal_pieces = False
+    adapters: tuple[str, ...] = ("red", "blue")
+
+    def __init__(
+        self,
+        *,
+        slots: int = 4,
+        context: int = 64,
+        rows: int = 64,
+        extra: int = 8,
+        pass_rows: int = 0,
+        recalls: int | None = None,
+    ) -> None:
+        self.slots = slots
+        self.context = context
+        self.vocabulary = VOCABULARY
+        self.max_rows = rows + slots
+        self.max_outputs = slots + extra
+        self.pass_rows = pass_rows
+        self.recalls = recalls
+        self.steps: list[Rows] = []
+        self.step_adapters: list[Adapters] = []
+        self.before_step: Callable[[], None] = lambda: None
+        self.failing = False
+        self.interrupted = False
+        self.closed = False
+
+    def warm_up(self) -> None:
+        assert self.steps == []
+
+    def step(self, rows: Rows, adapters: Adapters) -> Logits:
+        assert 0 < len(rows) <= self.max_rows
+        assert sum(rows.outputs) <= self.max_outputs
+        self.check(rows)
+        self.interrupted = False
+        self.before_step()
+        if self.interrupted:
+            raise StepInterrupted
+        self.steps.append(rows)
+        self.step_adapters.append(adapters)
+        found = []
+        for number, output in enumerate(rows.outputs):
+            held = self.write(rows, number)
+            if output:
+                found.append(row_of(following(held, adapters, self.recalls)))
+        if self.failing:
+            raise StepFailed("as told")
+        return np.array(found, np.float32).reshape(len(found), self.vocabulary)
+
+    @abstractmethod
+    def check(self, rows: Rows) -> None:
+        """Insist on what must hold of a step before anything of it is written."""
+
+    @abstractmethod
+    def write(self, rows: Rows, number: int) -> Sequence[int]:
+        """Put one row's id where it belongs; all ids that its sequence holds then."""
+
+    def interrupt(self) -> None:
+        self.interrupted = True
+
+    def embed(self, prompts: Sequence[Sequence[int]]) -> Iterator[list[float] | None]:
+        """A vector of length one that depends on every id."""
+        for prompt in prompts:
+            yield None
+            angle = following(prompt) / END
+            yield [float(np.cos(angle)), float(np.sin(angle))]
+
+    def close(self) -> None:
+        self.closed = True
