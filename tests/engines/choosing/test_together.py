@@ -21,7 +21,7 @@ def choices(count: int) -> list[Choice]:
         answer = Continuation(
             Job(id="job", prompt=(1,), sampling=sampling), 0, PROMPT, vocabulary=500, ends=frozenset(), room=9
         )
-        made.append((answer, row))
+        made.append(Choice(answer, row[None]))
     return made
 
 
@@ -42,4 +42,4 @@ def test_what_goes_wrong_in_a_thread_is_told() -> None:
     made = choices(12)
     broken = np.array(["x"], dtype=object)
     with pytest.raises(Exception, match=r".+"):
-        Choosers(3).advance([*made, (made[1][0], broken)])
+        Choosers(3).advance([*made, Choice(made[1].answer, broken)])

@@ -46,7 +46,7 @@ class PagedDesk(Desk):
 
     runner: FakePagedRunner  # type: ignore[assignment]
 
-    def __init__(self, *, batch: int = 32, chunk: int = 8, **runner: Any) -> None:
+    def __init__(self, *, batch: int = 32, chunk: int = 8, guesses: int = 0, **runner: Any) -> None:
         super().__init__()
         self.runner = FakePagedRunner(**runner)
-        self.scheduler = Scheduler(self.runner, batch=batch, chunk=chunk)
+        self.scheduler = Scheduler(self.runner, batch=batch, chunk=chunk, guesses=guesses)

@@ -150,7 +150,7 @@ def test_equal_pages_after_different_ones_are_different() -> None:
 
 prompts = st.lists(st.sampled_from([1, 2]), min_size=1, max_size=30)
 adapters = st.sampled_from([(), (("red", 1.0),)])
-asks = st.tuples(prompts, st.integers(1, 9), st.integers(1, 3), adapters, st.integers(0, 3))
+asks = st.tuples(prompts, st.integers(1, 30), st.integers(1, 3), adapters, st.integers(0, 3))
 
 
 @settings(max_examples=150, deadline=None)
@@ -161,7 +161,7 @@ asks = st.tuples(prompts, st.integers(1, 9), st.integers(1, 3), adapters, st.int
     st.integers(1, 5),
     st.data(),
 )
-def test_sharing_and_stepping_back_never_change_an_answer(
+def test_sharing_guessing_and_stepping_back_never_change_an_answer(
     wanted: list[tuple[list[int], int, int, Adapters, int]],
     slots: int,
     pages: int,
@@ -169,8 +169,16 @@ def test_sharing_and_stepping_back_never_change_an_answer(
     data: st.DataObject,
 ) -> None:
     context = min(64, pages * page)
+    recalls = data.draw(st.sampled_from([1, 2, None]))
     desk = PagedDesk(
-        slots=slots, context=context, pages=pages, page=page, batch=data.draw(st.integers(1, 20))
+        slots=slots,
+        context=context,
+        pages=pages,
+        page=page,
+        batch=data.draw(st.integers(1, 20)),
+        guesses=data.draw(st.integers(0, 7)),
+        pass_rows=16,
+        recalls=recalls,
     )
     groups = []
     for prompt, count, n, chosen, wait in wanted:
@@ -183,7 +191,8 @@ def test_sharing_and_stepping_back_never_change_an_answer(
     desk.run(4000)
     for group in groups:
         room = context - len(group.job.prompt)
-        answer = expected(group.job.prompt, min(group.job.sampling.max_tokens, room), group.job.adapters)
+        count = min(group.job.sampling.max_tokens, room)
+        answer = expected(group.job.prompt, count, group.job.adapters, recalls)
         for index in range(group.job.n):
             got = desk.ids(group, index)
             assert got == answer[: len(got)]

@@ -6,15 +6,31 @@ choices are made, the threads that compute the model have nothing to do.
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeAlias
+
+from msgspec import Struct
 
 from dragoman.engines.choosing.arrays import Logits
 from dragoman.engines.choosing.continuation import Continuation
 from dragoman.types import Step
 
-Choice: TypeAlias = tuple[Continuation, Logits]
 # Handing work to a thread costs about as much as choosing by the largest logit a few times over.
 _WORTH_SHARING = 4
+
+
+class Choice(Struct):
+    answer: Continuation
+    rows: Logits
+    """What may come next, and after each guess what may come then."""
+    guesses: Sequence[int] = ()
+
+    def advance(self) -> Step:
+        """The next id; and as long as that is what was guessed, the one after it."""
+        step = self.answer.advance(self.rows[0])
+        for row, guess in zip(self.rows[1:], self.guesses, strict=True):
+            if step.finish is not None or step.ids[-1] != guess:
+                break
+            step = _joined(step, self.answer.advance(row))
+        return step
 
 
 class Choosers:
@@ -24,7 +40,7 @@ class Choosers:
 
     def advance(self, choices: Sequence[Choice]) -> list[Step]:
         """The next step of each continuation, in order."""
-        hard = sum(not answer.takes_largest for answer, _ in choices)
+        hard = sum(not choice.answer.takes_largest for choice in choices)
         if self._pool is None or hard < _WORTH_SHARING:
             return _advance(choices)
         shares = [choices[first :: self._threads] for first in range(self._threads)]
@@ -34,4 +50,12 @@ class Choosers:
 
 
 def _advance(choices: Sequence[Choice]) -> list[Step]:
-    return [answer.advance(row) for answer, row in choices]
+    return [choice.advance() for choice in choices]
+
+
+def _joined(first: Step, second: Step) -> Step:
+    """Two steps of one continuation as one."""
+    second.ids = first.ids + second.ids
+    if first.logprobs is not None:
+        second.logprobs = first.logprobs + (second.logprobs or [])
+    return second

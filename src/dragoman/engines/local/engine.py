@@ -47,7 +47,9 @@ class LocalEngine:
         self.tokenizer = tokenizer
         self._runner = runner
         threads = options.threads or machine.cores()
-        scheduler = Scheduler(runner, batch=options.batch, chunk=options.chunk, choosers=threads)
+        scheduler = Scheduler(
+            runner, batch=options.batch, chunk=options.chunk, choosers=threads, guesses=options.guesses
+        )
         self._worker = Worker(runner, scheduler)
 
     @classmethod

@@ -1,5 +1,8 @@
 """One step, before it is computed: which tokens of which sequences."""
 
+import numpy as np
+
+from dragoman.engines.choosing.arrays import Ids
 from dragoman.engines.local.runner import Rows
 from dragoman.engines.local.sequence import Sequence
 from dragoman.types import Adapters
@@ -9,15 +12,18 @@ _PASS = 2
 
 
 class Piece:
-    """What one sequence computes in a step: its newest token, or a part of its prompt."""
+    """What one sequence computes in a step: its newest token, guesses after it, or a part of its prompt."""
 
-    __slots__ = ("outputs", "sequence", "size", "start")
+    __slots__ = ("guesses", "newest", "outputs", "sequence", "size", "start")
 
     def __init__(self, sequence: Sequence, size: int) -> None:
         self.sequence = sequence
         self.start = sequence.computed
         self.size = size
-        if sequence.prompt_logprobs is not None and not sequence.decoding:
+        self.newest = sequence.answer.output[-1] if sequence.decoding else None
+        """The token to be computed; None for a part of a prompt."""
+        self.guesses: list[int] = []
+        if sequence.prompt_logprobs is not None and self.newest is None:
             self.outputs = size
         else:
             self.outputs = int(self.end >= sequence.prompt_length)
@@ -26,28 +32,38 @@ class Piece:
     def end(self) -> int:
         return self.start + self.size
 
+    def guess(self, tokens: list[int]) -> None:
+        """Compute these as well, as if the newest token of an answer were followed by them."""
+        self.guesses = tokens
+        self.size = self.outputs = 1 + len(tokens)
+
     def add_to(self, rows: Rows) -> None:
         sequence = self.sequence
         assert sequence.slot is not None
         rows.tables[sequence.slot.index] = sequence.slot.pages
-        if sequence.decoding:
-            rows.add(sequence.slot.index, self.start, sequence.answer.output[-1])
-            return
-        tokens = sequence.prompt[self.start : self.end].tolist()
+        if self.newest is None:
+            tokens = sequence.prompt[self.start : self.end].tolist()
+        else:
+            tokens = [self.newest, *self.guesses]
         outputs = [self.outputs == self.size] * self.size
         outputs[-1] = bool(self.outputs)
         rows.extend(sequence.slot.index, self.start, tokens, outputs)
 
-    def done(self) -> None:
-        """The piece has been computed: its tokens are in the slot."""
+    def read(self) -> None:
+        """The part of the prompt has been computed: it is in the slot."""
+        self._written(self.sequence.prompt[self.start : self.end])
+
+    def followed(self, said: list[int]) -> int:
+        """The newest token was followed by what was said; how many guesses were right."""
+        right = max(0, len(said) - 1)
+        self._written(np.array([self.newest, *said[:right]], np.int32))
+        return right
+
+    def _written(self, tokens: Ids) -> None:
         sequence = self.sequence
         assert sequence.slot is not None
-        if sequence.decoding:
-            sequence.slot.write(self.start, sequence.answer.output[-1], 1)
-        else:
-            tokens = sequence.prompt[self.start : self.end]
-            sequence.slot.write(self.start, tokens, self.size)
-        sequence.computed = self.end
+        sequence.slot.write(self.start, tokens)
+        sequence.computed = self.start + len(tokens)
 
 
 class Plan:

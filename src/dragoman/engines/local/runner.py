@@ -61,6 +61,8 @@ class Runner(Protocol):
     """Rows of logits in one step; at least `slots`."""
     equal_pieces: bool
     """Whether pieces of prompts are computed together only as far as they are equally long."""
+    pass_rows: int
+    """As many rows as a step costs by itself; 0 where guesses at further tokens are not worth a row."""
     adapters: tuple[str, ...]
 
     def warm_up(self) -> None:

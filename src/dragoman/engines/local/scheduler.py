@@ -4,6 +4,7 @@ Rules of this file:
 - Sequences that decode are in every step of their adapters; prompts share what is left of the step.
 - A prompt is cut into pieces, small ones while others decode, so that nobody stalls for long.
 - Prompts are read in the order of service, but a part of each step is for the shortest.
+- Where rows cost little, sequences that decode add guesses at their next tokens.
 - Where memory runs out, those who came last step back, and begin again later.
 - A step has one set of adapters, because the runner applies it to all rows; the sets take turns.
 - Rows are in the order of their slots, because the native library splits a step where slots are not adjacent.
@@ -19,6 +20,7 @@ from dragoman.engines.choosing.arrays import Logits
 from dragoman.engines.choosing.continuation import Continuation
 from dragoman.engines.choosing.sampler import logprob
 from dragoman.engines.choosing.together import Choice, Choosers
+from dragoman.engines.local.guessing import Guesser, learn
 from dragoman.engines.local.memory import Memory
 from dragoman.engines.local.paging import Paging
 from dragoman.engines.local.plan import Piece, Plan, level, share_out
@@ -32,12 +34,15 @@ _log = logging.getLogger("dragoman.engine")
 
 
 class Scheduler:
-    def __init__(self, runner: AnyRunner, *, batch: int, chunk: int, choosers: int = 1) -> None:
+    def __init__(
+        self, runner: AnyRunner, *, batch: int, chunk: int, choosers: int = 1, guesses: int = 0
+    ) -> None:
         self._runner = runner
         self._batch = batch
         self._chunk = chunk
         self._choosers = Choosers(choosers)
         self._memory: Memory = Paging(runner) if isinstance(runner, PagedRunner) else Slots(runner)
+        self._guesser = Guesser(runner, self._memory, guesses)
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         self._turn: Adapters = ()
@@ -116,7 +121,9 @@ class Scheduler:
         if self._runner.equal_pieces:
             sizes = level(sizes)
         pieces = [Piece(s, sizes.get(s, 1)) for s in mine if s.decoding or s in sizes]
-        return Plan(adapters, self._with_room(pieces))
+        pieces = self._with_room(pieces)
+        self._guesser.add_to(pieces)
+        return Plan(adapters, pieces)
 
     def _with_room(self, pieces: list[Piece]) -> list[Piece]:
         """The pieces for which there is memory. Who came last steps back for those before."""
@@ -143,27 +150,37 @@ class Scheduler:
     def _read(self, plan: Plan, logits: Logits) -> None:
         """Go through the rows of logits, which are in the order of the plan, and choose what comes next."""
         row = 0
-        decoding: list[Sequence] = []
+        answering: list[Piece] = []
         choices: list[Choice] = []
         for piece in plan.pieces:
-            sequence = piece.sequence
-            piece.done()
-            assert sequence.slot is not None
-            self._memory.written(sequence.slot)
-            if piece.outputs > 1 or sequence.prompt_logprobs is not None:
-                self._read_prompt(piece, logits[row : row + piece.outputs])
+            rows = logits[row : row + piece.outputs]
             row += piece.outputs
-            if sequence.decoding:
-                decoding.append(sequence)
-                choices.append((sequence.answer, logits[row - 1]))
-        for sequence, step in zip(decoding, self._choosers.advance(choices), strict=True):
+            if piece.newest is None:
+                self._read_prompt(piece, rows)
+                rows = rows[-1:]
+            if piece.sequence.decoding:
+                answering.append(piece)
+                choices.append(Choice(piece.sequence.answer, rows, piece.guesses))
+        for piece, step in zip(answering, self._choosers.advance(choices), strict=True):
+            if piece.newest is not None:
+                self._keep_followed(piece, step)
             if step.finish is not None:
-                self._leave(sequence)
-            self._say(sequence, step)
+                self._leave(piece.sequence)
+            self._say(piece.sequence, step)
+
+    def _keep_followed(self, piece: Piece, step: Step) -> None:
+        """Of what was computed, the newest token can be relied on, and guesses that were said then."""
+        sequence = piece.sequence
+        learn(sequence, len(piece.guesses), piece.followed(step.ids))
+        assert sequence.slot is not None
+        self._memory.written(sequence.slot)
 
     def _read_prompt(self, piece: Piece, logits: Logits) -> None:
         """Row i of a prompt tells how likely its id i + 1 was."""
         sequence = piece.sequence
+        piece.read()
+        assert sequence.slot is not None
+        self._memory.written(sequence.slot)
         found = sequence.prompt_logprobs
         if found is None or len(found) >= sequence.prompt_length:
             return

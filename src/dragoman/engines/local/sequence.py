@@ -32,10 +32,10 @@ class Slot:
         self.chain: list[bytes] = []
         """What stands for the tokens up to the end of each full page."""
 
-    def write(self, position: int, tokens: Ids | int, count: int) -> None:
-        """Note that `count` tokens have been computed from `position` on."""
-        self.ids[position : position + count] = tokens
-        self.length = position + count
+    def write(self, position: int, tokens: Ids) -> None:
+        """Note that tokens have been computed from `position` on."""
+        self.length = position + len(tokens)
+        self.ids[position : self.length] = tokens
 
 
 class Group:
@@ -75,6 +75,7 @@ class Sequence:
         "prompt_length",
         "prompt_logprobs",
         "slot",
+        "trust",
     )
 
     def __init__(self, group: Group, index: int, order: tuple[int, int, int], answer: Continuation) -> None:
@@ -90,6 +91,8 @@ class Sequence:
         """Tokens in the slot. Once the prompt is done, all but the newest."""
         self.cached = 0
         self.cancelled = False
+        self.trust = 0.5
+        """How likely a guess at its next token is right, as far as guesses have shown."""
         self.held_by: Sequence | None = None
         """Another sequence that is computing a prefix this one can use, and how far it has to get."""
         self.held_until = 0

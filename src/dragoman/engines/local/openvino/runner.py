@@ -21,6 +21,8 @@ _BEAT_NS = 20_000_000
 
 class OpenVinoRunner:
     equal_pieces = False
+    # On CPUs weights are read more slowly than rows are computed.
+    pass_rows = 16
     adapters: tuple[str, ...] = ()
 
     def __init__(self, compiled: Compiled, *, slots: int, context: int, pages: int, batch: int) -> None:

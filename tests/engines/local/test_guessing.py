@@ -1,0 +1,128 @@
+"""Guesses at the next tokens: fewer steps, and the same answers."""
+
+import numpy as np
+import pytest
+
+from dragoman.engines.local.guessing import learn, repeated
+from tests.engines.local.paged import PagedDesk
+from tests.engines.local.scripted import expected
+
+# Who minds only the newest token says what is 7 more, and after 100 tokens the same again.
+START = [7 * place % 100 for place in range(102)]
+
+
+def desk(guesses: int = 7, **kinds: int) -> PagedDesk:
+    return PagedDesk(guesses=guesses, context=256, **{"pages": 99, "pass_rows": 16, "recalls": 1, **kinds})
+
+
+def said(count: int) -> list[int]:
+    return expected(START, count, recalls=1)
+
+
+@pytest.mark.parametrize(
+    ("known", "guess"),
+    [
+        ([7, 8, 9, 5, 7, 8], [9, 5, 7, 8]),
+        ([7, 8, 1, 7, 8, 2, 7, 8], [2, 7, 8]),
+        ([4, 4, 4], [4]),
+        ([7, 8, 9, 8], []),
+        ([8, 9, 7, 8], []),
+        ([7, 8], []),
+        ([7], []),
+    ],
+)
+def test_a_guess_is_what_followed_the_two_newest_tokens(known: list[int], guess: list[int]) -> None:
+    assert repeated(np.array(known, np.int32), 9) == guess
+
+
+def test_a_guess_has_a_limit() -> None:
+    assert repeated(np.array([7, 8, 9, 5, 7, 8], np.int32), 2) == [9, 5]
+
+
+def test_what_repeats_itself_takes_fewer_steps() -> None:
+    with_guesses, without = desk(), desk(0)
+    for each in (with_guesses, without):
+        group = each.ask(START, 120)
+        each.run()
+        assert each.ids(group) == said(120)
+    assert len(with_guesses.runner.steps) < len(without.runner.steps) / 3
+
+
+def test_what_does_not_repeat_itself_is_not_guessed_for_long() -> None:
+    each = desk(recalls=0)
+    prompt = [1, 2, 3, 1, 2, 4] * 10
+    group = each.ask(prompt, 100)
+    each.run()
+    assert each.ids(group) == expected(prompt, 100)
+    guessed = sum(len(step) for step in each.runner.steps) - len(prompt) - 99
+    assert guessed < 10
+
+
+def test_with_many_rows_in_a_step_only_a_sure_guess_is_worth_one() -> None:
+    sizes = []
+    for streams in (1, 32):
+        each = desk(slots=32, pages=2048, batch=4096, rows=4096)
+        group = [each.ask(START, 8, reuse_prefix=False) for _ in range(streams)][-1]
+        each.run()
+        sizes.append(max(len(step.ids) for step in each.steps_of(group)))
+    assert sizes[0] > sizes[1] == 1
+
+
+def test_a_stop_id_ends_an_answer_in_the_middle_of_right_guesses() -> None:
+    each, whole = desk(), said(120)
+    stop = whole[50]
+    group = each.ask(START, 120, stop_token_ids=(stop,))
+    each.run()
+    assert each.ids(group) == whole[: whole.index(stop) + 1]
+    assert each.finish(group) == "stop"
+
+
+def test_every_token_has_its_log_probability() -> None:
+    each = desk()
+    group = each.ask(START, 60, logprobs=1)
+    each.run()
+    steps = each.steps_of(group)
+    assert max(len(step.ids) for step in steps) > 1
+    assert [[entry.id for entry in step.logprobs or ()] for step in steps] == [step.ids for step in steps]
+
+
+def test_a_seed_draws_the_same_with_guesses_and_without() -> None:
+    answers = []
+    for guesses in (0, 7):
+        each = desk(guesses)
+        group = each.ask(START, 100, temperature=0.6, seed=3)
+        each.run()
+        answers.append(each.ids(group))
+    assert answers[0] == answers[1]
+
+
+def test_the_next_turn_builds_on_an_answer_that_was_guessed() -> None:
+    each = desk(page=4)
+    each.ask(START, 60)
+    each.run()
+    longer = [*START, *said(60), 1, 2, 3]
+    group = each.ask(longer, 5)
+    each.run()
+    assert each.cached(group) == len(START) + 59
+    assert each.ids(group) == expected(longer, 5, recalls=1)
+
+
+def test_nobody_steps_back_for_a_guess() -> None:
+    # There is room for both answers, and for no guess that crosses into a page more.
+    each = desk(slots=2, page=16, pages=16)
+    groups = [each.ask(START, 25, reuse_prefix=False) for _ in range(2)]
+    each.run()
+    assert [each.ids(group) for group in groups] == [said(25)] * 2
+    assert sum(step.positions.count(0) for step in each.runner.steps) == 2
+
+
+def test_trust_grows_with_right_guesses_and_comes_back_after_wrong_ones() -> None:
+    sequence = desk().ask(START, 1).sequences[0]
+    learn(sequence, guessed=3, right=3)
+    assert sequence.trust > 0.7
+    for _ in range(20):
+        learn(sequence, guessed=1, right=0)
+    assert sequence.trust < 0.1
+    for _ in range(200):
+        learn(sequence, guessed=0, right=0)
+    assert 0.3 < sequence.trust <= 0.5
