@@ -109,6 +109,10 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Literal["auto", "int8", "bf16"],
         Meta(description="how the engine local keeps keys and values; int8 takes half the memory"),
     ] = "auto"
+    guesses: Annotated[
+        Annotated[int, Meta(ge=0, le=32)] | None,
+        Meta(description="tokens the engine local may guess in one step, from what was said before"),
+    ] = None
     lora: Annotated[
         list[str], Meta(description="adapters as NAME=FILE; clients choose one by that name as the model")
     ] = field(default_factory=list)

@@ -18,8 +18,8 @@ CARD = ModelCard(name="tiny", max_model_len=64, details={"runner": "llama.cpp"})
 
 
 @pytest.mark.parametrize("engine", ["transformers", "vllm", "remote"])
-@pytest.mark.parametrize("setting", [{"runner": "openvino"}, {"kv_cache": "int8"}])
-def test_other_engines_have_no_runners(engine: str, setting: dict[str, str]) -> None:
+@pytest.mark.parametrize("setting", [{"runner": "openvino"}, {"kv_cache": "int8"}, {"guesses": 0}])
+def test_other_engines_have_no_runners(engine: str, setting: dict[str, object]) -> None:
     settings = msgspec.convert({"engine": engine, **setting}, Settings)
     with pytest.raises(SettingsError, match="for the engine `local`"):
         engine_of(settings)

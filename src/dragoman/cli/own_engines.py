@@ -29,6 +29,7 @@ def local(settings: Settings) -> "LocalEngine":
         adapters=adapters_of(settings),
         runner=settings.runner,
         kv_cache=settings.kv_cache,
+        guesses=LocalOptions().guesses if settings.guesses is None else settings.guesses,
     )
     return LocalEngine.open(model_file(settings), options)
 
@@ -90,8 +91,8 @@ def remote(settings: Settings) -> "Engine":
 
 
 def _leave_to_local(settings: Settings) -> None:
-    for name in ("runner", "kv_cache"):
-        if getattr(settings, name) != "auto":
+    for name in ("runner", "kv_cache", "guesses"):
+        if getattr(settings, name) not in ("auto", None):
             raise SettingsError(f"`{name}` is for the engine `local`; leave it out.")
 
 

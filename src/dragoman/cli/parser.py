@@ -16,7 +16,9 @@ GROUPS: dict[str, frozenset[str]] = {
     "server": frozenset({"host", "port", "keep_alive", "request_timeout", "shutdown_grace"}),
     "doors": frozenset({"api_key", "api_key_file", "insecure", "allow_host", "cors_origin"}),
     "patience": frozenset({"header_timeout", "body_timeout", "write_timeout", "idle_timeout"}),
-    "engine": frozenset({"engine", "engine_args", "context", "slots", "threads", "runner", "kv_cache"}),
+    "engine": frozenset(
+        {"engine", "engine_args", "context", "slots", "threads", "runner", "kv_cache", "guesses"}
+    ),
     "upstreams": frozenset({"upstream", "upstream_key", "tokenizer"}),
     "store": frozenset({"store", "data_dir", "store_max_bytes", "store_max_age", "trajectories"}),
     "mcp": frozenset({"mcp_config", "mcp_allow", "mcp_timeout"}),
@@ -41,6 +43,7 @@ METAVARS = {
     "context": "N",
     "slots": "N",
     "threads": "N",
+    "guesses": "N",
 }
 # Variables that are read elsewhere than in the settings.
 OTHER_VARIABLES = frozenset({ENV_PREFIX + "CONFIG", ENV_PREFIX + "CACHE"})
