@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from openvino._offline_transformations import paged_attention_transformation
 
 from dragoman.engines.local.openvino.family import NotForOpenVino
-from dragoman.engines.local.openvino.graph import GROUP, RUNTIME
+from dragoman.engines.local.openvino.graph import QUANTIZED, RUNTIME
 
 Array: TypeAlias = NDArray[Any]
 PRECISIONS = {"int8": "u8", "bf16": "bf16"}
@@ -50,8 +50,8 @@ def compile_graph(file: Path, *, threads: int, kv_cache: str) -> Compiled:
         "NUM_STREAMS": 1,
         "PERFORMANCE_HINT": "LATENCY",
     }
-    if model.has_rt_info([*RUNTIME, GROUP]):
-        common[GROUP] = int(model.get_rt_info([*RUNTIME, GROUP]).astype(int))
+    if model.has_rt_info([*RUNTIME, QUANTIZED]):
+        common[QUANTIZED] = int(model.get_rt_info([*RUNTIME, QUANTIZED]).astype(int))
     kept = {"KV_CACHE_PRECISION": PRECISIONS[kv_cache]}
     made = core.compile_model(body, "CPU", common | kept)
     wanted = core.compile_model(head, "CPU", common | {"INFERENCE_PRECISION_HINT": "f32"})

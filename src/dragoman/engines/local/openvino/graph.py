@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from openvino.op.util import Variable, VariableInfo
 
 from dragoman.engines.local.openvino.family import Shape
-from dragoman.engines.local.openvino.tensors import Node, Part, Tensors
+from dragoman.engines.local.openvino.tensors import GROUP, Node, Part, Tensors
 
-RUNTIME, GROUP = ("runtime_options",), "DYNAMIC_QUANTIZATION_GROUP_SIZE"
+RUNTIME, QUANTIZED = ("runtime_options",), "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 """Where a graph says in what groups activations are quantized; exported ones say it there too."""
 _FIRST, _LAST = np.int64(0), np.int64(2)
 _FAR = 2**63 - 1
@@ -50,7 +50,7 @@ class _Decoder:
         logits.output(0).get_tensor().set_names({"logits"})
         inputs = [self._ids, self._mask, self._positions, self._beams]
         model = ov.Model([ops.result(logits)], self._kept, inputs, "decoder")
-        model.set_rt_info(self._tensors.group, [*RUNTIME, GROUP])
+        model.set_rt_info(GROUP, [*RUNTIME, QUANTIZED])
         return model
 
     def _layer(self, states: Node, name: str) -> Node:
