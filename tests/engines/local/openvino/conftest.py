@@ -12,10 +12,10 @@ from gguf.quants import quantize
 WIDTH, LAYERS, HEADS, KV_HEADS, INNER = 64, 2, 4, 2, 96
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 
-pytest.importorskip("openvino")
+pytest.importorskip("openvino", reason="OPENVINO IS NOT INSTALLED, so nothing of its runner is tested")
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory, weights: Path) -> Any:
     """What is converted here is kept apart from what the user has."""
     with pytest.MonkeyPatch.context() as patch:

@@ -8,19 +8,25 @@ import numpy as np
 import pytest
 
 from dragoman.engines.choosing.arrays import Logits
+from dragoman.engines.local import machine
 from dragoman.engines.local.openvino.compiled import compile_graph
 from dragoman.engines.local.openvino.converted import converted
 from dragoman.engines.local.openvino.runner import OpenVinoRunner
-from dragoman.engines.local.runner import PagedRunner, Rows
+from dragoman.engines.local.runner import PagedRunner, Rows, StepInterrupted
 from tests.engines.local.openvino.conftest import write_model
+from tests.engines.local.support import Interrupting
 
 PROMPT = list(range(2000, 2050))
 
 
 @pytest.fixture(scope="module")
-def runner(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenVinoRunner]:
-    model = write_model(tmp_path_factory.mktemp("models") / "model.gguf", weights)
-    compiled = compile_graph(converted(model), threads=1, kv_cache="int8")
+def graph(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return converted(write_model(tmp_path_factory.mktemp("models") / "model.gguf", weights))
+
+
+@pytest.fixture(scope="module")
+def runner(graph: Path) -> Iterator[OpenVinoRunner]:
+    compiled = compile_graph(graph, threads=1, kv_cache="int8")
     made = OpenVinoRunner(compiled, slots=2, context=128, pages=16, batch=64)
     made.warm_up()
     yield made
@@ -65,3 +71,18 @@ def test_an_interrupt_between_steps_harms_none(runner: OpenVinoRunner) -> None:
     expected = read(runner, [0, 1], 0, PROMPT)
     runner.interrupt()
     assert np.array_equal(read(runner, [0, 1], 0, PROMPT), expected)
+
+
+@pytest.mark.skipif(machine.cores() < 2, reason="OPENVINO HEARS NO INTERRUPT IN A SINGLE THREAD")
+def test_an_interrupt_within_a_step_breaks_it_off(graph: Path) -> None:
+    long = PROMPT * 40
+    compiled = compile_graph(graph, threads=2, kv_cache="int8")
+    pages = list(range(-(-len(long) // compiled.page)))
+    runner = OpenVinoRunner(compiled, slots=1, context=len(long), pages=len(pages), batch=len(long))
+    whole = read(runner, pages, 0, long)
+    with pytest.raises(StepInterrupted), Interrupting(runner.interrupt):
+        # It is heard within the step, not before or after.
+        while True:
+            read(runner, pages, 0, long)
+    assert np.allclose(read(runner, pages, 0, long), whole, atol=1e-2)
+    runner.close()

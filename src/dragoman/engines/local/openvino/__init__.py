@@ -1,1 +1,7 @@
 """The runner over OpenVINO: weights as int8, keys and values in pages, one compiled graph for every step."""
+
+import sys
+
+# `import openvino` tells a web service of it where this package can be imported, and does without where not.
+# Whoever serves a model at home did not ask for that.
+sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
