@@ -8,10 +8,12 @@ import msgspec
 import pytest
 
 from dragoman.engines.local import LocalEngine, LocalOptions
+from dragoman.engines.local.options import RunnerName
 from dragoman.engines.weights import default_model
 from dragoman.errors import ModelFileError
 
-OPTIONS = LocalOptions(slots=4, context=512, batch=128, chunk=32, threads=1)
+OPTIONS = LocalOptions(slots=4, context=256, batch=128, chunk=32, threads=1)
+RUNNERS = ("llamacpp", "openvino")
 
 
 @pytest.fixture(scope="session")
@@ -22,10 +24,25 @@ def weights() -> Path:
         pytest.skip(f"THE DEFAULT WEIGHTS CANNOT BE FETCHED, so nothing of the real model is tested: {error}")
 
 
-@pytest.fixture(scope="session", params=["llamacpp", "openvino"])
-def local_engine(weights: Path, request: pytest.FixtureRequest) -> Iterator[LocalEngine]:
-    if request.param == "openvino" and find_spec("openvino") is None:
-        pytest.skip("openvino is not installed")
-    engine = LocalEngine.open(weights, msgspec.structs.replace(OPTIONS, runner=request.param))
+@pytest.fixture(scope="session")
+def llamacpp_engine(weights: Path) -> Iterator[LocalEngine]:
+    yield from opened(weights, "llamacpp")
+
+
+@pytest.fixture(scope="session")
+def openvino_engine(weights: Path) -> Iterator[LocalEngine]:
+    if find_spec("openvino") is None:
+        pytest.skip("OPENVINO IS NOT INSTALLED, so nothing of its runner is tested")
+    yield from opened(weights, "openvino")
+
+
+def opened(weights: Path, runner: RunnerName) -> Iterator[LocalEngine]:
+    engine = LocalEngine.open(weights, msgspec.structs.replace(OPTIONS, runner=runner))
     yield engine
     engine.close()
+
+
+@pytest.fixture(scope="session", params=RUNNERS)
+def local_engine(request: pytest.FixtureRequest) -> LocalEngine:
+    engine: LocalEngine = request.getfixturevalue(f"{request.param}_engine")
+    return engine

@@ -2,11 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from dragoman.engines.choosing.arrays import Logits
+from dragoman.engines.local import LocalEngine, LocalOptions
 from dragoman.engines.local.runner import Rows, StepFailed, StepInterrupted
+from dragoman.engines.protocol import ModelCard
 from dragoman.types import Adapters
 
 VOCABULARY = 101
@@ -107,3 +110,21 @@ class ScriptedRunner(ABC):
 
     def close(self) -> None:
         self.closed = True
+
+
+class NoTokenizer:
+    pieces = (b"",)
+    special: dict[str, int] = {}  # noqa: RUF012
+    bos_id = None
+    eos_id = None
+    end_ids = frozenset({END})
+    add_bos = False
+    infill = None
+
+    def encode(self, text: str) -> list[int]:
+        return []
+
+
+def engine_over(runner: Any, options: LocalOptions | None = None) -> LocalEngine:
+    card = ModelCard(name="fake", max_model_len=runner.context)
+    return LocalEngine(runner, NoTokenizer(), card, options or LocalOptions(batch=32, chunk=8))

@@ -1,12 +1,17 @@
 """A scripted runner with slots, a scheduler that is driven by hand, and short ways to ask for things."""
 
 import asyncio
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dragoman.engines.local.runner import Rows
 from dragoman.engines.local.scheduler import Scheduler, make_group
 from dragoman.engines.local.sequence import Group
+from dragoman.errors import ConstraintFailed
 from dragoman.types import Job, Sampling, Step
 from tests.engines.local.scripted import END, ScriptedRunner
 
@@ -106,3 +111,53 @@ def job(prompt: Sequence[int], count: int = 4, **kinds: Any) -> Job:
 
 def _ignore(step: Step) -> None:
     pass
+
+
+class Path:
+    """Allows given ids, one after the other; what comes after them is free or nothing."""
+
+    def __init__(self, *ids: int, accepting: bool = False, broken: bool = False) -> None:
+        self.left = list(ids)
+        self._accepting = accepting
+        self._broken = broken
+
+    def start(self) -> "Path":
+        return Path(*self.left, accepting=self._accepting, broken=self._broken)
+
+    def mask(self, row: NDArray[np.float32]) -> None:
+        if self._broken:
+            raise ConstraintFailed("The grammar is broken.")
+        kept = row[self.left[0]]
+        row[:] = -np.inf
+        row[self.left[0]] = kept
+
+    def accept(self, id_: int) -> None:
+        assert id_ == self.left.pop(0)
+
+    @property
+    def accepting(self) -> bool:
+        return self.over or self._accepting
+
+    @property
+    def over(self) -> bool:
+        return not self.left
+
+
+class Interrupting:
+    """A thread that interrupts again and again: what comes before a step has begun is not heard."""
+
+    def __init__(self, interrupt: Callable[[], None]) -> None:
+        self._interrupt = interrupt
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.wait(0.001):
+            self._interrupt()

@@ -1,22 +1,17 @@
-"""Constrained answers of the real model, and what the scheduler does with a matcher."""
+"""Real constraints on the answers of a real model."""
 
 import asyncio
 import json
 import re
 from typing import Any
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from dragoman.constrain.constraint import Constraint
 from dragoman.constrain.vocabulary import Matcher, Vocabulary
 from dragoman.engines.local import LocalEngine
-from dragoman.errors import BadRequest, ConstraintFailed
 from dragoman.turns.constrain import Ready
 from dragoman.types import Job, Sampling, Step
-from tests.engines.local.scripted import END
-from tests.engines.local.support import Desk
 
 SCHEMA = {
     "type": "object",
@@ -24,85 +19,6 @@ SCHEMA = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
-
-
-class Path:
-    """Allows given ids, one after the other; what comes after them is free or nothing."""
-
-    def __init__(self, *ids: int, accepting: bool = False, broken: bool = False) -> None:
-        self.left = list(ids)
-        self._accepting = accepting
-        self._broken = broken
-
-    def start(self) -> "Path":
-        return Path(*self.left, accepting=self._accepting, broken=self._broken)
-
-    def mask(self, row: NDArray[np.float32]) -> None:
-        if self._broken:
-            raise ConstraintFailed("The grammar is broken.")
-        kept = row[self.left[0]]
-        row[:] = -np.inf
-        row[self.left[0]] = kept
-
-    def accept(self, id_: int) -> None:
-        assert id_ == self.left.pop(0)
-
-    @property
-    def accepting(self) -> bool:
-        return self.over or self._accepting
-
-    @property
-    def over(self) -> bool:
-        return not self.left
-
-
-def test_an_answer_ends_where_its_constraint_does() -> None:
-    desk = Desk()
-    group = desk.ask([1, 2], 9, constraint=Path(7, 8, 9))
-    desk.run()
-    assert (desk.ids(group), desk.finish(group)) == ([7, 8, 9], "stop")
-
-
-def test_the_end_beats_the_length() -> None:
-    desk = Desk()
-    group = desk.ask([1, 2], 3, constraint=Path(7, 8, 9))
-    short = desk.ask([1, 2], 2, constraint=Path(7, 8, 9))
-    desk.run()
-    assert (desk.finish(group), desk.finish(short)) == ("stop", "length")
-
-
-@pytest.mark.parametrize("accepting", [True, False])
-def test_an_end_id_that_is_a_marker_does_not_end_an_answer_in_its_middle(accepting: bool) -> None:
-    desk = Desk()
-    group = desk.ask([1, 2], 9, constraint=Path(7, END, 9, accepting=accepting))
-    desk.run()
-    assert desk.ids(group) == ([7, END] if accepting else [7, END, 9])
-
-
-def test_a_minimum_does_not_outlast_the_constraint() -> None:
-    desk = Desk()
-    group = desk.ask([1, 2], 9, min_tokens=5, constraint=Path(7, 8))
-    desk.run()
-    assert (desk.ids(group), desk.finish(group)) == ([7, 8], "stop")
-
-
-@pytest.mark.parametrize("kinds", [{"bad_words": ((8,),)}, {"allowed_token_ids": (7,)}])
-def test_what_leaves_no_token_is_the_clients_error(kinds: dict[str, Any]) -> None:
-    desk = Desk()
-    group = desk.ask([1, 2], 9, constraint=Path(7, 8), **kinds)
-    desk.run()
-    last = desk.steps_of(group)[-1]
-    assert (desk.ids(group), last.finish) == ([7], "error")
-    assert isinstance(last.error, BadRequest)
-    assert last.error.code == "no_token_left"
-
-
-def test_a_constraint_that_fails_ends_its_answer_and_no_other() -> None:
-    desk = Desk()
-    group, other = desk.ask([1, 2], 4, constraint=Path(7, broken=True)), desk.ask([3, 4], 4)
-    desk.run()
-    assert isinstance(desk.steps_of(group)[-1].error, ConstraintFailed)
-    assert (len(desk.ids(other)), desk.finish(other)) == (4, "length")
 
 
 @pytest.fixture(scope="module")

@@ -7,32 +7,13 @@ from typing import Any
 
 import pytest
 
-from dragoman.engines.local import LocalEngine, LocalOptions
-from dragoman.engines.protocol import ModelCard
+from dragoman.engines.local import LocalEngine
 from dragoman.errors import EngineFailed, Unavailable
 from dragoman.types import Step
-from tests.engines.local.scripted import END, expected
+from tests.engines.local.scripted import engine_over, expected
 from tests.engines.local.support import FakeRunner, job
 
 LONG = list(range(40))
-
-
-class NoTokenizer:
-    pieces = (b"",)
-    special: dict[str, int] = {}  # noqa: RUF012
-    bos_id = None
-    eos_id = None
-    end_ids = frozenset({END})
-    add_bos = False
-    infill = None
-
-    def encode(self, text: str) -> list[int]:
-        return []
-
-
-def engine_over(runner: FakeRunner) -> LocalEngine:
-    card = ModelCard(name="fake", max_model_len=runner.context)
-    return LocalEngine(runner, NoTokenizer(), card, LocalOptions(batch=32, chunk=8))
 
 
 def with_engine(use: Callable[[LocalEngine, FakeRunner], Coroutine[Any, Any, None]]) -> None:

@@ -16,10 +16,9 @@ from dragoman.engines.supervised.backoff import Backoff
 from dragoman.engines.supervised.watch import INTERVAL_S, Watch
 from dragoman.errors import EngineFailed, ModelFileError, Unavailable
 from dragoman.types import Job, Sampling, Step
-from tests.engines.local.scripted import expected
+from tests.engines.local.scripted import engine_over, expected
 from tests.engines.local.support import FakeRunner
 from tests.engines.local.support import job as greedy
-from tests.engines.local.test_worker import engine_over
 
 
 def job(n: int = 1) -> Job:
