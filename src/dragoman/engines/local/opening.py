@@ -69,7 +69,7 @@ def _open_openvino(path: Path, options: LocalOptions) -> Opened:
 
     runner, details = runner_of(converted(path), model.trained_context, options)
     chosen = options.runner == "openvino"
-    why = "" if chosen else "OpenVINO, which is faster with several streams; the other is --runner llamacpp"
+    why = "" if chosen else "OpenVINO, which is faster on this CPU; the other is --runner llamacpp"
     return _opened(model, runner, options, details | {"why": why})
 
 
