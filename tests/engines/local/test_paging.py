@@ -20,17 +20,6 @@ def rows(desk: PagedDesk) -> int:
     return sum(len(step) for step in desk.runner.steps)
 
 
-def test_a_conversation_goes_on_from_its_own_answer() -> None:
-    desk = PagedDesk()
-    desk.ask(SYSTEM, 4)
-    desk.run()
-    longer = SYSTEM + expected(SYSTEM, 4) + [1, 2, 3]
-    group = desk.ask(longer, 2)
-    desk.run()
-    assert desk.cached(group) == len(SYSTEM) + 3
-    assert desk.ids(group) == expected(longer, 2)
-
-
 def test_many_conversations_outlive_their_slots() -> None:
     desk = PagedDesk(slots=1, pages=200)
     for first in range(20):
@@ -99,27 +88,6 @@ def test_prompt_log_probabilities_survive_a_step_back() -> None:
     for group in groups:
         found = desk.steps_of(group)[0].prompt_logprobs
         assert found is not None and len(found) == 3
-
-
-def test_two_private_jobs_have_nothing_in_common() -> None:
-    desk = PagedDesk()
-    for _ in range(2):
-        group = desk.ask(SYSTEM, 2, reuse_prefix=False)
-        desk.run()
-        assert desk.cached(group) == 0
-
-
-def test_a_failed_step_leaves_nothing_wrong_behind() -> None:
-    desk = PagedDesk(batch=8)
-    broken = desk.ask(SYSTEM, 2)
-    desk.step()
-    desk.runner.failing = True
-    desk.step()
-    desk.runner.failing = False
-    assert desk.finish(broken) == "error"
-    group = desk.ask(SYSTEM, 3)
-    desk.run()
-    assert desk.ids(group) == expected(SYSTEM, 3)
 
 
 def test_a_page_in_use_is_never_given_away() -> None:

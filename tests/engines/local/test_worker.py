@@ -10,7 +10,7 @@ import pytest
 from dragoman.engines.local import LocalEngine
 from dragoman.errors import EngineFailed, Unavailable
 from dragoman.types import Step
-from tests.engines.local.scripted import engine_over, expected
+from tests.engines.local.scripted import engine_over
 from tests.engines.local.support import FakeRunner, job
 
 LONG = list(range(40))
@@ -34,14 +34,6 @@ def until(event: threading.Event) -> Callable[[], None]:
         event.wait()
 
     return wait
-
-
-def test_generate() -> None:
-    async def use(engine: LocalEngine, runner: FakeRunner) -> None:
-        steps = [step async for step in engine.generate(job([1, 2], 5))]
-        assert [token for step in steps for token in step.ids] == expected([1, 2], 5)
-
-    with_engine(use)
 
 
 def test_sinks_run_on_the_loops_thread_and_one_wake_up_serves_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,30 +139,6 @@ def test_an_error_in_the_thread_ends_everything(caplog: pytest.LogCaptureFixture
 
     asyncio.run(main())
     assert "ZeroDivisionError" in caplog.text
-
-
-def test_a_sink_that_raises_loses_only_its_own_job(caplog: pytest.LogCaptureFixture) -> None:
-    async def use(engine: LocalEngine, runner: FakeRunner) -> None:
-        def broken(step: Step) -> None:
-            raise ValueError("my fault")
-
-        engine.submit(job([5], 60), broken)
-        steps = [step async for step in engine.generate(job([1, 2], 5))]
-        assert [token for step in steps for token in step.ids] == expected([1, 2], 5)
-
-    with_engine(use)
-    assert "my fault" in caplog.text
-
-
-def test_an_embedding_that_nobody_waits_for_is_given_up() -> None:
-    async def use(engine: LocalEngine, runner: FakeRunner) -> None:
-        waiting = asyncio.create_task(engine.embed([[1]] * 1000))
-        await asyncio.sleep(0)
-        waiting.cancel()
-        steps = [step async for step in engine.generate(job([1, 2], 5))]
-        assert len(steps) == 5
-
-    with_engine(use)
 
 
 def test_check_is_a_round_trip() -> None:

@@ -2,7 +2,10 @@
 
 import asyncio
 
+import pytest
+
 from dragoman.engines.protocol import DirectEngine, EmbeddingEngine, LivingEngine, Tokenizer
+from dragoman.types import Step
 from tests.engines.local.contract.subject import Gate, Subject, ends, ids
 
 
@@ -95,5 +98,15 @@ def test_an_event_loop_that_is_gone_hurts_nobody(subject: Subject) -> None:
         assert len(ids(subject.run(subject.prompt))) == 6
 
 
-def test_a_check_is_a_round_trip(subject: Subject) -> None:
-    asyncio.run(subject.engine.check())
+def test_a_sink_that_raises_loses_only_its_own_job(
+    subject: Subject, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> list[Step]:
+        def broken(step: Step) -> None:
+            raise ValueError("my fault")
+
+        subject.engine.submit(subject.job(subject.prompt[1:], 60, ignore_eos=True), broken)
+        return await subject.collect(subject.prompt)
+
+    assert len(ids(asyncio.run(main()))) == 6
+    assert "my fault" in caplog.text
