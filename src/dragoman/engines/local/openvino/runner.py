@@ -69,6 +69,7 @@ class OpenVinoRunner:
         self._body.copy_page(source, target)
 
     def interrupt(self) -> None:
+        # The runtime listens between two nodes of the graph; but not if it has a single thread.
         self._interrupted = True
         if self._body is not None:
             self._body.cancel()
