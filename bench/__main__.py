@@ -7,7 +7,7 @@ import time
 from msgspec.structs import replace
 
 import bench
-from bench import constrain, machine, parse, responses, serve, stream
+from bench import constrain, flat, machine, parse, responses, serve, step, stream
 from bench.errors import told
 from bench.peers import Setup
 from bench.tables import OUT
@@ -29,8 +29,11 @@ def cli() -> None:
     responses.main(responses.QUICK if args.quick else responses.Options())
     parsing = parse.QUICK if args.quick else parse.Options()
     parse.main(replace(parsing, pythons=parse.pythons_of()), args.plots)
-    constrain.main(Setup(default_model()), constrain.QUICK if args.quick else constrain.Options())
-    serve.main(Setup(default_model()), serve.QUICK if args.quick else serve.Options(), args.plots)
+    setup = Setup(default_model())
+    constrain.main(setup, constrain.QUICK if args.quick else constrain.Options())
+    serve.main(setup, serve.QUICK if args.quick else serve.Options(), args.plots)
+    flat.main(setup.model, setup.threads, flat.QUICK if args.quick else flat.Options())
+    step.main(setup.model, setup.threads, step.QUICK if args.quick else step.Options())
     print(f"\n{time.monotonic() - began:.0f} seconds; tables and figures are in {OUT}")
 
 

@@ -1,13 +1,11 @@
 """What a schema costs: tokens of a real model with and without one, and the time to make one ready.
 
-Both run on one server and take turns round by round, each being first in every other one. A ratio is that of
-the two in one round, and the median of these is told with the least and the most: medians of each alone can
-come from different rounds, and on a disturbed machine they then compare nothing. Every answer is made to have
-its full length: the schema is a list that goes on, the plain one ignores its end.
+All servers run all the time and take turns round by round, and so do both ways to ask. Every answer is made
+to have its full length: the schema is a list that goes on, the plain one ignores its end. The price is the
+rate with a schema over that without, of one server; llama.cpp's has grammars of its own.
 """
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -17,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from bench import machine
-from bench.answers import read
-from bench.client import Flight
-from bench.errors import BenchError, told
+from bench import machine, serve
+from bench.errors import told
 from bench.figures import load_of
-from bench.peers import OURS, Setup, commands
-from bench.process import Server
+from bench.pairs import beside, paired, turns
+from bench.peers import EXACT, OURS, Setup, commands
+from bench.process import Server, running
 from bench.tables import Table, keep
 from dragoman.dialects.registry import get
 from dragoman.engines.local.model import Model
@@ -58,7 +56,8 @@ PERSON: dict[str, Any] = {
 PEOPLE: dict[str, Any] = {"type": "array", "items": PERSON, "minItems": 100}
 """More than any answer holds here."""
 FORMAT = {"type": "json_schema", "json_schema": {"name": "people", "schema": PEOPLE}}
-WAYS: dict[str, dict[str, Any]] = {"no schema": {}, "a schema": {"response_format": FORMAT}}
+PLAIN = "no schema"
+WAYS: dict[str, dict[str, Any]] = {PLAIN: {}, "a schema": {"response_format": FORMAT}}
 
 
 class Options(Struct, frozen=True):
@@ -66,43 +65,32 @@ class Options(Struct, frozen=True):
     tokens: int = 128
     rounds: int = 7
     compiles: int = 30
+    temperature: float = 1.0
 
 
 QUICK = Options(tokens=48, rounds=2, compiles=5)
 
 
 class Round(Struct, frozen=True):
+    server: str
+    way: str
     tokens_per_s: float
     cpu_ms: float
     """Processor time of the server for one token."""
 
 
 class Result(Struct, frozen=True, kw_only=True):
-    rounds: dict[str, list[Round]]
+    rounds: list[Round]
     cold_ms: list[float]
     warm_ms: list[float]
 
 
-def measure(server: Server, options: Options, way: str) -> Round:
-    asked = {
-        "model": server.model,
-        "messages": [{"role": "user", "content": "List some people."}],
-        "max_tokens": options.tokens,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        **WAYS[way],
-    }
+def measure(server: Server, options: Options, way: str, number: int) -> Round:
+    asked = serve.Options(task="List people with:", prompt=4, temperature=options.temperature)
+    asker = serve.Asker(server, asked, f"round {number}", WAYS[way])
     cpu = server.cpu_s()
-    answers = [
-        read(trace) for trace in Flight(server.port, [json.dumps(asked).encode()] * options.streams).finish()
-    ]
-    cpu = server.cpu_s() - cpu
-    short = [answer.tokens for answer in answers if answer.tokens != options.tokens]
-    if short:
-        raise BenchError(f"Answers with {way} have {short} tokens instead of {options.tokens}.")
-    load = load_of(answers)
-    return Round(load.tokens_per_s, cpu / load.tokens * 1000)
+    load = load_of(asker.ask(options.streams, options.tokens))
+    return Round(server.name, way, load.tokens_per_s, (server.cpu_s() - cpu) / load.tokens * 1000)
 
 
 def compile_times(model: Path, times: int) -> tuple[list[float], list[float]]:
@@ -128,53 +116,56 @@ def _ms(work: Callable[[], object]) -> float:
     return (time.perf_counter() - began) * 1000
 
 
-def run(setup: Setup, options: Options) -> Result:
-    rounds: dict[str, list[Round]] = {way: [] for way in WAYS}
-    with Server(OURS, commands(setup)[OURS]) as server:
-        for way in WAYS:
-            measure(server, options, way)  # warms up
+def run(setup: Setup, options: Options, only: Sequence[str] = ()) -> Result:
+    rounds = []
+    with running(commands(setup, only or EXACT)) as servers:
+        for server in servers:
+            for way in WAYS:
+                measure(server, options, way, -1)  # warms up
         for number in range(options.rounds):
             print(f"constrain: round {number + 1} of {options.rounds}", flush=True)
-            for way in list(WAYS)[:: -1 if number % 2 else 1]:
-                rounds[way].append(measure(server, options, way))
+            for server in servers:
+                rounds += [measure(server, options, way, number) for way in turns(list(WAYS), number)]
     cold, warm = compile_times(setup.model, options.compiles)
     return Result(rounds=rounds, cold_ms=cold, warm_ms=warm)
 
 
-def paired(values: Sequence[float], plain: Sequence[float]) -> str:
-    """`0.98x (0.95 to 1.01)`: the ratio within each round, its median and its range."""
-    ratios = [one / other for one, other in zip(values, plain, strict=True)]
-    return f"{statistics.median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f})"
-
-
 def tables(result: Result, options: Options, where: str) -> Sequence[Table]:
-    rates = {way: [one.tokens_per_s for one in done] for way, done in result.rounds.items()}
-    costs = {way: [one.cpu_ms for one in done] for way, done in result.rounds.items()}
-    plain = next(iter(WAYS))
-    rows = [
-        (
-            way,
-            f"{statistics.median(rates[way]):.1f}",
-            paired(rates[way], rates[plain]),
-            f"{statistics.median(costs[way]):.2f}",
-            paired(costs[way], costs[plain]),
-        )
-        for way in WAYS
-    ]
+    servers = dict.fromkeys(each.server for each in result.rounds)
+    rows = [_row(result.rounds, server, way) for server in servers for way in WAYS]
     times = [
         (name, f"{statistics.median(found):.2f}", f"{max(found):.2f}")
         for name, found in (("not seen before", result.cold_ms), ("seen before", result.warm_ms))
     ]
-    note = f"Medians of {options.rounds} rounds, {options.streams} streams. {where}."
+    head = ("server", "answers", "tokens/s", "rate", "CPU ms/token", "CPU", "our tokens/s")
+    asked = f"{options.streams} streams, temperature {options.temperature:g}"
+    note = f"Medians of {options.rounds} rounds, {asked}. {where}."
+    notes = [note, "`our tokens/s` is dragoman's rate over the peer's."]
     return [
-        Table("What a schema costs", ("answers", "tokens/s", "rate", "CPU ms/token", "CPU"), rows, [note]),
+        Table("What a schema costs", head, rows, notes),
         Table("An ordinary schema made ready", ("schema", "median ms", "most ms"), times, [where + "."]),
     ]
 
 
-def main(setup: Setup, options: Options) -> None:
+def _row(rounds: Sequence[Round], server: str, way: str) -> list[str]:
+    def rates(server: str, way: str) -> list[float]:
+        return [each.tokens_per_s for each in rounds if (each.server, each.way) == (server, way)]
+
+    def costs(way: str) -> list[float]:
+        return [each.cpu_ms for each in rounds if (each.server, each.way) == (server, way)]
+
+    figures = [
+        f"{statistics.median(rates(server, way)):.1f}",
+        paired(rates(server, way), rates(server, PLAIN)),
+        f"{statistics.median(costs(way)):.2f}",
+        paired(costs(way), costs(PLAIN)),
+    ]
+    return [server, way, *figures, "" if server == OURS else beside(rates(OURS, way), rates(server, way))]
+
+
+def main(setup: Setup, options: Options, only: Sequence[str] = ()) -> None:
     where = machine.describe()
-    result = run(setup, options)
+    result = run(setup, options, only)
     keep("constrain", result, tables(result, options, where))
 
 
@@ -184,13 +175,21 @@ def cli() -> None:
     parser.add_argument("--streams", type=int, help="streams at the same time [default: 8]")
     parser.add_argument("--tokens", type=int, help="tokens of an answer [default: 128]")
     parser.add_argument("--rounds", type=int, help="rounds [default: 7]")
+    parser.add_argument("--temperature", type=float, default=1.0, help="of the sampling [default: 1]")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="NAME", help="measure only this server"
+    )
     parser.add_argument("--quick", action="store_true", help="a short run, for a first look")
     args = parser.parse_args()
     base = QUICK if args.quick else Options()
-    options = Options(
-        args.streams or base.streams, args.tokens or base.tokens, args.rounds or base.rounds, base.compiles
+    options = replace(
+        base,
+        streams=args.streams or base.streams,
+        tokens=args.tokens or base.tokens,
+        rounds=args.rounds or base.rounds,
+        temperature=args.temperature,
     )
-    main(Setup(Path(args.model) if args.model else default_model()), options)
+    main(Setup(Path(args.model) if args.model else default_model()), options, args.only)
 
 
 if __name__ == "__main__":

@@ -14,25 +14,22 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from bench import machine
+from bench.drive import KINDS, drive
 from bench.errors import BenchError, told
 from bench.figures import Load
-from bench.gpu_watch import Pace, WatchedEngine, drive
+from bench.gpu_watch import Pace, WatchedEngine
 from bench.servers.llama import SHAPES, Shape, make
 from bench.tables import Table, keep
 from dragoman.engines.transformers import TransformersOptions
 from dragoman.http.server import background
 from dragoman.settings import Settings
 
-KINDS: dict[str, dict[str, Any]] = {
-    "greedy": {"temperature": 0.0},
-    "temperature 0.8, top-p 0.95": {"temperature": 0.8, "top_p": 0.95},
-}
 HTTP, ALONE = "HTTP", "no server"
 
 
@@ -74,9 +71,9 @@ def over_http(engine: WatchedEngine, port: int, options: Options, kind: str) -> 
 
 def alone(engine: WatchedEngine, options: Options, kind: str, name: str) -> Round:
     """What came by HTTP last, once more."""
-    jobs = engine.jobs
+    jobs = [replace(job, id=f"{name}-{number}") for number, job in enumerate(engine.jobs)]
     engine.watch()
-    asyncio.run(drive(engine, jobs, name))
+    asyncio.run(drive(engine, jobs))
     return Round(kind, ALONE, engine.pace(options.streams), None)
 
 

@@ -1,18 +1,15 @@
-"""The engine over `transformers` with a clock on every step, and the same jobs without HTTP."""
+"""The engine over `transformers` with a clock on every step."""
 
-import asyncio
 import threading
 import time
-from collections.abc import Sequence
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from bench.errors import BenchError
 from dragoman.engines.protocol import Handle
 from dragoman.engines.transformers import TransformersEngine
 from dragoman.engines.transformers.run import Said
-from dragoman.types import Job, Sink, Step
+from dragoman.types import Job, Sink
 
 
 class Beat(Struct, frozen=True):
@@ -83,19 +80,3 @@ class WatchedEngine(TransformersEngine):
             engine_ms=(last.engine_s - first.engine_s) / steps * 1000,
             loop_ms=(last.loop_s - first.loop_s) / steps * 1000,
         )
-
-
-async def drive(engine: WatchedEngine, jobs: Sequence[Job], name: str) -> None:
-    """The jobs again, with nobody but a counter to hear what comes of them."""
-    left = len(jobs)
-    over = asyncio.Event()
-
-    def sink(step: Step) -> None:
-        nonlocal left
-        left -= step.finish is not None
-        if not left:
-            over.set()
-
-    for number, job in enumerate(jobs):
-        engine.submit(replace(job, id=f"{name}-{number}"), sink)
-    await over.wait()

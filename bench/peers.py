@@ -1,5 +1,6 @@
 """The servers with a real model that are measured side by side, and how each is started."""
 
+from collections.abc import Collection
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,8 +22,8 @@ class Setup(Struct, frozen=True):
     threads: int = 2
 
 
-def commands(setup: Setup) -> dict[str, list[str]]:
-    """`python -m` and this starts each. A server that is not installed is not in it."""
+def commands(setup: Setup, only: Collection[str] = ()) -> dict[str, list[str]]:
+    """`python -m` and this starts each that is named, or all. A server that is not installed is not in it."""
     slots = ["--slots", str(setup.slots)]
     size = ["--context", str(setup.context), "--threads", str(setup.threads)]
     ours = ["dragoman", "serve", str(setup.model), *slots, *size, "--log-level", "warning"]
@@ -33,7 +34,7 @@ def commands(setup: Setup) -> dict[str, list[str]]:
     }
     if find_spec("llama_cpp") is not None:
         found["llama-cpp-python server"] = _llama_cpp_python(setup)
-    return found
+    return {name: command for name, command in found.items() if not only or name in only}
 
 
 def _llama_cpp_python(setup: Setup) -> list[str]:

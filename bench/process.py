@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -112,6 +113,17 @@ class Server:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+@contextmanager
+def running(commands: Mapping[str, Sequence[str]]) -> Iterator[list[Server]]:
+    """All servers at once, to take turns. One that is not asked costs nothing."""
+    with ExitStack() as stack:
+        servers = []
+        for name, command in commands.items():
+            print(f"starting {name}", flush=True)
+            servers.append(stack.enter_context(Server(name, command)))
+        yield servers
 
 
 def cpu_s(pid: int) -> float:

@@ -8,8 +8,9 @@ import argparse
 import json
 import random
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -27,12 +28,17 @@ from dragoman.engines.weights import default_model
 # Short words of everyday English are one token each in nearly every vocabulary.
 WORDS = ("time", "year", "way", "day", "man", "life", "child", "world", "school", "state", "hand", "place")
 
+LIMIT_S = 300.0
+"""For all answers together; where more are asked for at once than that, a second for each."""
+
 
 class Options(Struct, frozen=True):
     levels: Sequence[int] = (1, 8, 32)
     tokens: int = 128
     rounds: int = 3
     temperature: float = 0.0
+    task: str = "Tell a story with:"
+    """How a prompt begins."""
     prompt: int = 24
     """Words of a prompt."""
     prefix: int = 500
@@ -47,18 +53,25 @@ QUICK = Options(levels=(1, 8), tokens=32, rounds=1)
 class Asker:
     """Sends rounds of requests to one server. Prompts differ, unless a prefix is shared."""
 
-    def __init__(self, server: Server, options: Options, seed: str) -> None:
+    def __init__(
+        self, server: Server, options: Options, seed: str, fields: Mapping[str, Any] | None = None
+    ) -> None:
+        """With further fields of the requests, if there are any."""
         self._server = server
         self._options = options
         self._random = random.Random(seed)
+        self._fields = fields or {}
 
     def words(self, count: int) -> list[str]:
         return self._random.choices(WORDS, k=count)
 
     def ask(self, streams: int, tokens: int, prefix: Sequence[str] = ()) -> list[Answer]:
+        return self.answers([[*prefix, *self.words(self._options.prompt)] for _ in range(streams)], tokens)
+
+    def answers(self, prompts: Sequence[Iterable[str]], tokens: int) -> list[Answer]:
         """All at once; every answer has the length that was asked for."""
-        prompts = [[*prefix, *self.words(self._options.prompt)] for _ in range(streams)]
-        flight = Flight(self._server.port, [self._body(prompt, tokens) for prompt in prompts])
+        bodies = [self._body(prompt, tokens) for prompt in prompts]
+        flight = Flight(self._server.port, bodies, limit_s=max(LIMIT_S, len(bodies)))
         answers = [read(trace) for trace in flight.finish()]
         short = [answer.tokens for answer in answers if answer.tokens != tokens]
         if short and self._server.name in peers.EXACT:
@@ -68,12 +81,13 @@ class Asker:
     def _body(self, prompt: Iterable[str], tokens: int) -> bytes:
         asked = {
             "model": self._server.model,
-            "messages": [{"role": "user", "content": "Tell a story with: " + " ".join(prompt)}],
+            "messages": [{"role": "user", "content": " ".join([self._options.task, *prompt])}],
             "max_tokens": tokens,
             "temperature": self._options.temperature,
             "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **self._fields,
         }
         return json.dumps(asked).encode()
 
@@ -108,7 +122,7 @@ def _first_tokens(asker: Asker, options: Options) -> list[First]:
 
 
 def run(setup: Setup, options: Options, only: Sequence[str] = ()) -> list[Visit]:
-    chosen = {name: command for name, command in peers.commands(setup).items() if not only or name in only}
+    chosen = peers.commands(setup, only)
     visits = []
     for number in range(options.rounds):
         for name, command in chosen.items():

@@ -1,0 +1,167 @@
+"""The embedded engine's own work: what of a step is not the runner, which computes the model.
+
+No HTTP. A clock stands before and behind the runner's step, on the engine's thread; what passes between the
+end of one and the beginning of the next is the engine's own: choosing, taking notes, telling, planning. Only
+steps in which every stream decodes count.
+"""
+
+import argparse
+import asyncio
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from bench import machine
+from bench.drive import KINDS, drive
+from bench.errors import BenchError, told
+from bench.pairs import turns
+from bench.runner_texts import prompts
+from bench.tables import Table, keep
+from dragoman.engines.choosing.arrays import Logits
+from dragoman.engines.local import LocalEngine, LocalOptions
+from dragoman.engines.local.opening import open_model
+from dragoman.engines.local.options import RunnerName
+from dragoman.engines.local.runner import AnyRunner, Rows
+from dragoman.engines.weights import default_model
+from dragoman.types import Adapters, Job, Sampling
+
+RUNNERS: tuple[RunnerName, ...] = ("auto", "llamacpp")
+FEWEST = 8
+"""Steps of which a median is worth something."""
+
+
+class Options(Struct, frozen=True):
+    streams: int = 32
+    tokens: int = 96
+    rounds: int = 5
+
+
+QUICK = Options(tokens=32, rounds=1)
+
+
+class Beat(Struct, frozen=True):
+    """One step of a runner."""
+
+    began: float
+    ended: float
+    decoding: int
+    """Streams that had one token each in it, where nobody had more."""
+
+
+class Part(Struct, frozen=True):
+    """What one step took, and what passed until the next began."""
+
+    runner_ms: float
+    rest_ms: float
+
+
+class Case(Struct):
+    runner: str
+    kind: str
+    parts: list[Part]
+
+
+class Watch:
+    """Takes the place of a runner's step."""
+
+    def __init__(self, runner: AnyRunner) -> None:
+        self.beats: list[Beat] = []
+        self._step = runner.step
+        runner.step = self.step  # type: ignore[method-assign]
+
+    def step(self, rows: Rows, adapters: Adapters) -> Logits:
+        began = time.perf_counter()
+        logits = self._step(rows, adapters)
+        ended = time.perf_counter()
+        decoding = len(rows) if len(set(rows.slots)) == sum(rows.outputs) == len(rows) else 0
+        self.beats.append(Beat(began, ended, decoding))
+        return logits
+
+    def parts(self, streams: int) -> Iterator[Part]:
+        """Of steps in which so many decode, and whose next one is like that too."""
+        for beat, following in pairwise(self.beats):
+            if beat.decoding == following.decoding == streams:
+                runner, rest = beat.ended - beat.began, following.began - beat.ended
+                yield Part(runner * 1000, rest * 1000)
+
+
+def jobs_of(engine: LocalEngine, options: Options, kind: str, number: int) -> list[Job]:
+    sampling = Sampling(max_tokens=options.tokens, ignore_eos=True, seed=number, **KINDS[kind])
+    return [
+        Job(id=f"{kind}-{number}-{place}", prompt=tuple(engine.tokenizer.encode(text)), sampling=sampling)
+        for place, text in enumerate(prompts(options.streams))
+    ]
+
+
+def measure(model: Path, runner: RunnerName, threads: int, options: Options) -> list[Case]:
+    settings = LocalOptions(runner=runner, threads=threads, slots=options.streams, context=768)
+    opened = open_model(model, settings)
+    watch = Watch(opened.runner)
+    engine = LocalEngine(opened.runner, opened.tokenizer, opened.card, settings)
+    cases = [Case(opened.card.details["runner"], kind, []) for kind in KINDS]
+    try:
+        for number in range(options.rounds):
+            for case in turns(cases, number):
+                print(f"step: round {number + 1} of {options.rounds}, {case.runner}, {case.kind}", flush=True)
+                watch.beats = []
+                asyncio.run(drive(engine, jobs_of(engine, options, case.kind, number)))
+                case.parts += watch.parts(options.streams)
+    finally:
+        engine.close()
+    return cases
+
+
+def run(model: Path, threads: int, options: Options) -> list[Case]:
+    cases = [case for runner in RUNNERS for case in measure(model, runner, threads, options)]
+    for case in cases:
+        if len(case.parts) < FEWEST:
+            raise BenchError(f"{options.streams} streams were together for {len(case.parts)} steps only.")
+    return cases
+
+
+def table(cases: Sequence[Case], options: Options, where: str) -> Table:
+    rows = []
+    for case in cases:
+        runner = statistics.median(part.runner_ms for part in case.parts)
+        rest = statistics.median(part.rest_ms for part in case.parts)
+        share = statistics.median(part.rest_ms / (part.runner_ms + part.rest_ms) for part in case.parts)
+        rows.append(
+            [case.runner, case.kind, f"{runner:.2f}", f"{rest:.2f}", f"{share:.1%}", str(len(case.parts))]
+        )
+    head = ("runner", "sampling", "runner ms", "rest ms", "rest of the step", "steps")
+    return Table("The engine's own work", head, rows, [f"{options.streams} streams, medians. {where}."])
+
+
+def main(model: Path, threads: int, options: Options) -> None:
+    where = machine.describe()
+    cases = run(model, threads, options)
+    keep("step", cases, [table(cases, options, f"{model.name}. {where}")])
+
+
+def cli() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.step", description=__doc__)
+    parser.add_argument("--model", metavar="FILE", help="a GGUF file [default: the default weights]")
+    parser.add_argument("--streams", type=int, help="streams at the same time [default: 32]")
+    parser.add_argument("--tokens", type=int, help="tokens of an answer [default: 96]")
+    parser.add_argument("--rounds", type=int, help="rounds for each sampling [default: 5]")
+    parser.add_argument("--threads", type=int, default=2, help="compute threads [default: 2]")
+    parser.add_argument("--quick", action="store_true", help="a short run, for a first look")
+    args = parser.parse_args()
+    base = QUICK if args.quick else Options()
+    options = replace(
+        base,
+        streams=args.streams or base.streams,
+        tokens=args.tokens or base.tokens,
+        rounds=args.rounds or base.rounds,
+    )
+    main(Path(args.model) if args.model else default_model(), args.threads, options)
+
+
+if __name__ == "__main__":
+    sys.exit(told(cli))
