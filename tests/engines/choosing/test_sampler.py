@@ -11,7 +11,8 @@ from hypothesis.extra.numpy import arrays
 
 from dragoman.engines.choosing.arrays import Ids, Logits
 from dragoman.engines.choosing.edits import edits
-from dragoman.engines.choosing.sampler import NoTokenLeft, Sampler, draw, largest, logprob
+from dragoman.engines.choosing.filters import largest
+from dragoman.engines.choosing.sampler import NoTokenLeft, Sampler, draw, logprob
 from dragoman.types import Sampling
 
 NO_PROMPT: Ids = np.zeros(0, np.int32)

@@ -3,24 +3,28 @@
 The order is vLLM's: allowed ids, bad words, minimum length, bias, penalties, temperature, min-p, typical-p,
 top-k, top-p. Reported log probabilities are those of the row as it came from the model.
 
-Nothing sorts the vocabulary: each filter first narrows it to the few ids that can pass.
+Nearly all of a vocabulary is so unlikely that it decides nothing. So a draw first looks at the likely ids
+alone, and knows what all the others weigh at most. Only where that much could change what comes out is the
+whole row computed. Either way the id is the one that the whole row gives.
 """
 
 import math
 from collections.abc import Sequence
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dragoman.engines.choosing.arrays import Ids, Logits
+from dragoman.engines.choosing.arrays import Ids, Logits, Places, Weights, scratch
 from dragoman.engines.choosing.edits import Edit, edits
+from dragoman.engines.choosing.filters import Undecided, largest, nucleus, pick, typical
 from dragoman.types import Sampling, TokenLogprob
 
-Floats: TypeAlias = NDArray[np.floating]
-_BLOCK = 64
-# Ids less likely than that, against the likeliest, are seldom in a nucleus, and there are thousands of them.
-_SELDOM = 2e-3
+# What the unlikely ids together weigh at most, where the likeliest id weighs 1. With less, more ids are
+# likely; with more, the whole row is needed more often.
+_REST = 1e-2
+# Where more than one in so many ids is likely, to compute the whole row takes no longer.
+_MANY = 32
+# Nothing changes below that, and 1 / temperature stays a number.
+_COLDEST = 1e-30
 _NEVER = np.float32(-np.inf)
 
 
@@ -84,45 +88,64 @@ def draw(row: Logits, sampling: Sampling, uniform: float) -> int:
     peak = row.max()
     if peak == _NEVER:
         raise NoTokenLeft
-    ids: Ids | None = None
+    ids, rest = _likely(row, float(peak), sampling)
+    if rest:
+        try:
+            return _choose(row, peak, ids, rest, sampling, uniform)
+        except Undecided:
+            ids = None
+    return _choose(row, peak, ids, 0.0, sampling, uniform)
+
+
+def _likely(row: Logits, peak: float, sampling: Sampling) -> tuple[Places | None, float]:
+    """The ids to look at, in order, and what the others weigh at most. None stands for all ids."""
     if sampling.min_p > 0:
-        floor = peak + np.float32(math.log(sampling.min_p) * sampling.temperature)
-        ids, row = _narrow(ids, row, (row >= floor).nonzero()[0].astype(np.int32))
-    scaled = row - peak
-    scaled *= np.float32(1 / sampling.temperature)
+        floor = np.float32(peak + math.log(sampling.min_p) * sampling.temperature)
+        return (row >= floor).nonzero()[0], 0.0
+    if sampling.top_k > 0 or sampling.typical_p < 1:
+        return None, 0.0
+    floor = np.float32(peak + math.log(_REST / row.size) * sampling.temperature)
+    # Rounded down, so that nothing that weighs more is left out.
+    likely = row >= np.nextafter(floor, _NEVER)
+    if np.count_nonzero(likely) > row.size // _MANY:
+        return None, 0.0
+    return likely.nonzero()[0], _REST
+
+
+def _choose(
+    row: Logits, peak: np.float32, ids: Places | None, rest: float, sampling: Sampling, uniform: float
+) -> int:
+    """Draw from these ids, if the others, which weigh `rest` at most, cannot change what comes out."""
+    values = row if ids is None else row[ids]
     if sampling.typical_p < 1:
-        ids, scaled = _narrow(ids, scaled, _typical(scaled, sampling.typical_p))
-    if 0 < sampling.top_k < scaled.size:
-        ids, scaled = _narrow(ids, scaled, largest(scaled, sampling.top_k))
-    weights = np.exp(scaled, out=scaled)
+        places = typical(_weights(values, peak, sampling.temperature), sampling.typical_p)
+        ids, values = _narrow(ids, values, places)
+    if 0 < sampling.top_k < values.size:
+        ids, values = _narrow(ids, values, np.sort(largest(values, sampling.top_k)))
+    weights = _weights(values, peak, sampling.temperature)
     if sampling.top_p < 1:
-        kept = _nucleus(weights, sampling.top_p)
-        weights = weights[kept]
-        ids = kept if ids is None else ids[kept]
-    place = _pick(weights, uniform)
+        kept, rest = nucleus(weights, sampling.top_p, rest)
+        ids, weights = _narrow(ids, weights, kept)
+    place = pick(weights, uniform, rest)
     return place if ids is None else int(ids[place])
 
 
-def largest(values: Logits, count: int) -> Ids:
-    """The places of the `count` largest values, in no order."""
-    blocks = values.size // _BLOCK
-    if blocks <= 2 * count:
-        return np.argpartition(values, -count)[-count:].astype(np.int32)
-    # The count-th largest of the blocks' maxima is not above the count-th largest value. A block is every
-    # so-and-so-manieth value, because numpy compares rows faster than neighbours.
-    maxima = values[: blocks * _BLOCK].reshape(_BLOCK, blocks).max(axis=0)
-    floor = np.partition(maxima, -count)[-count]
-    near = np.flatnonzero(values >= floor).astype(np.int32)
-    if near.size == count:
-        return near
-    chosen: Ids = near[np.argpartition(values[near], -count)[-count:]]
-    return chosen
+def _weights(values: Logits, peak: np.float32, temperature: float) -> Weights:
+    """How likely each is, against the likeliest."""
+    weights = np.subtract(values, peak, out=scratch(values.size))
+    if temperature != 1:
+        weights *= np.float32(1 / max(temperature, _COLDEST))
+    return np.exp(weights, out=weights)
+
+
+def _narrow(ids: Places | None, values: Logits, places: Places) -> tuple[Places, Logits]:
+    return (places if ids is None else ids[places]), values[places]
 
 
 def logprob(row: Logits, token: int, top: int) -> TokenLogprob:
     """The log probability of `token` in `row`, and the `top` most likely ids with theirs."""
     peak = row.max()
-    base = float(peak) + math.log(float(np.exp(row - peak).sum(dtype=np.float64)))
+    base = float(peak) + math.log(_weights(row, peak, 1.0).sum())
     if top <= 0:
         return TokenLogprob(token, float(row[token]) - base)
     places = largest(row, min(top, row.size))
@@ -130,58 +153,6 @@ def logprob(row: Logits, token: int, top: int) -> TokenLogprob:
     places = places[np.lexsort((places, -row[places]))]
     alternatives = tuple((int(i), float(row[i]) - base) for i in places)
     return TokenLogprob(token, float(row[token]) - base, alternatives)
-
-
-def _narrow(ids: Ids | None, values: Logits, places: Ids) -> tuple[Ids, Logits]:
-    return (places if ids is None else ids[places]), values[places]
-
-
-def _nucleus(weights: Floats, top_p: float) -> Ids:
-    """The places of the fewest largest weights that make up `top_p` of the sum; equals are kept together."""
-    total = float(weights.sum())
-    # What is smaller than this adds up to less than 1 - top_p, however much of it there is.
-    least = (1 - top_p) * total / weights.size
-    for floor in (max(_SELDOM, least), least):
-        near = (weights >= floor).nonzero()[0]
-        descending = np.sort(weights[near])[::-1]
-        reached = np.cumsum(descending, dtype=np.float64)
-        if reached.size and reached[-1] >= top_p * total:
-            break
-    last = min(int(np.searchsorted(reached, top_p * total)), descending.size - 1)
-    kept: Ids = near[weights[near] >= descending[last]].astype(np.int32)
-    return kept
-
-
-def _typical(scaled: Logits, typical_p: float) -> Ids:
-    """The places whose information is nearest to the average, until they make up `typical_p`."""
-    weights = np.exp(scaled - scaled.max())
-    probabilities = weights / weights.sum(dtype=np.float64)
-    with np.errstate(divide="ignore"):
-        information = -np.log(probabilities)
-    possible = np.flatnonzero(probabilities > 0)
-    entropy = float((probabilities[possible] * information[possible]).sum())
-    order = possible[np.argsort(np.abs(information[possible] - entropy), kind="stable")]
-    count = int(np.searchsorted(np.cumsum(probabilities[order]), typical_p)) + 1
-    return order[:count].astype(np.int32)
-
-
-def _pick(weights: Floats, uniform: float) -> int:
-    """The place where the running sum of the weights passes `uniform` of the total."""
-    if weights.size <= 256:
-        reached = weights.cumsum(dtype=np.float64)
-        place = int(reached.searchsorted(uniform * reached[-1], side="right"))
-        return min(place, int(weights.nonzero()[0][-1]))
-    starts = np.arange(0, weights.size, 256)
-    blocks = np.cumsum(np.add.reduceat(weights, starts), dtype=np.float64)
-    target = uniform * blocks[-1]
-    block = min(int(np.searchsorted(blocks, target, side="right")), starts.size - 1)
-    before = blocks[block - 1] if block else 0.0
-    inside = weights[starts[block] : starts[block] + 256]
-    place = int(np.searchsorted(np.cumsum(inside, dtype=np.float64), target - before, side="right"))
-    if place >= inside.size or not inside[place]:
-        # Rounding carried it past the last one that can be chosen.
-        place = int(np.flatnonzero(inside)[-1])
-    return int(starts[block]) + place
 
 
 def _generator(seed: int | None, index: int) -> np.random.Generator:
