@@ -1,24 +1,59 @@
-"""A real model behind a real socket, for real clients."""
+"""A real model behind a real socket, for real clients: once over llama.cpp, once over OpenVINO."""
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import pytest
+from msgspec import Struct
 
 from dragoman.engines.local import LocalEngine, LocalOptions
+from dragoman.engines.local.options import RunnerName
 from dragoman.engines.weights import default_model
 from dragoman.http.server import background
 from dragoman.settings import Settings
 
 MODEL = "smollm2"
+RUNNERS = ("llamacpp", "openvino")
+FROM_SCRATCH = {"cache_prompt": False}
+"""For answers that are compared: OpenVINO rounds otherwise behind a prefix that it has computed before."""
 
 
-@pytest.fixture(scope="session")
-def engine() -> LocalEngine:
+class Served(Struct):
+    engine: LocalEngine
+    url: str
+
+
+def serve(runner: RunnerName) -> Iterator[Served]:
     # One thread, because tests share the machine with whatever else runs.
-    return LocalEngine.open(default_model(), LocalOptions(name=MODEL, context=1024, slots=8, threads=1))
+    options = LocalOptions(runner=runner, name=MODEL, context=1024, slots=8, threads=1)
+    engine = LocalEngine.open(default_model(), options)
+    with background(engine, Settings(port=0, model_alias=["gpt-4o-mini"])) as url:
+        yield Served(engine, url)
 
 
 @pytest.fixture(scope="session")
-def base_url(engine: LocalEngine) -> Iterator[str]:
-    with background(engine, Settings(port=0, model_alias=["gpt-4o-mini"])) as url:
-        yield url + "/v1"
+def llamacpp() -> Iterator[Served]:
+    yield from serve("llamacpp")
+
+
+@pytest.fixture(scope="session")
+def openvino() -> Iterator[Served]:
+    if find_spec("openvino") is None:
+        pytest.skip("OPENVINO IS NOT INSTALLED, so no client is tested with its runner")
+    yield from serve("openvino")
+
+
+@pytest.fixture(scope="module", params=RUNNERS)
+def served(request: pytest.FixtureRequest) -> Served:
+    found: Served = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture(scope="module")
+def engine(served: Served) -> LocalEngine:
+    return served.engine
+
+
+@pytest.fixture(scope="module")
+def base_url(served: Served) -> str:
+    return served.url + "/v1"

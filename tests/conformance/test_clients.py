@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.conftest import MODEL
+from tests.conformance.conftest import FROM_SCRATCH, MODEL
 
 
 def test_langchain_openai(base_url: str) -> None:
@@ -15,7 +15,12 @@ def test_langchain_openai(base_url: str) -> None:
     from pydantic import SecretStr
 
     chat = ChatOpenAI(
-        model=MODEL, base_url=base_url, api_key=SecretStr("none"), temperature=0, max_completion_tokens=8
+        model=MODEL,
+        base_url=base_url,
+        api_key=SecretStr("none"),
+        temperature=0,
+        max_completion_tokens=8,
+        extra_body=FROM_SCRATCH,
     )
     whole = chat.invoke("Name three colours.")
     streamed = "".join(str(chunk.content) for chunk in chat.stream("Name three colours."))
@@ -38,6 +43,7 @@ def test_litellm(base_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
             temperature=0,
             max_tokens=8,
             stream=stream,
+            extra_body=FROM_SCRATCH,
         )
 
     whole = ask(stream=False).choices[0].message.content  # type: ignore[attr-defined]

@@ -1,6 +1,7 @@
 """The newest `openai` client, told to check every reply against its own types."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import openai
 import pytest
@@ -8,7 +9,7 @@ from openai import OpenAI
 from openai.types import Completion
 from openai.types.chat import ChatCompletionMessageParam
 
-from tests.conformance.conftest import MODEL
+from tests.conformance.conftest import FROM_SCRATCH, MODEL
 
 ASK: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Name three colours."}]
 
@@ -27,7 +28,9 @@ def test_chat(client: OpenAI) -> None:
 
 
 def test_chat_stream_is_the_whole_answer(client: OpenAI) -> None:
-    whole = client.chat.completions.create(model=MODEL, messages=ASK, max_tokens=12, temperature=0)
+    whole = client.chat.completions.create(
+        model=MODEL, messages=ASK, max_tokens=12, temperature=0, extra_body=FROM_SCRATCH
+    )
     stream = client.chat.completions.create(
         model=MODEL,
         messages=ASK,
@@ -35,6 +38,7 @@ def test_chat_stream_is_the_whole_answer(client: OpenAI) -> None:
         temperature=0,
         stream=True,
         stream_options={"include_usage": True},
+        extra_body=FROM_SCRATCH,
     )
     chunks = list(stream)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
@@ -65,10 +69,12 @@ def test_chat_choices_share_a_prompt(client: OpenAI) -> None:
 
 
 def test_stop(client: OpenAI) -> None:
-    whole = client.chat.completions.create(model=MODEL, messages=ASK, max_tokens=12, temperature=0)
+    whole = client.chat.completions.create(
+        model=MODEL, messages=ASK, max_tokens=12, temperature=0, extra_body=FROM_SCRATCH
+    )
     text = whole.choices[0].message.content or ""
     reply = client.chat.completions.create(
-        model=MODEL, messages=ASK, max_tokens=12, temperature=0, stop=[text[4:8]]
+        model=MODEL, messages=ASK, max_tokens=12, temperature=0, stop=[text[4:8]], extra_body=FROM_SCRATCH
     )
     assert reply.choices[0].message.content == text[: text.index(text[4:8])]
     assert reply.choices[0].finish_reason == "stop"
@@ -77,7 +83,7 @@ def test_stop(client: OpenAI) -> None:
 def test_seed_reproduces(client: OpenAI) -> None:
     def answer(seed: int) -> str | None:
         reply = client.chat.completions.create(
-            model=MODEL, messages=ASK, max_tokens=16, temperature=1.5, seed=seed
+            model=MODEL, messages=ASK, max_tokens=16, temperature=1.5, seed=seed, extra_body=FROM_SCRATCH
         )
         return reply.choices[0].message.content
 
@@ -109,10 +115,9 @@ def usual(base_url: str) -> Iterator[OpenAI]:
 
 def test_completions_stream(usual: OpenAI) -> None:
     """The SDK's type has no null finish_reason, which every chunk but the last has; the rest is checked."""
-    whole = usual.completions.create(model=MODEL, prompt="One, two,", max_tokens=6, temperature=0)
-    stream = usual.completions.create(
-        model=MODEL, prompt="One, two,", max_tokens=6, temperature=0, stream=True
-    )
+    asked: Any = {"model": MODEL, "prompt": "One, two,", "max_tokens": 6, "temperature": 0}
+    whole = usual.completions.create(**asked, extra_body=FROM_SCRATCH)
+    stream = usual.completions.create(**asked, extra_body=FROM_SCRATCH, stream=True)
     chunks = list(stream)
     assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
     for chunk in chunks:

@@ -12,7 +12,7 @@ from dragoman.engines.scripted import Script, say
 from dragoman.http.server import background
 from dragoman.settings import Settings
 from dragoman.types import Job
-from tests.conformance.conftest import MODEL
+from tests.conformance.conftest import FROM_SCRATCH, MODEL
 from tests.support.tool_model import NAME, call, prompt_of, tool_model
 
 
@@ -40,7 +40,7 @@ def said(job: Job) -> Script:
 
 
 def test_a_stream_is_the_whole_answer(base_url: str) -> None:
-    asked = chat(base_url, MODEL, temperature=0, max_tokens=8)
+    asked = chat(base_url, MODEL, temperature=0, max_tokens=8, extra_body=FROM_SCRATCH)
     whole = asked.invoke("Name three colours.")
     streamed = reduce(add, asked.stream("Name three colours."))
     assert streamed.text == whole.text

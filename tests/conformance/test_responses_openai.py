@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 from dragoman.engines.scripted import say
 from dragoman.http.server import background
 from dragoman.settings import Settings
-from tests.conformance.conftest import MODEL
+from tests.conformance.conftest import FROM_SCRATCH, MODEL
 from tests.support.tool_model import NAME, prompt_of, tool_model
 
 ASK = "Name three colours."
@@ -59,6 +59,7 @@ def test_create(client: OpenAI) -> None:
 
 def test_stream_is_the_whole_answer(client: OpenAI) -> None:
     asked: Any = {"model": MODEL, "input": ASK, "max_output_tokens": 12, "temperature": 0}
+    asked["extra_body"] = FROM_SCRATCH
     whole = client.responses.create(**asked)
     events = list(client.responses.create(**asked, stream=True))
     text = "".join(event.delta for event in events if event.type == "response.output_text.delta")

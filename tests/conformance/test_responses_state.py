@@ -8,11 +8,17 @@ import pytest
 from openai import OpenAI
 from openai.types.responses import Response
 
-from tests.conformance.conftest import MODEL
+from tests.conformance.conftest import MODEL, Served
 from tests.support.wait import becomes
 
 ASK = "Name three colours."
 LONG: Any = {"max_output_tokens": 900, "extra_body": {"ignore_eos": True}}
+
+
+@pytest.fixture(scope="module")
+def served(llamacpp: Served) -> Served:
+    """What is kept does not depend on who computes."""
+    return llamacpp
 
 
 @pytest.fixture(scope="module")

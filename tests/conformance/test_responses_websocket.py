@@ -10,10 +10,16 @@ from openai.types.responses import Response
 from openai.types.responses.responses_server_event import ResponsesServerEvent
 from pydantic import TypeAdapter
 
-from tests.conformance.conftest import MODEL
+from tests.conformance.conftest import MODEL, Served
 
 EVENTS: TypeAdapter[ResponsesServerEvent] = TypeAdapter(ResponsesServerEvent)
 ENDS = ("response.completed", "response.incomplete", "response.failed", "error")
+
+
+@pytest.fixture(scope="module")
+def served(llamacpp: Served) -> Served:
+    """How messages travel does not depend on who computes."""
+    return llamacpp
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
 from openai.types.conversations import Message
 from openai.types.responses import ResponseInputItemParam
 
-from tests.conformance.conftest import MODEL
+from tests.conformance.conftest import MODEL, Served
 
 ASK: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Name three colours."}]
 ITEMS: list[ResponseInputItemParam] = [
@@ -21,6 +21,12 @@ ITEMS: list[ResponseInputItemParam] = [
     {"type": "custom_tool_call", "call_id": "call_2", "name": "note", "input": "rain"},
     {"type": "custom_tool_call_output", "call_id": "call_2", "output": "noted"},
 ]
+
+
+@pytest.fixture(scope="module")
+def served(llamacpp: Served) -> Served:
+    """What is kept does not depend on who computes."""
+    return llamacpp
 
 
 @pytest.fixture(scope="module")

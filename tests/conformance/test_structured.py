@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from itertools import cycle
 from random import Random
 from typing import Any, Literal
 
@@ -12,10 +13,9 @@ from openai.types.chat import ChatCompletionMessageParam
 from pydantic import BaseModel, Field
 
 from dragoman.constrain.constraint import Constraint
-from dragoman.engines.local import LocalEngine
 from dragoman.http.server import background
 from dragoman.settings import Settings
-from tests.conformance.conftest import MODEL
+from tests.conformance.conftest import MODEL, RUNNERS, Served
 from tests.support.apply_patch import APPLY_PATCH
 from tests.support.engines import Shared
 from tests.support.http import post, stream
@@ -105,8 +105,10 @@ def test_schemas_whole_and_streamed(base_url: str, seed: int) -> None:
     assert (streamed["finish_reason"], wrong_text(streamed["content"], wanted)) == ("stop", None)
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_required_calls_in_a_dialect(engine: LocalEngine, dialect: str) -> None:
+@pytest.mark.parametrize(("runner", "dialect"), [*zip(cycle(RUNNERS), DIALECTS, strict=False)])
+def test_required_calls_in_a_dialect(runner: str, dialect: str, request: pytest.FixtureRequest) -> None:
+    """A grammar does not mind who computes, so that the runners take turns."""
+    served: Served = request.getfixturevalue(runner)
     declared = tools(Random(len(dialect)), depth=1)
     body = {
         "messages": ASK,
@@ -117,7 +119,7 @@ def test_required_calls_in_a_dialect(engine: LocalEngine, dialect: str) -> None:
         "max_tokens": 500,
         "seed": 1,
     }
-    with background(Shared(engine), Settings(port=0, dialect=dialect)) as url:
+    with background(Shared(served.engine), Settings(port=0, dialect=dialect)) as url:
         [choice] = post(url, "/v1/chat/completions", body).json()["choices"]
         streamed = message_of(stream(url, "/v1/chat/completions", body))
     for calls, finish in (

@@ -1,9 +1,10 @@
-"""Real clients call tools. The model is a script, so that there is a call to be sure of."""
+"""Real clients call tools. The model is a script, so that there is a call to be sure of, or made to call."""
 
 import json
 from collections.abc import Iterator
 from functools import reduce
 from operator import add
+from typing import Any
 
 import pytest
 from openai import OpenAI
@@ -17,6 +18,7 @@ from openai.types.chat import (
 from dragoman.engines.scripted import Script, ScriptedEngine, say
 from dragoman.http.server import background
 from dragoman.types import Job
+from tests.conformance.conftest import MODEL, Served
 from tests.support.tool_model import prompt_of, tool_model
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
@@ -116,3 +118,22 @@ def test_langchain_binds_tools(base_url: str) -> None:
         assert (call["name"], call["args"]) == ("weather", {"city": "Paris"})
     result = ToolMessage(RESULT, tool_call_id=whole.tool_calls[0]["id"])
     assert bound.invoke([asked, whole, result]).content == "It has 21 degrees."
+
+
+def test_a_real_model_is_made_to_call_and_reads_the_result(served: Served) -> None:
+    cities = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}
+    tool: Any = {"type": "function", "function": {"name": "weather", "parameters": cities, "strict": True}}
+    asked: Any = {"model": MODEL, "tools": [tool], "max_tokens": 200}
+    with OpenAI(base_url=f"{served.url}/v1", api_key="none", _strict_response_validation=True) as client:
+        forced: Any = {"tool_choice": "required", "parallel_tool_calls": False}
+        first = client.chat.completions.create(messages=ASK, **forced, **asked).choices[0]
+        [call] = first.message.tool_calls or []
+        assert isinstance(call, ChatCompletionMessageFunctionToolCall)
+        assert (first.finish_reason, call.function.name) == ("tool_calls", "weather")
+        assert json.loads(call.function.arguments)["city"] in ("Paris", "Rome")
+        result = {"role": "tool", "tool_call_id": call.id, "content": RESULT}
+        history: Any = [*ASK, {"role": "assistant", "tool_calls": [call.to_dict()]}, result]
+        asked["max_tokens"] = 8
+        second = client.chat.completions.create(messages=history, tool_choice="none", **asked).choices[0]
+    assert second.message.content
+    assert not second.message.tool_calls
