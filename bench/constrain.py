@@ -5,7 +5,6 @@ to have its full length: the schema is a list that goes on, the plain one ignore
 rate with a schema over that without, of one server; llama.cpp's has grammars of its own.
 """
 
-import argparse
 import statistics
 import sys
 import time
@@ -15,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import replace
 
-from bench import machine, serve
+from bench import flags, machine, serve
 from bench.errors import told
 from bench.figures import load_of
 from bench.pairs import beside, paired, turns
@@ -28,7 +26,6 @@ from dragoman.dialects.registry import get
 from dragoman.engines.local.model import Model
 from dragoman.engines.local.tokenizer import LlamaTokenizer
 from dragoman.engines.protocol import ModelCard
-from dragoman.engines.weights import default_model
 from dragoman.limits import Limits
 from dragoman.turns.constrain import Constrainer
 from dragoman.turns.spec import TurnSpec, Wanted
@@ -170,26 +167,12 @@ def main(setup: Setup, options: Options, only: Sequence[str] = ()) -> None:
 
 
 def cli() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.constrain", description=__doc__)
-    parser.add_argument("--model", metavar="FILE", help="a GGUF file [default: the default weights]")
+    parser = flags.parser("constrain", __doc__, Options().rounds)
     parser.add_argument("--streams", type=int, help="streams at the same time [default: 8]")
     parser.add_argument("--tokens", type=int, help="tokens of an answer [default: 128]")
-    parser.add_argument("--rounds", type=int, help="rounds [default: 7]")
-    parser.add_argument("--temperature", type=float, default=1.0, help="of the sampling [default: 1]")
-    parser.add_argument(
-        "--only", action="append", default=[], metavar="NAME", help="measure only this server"
-    )
-    parser.add_argument("--quick", action="store_true", help="a short run, for a first look")
-    args = parser.parse_args()
-    base = QUICK if args.quick else Options()
-    options = replace(
-        base,
-        streams=args.streams or base.streams,
-        tokens=args.tokens or base.tokens,
-        rounds=args.rounds or base.rounds,
-        temperature=args.temperature,
-    )
-    main(Setup(Path(args.model) if args.model else default_model()), options, args.only)
+    parser.add_argument("--temperature", type=float, help="of the sampling [default: 1]")
+    args, options = flags.read(parser, Options(), QUICK)
+    main(Setup(args.model, threads=args.threads), options, args.only)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ the time counts in which all streams are under way, so that reading them is no p
 from the first request to the last token.
 """
 
-import argparse
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -13,16 +12,14 @@ from functools import partial
 from pathlib import Path
 
 from msgspec import Struct
-from msgspec.structs import replace
 
-from bench import machine, serve
+from bench import flags, machine, serve
 from bench.errors import BenchError, told
 from bench.figures import load_of
 from bench.pairs import beside, paired, turns
 from bench.peers import EXACT, OURS, Setup, commands
 from bench.process import Server, running
 from bench.tables import Table, keep
-from dragoman.engines.weights import default_model
 
 ROOM = 64
 """Tokens around the words of a prompt, at most."""
@@ -156,25 +153,11 @@ def main(model: Path, threads: int, options: Options, only: Sequence[str] = ()) 
 
 
 def cli() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.flat", description=__doc__)
-    parser.add_argument("--model", metavar="FILE", help="a GGUF file [default: the default weights]")
+    parser = flags.parser("flat", __doc__, Options().rounds)
     parser.add_argument("--long", type=int, help="words of a long context [default: 2000]")
     parser.add_argument("--line", type=int, help="requests that come together [default: 1000]")
-    parser.add_argument("--rounds", type=int, help="rounds [default: 3]")
-    parser.add_argument("--threads", type=int, default=2, help="compute threads [default: 2]")
-    parser.add_argument(
-        "--only", action="append", default=[], metavar="NAME", help="measure only this server"
-    )
-    parser.add_argument("--quick", action="store_true", help="a short run, for a first look")
-    args = parser.parse_args()
-    base = QUICK if args.quick else Options()
-    options = replace(
-        base,
-        long=args.long or base.long,
-        line=args.line or base.line,
-        rounds=args.rounds or base.rounds,
-    )
-    main(Path(args.model) if args.model else default_model(), args.threads, options, args.only)
+    args, options = flags.read(parser, Options(), QUICK)
+    main(args.model, args.threads, options, args.only)
 
 
 if __name__ == "__main__":

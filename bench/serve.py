@@ -4,18 +4,15 @@ Servers run one at a time and take turns round by round, so that noise hits all 
 have its full length. The first token is also timed on a long prefix: fresh, known, and known to many at once.
 """
 
-import argparse
 import json
 import random
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import replace
 
-from bench import machine, peers, plots, serve_tables
+from bench import flags, machine, peers, plots, serve_tables
 from bench.answers import Answer, read
 from bench.client import Flight
 from bench.errors import BenchError, told
@@ -23,7 +20,6 @@ from bench.figures import First, Load, Visit, load_of
 from bench.peers import Setup
 from bench.process import Server
 from bench.tables import keep
-from dragoman.engines.weights import default_model
 
 # Short words of everyday English are one token each in nearly every vocabulary.
 WORDS = ("time", "year", "way", "day", "man", "life", "child", "world", "school", "state", "hand", "place")
@@ -142,34 +138,22 @@ def main(setup: Setup, options: Options, plot_folder: str | None, only: Sequence
 
 
 def cli() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.serve", description=__doc__)
-    parser.add_argument("--model", metavar="FILE", help="a GGUF file [default: the default weights]")
-    parser.add_argument("--streams", metavar="N,N", help="streams at the same time [default: 1,8,32]")
+    parser = flags.parser("serve", __doc__, Options().rounds)
+    parser.add_argument(
+        "--streams", dest="levels", type=_levels, metavar="N,N", help="at the same time [default: 1,8,32]"
+    )
     parser.add_argument("--tokens", type=int, help="tokens of an answer [default: 128]")
-    parser.add_argument("--rounds", type=int, help="rounds for each server [default: 3]")
-    parser.add_argument("--threads", type=int, default=2, help="compute threads [default: 2]")
     parser.add_argument("--prompt", type=int, help="words of a prompt [default: 24]")
     parser.add_argument("--context", type=int, default=768, help="tokens of a sequence [default: 768]")
-    parser.add_argument("--temperature", type=float, default=0.0, help="of the sampling [default: 0, greedy]")
-    parser.add_argument(
-        "--only", action="append", default=[], metavar="NAME", help="measure only this server"
-    )
-    parser.add_argument("--quick", action="store_true", help="a short run, for a first look")
+    parser.add_argument("--temperature", type=float, help="of the sampling [default: 0, greedy]")
     parser.add_argument("--plots", metavar="DIR", help="folder for the plots [default: bench/out]")
-    args = parser.parse_args()
-    base = QUICK if args.quick else Options()
-    levels = tuple(map(int, args.streams.split(","))) if args.streams else base.levels
-    options = replace(
-        base,
-        levels=levels,
-        tokens=args.tokens or base.tokens,
-        rounds=args.rounds or base.rounds,
-        temperature=args.temperature,
-        prompt=args.prompt or base.prompt,
-    )
-    model = Path(args.model) if args.model else default_model()
-    setup = Setup(model, context=args.context, threads=args.threads)
+    args, options = flags.read(parser, Options(), QUICK)
+    setup = Setup(args.model, context=args.context, threads=args.threads)
     main(setup, options, args.plots, args.only)
+
+
+def _levels(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(",")))
 
 
 if __name__ == "__main__":

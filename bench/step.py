@@ -5,7 +5,6 @@ end of one and the beginning of the next is the engine's own: choosing, taking n
 steps in which every stream decodes count.
 """
 
-import argparse
 import asyncio
 import statistics
 import sys
@@ -15,9 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from msgspec import Struct
-from msgspec.structs import replace
 
-from bench import machine
+from bench import flags, machine
 from bench.drive import KINDS, drive
 from bench.errors import BenchError, told
 from bench.pairs import turns
@@ -28,7 +26,6 @@ from dragoman.engines.local import LocalEngine, LocalOptions
 from dragoman.engines.local.opening import open_model
 from dragoman.engines.local.options import RunnerName
 from dragoman.engines.local.runner import AnyRunner, Rows
-from dragoman.engines.weights import default_model
 from dragoman.types import Adapters, Job, Sampling
 
 RUNNERS: tuple[RunnerName, ...] = ("auto", "llamacpp")
@@ -145,22 +142,11 @@ def main(model: Path, threads: int, options: Options) -> None:
 
 
 def cli() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.step", description=__doc__)
-    parser.add_argument("--model", metavar="FILE", help="a GGUF file [default: the default weights]")
+    parser = flags.parser("step", __doc__, Options().rounds, peers=False)
     parser.add_argument("--streams", type=int, help="streams at the same time [default: 32]")
     parser.add_argument("--tokens", type=int, help="tokens of an answer [default: 96]")
-    parser.add_argument("--rounds", type=int, help="rounds for each sampling [default: 5]")
-    parser.add_argument("--threads", type=int, default=2, help="compute threads [default: 2]")
-    parser.add_argument("--quick", action="store_true", help="a short run, for a first look")
-    args = parser.parse_args()
-    base = QUICK if args.quick else Options()
-    options = replace(
-        base,
-        streams=args.streams or base.streams,
-        tokens=args.tokens or base.tokens,
-        rounds=args.rounds or base.rounds,
-    )
-    main(Path(args.model) if args.model else default_model(), args.threads, options)
+    args, options = flags.read(parser, Options(), QUICK)
+    main(args.model, args.threads, options)
 
 
 if __name__ == "__main__":
