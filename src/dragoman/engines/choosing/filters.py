@@ -17,7 +17,7 @@ _BLOCK = 64
 _PICK_BLOCK = 256
 _SORTED_AT_ONCE = 512
 # What weighs less, against 1 for the likeliest, is seldom in a nucleus, and there may be thousands of it.
-_SELDOM = 2e-3
+_SELDOM = (2e-3, 2e-4, 0.0)
 
 
 class Undecided(Exception):
@@ -49,8 +49,8 @@ def nucleus(weights: Weights, top_p: float, rest: float = 0.0) -> tuple[Places, 
     least, most = top_p * total, top_p * (total + rest)
     # What is smaller than this adds up to less than 1 - top_p, however much of it there is.
     small = 0.99 * (1 - top_p) * total / weights.size
-    for floor in (max(_SELDOM, small), small):
-        near = (weights >= floor).nonzero()[0]
+    for floor in _SELDOM:
+        near = (weights >= max(floor, small)).nonzero()[0]
         found = weights[near]
         above, middle = _around(found, least, most)
         descending = np.sort(middle)[::-1]
