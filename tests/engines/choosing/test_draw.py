@@ -149,6 +149,15 @@ def test_where_the_unlikely_could_decide_the_whole_row_is(monkeypatch: pytest.Mo
     assert sizes == [1, 5000, 1, 5000, 1, 5000]
 
 
+def test_the_unlikely_can_bring_another_id_into_a_nucleus() -> None:
+    row = np.zeros(5000, np.float32)
+    row[[1000, 2000]] = (16.0, 15.0)
+    # The likely ids weigh 1 and 0.36788, the others 0.00056: with them, 1 is not enough any more.
+    asked = Sampling(max_tokens=1, top_p=0.7309)
+    assert 0.7309 * 1.36788 < 1 < 0.7309 * 1.36844
+    assert draw(row, asked, 0.9) == 2000
+
+
 def test_the_coldest_temperature_is_no_trouble() -> None:
     row = np.array([1, 3, 2], np.float32)
     for temperature in (1e-3, 1e-38, 1e-300, 5e-324):
