@@ -1,6 +1,7 @@
 """The real model, loaded once by each runner; one thread, because tests share the machine with others."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -24,22 +25,22 @@ def weights() -> Path:
         pytest.skip(f"THE DEFAULT WEIGHTS CANNOT BE FETCHED, so nothing of the real model is tested: {error}")
 
 
+def open_over(weights: Path, runner: RunnerName) -> LocalEngine:
+    if runner == "openvino" and find_spec("openvino") is None:
+        pytest.skip("OPENVINO IS NOT INSTALLED, so nothing of its runner is tested")
+    return LocalEngine.open(weights, msgspec.structs.replace(OPTIONS, runner=runner))
+
+
 @pytest.fixture(scope="session")
 def llamacpp_engine(weights: Path) -> Iterator[LocalEngine]:
-    yield from opened(weights, "llamacpp")
+    with closing(open_over(weights, "llamacpp")) as engine:
+        yield engine
 
 
 @pytest.fixture(scope="session")
 def openvino_engine(weights: Path) -> Iterator[LocalEngine]:
-    if find_spec("openvino") is None:
-        pytest.skip("OPENVINO IS NOT INSTALLED, so nothing of its runner is tested")
-    yield from opened(weights, "openvino")
-
-
-def opened(weights: Path, runner: RunnerName) -> Iterator[LocalEngine]:
-    engine = LocalEngine.open(weights, msgspec.structs.replace(OPTIONS, runner=runner))
-    yield engine
-    engine.close()
+    with closing(open_over(weights, "openvino")) as engine:
+        yield engine
 
 
 @pytest.fixture(scope="session", params=RUNNERS)

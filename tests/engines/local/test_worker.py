@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dragoman.engines.local import LocalEngine
-from dragoman.errors import EngineFailed, Unavailable
+from dragoman.errors import EngineFailed
 from dragoman.types import Step
 from tests.engines.local.scripted import engine_over
 from tests.engines.local.support import FakeRunner, job
@@ -91,26 +91,6 @@ def test_cancel_interrupts_only_when_nobody_else_is_in_the_step() -> None:
         del runner.interrupt
 
     with_engine(use)
-
-
-def test_stop_ends_jobs_with_abort() -> None:
-    async def main() -> None:
-        runner = FakeRunner(context=100_000)
-        engine = engine_over(runner)
-        last: list[Step] = []
-        for n in range(6):
-            engine.submit(job([n], 90_000), lambda step: last.append(step) if step.finish else None)
-        await asyncio.sleep(0.01)
-        await engine.stop()
-        await asyncio.sleep(0)
-        assert [step.finish for step in last] == ["abort"] * 6
-        with pytest.raises(Unavailable):
-            engine.submit(job([1]), last.append)
-        with pytest.raises(Unavailable):
-            await engine.check()
-        await engine.stop()
-
-    asyncio.run(main())
 
 
 def test_an_error_in_the_thread_ends_everything(caplog: pytest.LogCaptureFixture) -> None:
