@@ -38,6 +38,12 @@ def row_of(best: int) -> Logits:
     return -np.abs(np.arange(VOCABULARY, dtype=np.float32) - best)
 
 
+def vector_of(prompt: Sequence[int]) -> list[float]:
+    """Its length is one, and every id turns it."""
+    angle = following(prompt) / END
+    return [float(np.cos(angle)), float(np.sin(angle))]
+
+
 class ScriptedRunner(ABC):
     """What a sequence reads decides what comes next, so that its answers show any mistake in the contents."""
 
@@ -102,11 +108,9 @@ class ScriptedRunner(ABC):
         self.interrupted = True
 
     def embed(self, prompts: Sequence[Sequence[int]]) -> Iterator[list[float] | None]:
-        """A vector of length one that depends on every id."""
         for prompt in prompts:
             yield None
-            angle = following(prompt) / END
-            yield [float(np.cos(angle)), float(np.sin(angle))]
+            yield vector_of(prompt)
 
     def close(self) -> None:
         self.closed = True

@@ -16,7 +16,7 @@ from dragoman.engines.supervised.backoff import Backoff
 from dragoman.engines.supervised.watch import INTERVAL_S, Watch
 from dragoman.errors import EngineFailed, ModelFileError, Unavailable
 from dragoman.types import Job, Sampling, Step
-from tests.engines.local.scripted import engine_over, expected
+from tests.engines.local.scripted import engine_over, expected, vector_of
 from tests.engines.local.support import FakeRunner
 from tests.engines.local.support import job as greedy
 
@@ -287,7 +287,7 @@ def test_vectors_that_are_awaited_end_with_the_engine() -> None:
         with pytest.raises(EngineFailed):
             await engine.embed([[1]])
         await back(engine)
-        assert await engine.embed([[1, 2]]) == [[2.0]]
+        assert await engine.embed([[1, 2]]) == [vector_of([1, 2])]
         await engine.stop()
         go.set()
 
