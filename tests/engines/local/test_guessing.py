@@ -1,9 +1,11 @@
 """Guesses at the next tokens: fewer steps, and the same answers."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from dragoman.engines.local.guessing import learn, repeated
+from dragoman.engines.local.guessing import Phrases, judge, repeated
 from tests.engines.local.paged import PagedDesk
 from tests.engines.local.scripted import expected
 
@@ -118,11 +120,54 @@ def test_nobody_steps_back_for_a_guess() -> None:
 
 def test_trust_grows_with_right_guesses_and_comes_back_after_wrong_ones() -> None:
     sequence = desk().ask(START, 1).sequences[0]
-    learn(sequence, guessed=3, right=3)
+    judge(sequence, guessed=3, right=3)
     assert sequence.trust > 0.7
     for _ in range(20):
-        learn(sequence, guessed=1, right=0)
+        judge(sequence, guessed=1, right=0)
     assert sequence.trust < 0.1
     for _ in range(200):
-        learn(sequence, guessed=0, right=0)
+        judge(sequence, guessed=0, right=0)
     assert 0.3 < sequence.trust <= 0.5
+
+
+def test_a_phrase_is_what_followed_the_last_time() -> None:
+    phrases = Phrases(9)
+    phrases.note((), [1, 2, 3, 4, 5])
+    assert phrases.after((), [1, 2], 9) == [3, 4, 5]
+    assert phrases.after((), [1, 2], 2) == [3, 4]
+    phrases.note((), [2, 3, 9])
+    assert phrases.after((), [1, 2], 9) == [3, 9]
+
+
+def test_phrases_go_round_in_circles_only_as_far_as_wanted() -> None:
+    phrases = Phrases(9)
+    phrases.note((), [1, 2, 1, 2])
+    assert phrases.after((), [1, 2], 5) == [1, 2, 1, 2, 1]
+
+
+def test_the_oldest_phrases_are_forgotten() -> None:
+    phrases = Phrases(2)
+    phrases.note((), [1, 2, 3, 4, 5])
+    assert [phrases.after((), pair, 1) for pair in ([1, 2], [2, 3], [3, 4])] == [[], [4], [5]]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "shared"),
+    [
+        ({}, {}, True),
+        ({"cache_salt": "a"}, {"cache_salt": "a"}, True),
+        ({"cache_salt": "a"}, {"cache_salt": "b"}, False),
+        ({}, {"adapters": (("red", 1.0),)}, False),
+        ({"reuse_prefix": False}, {}, False),
+        ({}, {"reuse_prefix": False}, False),
+    ],
+)
+def test_phrases_are_shared_like_prefixes(
+    first: dict[str, Any], second: dict[str, Any], shared: bool
+) -> None:
+    each = desk()
+    each.ask([5], 40, **first)
+    each.run()
+    group = each.ask([96, 5 + 7], 20, **second)
+    each.run()
+    assert (max(len(step.ids) for step in each.steps_of(group)) > 1) == shared

@@ -1,12 +1,15 @@
 """Guesses at what comes next, so that one step can give a sequence several tokens.
 
 A pass over the weights costs as much as many rows in it. So where few sequences run, a sequence may add rows
-for tokens it only guesses: those that followed when its two newest tokens last stood together. That is often
-right where an answer repeats a prompt, a name or itself.
+for tokens it only guesses: those that followed when its two newest tokens last stood together, in its own
+prompt and answer or else in other answers. That is often right where an answer repeats a prompt, a name or
+itself, or says what models say often.
 
 Nothing of what is said changes. Each row is chosen from as ever, and the next row counts only if the choice
 was the guess.
 """
+
+from collections.abc import Sequence as Ordered
 
 import numpy as np
 
@@ -14,11 +17,13 @@ from dragoman.engines.choosing.arrays import Ids
 from dragoman.engines.local.memory import Memory
 from dragoman.engines.local.plan import Piece
 from dragoman.engines.local.runner import Runner
-from dragoman.engines.local.sequence import Sequence
+from dragoman.engines.local.sequence import Namespace, Sequence
 
 # How far one guess moves the trust in further ones; and the way back for who has stopped guessing.
 _LEARNING, _FORGETTING = 0.2, 0.01
 _UNKNOWN = 0.5
+# Pairs of ids of which is known what followed, some megabytes of them.
+_PHRASES = 1 << 15
 
 
 class Guesser:
@@ -26,6 +31,7 @@ class Guesser:
         self._runner = runner
         self._memory = memory
         self._most = most if runner.pass_rows else 0
+        self._phrases = Phrases(_PHRASES)
 
     def add_to(self, pieces: list[Piece]) -> None:
         """Add guesses to the pieces of a step, as long as a row is worth what it costs."""
@@ -63,11 +69,53 @@ class Guesser:
             return []
         # The newest token is not in memory yet, but its place among the ids is free.
         slot.ids[slot.length] = piece.newest
-        guesses = repeated(slot.ids[: slot.length + 1], most)
+        known = slot.ids[: slot.length + 1]
+        guesses = repeated(known, most)
+        newest = [*known[-2:].tolist(), *guesses][-2:]
+        guesses += self._phrases.after(slot.namespace, newest, most - len(guesses))
         return guesses if self._memory.extend(slot, piece.end + len(guesses)) else []
 
+    def learn(self, piece: Piece, said: list[int], right: int) -> None:
+        """Note what followed the newest token of a piece, of which so many ids had been guessed."""
+        if not self._most:
+            return
+        sequence, slot = piece.sequence, piece.sequence.slot
+        assert slot is not None and piece.newest is not None
+        judge(sequence, len(piece.guesses), right)
+        # Who shares no prefix with others does not share this either.
+        if sequence.group.job.reuse_prefix:
+            before = slot.ids[max(0, piece.start - 1) : piece.start].tolist()
+            self._phrases.note(slot.namespace, [*before, piece.newest, *said])
 
-def learn(sequence: Sequence, guessed: int, right: int) -> None:
+
+class Phrases:
+    """What followed two ids the last time, within a namespace; of all pairs, those noted last are kept."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._next: dict[tuple[Namespace, int, int], int] = {}
+
+    def note(self, namespace: Namespace, ids: Ordered[int]) -> None:
+        for first, second, third in zip(ids, ids[1:], ids[2:], strict=False):
+            key = (namespace, first, second)
+            self._next.pop(key, None)
+            self._next[key] = third
+            if len(self._next) > self._most:
+                del self._next[next(iter(self._next))]
+
+    def after(self, namespace: Namespace, newest: Ordered[int], most: int) -> list[int]:
+        """At most so many ids that may follow the two newest."""
+        found: list[int] = []
+        if len(newest) < 2:
+            return found
+        first, second = newest
+        while len(found) < most and (third := self._next.get((namespace, first, second))) is not None:
+            found.append(third)
+            first, second = second, third
+        return found
+
+
+def judge(sequence: Sequence, guessed: int, right: int) -> None:
     """Trust guesses more or less, after `right` of them were followed."""
     trust = sequence.trust
     if not guessed:

@@ -20,7 +20,7 @@ from dragoman.engines.choosing.arrays import Logits
 from dragoman.engines.choosing.continuation import Continuation
 from dragoman.engines.choosing.sampler import logprob
 from dragoman.engines.choosing.together import Choice, Choosers
-from dragoman.engines.local.guessing import Guesser, learn
+from dragoman.engines.local.guessing import Guesser
 from dragoman.engines.local.memory import Memory
 from dragoman.engines.local.paging import Paging
 from dragoman.engines.local.plan import Piece, Plan, level, share_out
@@ -171,7 +171,7 @@ class Scheduler:
     def _keep_followed(self, piece: Piece, step: Step) -> None:
         """Of what was computed, the newest token can be relied on, and guesses that were said then."""
         sequence = piece.sequence
-        learn(sequence, len(piece.guesses), piece.followed(step.ids))
+        self._guesser.learn(piece, step.ids, piece.followed(step.ids))
         assert sequence.slot is not None
         self._memory.written(sequence.slot)
 
