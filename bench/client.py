@@ -7,6 +7,7 @@ which it may share the machine.
 import select
 import socket
 import time
+from collections import deque
 from collections.abc import Sequence
 
 from msgspec import Struct, field
@@ -36,22 +37,34 @@ class Trace(Struct):
 
 
 class Flight:
-    """Requests that are on their way together: one connection and one trace for each body."""
+    """Requests that are on their way together: one connection and one trace for each body.
+
+    With `at_once` only so many of them are: when an answer is complete, the next request is sent.
+    """
 
     def __init__(
-        self, port: int, bodies: Sequence[bytes], limit_s: float = 300.0, path: str = "/v1/chat/completions"
+        self,
+        port: int,
+        bodies: Sequence[bytes],
+        limit_s: float = 300.0,
+        path: str = "/v1/chat/completions",
+        at_once: int | None = None,
     ) -> None:
         self._until = time.perf_counter() + limit_s
         self._poll = select.epoll()
-        self._sockets = [socket.create_connection(("127.0.0.1", port)) for _ in bodies]
+        self._address = ("127.0.0.1", port)
+        self._requests = deque(_request(port, path, body) for body in bodies)
         self._open: dict[int, tuple[socket.socket, Trace]] = {}
         self.traces: list[Trace] = []
-        for connection, body in zip(self._sockets, bodies, strict=True):
-            self._poll.register(connection, select.EPOLLIN)
-            connection.sendall(_request(port, path, body))
-            connection.setblocking(False)
-            self.traces.append(Trace(time.perf_counter()))
-            self._open[connection.fileno()] = (connection, self.traces[-1])
+        for connection in [socket.create_connection(self._address) for _ in bodies[:at_once]]:
+            self._send(connection)
+
+    def _send(self, connection: socket.socket) -> None:
+        connection.sendall(self._requests.popleft())
+        connection.setblocking(False)
+        self._poll.register(connection, select.EPOLLIN)
+        self.traces.append(Trace(time.perf_counter()))
+        self._open[connection.fileno()] = (connection, self.traces[-1])
 
     def open(self) -> None:
         """Returns when every request has the beginning of an answer."""
@@ -63,8 +76,6 @@ class Flight:
         while self._open:
             self._receive()
         self._poll.close()
-        for connection in self._sockets:
-            connection.close()
         return self.traces
 
     def _receive(self) -> None:
@@ -78,6 +89,9 @@ class Flight:
             if trace.over:
                 del self._open[number]
                 self._poll.unregister(connection)
+                connection.close()
+                if self._requests:
+                    self._send(socket.create_connection(self._address))
 
 
 def _request(port: int, path: str, body: bytes) -> bytes:

@@ -16,7 +16,7 @@ class Load(Struct, frozen=True, kw_only=True):
     tokens_per_s: float
     """From the first request to the last token."""
     steady_per_s: float
-    """While all streams had begun and none had ended."""
+    """From when all streams had begun until there were no more answers to begin, or the first had ended."""
     first_p50_ms: float
     first_p99_ms: float
 
@@ -48,15 +48,17 @@ class Visit(Struct, frozen=True):
     start_s: float
 
 
-def load_of(answers: Sequence[Answer]) -> Load:
-    began = max(answer.times[0] for answer in answers)
-    ended = min(answer.times[-1] for answer in answers)
+def load_of(answers: Sequence[Answer], streams: int | None = None) -> Load:
+    """Of answers that were given all at once, or by so many streams one after the other."""
+    streams = streams or len(answers)
+    began = sorted(answer.times[0] for answer in answers)[streams - 1]
+    ended = min(answer.times[-1] for answer in answers[-streams:])
     together = sum(answer.tokens_between(began, ended) for answer in answers)
     tokens = sum(answer.tokens for answer in answers)
     whole = max(answer.times[-1] for answer in answers) - min(answer.sent for answer in answers)
     waits = [answer.ttft_s * 1000 for answer in answers]
     return Load(
-        streams=len(answers),
+        streams=streams,
         tokens=tokens,
         tokens_per_s=tokens / whole,
         # Answers that were computed one after the other were never all under way.

@@ -32,6 +32,8 @@ class Options(Struct, frozen=True):
     levels: Sequence[int] = (1, 8, 32)
     tokens: int = 128
     rounds: int = 3
+    least: int = 8
+    """Answers at each level; where they are fewer, two for each stream."""
     temperature: float = 0.0
     task: str = "Tell a story with:"
     """How a prompt begins."""
@@ -43,7 +45,7 @@ class Options(Struct, frozen=True):
     """Streams that ask with a known prefix at once."""
 
 
-QUICK = Options(levels=(1, 8), tokens=32, rounds=1)
+QUICK = Options(levels=(1, 8), tokens=32, rounds=1, least=2)
 
 
 class Asker:
@@ -61,13 +63,18 @@ class Asker:
     def words(self, count: int) -> list[str]:
         return self._random.choices(WORDS, k=count)
 
-    def ask(self, streams: int, tokens: int, prefix: Sequence[str] = ()) -> list[Answer]:
-        return self.answers([[*prefix, *self.words(self._options.prompt)] for _ in range(streams)], tokens)
+    def ask(
+        self, count: int, tokens: int, prefix: Sequence[str] = (), streams: int | None = None
+    ) -> list[Answer]:
+        prompts = [[*prefix, *self.words(self._options.prompt)] for _ in range(count)]
+        return self.answers(prompts, tokens, streams)
 
-    def answers(self, prompts: Sequence[Iterable[str]], tokens: int) -> list[Answer]:
-        """All at once; every answer has the length that was asked for."""
+    def answers(
+        self, prompts: Sequence[Iterable[str]], tokens: int, streams: int | None = None
+    ) -> list[Answer]:
+        """All at once, or by so many streams; every answer has the length that was asked for."""
         bodies = [self._body(prompt, tokens) for prompt in prompts]
-        flight = Flight(self._server.port, bodies, limit_s=max(LIMIT_S, len(bodies)))
+        flight = Flight(self._server.port, bodies, limit_s=max(LIMIT_S, len(bodies)), at_once=streams)
         answers = [read(trace) for trace in flight.finish()]
         short = [answer.tokens for answer in answers if answer.tokens != tokens]
         if short and self._server.name in peers.EXACT:
@@ -98,7 +105,9 @@ def visit(server: Server, options: Options, number: int) -> Visit:
 
 
 def _load(asker: Asker, streams: int, options: Options) -> Load:
-    load = load_of(asker.ask(streams, options.tokens))
+    # Several for each stream: how fast an answer comes depends on what it says.
+    count = max(options.least, 2 * streams)
+    load = load_of(asker.ask(count, options.tokens, streams=streams), streams)
     print(f"serve:   {streams} streams: {load.tokens_per_s:.0f} tokens/s", flush=True)
     return load
 
