@@ -83,7 +83,7 @@ def test_an_exception_in_the_engines_thread(monkeypatch: pytest.MonkeyPatch) -> 
         return step(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(LlamaRunner, "step", fail)
-    options = LocalOptions(slots=2, context=256, threads=1)
+    options = LocalOptions(runner="llamacpp", slots=2, context=256, threads=1)
     engine = Supervised(lambda: LocalEngine.open(default_model(), options))
     body = {**HELLO, "max_tokens": 4, "temperature": 0}
     with background(engine, Settings(port=0, store="none")) as url:

@@ -47,11 +47,6 @@ class Continuation:
         return step
 
     @property
-    def left(self) -> int:
-        """How many ids the answer may still have."""
-        return self._most - len(self.output)
-
-    @property
     def takes_largest(self) -> bool:
         """Whether the largest logit decides, and nothing else is asked of the row: then `take` is enough."""
         return self._sampler.takes_largest and self.sampling.logprobs is None and self._most > 0
@@ -82,7 +77,7 @@ class Continuation:
             return "stop", token
         if matcher is not None and matcher.over:
             return "stop", None
-        return ("length" if self.left <= 0 else None), None
+        return ("length" if len(self.output) >= self._most else None), None
 
     def _nothing_left(self) -> BadRequest:
         why = "" if self._matcher is None else "the constraint of the answer, "

@@ -20,60 +20,69 @@ from dragoman.engines.local.runner import Runner
 from dragoman.engines.local.sequence import Namespace, Sequence
 
 # How far one guess moves the trust in further ones; and the way back for who has stopped guessing.
-_LEARNING, _FORGETTING = 0.2, 0.01
+_LEARNING, _FORGETTING = 0.1, 0.01
 _UNKNOWN = 0.5
+_COUNTS = (0, 1, 3, 7, 15)
+# A runtime may prepare itself anew for each number of rows, so the same number is kept for a while.
+_WHILE = 16
+_WORTHWHILE = 1.05
 # Pairs of ids of which is known what followed, some megabytes of them.
 _PHRASES = 1 << 15
 
 
 class Guesser:
+    """All sequences of a step guess the same number of tokens, so that steps have the same number of rows."""
+
     def __init__(self, runner: Runner, memory: Memory, most: int) -> None:
         self._runner = runner
         self._memory = memory
         self._most = most if runner.pass_rows else 0
         self._phrases = Phrases(_PHRASES)
+        self._sequences: list[Sequence] = []
+        self._each = 0
+        self._left = 0
 
     def add_to(self, pieces: list[Piece]) -> None:
-        """Add guesses to the pieces of a step, as long as a row is worth what it costs."""
-        if not self._most:
+        """Add guesses to a step in which nothing is read, where that gives more tokens in the same time."""
+        if not self._most or any(piece.newest is None for piece in pieces):
             return
-        rows = sum(piece.size for piece in pieces)
-        outputs = self._runner.max_outputs - sum(piece.outputs for piece in pieces)
-        room = min(outputs, self._runner.max_rows - rows)
-        for piece in pieces:
-            if piece.newest is None:
-                continue
-            worth = self._worth(piece.sequence.trust, rows)
-            guesses = self._guess(piece, min(room, worth))
-            piece.guess(guesses)
-            rows += len(guesses)
-            room -= len(guesses)
+        sequences = [piece.sequence for piece in pieces]
+        if sequences != self._sequences or not self._left:
+            self._sequences, self._left = sequences, _WHILE
+            self._each = self._best([sequence.trust for sequence in sequences])
+        self._left -= 1
+        if self._each and all(self._has_room(piece) for piece in pieces):
+            for piece in pieces:
+                piece.guess(self._guess(piece))
 
-    def _worth(self, trust: float, rows: int) -> int:
-        """How many guesses are likelier to be right than a row is dear.
+    def _best(self, trusts: list[float]) -> int:
+        """How many guesses of each sequence give the most tokens for what the rows cost."""
+        streams, runner = len(trusts), self._runner
+        room = min(runner.max_outputs, runner.max_rows) // max(1, streams) - 1
 
-        With a pass that costs as much as 16 rows, a row in a step of one takes a 17th more time, and one in a
-        step of 32 as much as two thirds of what a token costs there.
-        """
-        count, likely = 0, trust
-        while count < self._most and likely > rows / (rows + self._runner.pass_rows):
-            count, rows, likely = count + 1, rows + 1, likely * trust
-        return count
+        def gain(each: int) -> float:
+            """Tokens of a step, for what it costs. A guess counts only if those before it are right too."""
+            tokens = sum(trust**place for trust in trusts for place in range(1 + each))
+            return tokens / (runner.pass_rows + streams * (1 + each))
 
-    def _guess(self, piece: Piece, most: int) -> list[int]:
-        sequence, slot = piece.sequence, piece.sequence.slot
+        best = max((each for each in _COUNTS if each <= min(self._most, room)), key=gain, default=0)
+        return best if gain(best) > _WORTHWHILE * gain(0) else 0
+
+    def _has_room(self, piece: Piece) -> bool:
+        slot, end = piece.sequence.slot, piece.end + self._each
+        assert slot is not None
+        return end <= self._runner.context and self._memory.extend(slot, end)
+
+    def _guess(self, piece: Piece) -> list[int]:
+        slot = piece.sequence.slot
         assert slot is not None and piece.newest is not None
-        # The last token of an answer needs no row of its own, and a context has an end.
-        most = min(most, sequence.answer.left - 1, self._runner.context - piece.end)
-        if most <= 0:
-            return []
         # The newest token is not in memory yet, but its place among the ids is free.
         slot.ids[slot.length] = piece.newest
         known = slot.ids[: slot.length + 1]
-        guesses = repeated(known, most)
+        guesses = repeated(known, self._each)
         newest = [*known[-2:].tolist(), *guesses][-2:]
-        guesses += self._phrases.after(slot.namespace, newest, most - len(guesses))
-        return guesses if self._memory.extend(slot, piece.end + len(guesses)) else []
+        guesses += self._phrases.after(slot.namespace, newest, self._each - len(guesses))
+        return guesses + [piece.newest] * (self._each - len(guesses))
 
     def learn(self, piece: Piece, said: list[int], right: int) -> None:
         """Note what followed the newest token of a piece, of which so many ids had been guessed."""

@@ -12,7 +12,7 @@ KvCache: TypeAlias = Literal["auto", "int8", "bf16"]
 class LocalOptions(Struct, frozen=True, kw_only=True):
     """Everything has a default that is worked out from the model and the machine."""
 
-    runner: RunnerName = "llamacpp"
+    runner: RunnerName = "auto"
     """What computes. `auto` is OpenVINO where it is installed and can run the model on this CPU."""
     name: str | None = None
     """The model's public name; by default the name of the file."""

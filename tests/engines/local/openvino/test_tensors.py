@@ -5,16 +5,17 @@ import pytest
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
-from dragoman.engines.local.openvino.tensors import GROUP, _as_int8, _half_apart
+from dragoman.engines.local.openvino.tensors import COARSE, FINE, _as_int8, _half_apart
 
 KINDS = [GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1]
 
 
+@pytest.mark.parametrize("group", [FINE, COARSE])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_value_moves_by_half_a_step_at_most(kind: GGMLQuantizationType) -> None:
+def test_a_value_moves_by_half_a_step_at_most(kind: GGMLQuantizationType, group: int) -> None:
     data = quantize(np.random.default_rng(3).normal(size=(5, 192)).astype(np.float32), kind)
-    values = dequantize(data, kind).reshape(5, -1, GROUP)
-    numbers, scales = _as_int8(data, kind)
+    values = dequantize(data, kind).reshape(5, -1, group)
+    numbers, scales = _as_int8(data, kind, group)
     found = numbers * scales.astype(np.float32)
     most = np.abs(values).max(axis=-1, keepdims=True)
     # A scale has eleven bits.
@@ -23,7 +24,7 @@ def test_a_value_moves_by_half_a_step_at_most(kind: GGMLQuantizationType) -> Non
 
 def test_zeros_stay_zeros() -> None:
     data = quantize(np.zeros((1, 32), np.float32), GGMLQuantizationType.Q4_1)
-    numbers, scales = _as_int8(data, GGMLQuantizationType.Q4_1)
+    numbers, scales = _as_int8(data, GGMLQuantizationType.Q4_1, FINE)
     assert not numbers.any() and np.isfinite(scales).all()
 
 

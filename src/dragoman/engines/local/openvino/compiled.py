@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from openvino._offline_transformations import paged_attention_transformation
 
 from dragoman.engines.local.openvino.family import NotForOpenVino
-from dragoman.engines.local.openvino.graph import QUANTIZED, RUNTIME
+from dragoman.engines.local.openvino.graph import HEAD_QUANTIZED, QUANTIZED
 
 Array: TypeAlias = NDArray[Any]
 PRECISIONS = {"int8": "u8", "bf16": "bf16"}
@@ -50,11 +50,11 @@ def compile_graph(file: Path, *, threads: int, kv_cache: str) -> Compiled:
         "NUM_STREAMS": 1,
         "PERFORMANCE_HINT": "LATENCY",
     }
-    if model.has_rt_info([*RUNTIME, QUANTIZED]):
-        common[QUANTIZED] = int(model.get_rt_info([*RUNTIME, QUANTIZED]).astype(int))
+    common |= _groups(model, QUANTIZED)
     kept = {"KV_CACHE_PRECISION": PRECISIONS[kv_cache]}
+    precise = {"INFERENCE_PRECISION_HINT": "f32"} | _groups(model, HEAD_QUANTIZED)
     made = core.compile_model(body, "CPU", common | kept)
-    wanted = core.compile_model(head, "CPU", common | {"INFERENCE_PRECISION_HINT": "f32"})
+    wanted = core.compile_model(head, "CPU", common | precise)
     caches = [port for port in made.inputs if port.any_name.startswith(_CACHES)]
     values = [port for port in caches if port.any_name.startswith("value_cache.")]
     return Compiled(
@@ -104,6 +104,13 @@ class Head:
         self._request.infer()
         logits: Array = self._request.get_output_tensor(0).data
         return logits.reshape(len(states), -1)
+
+
+def _groups(model: ov.Model, said: tuple[str, str]) -> dict[str, Any]:
+    """In what groups activations are quantized, where the graph says so."""
+    if not model.has_rt_info([*said]):
+        return {}
+    return {QUANTIZED[-1]: int(model.get_rt_info([*said]).astype(int))}
 
 
 def _divided(model: ov.Model) -> tuple[ov.Model, ov.Model]:

@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 from openvino.op.util import Variable, VariableInfo
 
 from dragoman.engines.local.openvino.family import Shape
-from dragoman.engines.local.openvino.tensors import GROUP, Node, Part, Tensors
+from dragoman.engines.local.openvino.tensors import FINE, Node, Part, Tensors
 
-RUNTIME, QUANTIZED = ("runtime_options",), "DYNAMIC_QUANTIZATION_GROUP_SIZE"
+QUANTIZED = ("runtime_options", "DYNAMIC_QUANTIZATION_GROUP_SIZE")
 """Where a graph says in what groups activations are quantized; exported ones say it there too."""
+HEAD_QUANTIZED = ("dragoman", "head_group")
+"""The same for the last product, where it is another."""
 _FIRST, _LAST = np.int64(0), np.int64(2)
 _FAR = 2**63 - 1
 _MASKED = np.float32(-65504)
@@ -40,17 +42,18 @@ class _Decoder:
         self._kept: list[Node] = []
 
     def model(self) -> ov.Model:
-        table = self._tensors.matrix(Part("token_embd.weight"))
+        table = self._tensors.table("token_embd.weight")
         states = ops.gather(table, self._ids, ops.constant(_FIRST))
         for layer in range(self._shape.layers):
             states = self._layer(states, f"blk.{layer}.")
         states = self._norm(states, "output_norm.weight")
-        head = self._tensors.matrix(Part("output.weight")) if "output.weight" in self._tensors else table
+        head = self._tensors.table("output.weight") if "output.weight" in self._tensors else table
         logits = ops.matmul(states, head, False, True)
         logits.output(0).get_tensor().set_names({"logits"})
         inputs = [self._ids, self._mask, self._positions, self._beams]
         model = ov.Model([ops.result(logits)], self._kept, inputs, "decoder")
-        model.set_rt_info(GROUP, [*RUNTIME, QUANTIZED])
+        model.set_rt_info(self._tensors.group, [*QUANTIZED])
+        model.set_rt_info(FINE, [*HEAD_QUANTIZED])
         return model
 
     def _layer(self, states: Node, name: str) -> Node:
