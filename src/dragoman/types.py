@@ -4,7 +4,7 @@ Structs rather than dataclasses: several are made per token, and they need no co
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from msgspec import Struct, field
 
@@ -59,6 +59,13 @@ class Matcher(Protocol):
     @property
     def over(self) -> bool:
         """The answer is complete: nothing may follow but an end id."""
+
+
+@runtime_checkable
+class Preparing(Protocol):
+    """A matcher that can work out its mask before there is a row."""
+
+    def prepare(self) -> None: ...
 
 
 class ConstraintSource(Struct, frozen=True):

@@ -12,7 +12,7 @@ import numpy as np
 from dragoman.constrain.lark import Rules
 from dragoman.constrain.recipe import BudgetRecipe, Markers, Recipe
 from dragoman.dialects.declare import Dialect
-from dragoman.types import Matcher
+from dragoman.types import Matcher, Preparing
 
 MOST_DELAY = 8
 """Ids that may still come where the end cannot stand yet: the rest of a character, for example."""
@@ -94,6 +94,10 @@ class BudgetMatcher:
         self._forced: list[int] = []
         self._tail = b""
         self._longest = max(map(len, (*budget.opens, *budget.closes)), default=1)
+
+    def prepare(self) -> None:
+        if isinstance(self._inner, Preparing):
+            self._inner.prepare()
 
     def mask(self, row: Any) -> None:
         if self._inner is not None:

@@ -1,6 +1,8 @@
 """What ids mean to a constraint, made once per model; and the walk of one answer through a constraint."""
 
+import threading
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
@@ -9,6 +11,9 @@ from numpy.typing import NDArray
 from dragoman.errors import ConstraintFailed
 
 _END = b"<|end of a constrained answer|>"
+# What a byte of a mask adds to eight logits: nothing, or minus infinity where a bit is not set.
+_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+_ADDED = np.where(_BITS, np.float32(0), np.float32(-np.inf))
 
 
 class Vocabulary:
@@ -38,14 +43,19 @@ class Vocabulary:
             eos_token=self.size,
         )
         self.mask_words = (self.size + 1 + 31) // 32
+        self._kept = threading.local()
 
     def forbid(self, words: NDArray[np.uint32], row: NDArray[np.float32]) -> None:
         """Minus infinity for all that the bits do not allow; end ids where the grammar accepts."""
-        allowed = np.unpackbits(words.view(np.uint8), bitorder="little", count=self.size + 1).view(np.bool_)
-        if allowed[self.size] and self._ends.size:
-            allowed[self._ends] = True
+        if not hasattr(self._kept, "added"):
+            # Filling a new array of this size would take longer than all else here.
+            self._kept.added = np.empty((words.nbytes, 8), np.float32)
+        added: NDArray[np.float32] = self._kept.added.reshape(-1)
+        np.take(_ADDED, words.view(np.uint8), axis=0, out=self._kept.added, mode="clip")
+        if not added[self.size]:
+            added[self._ends] = 0
         size = min(self.size, len(row))
-        np.copyto(row[:size], -np.inf, where=~allowed[:size])
+        row[:size] += added[:size]
         row[size:] = -np.inf
 
 
@@ -77,6 +87,11 @@ class Matcher:
         self._masked = False
         self._ended = False
         self._refused: str | None = None
+
+    def prepare(self) -> None:
+        """Compute what `mask` will need. If that fails, `mask` fails."""
+        with suppress(ConstraintFailed):
+            self._bits()
 
     def mask(self, row: NDArray[np.float32]) -> None:
         """Set the logits of all ids that may not come next to minus infinity."""

@@ -1,4 +1,7 @@
-"""Choices made by several threads are those that one would have made."""
+"""Choices are those of one thread; masks are worked out by several, ahead of time."""
+
+import threading
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -38,8 +41,49 @@ def test_the_order_and_the_choices_are_those_of_one_thread(count: int, threads: 
         assert said(many.advance(ours)) == said(one.advance(theirs))
 
 
-def test_what_goes_wrong_in_a_thread_is_told() -> None:
-    made = choices(12)
-    broken = np.array(["x"], dtype=object)
+class Slow:
+    """A constraint whose mask lets one id pass, and that remembers on which thread it was prepared."""
+
+    def __init__(self, allowed: int) -> None:
+        self.allowed = allowed
+        self.prepared: list[str] = []
+        self.accepting, self.over = False, False
+
+    def start(self) -> "Slow":
+        return self
+
+    def prepare(self) -> None:
+        self.prepared.append(threading.current_thread().name)
+
+    def mask(self, row: Any) -> None:
+        row[np.arange(len(row)) != self.allowed] = -np.inf
+
+    def accept(self, id_: int) -> None:
+        pass
+
+
+def constrained(constraint: Slow, most: int = 9) -> Choice:
+    asked = Job(id="job", prompt=(1,), sampling=Sampling(max_tokens=most), constraint=cast(Any, constraint))
+    answer = Continuation(asked, 0, PROMPT, vocabulary=500, ends=frozenset(), room=9)
+    return Choice(answer, np.zeros((1, 500), np.float32))
+
+
+def test_masks_are_prepared_by_other_threads_before_the_next_choice() -> None:
+    constraints = [Slow(number) for number in range(5)]
+    choosers, made = Choosers(2), [constrained(each) for each in constraints]
+    for _ in range(2):
+        assert [step.ids for step in choosers.advance(made)] == [[each.allowed] for each in constraints]
+    assert all(each.prepared[0].startswith("dragoman-mask") for each in constraints)
+
+
+def test_nothing_is_prepared_for_an_answer_that_has_ended() -> None:
+    constraint, choosers = Slow(3), Choosers(2)
+    choosers.advance([constrained(constraint, most=1)])
+    choosers.advance([])
+    assert constraint.prepared == []
+
+
+def test_what_goes_wrong_in_a_choice_is_told() -> None:
+    broken = np.array([["x"]], dtype=object)
     with pytest.raises(Exception, match=r".+"):
-        Choosers(3).advance([*made, Choice(made[1].answer, broken)])
+        Choosers(3).advance([Choice(choices(2)[1].answer, broken)])

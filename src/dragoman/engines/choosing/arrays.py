@@ -13,17 +13,19 @@ Places: TypeAlias = NDArray[np.intp]
 
 
 class _Kept(threading.local):
-    array: Weights = np.empty(0, np.float32)
+    def __init__(self) -> None:
+        self.arrays: dict[str, Weights] = {}
 
 
 _kept = _Kept()
 
 
-def scratch(size: int) -> Weights:
-    """Room for what is of no use after the call: the same memory each time, each thread its own.
+def scratch(size: int, use: str = "weights") -> Weights:
+    """Room for what is of no use after the call: the same memory for each use, each thread its own.
 
     New memory for a whole row is mapped page by page while it is filled, which costs more than the filling.
     """
-    if _kept.array.size < size:
-        _kept.array = np.empty(size, np.float32)
-    return _kept.array[:size]
+    array = _kept.arrays.get(use)
+    if array is None or array.size < size:
+        array = _kept.arrays[use] = np.empty(size, np.float32)
+    return array[:size]

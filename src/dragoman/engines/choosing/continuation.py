@@ -4,7 +4,7 @@ from dragoman.engines.choosing.arrays import Ids, Logits
 from dragoman.engines.choosing.edits import forbid_until
 from dragoman.engines.choosing.sampler import NoTokenLeft, Sampler
 from dragoman.errors import BadRequest, ConstraintFailed
-from dragoman.types import FinishReason, Job, Step, TokenLogprob
+from dragoman.types import FinishReason, Job, Preparing, Step, TokenLogprob
 
 
 class Continuation:
@@ -45,6 +45,15 @@ class Continuation:
         if self.sampling.logprobs is not None:
             step.logprobs = [self._sampler.report(row, token)]
         return step
+
+    @property
+    def constrained(self) -> bool:
+        return self._matcher is not None
+
+    def prepare(self) -> None:
+        """Work out what the constraint lets come next, before there is a row. On any thread."""
+        if isinstance(self._matcher, Preparing):
+            self._matcher.prepare()
 
     @property
     def takes_largest(self) -> bool:

@@ -69,7 +69,9 @@ class Sampler:
     def sample(self, row: Logits, output: Sequence[int]) -> int:
         """The next id, given the row for it and the ids generated so far. `row` is left as it is."""
         if self._edits:
-            row = row.copy()
+            own = scratch(row.size, "row")
+            np.copyto(own, row)
+            row = own
             for edit in self._edits:
                 edit(row, output)
         if self._random is None:

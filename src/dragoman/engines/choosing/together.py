@@ -1,20 +1,18 @@
-"""The choices of one step, by several threads at once.
+"""The choices of one step, and the masks of the next.
 
-The arithmetic of a choice, and the mask of a constraint, let other Python threads run meanwhile; and while
-choices are made, the threads that compute the model have nothing to do.
+What a constraint lets come next is known as soon as an id is chosen, long before there are logits for it. It
+is worked out outside of Python, so several threads do that while the model computes. All else about a choice
+is many short calls, in which threads would only wait for each other.
 """
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from msgspec import Struct
 
 from dragoman.engines.choosing.arrays import Logits
 from dragoman.engines.choosing.continuation import Continuation
 from dragoman.types import Step
-
-# Handing work to a thread costs about as much as choosing by the largest logit a few times over.
-_WORTH_SHARING = 4
 
 
 class Choice(Struct):
@@ -35,22 +33,19 @@ class Choice(Struct):
 
 class Choosers:
     def __init__(self, threads: int) -> None:
-        self._pool = ThreadPoolExecutor(threads - 1, "dragoman-choose") if threads > 1 else None
-        self._threads = threads
+        self._pool = ThreadPoolExecutor(threads, "dragoman-mask") if threads > 1 else None
+        self._begun: list[Future[None]] = []
 
     def advance(self, choices: Sequence[Choice]) -> list[Step]:
         """The next step of each continuation, in order."""
-        hard = sum(not choice.answer.takes_largest for choice in choices)
-        if self._pool is None or hard < _WORTH_SHARING:
-            return _advance(choices)
-        shares = [choices[first :: self._threads] for first in range(self._threads)]
-        others = [self._pool.submit(_advance, share) for share in shares[1:]]
-        found = [_advance(shares[0]), *(other.result() for other in others)]
-        return [found[place % self._threads][place // self._threads] for place in range(len(choices))]
-
-
-def _advance(choices: Sequence[Choice]) -> list[Step]:
-    return [choice.advance() for choice in choices]
+        for begun in self._begun:
+            begun.result()
+        steps = [choice.advance() for choice in choices]
+        self._begun = []
+        if self._pool is not None:
+            going_on = (c.answer for c, step in zip(choices, steps, strict=True) if step.finish is None)
+            self._begun = [self._pool.submit(answer.prepare) for answer in going_on if answer.constrained]
+        return steps
 
 
 def _joined(first: Step, second: Step) -> Step:
