@@ -1,7 +1,8 @@
 """A real model behind dragoman and behind llama.cpp's own server: the same file, threads and memory.
 
 Servers run one at a time and take turns round by round, so that noise hits all alike. Each stream asks one
-thing after another, and every answer is made to have its full length. The first token is also timed on a long prefix: fresh, known, and known to many at once.
+thing after another, and every answer is made to have its full length. The first token is also timed on a long
+prefix: fresh, known, and known to many at once.
 """
 
 import json
