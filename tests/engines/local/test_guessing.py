@@ -143,23 +143,23 @@ def test_trust_grows_with_right_guesses_and_comes_back_after_wrong_ones() -> Non
 
 def test_a_phrase_is_what_followed_the_last_time() -> None:
     phrases = Phrases(9)
-    phrases.note((), [1, 2, 3, 4, 5])
-    assert phrases.after((), [1, 2], 9) == [3, 4, 5]
-    assert phrases.after((), [1, 2], 2) == [3, 4]
-    phrases.note((), [2, 3, 9])
-    assert phrases.after((), [1, 2], 9) == [3, 9]
+    phrases.note(b"", [1, 2, 3, 4, 5])
+    assert phrases.after(b"", [1, 2], 9) == [3, 4, 5]
+    assert phrases.after(b"", [1, 2], 2) == [3, 4]
+    phrases.note(b"", [2, 3, 9])
+    assert phrases.after(b"", [1, 2], 9) == [3, 9]
 
 
 def test_phrases_go_round_in_circles_only_as_far_as_wanted() -> None:
     phrases = Phrases(9)
-    phrases.note((), [1, 2, 1, 2])
-    assert phrases.after((), [1, 2], 5) == [1, 2, 1, 2, 1]
+    phrases.note(b"", [1, 2, 1, 2])
+    assert phrases.after(b"", [1, 2], 5) == [1, 2, 1, 2, 1]
 
 
 def test_the_oldest_phrases_are_forgotten() -> None:
     phrases = Phrases(2)
-    phrases.note((), [1, 2, 3, 4, 5])
-    assert [phrases.after((), pair, 1) for pair in ([1, 2], [2, 3], [3, 4])] == [[], [4], [5]]
+    phrases.note(b"", [1, 2, 3, 4, 5])
+    assert [phrases.after(b"", pair, 1) for pair in ([1, 2], [2, 3], [3, 4])] == [[], [4], [5]]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from dragoman.engines.choosing.arrays import Ids
 from dragoman.engines.local.memory import Memory
 from dragoman.engines.local.plan import Piece
 from dragoman.engines.local.runner import Runner
-from dragoman.engines.local.sequence import Namespace, Sequence
+from dragoman.engines.local.sequence import Sequence
 
 # How far one guess moves the trust in further ones; and the way back for who has stopped guessing.
 _LEARNING, _FORGETTING = 0.1, 0.01
@@ -81,7 +81,7 @@ class Guesser:
         known = slot.ids[: slot.length + 1]
         guesses = repeated(known, self._each)
         newest = [*known[-2:].tolist(), *guesses][-2:]
-        guesses += self._phrases.after(slot.namespace, newest, self._each - len(guesses))
+        guesses += self._phrases.after(slot.chain[0], newest, self._each - len(guesses))
         return guesses + [piece.newest] * (self._each - len(guesses))
 
     def learn(self, piece: Piece, said: list[int], right: int) -> None:
@@ -94,31 +94,34 @@ class Guesser:
         # Who shares no prefix with others does not share this either.
         if sequence.group.job.reuse_prefix:
             before = slot.ids[max(0, piece.start - 1) : piece.start].tolist()
-            self._phrases.note(slot.namespace, [*before, piece.newest, *said])
+            self._phrases.note(slot.chain[0], [*before, piece.newest, *said])
 
 
 class Phrases:
-    """What followed two ids the last time, within a namespace; of all pairs, those noted last are kept."""
+    """What followed two ids the last time; of all pairs, those noted last are kept.
+
+    `root` stands for the namespace, as it does for pages: whatever a client made that of, it is short.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._next: dict[tuple[Namespace, int, int], int] = {}
+        self._next: dict[tuple[bytes, int, int], int] = {}
 
-    def note(self, namespace: Namespace, ids: Ordered[int]) -> None:
+    def note(self, root: bytes, ids: Ordered[int]) -> None:
         for first, second, third in zip(ids, ids[1:], ids[2:], strict=False):
-            key = (namespace, first, second)
+            key = (root, first, second)
             self._next.pop(key, None)
             self._next[key] = third
             if len(self._next) > self._most:
                 del self._next[next(iter(self._next))]
 
-    def after(self, namespace: Namespace, newest: Ordered[int], most: int) -> list[int]:
+    def after(self, root: bytes, newest: Ordered[int], most: int) -> list[int]:
         """At most so many ids that may follow the two newest."""
         found: list[int] = []
         if len(newest) < 2:
             return found
         first, second = newest
-        while len(found) < most and (third := self._next.get((namespace, first, second))) is not None:
+        while len(found) < most and (third := self._next.get((root, first, second))) is not None:
             found.append(third)
             first, second = second, third
         return found
