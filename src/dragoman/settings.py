@@ -111,7 +111,9 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = "auto"
     guesses: Annotated[
         Annotated[int, Meta(ge=0, le=32)] | None,
-        Meta(description="tokens the engine local may guess in one step, from what was said before"),
+        Meta(
+            description="tokens the engine local may guess ahead of a step; 0: none; default: 7 where it pays"
+        ),
     ] = None
     lora: Annotated[
         list[str], Meta(description="adapters as NAME=FILE; clients choose one by that name as the model")

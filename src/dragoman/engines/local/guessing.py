@@ -16,7 +16,7 @@ import numpy as np
 from dragoman.engines.choosing.arrays import Ids
 from dragoman.engines.local.memory import Memory
 from dragoman.engines.local.plan import Piece
-from dragoman.engines.local.runner import Runner
+from dragoman.engines.local.runner import AnyRunner, PagedRunner
 from dragoman.engines.local.sequence import Sequence
 
 # How far one guess moves the trust in further ones; and the way back for who has stopped guessing.
@@ -31,14 +31,19 @@ _PHRASES = 1 << 15
 
 
 class Guesser:
-    """All sequences of a step guess the same number of tokens, so that steps have the same number of rows."""
+    """All sequences of a step guess the same number of tokens, so that steps have the same number of rows.
 
-    def __init__(self, runner: Runner, memory: Memory, most: int) -> None:
+    Only with pages, where a token that was guessed wrong is written over by the right one.
+    """
+
+    def __init__(self, runner: AnyRunner, memory: Memory, most: int) -> None:
         self._runner = runner
         self._memory = memory
-        self._most = most if runner.pass_rows else 0
+        self._pass_rows = runner.pass_rows if isinstance(runner, PagedRunner) else 0
+        self._most = most if self._pass_rows else 0
         self._phrases = Phrases(_PHRASES)
-        self._sequences: list[Sequence] = []
+        self._streams: list[tuple[int, int, int]] = []
+        """The sequences of the last such step, by their order of service."""
         self._each = 0
         self._left = 0
 
@@ -46,10 +51,10 @@ class Guesser:
         """Add guesses to a step in which nothing is read, where that gives more tokens in the same time."""
         if not self._most or any(piece.newest is None for piece in pieces):
             return
-        sequences = [piece.sequence for piece in pieces]
-        if sequences != self._sequences or not self._left:
-            self._sequences, self._left = sequences, _WHILE
-            self._each = self._best([sequence.trust for sequence in sequences])
+        streams = [piece.sequence.order for piece in pieces]
+        if streams != self._streams or not self._left:
+            self._streams, self._left = streams, _WHILE
+            self._each = self._best([piece.sequence.trust for piece in pieces])
         self._left -= 1
         if self._each and all(self._has_room(piece) for piece in pieces):
             for piece in pieces:
@@ -63,7 +68,7 @@ class Guesser:
         def gain(each: int) -> float:
             """Tokens of a step, for what it costs. A guess counts only if those before it are right too."""
             tokens = sum(trust**place for trust in trusts for place in range(1 + each))
-            return tokens / (runner.pass_rows + streams * (1 + each))
+            return tokens / (self._pass_rows + streams * (1 + each))
 
         best = max((each for each in _COUNTS if each <= min(self._most, room)), key=gain, default=0)
         return best if gain(best) > _WORTHWHILE * gain(0) else 0

@@ -76,8 +76,6 @@ class LlamaRunner:
         self.max_outputs = slots + _EXTRA_OUTPUTS
         self.rewinds = model.rewinds
         self.equal_pieces = True
-        # Here a second row costs nearly as much as the first.
-        self.pass_rows = 0
         self.adapters = tuple(model.adapters)
         self._threads = threads
         self._flash = flash_attention

@@ -61,8 +61,6 @@ class Runner(Protocol):
     """Rows of logits in one step; at least `slots`."""
     equal_pieces: bool
     """Whether pieces of prompts are computed together only as far as they are equally long."""
-    pass_rows: int
-    """As many rows as a step costs by itself; 0 where guesses at further tokens are not worth a row."""
     adapters: tuple[str, ...]
 
     def warm_up(self) -> None:
@@ -107,6 +105,8 @@ class PagedRunner(Runner, Protocol):
     """Tokens in a page."""
     pages: int
     """How many there are, numbered from 0; enough for a sequence of `context` tokens."""
+    pass_rows: int
+    """As many rows as a step costs by itself; 0 where guesses at further tokens are not worth a row."""
 
     def copy_page(self, source: int, target: int) -> None: ...
 
