@@ -53,6 +53,10 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(description="answers computed at the same time; default: 2 for each of the engine's slots"),
     ] = None
     queue: Annotated[int, Meta(ge=0, description="requests that wait beyond those in flight")] = 1024
+    looking: Annotated[
+        Cap,
+        Meta(description="requests that take none of the engine's time, such as /tokenize, at the same time"),
+    ] = 128
     per_key: Annotated[
         Cap | None,
         Meta(

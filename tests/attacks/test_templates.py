@@ -101,15 +101,15 @@ def test_beside_a_runaway_the_others_go_on(tricked: Attacked) -> None:
 
 
 def test_once_a_template_ran_away_none_is_rendered_in_the_event_loop() -> None:
-    def runs_away(_: None) -> None:
+    def runs_away() -> None:
         raise EndlessTemplate("Rendering was stopped.")
 
     async def threads() -> tuple[int, int]:
         host = Host(parrot(), Settings(store="none"))
-        before = await host.prepare(0, lambda _: threading.get_ident(), None)
+        before = await host.workers.run("", 0, threading.get_ident)
         with pytest.raises(EndlessTemplate):
-            await host.prepare(0, runs_away, None)
-        return before, await host.prepare(0, lambda _: threading.get_ident(), None)
+            await host.workers.run("", 0, runs_away)
+        return before, await host.workers.run("", 0, threading.get_ident)
 
     before, after = asyncio.run(threads())
     assert before == threading.get_ident() != after

@@ -1,17 +1,20 @@
 """Who is let in, until when, and one way to end those who are inside.
 
 A request is let in before its body is read, so that a refusal costs next to nothing. Inside, its work waits
-in line until the engine has a place for it.
+in line until the engine has a place for it. Requests that only look (tokens, prompts, what is stored) take
+none of the engine's time: they are counted apart, so that no flood of them keeps answers out.
 """
 
 import asyncio
 import math
 from collections import Counter
+from collections.abc import Callable
 from types import TracebackType
 
 from dragoman.errors import DeadlineExceeded, Overloaded, Unavailable
 from dragoman.http.keys import keys_of
 from dragoman.http.metrics import Metrics
+from dragoman.http.workers import Workers
 from dragoman.settings import Settings
 from dragoman.turns.line import Line
 
@@ -24,21 +27,48 @@ PATIENCE_S = 0.4
 """What those who are ended get to tell it to their clients."""
 
 
-class Admission:
-    """The line of what is computed, and the requests that stand in it or are about to."""
+class Room:
+    """So many requests fit in; of several keys none can keep all others out."""
 
-    def __init__(self, settings: Settings, slots: int | None, metrics: Metrics) -> None:
+    def __init__(self, most: int, most_of_key: int, delay: Callable[[], float]) -> None:
+        self.most = most
+        self.most_of_key = most_of_key
+        self.delay = delay
+        """Seconds until there may be room again, about."""
+        self.inside: set[Visit] = set()
+        self._of_key: Counter[str] = Counter()
+
+    def full(self) -> bool:
+        return len(self.inside) >= self.most
+
+    def full_of(self, owner: str) -> bool:
+        return bool(owner) and self._of_key[owner] >= self.most_of_key
+
+    def add(self, visit: "Visit") -> None:
+        self.inside.add(visit)
+        self._of_key[visit.owner] += 1
+
+    def remove(self, visit: "Visit") -> None:
+        self.inside.discard(visit)
+        self._of_key[visit.owner] -= 1
+        if not self._of_key[visit.owner]:
+            del self._of_key[visit.owner]
+
+
+class Admission:
+    """The line of what is computed, the requests that stand in it or are about to, and those that look."""
+
+    def __init__(self, settings: Settings, slots: int | None, metrics: Metrics, workers: Workers) -> None:
         limits = settings.limits
         places = limits.in_flight or (PLACES_PER_SLOT * slots if slots else PLACES)
         self.line = Line(places)
         self.timeout = settings.request_timeout
         self.draining = False
-        self._most = places + limits.queue
-        # Of several keys, none can keep all others out.
-        share = self._most if len(keys_of(settings)) < 2 else -(-self._most // 2)
-        self._most_of_key = limits.per_key or share
-        self._inside: set[Visit] = set()
-        self._of_key: Counter[str] = Counter()
+        most, alone = places + limits.queue, len(keys_of(settings)) < 2
+        share, looking = (each if alone else -(-each // 2) for each in (most, limits.looking))
+        line = self.line
+        self._asking = Room(most, limits.per_key or share, lambda: line.pace * (line.waiting + 1))
+        self._looking = Room(limits.looking, min(limits.per_key or looking, looking), lambda: workers.delay)
         self._emptied: asyncio.Future[None] | None = None
         self._refused = metrics.refused
         metrics.running.set_function(lambda: self.line.running)
@@ -46,55 +76,48 @@ class Admission:
 
     @property
     def inside(self) -> int:
-        return len(self._inside)
+        return len(self._asking.inside) + len(self._looking.inside)
 
-    def admitted(self, owner: str) -> "Visit":
+    def admitted(self, owner: str, *, looks: bool = False) -> "Visit":
         """Refuses at once what there is no room for."""
         if self.draining:
             self._refused.labels("stopping").inc()
         self.check()
-        if len(self._inside) >= self._most:
-            raise self._refusal("queue", f"{self._most} requests are being served or wait; try again soon.")
-        if owner and self._of_key[owner] >= self._most_of_key:
-            message = (
-                f"{self._most_of_key} requests of this key are being served or wait; let one of them end."
+        room = self._looking if looks else self._asking
+        if room.full():
+            raise self._refusal(
+                room, "queue", f"{room.most} requests are being served or wait; try again soon."
             )
-            raise self._refusal("key", message)
-        return Visit(self, owner)
+        if room.full_of(owner):
+            most = room.most_of_key
+            message = f"{most} requests of this key are being served or wait; let one of them end."
+            raise self._refusal(room, "key", message)
+        return Visit(self, room, owner)
 
     def check(self) -> None:
         """Raises when nothing is let in any more."""
         if self.draining:
             raise Unavailable("The server is stopping; try again.", code="stopping")
 
-    def _refusal(self, reason: str, message: str) -> Overloaded:
+    def _refusal(self, room: Room, reason: str, message: str) -> Overloaded:
         self._refused.labels(reason).inc()
-        until_free = math.ceil(self.line.pace * (self.line.waiting + 1))
-        return Overloaded(message, retry_after=max(1, min(until_free, LONGEST_RETRY_S)))
+        return Overloaded(message, retry_after=max(1, min(math.ceil(room.delay()), LONGEST_RETRY_S)))
 
     async def end_all(self) -> None:
         """Nothing is let in any more, and everybody inside has a moment to tell why it ended."""
         self.draining = True
-        for visit in list(self._inside):
+        for visit in (*self._asking.inside, *self._looking.inside):
             visit.end(Unavailable("The server was stopped before the answer was done; try again."))
         await self.emptied(PATIENCE_S)
 
     async def emptied(self, most: float) -> None:
         """Returns when nobody is inside, or after so many seconds."""
-        if self._inside:
+        if self.inside:
             self._emptied = asyncio.get_running_loop().create_future()
             await asyncio.wait({self._emptied}, timeout=most)
 
-    def enter(self, visit: "Visit") -> None:
-        self._inside.add(visit)
-        self._of_key[visit.owner] += 1
-
-    def leave(self, visit: "Visit") -> None:
-        self._inside.discard(visit)
-        self._of_key[visit.owner] -= 1
-        if not self._of_key[visit.owner]:
-            del self._of_key[visit.owner]
-        if not self._inside and self._emptied is not None and not self._emptied.done():
+    def left(self) -> None:
+        if not self.inside and self._emptied is not None and not self._emptied.done():
             self._emptied.set_result(None)
 
 
@@ -104,17 +127,18 @@ class Visit:
     So come the deadline and the shutdown: to the work each is one cancellation, whose scopes abort the jobs.
     """
 
-    def __init__(self, admission: Admission, owner: str) -> None:
+    def __init__(self, admission: Admission, room: Room, owner: str) -> None:
         self.owner = owner
         self.error: Exception | None = None
         """Why it was ended before it was done."""
         self._admission = admission
+        self._room = room
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[object] | None = None
         self._counts = True
-        admission.enter(self)
+        room.add(self)
 
     def within(self, seconds: float | None) -> None:
         """It is ended so many seconds after it began; None: as the settings say."""
@@ -133,7 +157,7 @@ class Visit:
     def handed_on(self) -> "Visit":
         """Its place, for work that goes on in a task of its own."""
         self._leave()
-        return Visit(self._admission, self.owner)
+        return Visit(self._admission, self._room, self.owner)
 
     def __enter__(self) -> "Visit":
         self._task = asyncio.current_task()
@@ -156,4 +180,5 @@ class Visit:
             self._timer.cancel()
         if self._counts:
             self._counts = False
-            self._admission.leave(self)
+            self._room.remove(self)
+            self._admission.left()

@@ -17,7 +17,7 @@ from dragoman.http.host import Host
 from dragoman.http.keys import Keys, keys_of
 from dragoman.http.metrics import CONTENT_TYPE
 from dragoman.http.responses.socket import Socket
-from dragoman.http.routes import ADMITTED, DELETE, GET, OPEN_PATHS, POST, SOCKET, Handler
+from dragoman.http.routes import COMPUTED, DELETE, GET, OPEN_PATHS, POST, SOCKET, UNCOUNTED, Handler
 from dragoman.settings import Settings
 
 logger = logging.getLogger("dragoman.http")
@@ -43,11 +43,13 @@ class App:
 
     def _routes(self, table: dict[str, Handler], method: str) -> list[Route]:
         return [
-            Route(
-                path, _Endpoint(self.host, handler, method == "POST" and path in ADMITTED), methods=[method]
-            )
+            Route(path, self._endpoint(path, handler, method), methods=[method])
             for path, handler in table.items()
         ]
+
+    def _endpoint(self, path: str, handler: Handler, method: str) -> "_Endpoint":
+        counts = method == "POST" and path not in UNCOUNTED
+        return _Endpoint(self.host, handler, counts=counts, looks=path not in COMPUTED)
 
     def _own_routes(self) -> list[Route]:
         own: dict[str, Handler] = {
@@ -69,7 +71,7 @@ class App:
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        exchange = Exchange(scope, receive, send, self.settings.limits)
+        exchange = Exchange(scope, receive, send, self.settings.limits, self.host.workers)
         if self.host.admission.draining:
             exchange.head[b"connection"] = b"close"
         scope["dragoman.exchange"] = exchange
@@ -174,17 +176,19 @@ class App:
 class _Endpoint:
     """A handler as an ASGI app, which is what a Starlette route takes without wrapping requests."""
 
-    def __init__(self, host: Host, handler: Handler, queues: bool) -> None:
+    def __init__(self, host: Host, handler: Handler, *, counts: bool, looks: bool) -> None:
         self._host = host
         self._handler = handler
-        self._queues = queues
+        self._counts = counts
+        self._looks = looks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope["dragoman.exchange"]
-        if not self._queues:
+        exchange.looks = self._looks
+        if not self._counts:
             await self._handler(self._host, exchange)
             return
-        with self._host.admission.admitted(exchange.owner) as exchange.visit:
+        with self._host.admission.admitted(exchange.owner, looks=self._looks) as exchange.visit:
             await self._handler(self._host, exchange)
 
 

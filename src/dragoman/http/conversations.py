@@ -15,7 +15,7 @@ from dragoman.store import Conversation, Item
 
 async def create(host: Host, exchange: Exchange) -> None:
     store = host.desk.required()
-    request = conversations.read(await exchange.body())
+    request, _ = await exchange.read(conversations.read)
     made = Conversation(
         id=new_id("conv_"), owner=exchange.owner, created_at=time.time(), metadata=request.metadata or {}
     )
@@ -28,7 +28,7 @@ async def retrieve(host: Host, exchange: Exchange) -> None:
 
 
 async def update(host: Host, exchange: Exchange) -> None:
-    new = metadata.read(await exchange.body())
+    new, _ = await exchange.read(metadata.read)
     if not await host.desk.required().set_conversation_metadata(exchange.owner, _id(exchange), new):
         raise unknown_conversation(_id(exchange))
     await exchange.json(shown(await _found(host, exchange)))
@@ -44,7 +44,8 @@ async def delete(host: Host, exchange: Exchange) -> None:
 async def add_items(host: Host, exchange: Exchange) -> None:
     _check_include(exchange)
     await _found(host, exchange)
-    items = await _items(host, exchange, conversations.read_items(await exchange.body()))
+    given, _ = await exchange.read(conversations.read_items)
+    items = await _items(host, exchange, given)
     host.desk.check_free(exchange.owner, _id(exchange))
     if await host.desk.required().add_items(exchange.owner, _id(exchange), items) is None:
         raise unknown_conversation(_id(exchange))

@@ -8,12 +8,12 @@ from dragoman.http.host import Host
 
 async def pause(host: Host, exchange: Exchange) -> None:
     """Answered when nothing computes any more."""
-    weights.read_pause(await exchange.body())
+    await exchange.read(weights.read_pause)
     await host.brake.pause()
     await exchange.json(weights.state(paused=True, version=weights_of(host.engine)))
 
 
 async def resume(host: Host, exchange: Exchange) -> None:
-    request = weights.read_resume(await exchange.body())
+    request, _ = await exchange.read(weights.read_resume)
     await host.brake.resume(request.weight_version)
     await exchange.json(weights.state(paused=False, version=weights_of(host.engine)))

@@ -2,8 +2,9 @@
 
 import asyncio
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import msgspec
@@ -15,22 +16,14 @@ from dragoman.api.sse import error_event
 from dragoman.errors import BadRequest, BodyTooLarge, DragomanError, UnsupportedMedia
 from dragoman.http.admission import Visit
 from dragoman.http.short_cut import together
+from dragoman.http.workers import Workers
 from dragoman.limits import Limits
 from dragoman.store import Item, Record
 
+R = TypeVar("R")
 _SANE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _encode = msgspec.json.Encoder().encode
-BIG_BODY = 32 * 1024
-"""What is done with bodies beyond this is done in a thread, so that the others' tokens keep flowing."""
 PIECE_BYTES = 32 * 1024
-
-
-async def check_body(body: bytes, limits: Limits) -> None:
-    """Raises where its JSON is of a shape that no request has."""
-    if len(body) > BIG_BODY:
-        await asyncio.to_thread(check_shape, body, limits)
-    else:
-        check_shape(body, limits)
 
 
 class ClientGone(Exception):
@@ -38,7 +31,7 @@ class ClientGone(Exception):
 
 
 class Exchange:
-    def __init__(self, scope: Scope, receive: Receive, send: Send, limits: Limits) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, limits: Limits, workers: Workers) -> None:
         self.scope = scope
         self.method: str = scope["method"]
         self.path: str = scope["path"]
@@ -49,7 +42,9 @@ class Exchange:
         self.owner = ""
         """Whose key it is, as a hash; empty where keys are off."""
         self.visit: Visit
-        """Only on routes that take the engine's time."""
+        """Only on routes that count at the door."""
+        self.looks = False
+        """Whether it takes none of the engine's time."""
         self.head: dict[bytes, bytes] = {b"x-content-type-options": b"nosniff"}
         """What every reply says beside its own headers."""
         self.facts: dict[str, Any] = {}
@@ -57,6 +52,7 @@ class Exchange:
         self.receive = receive
         self.send = send
         self._limits = limits
+        self._workers = workers
         self._streaming = False
         self._ended = False
 
@@ -65,11 +61,20 @@ class Exchange:
         params: dict[str, str] = self.scope.get("path_params", {})
         return params
 
-    async def body(self) -> bytes:
-        """All of it, within the limits of what a body may be."""
+    async def read(self, read: Callable[[bytes], R]) -> tuple[R, int]:
+        """What `read` makes of the body, once that is of a shape that a request may have; and its size."""
         body = await self._received()
-        await check_body(body, self._limits)
-        return body
+        return await self.aside(len(body), partial(_read, body, self._limits, read)), len(body)
+
+    async def answer(self, work: Callable[[bytes], Any]) -> None:
+        """The reply is what `work` makes of the body, all in one go: read, looked at, and written as JSON."""
+        made, _ = await self.read(lambda body: _encode(work(body)))
+        await self.reply(made, b"application/json")
+
+    async def aside(self, size: int, work: Callable[[], R]) -> R:
+        """`work()`, in a thread where it is about much, and not if the client leaves before its turn."""
+        working = self._workers.run(self.owner, size, work, looks=self.looks)
+        return await (unless_gone(self, working) if self._workers.needed(size) else working)
 
     async def _received(self) -> bytes:
         chunks: list[bytes] = []
@@ -174,3 +179,24 @@ def _advice(error: DragomanError) -> dict[bytes, bytes]:
     if error.should_retry is not None:
         advice[b"x-should-retry"] = b"true" if error.should_retry else b"false"
     return advice
+
+
+def _read(body: bytes, limits: Limits, read: Callable[[bytes], R]) -> R:
+    check_shape(body, limits)
+    return read(body)
+
+
+async def unless_gone(exchange: Exchange, work: Coroutine[Any, Any, R]) -> R:
+    """The result of some work, which is given up when the client leaves."""
+    working = asyncio.create_task(work)
+    watcher = asyncio.create_task(exchange.gone())
+    try:
+        await asyncio.wait({working, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGone
+        return working.result()
+    finally:
+        working.cancel()
+        watcher.cancel()
+        # What it leaves behind is in order before anything else goes on.
+        await asyncio.gather(working, watcher, return_exceptions=True)

@@ -1,6 +1,7 @@
 """The routes that generate: Chat Completions and Completions."""
 
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 from dragoman.api import chat_reply, chat_request, completions_reply, completions_request
@@ -14,21 +15,21 @@ from dragoman.api.logprobs import Speller
 from dragoman.api.reply import Head, StreamOptions, StreamWriter
 from dragoman.api.stored_chat import KeptStream
 from dragoman.http import chat_tools, run_turn, stored_chat
-from dragoman.http.exchange import Exchange
+from dragoman.http.exchange import Exchange, unless_gone
 from dragoman.http.host import Host
+from dragoman.turns.spec import TurnSpec
 from dragoman.turns.turn import Turn
 from dragoman.types import Answer
 
 
 async def chat(host: Host, exchange: Exchange) -> None:
-    body = await exchange.body()
-    request = chat_request.read(body, host.limits)
+    request, size = await exchange.read(partial(chat_request.read, limits=host.limits))
     exchange.visit.within(request.timeout)
     if request.store:
         host.desk.required("store")
     async with AsyncExitStack() as stack:
         head = _head(host, exchange, "chatcmpl-", request)
-        turn = await _chat_turn(host, exchange, request, len(body), head.id, stack)
+        turn = await _chat_turn(host, exchange, request, size, head.id, stack)
         await _answer_chat(host, exchange, request, turn, head)
 
 
@@ -39,7 +40,15 @@ async def _chat_turn(
         # They are asked what they have, which may take its time.
         async with run_turn.ended_when_gone(exchange):
             return await chat_tools.turn(host, request, exchange.owner, body_bytes, id_, stack)
-    return await host.turn(chat_request.spec(request), exchange.owner, body_bytes, id_)
+    spec = await exchange.aside(body_bytes, partial(chat_request.spec, request))
+    return await _turn(host, exchange, spec, body_bytes, id_)
+
+
+async def _turn(host: Host, exchange: Exchange, spec: TurnSpec, body_bytes: int, id_: str = "") -> Turn:
+    """A client that leaves while it is planned is not planned for any longer, where that takes its time."""
+    planning = host.turn(spec, exchange.owner, body_bytes, id_)
+    takes_time = spec.constrained or host.workers.needed(body_bytes)
+    return await (unless_gone(exchange, planning) if takes_time else planning)
 
 
 async def _answer_chat(host: Host, exchange: Exchange, request: ChatRequest, turn: Turn, head: Head) -> None:
@@ -105,10 +114,10 @@ def _chat_reply(
 
 
 async def completions(host: Host, exchange: Exchange) -> None:
-    body = await exchange.body()
-    request = completions_request.read(body, host.limits)
+    request, size = await exchange.read(partial(completions_request.read, limits=host.limits))
     exchange.visit.within(request.timeout)
-    turn = await host.turn(completions_request.spec(request), exchange.owner, len(body))
+    spec = await exchange.aside(size, partial(completions_request.spec, request))
+    turn = await _turn(host, exchange, spec, size)
     head = _head(host, exchange, "cmpl-", request)
     wants_logprobs = request.logprobs is not None
     spelling = CompletionSpelling(_speller(host, request), turn.choices, logprobs=wants_logprobs)

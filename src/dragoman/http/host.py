@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 from uuid import uuid4
 
@@ -14,14 +15,14 @@ from dragoman.api.reply import Head
 from dragoman.dialects.declare import Dialect
 from dragoman.dialects.registry import with_calls
 from dragoman.engines.protocol import Engine, LivingEngine
-from dragoman.errors import EndlessTemplate, EngineFailed, Unavailable
+from dragoman.errors import EngineFailed, Unavailable
 from dragoman.http.admission import Admission
 from dragoman.http.brake import Brake
 from dragoman.http.choose import choose_dialect
-from dragoman.http.exchange import BIG_BODY
 from dragoman.http.journal import Journal
 from dragoman.http.responses.desk import Desk
 from dragoman.http.stream import Pump
+from dragoman.http.workers import Workers
 from dragoman.mcp.config import servers_of
 from dragoman.prompt import Prompter
 from dragoman.settings import Settings
@@ -36,7 +37,6 @@ CHECK_TIMEOUT_S = 5.0
 ALIVE_TIMEOUT_S = 0.5
 """A dead engine says so at once; one that is busy is alive."""
 
-A = TypeVar("A")
 R = TypeVar("R")
 
 
@@ -63,12 +63,12 @@ class Host:
         )
         self.pump = Pump()
         self.journal = Journal()
-        self.admission = Admission(settings, self.card.slots, self.journal.metrics)
+        self.workers = Workers()
+        self.admission = Admission(settings, self.card.slots, self.journal.metrics, self.workers)
         self.desk = Desk.of(settings)
         self.mcp = servers_of(settings)
         self.brake = Brake(engine)
         self._forced: dict[str, Language] = {}
-        self._always_in_threads = False
         self._fingerprint = f"dragoman-{__version__}"
 
     async def turn(self, spec: TurnSpec, owner: str, body_bytes: int, source: str = "") -> Turn:
@@ -80,11 +80,10 @@ class Host:
             spec = replace(spec, sampling=replace(spec.sampling, logprobs=0))
         if owner:
             spec = replace(spec, owner=owner)
-        if spec.constrained:
-            # A grammar may take its whole budget to compile.
-            plan = await asyncio.to_thread(self.planner.plan, spec)
-        else:
-            plan = await self.prepare(body_bytes, self.planner.plan, spec)
+        # A grammar may take its whole budget to compile.
+        plan = await self.workers.run(
+            owner, body_bytes, partial(self.planner.plan, spec), slow=spec.constrained
+        )
         remember = self.planner.trails.add
         language, line = self._language(plan.dialect), self.admission.line
         return Turn(self.engine, plan, spec, language, remember, source, line, owner)
@@ -93,16 +92,6 @@ class Host:
         """What the engine makes of something that is no turn; it waits for its place like one."""
         async with self.admission.line.place(owner, weight=weight):
             return await work()
-
-    async def prepare(self, body_bytes: int, work: Callable[[A], R], given: A) -> R:
-        """`work(given)`, in a thread where the body is big, or once a template has held up the others."""
-        if body_bytes > BIG_BODY or self._always_in_threads:
-            return await asyncio.to_thread(work, given)
-        try:
-            return work(given)
-        except EndlessTemplate:
-            self._always_in_threads = True
-            raise
 
     def _language(self, dialect: Dialect) -> Language:
         """The model's own, or that in which it was made to write."""
@@ -127,6 +116,7 @@ class Host:
         await self.admission.end_all()
         await self.desk.stop()
         await self.mcp.close()
+        await self.workers.close()
         if isinstance(self.engine, LivingEngine):
             await self.engine.stop()
 

@@ -1,11 +1,13 @@
 """The routes that look without generating: models, tokens, prompts."""
 
+from functools import partial
 from typing import Any
 
 from dragoman.api import chat_request, completions_request, tokens
 from dragoman.errors import ModelNotFound
 from dragoman.http.exchange import Exchange
 from dragoman.http.host import Host
+from dragoman.types import Prompt
 
 
 async def list_models(host: Host, exchange: Exchange) -> None:
@@ -40,43 +42,60 @@ def _model(host: Host, name: str) -> dict[str, Any]:
 
 
 async def tokenize(host: Host, exchange: Exchange) -> None:
-    body = await exchange.body()
+    await exchange.answer(partial(_tokenized, host))
+
+
+def _tokenized(host: Host, body: bytes) -> dict[str, Any]:
     request = tokens.read_tokenize(body, host.limits)
     host.planner.adapter(request.model)
-    ids = await host.prepare(len(body), host.prompter.encode, tokens.prompt(request))
+    ids = host.prompter.encode(tokens.prompt(request))
     names = None
     if request.return_token_strs:
         names = [host.pieces.bytes[id_].decode("utf-8", "replace") for id_ in ids]
-    await exchange.json(tokens.tokenized(ids, host.card.max_model_len, names))
+    return tokens.tokenized(ids, host.card.max_model_len, names)
 
 
 async def detokenize(host: Host, exchange: Exchange) -> None:
-    body = await exchange.body()
+    await exchange.answer(partial(_detokenized, host))
+
+
+def _detokenized(host: Host, body: bytes) -> dict[str, Any]:
     request = tokens.read_detokenize(body, len(host.pieces))
     host.planner.adapter(request.model)
-    await exchange.json({"prompt": await host.prepare(len(body), host.pieces.text, request.tokens)})
+    return {"prompt": host.pieces.text(request.tokens)}
 
 
 async def render_chat(host: Host, exchange: Exchange) -> None:
-    body = await exchange.body()
+    await exchange.answer(partial(_rendered_chat, host))
+
+
+def _rendered_chat(host: Host, body: bytes) -> dict[str, Any]:
     request = chat_request.read_to_render(body, host.limits)
     host.planner.adapter(request.model)
-    text, ids = await host.prepare(len(body), host.prompter.render, chat_request.prompt(request))
-    await exchange.json({"prompt": text, "prompt_token_ids": ids})
+    return _rendered(host, chat_request.prompt(request))
 
 
 async def render_completions(host: Host, exchange: Exchange) -> None:
-    body = await exchange.body()
+    await exchange.answer(partial(_rendered_completions, host))
+
+
+def _rendered_completions(host: Host, body: bytes) -> list[dict[str, Any]]:
     request = completions_request.read(body, host.limits)
     host.planner.adapter(request.model)
-    prompts = completions_request.prompts(request)
-    rendered = [await host.prepare(len(body), host.prompter.render, prompt) for prompt in prompts]
-    await exchange.json([{"prompt": text, "prompt_token_ids": ids} for text, ids in rendered])
+    return [_rendered(host, prompt) for prompt in completions_request.prompts(request)]
+
+
+def _rendered(host: Host, prompt: Prompt) -> dict[str, Any]:
+    text, ids = host.prompter.render(prompt)
+    return {"prompt": text, "prompt_token_ids": ids}
 
 
 async def count_chat(host: Host, exchange: Exchange) -> None:
-    body = await exchange.body()
+    await exchange.answer(partial(_counted_chat, host))
+
+
+def _counted_chat(host: Host, body: bytes) -> dict[str, Any]:
     request = chat_request.read_to_render(body, host.limits)
     host.planner.adapter(request.model)
-    ids = await host.prepare(len(body), host.prompter.encode, chat_request.prompt(request))
-    await exchange.json({"object": "chat.completion.input_tokens", "input_tokens": len(ids)})
+    ids = host.prompter.encode(chat_request.prompt(request))
+    return {"object": "chat.completion.input_tokens", "input_tokens": len(ids)}

@@ -7,30 +7,24 @@ from dragoman.types import Answer
 
 
 async def function_call(host: Host, exchange: Exchange) -> None:
-    await exchange.json(parsing.calls_reply(await _calls(host, exchange)))
+    await exchange.answer(lambda body: parsing.calls_reply(_calls(host, body)))
 
 
 async def function_call_sglang(host: Host, exchange: Exchange) -> None:
-    await exchange.json(parsing.calls_reply_sglang(await _calls(host, exchange)))
+    await exchange.answer(lambda body: parsing.calls_reply_sglang(_calls(host, body)))
 
 
 async def reasoning(host: Host, exchange: Exchange) -> None:
-    await exchange.json(parsing.reasoning_reply(await _reasoning(host, exchange)))
+    await exchange.answer(lambda body: parsing.reasoning_reply(_reasoning(host, body)))
 
 
 async def reasoning_sglang(host: Host, exchange: Exchange) -> None:
-    await exchange.json(parsing.reasoning_reply_sglang(await _reasoning(host, exchange)))
+    await exchange.answer(lambda body: parsing.reasoning_reply_sglang(_reasoning(host, body)))
 
 
-async def _calls(host: Host, exchange: Exchange) -> Answer:
-    body = await exchange.body()
-    request = parsing.read_calls(body, host.limits)
-    own = host.found.dialect
-    return await host.prepare(len(body), lambda given: parsing.parse_calls(given, own), request)
+def _calls(host: Host, body: bytes) -> Answer:
+    return parsing.parse_calls(parsing.read_calls(body, host.limits), host.found.dialect)
 
 
-async def _reasoning(host: Host, exchange: Exchange) -> Answer:
-    body = await exchange.body()
-    request = parsing.read_reasoning(body, host.limits)
-    own = host.found.dialect
-    return await host.prepare(len(body), lambda given: parsing.parse_reasoning(given, own), request)
+def _reasoning(host: Host, body: bytes) -> Answer:
+    return parsing.parse_reasoning(parsing.read_reasoning(body, host.limits), host.found.dialect)

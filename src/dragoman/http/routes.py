@@ -75,7 +75,7 @@ DELETE: dict[str, Handler] = {
     "/v1/conversations/{id}": conversations.delete,
     "/v1/conversations/{id}/items/{item_id}": conversations.delete_item,
 }
-ADMITTED = frozenset(
+COMPUTED = frozenset(
     {
         "/v1/chat/completions",
         "/v1/completions",
@@ -88,7 +88,9 @@ ADMITTED = frozenset(
         "/v1/responses/compact",
     }
 )
-"""These take the engine's time, so they count in the queue and are refused beyond its limit."""
+"""These take the engine's time, so they count in its queue; the others that have a body are counted apart."""
+UNCOUNTED = frozenset({"/v1/engine/pause", "/v1/engine/resume", "/v1/responses/{id}/cancel"})
+"""What helps a full server, or one that stops, is let in always."""
 SOCKET = "/v1/responses"
 OPEN_PATHS = frozenset({"/health"})
 """Answered without a key, so that a supervisor can ask."""

@@ -1,9 +1,9 @@
 """A turn over HTTP, streamed or whole. On every way out the turn's scope aborts the engine's work."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from dragoman.api.sse import KEEP_ALIVE
 from dragoman.errors import DragomanError
@@ -11,8 +11,6 @@ from dragoman.http.exchange import ClientGone, Exchange
 from dragoman.http.stream import Pump, TurnStream
 from dragoman.turns.turn import Turn
 from dragoman.types import Answer, Event, Usage
-
-R = TypeVar("R")
 
 
 class Writer(Protocol):
@@ -95,22 +93,6 @@ async def ended_when_gone(exchange: Exchange) -> AsyncIterator[None]:
         yield
     finally:
         watcher.cancel()
-
-
-async def unless_gone(exchange: Exchange, work: Coroutine[Any, Any, R]) -> R:
-    """The result of some work, which is given up when the client leaves."""
-    working = asyncio.create_task(work)
-    watcher = asyncio.create_task(exchange.gone())
-    try:
-        await asyncio.wait({working, watcher}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientGone
-        return working.result()
-    finally:
-        working.cancel()
-        watcher.cancel()
-        # What it leaves behind is in order before anything else goes on.
-        await asyncio.gather(working, watcher, return_exceptions=True)
 
 
 def count(facts: dict[str, Any], usage: Usage) -> None:

@@ -53,7 +53,7 @@ async def retrieve(host: Host, exchange: Exchange) -> None:
 
 
 async def update(host: Host, exchange: Exchange) -> None:
-    new = metadata.read(await exchange.body())
+    new, _ = await exchange.read(metadata.read)
     found = await _found(host, exchange)
     body = relabelled(found.body, new)
     if not await host.desk.required().set_metadata("chat", exchange.owner, found.id, new, body):

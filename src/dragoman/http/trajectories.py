@@ -49,7 +49,7 @@ async def retrieve(host: "Host", exchange: Exchange) -> None:
 
 async def reward(host: "Host", exchange: Exchange) -> None:
     """Rewards of an answer; those that have a name already are replaced."""
-    rewards = read_rewards(await exchange.body())
+    rewards, _ = await exchange.read(read_rewards)
     id_, store = exchange.path_params["id"], host.desk.required()
     found = await _records(store, exchange.owner, id_)
     if not found:

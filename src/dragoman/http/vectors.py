@@ -7,28 +7,27 @@ from operator import mul
 from typing import Any, TypeVar
 
 from dragoman.api import embeddings, ranking
-from dragoman.api.ranking import Pair
+from dragoman.api.embeddings import EmbeddingRequest
+from dragoman.api.ranking import Pair, RerankRequest, ScoreRequest
 from dragoman.engines.protocol import EmbeddingEngine, ScoringEngine, weights_of
 from dragoman.errors import BadRequest, ContextOverflow, EngineFailed
-from dragoman.http.exchange import Exchange
+from dragoman.http.exchange import Exchange, unless_gone
 from dragoman.http.host import Host
-from dragoman.http.run_turn import unless_gone
+from dragoman.limits import Limits
 from dragoman.types import Prompt, TextPrompt
 
 R = TypeVar("R")
 
 
 async def embed(host: Host, exchange: Exchange) -> None:
-    body = await exchange.body()
-    request = embeddings.read(body, host.limits)
+    (request, asked), size = await exchange.read(partial(_read_embed, limits=host.limits))
     exchange.visit.within(request.timeout)
     _check_model(host, request.model)
     if not isinstance(host.engine, EmbeddingEngine):
         raise BadRequest("This engine has no embeddings.", param="model", code="unsupported_model")
     if host.card.dimensions is not None:
         embeddings.check_dimensions(request, host.card.dimensions)
-    asked = {f"input[{number}]": prompt for number, prompt in enumerate(embeddings.prompts(request))}
-    prompts = await _encoded(host, asked, len(body))
+    prompts = await _encoded(host, exchange, asked, size)
     vectors = await _computed(host, exchange, partial(host.engine.embed, prompts), len(prompts))
     host.card.dimensions = len(vectors[0])
     embeddings.check_dimensions(request, host.card.dimensions)
@@ -37,26 +36,35 @@ async def embed(host: Host, exchange: Exchange) -> None:
     await exchange.json(embeddings.reply(request, model, vectors, tokens, weights_of(host.engine)))
 
 
+def _read_embed(body: bytes, limits: Limits) -> tuple[EmbeddingRequest, dict[str, Prompt]]:
+    request = embeddings.read(body, limits)
+    return request, {f"input[{number}]": prompt for number, prompt in enumerate(embeddings.prompts(request))}
+
+
 async def rerank(host: Host, exchange: Exchange) -> None:
-    body = await exchange.body()
-    request = ranking.read_rerank(body)
+    (request, pairs), size = await exchange.read(partial(_read_rerank, limits=host.limits))
     exchange.visit.within(request.timeout)
-    scores, tokens = await _scores(
-        host, exchange, ranking.pairs(request, host.limits), request.model, len(body)
-    )
+    scores, tokens = await _scores(host, exchange, pairs, request.model, size)
     head = host.head("rerank-", request.model)
     await exchange.json(ranking.ranked(request, head, scores, tokens, weights_of(host.engine)))
 
 
+def _read_rerank(body: bytes, limits: Limits) -> tuple[RerankRequest, list[Pair]]:
+    request = ranking.read_rerank(body)
+    return request, ranking.pairs(request, limits)
+
+
 async def score(host: Host, exchange: Exchange) -> None:
-    body = await exchange.body()
-    request = ranking.read_score(body)
+    (request, pairs), size = await exchange.read(partial(_read_score, limits=host.limits))
     exchange.visit.within(request.timeout)
-    scores, tokens = await _scores(
-        host, exchange, ranking.pairs(request, host.limits), request.model, len(body)
-    )
+    scores, tokens = await _scores(host, exchange, pairs, request.model, size)
     head = host.head("score-", request.model)
     await exchange.json(ranking.scored(head, scores, tokens, weights_of(host.engine)))
+
+
+def _read_score(body: bytes, limits: Limits) -> tuple[ScoreRequest, list[Pair]]:
+    request = ranking.read_score(body)
+    return request, ranking.pairs(request, limits)
 
 
 async def _scores(
@@ -81,7 +89,7 @@ async def _read_together(
     engine: ScoringEngine, host: Host, exchange: Exchange, pairs: Sequence[Pair], body_bytes: int
 ) -> tuple[list[float], int]:
     """By a model that reads both texts of a pair, and puts its own tokens around them."""
-    ids = await _ids(host, pairs, body_bytes, add_special_tokens=False)
+    ids = await _ids(host, exchange, pairs, body_bytes, add_special_tokens=False)
     asked = [(ids[one.text], ids[other.text]) for one, other in pairs]
     for (one, other), (_, placed) in zip(asked, pairs, strict=True):
         _check_length(host, len(one) + len(other), placed.place)
@@ -93,7 +101,7 @@ async def _compared(
     engine: EmbeddingEngine, host: Host, exchange: Exchange, pairs: Sequence[Pair], body_bytes: int
 ) -> tuple[list[float], int]:
     """By the cosine of the angle between their vectors."""
-    ids = await _ids(host, pairs, body_bytes, add_special_tokens=True)
+    ids = await _ids(host, exchange, pairs, body_bytes, add_special_tokens=True)
     found = await _computed(host, exchange, partial(engine.embed, list(ids.values())), len(ids))
     vectors = dict(zip(ids, found, strict=True))
     scores = [sum(map(mul, vectors[one.text], vectors[other.text])) for one, other in pairs]
@@ -108,7 +116,7 @@ async def _computed(
 
 
 async def _ids(
-    host: Host, pairs: Sequence[Pair], body_bytes: int, *, add_special_tokens: bool
+    host: Host, exchange: Exchange, pairs: Sequence[Pair], body_bytes: int, *, add_special_tokens: bool
 ) -> dict[str, tuple[int, ...]]:
     """Of every text, once."""
     places: dict[str, str] = {}
@@ -118,16 +126,21 @@ async def _ids(
     asked: dict[str, Prompt] = {
         place: TextPrompt(text, None, add_special_tokens) for text, place in places.items()
     }
-    return dict(zip(places, await _encoded(host, asked, body_bytes), strict=True))
+    return dict(zip(places, await _encoded(host, exchange, asked, body_bytes), strict=True))
 
 
-async def _encoded(host: Host, asked: dict[str, Prompt], body_bytes: int) -> list[tuple[int, ...]]:
+async def _encoded(
+    host: Host, exchange: Exchange, asked: dict[str, Prompt], body_bytes: int
+) -> list[tuple[int, ...]]:
+    return await exchange.aside(body_bytes, partial(_encode, host, asked))
+
+
+def _encode(host: Host, asked: dict[str, Prompt]) -> list[tuple[int, ...]]:
     """The ids of prompts, which come with their places in the request."""
-    encode = partial(host.prompter.encode, most=host.prompter.most_tokens)
     found = []
     for place, prompt in asked.items():
         try:
-            found.append(await host.prepare(body_bytes, encode, prompt))
+            found.append(host.prompter.encode(prompt, host.prompter.most_tokens))
         except BadRequest as error:
             error.param = place
             raise

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from contextlib import AsyncExitStack
+from functools import partial
 
 from dragoman.api.logprobs import Speller
 from dragoman.api.responses import request as requests
@@ -11,29 +12,27 @@ from dragoman.api.responses.request import ResponseRequest
 from dragoman.api.responses.tools import offered
 from dragoman.api.responses.writer import Manner
 from dragoman.http.admission import Visit
-from dragoman.http.exchange import ClientGone, Exchange
+from dragoman.http.exchange import ClientGone, Exchange, unless_gone
 from dragoman.http.host import Host
 from dragoman.http.responses.context import Context
 from dragoman.http.responses.ids import new_id
 from dragoman.http.responses.making import Making
 from dragoman.http.responses.outlets import Quiet, Sse
 from dragoman.http.responses.tool_rounds import ToolRounds
-from dragoman.http.run_turn import unless_gone
 from dragoman.turns.stored_trails import recall
 
 logger = logging.getLogger("dragoman.http")
 
 
 async def create(host: Host, exchange: Exchange) -> None:
-    body = await exchange.body()
-    request = requests.read(body, host.limits)
+    request, size = await exchange.read(partial(requests.read, limits=host.limits))
     exchange.facts["model"] = request.model or host.card.name
     if not request.background:
         exchange.visit.within(request.timeout)
     async with AsyncExitStack() as stack:
         context = await stack.enter_async_context(host.desk.context(request, exchange.owner))
         making = prepared(host, request, context)
-        await making.prepare(len(body) + context.size, streams=bool(request.stream))
+        await making.prepare(size + context.size, streams=bool(request.stream))
         if request.background:
             await in_background(host, exchange.visit, making, stack)
             if request.stream:

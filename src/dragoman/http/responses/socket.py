@@ -4,16 +4,18 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import msgspec
 from starlette.types import Receive, Send
 
+from dragoman.api.json_shape import check_shape
 from dragoman.api.responses import request as requests
 from dragoman.api.responses.wire import unwrapped
 from dragoman.errors import BadRequest, BodyTooLarge, DragomanError, Overloaded
 from dragoman.http.admission import Visit
-from dragoman.http.exchange import ClientGone, check_body
+from dragoman.http.exchange import ClientGone
 from dragoman.http.host import Host
 from dragoman.http.responses.create import prepared
 from dragoman.http.responses.outlets import Speaker
@@ -85,7 +87,8 @@ class Socket:
             raise BodyTooLarge(f"The message is larger than {self._host.limits.body_bytes} bytes.")
         if self._inbox.qsize() >= MOST_WAITING:
             raise Overloaded(f"{MOST_WAITING} requests wait on this socket; wait for their answers.")
-        await check_body(raw if isinstance(raw, bytes) else raw.encode(), self._host.limits)
+        check = partial(check_shape, raw if isinstance(raw, bytes) else raw.encode(), self._host.limits)
+        await self._host.workers.run(self._owner, len(raw), check)
         try:
             message: dict[str, Any] = _decode(raw)
         except (msgspec.MsgspecError, ValueError, RecursionError):

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -19,10 +20,10 @@ from dragoman.api.responses.items import check_size
 from dragoman.api.responses.request import ResponseRequest, spec
 from dragoman.api.responses.tools import Offer, offered
 from dragoman.errors import BadRequest
-from dragoman.http.exchange import Exchange
+from dragoman.http.exchange import Exchange, unless_gone
 from dragoman.http.responses.context import Context, fitted
 from dragoman.http.responses.ids import new_id
-from dragoman.http.run_turn import count, unless_gone
+from dragoman.http.run_turn import count
 from dragoman.turns.turn import Turn
 from dragoman.types import Usage
 
@@ -31,8 +32,7 @@ if TYPE_CHECKING:
 
 
 async def compact(host: "Host", exchange: Exchange) -> None:
-    body = await exchange.body()
-    request = requests.read(body, host.limits)
+    request, _ = await exchange.read(partial(requests.read, limits=host.limits))
     if request.model is None:
         raise BadRequest("'model' is required.", param="model", code="missing_field")
     exchange.visit.within(request.timeout)
@@ -45,8 +45,7 @@ async def compact(host: "Host", exchange: Exchange) -> None:
 
 
 async def input_tokens(host: "Host", exchange: Exchange) -> None:
-    body = await exchange.body()
-    request = requests.read(body, host.limits)
+    request, _ = await exchange.read(partial(requests.read, limits=host.limits))
     host.planner.adapter(request.model)
     offer = offered(request.tools, host.limits)
     async with host.desk.context(request, exchange.owner) as context:
@@ -59,7 +58,8 @@ async def count_tokens(
     host: "Host", request: ResponseRequest, context: Context, items: Sequence[dict[str, Any]], offer: Offer
 ) -> int:
     asked = spec(request, items, offer, first=True, unseal=context.unseal)
-    rendered = await host.prepare(check_size(items, host.limits), host.prompter.render, asked.prompts[0])
+    render = partial(host.prompter.render, asked.prompts[0])
+    rendered = await host.workers.run(context.owner, check_size(items, host.limits), render)
     return len(rendered[1])
 
 
