@@ -29,6 +29,7 @@ from dragoman.api.parsing import ParseCalls, ParseReasoning
 from dragoman.api.ranking import RerankRequest, ScoreRequest
 from dragoman.api.read import UNSUPPORTED
 from dragoman.api.responses.request import ResponseRequest
+from dragoman.api.sampler_fields import SamplerFields
 from dragoman.api.template_fields import TemplateFields
 from dragoman.cli.dialects import parts_of
 from dragoman.constrain import formats
@@ -268,7 +269,8 @@ def format_table() -> str:
 
 
 TABLES: Mapping[str, Callable[[], str]] = {
-    "shared": lambda: field_table(SharedFields, "shared", without=ConstraintFields),
+    "shared": lambda: field_table(SharedFields, "shared", without=SamplerFields),
+    "samplers": lambda: field_table(SamplerFields, "samplers", without=ConstraintFields),
     "constraints": lambda: field_table(ConstraintFields, "constraints", without=HarmlessFields),
     "chat": lambda: field_table(ChatRequest, "chat", without=SharedFields),
     "completions": lambda: field_table(CompletionRequest, "completions", without=SharedFields),

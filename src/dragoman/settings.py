@@ -115,6 +115,13 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             description="tokens the engine local may guess ahead of a step; 0: none; default: 7 where it pays"
         ),
     ] = None
+    sampling: Annotated[
+        dict[str, Any],
+        Meta(
+            description="what holds where a request does not say, as a JSON object: temperature, top_p, "
+            "top_k, min_p, typical_p, penalties, max_tokens; default: what the model's makers recommend"
+        ),
+    ] = field(default_factory=dict)
     lora: Annotated[
         list[str], Meta(description="adapters as NAME=FILE; clients choose one by that name as the model")
     ] = field(default_factory=list)

@@ -4,7 +4,7 @@ Structs rather than dataclasses: several are made per token, and they need no co
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
 from msgspec import Struct, field
 
@@ -17,6 +17,50 @@ LARK_LINE = "%llguidance {}\n"
 Adapters: TypeAlias = tuple[tuple[str, float], ...]
 """LoRA adapters and their scales, in the order of their names."""
 Kind: TypeAlias = Literal["text", "reasoning", "call_open", "call_arguments", "call_close", "finish"]
+
+
+SamplerName: TypeAlias = Literal[
+    "penalties",
+    "dry",
+    "smoothing",
+    "temperature",
+    "top_n_sigma",
+    "top_a",
+    "tfs",
+    "min_p",
+    "typical_p",
+    "top_k",
+    "top_p",
+    "xtc",
+]
+SAMPLER_ORDER: tuple[SamplerName, ...] = get_args(SamplerName)
+"""Who narrows the choice first, where the client does not say."""
+
+
+class Samplers(Struct, frozen=True, kw_only=True):
+    """Ways to choose beyond the usual ones. As they are here, none of them does anything."""
+
+    order: tuple[SamplerName, ...] = SAMPLER_ORDER
+    """Those that are not in it are not applied, the usual ones neither."""
+    smoothing_factor: float = 0.0
+    smoothing_curve: float = 1.0
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    top_n_sigma: float = 0.0
+    top_a: float = 0.0
+    tfs: float = 1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    mirostat: Literal[0, 1, 2] = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_range: int | None = None
+    """How many of the newest ids are looked at; None: all of the prompt and the answer."""
+    dry_breakers: frozenset[int] = frozenset()
+    """Ids at which a repetition ends."""
 
 
 class Sampling(Struct, frozen=True, kw_only=True):
@@ -41,6 +85,8 @@ class Sampling(Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
     """How many alternatives to report beside each sampled id; None reports nothing at all."""
     prompt_logprobs: int | None = None
+    samplers: Samplers | None = None
+    """Only for engines whose card says that they have them."""
 
 
 class Matcher(Protocol):

@@ -98,8 +98,8 @@ def test_unknown_field_gets_the_nearest_name() -> None:
 
 
 def test_field_of_other_servers_says_why_not() -> None:
-    error = refused(b'{%s,"samplers":[]}' % HELLO)
-    assert (error.param, error.code) == ("samplers", "unsupported_field")
+    error = refused(b'{%s,"web_search_options":{}}' % HELLO)
+    assert (error.param, error.code) == ("web_search_options", "unsupported_field")
 
 
 def test_null_means_unset() -> None:

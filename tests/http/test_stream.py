@@ -122,7 +122,7 @@ def test_a_client_that_reads_slowly_gets_it_all_in_fewer_events(serve: Serve) ->
     card = ModelCard(name="long", max_model_len=100_000, templates={"default": CHATML})
     engine = ScriptedEngine(Script([120] * tokens, burst=50), card=card)
     address = urlsplit(serve(engine))
-    body = json.dumps({**HELLO, "stream": True}).encode()
+    body = json.dumps({**HELLO, "stream": True, "max_tokens": tokens}).encode()
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect((address.hostname, address.port))

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from dragoman.engines.protocol import UNSUPPORTABLE
+from dragoman.engines.protocol import UNSUPPORTABLE, ModelCard
 from dragoman.errors import BadRequest
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.unsupported import refuse_unsupported
-from dragoman.types import Sampling, TextPrompt
+from dragoman.types import Samplers, Sampling, TextPrompt
 
 SAMPLING: dict[str, Any] = {
     "temperature": 0.5,
@@ -33,6 +33,10 @@ OTHERS: dict[str, Any] = {"bad_words": ("no",), "priority": -1, "cache_salt": "s
 PLAIN = TurnSpec(model=None, prompts=(TextPrompt("hi"),), sampling=Sampling(max_tokens=1))
 
 
+def card(unsupported: frozenset[str], *, has_samplers: bool = False) -> ModelCard:
+    return ModelCard(name="m", max_model_len=64, unsupported=unsupported, has_samplers=has_samplers)
+
+
 def spec_with(name: str) -> TurnSpec:
     if name in SAMPLING:
         return replace(PLAIN, sampling=replace(PLAIN.sampling, **{name: SAMPLING[name]}))
@@ -46,15 +50,27 @@ def test_every_field_can_be_refused() -> None:
 @pytest.mark.parametrize("name", sorted(UNSUPPORTABLE))
 def test_what_is_asked_is_refused_by_its_public_name(name: str) -> None:
     with pytest.raises(BadRequest) as caught:
-        refuse_unsupported(spec_with(name), frozenset({name}))
+        refuse_unsupported(spec_with(name), card(frozenset({name})))
     assert caught.value.param == {"reuse_prefix": "cache_prompt"}.get(name, name)
     assert caught.value.code == "unsupported_field"
 
 
 @pytest.mark.parametrize("name", sorted(UNSUPPORTABLE))
 def test_what_is_honoured_passes(name: str) -> None:
-    refuse_unsupported(spec_with(name), UNSUPPORTABLE - {name})
+    refuse_unsupported(spec_with(name), card(UNSUPPORTABLE - {name}))
 
 
 def test_what_is_not_asked_passes() -> None:
-    refuse_unsupported(PLAIN, UNSUPPORTABLE)
+    refuse_unsupported(PLAIN, card(UNSUPPORTABLE))
+
+
+SAMPLERS = replace(PLAIN, sampling=replace(PLAIN.sampling, samplers=Samplers(top_a=0.1)))
+
+
+def test_samplers_are_refused_where_the_engine_has_none() -> None:
+    with pytest.raises(BadRequest, match="usual samplers only"):
+        refuse_unsupported(SAMPLERS, card(frozenset()))
+
+
+def test_samplers_pass_where_the_engine_has_them() -> None:
+    refuse_unsupported(SAMPLERS, card(frozenset(), has_samplers=True))

@@ -7,8 +7,9 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta, Struct
 
-from dragoman.api.constraint_fields import ConstraintFields, wanted
+from dragoman.api.constraint_fields import wanted
 from dragoman.api.lora_fields import Lora, wishes
+from dragoman.api.sampler_fields import SamplerFields, check_samplers, middle_temperature, samplers
 from dragoman.errors import BadRequest
 from dragoman.turns.spec import Calling, Reading, Thinking, TurnSpec
 from dragoman.types import Prompt, Sampling
@@ -20,6 +21,7 @@ TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
 Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=24 * 60 * 60)]
 ShortText: TypeAlias = Annotated[str, Meta(max_length=1024)]
+_PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
@@ -28,7 +30,7 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-class SharedFields(ConstraintFields, kw_only=True):
+class SharedFields(SamplerFields, kw_only=True):
     model: Annotated[str, Meta(max_length=512)] | None = None
     lora: Lora | None = None
     n: Positive | None = None
@@ -86,6 +88,7 @@ class SharedFields(ConstraintFields, kw_only=True):
 def check_shared(fields: SharedFields) -> None:
     """Rules across fields; types and ranges were checked while decoding, and counts are the turn's."""
     wanted(fields)
+    check_samplers(fields)
     if "" in fields.stops:
         raise BadRequest("A stop string must not be empty.", param="stop", code="invalid_value")
     if fields.allowed_token_ids is not None and not fields.allowed_token_ids:
@@ -110,11 +113,11 @@ def sampling(fields: SharedFields, *, max_tokens: int | None, logprobs: int | No
         raise BadRequest(message, param="min_tokens", code="invalid_value")
     return Sampling(
         max_tokens=max_tokens or 0,
-        temperature=_or(fields.temperature, 1.0),
+        temperature=_or(_temperature(fields), 1.0),
         top_p=_or(fields.top_p, 1.0),
         top_k=max(fields.top_k or 0, 0),
         min_p=fields.min_p or 0.0,
-        typical_p=_or(fields.typical_p, 1.0),
+        typical_p=_or(_typical_p(fields), 1.0),
         presence_penalty=fields.presence_penalty or 0.0,
         frequency_penalty=fields.frequency_penalty or 0.0,
         repetition_penalty=_or(fields.repetition_penalty, 1.0),
@@ -126,7 +129,27 @@ def sampling(fields: SharedFields, *, max_tokens: int | None, logprobs: int | No
         seed=fields.seed,
         logprobs=logprobs,
         prompt_logprobs=fields.prompt_logprobs,
+        samplers=samplers(fields),
     )
+
+
+def chosen(fields: SharedFields) -> frozenset[str]:
+    """What of the sampling the client has decided, so that no default does."""
+    values = {
+        "temperature": _temperature(fields),
+        "typical_p": _typical_p(fields),
+        **{name: getattr(fields, name) for name in ("top_p", "top_k", "min_p", *_PENALTIES)},
+    }
+    return frozenset(name for name, value in values.items() if value is not None)
+
+
+def _temperature(fields: SharedFields) -> float | None:
+    between = middle_temperature(fields)
+    return fields.temperature if between is None else between
+
+
+def _typical_p(fields: SharedFields) -> float | None:
+    return fields.typical if fields.typical_p is None else fields.typical_p
 
 
 def turn_spec(
@@ -144,6 +167,8 @@ def turn_spec(
         adapters=wishes(fields.lora),
         prompts=prompts,
         sampling=asked,
+        chosen=chosen(fields),
+        dry_breakers=fields.breakers,
         reading=reading,
         wanted=wanted(fields),
         calling=calling,

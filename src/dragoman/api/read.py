@@ -20,10 +20,6 @@ UNSUPPORTED: Mapping[str, str] = {
         "this server has text models only": "audio mm_processor_kwargs prompt_embeds",
         "it belongs to a hosted service": "web_search_options moderation",
         "templates come from the model or the server's settings": "chat_template",
-        "this sampler is not offered": "top_a tfs xtc_probability xtc_threshold top_n_sigma samplers "
-        "mirostat mirostat_tau mirostat_eta mirostat_mode dynatemp_range dynatemp_exponent dry_multiplier "
-        "dry_base dry_allowed_length smoothing_factor adaptive_target adaptive_decay use_beam_search "
-        "length_penalty",
     }.items()
     for name in names.split()
 }

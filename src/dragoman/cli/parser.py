@@ -17,7 +17,7 @@ GROUPS: dict[str, frozenset[str]] = {
     "doors": frozenset({"api_key", "api_key_file", "insecure", "allow_host", "cors_origin"}),
     "patience": frozenset({"header_timeout", "body_timeout", "write_timeout", "idle_timeout"}),
     "engine": frozenset(
-        {"engine", "engine_args", "context", "slots", "threads", "runner", "kv_cache", "guesses"}
+        {"engine", "engine_args", "context", "slots", "threads", "runner", "kv_cache", "guesses", "sampling"}
     ),
     "upstreams": frozenset({"upstream", "upstream_key", "tokenizer"}),
     "store": frozenset({"store", "data_dir", "store_max_bytes", "store_max_age", "trajectories"}),
@@ -38,6 +38,7 @@ METAVARS = {
     "mcp_config": "FILE",
     "mcp_allow": "HOST",
     "engine_args": "JSON",
+    "sampling": "JSON",
     "upstream": "URL",
     "tokenizer": "FOLDER",
     "context": "N",

@@ -7,7 +7,7 @@ from msgspec import Struct, field
 
 from dragoman.types import Job, Sampling, Sink, SourceForm, Step
 
-UNSUPPORTABLE = frozenset(Sampling.__struct_fields__) - {"max_tokens"} | {
+UNSUPPORTABLE = frozenset(Sampling.__struct_fields__) - {"max_tokens", "samplers"} | {
     "priority",
     "cache_salt",
     "reuse_prefix",
@@ -40,6 +40,10 @@ class ModelCard(Struct, kw_only=True):
     """Whether it can hold the answer to a source only after the reasoning."""
     unsupported: frozenset[str] = frozenset()
     """Fields of `UNSUPPORTABLE` that the engine does not honour. A request that uses one is refused."""
+    has_samplers: bool = False
+    """Whether it honours `Sampling.samplers`. If not, requests that ask for one of them are refused."""
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    """Fields of Sampling as the model's makers recommend them, for requests that leave them open."""
     samples_ids: bool = True
     """False where ids are made from text: then they are not given out, for nobody has sampled them."""
     created: int = 0

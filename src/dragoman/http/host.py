@@ -26,6 +26,7 @@ from dragoman.http.workers import Workers
 from dragoman.mcp.config import servers_of
 from dragoman.prompt import Prompter
 from dragoman.settings import Settings
+from dragoman.turns.defaults import defaults_of
 from dragoman.turns.language import Language
 from dragoman.turns.plan import Planner
 from dragoman.turns.spec import TurnSpec
@@ -59,7 +60,13 @@ class Host:
             dialect=with_calls(self.found.dialect),
         )
         self.planner = Planner(
-            self.card, tokenizer, self.prompter, self.found.dialect, settings.model_alias, self.limits
+            self.card,
+            tokenizer,
+            self.prompter,
+            self.found.dialect,
+            settings.model_alias,
+            self.limits,
+            defaults_of(self.card, settings.sampling, exact=settings.trajectories),
         )
         self.pump = Pump()
         self.journal = Journal()

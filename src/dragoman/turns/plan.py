@@ -14,7 +14,9 @@ from dragoman.limits import Limits
 from dragoman.prompt import Prompter
 from dragoman.prompt.continued import continued
 from dragoman.turns.adapters import chosen_adapters
+from dragoman.turns.breakers import Breakers
 from dragoman.turns.constrain import Constrainer, dialect_for
+from dragoman.turns.defaults import Defaults, defaults_of
 from dragoman.turns.measure import check_turn
 from dragoman.turns.opened import ids_opened_reasoning, opened_reasoning
 from dragoman.turns.spec import TurnSpec
@@ -51,6 +53,7 @@ class Planner:
         dialect: Dialect,
         aliases: Iterable[str] = (),
         limits: Limits | None = None,
+        defaults: Defaults | None = None,
     ) -> None:
         self.card = card
         self.tokenizer = tokenizer
@@ -59,6 +62,8 @@ class Planner:
         self.trails = Trails(card.name, tokenizer.pieces)
         self._ends = [tokenizer.pieces[id_].decode("utf-8", "replace") for id_ in tokenizer.end_ids]
         self._limits = limits or Limits()
+        self._defaults = defaults or defaults_of(card, {})
+        self._breakers = Breakers(tokenizer.pieces)
         self._constrainer = Constrainer(card, tokenizer, self._limits)
         self.names = (card.name, *aliases)
 
@@ -80,7 +85,7 @@ class Planner:
         adapters = chosen_adapters(self.card, self.adapter(spec.model), spec.adapters)
         dialect = dialect_for(spec, self.dialect)
         self._constrainer.check(spec)
-        refuse_unsupported(spec, self.card.refused)
+        refuse_unsupported(spec, self.card)
         sampling = self._sampling(spec)
         salt = f"{adapters or ''}\0{spec.salt}"
         prompts = [self._fit(prompt, spec.truncate_prompt, dialect, salt) for prompt in spec.prompts]
@@ -157,10 +162,13 @@ class Planner:
         return replace(sampling, max_tokens=most, min_tokens=min(sampling.min_tokens, most))
 
     def _sampling(self, spec: TurnSpec) -> Sampling:
-        sampling = spec.sampling
+        sampling = self._defaults.applied(spec)
         self._check_ids(sampling.logit_bias, "logit_bias")
         self._check_ids(sampling.stop_token_ids, "stop_token_ids")
         self._check_ids(sampling.allowed_token_ids or (), "allowed_token_ids")
+        if sampling.samplers is not None and spec.dry_breakers:
+            asked = replace(sampling.samplers, dry_breakers=self._breakers.ids(spec.dry_breakers))
+            sampling = replace(sampling, samplers=asked)
         if not spec.bad_words:
             return sampling
         return replace(sampling, bad_words=tuple(self._spellings(spec.bad_words)))

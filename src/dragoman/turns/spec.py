@@ -79,7 +79,9 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
     """None: those that the model's name stands for."""
     prompts: tuple[Prompt, ...]
     sampling: Sampling
-    """`max_tokens` 0 means as many as the context holds; `bad_words` come as text, below."""
+    """`max_tokens` 0 means as many as is usual; `bad_words` and DRY's breakers come as text, below."""
+    chosen: frozenset[str] = frozenset()
+    """Fields of the sampling that the client has set; the others are the model's or the operator's."""
     reading: Reading | None = None
     """None: the answer is text and nothing else."""
     wanted: Wanted | None = None
@@ -90,6 +92,7 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     keep_stop: bool = False
     bad_words: tuple[str, ...] = ()
+    dry_breakers: tuple[str, ...] = ()
     skip_special_tokens: bool = True
     truncate_prompt: int | None = None
     """Keep this many of the prompt's last ids; -1 means as many as the model takes."""

@@ -1,7 +1,6 @@
 """What an engine cannot do is refused before it is asked, by the name that the client used."""
 
-from collections.abc import Collection
-
+from dragoman.engines.protocol import ModelCard
 from dragoman.errors import BadRequest
 from dragoman.turns.spec import TurnSpec
 from dragoman.types import Sampling
@@ -11,9 +10,14 @@ _PUBLIC = {"reuse_prefix": "cache_prompt"}
 """Names of fields that clients know by another one."""
 
 
-def refuse_unsupported(spec: TurnSpec, unsupported: Collection[str]) -> None:
-    """`unsupported` is what the engine's card says."""
-    for name in unsupported:
+def refuse_unsupported(spec: TurnSpec, card: ModelCard) -> None:
+    if spec.sampling.samplers is not None and not card.has_samplers:
+        message = (
+            "The engine behind this model has the usual samplers only (temperature, top_p, top_k, min_p and"
+            " penalties), in their usual order; leave the others out."
+        )
+        raise BadRequest(message, param="samplers", code="unsupported_field")
+    for name in card.refused:
         if _asked(spec, name):
             public = _PUBLIC.get(name, name)
             message = f"The engine behind this model does not support {public}; leave it out."

@@ -1,6 +1,7 @@
 """What is chosen from, and what is chosen."""
 
 import threading
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -10,6 +11,8 @@ Logits: TypeAlias = NDArray[np.float32]
 Weights: TypeAlias = NDArray[np.float32]
 Ids: TypeAlias = NDArray[np.int32]
 Places: TypeAlias = NDArray[np.intp]
+Edit: TypeAlias = Callable[[Logits, Sequence[int]], None]
+"""Changes a row in place, given the ids generated so far."""
 
 
 class _Kept(threading.local):

@@ -3,15 +3,14 @@
 Each maker returns a function that edits the row in place, given the ids generated so far.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from dragoman.engines.choosing.arrays import Ids, Logits
+from dragoman.engines.choosing.arrays import Edit, Ids, Logits
+from dragoman.engines.choosing.dry import penalize_loops
 from dragoman.types import Sampling
 
-Edit: TypeAlias = Callable[[Logits, Sequence[int]], None]
 _NEVER = np.float32(-np.inf)
 
 
@@ -26,11 +25,19 @@ def edits(sampling: Sampling, prompt: Ids, vocabulary: int, ends: frozenset[int]
         found.append(forbid_until(ends | sampling.stop_token_ids, sampling.min_tokens))
     if sampling.logit_bias:
         found.append(bias(sampling.logit_bias))
-    if sampling.repetition_penalty != 1:
-        found.append(penalize_repetition(sampling.repetition_penalty, prompt, vocabulary))
-    if sampling.frequency_penalty or sampling.presence_penalty:
-        found.append(penalize_use(sampling.frequency_penalty, sampling.presence_penalty, vocabulary))
+    asked = sampling.samplers
+    if asked is None or "penalties" in asked.order:
+        found += _penalties(sampling, prompt, vocabulary)
+    if asked is not None and asked.dry_multiplier > 0 and "dry" in asked.order:
+        found.append(penalize_loops(asked, prompt))
     return found
+
+
+def _penalties(sampling: Sampling, prompt: Ids, vocabulary: int) -> Iterator[Edit]:
+    if sampling.repetition_penalty != 1:
+        yield penalize_repetition(sampling.repetition_penalty, prompt, vocabulary)
+    if sampling.frequency_penalty or sampling.presence_penalty:
+        yield penalize_use(sampling.frequency_penalty, sampling.presence_penalty, vocabulary)
 
 
 def allow(ids: Collection[int]) -> Edit:

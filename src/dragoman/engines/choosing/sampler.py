@@ -1,7 +1,8 @@
 """From a row of logits to the next id.
 
 The order is vLLM's: allowed ids, bad words, minimum length, bias, penalties, temperature, min-p, typical-p,
-top-k, top-p. Reported log probabilities are those of the row as it came from the model.
+top-k, top-p. Another order, and samplers beyond these, are in `ordered.py`. Reported log probabilities are
+those of the row as it came from the model.
 
 Nearly all of a vocabulary is so unlikely that it decides nothing. So a draw first looks at the likely ids
 alone, and knows what all the others weigh at most. Only where that much could change what comes out is the
@@ -13,9 +14,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dragoman.engines.choosing.arrays import Ids, Logits, Places, Weights, scratch
-from dragoman.engines.choosing.edits import Edit, edits
+from dragoman.engines.choosing.arrays import Edit, Ids, Logits, Places, Weights, scratch
+from dragoman.engines.choosing.edits import edits
 from dragoman.engines.choosing.filters import Undecided, largest, nucleus, pick, typical
+from dragoman.engines.choosing.ordered import Ordered
 from dragoman.types import Sampling, TokenLogprob
 
 # What the unlikely ids together weigh at most, where the likeliest id weighs 1. With less, more ids are
@@ -47,6 +49,8 @@ class Sampler:
         self._sampling = sampling
         self._edits = edits(sampling, prompt, vocabulary, ends)
         self._random = None if sampling.temperature <= 0 else _generator(sampling.seed, index)
+        asked = sampling.samplers
+        self._ordered = None if asked is None else Ordered(sampling, asked, vocabulary)
 
     def add(self, edit: Edit) -> None:
         """One more rule, applied after the others: a constraint's mask, for example."""
@@ -60,7 +64,7 @@ class Sampler:
     @property
     def plain(self) -> bool:
         """Whether no rule changes the row, so that temperature, min-p, top-k and top-p say it all."""
-        return not self._edits and self._sampling.typical_p >= 1
+        return not self._edits and self._sampling.typical_p >= 1 and self._ordered is None
 
     def uniform(self) -> float:
         """The number in [0, 1) that decides the next draw; 0 where nothing is drawn."""
@@ -79,6 +83,10 @@ class Sampler:
             if row[best] == _NEVER:
                 raise NoTokenLeft
             return best
+        if self._ordered is not None:
+            if row.max() == _NEVER:
+                raise NoTokenLeft
+            return self._ordered.draw(row, self._random.random)
         return draw(row, self._sampling, self.uniform())
 
     def report(self, row: Logits, token: int) -> TokenLogprob:

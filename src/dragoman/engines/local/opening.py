@@ -16,6 +16,7 @@ from dragoman.engines.local.runner import AnyRunner
 from dragoman.engines.local.sizing import size_for
 from dragoman.engines.local.tokenizer import LlamaTokenizer
 from dragoman.engines.protocol import ModelCard, Tokenizer
+from dragoman.engines.recommended import LLAMA_CPP, in_gguf
 from dragoman.errors import ModelFileError
 
 _INT8 = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
@@ -109,6 +110,8 @@ def _opened(model: Model, runner: AnyRunner, options: LocalOptions, details: Map
         adapters=runner.adapters,
         mixes_adapters=bool(runner.adapters),
         constrains=True,
+        has_samplers=True,
+        sampling={**LLAMA_CPP, **in_gguf(model.metadata)},
         created=int(time.time()),
         dimensions=model.width,
         slots=runner.slots,

@@ -17,6 +17,7 @@ from dragoman.engines.choosing.continuation import Continuation
 from dragoman.engines.delivery import deliver
 from dragoman.engines.hf_tokenizer import HfTokenizer, card_of
 from dragoman.engines.protocol import Handle
+from dragoman.engines.recommended import sensible
 from dragoman.engines.steps import iterate
 from dragoman.engines.transformers.embedding import mean_vectors
 from dragoman.engines.transformers.loading import Loaded, load
@@ -56,6 +57,8 @@ class TransformersEngine:
             max_model_len=loaded.context,
             slots=loaded.rows,
             constrains=True,
+            has_samplers=True,
+            sampling=_recommended(loaded.model),
             unsupported=_UNSUPPORTED,
             created=int(time.time()),
             details=_details(loaded),
@@ -245,3 +248,9 @@ def _details(loaded: Loaded) -> dict[str, str]:
         "slots": str(loaded.rows),
         "runner": "transformers",
     }
+
+
+def _recommended(model: Any) -> dict[str, float]:
+    """What the model's own configuration says, without what the library adds to every one."""
+    config = getattr(model, "generation_config", None)
+    return {} if config is None else sensible(config.to_diff_dict())

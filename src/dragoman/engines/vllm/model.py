@@ -7,6 +7,7 @@ from typing import Any
 
 from dragoman.engines.hf_tokenizer import HfTokenizer
 from dragoman.engines.protocol import ModelCard
+from dragoman.engines.recommended import sensible
 from dragoman.engines.vllm.faults import told
 from dragoman.engines.vllm.params import UNSUPPORTED, adapter_requests, sampling_params, sources_of
 from dragoman.errors import BadRequest, ModelFileError
@@ -29,6 +30,7 @@ class VllmModel:
             special_tokens=self.tokenizer.special_tokens,
             adapters=tuple(self.adapters),
             sources=sources_of(llm),
+            sampling=sensible(config.try_get_generation_config() or {}),
             unsupported=UNSUPPORTED,
             created=int(time.time()),
             details=_details(llm),

@@ -16,6 +16,7 @@ from dragoman.engines.local.openvino.runner import OpenVinoRunner
 from dragoman.engines.local.options import LocalOptions
 from dragoman.engines.local.sizing import pages_for
 from dragoman.engines.protocol import ModelCard
+from dragoman.engines.recommended import LLAMA_CPP, in_folder
 from dragoman.errors import ModelFileError
 
 _CONTEXT = 2048
@@ -54,6 +55,8 @@ def card_and_tokenizer(
         max_model_len=runner.context,
         slots=runner.slots,
         constrains=True,
+        has_samplers=True,
+        sampling={**LLAMA_CPP, **in_folder(folder)},
         created=int(time.time()),
         details={"name": folder.name, "slots": str(runner.slots), **details},
     )

@@ -1,0 +1,194 @@
+"""The fields of samplers that few APIs have, under the names of llama.cpp's server and of TabbyAPI.
+
+Clients that have a slider for each of them send them all, mostly at the value that does nothing. So a
+sampler that is not offered is refused only where it would do something.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Literal, TypeAlias, cast
+
+import msgspec
+from msgspec import Meta
+
+from dragoman.api.constraint_fields import ConstraintFields
+from dragoman.errors import BadRequest
+from dragoman.types import SAMPLER_ORDER, SamplerName, Samplers
+
+Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
+Factor: TypeAlias = Annotated[float, Meta(ge=0, le=100)]
+Window: TypeAlias = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+Breakers: TypeAlias = Annotated[list[Annotated[str, Meta(min_length=1, max_length=64)]], Meta(max_length=64)]
+BREAKERS = ("\n", ":", '"', "*")
+"""What ends a repetition for DRY where the client does not say, as in llama.cpp."""
+_OTHER_NAMES: Mapping[str, SamplerName] = {
+    "typical": "typical_p",
+    "typ_p": "typical_p",
+    "tfs_z": "tfs",
+    "dynamic_temperature": "temperature",
+    "quadratic_sampling": "smoothing",
+    "repetition_penalty": "penalties",
+}
+_LETTERS: Mapping[str, SamplerName] = {
+    "e": "penalties",
+    "d": "dry",
+    "s": "top_n_sigma",
+    "k": "top_k",
+    "y": "typical_p",
+    "p": "top_p",
+    "m": "min_p",
+    "x": "xtc",
+    "f": "tfs",
+    "t": "temperature",
+}
+"""llama.cpp's short form: `edskypmxt`."""
+_FIRST: tuple[SamplerName, ...] = ("penalties", "dry")
+_DOES_NOTHING: Mapping[str, Callable[[float], bool]] = {
+    "use_beam_search": lambda value: not value,
+    "length_penalty": lambda value: value == 1,
+    "skew": lambda value: value == 0,
+    "adaptive_target": lambda value: value < 0,
+}
+"""Samplers that are not offered, and which of their values do nothing."""
+
+
+class SamplerFields(ConstraintFields, kw_only=True):
+    samplers: Annotated[list[str], Meta(max_length=64)] | Annotated[str, Meta(max_length=64)] | None = None
+    sampler_priority: Annotated[list[str], Meta(max_length=64)] | None = None
+    temperature_last: bool | None = None
+    typical: Share | None = None
+    top_a: Share | None = None
+    tfs: Share | None = None
+    top_n_sigma: Annotated[float, Meta(ge=-1, le=100)] | None = None
+    xtc_probability: Share | None = None
+    xtc_threshold: Share | None = None
+    mirostat: Literal[0, 1, 2] | None = None
+    mirostat_mode: Literal[0, 1, 2] | None = None
+    mirostat_tau: Factor | None = None
+    mirostat_eta: Share | None = None
+    dynatemp_range: Annotated[float, Meta(ge=0, le=5)] | None = None
+    dynatemp_exponent: Factor | None = None
+    min_temp: Annotated[float, Meta(ge=0, le=5)] | None = None
+    max_temp: Annotated[float, Meta(ge=0, le=5)] | None = None
+    temp_exponent: Factor | None = None
+    smoothing_factor: Factor | None = None
+    smoothing_curve: Annotated[float, Meta(ge=1, le=3)] | None = None
+    dry_multiplier: Factor | None = None
+    dry_base: Annotated[float, Meta(ge=1, le=100)] | None = None
+    dry_allowed_length: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    dry_penalty_last_n: Window | None = None
+    dry_range: Window | None = None
+    dry_sequence_breakers: Breakers | None = None
+    # Only where they do nothing.
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    skew: float | None = None
+    adaptive_target: float | None = None
+    adaptive_decay: float | None = None
+
+    @property
+    def breakers(self) -> tuple[str, ...]:
+        """At which texts a repetition ends; none where DRY does not look for any."""
+        if not self.dry_multiplier:
+            return ()
+        return BREAKERS if self.dry_sequence_breakers is None else tuple(self.dry_sequence_breakers)
+
+
+def check_samplers(fields: SamplerFields) -> None:
+    for name, does_nothing in _DOES_NOTHING.items():
+        value = getattr(fields, name)
+        if value is not None and not does_nothing(value):
+            message = f"'{name}' is not supported: this sampler is not offered; leave it out."
+            raise BadRequest(message, param=name, code="unsupported_field")
+    if (fields.max_temp or 0) < (fields.min_temp or 0) and fields.max_temp is not None:
+        raise BadRequest("max_temp must not be less than min_temp.", param="max_temp", code="invalid_value")
+
+
+def samplers(fields: SamplerFields) -> Samplers | None:
+    """What was asked for beyond the usual; None if nothing was, or nothing that does anything."""
+    given = {
+        "order": _order(fields),
+        "smoothing_factor": fields.smoothing_factor,
+        "smoothing_curve": fields.smoothing_curve,
+        "dynatemp_range": _range(fields),
+        "dynatemp_exponent": _first(fields.dynatemp_exponent, fields.temp_exponent),
+        "top_n_sigma": max(fields.top_n_sigma or 0.0, 0.0),
+        "top_a": fields.top_a,
+        "tfs": fields.tfs,
+        "xtc_probability": fields.xtc_probability,
+        "xtc_threshold": fields.xtc_threshold,
+        "mirostat": _first(fields.mirostat, fields.mirostat_mode),
+        "mirostat_tau": fields.mirostat_tau,
+        "mirostat_eta": fields.mirostat_eta,
+        "dry_multiplier": fields.dry_multiplier,
+        "dry_base": fields.dry_base,
+        "dry_allowed_length": fields.dry_allowed_length,
+        "dry_range": _window(fields),
+    }
+    asked = msgspec.convert({name: value for name, value in given.items() if value is not None}, Samplers)
+    return asked if _does_anything(asked) else None
+
+
+def middle_temperature(fields: SamplerFields) -> float | None:
+    """The temperature between the two that TabbyAPI's clients give; None if they give none."""
+    low, high = fields.min_temp, fields.max_temp
+    return None if low is None or high is None or low >= high else (low + high) / 2
+
+
+def _range(fields: SamplerFields) -> float | None:
+    if middle_temperature(fields) is not None:
+        return ((fields.max_temp or 0.0) - (fields.min_temp or 0.0)) / 2
+    return fields.dynatemp_range
+
+
+def _window(fields: SamplerFields) -> int | None:
+    """llama.cpp's -1 and TabbyAPI's 0 both stand for everything."""
+    given = _first(fields.dry_penalty_last_n, fields.dry_range)
+    return None if given is None or given <= 0 else int(given)
+
+
+def _first(*values: float | None) -> float | None:
+    return next((value for value in values if value is not None), None)
+
+
+def _order(fields: SamplerFields) -> tuple[SamplerName, ...]:
+    if fields.samplers is not None:
+        return _named(fields.samplers, "samplers")
+    if fields.sampler_priority is not None:
+        return _named(fields.sampler_priority, "sampler_priority")
+    if fields.temperature_last:
+        last: tuple[SamplerName, ...] = ("smoothing", "temperature")
+        return (*(name for name in SAMPLER_ORDER if name not in last), *last)
+    return SAMPLER_ORDER
+
+
+def _named(given: list[str] | str, param: str) -> tuple[SamplerName, ...]:
+    """`["top_k", "temperature"]`, `"top_k;temperature"` or `"kt"`."""
+    if isinstance(given, str):
+        short = ";" not in given and given not in SAMPLER_ORDER
+        given = [_LETTERS.get(letter, letter) for letter in given] if short else given.split(";")
+    found = [_OTHER_NAMES.get(name, cast(SamplerName, name)) for name in given]
+    for name, told in zip(found, given, strict=True):
+        if name not in SAMPLER_ORDER:
+            message = f"There is no sampler {told!r} here; there are {', '.join(SAMPLER_ORDER)}."
+            raise BadRequest(message, param=param, code="invalid_value")
+    if len(set(found)) < len(found):
+        raise BadRequest(f"{param} names a sampler twice.", param=param, code="invalid_value")
+    first = [name for name in found if name in _FIRST]
+    if found[: len(first)] != first:
+        message = "penalties and dry change all logits, and can only be the first in the order."
+        raise BadRequest(message, param=param, code="invalid_value")
+    return tuple(found)
+
+
+def _does_anything(asked: Samplers) -> bool:
+    return bool(
+        asked.order != SAMPLER_ORDER
+        or asked.smoothing_factor
+        or asked.dynatemp_range
+        or asked.top_n_sigma
+        or asked.top_a
+        or asked.tfs < 1
+        or asked.xtc_probability
+        or asked.mirostat
+        or asked.dry_multiplier
+    )
