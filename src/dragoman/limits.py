@@ -14,6 +14,12 @@ Cap: TypeAlias = Annotated[int, Meta(ge=1)]
 
 class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     body_bytes: Annotated[Cap, Meta(description="bytes of a request body")] = 16 * 1024 * 1024
+    bodies_bytes: Annotated[
+        Cap, Meta(description="bytes of all request bodies that are received or answered; of each key: half")
+    ] = 256 * 1024 * 1024
+    replies_bytes: Annotated[
+        Cap, Meta(description="bytes of all replies that their clients have not read yet; of each key: half")
+    ] = 128 * 1024 * 1024
     header_bytes: Annotated[Cap, Meta(description="bytes of the head of a request")] = 64 * 1024
     connections: Annotated[Cap, Meta(description="connections at the same time")] = 4096
     json_depth: Annotated[Cap, Meta(description="values within each other in a request body")] = 128

@@ -170,10 +170,12 @@ def test_a_client_that_leaves_is_noticed_behind_a_second_request() -> None:
 
 def test_one_connection_too_many_is_told_so() -> None:
     most = 8
-    with attacked(limits={"connections": most}) as server:
-        held = [Raw(server.url) for _ in range(most)]
-        held[-1].send(get())
-        assert held[-1].replies(1)[0].status == 200
+    with attacked(interval=0.01, limits={"connections": most}) as server:
+        held = []
+        for _ in range(most):
+            held.append(Raw(server.url))
+            held[-1].send(request(CHAT, {**LONG, "n": 1}))
+            assert becomes(lambda: server.state().live == len(held))
         with Raw(server.url) as late:
             said = late.rest()
         assert said.startswith(b"HTTP/1.1 503") and b"retry-after: " in said.lower()

@@ -11,6 +11,7 @@ from websockets.sync.connection import Connection
 
 from dragoman.http.responses.socket import MOST_WAITING
 from dragoman.limits import Limits
+from tests.attacks.raw_frames import PING, PONG, RawSocket, frame
 from tests.http.conftest import Serve, Served
 from tests.support.parrot import BREAK, HANG, messages_of, parrot
 from tests.support.responses import ENDS, PATH, fold, get, kinds, numbers, texts
@@ -252,6 +253,23 @@ def test_a_socket_does_not_live_for_ever(parrot: Served, monkeypatch: pytest.Mon
         assert error(socket)["error"]["code"] == "websocket_connection_limit_reached"
         with pytest.raises(ConnectionClosed):
             received(socket)
+
+
+def test_a_client_that_is_silent_is_asked_and_then_given_up(
+    parrot: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dragoman.http.upgrade.PING_S", 0.05)
+    with RawSocket(parrot.url) as silent:
+        assert silent.frame() == (PING, b"")
+        assert silent.rest() == b""
+
+
+def test_a_client_that_answers_pings_may_be_silent(parrot: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dragoman.http.upgrade.PING_S", 0.05)
+    with RawSocket(parrot.url) as patient:
+        for _ in range(4):
+            assert patient.frame() == (PING, b"")
+            patient.send(frame(PONG))
 
 
 def test_the_handshake_needs_a_key(serve: Serve) -> None:

@@ -11,11 +11,12 @@ from starlette.types import Receive, Scope, Send
 from dragoman._version import __version__
 from dragoman.engines.protocol import Engine
 from dragoman.errors import DragomanError, MethodNotAllowed, NotFound
-from dragoman.http.exchange import ClientGone, Exchange
+from dragoman.http.exchange import ClientGone, Exchange, advice
 from dragoman.http.guard import Guard, preflight
 from dragoman.http.host import Host
 from dragoman.http.keys import Keys, keys_of
 from dragoman.http.metrics import CONTENT_TYPE
+from dragoman.http.places import Place
 from dragoman.http.responses.socket import Socket
 from dragoman.http.routes import COMPUTED, DELETE, GET, OPEN_PATHS, POST, SOCKET, UNCOUNTED, Handler
 from dragoman.settings import Settings
@@ -71,7 +72,9 @@ class App:
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        exchange = Exchange(scope, receive, send, self.settings.limits, self.host.workers)
+        host = self.host
+        limits = self.settings.limits
+        exchange = Exchange(scope, receive, send, limits, host.workers, host.bodies, host.replies)
         if self.host.admission.draining:
             exchange.head[b"connection"] = b"close"
         scope["dragoman.exchange"] = exchange
@@ -80,6 +83,7 @@ class App:
         try:
             await self._guarded(exchange)
         finally:
+            exchange.over()
             self.host.journal.metrics.in_flight.dec()
             self._record(exchange, loop.time() - began)
 
@@ -91,9 +95,13 @@ class App:
             owner = self._keys.owner(headers)
             if scope["path"] != SOCKET:
                 raise NotFound(f"There is no socket at {_loggable(scope['path'])} here; there is {SOCKET}.")
+            if place := _place(scope):
+                place.show(owner)
+                place.open_socket()
         except DragomanError as error:
             await _refuse(scope, send, error)
             return
+        scope["dragoman.owner"] = owner
         await send({"type": "websocket.accept"})
         await Socket(self.host, owner, receive, send).serve()
 
@@ -126,6 +134,8 @@ class App:
             return False
         if not _is_open(exchange.scope):
             exchange.owner = self._keys.owner(exchange.headers)
+            if place := _place(exchange.scope):
+                place.show(exchange.owner)
         if self._keys:
             exchange.head[b"cache-control"] = b"no-store"
         if not exchange.path.isprintable():
@@ -192,6 +202,12 @@ class _Endpoint:
             await self._handler(self._host, exchange)
 
 
+def _place(scope: Scope) -> Place | None:
+    """That of the connection, where the server is our own."""
+    place: Place | None = scope.get("dragoman.place")
+    return place
+
+
 def _is_open(scope: Scope) -> bool:
     """Looks at the path as it was sent, which nothing else in a request can change."""
     raw: bytes | None = scope.get("raw_path")
@@ -209,7 +225,7 @@ async def _refuse(scope: Scope, send: Send, error: DragomanError) -> None:
     if "websocket.http.response" not in scope.get("extensions", {}):
         await send({"type": "websocket.close", "code": 1008})
         return
-    headers = [(b"content-type", b"application/json")]
+    headers = [(b"content-type", b"application/json"), *advice(error).items()]
     await send({"type": "websocket.http.response.start", "status": error.status, "headers": headers})
     await send({"type": "websocket.http.response.body", "body": msgspec.json.encode(error.body())})
 

@@ -2,7 +2,8 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -15,6 +16,7 @@ from dragoman.api.pages import page
 from dragoman.api.sse import error_event
 from dragoman.errors import BadRequest, BodyTooLarge, DragomanError, UnsupportedMedia
 from dragoman.http.admission import Visit
+from dragoman.http.budget import Budget, Holding
 from dragoman.http.short_cut import together
 from dragoman.http.workers import Workers
 from dragoman.limits import Limits
@@ -31,7 +33,16 @@ class ClientGone(Exception):
 
 
 class Exchange:
-    def __init__(self, scope: Scope, receive: Receive, send: Send, limits: Limits, workers: Workers) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        limits: Limits,
+        workers: Workers,
+        bodies: Budget,
+        replies: Budget,
+    ) -> None:
         self.scope = scope
         self.method: str = scope["method"]
         self.path: str = scope["path"]
@@ -51,8 +62,13 @@ class Exchange:
         """What the access log and the metrics say of this exchange."""
         self.receive = receive
         self.send = send
+        self._bodies = bodies
+        self._replies = replies
+        self._held: Holding | None = None
+        """The body, for as long as something of it may be needed."""
         self._limits = limits
         self._workers = workers
+        self._reading = False
         self._streaming = False
         self._ended = False
 
@@ -79,6 +95,8 @@ class Exchange:
     async def _received(self) -> bytes:
         chunks: list[bytes] = []
         size = 0
+        self._reading = True
+        self._held = held = self._bodies.of(self.owner)
         while True:
             message = await self.receive()
             if message["type"] == "http.disconnect":
@@ -87,8 +105,20 @@ class Exchange:
             size += len(chunks[-1])
             if size > self._limits.body_bytes:
                 raise BodyTooLarge(f"The body is larger than {self._limits.body_bytes} bytes.")
+            held.be(size)
             if not message.get("more_body"):
+                self._reading = False
                 return b"".join(chunks)
+
+    def hand_on(self) -> Holding | None:
+        """What is held of the body, for work that goes on when this is over."""
+        held, self._held = self._held, None
+        return held
+
+    def over(self) -> None:
+        """Nothing of the request is needed any more."""
+        if self._held is not None:
+            self._held.end()
 
     def check_media(self) -> None:
         """Of a request that may have a body, before anything of it is read."""
@@ -121,12 +151,23 @@ class Exchange:
         headers = {b"content-length": b"%d" % len(body), b"content-type": media, **(extra or {})}
         if self.method == "HEAD":
             body = b""
-        # In pieces, so that little of it waits in the transport of a client that reads slowly.
-        with together(self.send):
-            await self._start(status, headers)
-            await self._send_body(body[:PIECE_BYTES], more=len(body) > PIECE_BYTES)
-        for at in range(PIECE_BYTES, len(body), PIECE_BYTES):
-            await self._send_body(body[at : at + PIECE_BYTES], more=at + PIECE_BYTES < len(body))
+        with self._unread(len(body)):
+            # In pieces, so that little of it waits in the transport of a client that reads slowly.
+            with together(self.send):
+                await self._start(status, headers)
+                await self._send_body(body[:PIECE_BYTES], more=len(body) > PIECE_BYTES)
+            for at in range(PIECE_BYTES, len(body), PIECE_BYTES):
+                await self._send_body(body[at : at + PIECE_BYTES], more=at + PIECE_BYTES < len(body))
+
+    @contextmanager
+    def _unread(self, size: int) -> Iterator[None]:
+        """So many bytes wait for the client meanwhile. What the engine's time was spent on is not refused."""
+        held = self._replies.of(self.owner)
+        held.be(size, checked=self.looks or not hasattr(self, "visit"))
+        try:
+            yield
+        finally:
+            held.end()
 
     async def start_stream(self, first: bytes) -> None:
         """Headers and the first bytes leave at once: the client sees that it was heard."""
@@ -139,6 +180,14 @@ class Exchange:
         with together(self.send):
             await self._start(200, headers)
             await self.write(first)
+
+    async def stream_stored(self, events: bytes, begin: int) -> None:
+        """The events from one place on, in pieces."""
+        with self._unread(len(events)):
+            await self.start_stream(b"")
+            for at in range(begin, len(events), PIECE_BYTES):
+                await self.write(events[at : at + PIECE_BYTES])
+            await self.end_stream()
 
     async def write(self, data: bytes) -> None:
         await self._send_body(data, more=True)
@@ -161,9 +210,9 @@ class Exchange:
             await self.write(error_event(error))
             await self.end_stream()
         elif not self.status:
-            if isinstance(error, BodyTooLarge):
+            if self._reading or isinstance(error, BodyTooLarge):
                 self.head[b"connection"] = b"close"
-            await self.json(error.body(), error.status, _advice(error))
+            await self.json(error.body(), error.status, advice(error))
 
     async def _start(self, status: int, headers: dict[bytes, bytes]) -> None:
         self.status = status
@@ -171,7 +220,7 @@ class Exchange:
         await self.send({"type": "http.response.start", "status": status, "headers": list(named.items())})
 
 
-def _advice(error: DragomanError) -> dict[bytes, bytes]:
+def advice(error: DragomanError) -> dict[bytes, bytes]:
     """Whether, when and how to try again, in headers."""
     advice = {b"www-authenticate": b"Bearer"} if error.status == 401 else {}
     if error.retry_after is not None:

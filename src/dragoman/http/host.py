@@ -18,10 +18,14 @@ from dragoman.engines.protocol import Engine, LivingEngine
 from dragoman.errors import EngineFailed, Unavailable
 from dragoman.http.admission import Admission
 from dragoman.http.brake import Brake
+from dragoman.http.budget import Budget
 from dragoman.http.choose import choose_dialect
 from dragoman.http.journal import Journal
+from dragoman.http.keys import keys_of
+from dragoman.http.places import Places, room
 from dragoman.http.responses.desk import Desk
 from dragoman.http.stream import Pump
+from dragoman.http.upgrade import Turnstile
 from dragoman.http.workers import Workers
 from dragoman.mcp.config import servers_of
 from dragoman.prompt import Prompter
@@ -72,6 +76,11 @@ class Host:
         self.journal = Journal()
         self.workers = Workers()
         self.admission = Admission(settings, self.card.slots, self.journal.metrics, self.workers)
+        keys = len(keys_of(settings))
+        self.places = Places(room(self.limits.connections), keys)
+        self.bodies = Budget(self.limits.bodies_bytes, keys, "The bodies of requests")
+        self.replies = Budget(self.limits.replies_bytes, keys, "Replies that are not read yet")
+        self.turnstile = Turnstile()
         self.desk = Desk.of(settings)
         self.mcp = servers_of(settings)
         self.brake = Brake(engine)

@@ -2,10 +2,9 @@
 
 import asyncio
 import re
-import resource
-from functools import cache
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import httptools
 import msgspec
@@ -16,19 +15,24 @@ from uvicorn.server import ServerState
 
 from dragoman.errors import BadRequest, BodyTooLarge, DragomanError, HeadTooLarge, TooSlow, Unavailable
 from dragoman.http.patience import Deadline, Stage, Stall
+from dragoman.http.places import Place
 from dragoman.http.transport import PatientTransport
+from dragoman.http.upgrade import VERSION, SocketProtocol, accepted
 from dragoman.settings import Settings
+
+if TYPE_CHECKING:
+    from dragoman.http.host import Host
 
 MOST_UNREAD = 64 * 1024
 """Bytes of a body that are still taken after its answer, or its refusal, was sent."""
 MOST_UNSENT = 16 * 1024
 """Bytes that wait for a client before nothing more is written to it. The system keeps some as well."""
-MOST_PIECES = 64 * 1024
-"""Pieces of one body: each costs as much as a large one."""
+FEW_PIECES, LEAST_PIECE = 1024, 256
+"""Beyond so many pieces of a body they have so many bytes on average."""
+MOST_HEADERS = 256
+"""Each costs as much as a large one."""
 MOST_PIPELINED = 16
 """Requests on one connection that wait for the answer to the one before."""
-OTHER_FILES = 128
-"""Descriptors that are left for all else: the store, the engine, files."""
 _LINE = re.compile(rb"[A-Z-]+ [^ ]+ HTTP/1\.[01]\r\n")
 
 
@@ -54,6 +58,8 @@ class StrictProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         app: Any = config.app
         self._settings: Settings = app.settings
+        self._host: Host = app.host
+        self._place: Place | None = None
         self._stage: Stage = "idle"
         self._number = 0
         """Of the message that is being read, so that each has deadlines of its own."""
@@ -62,7 +68,7 @@ class StrictProtocol(HttpToolsProtocol):
         """Read since the parser last gave us something."""
         self._line = b""
         """The first line of a request, as long as it is not all there."""
-        self._pieces = 0
+        self._pieces = self._body_bytes = 0
         self._unread = 0
         self._deaf = False
         self._running: RequestResponseCycle | None = None
@@ -72,6 +78,8 @@ class StrictProtocol(HttpToolsProtocol):
         }
         self._deadline = Deadline(self.loop, times, self._late)
         self._stall: Stall
+        self._accept: bytes | None = None
+        """The answer to the key of a handshake, where the request is one."""
 
     # The connection
 
@@ -80,8 +88,8 @@ class StrictProtocol(HttpToolsProtocol):
         patient = PatientTransport(transport, self._mid_request, self._settings.write_timeout)
         self._stall = Stall(self.loop, patient, self._settings.write_timeout)
         super().connection_made(patient)
-        if len(self.connections) > _room(self._settings.limits.connections):
-            # At once, and without a place in the count, so that the refused keep out nobody.
+        self._place = self._host.places.enter(patient.abort)
+        if self._place is None:
             self.connections.discard(self)
             self._say(Unavailable("The server has as many connections as it takes; try again soon."))
         else:
@@ -91,6 +99,8 @@ class StrictProtocol(HttpToolsProtocol):
         self._deadline.stop()
         self._stall.end()
         self.transport.lost()
+        if self._place is not None:
+            self._place.leave()
         # uvicorn tells only the last of several requests.
         for cycle in (self._running, *(waiting for waiting, _ in self.pipeline)):
             if cycle is not None and not cycle.response_complete:
@@ -110,8 +120,8 @@ class StrictProtocol(HttpToolsProtocol):
             self.parser.feed_data(data)
             if self._raw_bytes > self._settings.limits.header_bytes and self._stage != "idle":
                 raise _Refusal(self._head_too_large())
-        except httptools.HttpParserUpgrade:
-            self._upgrade()
+        except httptools.HttpParserUpgrade as upgrade:
+            self._upgrade(data[upgrade.args[0] :])
             return
         except (httptools.HttpParserError, _Refusal) as error:
             # What a callback raises comes out as the parser's own error.
@@ -137,16 +147,52 @@ class StrictProtocol(HttpToolsProtocol):
         if self._unread > MOST_UNREAD:
             self.transport.abort()
 
-    def _upgrade(self) -> None:
+    def _upgrade(self, rest: bytes) -> None:
+        """The head is over; `rest` stands behind it."""
         self._deadline.stop()
         self._stage = "idle"
-        if self._should_upgrade() and not self._answering():
-            self.handle_websocket_upgrade()
-        elif self._should_upgrade():
-            self.transport.abort()
-        else:
+        if self._accept is None:
             # We stay with HTTP/1.1; what else was sent is meant for another protocol.
             self._stop_listening()
+        elif self._answering() or self._place is None:
+            self.transport.abort()
+        else:
+            self._become_socket(self._accept, self._place, rest)
+
+    def _become_socket(self, accept: bytes, place: Place, rest: bytes) -> None:
+        url = httptools.parse_url(self.url)
+        scope = self.scope | {
+            "type": "websocket",
+            "scheme": "wss" if self.scheme == "https" else "ws",
+            "path": unquote(url.path.decode("ascii")),
+            "raw_path": url.path,
+            "query_string": url.query or b"",
+            "subprotocols": [],
+            "extensions": {"websocket.http.response": {}},
+        }
+        protocol = SocketProtocol(
+            self.app,
+            scope,
+            accept,
+            self.transport,
+            self._stall,
+            place,
+            turnstile=self._host.turnstile,
+            bodies=self._host.bodies,
+            most_bytes=self._settings.limits.body_bytes,
+            writable=not self.flow.write_paused,
+            default_headers=self.server_state.default_headers,
+            over=self.connections.discard,
+        )
+        connections: set[Any] = self.connections
+        connections.discard(self)
+        connections.add(protocol)
+        self.transport.set_protocol(protocol)
+        task = self.loop.create_task(protocol.run())
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        if rest:
+            protocol.data_received(rest)
 
     # The parser's callbacks
 
@@ -154,7 +200,9 @@ class StrictProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._stage = "head"
         self._number += 1
-        self._head_bytes = self._pieces = self._unread = 0
+        self._head_bytes = self._pieces = self._body_bytes = self._unread = 0
+        self._accept = None
+        self.scope["dragoman.place"] = self._place  # type: ignore[typeddict-unknown-key]
 
     def on_url(self, url: bytes) -> None:
         self._count(len(url))
@@ -165,6 +213,8 @@ class StrictProtocol(HttpToolsProtocol):
         # Behind a body it is a trailer, which may not pass for a header.
         if self._stage == "head":
             super().on_header(name, value)
+            if len(self.headers) > MOST_HEADERS:
+                raise _Refusal(HeadTooLarge(f"The head has more than {MOST_HEADERS} headers."))
 
     def on_headers_complete(self) -> None:
         version = self.parser.get_http_version()
@@ -175,11 +225,32 @@ class StrictProtocol(HttpToolsProtocol):
             raise _Refusal(_invalid("A body may come in chunks, and in no other coding."))
         if len(self.pipeline) >= MOST_PIPELINED:
             raise _Refusal(_invalid("Wait for the answers to the requests before."))
+        if self.parser.should_upgrade() and self._should_upgrade():
+            self._check_handshake(version)
+            return
         super().on_headers_complete()
+        if self._place is not None:
+            self._place.works()
         # uvicorn would read nothing more before its turn comes, and so not hear that the client has left.
         self.flow.resume_reading()
         self._stage = "body"
         self._raw_bytes = 0
+
+    def _should_upgrade(self) -> bool:
+        return self._get_upgrade() == b"websocket"
+
+    def _check_handshake(self, version: str) -> None:
+        method = self.parser.get_method().decode("ascii")
+        self.scope["method"] = method
+        try:
+            self._accept = accepted(method, version, self.headers)
+        except DragomanError as error:
+            raise _Refusal(error) from None
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._place is not None and not self._answering():
+            self._place.rests()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
@@ -188,14 +259,16 @@ class StrictProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._raw_bytes = 0
         self._pieces += 1
-        if self._pieces > MOST_PIECES:
-            raise _Refusal(BodyTooLarge(f"The body comes in more than {MOST_PIECES} pieces."))
+        self._body_bytes += len(body)
+        if self._pieces > FEW_PIECES and self._body_bytes < LEAST_PIECE * self._pieces:
+            raise _Refusal(BodyTooLarge("The body comes in too many pieces; send larger chunks."))
         if self.cycle.response_complete:
             self._discard(len(body))
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        super().on_message_complete()
+        if self._accept is None:
+            super().on_message_complete()
         self._stage = "idle"
         self._raw_bytes = 0
 
@@ -281,14 +354,8 @@ def _reply(error: DragomanError, default_headers: list[tuple[bytes, bytes]]) -> 
         (b"content-type", b"application/json"),
         (b"content-length", b"%d" % len(body)),
         (b"connection", b"close"),
+        *([(b"sec-websocket-version", VERSION)] if error.code == "invalid_handshake" else []),
         *([(b"retry-after", b"%d" % error.retry_after)] if error.retry_after is not None else []),
     ]
     status = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n".encode()
     return status + b"".join(b"%s: %s\r\n" % header for header in headers) + b"\r\n" + body
-
-
-@cache
-def _room(most: int) -> int:
-    """Connections that there are descriptors for, within the limit."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return most if files == resource.RLIM_INFINITY else max(1, min(most, files - OTHER_FILES))

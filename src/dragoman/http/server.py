@@ -19,7 +19,6 @@ from dragoman.http.app import App
 from dragoman.http.keys import check_closed, is_open
 from dragoman.http.memory import return_big_blocks
 from dragoman.http.protocol import StrictProtocol
-from dragoman.http.upgrade import SocketProtocol
 from dragoman.settings import Settings, changed
 
 logger = logging.getLogger("dragoman.http")
@@ -148,8 +147,7 @@ class _Server(uvicorn.Server):
             timeout_keep_alive=app.settings.idle_timeout,  # type: ignore[arg-type]
             http=StrictProtocol,
             lifespan="on",
-            ws=SocketProtocol,
-            ws_max_size=app.settings.limits.body_bytes,
+            ws="none",  # upgrades are our protocol's own
         )
         super().__init__(config)
         self._app = app

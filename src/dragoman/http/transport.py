@@ -17,7 +17,7 @@ class PatientTransport(asyncio.Transport):
     def __init__(self, inner: asyncio.Transport, mid_request: Callable[[], bool], patience: float) -> None:
         super().__init__()
         self._inner = inner
-        self._mid_request = mid_request
+        self.mid_request = mid_request
         self._patience = patience
         self._closing = False
         self._end: asyncio.TimerHandle | None = None
@@ -52,7 +52,7 @@ class PatientTransport(asyncio.Transport):
             return
         self._closing = True
         self.release()
-        lingers = self._mid_request() and not self._inner.is_closing() and self._inner.can_write_eof()
+        lingers = self.mid_request() and not self._inner.is_closing() and self._inner.can_write_eof()
         if lingers:
             self._inner.write_eof()
             self._inner.resume_reading()

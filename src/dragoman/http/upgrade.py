@@ -1,12 +1,384 @@
-"""WebSocket on a connection, as uvicorn speaks it, without its errors for what is none."""
+"""WebSocket on a connection: what a handshake must be, and frames that cost no more than they bring.
 
-from uvicorn._types import ASGISendEvent
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+The head of a handshake is read by the one parser that reads all heads, and answered here. Frames are read by
+`websockets`, which has no sockets of its own, and is given a piece at a time: all sockets together have a few
+milliseconds in each turn of the event loop. Nothing is read from a client whose last message waits to be
+taken, or that does not read what it was sent. Nothing is compressed.
+"""
+
+import asyncio
+import base64
+import binascii
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from hashlib import sha1
+from http import HTTPStatus
+from typing import Any
+
+from starlette.types import Message, Scope
+from websockets.exceptions import InvalidState
+from websockets.frames import CloseCode, Frame, Opcode
+from websockets.protocol import State
+from websockets.server import ServerProtocol
+
+from dragoman.errors import BadRequest, DragomanError
+from dragoman.http.budget import Budget
+from dragoman.http.patience import Stall
+from dragoman.http.places import Place
+from dragoman.http.transport import PatientTransport
+
+logger = logging.getLogger("dragoman.http")
+# Its lines would be what clients send.
+_silent = logging.getLogger("dragoman.http.frames")
+_silent.setLevel(logging.CRITICAL + 1)
+
+VERSION = b"13"
+_ACCEPTS = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+PIECE_BYTES = 4096
+"""Read of one socket before it is the next one's turn: at most 700 frames."""
+TURN_S = 0.004
+"""What the frames of all sockets may take of one turn of the event loop."""
+MOST_FRAGMENTS = 4096
+"""Frames of one message."""
+MOST_CONTROLS = 64
+"""Pings and pongs within a second."""
+PING_S = 20.0
+"""A client that was silent for so long is asked whether it is there, and has as long to say so."""
+MOST_UNREAD = 64 * 1024
+"""Bytes that are still taken after the last word was said."""
 
 
-class SocketProtocol(WebSocketsSansIOProtocol):
-    async def send(self, message: ASGISendEvent) -> None:
-        await super().send(message)
-        if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
-            # A refusal is an answer: otherwise each one would be logged as a fault of ours.
-            self.handshake_complete = True
+def accepted(method: str, version: str, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """What a server answers to the key of a handshake. Raises where it is none that can be answered."""
+    if method != "GET" or version != "1.1":
+        raise _invalid("A WebSocket begins with GET, in HTTP/1.1.")
+    if any(
+        name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
+        for name, value in headers
+    ):
+        raise _invalid("The handshake of a WebSocket has no body.")
+    if _only(headers, b"sec-websocket-version") != VERSION:
+        raise _invalid("Sec-WebSocket-Version must be there once, and 13.")
+    key = _only(headers, b"sec-websocket-key")
+    try:
+        nonce = base64.b64decode(key, validate=True)
+    except binascii.Error:
+        nonce = b""
+    if len(nonce) != 16:
+        raise _invalid("Sec-WebSocket-Key must be there once, and 16 bytes in base64.")
+    return base64.b64encode(sha1(key + _ACCEPTS, usedforsecurity=False).digest())
+
+
+def _only(headers: Sequence[tuple[bytes, bytes]], wanted: bytes) -> bytes:
+    values = [value for name, value in headers if name == wanted]
+    return values[0].strip() if len(values) == 1 else b""
+
+
+def _invalid(message: str) -> BadRequest:
+    return BadRequest(message, code="invalid_handshake")
+
+
+class Turnstile:
+    """Has all sockets read in turns, each a piece, and the event loop do something else in between."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Callable[[], bool]] = deque()
+
+    def add(self, step: Callable[[], bool]) -> None:
+        """`step()` does a little, and says whether there is more."""
+        if not self._waiting:
+            asyncio.get_running_loop().call_soon(self._turn)
+        self._waiting.append(step)
+
+    def _turn(self) -> None:
+        until = time.perf_counter() + TURN_S
+        while self._waiting:
+            step = self._waiting[0]
+            if step():
+                self._waiting.append(step)
+            self._waiting.popleft()
+            if time.perf_counter() > until:
+                break
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._turn)
+
+
+class SocketProtocol(asyncio.Protocol):
+    """One WebSocket, from its handshake on. `app` is an ASGI app."""
+
+    def __init__(
+        self,
+        app: Callable[..., Coroutine[Any, Any, None]],
+        scope: Scope,
+        accept: bytes,
+        transport: PatientTransport,
+        stall: Stall,
+        place: Place,
+        *,
+        turnstile: Turnstile,
+        bodies: Budget,
+        most_bytes: int,
+        writable: bool,
+        default_headers: list[tuple[bytes, bytes]],
+        over: Callable[["SocketProtocol"], None],
+    ) -> None:
+        self.transport = transport
+        self._loop = asyncio.get_running_loop()
+        self._app = app
+        self._scope = scope
+        self._accept = accept
+        self._stall = stall
+        self._place = place
+        self._turnstile = turnstile
+        self._bodies = bodies
+        self._held = bodies.of("")
+        """The message that is not all there yet."""
+        self._default_headers = default_headers
+        self._over = over
+        self._frames = ServerProtocol(state=State.OPEN, max_size=most_bytes, logger=_silent)
+        self._raw, self._at = b"", 0
+        """Read, and how much of it was looked at."""
+        self._steps = self._paused = False
+        self._fragments: list[bytes] = []
+        self._count = self._size = 0
+        self._controls = 0
+        self._controls_since = 0.0
+        self._inbox: deque[Message] = deque([{"type": "websocket.connect"}])
+        self._came = asyncio.Event()
+        self._came.set()
+        self._writable = asyncio.Event()
+        if writable:
+            self._writable.set()
+        self._open = self._gone = False
+        self._refusal: tuple[int, list[tuple[bytes, bytes]]] | None = None
+        self._heard, self._asked = True, False
+        self._timer: asyncio.TimerHandle | None = None
+        self._unread = 0
+        transport.mid_request = lambda: self._frames.close_rcvd is None
+
+    async def run(self) -> None:
+        """All of it: what the app makes of it, and its end."""
+        try:
+            await self._app(self._scope, self._receive, self._send)
+        except OSError:
+            pass  # The client has left.
+        except Exception:
+            logger.exception("A WebSocket failed")
+            self._end(CloseCode.INTERNAL_ERROR)
+        else:
+            self._end(CloseCode.NORMAL_CLOSURE)
+
+    # What comes
+
+    def data_received(self, data: bytes) -> None:
+        self._heard, self._asked = True, False
+        if self._gone or self.transport.is_closing():
+            self._unread += len(data)
+            if self._unread > MOST_UNREAD:
+                self.transport.abort()
+            return
+        self._raw, self._at = (self._raw[self._at :] + data if self._raw else data), 0
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Reads the next piece when its turn comes; meanwhile the client has to wait."""
+        if self._may_step() and not self._steps:
+            self._steps = True
+            self._turnstile.add(self._step)
+        self._pause(bool(self._raw) or bool(self._inbox) or not self._writable.is_set())
+
+    def _may_step(self) -> bool:
+        ready = self._open and self._writable.is_set() and not self._inbox
+        return bool(self._raw) and ready and not self._gone
+
+    def _pause(self, pauses: bool) -> None:
+        if pauses != self._paused and not self.transport.is_closing():
+            self._paused = pauses
+            if pauses:
+                self.transport.pause_reading()
+            else:
+                self.transport.resume_reading()
+
+    def _step(self) -> bool:
+        if self._may_step():
+            piece = self._raw[self._at : self._at + PIECE_BYTES]
+            self._at += len(piece)
+            self._size += len(piece)
+            if self._at == len(self._raw):
+                self._raw = b""
+            self._frames.receive_data(piece)
+            for frame in self._frames.events_received():
+                if isinstance(frame, Frame) and not self._gone:
+                    self._take(frame)
+            self._hold()
+            self._flush()
+        self._steps = self._may_step()
+        if not self._steps:
+            self._go_on()
+        return self._steps
+
+    def _take(self, frame: Frame) -> None:
+        if frame.opcode in (Opcode.PING, Opcode.PONG):
+            self._take_control()
+        elif frame.opcode is Opcode.CLOSE:
+            self._leave(self._frames.close_rcvd.code if self._frames.close_rcvd else 1005)
+        else:
+            self._count += 1
+            if frame.data:
+                self._fragments.append(bytes(frame.data))
+            if frame.fin:
+                whole = self._fragments[0] if len(self._fragments) == 1 else b"".join(self._fragments)
+                self._fragments, self._count, self._size = [], 0, 0
+                self._put({"type": "websocket.receive", "bytes": whole})
+            elif self._count > MOST_FRAGMENTS:
+                self._fail(CloseCode.MESSAGE_TOO_BIG, f"a message has at most {MOST_FRAGMENTS} frames")
+
+    def _take_control(self) -> None:
+        now = self._loop.time()
+        if now - self._controls_since > 1:
+            self._controls, self._controls_since = 0, now
+        self._controls += 1
+        if self._controls > MOST_CONTROLS:
+            self._fail(CloseCode.POLICY_VIOLATION, f"at most {MOST_CONTROLS} pings a second")
+
+    def _hold(self) -> None:
+        try:
+            self._held.be(self._size)
+        except DragomanError:
+            self._fail(CloseCode.TRY_AGAIN_LATER, "too many large messages are on their way")
+
+    def _put(self, message: Message) -> None:
+        self._inbox.append(message)
+        self._came.set()
+
+    async def _receive(self) -> Message:
+        await self._came.wait()
+        message = self._inbox.popleft()
+        if not self._inbox:
+            self._came.clear()
+            self._go_on()
+        return message
+
+    # What leaves
+
+    async def _send(self, message: Message) -> None:
+        kind = message["type"]
+        if not self._gone:
+            await self._writable.wait()
+        if self._gone:
+            raise ConnectionResetError
+        if kind == "websocket.accept":
+            self._begin()
+        elif kind == "websocket.http.response.start":
+            self._refusal = (message["status"], list(message["headers"]))
+        elif kind == "websocket.http.response.body":
+            self._refuse(message["body"])
+        elif kind == "websocket.close":
+            self._end(message.get("code", CloseCode.NORMAL_CLOSURE), message.get("reason") or "")
+        else:
+            text = message.get("text")
+            try:
+                self._frames.send_text(text.encode() if text is not None else message["bytes"])
+            except InvalidState:
+                raise ConnectionResetError from None
+            self._flush()
+
+    def _begin(self) -> None:
+        owner = self._scope.get("dragoman.owner", "")
+        self._held = self._bodies.of(owner)
+        agreed = [(b"upgrade", b"websocket"), (b"connection", b"Upgrade")]
+        self._write_head(101, [*agreed, (b"sec-websocket-accept", self._accept)])
+        self._open = True
+        self._timer = self._loop.call_later(PING_S, self._beat)
+        self._go_on()
+
+    def _refuse(self, body: bytes) -> None:
+        assert self._refusal is not None
+        status, headers = self._refusal
+        self._write_head(
+            status, [*headers, (b"content-length", b"%d" % len(body)), (b"connection", b"close")], body
+        )
+        self._leave(CloseCode.ABNORMAL_CLOSURE)
+        self.transport.close()
+
+    def _write_head(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes = b"") -> None:
+        line = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n".encode()
+        lines = b"".join(b"%s: %s\r\n" % header for header in [*self._default_headers, *headers])
+        self.transport.write(line + lines + b"\r\n" + body)
+
+    def _flush(self) -> None:
+        """Writes what the frames have to say; if that was the last of it, the connection is closed."""
+        said = self._frames.data_to_send()
+        if said and not self.transport.is_closing():
+            self.transport.write(b"".join(said))
+            if said[-1] == b"":
+                code = self._frames.close_sent.code if self._frames.close_sent else 1006
+                self._leave(code)
+                self.transport.close()
+
+    def _fail(self, code: CloseCode, reason: str) -> None:
+        self._frames.fail(code, reason)
+        self._flush()
+
+    def _end(self, code: int, reason: str = "") -> None:
+        """Says good-bye; whether or not the client does too, it is over soon."""
+        if self._open and self._frames.state is State.OPEN and not self._gone:
+            self._frames.send_close(code, reason)
+            self._flush()
+        elif not self._open and not self._gone:
+            self._refusal = (500, [])
+            self._refuse(b"")
+        self._leave(code)
+        self.transport.close()
+
+    def _leave(self, code: int) -> None:
+        """Nothing more is read or written for the app, which is told so."""
+        if not self._gone:
+            self._gone = True
+            self._raw, self._fragments = b"", []
+            self._held.end()
+            self._inbox.clear()
+            self._put({"type": "websocket.disconnect", "code": code})
+            self._writable.set()
+            if self._timer is not None:
+                self._timer.cancel()
+
+    # Patience
+
+    def _beat(self) -> None:
+        self._timer = self._loop.call_later(PING_S, self._beat)
+        if self._heard or self._paused or not self._writable.is_set():
+            # One that does not read is cut off by its stall.
+            self._heard = False
+        elif self._asked:
+            self._leave(CloseCode.ABNORMAL_CLOSURE)
+            self.transport.abort()
+        else:
+            self._asked = True
+            self._frames.send_ping(b"")
+            self._flush()
+
+    def pause_writing(self) -> None:
+        self._stall.begin()
+        if not self._gone:
+            self._writable.clear()
+            self._go_on()
+
+    def resume_writing(self) -> None:
+        self._stall.end()
+        if not self._gone:
+            self._writable.set()
+            self._go_on()
+
+    def shutdown(self) -> None:
+        """The server stops."""
+        self._end(CloseCode.SERVICE_RESTART)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._leave(CloseCode.ABNORMAL_CLOSURE)
+        self._stall.end()
+        self._place.leave()
+        self.transport.lost()
+        self._over(self)

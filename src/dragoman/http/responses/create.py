@@ -34,6 +34,8 @@ async def create(host: Host, exchange: Exchange) -> None:
         making = prepared(host, request, context)
         await making.prepare(size + context.size, streams=bool(request.stream))
         if request.background:
+            if held := exchange.hand_on():
+                stack.callback(held.end)
             await in_background(host, exchange.visit, making, stack)
             if request.stream:
                 await follow(exchange, making, host.settings.keep_alive)

@@ -15,9 +15,11 @@ from dragoman.api.responses import request as requests
 from dragoman.api.responses.wire import unwrapped
 from dragoman.errors import BadRequest, BodyTooLarge, DragomanError, Overloaded
 from dragoman.http.admission import Visit
+from dragoman.http.budget import Holding
 from dragoman.http.exchange import ClientGone
 from dragoman.http.host import Host
 from dragoman.http.responses.create import prepared
+from dragoman.http.responses.making import Making
 from dragoman.http.responses.outlets import Speaker
 from dragoman.turns.turn import Turn
 
@@ -43,9 +45,11 @@ class Socket:
         self._owner = owner
         self._receive = receive
         self._send = send
-        self._inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._inbox: asyncio.Queue[tuple[dict[str, Any], Holding]] = asyncio.Queue()
         self._last: tuple[str, Sequence[dict[str, Any]]] | None = None
         """The last response and all items up to it: it can be continued even if it is not stored."""
+        self._held = host.bodies.of(owner)
+        """That last one, which stays for as long as the client does."""
         self._lane: str | None = None
         """The `stream_id` of the request that is being answered, which its events carry."""
 
@@ -63,30 +67,42 @@ class Socket:
         finally:
             reading.cancel()
             answering.cancel()
+            self._held.end()
             for ended in await asyncio.gather(reading, answering, return_exceptions=True):
                 if isinstance(ended, Exception) and not isinstance(ended, ClientGone):
                     logger.error("A socket failed", exc_info=ended)
+            while not self._inbox.empty():
+                self._inbox.get_nowait()[1].end()
 
     async def _read(self) -> None:
         """Returns when the client leaves, which ends what is being made for it."""
-        while True:
-            received = await self._receive()
-            if received["type"] == "websocket.disconnect":
-                return
-            try:
-                message = await self._message(received)
-            except DragomanError as error:
-                await self._fail(error)
-            else:
-                if message["type"] not in NEWS:
-                    self._inbox.put_nowait(message)
+        # Not by a name: while the socket waits for the next message, nothing is to hold the last one.
+        while await self._takes(await self._receive()):
+            pass
 
-    async def _message(self, received: Any) -> dict[str, Any]:
-        raw = received.get("text") or received.get("bytes") or ""
+    async def _takes(self, received: Any) -> bool:
+        if received["type"] == "websocket.disconnect":
+            return False
+        held = self._host.bodies.of(self._owner)
+        waits = False
+        try:
+            message = await self._message(received.get("text") or received.get("bytes") or "", held)
+            waits = message["type"] not in NEWS
+            if waits:
+                self._inbox.put_nowait((message, held))
+        except DragomanError as error:
+            await self._fail(error)
+        finally:
+            if not waits:
+                held.end()
+        return True
+
+    async def _message(self, raw: str | bytes, held: Holding) -> dict[str, Any]:
         if len(raw) > self._host.limits.body_bytes:
             raise BodyTooLarge(f"The message is larger than {self._host.limits.body_bytes} bytes.")
         if self._inbox.qsize() >= MOST_WAITING:
             raise Overloaded(f"{MOST_WAITING} requests wait on this socket; wait for their answers.")
+        held.be(len(raw))
         check = partial(check_shape, raw if isinstance(raw, bytes) else raw.encode(), self._host.limits)
         await self._host.workers.run(self._owner, len(raw), check)
         try:
@@ -104,10 +120,9 @@ class Socket:
     async def _answer_all(self) -> None:
         with suppress(ClientGone):
             while True:
-                # Not by a name: while the socket waits for the next message, nothing is to hold the last one.
-                await self._answer_next(await self._inbox.get())
+                await self._answer_next(*await self._inbox.get())
 
-    async def _answer_next(self, message: dict[str, Any]) -> None:
+    async def _answer_next(self, message: dict[str, Any], held: Holding) -> None:
         self._lane = message.get("stream_id")
         try:
             with (
@@ -124,6 +139,8 @@ class Socket:
             logger.exception("A request on a socket failed")
             failed = DragomanError("The server failed; its log says why.", code="internal_error")
             await self._fail(failed, self._lane)
+        finally:
+            held.end()
 
     async def _answer(self, message: dict[str, Any], facts: dict[str, Any], visit: Visit) -> None:
         body = _encode({name: value for name, value in message.items() if name not in OURS})
@@ -149,12 +166,24 @@ class Socket:
                 # The events have said so in their own way, and the log in another.
                 self._forget(request.previous_response_id)
                 return
+            self._keep(making, len(body))
+
+    def _keep(self, making: Making, size: int) -> None:
+        context = making.context
+        try:
+            self._held.be(size + context.size)
+        except DragomanError:
+            # It is not at hand then; what was stored can be continued all the same.
+            self._last = None
+            self._held.end()
+        else:
             self._last = (making.id, [*context.items, *context.inputs, *making.response.output])
 
     def _forget(self, id_: object) -> None:
         """After a failed continuation the client begins anew."""
         if self._last is not None and self._last[0] == id_:
             self._last = None
+            self._held.end()
 
     # What leaves
 

@@ -12,7 +12,7 @@ from dragoman.http.host import Host
 from dragoman.http.query import Query
 from dragoman.http.responses.create import follow
 from dragoman.http.responses.desk import unknown_response
-from dragoman.http.responses.log import from_number
+from dragoman.http.responses.log import place_of
 
 _decode = msgspec.json.Decoder().decode
 FAR = 2**53
@@ -40,8 +40,7 @@ async def retrieve(host: Host, exchange: Exchange) -> None:
     if not record.events:
         message = "The events of this response were not kept: leave out stream to get it whole."
         raise BadRequest(message, param="stream", code="invalid_value")
-    await exchange.start_stream(from_number(record.events, after + 1))
-    await exchange.end_stream()
+    await exchange.stream_stored(record.events, place_of(record.events, after + 1))
 
 
 async def delete(host: Host, exchange: Exchange) -> None:

@@ -1,0 +1,131 @@
+"""Who has a connection, and who gives way when there is no place for another.
+
+A connection costs a client nothing, so it must not cost others theirs. Whoever has shown no key yet is a
+stranger: strangers have half of the places, and of too many the one that came first is closed. When all are
+taken, one gives way on which nobody waits for anything: a stranger's, or that which has rested longest of the
+key that has most. Of several keys none has more than half of them, and half of what a key has may be
+WebSockets, which never rest.
+"""
+
+import resource
+from collections import Counter, defaultdict
+from collections.abc import Callable
+
+from dragoman.errors import Overloaded
+
+OTHER_FILES = 128
+"""Descriptors that are left for all else: the store, the engine, files."""
+
+
+def room(most: int) -> int:
+    """Connections that there are descriptors for, within the limit."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return most if files == resource.RLIM_INFINITY else max(1, min(most, files - OTHER_FILES))
+
+
+class Places:
+    def __init__(self, most: int, keys: int) -> None:
+        self.most = most
+        self.most_strangers = max(1, most // 2)
+        self.most_of_key = most if keys < 2 else max(1, most // 2)
+        self.most_sockets = max(1, self.most_of_key // 2)
+        self.of_key: Counter[str] = Counter()
+        self.sockets: Counter[str] = Counter()
+        self.strangers: dict[Place, None] = {}
+        self.resting: defaultdict[str, dict[Place, None]] = defaultdict(dict)
+
+    def enter(self, give_way: Callable[[], None]) -> "Place | None":
+        """A place for a new connection, or None; `give_way` is called if it is to be closed."""
+        if len(self.strangers) >= self.most_strangers:
+            next(iter(self.strangers)).give_way()
+        elif len(self.strangers) + self.of_key.total() >= self.most and not self._make_room():
+            return None
+        place = Place(self, give_way)
+        self.strangers[place] = None
+        return place
+
+    def _make_room(self) -> bool:
+        if self.strangers:
+            next(iter(self.strangers)).give_way()
+            return True
+        return any(self.make_room_of(owner) for owner, _ in self.of_key.most_common())
+
+    def make_room_of(self, owner: str) -> bool:
+        """Closes the connection of a key that has rested longest; whether there was one."""
+        longest = next(iter(self.resting[owner]), None) if owner in self.resting else None
+        if longest is not None:
+            longest.give_way()
+        return longest is not None
+
+
+class Place:
+    """One connection's. `leave` is called when it is over, and may be called twice."""
+
+    def __init__(self, places: Places, give_way: Callable[[], None]) -> None:
+        self._places = places
+        self._close = give_way
+        self._owner: str | None = None
+        self._is_socket = False
+        self._left = False
+
+    def show(self, owner: str) -> None:
+        """Its client has shown a key. Raises if that has no place left."""
+        if owner == self._owner or self._left:
+            return
+        places = self._places
+        if places.of_key[owner] >= places.most_of_key and not places.make_room_of(owner):
+            raise Overloaded(
+                f"This key has {places.most_of_key} connections, and each is at work; close one of them."
+            )
+        self._forget()
+        self._owner = owner
+        places.of_key[owner] += 1
+
+    def open_socket(self) -> None:
+        """It is a WebSocket from now on. Raises if its key has too many."""
+        owner, places = self._owner or "", self._places
+        if places.sockets[owner] >= places.most_sockets:
+            raise Overloaded(f"This key has {places.most_sockets} WebSockets; close one of them.")
+        places.sockets[owner] += 1
+        self._is_socket = True
+
+    def works(self) -> None:
+        """A request is under way."""
+        self._wake()
+
+    def rests(self) -> None:
+        """Every request was answered."""
+        if self._owner is not None and not self._left:
+            self._places.resting[self._owner][self] = None
+
+    def leave(self) -> None:
+        if not self._left:
+            self._forget()
+            self._left = True
+
+    def give_way(self) -> None:
+        self.leave()
+        self._close()
+
+    def _forget(self) -> None:
+        places, owner = self._places, self._owner
+        if owner is None:
+            places.strangers.pop(self, None)
+            return
+        self._wake()
+        _count_down(places.of_key, owner)
+        if self._is_socket:
+            _count_down(places.sockets, owner)
+
+    def _wake(self) -> None:
+        resting, owner = self._places.resting, self._owner
+        if owner is not None and owner in resting:
+            resting[owner].pop(self, None)
+            if not resting[owner]:
+                del resting[owner]
+
+
+def _count_down(counter: Counter[str], owner: str) -> None:
+    counter[owner] -= 1
+    if not counter[owner]:
+        del counter[owner]
