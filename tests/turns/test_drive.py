@@ -25,7 +25,7 @@ class Iterating:
         try:
             for byte in b"abc":
                 await asyncio.sleep(0)
-                yield Step([byte], cached_tokens=3 if byte == ord("a") else None)
+                yield Step([byte], cached_tokens=1 if byte == ord("a") else None)
             yield Step([], finish="stop")
         finally:
             self.closed += 1
@@ -60,7 +60,7 @@ def test_cached_tokens_of_a_prompt_count_once() -> None:
             await turn.answers()
             return turn.usage.cached_tokens
 
-    assert asyncio.run(run()) == 3
+    assert asyncio.run(run()) == 1
 
 
 def test_a_stop_string_closes_the_iterator() -> None:

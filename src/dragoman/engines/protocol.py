@@ -172,6 +172,6 @@ class TrainedEngine(Engine, Protocol):
 
 
 def weights_of(engine: Engine) -> str | None:
-    """The version of the weights in place, where the engine has one."""
-    version: str | None = getattr(engine, "weight_version", None)
-    return version
+    """The version of the weights in place, where the engine has one. A number will do."""
+    version = getattr(engine, "weight_version", None)
+    return None if version is None else str(version)

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from dragoman.dialects.declare import Dialect
 from dragoman.engines.protocol import ModelCard, Tokenizer
+from dragoman.engines.sound import encoded
 from dragoman.errors import BadRequest, ContextOverflow, ModelNotFound
 from dragoman.limits import Limits
 from dragoman.prompt import Prompter
@@ -185,7 +186,7 @@ class Planner:
         seen = set()
         for word in words:
             for text in (word, " " + word.lstrip(" ")):
-                ids = tuple(self.tokenizer.encode(text))
+                ids = encoded(self.tokenizer, self.tokenizer.encode(text))
                 if ids and ids not in seen:
                     seen.add(ids)
                     yield ids

@@ -211,7 +211,13 @@ class Turn:
             if step.finish == "abort":
                 step.finish, step.error = "error", Unavailable("The engine was stopped; try again.")
             pending = self._pending
-            reader.read(step, pending)
+            try:
+                reader.read(step, pending)
+            except Exception:
+                # Not for the engine to see; and whoever waits for the answer has to hear of its end.
+                logger.exception("An answer could not be read")
+                step.error = DragomanError("The server failed; its log says why.", code="internal_error")
+                reader.fail(step.error, pending)
             if reader.over:
                 self._left -= 1
                 if not self._left:
