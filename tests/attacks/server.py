@@ -21,10 +21,12 @@ from dragoman.http.server import serve
 from dragoman.settings import Settings
 from dragoman.types import Job
 from tests.attacks.audit import audit
+from tests.attacks.watch import Watch
 from tests.support.parrot import NAME, START_ID, TEMPLATE
 
 LETTERS = 26
-BEAT_S = 0.01
+BEAT_S = 0.005
+"""How often the loop is asked whether it is late."""
 
 
 class State(msgspec.Struct):
@@ -39,6 +41,10 @@ class State(msgspec.Struct):
     lag_p99_ms: float
     """How late the event loop was since it was asked last."""
     lag_max_ms: float
+    busy_max_ms: float
+    """How much of such a lag this process computed; the rest it waited for others on the machine."""
+    stalled: str
+    """Where it was when it was late, if it is watched."""
 
 
 class _Forgotten(list[Job]):
@@ -50,28 +56,44 @@ class _Forgotten(list[Job]):
 
 def _repeated(job: Job) -> Script:
     """The last message without its role; a prompt that is no conversation, as it is."""
-    ids = list(job.prompt)
-    ends = [at for at, id_ in enumerate(ids) if id_ == END_ID]
-    starts = [at for at, id_ in enumerate(ids) if id_ == START_ID and ends and at < ends[-1]]
-    if starts:
-        said = ids[starts[-1] + 1 : ends[-1]]
-        newline = said.index(10) if 10 in said else -1
-        ids = said[newline + 1 :]
-    return Script([*(id_ for id_ in ids if id_ < 256), END_ID])
+    # By calls that cost next to nothing: the loop of this server is measured.
+    backwards = job.prompt[::-1]
+    end = _index(backwards, END_ID, 0)
+    start = _index(backwards, START_ID, end)
+    if start < len(backwards):
+        said = job.prompt[len(backwards) - start : len(backwards) - end - 1]
+        said = said[_index(said, 10, 0) + 1 :] or said
+    else:
+        said = job.prompt
+    return Script([*(id_ for id_ in said[: job.sampling.max_tokens] if id_ < 256), END_ID])
+
+
+def _index(ids: Sequence[int], wanted: int, begin: int) -> int:
+    """Where it is; behind the last if it is nowhere."""
+    try:
+        return ids.index(wanted, begin)
+    except ValueError:
+        return len(ids)
+
+
+def _vector(ids: Sequence[int]) -> list[float]:
+    return [1.0 + ids.count(97 + letter) for letter in range(LETTERS)]
 
 
 class Target(ScriptedEngine):
     """The vector of a text is how often it has each letter."""
 
-    def __init__(self, interval: float) -> None:
-        card = ModelCard(name=NAME, max_model_len=4096, templates={"default": TEMPLATE}, constrains=True)
+    def __init__(self, interval: float, context: int = 4096, *, watched: bool = False) -> None:
+        card = ModelCard(name=NAME, max_model_len=context, templates={"default": TEMPLATE}, constrains=True)
         super().__init__(_repeated, card=card, interval=interval)
         self.jobs = _Forgotten()
         self._lags: deque[float] = deque(maxlen=100_000)
+        self._busy = 0.0
         self._tasks: list[asyncio.Task[None]] = []
+        self._watch = Watch() if watched else None
 
     async def embed(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
-        return [[1.0 + list(ids).count(97 + letter) for letter in range(LETTERS)] for ids in prompts]
+        return [await asyncio.to_thread(_vector, ids) for ids in prompts]
 
     async def start(self) -> None:
         await super().start()
@@ -80,9 +102,12 @@ class Target(ScriptedEngine):
 
     async def _beat(self) -> None:
         while True:
-            began = time.perf_counter()
+            began, computed = time.perf_counter(), time.process_time()
             await asyncio.sleep(BEAT_S)
             self._lags.append(time.perf_counter() - began - BEAT_S)
+            self._busy = max(self._busy, min(self._lags[-1], time.process_time() - computed))
+            if self._watch:
+                self._watch.beat()
 
     def _tell(self) -> None:
         if not sys.stdin.readline():
@@ -90,6 +115,7 @@ class Target(ScriptedEngine):
             return
         lags = sorted(self._lags) or [0.0]
         self._lags.clear()
+        self._busy, busy = 0.0, self._busy
         state = State(
             live=self.live,
             tasks=len(asyncio.all_tasks()) - len(self._tasks),
@@ -97,6 +123,8 @@ class Target(ScriptedEngine):
             memory=resident(),
             lag_p99_ms=1000 * lags[99 * len(lags) // 100],
             lag_max_ms=1000 * lags[-1],
+            busy_max_ms=1000 * busy,
+            stalled=self._watch.told() if self._watch else "",
         )
         print(msgspec.json.encode(state).decode(), flush=True)
 
@@ -113,8 +141,10 @@ def told(lines: Iterator[str]) -> State:
 
 if __name__ == "__main__":
     given = msgspec.json.decode(sys.argv[1])
-    pace = given.pop("interval", 0.0)
+    engine = Target(
+        given.pop("interval", 0.0), given.pop("context", 4096), watched=given.pop("watched", False)
+    )
     if "audit" in given:
         audit(Path(given.pop("audit")))
     settings = msgspec.convert({"port": 0, "store": "memory", **given}, Settings)
-    serve(Target(pace), settings, template=template_of(settings), on_ready=lambda url: print(url, flush=True))
+    serve(engine, settings, template=template_of(settings), on_ready=lambda url: print(url, flush=True))

@@ -7,7 +7,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dragoman.errors import ChainTooLong, Conflict, MissingRecord, UnknownCursor
-from dragoman.store import Append, Conversation, Item, Page, Record
+from dragoman.limits import check_count
+from dragoman.store import Append, Chain, Conversation, Item, Most, Page, Record
 from dragoman.store.records import Kind
 
 
@@ -17,7 +18,7 @@ class Held(Struct):
 
 
 class Model:
-    """Every item has the number of its storing beside it, for `find_item`."""
+    """Every item has the number of its storing beside it, for `find_items`."""
 
     def __init__(self) -> None:
         self.numbers = count()
@@ -42,18 +43,20 @@ class Model:
         found = self.stored.get((owner, kind, id))
         return found if events or found is None else replace(found, events=b"")
 
-    def chain(self, owner: str, id: str, most: int) -> list[Record]:
+    def chain(self, owner: str, id: str, longest: int, most: Most) -> Chain:
         chain: list[Record] = []
         wanted: str | None = id
         while wanted is not None:
             found = self.get("response", owner, wanted)
             if found is None:
                 raise MissingRecord(wanted)
-            if len(chain) == most:
-                raise ChainTooLong(most)
+            if len(chain) == longest:
+                raise ChainTooLong(longest)
             chain.insert(0, found)
             wanted = found.previous
-        return chain
+        items = [item for one in chain for item in (*one.inputs, *one.outputs)]
+        bounded(items, most)
+        return Chain(chain[-1].status, items)
 
     def delete(self, kind: Kind, owner: str, id: str) -> bool:
         self.items.pop((owner, kind, id), None)
@@ -85,7 +88,7 @@ class Model:
                 raise UnknownCursor(after)
             mine = mine[places[0] + 1 :]
         fit = [
-            replace(one, events=b"")
+            replace(one, events=b"", inputs=(), outputs=())
             for one in mine
             if model in (None, one.model) and metadata.items() <= one.metadata.items()
         ]
@@ -147,11 +150,26 @@ class Model:
         held.conversation = replace(held.conversation, version=held.conversation.version + 1)
         return True
 
-    def find_item(self, owner: str, item_id: str) -> bytes | None:
+    def all_items(self, owner: str, id: str, most: Most) -> list[Item] | None:
+        held = self.held.get((owner, id))
+        return bounded([item for _, item in held.items], most) if held else None
+
+    def find_items(self, owner: str, wanted: Mapping[str, int], most: Most) -> dict[str, bytes]:
+        found = {id: body for id in wanted if (body := self._body(owner, id)) is not None}
+        check_count(sum(len(body) * wanted[id] for id, body in found.items()), most.bytes, "", "")
+        return found
+
+    def _body(self, owner: str, item_id: str) -> bytes | None:
         places = [entries for (whose, *_), entries in self.items.items() if whose == owner]
         places += [held.items for (whose, _), held in self.held.items() if whose == owner]
         fit = [entry for entries in places for entry in entries if entry[1].id == item_id]
         return max(fit, key=lambda entry: entry[0])[1].body if fit else None
+
+
+def bounded(items: list[Item], most: Most) -> list[Item]:
+    check_count(len(items), most.items, "", "")
+    check_count(sum(len(item.body) for item in items), most.bytes, "", "")
+    return items
 
 
 def page(items: Sequence[Item], after: str | None, limit: int, descending: bool) -> Page[Item]:

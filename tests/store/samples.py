@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from dragoman.store import Conversation, Item, Record, Store
+from dragoman.store import Conversation, Item, Most, Record, Store
+
+MOST = Most(items=1000, bytes=1_000_000)
 
 
 def item(id: str, text: str = "") -> Item:
@@ -34,7 +36,17 @@ def ids(entries: Sequence[Item] | Sequence[Record]) -> list[str]:
 
 
 async def all_ids(store: Store, kind: Any = "response") -> list[str]:
-    return ids((await store.records(kind, "ann", limit=10_000)).data)
+    found: list[str] = []
+    more = True
+    while more:
+        page = await store.records(kind, "ann", after=found[-1] if found else None, limit=10_000)
+        found += ids(page.data)
+        more = page.has_more
+    return found
+
+
+async def found(store: Store, owner: str, id: str) -> bytes | None:
+    return (await store.find_items(owner, {id: 1}, MOST)).get(id)
 
 
 async def held(store: Store, id: str = "c") -> list[str]:

@@ -4,9 +4,10 @@ import asyncio
 
 import pytest
 
-from dragoman.errors import Conflict, UnknownCursor
-from dragoman.store import Append, Store
-from tests.store.samples import conversation, held, ids, item, record
+from dragoman.errors import BadRequest, Conflict, UnknownCursor
+from dragoman.store import Append, Item, Most, Store
+from dragoman.store.items import PAGE_BYTES, TRAIL_BYTES
+from tests.store.samples import MOST, conversation, found, held, ids, item, record
 
 pytestmark = pytest.mark.anyio
 
@@ -64,7 +65,7 @@ async def test_a_record_and_what_it_adds_are_stored_both_or_neither(store: Store
         with pytest.raises(Conflict):
             await store.save(record("r", outputs=(item("out"),)), append)
     assert await store.get("response", "ann", "r") is None
-    assert await store.find_item("ann", "out") is None
+    assert await found(store, "ann", "out") is None
     assert await held(store) == ["first"]
 
 
@@ -131,7 +132,7 @@ async def test_nothing_is_left_of_what_is_deleted(store: Store) -> None:
     await store.create_conversation(conversation(), [item("a")])
     assert await store.delete_conversation("ann", "c")
     assert await store.conversation("ann", "c") is None
-    assert await store.find_item("ann", "a") is None
+    assert await found(store, "ann", "a") is None
     stats = await store.stats()
     assert (sum(stats.counts.values()), stats.bytes) == (0, 0)
 
@@ -149,6 +150,43 @@ async def test_an_item_is_found_wherever_it_is(store: Store) -> None:
     await store.save(record("r", inputs=(item("in", "1"),), outputs=(item("out", "2"),)))
     await store.create_conversation(conversation(), [item("held", "3")])
     for id, text in (("in", "1"), ("out", "2"), ("held", "3")):
-        assert await store.find_item("ann", id) == item(id, text).body
+        assert await found(store, "ann", id) == item(id, text).body
     await store.save(record("s", inputs=(item("in", "newer"),)))
-    assert await store.find_item("ann", "in") == item("in", "newer").body
+    assert await found(store, "ann", "in") == item("in", "newer").body
+
+
+async def test_what_is_too_much_to_read_is_refused_unread(store: Store) -> None:
+    await store.create_conversation(conversation(), [item("a", "x" * 90), item("b", "x" * 90)])
+    assert ids(await store.all_items("ann", "c", Most(items=2, bytes=202)) or ()) == ["a", "b"]
+    with pytest.raises(BadRequest, match="At most 1 items"):
+        await store.all_items("ann", "c", Most(items=1, bytes=202))
+    with pytest.raises(BadRequest, match="At most 201 bytes of stored items are allowed, got 202"):
+        await store.all_items("ann", "c", Most(items=2, bytes=201))
+
+
+async def test_an_item_counts_as_often_as_it_is_meant(store: Store) -> None:
+    long = item("a", "x" * 90)
+    await store.create_conversation(conversation(), [long])
+    assert await store.find_items("ann", {"a": 9}, Most(items=9, bytes=909)) == {"a": long.body}
+    with pytest.raises(BadRequest, match="got 1010"):
+        await store.find_items("ann", {"a": 10}, Most(items=10, bytes=909))
+
+
+async def test_a_page_ends_before_it_is_too_large(store: Store) -> None:
+    long = "x" * (PAGE_BYTES // 2)
+    await store.create_conversation(conversation(), [item("a", 3 * long), item("b", long), item("c", long)])
+    seen: list[list[str]] = []
+    more = True
+    while more:
+        page = await store.conversation_items("ann", "c", after=seen[-1][-1] if seen else None, limit=100)
+        assert page is not None
+        seen.append(ids(page.data))
+        more = page.has_more
+    assert seen == [["a"], ["b"], ["c"]]
+
+
+async def test_of_many_long_trails_the_last_are_read(store: Store) -> None:
+    trail = b"x" * (TRAIL_BYTES // 2)
+    await store.create_conversation(conversation(), [Item(name, b"{}", trail) for name in "abc"])
+    found = await store.all_items("ann", "c", MOST)
+    assert [bool(one.trail) for one in found or ()] == [False, True, True]

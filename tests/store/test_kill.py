@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dragoman.store import Bounds
 from dragoman.store.sqlite import FILE, SqliteStore
-from tests.store.samples import held, ids
+from tests.store.samples import all_ids, held, ids
 
 ROOT = Path(__file__).parent.parent.parent
 KILLS = 3
@@ -30,7 +30,7 @@ async def found(folder: Path) -> tuple[set[str], set[str]]:
     """The records that are whole, and what the conversations hold."""
     store = SqliteStore(folder, Bounds())
     await store.open()
-    records = (await store.records("response", "ann", limit=1_000_000)).data
+    records = [one for id in await all_ids(store) if (one := await store.get("response", "ann", id))]
     assert all(ids(one.inputs) == [one.id] and len(one.body) == 3000 for one in records)
     names = {one.id.rpartition("-")[0] for one in records}
     items = [id for name in names for id in await held(store, name)]

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from dragoman.errors import DragomanError
-from dragoman.store import Append, Bounds, Conversation, Item, Record
+from dragoman.store import Append, Bounds, Conversation, Item, Most, Record
 from dragoman.store.sqlite import SqliteStore
 from tests.store.model import Model
+from tests.store.samples import MOST
 
 # Few names, so that they meet.
 IDS = st.sampled_from("ab")
@@ -22,6 +23,7 @@ ITEM_IDS = st.sampled_from("xyz")
 BODIES, TRAILS = st.sampled_from([b"1", b"2"]), st.sampled_from([b"", b"\0"])
 ITEMS = st.lists(st.builds(Item, ITEM_IDS, BODIES, TRAILS), max_size=4).map(tuple)
 METADATA = st.dictionaries(st.sampled_from("kl"), st.sampled_from("12"))
+MOSTS = st.builds(Most, items=st.integers(1, 6), bytes=st.integers(1, 6))
 VERSIONS = st.none() | st.integers(0, 3)
 RECORDS = st.builds(
     Record,
@@ -129,7 +131,15 @@ class Stores(RuleBasedStateMachine):
     def records(self, page: dict[str, Any], **fields: Any) -> None:
         self.ask("records", **fields, **page)
 
-    @rule(owner=OWNERS, id=IDS, most=st.integers(1, 4))
+    @rule(owner=OWNERS, wanted=st.dictionaries(ITEM_IDS, st.integers(1, 4)), most=MOSTS)
+    def find_items(self, **fields: Any) -> None:
+        self.ask("find_items", **fields)
+
+    @rule(owner=OWNERS, id=IDS, most=MOSTS)
+    def all_items(self, **fields: Any) -> None:
+        self.ask("all_items", **fields)
+
+    @rule(owner=OWNERS, id=IDS, longest=st.integers(1, 4), most=MOSTS)
     def chain(self, **fields: Any) -> None:
         self.ask("chain", **fields)
 
@@ -145,8 +155,8 @@ class Stores(RuleBasedStateMachine):
         for id in "ab":
             self.ask("get", "response", "ann", id, events=True)
             self.ask("conversation", "ann", id)
+        self.ask("find_items", "ann", dict.fromkeys("xyz", 1), MOST)
         for item_id in "xyz":
-            self.ask("find_item", "ann", item_id)
             self.ask("conversation_item", "ann", "a", item_id)
 
 

@@ -16,7 +16,7 @@ from dragoman.store import sqlite_worker as worker
 from dragoman.store.migrations import FIRST, SQLITE, VERSION
 from dragoman.store.operations import Row, Statement
 from dragoman.store.sqlite import FILE, SqliteStore
-from tests.store.samples import all_ids, conversation, held, item, record
+from tests.store.samples import all_ids, conversation, found, held, item, record
 
 pytestmark = pytest.mark.anyio
 
@@ -139,7 +139,7 @@ async def test_whatever_statement_fails_nothing_is_half_done(
             except StoreUnavailable:
                 failures += 1
         assert await store.get("response", "ann", "r") is None
-        assert await store.find_item("ann", "in") is None
+        assert await found(store, "ann", "in") is None
         assert await held(store) == []
     assert failures >= 6
     assert await store.get("response", "ann", "r") == whole

@@ -17,6 +17,7 @@ PAGE: dict[str, str] = {
     "doors": "raw HTTP, paths and keys that open nothing",
     "cuts": "answers cut anywhere, in all dialects",
     "utf8": "characters cut anywhere",
+    "stalls": "the largest bodies of all routes",
     "slow_readers": "clients that read a kilobyte a second",
     "slow_senders": "clients that send a byte a second",
     "drain": "SIGTERM with requests in flight",

@@ -31,6 +31,11 @@ def check_shape(body: bytes, limits: Limits) -> None:
     _check_names(body)
 
 
+def values(body: bytes) -> int:
+    """How many values there are in the JSON of an object or a list."""
+    return len(_outside_of_strings(body).translate(None, _NOT_STARTS))
+
+
 def _check_bare(bare: bytes, limits: Limits) -> None:
     # A value begins the text, or stands after one of these.
     _check(len(bare.translate(None, _NOT_STARTS)), limits.json_values, "values")

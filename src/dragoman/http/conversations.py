@@ -1,6 +1,7 @@
 """The routes of conversations and of their items."""
 
 import time
+from functools import partial
 
 from dragoman.api import conversations, metadata
 from dragoman.api.conversations import check_items, shown, unknown_conversation, unknown_item
@@ -15,11 +16,11 @@ from dragoman.store import Conversation, Item
 
 async def create(host: Host, exchange: Exchange) -> None:
     store = host.desk.required()
-    request, _ = await exchange.read(conversations.read)
+    request, size = await exchange.read(conversations.read)
     made = Conversation(
         id=new_id("conv_"), owner=exchange.owner, created_at=time.time(), metadata=request.metadata or {}
     )
-    await store.create_conversation(made, await _items(host, exchange, request.items or []))
+    await store.create_conversation(made, await _items(host, exchange, request.items or [], size))
     await exchange.json(shown(made))
 
 
@@ -44,8 +45,8 @@ async def delete(host: Host, exchange: Exchange) -> None:
 async def add_items(host: Host, exchange: Exchange) -> None:
     _check_include(exchange)
     await _found(host, exchange)
-    given, _ = await exchange.read(conversations.read_items)
-    items = await _items(host, exchange, given)
+    given, size = await exchange.read(conversations.read_items)
+    items = await _items(host, exchange, given, size)
     host.desk.check_free(exchange.owner, _id(exchange))
     if await host.desk.required().add_items(exchange.owner, _id(exchange), items) is None:
         raise unknown_conversation(_id(exchange))
@@ -88,10 +89,12 @@ async def _found(host: Host, exchange: Exchange) -> Conversation:
     return found
 
 
-async def _items(host: Host, exchange: Exchange, given: list[dict[str, object]]) -> tuple[Item, ...]:
-    items = await host.desk.items(given, exchange.owner, field="items")
-    check_items(items)
-    return stored(items)
+async def _items(
+    host: Host, exchange: Exchange, given: list[dict[str, object]], size: int
+) -> tuple[Item, ...]:
+    items = await host.desk.items(given, exchange.owner, size, exchange.aside, field="items")
+    check_items(items.inputs)
+    return await exchange.aside(size + items.size, partial(stored, items.inputs))
 
 
 def _check_include(exchange: Exchange) -> None:

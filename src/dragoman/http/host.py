@@ -86,7 +86,7 @@ class Host:
         self.bodies = Budget(self.limits.bodies_bytes, keys, "The bodies of requests")
         self.replies = Budget(self.limits.replies_bytes, keys, "Replies that are not read yet")
         self.turnstile = Turnstile()
-        self.desk = Desk.of(settings)
+        self.desk = Desk.of(settings, self.workers)
         self.mcp = servers_of(settings)
         self.brake = Brake(engine)
         self._checking: asyncio.Future[None] | None = None

@@ -16,11 +16,11 @@ How much may wait is the door's to say: everything here belongs to a request tha
 import asyncio
 import heapq
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import count
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from msgspec import Struct, field
 
@@ -38,6 +38,12 @@ BYTES_A_SECOND = 4 * 1024 * 1024
 """A work that is bigger by so much goes first only if it came a second earlier."""
 SMOOTHING = 0.2
 """How much the latest work counts in the pace."""
+
+
+class Aside(Protocol):
+    """Does work that is about so many bytes, in a thread where those are many."""
+
+    def __call__(self, size: int, work: Callable[[], R], /) -> Awaitable[R]: ...
 
 
 class _Work(Struct, eq=False):

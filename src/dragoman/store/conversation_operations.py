@@ -9,7 +9,7 @@ from dragoman.errors import Conflict
 from dragoman.store import items
 from dragoman.store.items import ROW_BYTES, Holder
 from dragoman.store.operations import Operation, Query
-from dragoman.store.records import Append, Conversation, Item, Page
+from dragoman.store.records import Append, Conversation, Item, Most, Page
 
 COLUMNS = "id, owner, created_at, metadata, version"
 THIS = "owner = ? AND id = ?"
@@ -105,6 +105,11 @@ def item_page(
 ) -> Operation[Page[Item] | None]:
     holder = yield from _holder(owner, id)
     return None if holder is None else (yield from items.page(holder, after, limit, descending))
+
+
+def all_items(owner: str, id: str, most: Most) -> Operation[list[Item] | None]:
+    holder = yield from _holder(owner, id)
+    return None if holder is None else (yield from items.within(holder.column, [holder.seq], most))
 
 
 def item(owner: str, id: str, item_id: str) -> Operation[Item | None]:

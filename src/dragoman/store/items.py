@@ -1,18 +1,28 @@
 """Operations on the items of records and conversations."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, TypeVar
 
 from msgspec import Struct
 
 from dragoman.errors import BadRequest, UnknownCursor
-from dragoman.store.operations import Many, Operation, Query, marks
-from dragoman.store.records import LONGEST_ID, Item, Page
+from dragoman.limits import check_count
+from dragoman.store.operations import Many, Operation, Query, Row, marks
+from dragoman.store.records import LONGEST_ID, Item, Most, Page
+
+T = TypeVar("T")
 
 ROW_BYTES = 128
 """What a row takes beside its documents: keys, indexes, headers."""
 BEYOND = 2**62
 """After every seq there will ever be."""
+PAGE_BYTES = 4 * 1024 * 1024
+"""A page ends before the entry that would make it larger; the first is on it whatever its size."""
+TRAIL_BYTES = 4 * 1024 * 1024
+"""Of the trails that are read beside items, the latest: what goes on from ids needs the last ones."""
+FEW = 500
+"""Values of one IN."""
 
 COLUMNS = "id, body, trail"
 INSERT = f"INSERT INTO items (owner, record, conversation, part, {COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)"
@@ -50,7 +60,9 @@ def insert(owner: str, holder: Holder, items: Sequence[Item]) -> Operation[None]
         yield Many(INSERT, rows)
 
 
-def page(holder: Holder, after: str | None, limit: int, descending: bool) -> Operation[Page[Item]]:
+def page(
+    holder: Holder, after: str | None, limit: int, descending: bool, most_bytes: int = PAGE_BYTES
+) -> Operation[Page[Item]]:
     where, values = f"{holder.column} = ? AND part = ?", (holder.seq, holder.part)
     start = BEYOND if descending else 0
     if after is not None:
@@ -61,11 +73,17 @@ def page(holder: Holder, after: str | None, limit: int, descending: bool) -> Ope
             raise UnknownCursor(after)
         start = found[0][0]
     beyond, order = ("<", "DESC") if descending else (">", "ASC")
-    rows = yield Query(
-        f"SELECT {COLUMNS} FROM items WHERE {where} AND seq {beyond} ? ORDER BY seq {order} LIMIT ?",
-        (*values, start, limit + 1),
-    )
-    return Page([made_of(row) for row in rows[:limit]], has_more=len(rows) > limit)
+    cut = f"FROM items WHERE {where} AND seq {beyond} ? ORDER BY seq {order} LIMIT ?"
+    sizes = yield Query(f"SELECT length(body) {cut}", (*values, start, limit + 1))
+    fit = fitting(sizes[:limit], most_bytes)
+    rows = yield Query(f"SELECT {COLUMNS} {cut}", (*values, start, fit))
+    return Page([made_of(row) for row in rows], has_more=len(sizes) > fit)
+
+
+def fitting(sizes: Iterable[Row], most_bytes: int) -> int:
+    """How many entries a page takes of those with these sizes."""
+    sums = accumulate(size for (size,) in sizes)
+    return sum(1 for number, size in enumerate(sums) if not number or size <= most_bytes)
 
 
 def of_records(seqs: Sequence[int]) -> Operation[dict[tuple[int, str], list[Item]]]:
@@ -80,9 +98,66 @@ def of_records(seqs: Sequence[int]) -> Operation[dict[tuple[int, str], list[Item
     return found
 
 
-def find(owner: str, id: str) -> Operation[bytes | None]:
-    """The body of an item of any record or conversation; of several, that which was stored last."""
-    rows = yield Query(
-        "SELECT body FROM items WHERE owner = ? AND id = ? ORDER BY seq DESC LIMIT 1", (owner, id)
-    )
-    return rows[0][0] if rows else None
+def within(column: str, seqs: Sequence[int], most: Most) -> Operation[list[Item]]:
+    """All items of these records one after the other, or of a conversation; too much is refused unread."""
+    sizes: list[tuple[int, int, int]] = []
+    for some in batches(seqs):
+        sizes += yield Query(
+            f"""SELECT seq, length(body), coalesce(length(trail), 0) FROM items
+                WHERE {column} IN ({marks(some)}) LIMIT ?""",
+            (*some, most.items + 1),
+        )
+        check_count(len(sizes), most.items, "input", "items")
+        check_stored(sum(size for _, size, _ in sizes), most)
+    since = _first_trail(sizes)
+    rows: list[Row] = []
+    for some in batches(seqs):
+        rows += yield Query(
+            f"""SELECT {column}, seq, id, body, CASE WHEN seq >= ? THEN trail END FROM items
+                WHERE {column} IN ({marks(some)})""",
+            (since, *some),
+        )
+    order = {seq: number for number, seq in enumerate(seqs)}
+    rows.sort(key=lambda row: (order[row[0]], row[1]))
+    return [made_of(columns) for _, _, *columns in rows]
+
+
+def check_stored(size: int, most: Most) -> None:
+    check_count(size, most.bytes, "input", "bytes of stored items")
+
+
+def _first_trail(sizes: Sequence[tuple[int, int, int]]) -> int:
+    """From which item on trails are read."""
+    total, since = 0, BEYOND
+    for seq, _, trail in sorted(sizes, reverse=True):
+        total += trail
+        if total > TRAIL_BYTES:
+            break
+        since = seq
+    return since
+
+
+def batches(values: Sequence[T]) -> Iterator[Sequence[T]]:
+    return (values[at : at + FEW] for at in range(0, len(values), FEW))
+
+
+def find(owner: str, wanted: Mapping[str, int], most: Most) -> Operation[dict[str, bytes]]:
+    """The bodies of items of any record or conversation; of several with an id, that which was stored last.
+
+    `wanted` says how often each is meant: so often its bytes count.
+    """
+    places: list[int] = []
+    total = 0
+    for some in batches(list(wanted)):
+        rows = yield Query(
+            f"""SELECT id, seq, length(body) FROM items WHERE seq IN (
+                SELECT max(seq) FROM items WHERE owner = ? AND id IN ({marks(some)}) GROUP BY id)""",
+            (owner, *some),
+        )
+        places += [seq for _, seq, _ in rows]
+        total += sum(size * wanted[id] for id, _, size in rows)
+        check_stored(total, most)
+    found: dict[str, bytes] = {}
+    for few in batches(places):
+        found |= yield Query(f"SELECT id, body FROM items WHERE seq IN ({marks(few)})", tuple(few))
+    return found

@@ -9,7 +9,7 @@ from dragoman.store import items
 from dragoman.store.conversation_operations import append
 from dragoman.store.items import ROW_BYTES, Holder
 from dragoman.store.operations import Many, Operation, Query, Row
-from dragoman.store.records import Append, Item, Kind, Page, Record
+from dragoman.store.records import Append, Chain, Item, Kind, Most, Page, Record
 
 COLUMNS = "seq, kind, id, owner, created_at, status, model, metadata, previous, body"
 THIS = "owner = ? AND kind = ? AND id = ?"
@@ -24,13 +24,13 @@ INSERT = """INSERT INTO records
     RETURNING seq"""
 
 # A record more than asked for tells a chain that is too long from one that ends.
-CHAIN = f"""WITH RECURSIVE chain (link, earlier, depth) AS (
+CHAIN = """WITH RECURSIVE chain (link, earlier, depth) AS (
         SELECT seq, previous, 1 FROM records WHERE owner = ? AND kind = 'response' AND id = ?
         UNION ALL
         SELECT records.seq, records.previous, depth + 1 FROM chain
             JOIN records ON owner = ? AND kind = 'response' AND id = earlier
             WHERE depth <= ?)
-    SELECT {COLUMNS} FROM chain JOIN records ON seq = link ORDER BY depth DESC"""
+    SELECT link, earlier, status FROM chain JOIN records ON seq = link ORDER BY depth DESC"""
 
 
 def size_of(record: Record, events: bytes) -> int:
@@ -90,37 +90,39 @@ def load(rows: Sequence[Row]) -> Operation[list[Record]]:
     if not rows:
         return []
     found = yield from items.of_records([row[0] for row in rows])
-
-    def part(seq: int, name: str) -> tuple[Item, ...]:
-        return tuple(found.get((seq, name), ()))
-
     return [
-        Record(
-            kind=kind,
-            id=id,
-            owner=owner,
-            created_at=created_at,
-            status=status,
-            model=model,
-            metadata=msgspec.json.decode(metadata, type=dict[str, str]),
-            previous=previous,
-            body=body,
-            inputs=part(seq, "input"),
-            outputs=part(seq, "output"),
-        )
-        for seq, kind, id, owner, created_at, status, model, metadata, previous, body in rows
+        made_of(row, tuple(found.get((row[0], "input"), ())), tuple(found.get((row[0], "output"), ())))
+        for row in rows
     ]
 
 
-def chain(owner: str, id: str, most: int) -> Operation[list[Record]]:
-    rows = yield Query(CHAIN, (owner, id, owner, most))
-    records = yield from load(rows)
-    if len(records) > most:
-        raise ChainTooLong(most)
-    missing = records[0].previous if records else id
+def made_of(row: Row, inputs: tuple[Item, ...] = (), outputs: tuple[Item, ...] = ()) -> Record:
+    """The record of a row of COLUMNS."""
+    _, kind, id, owner, created_at, status, model, metadata, previous, body = row
+    return Record(
+        kind=kind,
+        id=id,
+        owner=owner,
+        created_at=created_at,
+        status=status,
+        model=model,
+        metadata=msgspec.json.decode(metadata, type=dict[str, str]),
+        previous=previous,
+        body=body,
+        inputs=inputs,
+        outputs=outputs,
+    )
+
+
+def chain(owner: str, id: str, longest: int, most: Most) -> Operation[Chain]:
+    links = yield Query(CHAIN, (owner, id, owner, longest))
+    if len(links) > longest:
+        raise ChainTooLong(longest)
+    missing = links[0][1] if links else id
     if missing is not None:
         raise MissingRecord(missing)
-    return records
+    said = yield from items.within("record", [seq for seq, *_ in links], most)
+    return Chain(links[-1][2], said)
 
 
 def delete(kind: Kind, owner: str, id: str) -> Operation[bool]:
@@ -146,7 +148,7 @@ def page(
     model: str | None,
     metadata: Mapping[str, str],
 ) -> Operation[Page[Record]]:
-    """Records in the order in which they were created."""
+    """Records in the order in which they were created, without their items."""
     where, values = ["owner = ?", "kind = ?"], [owner, kind]
     if model is not None:
         where.append("model = ?")
@@ -162,12 +164,11 @@ def page(
             raise UnknownCursor(after)
         where.append(f"(created_at, seq) {beyond} (?, ?)")
         place = found[0]
-    rows = yield Query(
-        f"SELECT {COLUMNS} FROM records WHERE {' AND '.join(where)}"
-        f" ORDER BY created_at {order}, seq {order} LIMIT ?",
-        (*values, *place, limit + 1),
-    )
-    return Page((yield from load(rows[:limit])), has_more=len(rows) > limit)
+    cut = f"FROM records WHERE {' AND '.join(where)} ORDER BY created_at {order}, seq {order} LIMIT ?"
+    sizes = yield Query(f"SELECT length(body) {cut}", (*values, *place, limit + 1))
+    fit = items.fitting(sizes[:limit], items.PAGE_BYTES)
+    rows = yield Query(f"SELECT {COLUMNS} {cut}", (*values, *place, fit))
+    return Page([made_of(row) for row in rows], has_more=len(sizes) > fit)
 
 
 def set_metadata(

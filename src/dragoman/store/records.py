@@ -61,8 +61,28 @@ class Append(Struct, frozen=True):
     items: tuple[Item, ...]
 
 
+class Most(Struct, frozen=True, kw_only=True):
+    """How much may be read for one request. It is compared with what is there before any of it is read."""
+
+    items: int
+    bytes: int
+    """Of their bodies."""
+
+
+class Chain(Struct, frozen=True):
+    """A response and those that it continues."""
+
+    status: str
+    """That of the response itself."""
+    items: list[Item]
+    """All that was said in them, the oldest first."""
+
+
 class Page(Struct, Generic[T]):
-    """A piece of a list; with `has_more`, the id of its last entry is the cursor to the next."""
+    """A piece of a list; with `has_more`, the id of its last entry is the cursor to the next.
+
+    It has fewer entries than were asked for where more would be too many bytes.
+    """
 
     data: list[T]
     has_more: bool

@@ -16,7 +16,18 @@ from dragoman.store import conversation_operations as conversations
 from dragoman.store import exporting, items, record_operations, upkeep
 from dragoman.store.operations import Operation
 from dragoman.store.packing import packed, unpacked
-from dragoman.store.records import Append, Bounds, Conversation, Item, Kind, Page, Record, Stats
+from dragoman.store.records import (
+    Append,
+    Bounds,
+    Chain,
+    Conversation,
+    Item,
+    Kind,
+    Most,
+    Page,
+    Record,
+    Stats,
+)
 
 T = TypeVar("T")
 
@@ -81,12 +92,12 @@ class Store(ABC):
         record, stored = await self._read(lambda: record_operations.get(kind, owner, id, events))
         return replace(record, events=await unpacked(stored)) if record and stored else record
 
-    async def chain(self, owner: str, id: str, most: int) -> list[Record]:
-        """A response and those that it continues, the oldest first, without events.
+    async def chain(self, owner: str, id: str, longest: int, most: Most) -> Chain:
+        """What was said in a response and those that it continues.
 
-        Raises MissingRecord for the first that is not there, and ChainTooLong for more than `most`.
+        Raises MissingRecord for the first that is not there, and ChainTooLong for more than `longest`.
         """
-        return await self._read(lambda: record_operations.chain(owner, id, most))
+        return await self._read(lambda: record_operations.chain(owner, id, longest, most))
 
     async def lineage(self, owner: str, id: str, most: int) -> list[Record]:
         """A trajectory and those that it goes on from, as far as they are there, the oldest first."""
@@ -127,7 +138,7 @@ class Store(ABC):
         model: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> Page[Record]:
-        """In the order of their creation, those that have this model and all these pairs."""
+        """In the order of their creation, those that have this model and all these pairs, without items."""
         return await self._read(
             lambda: record_operations.page(
                 kind,
@@ -176,6 +187,10 @@ class Store(ABC):
         """Raises UnknownCursor if `after` is the id of none of them."""
         return await self._read(lambda: conversations.item_page(owner, id, after, limit, descending))
 
+    async def all_items(self, owner: str, id: str, most: Most) -> list[Item] | None:
+        """Those of a conversation, or None if there is none."""
+        return await self._read(lambda: conversations.all_items(owner, id, most))
+
     async def conversation_item(self, owner: str, id: str, item_id: str) -> Item | None:
         return await self._read(lambda: conversations.item(owner, id, item_id))
 
@@ -183,9 +198,12 @@ class Store(ABC):
         now = self._clock()
         return await self._write(lambda: conversations.delete_item(owner, id, item_id, now))
 
-    async def find_item(self, owner: str, item_id: str) -> bytes | None:
-        """The body of an item of any record or conversation; of several, that which was stored last."""
-        return await self._read(lambda: items.find(owner, item_id))
+    async def find_items(self, owner: str, wanted: Mapping[str, int], most: Most) -> dict[str, bytes]:
+        """The bodies of items of any record or conversation; of several, that which was stored last.
+
+        `wanted` says how often each is meant: so often its bytes count.
+        """
+        return await self._read(lambda: items.find(owner, wanted, most))
 
     async def export(self) -> AsyncIterator[bytes]:
         """Everything of every owner: a line of JSON for each record, then one for each conversation."""

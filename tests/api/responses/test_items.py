@@ -1,13 +1,15 @@
-from collections.abc import Callable
-from itertools import count
+from collections.abc import Callable, Iterator
+from itertools import count, repeat
 from typing import Any
 
 import pytest
+from msgspec.json import encode
 from openai.types.responses import ResponseItem
 from pydantic import TypeAdapter
 
+from dragoman.api.json_shape import values
 from dragoman.api.responses.item_kinds import KINDS
-from dragoman.api.responses.items import check_size, normalise, references, resolved
+from dragoman.api.responses.items import check_size, normalise, references, told
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits
 
@@ -184,18 +186,48 @@ def test_a_reference_becomes_the_item(reference: dict[str, Any]) -> None:
     items = normal(user("a"), reference)
     found = normal({**user("b"), "id": "m"})[0]
     assert references(items) == ["m"]
-    assert resolved(items, {"m": found}) == [items[0], found]
+    assert told([], items, {"m": encode(found)}, Limits()).inputs == [items[0], found]
 
 
 def test_a_lost_reference_is_named() -> None:
     with pytest.raises(BadRequest) as caught:
-        resolved(normal(user("a"), {"id": "lost"}), {})
+        told([], normal(user("a"), {"id": "lost"}), {}, Limits())
     assert (caught.value.param, caught.value.code) == ("input[1].id", "item_not_found")
 
 
-@pytest.mark.parametrize("limits", [Limits(messages=1), Limits(content_chars=100)])
+@pytest.mark.parametrize("limits", [Limits(messages=1), Limits(content_chars=100), Limits(content_parts=1)])
 def test_a_context_has_a_size(limits: Limits) -> None:
     items = normal(user("x" * 60), user("y" * 60))
     with pytest.raises(BadRequest) as caught:
         check_size(items, limits)
     assert (caught.value.param, caught.value.code) == ("input", "limit_exceeded")
+
+
+def test_more_parts_than_a_context_may_have_are_refused_unread() -> None:
+    parts = [{"type": "not looked at"}] * 3
+    with pytest.raises(BadRequest, match="At most 2 parts of content are allowed, got 3"):
+        normalise([{"role": "user", "content": parts}], numbered(), limits=Limits(content_parts=2))
+
+
+def test_what_references_stand_for_counts_as_often_as_it_is_meant() -> None:
+    body = encode(normal({**user("a, b, c"), "id": "m"})[0])
+    items = normal(*[{"id": "m"}] * 10)
+    assert told([], items, {"m": body}, Limits(json_values=10 * values(body))).inputs[0]["id"] == "m"
+    with pytest.raises(BadRequest, match="JSON values of stored items"):
+        told([], items, {"m": body}, Limits(json_values=10 * values(body) - 1))
+    with pytest.raises(BadRequest, match="parts of content"):
+        told([], items, {"m": body}, Limits(content_parts=9))
+
+
+def test_an_item_that_is_meant_often_is_decoded_once() -> None:
+    body = encode(normal({**user("a"), "id": "m"})[0])
+    inputs = told([], normal(*[{"id": "m"}] * 10), {"m": body}, Limits()).inputs
+    assert len({id(item) for item in inputs}) == 1
+
+
+def test_a_sum_ends_at_its_limit() -> None:
+    def endless() -> Iterator[dict[str, Any]]:
+        yield from repeat(normal(user("a"))[0])
+
+    with pytest.raises(BadRequest, match="At most 9 items are allowed, got 10"):
+        check_size(endless(), Limits(messages=9))

@@ -56,12 +56,14 @@ def for_summary(request: ResponseRequest) -> ResponseRequest:
 def compacted(items: Sequence[dict[str, Any]], sealed: str, id_: str) -> Compacted:
     """System messages are kept, and the last exchange if it still waits for its answer."""
     item = {"id": id_, "type": "compaction", "encrypted_content": sealed}
-    kept = [one for one in items if one.get("role") in ("system", "developer")]
+    heads = ("system", "developer")
+    kept = [one for one in items if one.get("role") in heads]
     users = [number for number, one in enumerate(items) if one.get("role") == "user"]
     last = items[-1] if items else {}
     waits = last.get("role") == "user" or str(last.get("type")).endswith("_output")
     if waits and users:
-        kept += [one for one in items[users[-1] :] if one not in kept and one.get("type") != TRIGGER]
+        rest = (one for one in items[users[-1] :] if one.get("role") not in heads)
+        kept += [one for one in rest if one.get("type") != TRIGGER]
     return Compacted(item, kept)
 
 

@@ -1,8 +1,13 @@
 """The input of a response as items: each with a type, an id and whatever else SDKs require of stored ones."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+from msgspec import Struct
+
+from dragoman.api.json_shape import values
 from dragoman.api.messages import part_text
 from dragoman.api.responses.hosted_items import leaves
 from dragoman.api.responses.item_kinds import KINDS, ItemDict, Parts
@@ -10,9 +15,25 @@ from dragoman.api.tools import wrong
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits, check_count
 
+PARTED = ("content", "output", "outputs", "results", "summary")
+"""Fields of items that may be lists of parts."""
+_decode = msgspec.json.Decoder().decode
+
+
+class Told(Struct, frozen=True):
+    """What a request is about: what it goes on from, and what it brings."""
+
+    before: list[ItemDict]
+    inputs: list[ItemDict]
+    size: int
+    """Characters of all of it."""
+
 
 def normalise(
-    given: str | Sequence[ItemDict] | None, new_id: Callable[[str], str], field: str = "input"
+    given: str | Sequence[ItemDict] | None,
+    new_id: Callable[[str], str],
+    field: str = "input",
+    limits: Limits | None = None,
 ) -> list[ItemDict]:
     """The items as they are stored; raises at the first that cannot be used: `input[3].content[0].text`.
 
@@ -20,6 +41,8 @@ def normalise(
     """
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
+    most = (limits or Limits()).content_parts
+    check_count(sum(map(_parts, given or ())), most, field, "parts of content")
     return [_normal(item, f"{field}[{number}]", new_id) for number, item in enumerate(given or ())]
 
 
@@ -73,25 +96,68 @@ def references(items: Sequence[ItemDict]) -> list[str]:
     return [item["id"] for item in items if item["type"] == "item_reference"]
 
 
-def resolved(
-    items: Sequence[ItemDict], found: Mapping[str, ItemDict], field: str = "input"
-) -> list[ItemDict]:
-    """The items, with those in the place of references that these stand for."""
-    return [_resolved(item, found, f"{field}[{number}].id") for number, item in enumerate(items)]
+def told(
+    stored: Sequence[bytes],
+    inputs: Sequence[ItemDict],
+    found: Mapping[str, bytes],
+    limits: Limits,
+    field: str = "input",
+) -> Told:
+    """What was stored before, and the inputs with what their references stand for.
+
+    How much that is, each item as often as it is meant, is compared with the limits before any is decoded.
+    """
+    meant = _meant(inputs, found, field)
+    bodies = [*((body, 1) for body in stored), *((found[id_], times) for id_, times in meant.items())]
+    _check_values(bodies, limits.json_values, field)
+    known = {id_: _decode(found[id_]) for id_ in meant}
+    before = [_decode(body) for body in stored]
+    after = [known[item["id"]] if item["type"] == "item_reference" else item for item in inputs]
+    return Told(before, after, check_size([*before, *after], limits, field))
 
 
-def _resolved(item: ItemDict, found: Mapping[str, ItemDict], place: str) -> ItemDict:
-    if item["type"] != "item_reference":
-        return item
-    if item["id"] not in found:
-        message = f"No item {item['id'][:64]!r} was found; send the item itself."
-        raise BadRequest(message, param=place, code="item_not_found")
-    return found[item["id"]]
+def _meant(inputs: Sequence[ItemDict], found: Mapping[str, bytes], field: str) -> Mapping[str, int]:
+    """How often each stored item is referred to."""
+    for number, item in enumerate(inputs):
+        if item["type"] == "item_reference" and item["id"] not in found:
+            message = f"No item {item['id'][:64]!r} was found; send the item itself."
+            raise BadRequest(message, param=f"{field}[{number}].id", code="item_not_found")
+    return Counter(references(inputs))
 
 
-def check_size(items: Sequence[ItemDict], limits: Limits) -> int:
-    """The characters of the whole context: a chain of small requests may add up to a large one."""
-    check_count(len(items), limits.messages, "input", "items")
-    size = sum(len(text) for item in items for _, text in leaves(item))
-    check_count(size, limits.content_chars, "input", "characters of content")
-    return size
+def _check_values(bodies: Sequence[tuple[bytes, int]], most: int, field: str) -> None:
+    # A few counts tell that most are fine; of the others the texts are left out.
+    for count in (_most_values, values):
+        total = 0
+        for body, times in bodies:
+            total += times * count(body)
+            if total > most:
+                break
+        else:
+            return
+    check_count(total, most, field, "JSON values of stored items")
+
+
+def _most_values(body: bytes) -> int:
+    return body.count(b",") + body.count(b"[") + body.count(b"{")
+
+
+def check_size(items: Iterable[ItemDict], limits: Limits, field: str = "input") -> int:
+    """The characters of the whole context: a chain of small requests may add up to a large one.
+
+    An item that is there several times is looked at once. Nothing is added up beyond a limit.
+    """
+    known: dict[int, tuple[int, int]] = {}
+    chars = parts = 0
+    for count, item in enumerate(items, 1):
+        if id(item) not in known:
+            known[id(item)] = (sum(len(text) for _, text in leaves(item)), _parts(item))
+        chars, parts = chars + known[id(item)][0], parts + known[id(item)][1]
+        check_count(count, limits.messages, field, "items")
+        check_count(chars, limits.content_chars, field, "characters of content")
+        check_count(parts, limits.content_parts, field, "parts of content")
+    return chars
+
+
+def _parts(item: ItemDict) -> int:
+    return sum(len(given) for name in PARTED if isinstance(given := item.get(name), list))

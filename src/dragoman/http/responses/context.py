@@ -1,19 +1,23 @@
 """What a response continues: items that came before, new ones, and the place where the result is kept."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 
 from dragoman.api.responses.history import beginnings
+from dragoman.api.responses.items import Told
 from dragoman.api.responses.response import Response
 from dragoman.api.responses.seal import Sealer
 from dragoman.errors import Conflict, ContextOverflow
+from dragoman.http.workers import Workers
 from dragoman.store import Append, Conversation, Item, Record, Store
 from dragoman.turns.stored_trails import packed
 from dragoman.types import Traced
 
 R = TypeVar("R")
+BYTES_AN_ID = 4
 _encode = msgspec.json.Encoder().encode
 
 
@@ -24,22 +28,31 @@ class Context:
         self,
         store: Store,
         sealer: Sealer,
+        workers: Workers,
         owner: str,
-        items: Sequence[dict[str, Any]],
-        inputs: Sequence[dict[str, Any]],
+        about: Told,
         conversation: Conversation | None = None,
         trails: Sequence[bytes] = (),
     ) -> None:
         self.owner = owner
-        self.items = items
-        self.inputs = inputs
+        self.items = about.before
+        self.inputs = about.inputs
+        self.size = about.size
+        """Characters of all of them."""
         self.trails = trails
         """The stored ids of what the model said before, answer by answer."""
-        self.size = 0
-        """Characters of all of them, once they were counted."""
         self._store = store
         self._sealer = sealer
+        self._workers = workers
         self._conversation = conversation
+
+    @property
+    def all(self) -> list[dict[str, Any]]:
+        return [*self.items, *self.inputs]
+
+    async def aside(self, size: int, work: Callable[[], R]) -> R:
+        """`work()`, in a thread where it is about much."""
+        return await self._workers.run(self.owner, size, work)
 
     def seal(self, text: str) -> str:
         return self._sealer.seal(text, self.owner)
@@ -53,14 +66,23 @@ class Context:
         A turn that failed leaves the conversation as it was. A response without events is not kept itself.
         """
         talk = self._conversation if response.status in ("completed", "incomplete") else None
-        trail = packed(turns) if response.output and (talk or events) else b""
-        more = stored([*self.inputs, *response.output], trail) if talk else ()
-        if events is not None:
-            append = Append(talk.id, talk.version, more) if talk else None
-            made = record(response.body(), self.owner, self.inputs, events, trail)
-            await self._store.save(made, append)
+        if talk is None and events is None:
+            return
+        size = self.size + BYTES_AN_ID * sum(len(turn.all) for turn in turns)
+        more, made = await self.aside(size, partial(self._written, response, events, turns, bool(talk)))
+        if made is not None:
+            await self._store.save(made, Append(talk.id, talk.version, more) if talk else None)
         elif talk and await self._store.add_items(self.owner, talk.id, more, talk.version) is None:
             raise Conflict(f"The conversation '{talk.id}' was deleted while the response was made.")
+
+    def _written(
+        self, response: Response, events: bytes | None, turns: Sequence[Traced], adds: bool
+    ) -> tuple[tuple[Item, ...], Record | None]:
+        """What is added to a conversation, and what is kept of the response itself."""
+        trail = packed(turns) if response.output else b""
+        inputs, outputs = stored(self.inputs), stored(response.output, trail)
+        made = None if events is None else record(response.body(), self.owner, inputs, outputs, events)
+        return (*inputs, *outputs) if adds else (), made
 
 
 def stored(items: Sequence[dict[str, Any]], trail: bytes = b"") -> tuple[Item, ...]:
@@ -70,11 +92,7 @@ def stored(items: Sequence[dict[str, Any]], trail: bytes = b"") -> tuple[Item, .
 
 
 def record(
-    body: dict[str, Any],
-    owner: str,
-    inputs: Sequence[dict[str, Any]],
-    events: bytes = b"",
-    trail: bytes = b"",
+    body: dict[str, Any], owner: str, inputs: tuple[Item, ...], outputs: tuple[Item, ...], events: bytes = b""
 ) -> Record:
     """A response object as it is stored."""
     return Record(
@@ -87,8 +105,8 @@ def record(
         metadata=body["metadata"],
         previous=body["previous_response_id"],
         body=_encode(body),
-        inputs=stored(inputs),
-        outputs=stored(body["output"], trail),
+        inputs=inputs,
+        outputs=outputs,
         events=events,
     )
 
@@ -96,24 +114,33 @@ def record(
 async def fitted(
     items: Sequence[dict[str, Any]], planned: Callable[[Sequence[dict[str, Any]]], Awaitable[R]]
 ) -> R:
-    """`planned` with as many of the last items as fit: whole exchanges, and at least the last one."""
+    """`planned` with as many of the last items as fit: whole exchanges, and at least the last one.
+
+    From the last exchange it goes back in growing steps, so that the trials are about what fits, however long
+    the conversation is.
+    """
     try:
         return await planned(items)
     except ContextOverflow:
         cuts = beginnings(items)[1:]
         if not cuts:
             raise
-    head = [item for item in items if item.get("role") in ("system", "developer")]
-    low, high = 0, len(cuts) - 1
-    best: R | None = None
-    while low <= high:
-        middle = (low + high) // 2
-        kept = [item for item in items[cuts[middle] :] if item not in head]
+    head = [item for item in items if _is_head(item)]
+
+    async def last(exchanges: int) -> R:
+        return await planned([*head, *(item for item in items[cuts[-exchanges] :] if not _is_head(item))])
+
+    fit, too_many = 1, len(cuts) + 1
+    best = await last(fit)
+    while fit + 1 < too_many:
+        tried = min(2 * fit, (fit + too_many) // 2)
         try:
-            best, high = await planned([*head, *kept]), middle - 1
+            best, fit = await last(tried), tried
         except ContextOverflow:
-            if middle == len(cuts) - 1:
-                raise
-            low = middle + 1
-    assert best is not None
+            too_many = tried
     return best
+
+
+def _is_head(item: dict[str, Any]) -> bool:
+    """What stays whatever is left out."""
+    return item.get("role") in ("system", "developer")

@@ -2,14 +2,15 @@
 
 import asyncio
 import logging
+import time
 from contextlib import AsyncExitStack
 from functools import partial
 
 from dragoman.api.logprobs import Speller
 from dragoman.api.responses import request as requests
-from dragoman.api.responses.items import check_size
 from dragoman.api.responses.request import ResponseRequest
-from dragoman.api.responses.tools import offered
+from dragoman.api.responses.response import Response, described
+from dragoman.api.responses.tools import Offer, offered
 from dragoman.api.responses.writer import Manner
 from dragoman.http.admission import Visit
 from dragoman.http.exchange import ClientGone, Exchange, unless_gone
@@ -30,9 +31,11 @@ async def create(host: Host, exchange: Exchange) -> None:
     if not request.background:
         exchange.visit.within(request.timeout)
     async with AsyncExitStack() as stack:
-        context = await stack.enter_async_context(host.desk.context(request, exchange.owner))
-        making = prepared(host, request, context)
-        await making.prepare(size + context.size, streams=bool(request.stream))
+        context = await stack.enter_async_context(
+            host.desk.context(request, exchange.owner, size, exchange.aside)
+        )
+        making = await prepared(host, request, context, size)
+        await making.prepare(streams=bool(request.stream))
         if request.background:
             if held := exchange.hand_on():
                 stack.callback(held.end)
@@ -45,17 +48,23 @@ async def create(host: Host, exchange: Exchange) -> None:
             await in_foreground(host, exchange, making)
 
 
-def prepared(host: Host, request: ResponseRequest, context: Context) -> Making:
+async def prepared(host: Host, request: ResponseRequest, context: Context, size: int) -> Making:
+    """`size` is that of the request."""
     store = keeps(host, request)
-    before = [*context.items, *context.inputs]
     most = request.max_tool_calls or host.limits.tool_calls
-    context.size = check_size(before, host.limits)
-    recall(host.planner.trails, context.trails)
-    offer = offered(request.tools, host.limits, before)
+
+    def work() -> tuple[Offer, Response]:
+        recall(host.planner.trails, context.trails)
+        model = request.model or host.card.name
+        made = described(request, id_=new_id("resp_"), created_at=int(time.time()), model=model, store=store)
+        return offered(request.tools, host.limits, context.all), made
+
+    size += context.size
+    offer, response = await context.aside(size + sum(map(len, context.trails)), work)
     if offer.hidden:
         logger.info("Tools that this server does not have are left out: %s", ", ".join(offer.hidden))
-    tools = ToolRounds(host.mcp, offer, before, min(most, host.limits.tool_calls))
-    return Making(host, request, context, tools, _manner(host, request, context), store=store)
+    tools = ToolRounds(host.mcp, offer, context.all, min(most, host.limits.tool_calls))
+    return Making(host, request, context, tools, _manner(host, request, context), response, size)
 
 
 def _manner(host: Host, request: ResponseRequest, context: Context) -> Manner:

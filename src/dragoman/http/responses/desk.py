@@ -2,14 +2,16 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Self
 from weakref import WeakValueDictionary
 
 import msgspec
 
-from dragoman.api.responses.items import normalise, references, resolved
+from dragoman.api.responses.items import Told, normalise, references, told
 from dragoman.api.responses.request import ResponseRequest
 from dragoman.api.responses.seal import Sealer
 from dragoman.errors import BadRequest, Conflict, MissingRecord, NotFound
@@ -17,8 +19,10 @@ from dragoman.http.responses.context import Context, record
 from dragoman.http.responses.ids import new_id
 from dragoman.http.responses.making import Making
 from dragoman.http.responses.seal_key import seal_key
+from dragoman.http.workers import Aside, Workers
+from dragoman.limits import Limits, check_count
 from dragoman.settings import Settings
-from dragoman.store import Bounds, Conversation, Item, Record, Store, store_of
+from dragoman.store import Bounds, Conversation, Item, Most, Record, Store, store_of
 from dragoman.store.sqlite import SqliteStore
 
 logger = logging.getLogger("dragoman.http")
@@ -30,18 +34,24 @@ _decode = msgspec.json.Decoder().decode
 
 class Desk:
     @classmethod
-    def of(cls, settings: Settings) -> Self:
+    def of(cls, settings: Settings, workers: Workers) -> Self:
         store = store_of(settings)
         memory = SqliteStore(None, Bounds())
-        return cls(store or memory, Sealer(seal_key(settings)), keeps=store is not None)
+        sealer = Sealer(seal_key(settings))
+        return cls(store or memory, sealer, settings.limits, workers, keeps=store is not None)
 
-    def __init__(self, store: Store, sealer: Sealer, *, keeps: bool) -> None:
+    def __init__(
+        self, store: Store, sealer: Sealer, limits: Limits, workers: Workers, *, keeps: bool
+    ) -> None:
         self.store = store
         self.keeps = keeps
         """Whether there is a store at all."""
         self.live: dict[str, Making] = {}
         """Responses that are being made in the background, or are stored when they are done."""
         self._sealer = sealer
+        self._limits = limits
+        self._workers = workers
+        self._most = Most(items=limits.messages, bytes=limits.context_bytes)
         self._tasks: set[asyncio.Task[None]] = set()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -51,8 +61,7 @@ class Desk:
             body = _decode(orphan.body)
             body["status"] = "failed"
             body["error"] = {"code": "server_error", "message": "The server was stopped before it was done."}
-            inputs = [_decode(item.body) for item in orphan.inputs]
-            await self.store.save(record(body, orphan.owner, inputs))
+            await self.store.save(record(body, orphan.owner, orphan.inputs, ()))
 
     async def stop(self) -> None:
         """What still runs in the background is cut off."""
@@ -73,20 +82,29 @@ class Desk:
 
     @asynccontextmanager
     async def context(
-        self, request: ResponseRequest, owner: str, known: Sequence[dict[str, Any]] | None = None
+        self,
+        request: ResponseRequest,
+        owner: str,
+        size: int,
+        aside: Aside | None = None,
+        known: Sequence[Item] | None = None,
     ) -> AsyncIterator[Context]:
         """Inside, nobody else has a turn on the same conversation.
 
-        `known` are the items of the response to continue, for those who have them at hand.
+        `size` is that of the request. `known` are the items of the response to continue, for those who have
+        them at hand.
         """
+        aside = aside or partial(self._workers.run, owner)
         if request.conversation_id is None:
-            before = [] if known is not None else await self._chain(request.previous_response_id, owner)
-            yield await self._context(request, owner, before, known)
+            before = known if known is not None else await self._chain(request.previous_response_id, owner)
+            yield await self._context(request, owner, size, aside, before)
             return
         async with self._lock(owner, request.conversation_id):
             found = await self.conversation(owner, request.conversation_id)
-            before = await self._conversation_items(found)
-            yield await self._context(request, owner, before, conversation=found)
+            items = await self.store.all_items(owner, found.id, self._most)
+            if items is None:
+                raise _unknown_conversation(found.id)
+            yield await self._context(request, owner, size, aside, items, found)
 
     def check_free(self, owner: str, conversation: str) -> None:
         """Items that change while a response is made would be missing in it, and it could not be kept."""
@@ -101,70 +119,56 @@ class Desk:
         self,
         request: ResponseRequest,
         owner: str,
+        size: int,
+        aside: Aside,
         stored: Sequence[Item],
-        known: Sequence[dict[str, Any]] | None = None,
         conversation: Conversation | None = None,
     ) -> Context:
-        before = known if known is not None else [_decode(item.body) for item in stored]
-        inputs = await self.items(request.input, owner, before)
+        about = await self.items(request.input, owner, size, aside, stored)
         trails = [item.trail for item in stored if item.trail]
-        return Context(self.store, self._sealer, owner, before, inputs, conversation, trails)
+        return Context(self.store, self._sealer, self._workers, owner, about, conversation, trails)
 
     async def items(
         self,
         given: str | Sequence[dict[str, Any]] | None,
         owner: str,
-        before: Sequence[dict[str, Any]] = (),
+        size: int,
+        aside: Aside,
+        before: Sequence[Item] = (),
         field: str = "input",
-    ) -> list[dict[str, Any]]:
-        """What a client sends as items, each with an id, and what references stand for in their place."""
-        items = normalise(given, new_id, field)
-        wanted = references(items)
-        return resolved(items, await self._found(wanted, owner, before), field) if wanted else items
+    ) -> Told:
+        """What a client sends as items, each with an id, and what references stand for in their place.
 
-    async def _found(
-        self, ids: Sequence[str], owner: str, before: Sequence[dict[str, Any]]
-    ) -> dict[str, dict[str, Any]]:
-        """Items by their ids, from what came before or from anything stored."""
-        found = {item["id"]: item for item in before if item.get("id") in ids}
-        for id_ in ids:
-            if id_ not in found and (body := await self.store.find_item(owner, id_)) is not None:
-                found[id_] = _decode(body)
-        return found
+        What they stand for is in what came before, or in anything stored.
+        """
+        inputs = await aside(size, partial(normalise, given, new_id, field, self._limits))
+        meant = Counter(references(inputs))
+        found = {item.id: item.body for item in before if item.id in meant}
+        missing = {id_: times for id_, times in meant.items() if id_ not in found}
+        if missing:
+            found |= await self.store.find_items(owner, missing, self._most)
+        stored = [item.body for item in before]
+        held = sum(map(len, stored)) + sum(len(body) * meant[id_] for id_, body in found.items())
+        check_count(held, self._most.bytes, field, "bytes of stored items")
+        return await aside(size + held, partial(told, stored, inputs, found, self._limits, field))
 
-    async def _chain(self, id_: str | None, owner: str) -> list[Item]:
+    async def _chain(self, id_: str | None, owner: str) -> Sequence[Item]:
         if id_ is None:
-            return []
+            return ()
         try:
-            records = await self.store.chain(owner, id_, LONGEST_CHAIN)
+            chain = await self.store.chain(owner, id_, LONGEST_CHAIN, self._most)
         except MissingRecord as missing:
             raise _unknown_previous(missing.id) from None
-        if records[-1].status not in ("completed", "incomplete"):
-            message = (
-                f"The response '{id_}' is {records[-1].status}: only one that was completed can be continued."
-            )
+        if chain.status not in ("completed", "incomplete"):
+            message = f"The response '{id_}' is {chain.status}: only one that was completed can be continued."
             raise BadRequest(message, param="previous_response_id", code="invalid_value")
-        return [item for one in records for item in (*one.inputs, *one.outputs)]
+        return chain.items
 
     async def conversation(self, owner: str, id_: str) -> Conversation:
         found = await self.store.conversation(owner, id_)
         if found is None:
-            raise NotFound(f"There is no conversation '{id_[:128]}'.", param="conversation")
+            raise _unknown_conversation(id_)
         return found
-
-    async def _conversation_items(self, conversation: Conversation) -> list[Item]:
-        items: list[Item] = []
-        after = None
-        while True:
-            page = await self.store.conversation_items(
-                conversation.owner, conversation.id, after=after, limit=1000, descending=False
-            )
-            if page is None:
-                raise NotFound(f"There is no conversation '{conversation.id}'.", param="conversation")
-            items += page.data
-            if not page.has_more:
-                return items
-            after = page.data[-1].id
 
     # What is being made, and what was
 
@@ -205,6 +209,10 @@ class Desk:
 
 def unknown_response(id_: str) -> NotFound:
     return NotFound(f"There is no response '{id_[:128]}'.", param="response_id", code="not_found")
+
+
+def _unknown_conversation(id_: str) -> NotFound:
+    return NotFound(f"There is no conversation '{id_[:128]}'.", param="conversation")
 
 
 def _unknown_previous(id_: str) -> BadRequest:

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -12,7 +13,7 @@ from msgspec.structs import replace
 from dragoman.api.responses.compaction import PREFIX, compaction_events, triggered
 from dragoman.api.responses.output import Place
 from dragoman.api.responses.request import ResponseRequest, spec
-from dragoman.api.responses.response import Life, Response, described, failure
+from dragoman.api.responses.response import Life, Response, failure
 from dragoman.api.responses.wire import Wire
 from dragoman.api.responses.writer import Manner, ResponseWriter
 from dragoman.errors import BadRequest, ContextOverflow, DragomanError
@@ -20,7 +21,6 @@ from dragoman.http import trajectories
 from dragoman.http.admission import Visit
 from dragoman.http.exchange import ClientGone
 from dragoman.http.responses.context import Context, fitted
-from dragoman.http.responses.ids import new_id
 from dragoman.http.responses.log import EventLog
 from dragoman.http.responses.outlets import Outlet, patiently
 from dragoman.http.responses.summary import count_tokens, summarised
@@ -48,19 +48,13 @@ class Making:
         context: Context,
         tools: ToolRounds,
         manner: Manner,
-        *,
-        store: bool,
+        response: Response,
+        size: int,
     ) -> None:
         self.request = request
         self.context = context
-        self.response: Response = described(
-            request,
-            id_=new_id("resp_"),
-            created_at=int(time.time()),
-            model=request.model or host.card.name,
-            store=store,
-        )
-        self.log: EventLog | None = EventLog() if store else None
+        self.response = response
+        self.log: EventLog | None = EventLog() if response.fields["store"] else None
         self.generates = True
         """If not, the request is a rehearsal: everything is checked, and nothing is asked of the model."""
         self.visit: Visit | None = None
@@ -77,8 +71,9 @@ class Making:
         self._turns: list[Traced] = []
         self._triggered = triggered(context.inputs)
         self._first: Turn | None = None
-        self._body_bytes = 0
-        self._said = [*context.items, *context.inputs]
+        self._size = size
+        """Bytes that a turn is about."""
+        self._said = context.all
         """What the model is told, before what it says itself."""
         self._since = 0
         """The first item of the answer that is not in `_said`."""
@@ -89,13 +84,12 @@ class Making:
     def id(self) -> str:
         return self.response.id
 
-    async def prepare(self, body_bytes: int, *, streams: bool) -> None:
+    async def prepare(self, *, streams: bool) -> None:
         """The first turn is planned before anything is answered, to refuse what cannot be done.
 
         Where tools must be listed first, or the conversation made short, it is planned again after that.
         """
         self._tools.check()
-        self._body_bytes = body_bytes
         request = replace(self.request, tool_choice=None) if self._tools.must_ask else self.request
         try:
             first = await self._plan(request)
@@ -183,10 +177,13 @@ class Making:
         first = all(item["type"] in BEFORE_THE_MODEL for item in self._writer.items)
 
         async def planned(items: Sequence[dict[str, object]]) -> Turn:
-            asked = spec(request, items, self._tools.offer, first=first, unseal=self.context.unseal)
+            telling = partial(
+                spec, request, items, self._tools.offer, first=first, unseal=self.context.unseal
+            )
+            asked = await self.context.aside(self._size, telling)
             if self._room() is not None:
                 asked = replace(asked, sampling=replace(asked.sampling, max_tokens=self._room()))
-            return await self._host.turn(asked, self.context.owner, self._body_bytes, self.id)
+            return await self._host.turn(asked, self.context.owner, self._size, self.id)
 
         try:
             return await (fitted(items, planned) if self.request.truncation == "auto" else planned(items))

@@ -18,9 +18,11 @@ from dragoman.http.admission import Visit
 from dragoman.http.budget import Holding
 from dragoman.http.exchange import ClientGone
 from dragoman.http.host import Host
+from dragoman.http.responses.context import stored
 from dragoman.http.responses.create import prepared
 from dragoman.http.responses.making import Making
 from dragoman.http.responses.outlets import Speaker
+from dragoman.store import Item
 from dragoman.turns.turn import Turn
 
 logger = logging.getLogger("dragoman.http")
@@ -46,7 +48,7 @@ class Socket:
         self._receive = receive
         self._send = send
         self._inbox: asyncio.Queue[tuple[dict[str, Any], Holding]] = asyncio.Queue()
-        self._last: tuple[str, Sequence[dict[str, Any]]] | None = None
+        self._last: tuple[str, Sequence[Item]] | None = None
         """The last response and all items up to it: it can be continued even if it is not stored."""
         self._held = host.bodies.of(owner)
         """That last one, which stays for as long as the client does."""
@@ -149,12 +151,12 @@ class Socket:
         known = None
         if self._last is not None and request.previous_response_id == self._last[0]:
             known = self._last[1]
-        async with self._host.desk.context(request, self._owner, known) as context:
-            making = prepared(self._host, request, context)
+        async with self._host.desk.context(request, self._owner, len(body), known=known) as context:
+            making = await prepared(self._host, request, context, len(body))
             making.facts, making.visit = facts, visit
             facts |= {"model": making.response.fields["model"], "request_id": making.id}
             making.generates = message.get("generate") is not False
-            await making.prepare(len(body) + context.size, streams=True)
+            await making.prepare(streams=True)
             try:
                 await making.make(self)
             except ClientGone:
@@ -166,18 +168,20 @@ class Socket:
                 # The events have said so in their own way, and the log in another.
                 self._forget(request.previous_response_id)
                 return
-            self._keep(making, len(body))
+            await self._keep(making)
 
-    def _keep(self, making: Making, size: int) -> None:
+    async def _keep(self, making: Making) -> None:
         context = making.context
+        items = partial(stored, [*context.all, *making.response.output])
+        kept = await context.aside(context.size, items)
         try:
-            self._held.be(size + context.size)
+            self._held.be(sum(len(item.body) for item in kept))
         except DragomanError:
             # It is not at hand then; what was stored can be continued all the same.
             self._last = None
             self._held.end()
         else:
-            self._last = (making.id, [*context.items, *context.inputs, *making.response.output])
+            self._last = (making.id, kept)
 
     def _forget(self, id_: object) -> None:
         """After a failed continuation the client begins anew."""

@@ -16,9 +16,9 @@ from dragoman.api.responses.compaction import (
     for_summary,
     to_summarise,
 )
-from dragoman.api.responses.items import check_size
 from dragoman.api.responses.request import ResponseRequest, spec
 from dragoman.api.responses.tools import Offer, offered
+from dragoman.api.sse import encode
 from dragoman.errors import BadRequest
 from dragoman.http.exchange import Exchange, unless_gone
 from dragoman.http.responses.context import Context, fitted
@@ -32,46 +32,52 @@ if TYPE_CHECKING:
 
 
 async def compact(host: "Host", exchange: Exchange) -> None:
-    request, _ = await exchange.read(partial(requests.read, limits=host.limits))
+    request, size = await exchange.read(partial(requests.read, limits=host.limits))
     if request.model is None:
         raise BadRequest("'model' is required.", param="model", code="missing_field")
     exchange.visit.within(request.timeout)
-    async with host.desk.context(request, exchange.owner) as context:
-        items = [*context.items, *context.inputs]
-        made, used = await unless_gone(exchange, summarised(host, request, context, items))
+    async with host.desk.context(request, exchange.owner, size, exchange.aside) as context:
+        made, used = await unless_gone(exchange, summarised(host, request, context, context.all))
     exchange.facts["model"] = request.model
     count(exchange.facts, used)
-    await exchange.json(compaction_body(new_id("resp_"), int(time.time()), made, used))
+    body = compaction_body(new_id("resp_"), int(time.time()), made, used)
+    await exchange.reply(await context.aside(context.size, partial(encode, body)), b"application/json")
 
 
 async def input_tokens(host: "Host", exchange: Exchange) -> None:
-    request, _ = await exchange.read(partial(requests.read, limits=host.limits))
+    request, size = await exchange.read(partial(requests.read, limits=host.limits))
     host.planner.adapter(request.model)
-    offer = offered(request.tools, host.limits)
-    async with host.desk.context(request, exchange.owner) as context:
-        items = [*context.items, *context.inputs]
-        count = await count_tokens(host, request, context, items, offer)
+    async with host.desk.context(request, exchange.owner, size, exchange.aside) as context:
+        size += context.size
+        offer = await exchange.aside(size, partial(offered, request.tools, host.limits))
+        count = await exchange.aside(size, partial(_tokens, host, request, context, context.all, offer))
     await exchange.json({"object": "response.input_tokens", "input_tokens": count})
 
 
 async def count_tokens(
     host: "Host", request: ResponseRequest, context: Context, items: Sequence[dict[str, Any]], offer: Offer
 ) -> int:
+    return await context.aside(context.size, partial(_tokens, host, request, context, items, offer))
+
+
+def _tokens(
+    host: "Host", request: ResponseRequest, context: Context, items: Sequence[dict[str, Any]], offer: Offer
+) -> int:
     asked = spec(request, items, offer, first=True, unseal=context.unseal)
-    render = partial(host.prompter.render, asked.prompts[0])
-    rendered = await host.workers.run(context.owner, check_size(items, host.limits), render)
-    return len(rendered[1])
+    return len(host.prompter.render(asked.prompts[0])[1])
 
 
 async def summarised(
     host: "Host", request: ResponseRequest, context: Context, items: Sequence[dict[str, Any]]
 ) -> tuple[Compacted, Usage]:
     """What the model makes of the items; the oldest are left out where it cannot read them all."""
-    plain, size = for_summary(request), check_size(items, host.limits)
+    plain, nothing = for_summary(request), offered(None, host.limits)
+    size = context.size + len(plain.instructions or "")
 
     async def planned(some: Sequence[dict[str, Any]]) -> Turn:
-        nothing = offered(None, host.limits)
-        asked = spec(plain, to_summarise(some, new_id("msg_")), nothing, first=True, unseal=context.unseal)
+        asking = to_summarise(some, new_id("msg_"))
+        telling = partial(spec, plain, asking, nothing, first=True, unseal=context.unseal)
+        asked = await context.aside(size, telling)
         most = max(host.card.max_model_len // 4, 1)
         asked = replace(asked, sampling=replace(asked.sampling, max_tokens=most))
         return await host.turn(asked, context.owner, size)

@@ -1,0 +1,163 @@
+"""What is in the store, as large as it can be, asked for, listed, changed and deleted."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tests.attacks.frame import Attacked
+from tests.torture.battery.case import MOST_VALUES, Case, Shot, ask, changed, made, written
+from tests.torture.battery.items import message, parts
+
+CONVERSATIONS, RESPONSES, CHATS = "/v1/conversations", "/v1/responses", "/v1/chat/completions"
+LONG = "a" * 900_000
+"""A text that a context of a million tokens holds."""
+HUGE = "a" * (15 << 20)
+MANY = MOST_VALUES // 3 - 100
+
+
+def cases() -> Iterator[Case]:
+    yield from _written()
+    for name, items in (
+        ("one item of 15 MB", [message(HUGE)]),
+        (f"one item of {MANY:,} parts", [message(parts(MANY))]),
+        ("100 items of 15,000 parts", [message(parts(15_000))] * 100),
+        ("100 items of 700 KB", [message("a" * 700_000)] * 100),
+    ):
+        yield from _conversation(name, items)
+    for name, given in (("900,000 characters", LONG), ("300,000 parts", parts(300_000))):
+        yield from _response(name, [message(given)])
+        yield from _chat(name, given)
+    yield from _answers()
+    yield from _small()
+
+
+def _written() -> Iterator[Case]:
+    items = {
+        "20 items of 17,000 parts": [message(parts(17_000))] * 20,
+        "one item of 15 MB": [message(HUGE)],
+        f"one item of {MANY:,} parts": [message(parts(MANY))],
+        "20 items with 15,000 fields": [{**message("a"), **{f"x{n}": 1 for n in range(15_000)}}] * 20,
+        "20 calls of 300,000 values": [
+            {"type": "web_search_call", "action": {"a": [{}] * 15_000}} for _ in range(20)
+        ],
+        "21 items": [message("a")] * 21,
+    }
+    for route in (CONVERSATIONS, f"{CONVERSATIONS}/{{id}}/items"):
+        for name, given in items.items():
+            yield changed(route, name, lambda g: {"items": g}, given)
+
+
+def _conversation(name: str, items: list[dict[str, Any]]) -> Iterator[Case]:
+    def build(server: Attacked) -> tuple[str, str]:
+        id_ = made(server, CONVERSATIONS, {})["id"]
+        last = ""
+        for item in items:
+            last = made(server, f"{CONVERSATIONS}/{id_}/items", {"items": [item]})["data"][0]["id"]
+        return f"{CONVERSATIONS}/{id_}", last
+
+    def at(more: str) -> Callable[[Attacked], str]:
+        return lambda server: "{}{}".format(*_filled(build(server), more))
+
+    place = CONVERSATIONS + "/{id}"
+    yield _asked("GET", place, name, at(""))
+    yield _asked("GET", f"{place}/items", name, at("/items?limit=100"))
+    yield _asked("GET", f"{place}/items/{{item_id}}", name, at("/items/{}"))
+    yield _asked("DELETE", f"{place}/items/{{item_id}}", name, at("/items/{}"))
+    yield _asked("DELETE", place, name, at(""))
+    yield _asked("POST", place, f"metadata of {name}", at(""), {"metadata": {"a": "b"}})
+
+
+def _filled(kept: tuple[str, str], more: str) -> tuple[str, str]:
+    place, last = kept
+    return place, more.format(last)
+
+
+def _response(name: str, given: Any) -> Iterator[Case]:
+    def build(server: Attacked) -> str:
+        body = {"input": given, "max_output_tokens": 8, "metadata": {"a": "b"}}
+        return f"{RESPONSES}/{made(server, RESPONSES, body)['id']}"
+
+    place = RESPONSES + "/{id}"
+    yield _asked("GET", place, name, build)
+    yield _asked("GET", place, f"{name}, as a stream", lambda server: build(server) + "?stream=true")
+    yield _asked("GET", f"{place}/input_items", name, lambda server: build(server) + "/input_items?limit=100")
+    yield _asked("POST", f"{place}/cancel", name, lambda server: build(server) + "/cancel", {})
+    yield _asked("DELETE", place, name, build)
+
+
+def _answers() -> Iterator[Case]:
+    """Long answers, with everything that can be said of their tokens."""
+
+    def response(server: Attacked) -> str:
+        body = {
+            "input": "ab" * 10_000,
+            "max_output_tokens": 20_000,
+            "include": ["message.output_text.logprobs"],
+            "top_logprobs": 20,
+            "stream": True,
+        }
+        reply = server.client.post(RESPONSES, json=body)
+        id_ = reply.text.split('"id":"', 1)[1].split('"', 1)[0]
+        return f"{RESPONSES}/{id_}"
+
+    place = RESPONSES + "/{id}"
+    yield _asked("GET", place, "a long answer", response)
+    yield _asked("GET", place, "a long log, from its start", lambda server: response(server) + "?stream=true")
+    yield _asked(
+        "GET",
+        place,
+        "a long log, from its end",
+        lambda server: response(server) + "?stream=true&starting_after=19990",
+    )
+    yield _asked("DELETE", place, "a long answer", response)
+
+
+def _chat(name: str, given: Any) -> Iterator[Case]:
+    def build(server: Attacked) -> str:
+        body = {
+            "messages": [{"role": "user", "content": given}, {"role": "user", "content": "hi"}],
+            "max_tokens": 8,
+            "store": True,
+            "return_token_ids": True,
+            "metadata": {"a": "b"},
+        }
+        return str(made(server, CHATS, body)["id"])
+
+    place = CHATS + "/{id}"
+    yield _asked("GET", place, name, lambda server: f"{CHATS}/{build(server)}")
+    yield _asked("GET", f"{place}/messages", name, lambda server: f"{CHATS}/{build(server)}/messages")
+    yield _asked("POST", place, name, lambda server: f"{CHATS}/{build(server)}", {"metadata": {"a": "c"}})
+    yield _asked("GET", CHATS, f"all, of {name}", lambda server: f"{CHATS}?limit=100&x={build(server)}")
+    yield _asked("GET", "/v1/trajectories/{id}", name, lambda server: f"/v1/trajectories/{build(server)}")
+    yield _asked(
+        "POST",
+        "/v1/trajectories/{id}",
+        name,
+        lambda server: f"/v1/trajectories/{build(server)}",
+        {"rewards": {"a": 1.0}},
+    )
+    yield _asked("DELETE", place, name, lambda server: f"{CHATS}/{build(server)}")
+
+
+def _small() -> Iterator[Case]:
+    """Routes that have nothing to grow."""
+    for path in ("/v1/models", "/openapi.json", "/docs", "/docs.js", "/", "/health", "/ready", "/metrics"):
+        yield _asked("GET", path, "as it is", path)
+    yield _asked(
+        "GET",
+        "/v1/models/{model:path}",
+        "a name of 60,000 characters",
+        lambda server: "/v1/models/" + "a/" * 30_000,
+    )
+    yield _asked("POST", "/v1/engine/pause", "as it is", "/v1/engine/pause", {})
+    yield _asked("POST", "/v1/engine/resume", "as it is", "/v1/engine/resume", {})
+
+
+def _asked(
+    method: str, route: str, name: str, path: Callable[[Attacked], str] | str, body: Any = None
+) -> Case:
+    def ready(server: Attacked) -> Shot:
+        found = path if isinstance(path, str) else path(server)
+        raw = None if body is None else written(body)
+        return lambda: ask(server, method, found, raw)
+
+    return Case(f"{method} {route}", name, ready)

@@ -1,0 +1,99 @@
+"""No request holds up the others: every route, with the largest bodies that it takes in each dimension.
+
+A server in a process of its own asks its loop every 5 ms whether it is late. The greatest lag of each request
+counts, of several tries the least, because others use the machine too and a real stall repeats itself.
+"""
+
+from collections.abc import Iterator
+from itertools import groupby
+from random import Random
+
+from bench.tables import Table, keep
+
+from tests.attacks.frame import Attacked, attacked
+from tests.torture.battery.case import Case
+from tests.torture.battery.measured import Measured, measured
+from tests.torture.battery.table import cases, group
+from tests.torture.battery.walked import Ladder, ladders
+from tests.torture.page import Row, progress, scaled
+
+MOST_MS = 50.0
+MOST_MB = 256
+"""Sixteen times the largest body."""
+CONTEXT = 2**20
+"""As much as models take: with less, large prompts would be refused before they cost anything."""
+LISTED = 30
+
+
+def run(scale: float = 1.0, seed: int = 1) -> list[Row]:
+    known = [Ladder(case.route, case.name, (case,)) for case in cases()]
+    every = [*known, *ladders()]
+    chosen = sorted(Random(seed).sample(range(len(every)), min(scaled(len(every), scale), len(every))))
+    with attacked(watched=True, context=CONTEXT) as server:
+        seen = list(_seen(server, [every[at] for at in chosen]))
+    seen.sort(key=lambda one: -one.lag_ms)
+    keep("stalls", seen, [_worst(seen)])
+    return [*_groups(seen), _memory(seen), _answered(seen)]
+
+
+def _seen(server: Attacked, chosen: list[Ladder]) -> Iterator[Measured]:
+    for number, ladder in enumerate(chosen):
+        for case in ladder.rungs:
+            found = _tried(server, case)
+            yield found
+            if found.status < 400:
+                break
+        progress(number + 1, len(chosen), "dimensions of requests")
+
+
+def _tried(server: Attacked, case: Case) -> Measured:
+    try:
+        return measured(server, case)
+    except AssertionError as error:
+        return Measured(case.route, case.name, 500, 0.0, 0.0, 0.0, 0.0, str(error)[:300])
+
+
+def _groups(seen: list[Measured]) -> Iterator[Row]:
+    by_group = sorted(seen, key=lambda one: group(one.route))
+    for name, members in groupby(by_group, key=lambda one: group(one.route)):
+        found = list(members)
+        worst = max(found, key=lambda one: one.lag_ms)
+        figure = f"{worst.lag_ms:.0f} ms: {worst.route}, {worst.name}"
+        yield Row(
+            f"no request stalls the loop: {name} ({len(found)} bodies)",
+            figure,
+            f"{MOST_MS:.0f} ms",
+            worst.lag_ms <= MOST_MS,
+        )
+
+
+def _memory(seen: list[Measured]) -> Row:
+    worst = max(seen, key=lambda one: one.memory_mb)
+    figure = f"{worst.memory_mb:.0f} MiB: {worst.route}, {worst.name}"
+    return Row("the most memory that one request takes", figure, f"{MOST_MB} MiB", worst.memory_mb <= MOST_MB)
+
+
+def _answered(seen: list[Measured]) -> Row:
+    failed = [one for one in seen if not 100 <= one.status < 500]
+    figure = f"{len(failed)} failed" + "".join(f": {one.route}, {one.name}" for one in failed[:1])
+    return Row(f"all {len(seen)} bodies are answered or refused", figure, "0 failed", not failed)
+
+
+def _worst(seen: list[Measured]) -> Table:
+    return Table(
+        "the requests that held up the loop longest",
+        ("lag ms", "computing ms", "status", "seconds", "MiB", "request", "where"),
+        [
+            [
+                f"{one.lag_ms:.0f}",
+                f"{one.busy_ms:.0f}",
+                str(one.status),
+                f"{one.seconds:.2f}",
+                f"{one.memory_mb:.0f}",
+                f"{one.route}: {one.name}",
+                one.where.replace("|", "/")[:400],
+            ]
+            for one in seen[:LISTED]
+        ],
+        [f"probe every 5 ms; context of {CONTEXT:,} tokens"],
+    )
