@@ -37,6 +37,23 @@ def start(engine: Engine, job: Job, sink: Sink, tell: Callable[[str], None] | No
     return border
 
 
+def start_one(engine: Engine, job: Job, index: int, sink: Sink) -> Handle:
+    """One continuation of several, for which there is a place before there is one for the others."""
+
+    def one(step: Step) -> None:
+        _name(step, index)
+        sink(step)
+
+    return start(engine, single(job, index), one)
+
+
+def _name(step: Step, index: int) -> None:
+    step.index = index
+    if index:
+        # The prompt is told of once, by the first continuation.
+        step.cached_tokens = step.prompt_logprobs = None
+
+
 class _Iteration:
     """A job of an engine that only iterates: one task per continuation, which hands its steps on."""
 
@@ -82,10 +99,7 @@ class _Iteration:
         count = 0
         async for step in steps:
             if isinstance(step, Step):
-                step.index = index
-                if index:
-                    # The prompt is told of once, by the first continuation.
-                    step.cached_tokens = step.prompt_logprobs = None
+                _name(step, index)
             self._sink(step)
             if not self._border.open(index):
                 return

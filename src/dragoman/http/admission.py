@@ -61,7 +61,8 @@ class Admission:
     def __init__(self, settings: Settings, slots: int | None, metrics: Metrics, workers: Workers) -> None:
         limits = settings.limits
         places = limits.in_flight or (PLACES_PER_SLOT * slots if slots else PLACES)
-        self.line = Line(places)
+        # What the operator says is kept to; else there may be more, so that every key has its share.
+        self.line = Line(places, limits.in_flight or 2 * places, several=len(keys_of(settings)) > 1)
         self.timeout = settings.request_timeout
         self.draining = False
         most, alone = places + limits.queue, len(keys_of(settings)) < 2

@@ -112,7 +112,7 @@ class Host:
 
     async def computed(self, owner: str, work: Callable[[], Awaitable[R]], weight: int) -> R:
         """What the engine makes of something that is no turn; it waits for its place like one."""
-        async with self.admission.line.place(owner, weight=weight):
+        async with self.admission.line.place(owner):
             return await work()
 
     def _language(self, dialect: Dialect) -> Language:

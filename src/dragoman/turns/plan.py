@@ -102,6 +102,7 @@ class Planner:
                 n=spec.n,
                 constraint=self._constrainer.constraint(spec, dialect, in_reasoning=in_reasoning),
                 adapters=adapters,
+                owner=spec.owner,
                 priority=spec.priority,
                 reuse_prefix=spec.reuse_prefix,
                 cache_salt="" if "cache_salt" in self.card.refused else spec.salt,
