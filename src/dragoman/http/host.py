@@ -19,7 +19,7 @@ from dragoman.engines.protocol import Engine, LivingEngine
 from dragoman.engines.sound import check_engine
 from dragoman.engines.supervised.opening import closed
 from dragoman.errors import DragomanError, EngineFailed, Unavailable
-from dragoman.http.admission import Admission
+from dragoman.http.admission import PLACES_PER_SLOT, Admission
 from dragoman.http.brake import Brake
 from dragoman.http.budget import Budget
 from dragoman.http.choose import choose_dialect
@@ -35,6 +35,7 @@ from dragoman.prompt import Prompter
 from dragoman.settings import Settings
 from dragoman.turns.defaults import defaults_of
 from dragoman.turns.language import Language
+from dragoman.turns.line import Line
 from dragoman.turns.plan import Planner
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.turn import Turn
@@ -86,6 +87,8 @@ class Host:
         self.bodies = Budget(self.limits.bodies_bytes, keys, "The bodies of requests")
         self.replies = Budget(self.limits.replies_bytes, keys, "Replies that are not read yet")
         self.turnstile = Turnstile()
+        at_once = self.card.embeds_at_once
+        self._vectors = Line(PLACES_PER_SLOT * at_once) if at_once else self.admission.line
         self.desk = Desk.of(settings, self.workers)
         self.mcp = servers_of(settings)
         self.brake = Brake(engine)
@@ -110,9 +113,9 @@ class Host:
         language, line = self._language(plan.dialect), self.admission.line
         return Turn(self.engine, plan, spec, language, remember, source, line, owner)
 
-    async def computed(self, owner: str, work: Callable[[], Awaitable[R]], weight: int) -> R:
+    async def computed(self, owner: str, work: Callable[[], Awaitable[R]]) -> R:
         """What the engine makes of something that is no turn; it waits for its place like one."""
-        async with self.admission.line.place(owner):
+        async with self._vectors.place(owner):
             return await work()
 
     def _language(self, dialect: Dialect) -> Language:

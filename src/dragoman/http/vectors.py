@@ -1,7 +1,7 @@
 """The routes of vectors and scores: embeddings, and how well texts fit each other."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import mul
 from typing import Any
@@ -17,6 +17,9 @@ from dragoman.http.exchange import Exchange, unless_gone
 from dragoman.http.host import Host
 from dragoman.limits import Limits
 from dragoman.types import Prompt, TextPrompt
+
+PIECE_TOKENS = 1024
+"""Of the texts that an engine is given at once."""
 
 
 async def embed(host: Host, exchange: Exchange) -> None:
@@ -93,8 +96,7 @@ async def _read_together(
     both = [(ids[one.text], ids[other.text]) for one, other in pairs]
     for (one, other), (_, placed) in zip(both, pairs, strict=True):
         _check_length(host, len(one) + len(other), placed.place)
-    scores = await _computed(host, exchange, "score", both)
-    checked(host.engine, wrong_scores(scores, len(both)))
+    scores = await _computed(host, exchange, "score", both, lambda pair: len(pair[0]) + len(pair[1]))
     return scores, sum(len(one) + len(other) for one, other in both)
 
 
@@ -110,15 +112,37 @@ async def _compared(
 
 
 async def _vectors(host: Host, exchange: Exchange, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
-    vectors: list[list[float]] = await _computed(host, exchange, "embed", prompts)
-    checked(host.engine, wrong_vectors(vectors, len(prompts)))
-    return vectors
+    return await _computed(host, exchange, "embed", prompts, len)
 
 
-async def _computed(host: Host, exchange: Exchange, method: str, given: Sequence[Any]) -> Any:
-    """What the engine makes of it in its turn, unless the client leaves."""
-    work = partial(asked, host.engine, method, given)
-    return await unless_gone(exchange, host.computed(exchange.owner, work, len(given)))
+async def _computed(
+    host: Host, exchange: Exchange, method: str, given: Sequence[Any], size: Callable[[Any], int]
+) -> list[Any]:
+    """What the engine makes of all that is given, unless the client leaves. Each piece waits for its turn."""
+    wrong = wrong_scores if method == "score" else wrong_vectors
+
+    async def computed() -> list[Any]:
+        found: list[Any] = []
+        for piece in _pieces(given, size):
+            made = await host.computed(exchange.owner, partial(asked, host.engine, method, piece))
+            checked(host.engine, wrong(made, len(piece)))
+            found += made
+        return found
+
+    return await unless_gone(exchange, computed())
+
+
+def _pieces(given: Sequence[Any], size: Callable[[Any], int]) -> Iterator[list[Any]]:
+    """So few tokens that nobody waits long for another's, and enough to be computed together."""
+    piece: list[Any] = []
+    tokens = 0
+    for one in given:
+        if piece and tokens + size(one) > PIECE_TOKENS:
+            yield piece
+            piece, tokens = [], 0
+        piece.append(one)
+        tokens += size(one)
+    yield piece
 
 
 async def _ids(
