@@ -3,6 +3,9 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from msgspec import Raw
+
+from dragoman.api.sse import encode
 from dragoman.turns.detokenize import Pieces
 from dragoman.types import TokenLogprob
 
@@ -17,6 +20,8 @@ class Speller:
         self._pieces = pieces
         self._as_ids = as_ids
         self._unseen = pieces.special if skip_special else frozenset()
+        self._around: dict[int, tuple[str, str]] = {}
+        """What entries say before their numbers and behind them, by id."""
 
     def token(self, id_: int) -> str:
         if self._as_ids:
@@ -26,17 +31,24 @@ class Speller:
     def _text(self, id_: int) -> str:
         return self._pieces.bytes[id_].decode("utf-8", "replace")
 
-    def chat(self, entries: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
-        return [
-            {
-                **self._entry(entry.id, entry.logprob),
-                "top_logprobs": [self._entry(id_, logprob) for id_, logprob in entry.top],
-            }
-            for entry in entries
-        ]
+    def chat(self, entries: Iterable[TokenLogprob]) -> list[Raw]:
+        """Written already: a long answer has a million of them, and as objects they would hold up everybody.
 
-    def _entry(self, id_: int, logprob: float) -> dict[str, Any]:
-        return {"token": self.token(id_), "logprob": finite(logprob), "bytes": list(self._pieces.bytes[id_])}
+        `{"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}`
+        """
+        return [Raw(self._written(entry).encode()) for entry in entries]
+
+    def _written(self, entry: TokenLogprob) -> str:
+        top = ",".join([self._entry(id_, logprob) + "}" for id_, logprob in entry.top])
+        return f'{self._entry(entry.id, entry.logprob)},"top_logprobs":[{top}]}}'
+
+    def _entry(self, id_: int, logprob: float) -> str:
+        """Without the brace at its end."""
+        around = self._around.get(id_)
+        if around is None:
+            token, numbers = encode(self.token(id_)).decode(), encode(list(self._pieces.bytes[id_])).decode()
+            around = self._around[id_] = f'{{"token":{token},"logprob":', f',"bytes":{numbers}'
+        return f"{around[0]}{float(finite(logprob))!r}{around[1]}"
 
     def completions(
         self, entries: Sequence[TokenLogprob | None], ids: Sequence[int], offset: int

@@ -3,7 +3,7 @@
 Only the escaped delta and what was asked for beside it goes between an envelope's parts.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -11,8 +11,10 @@ from msgspec import Struct
 from dragoman.api.sse import DONE, around, encode, error_event, event
 from dragoman.api.usage import usage
 from dragoman.api.weights import weight_field
-from dragoman.types import Event, Usage
+from dragoman.types import Answer, Event, Usage
 
+ID_BYTES, LOGPROB_BYTES = 8, 64
+"""What one takes in JSON, about."""
 HOLE = "\x00"
 FRAGMENTS = frozenset({"text", "reasoning", "call_arguments"})
 """Events that are nothing but a piece of text: what almost all of a stream is made of."""
@@ -45,6 +47,17 @@ class Spelling(Protocol):
         """The choice's fields of an event, without index and finish_reason."""
 
     def finish_reason(self, event: Event) -> str | None: ...
+
+
+def about_bytes(answers: Iterable[Answer], told_ids: int = 0, beside_each: int = 0) -> int:
+    """About how long a reply with these answers is, and so many ids of prompts with log probabilities."""
+    size = (ID_BYTES + LOGPROB_BYTES * beside_each) * told_ids
+    for answer in answers:
+        size += len(answer.text) + len(answer.reasoning) + sum(len(call.arguments) for call in answer.calls)
+        size += ID_BYTES * len(answer.ids)
+        if answer.logprobs:
+            size += LOGPROB_BYTES * len(answer.logprobs) * (1 + len(answer.logprobs[0].top))
+    return size
 
 
 class StreamWriter:

@@ -2,7 +2,6 @@
 
 import asyncio
 
-from dragoman.engines.asked import asked
 from dragoman.engines.protocol import Engine, TrainedEngine
 from dragoman.errors import BadRequest, Conflict
 
@@ -20,7 +19,7 @@ class Brake:
         engine = self._trained()
         async with self._lock:
             if not self._paused:
-                await asked(engine, "pause")
+                await engine.pause()
                 self._paused = True
 
     async def resume(self, weight_version: str | None) -> None:
@@ -28,7 +27,7 @@ class Brake:
         async with self._lock:
             if not self._paused:
                 raise Conflict("The engine is not paused; POST to /v1/engine/pause first.")
-            await asked(engine, "resume", weight_version)
+            await engine.resume(weight_version)
             self._paused = False
 
     def _trained(self) -> TrainedEngine:

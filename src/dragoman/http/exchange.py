@@ -62,6 +62,8 @@ class Exchange:
         """What the access log and the metrics say of this exchange."""
         self.receive = receive
         self.send = send
+        self.body_bytes = 0
+        """Of what was read."""
         self._bodies = bodies
         self._replies = replies
         self._held: Holding | None = None
@@ -108,6 +110,7 @@ class Exchange:
             held.be(size)
             if not message.get("more_body"):
                 self._reading = False
+                self.body_bytes = size
                 return b"".join(chunks)
 
     def hand_on(self) -> Holding | None:

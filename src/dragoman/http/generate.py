@@ -1,5 +1,6 @@
 """The routes that generate: Chat Completions and Completions."""
 
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
@@ -12,7 +13,8 @@ from dragoman.api.completions_reply import CompletionSpelling, Echo
 from dragoman.api.completions_request import CompletionRequest
 from dragoman.api.fields import SharedFields
 from dragoman.api.logprobs import Speller
-from dragoman.api.reply import Head, StreamOptions, StreamWriter
+from dragoman.api.reply import Head, StreamOptions, StreamWriter, about_bytes
+from dragoman.api.sse import encode
 from dragoman.api.stored_chat import KeptStream
 from dragoman.http import chat_tools, run_turn, stored_chat
 from dragoman.http.exchange import Exchange, unless_gone
@@ -81,8 +83,11 @@ async def _stream_chat(
     kept = KeptStream(writer, turn.choices)
 
     async def save() -> None:
-        reply = _chat_reply(host, request, turn, head, spelling, kept.answers())
-        await stored_chat.save(host, exchange, request, reply, turn.traced)
+        answers = kept.answers()
+        size = _reply_bytes(request, turn, answers)
+        work = partial(_chat_reply, host, request, turn, head, spelling, answers)
+        reply = await host.workers.run(exchange.owner, size, work)
+        await stored_chat.save(host, exchange, request, reply, size, turn.traced)
 
     await run_turn.stream(exchange, turn, kept, opening, host.pump, host.settings.keep_alive, save)
 
@@ -90,10 +95,17 @@ async def _stream_chat(
 async def _whole_chat(
     host: Host, exchange: Exchange, request: ChatRequest, turn: Turn, head: Head, spelling: ChatSpelling
 ) -> None:
-    reply = _chat_reply(host, request, turn, head, spelling, await run_turn.whole(exchange, turn))
+    answers = await run_turn.whole(exchange, turn)
+
+    def told() -> tuple[dict[str, Any], bytes]:
+        reply = _chat_reply(host, request, turn, head, spelling, answers)
+        return reply, encode(reply)
+
+    size = _reply_bytes(request, turn, answers)
+    reply, written = await host.workers.run(exchange.owner, size, told)
     if stored_chat.keeps(host, request):
-        await stored_chat.save(host, exchange, request, reply, turn.traced)
-    await exchange.json(reply)
+        await stored_chat.save(host, exchange, request, reply, size, turn.traced)
+    await exchange.reply(written, b"application/json")
 
 
 def _chat_reply(
@@ -155,6 +167,20 @@ async def _whole_completions(
     answers = await run_turn.whole(exchange, turn)
     if completions_request.ranks(request):
         answers = completions_reply.best(answers, request.best_of or 1, request.n or 1)
+    work = partial(_completions_reply, host, request, turn, head, spelling, answers)
+    size = _reply_bytes(request, turn, answers)
+    written = await host.workers.run(exchange.owner, size, lambda: encode(work()))
+    await exchange.reply(written, b"application/json")
+
+
+def _completions_reply(
+    host: Host,
+    request: CompletionRequest,
+    turn: Turn,
+    head: Head,
+    spelling: CompletionSpelling,
+    answers: list[Answer],
+) -> dict[str, Any]:
     prompts = [job.prompt for job in turn.jobs] if request.return_token_ids else None
     reply = completions_reply.whole(
         head,
@@ -171,7 +197,14 @@ async def _whole_completions(
         for number, choice in enumerate(reply["choices"]):
             entries = turn.prompt_logprobs[number * len(turn.jobs) // len(answers)]
             choice["prompt_logprobs"] = speller.prompt(entries)
-    await exchange.json(reply)
+    return reply
+
+
+def _reply_bytes(request: SharedFields, turn: Turn, answers: Sequence[Answer]) -> int:
+    """About how long a whole reply is: a long one is written in a thread."""
+    beside = 0 if request.prompt_logprobs is None else 1 + request.prompt_logprobs
+    tells = beside or request.return_token_ids or request.echo
+    return about_bytes(answers, sum(len(job.prompt) for job in turn.jobs) if tells else 0, beside)
 
 
 def _echoes(host: Host, request: CompletionRequest, turn: Turn) -> list[Echo]:

@@ -16,6 +16,7 @@ from dragoman import logs
 from dragoman.engines.protocol import Engine
 from dragoman.errors import SettingsError, Unavailable
 from dragoman.http.app import App
+from dragoman.http.garbage import Garbage
 from dragoman.http.keys import check_closed, is_open
 from dragoman.http.memory import return_big_blocks
 from dragoman.http.protocol import StrictProtocol
@@ -41,7 +42,11 @@ def serve(
     """
     _log_safely()
     server, listener = _prepare(engine, settings, template, on_ready, changes)
-    server.run(sockets=[listener])
+    server.garbage = Garbage()
+    try:
+        server.run(sockets=[listener])
+    finally:
+        server.garbage.end()
     _check_started(server)
 
 
@@ -148,8 +153,12 @@ class _Server(uvicorn.Server):
             http=StrictProtocol,
             lifespan="on",
             ws="none",  # upgrades are our protocol's own
+            callback_notify=self._notified,
+            timeout_notify=1,
         )
         super().__init__(config)
+        self.garbage: Garbage | None = None
+        """Only of a server that has the process for itself."""
         self._app = app
         self._hurries = False
         self._grace = app.settings.shutdown_grace
@@ -157,13 +166,15 @@ class _Server(uvicorn.Server):
         self._on_ready = on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        try:
-            await super().startup(sockets)
-        except SystemExit:
-            # Not for a loop that may be somebody else's: whoever serves says that it did not start.
-            self.should_exit = True
+        await super().startup(sockets)
+        if self.started and self.garbage is not None:
+            self.garbage.begin()
         if self.started and self._on_ready is not None:
             asyncio.get_running_loop().call_soon(self._on_ready, self._address)
+
+    async def _notified(self) -> None:
+        if self.garbage is not None:
+            self.garbage.collect(quiet=not self._app.host.bodies.held)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal begins the end, the second does away with the grace, the third with all else."""

@@ -1,6 +1,7 @@
 """The routes of chat completions that were stored, and the way into the store."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from dragoman.api import metadata
@@ -20,11 +21,18 @@ def keeps(host: Host, request: ChatRequest) -> bool:
 
 
 async def save(
-    host: Host, exchange: Exchange, request: ChatRequest, reply: dict[str, Any], turns: Sequence[Traced]
+    host: Host,
+    exchange: Exchange,
+    request: ChatRequest,
+    reply: dict[str, Any],
+    reply_bytes: int,
+    turns: Sequence[Traced],
 ) -> None:
     """Returns when the answer would outlive the server."""
     if request.store:
-        await host.desk.required("store").save(record(reply, request, exchange.request_id, exchange.owner))
+        work = partial(record, reply, request, exchange.request_id, exchange.owner)
+        made = await host.workers.run(exchange.owner, exchange.body_bytes + reply_bytes, work)
+        await host.desk.required("store").save(made)
     await trajectories.keep(
         host,
         exchange.owner,
@@ -55,7 +63,7 @@ async def retrieve(host: Host, exchange: Exchange) -> None:
 async def update(host: Host, exchange: Exchange) -> None:
     new, _ = await exchange.read(metadata.read)
     found = await _found(host, exchange)
-    body = relabelled(found.body, new)
+    body = await exchange.aside(len(found.body), partial(relabelled, found.body, new))
     if not await host.desk.required().set_metadata("chat", exchange.owner, found.id, new, body):
         raise unknown_completion(found.id)
     await exchange.reply(body, b"application/json")

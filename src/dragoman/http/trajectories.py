@@ -1,8 +1,10 @@
 """The routes of trajectories: the exact ids of answers that were stored."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
+from dragoman.api.sse import encode
 from dragoman.api.trajectories import read_rewards, record, rewarded, shown, unknown_trajectory
 from dragoman.http.exchange import Exchange
 from dragoman.store import Record, Store
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
 LONGEST = 4096
 """Answers that may continue each other."""
 PAGE = 100
+ID_BYTES = 8
+"""Of an id in JSON, about."""
 
 
 async def keep(
@@ -30,8 +34,11 @@ async def keep(
 ) -> None:
     """Stores the ids of an answer, if the client or the server's settings ask for it."""
     if turns and (asked or host.settings.trajectories):
-        made = record(id_, owner, created_at, model, turns, previous=previous, conversation=conversation)
-        await host.desk.store.save(made)
+        work = partial(
+            record, id_, owner, created_at, model, turns, previous=previous, conversation=conversation
+        )
+        size = ID_BYTES * sum(len(turn.prompt) + len(turn.ids) for turn in turns)
+        await host.desk.store.save(await host.workers.run(owner, size, work))
 
 
 async def forget(host: "Host", owner: str, id_: str) -> None:
@@ -44,7 +51,7 @@ async def retrieve(host: "Host", exchange: Exchange) -> None:
     found = await _records(host.desk.required(), exchange.owner, id_)
     if not found:
         raise unknown_trajectory(id_)
-    await exchange.json(shown(id_, found))
+    await _show(exchange, id_, found)
 
 
 async def reward(host: "Host", exchange: Exchange) -> None:
@@ -55,8 +62,14 @@ async def reward(host: "Host", exchange: Exchange) -> None:
     if not found:
         raise unknown_trajectory(id_)
     last = found[-1]
-    await store.set_metadata("trajectory", exchange.owner, last.id, last.metadata, rewarded(last, rewards))
-    await exchange.json(shown(id_, await _records(store, exchange.owner, id_)))
+    body = await exchange.aside(len(last.body), partial(rewarded, last, rewards))
+    await store.set_metadata("trajectory", exchange.owner, last.id, last.metadata, body)
+    await _show(exchange, id_, await _records(store, exchange.owner, id_))
+
+
+async def _show(exchange: Exchange, id_: str, found: Sequence[Record]) -> None:
+    size = sum(len(one.body) for one in found)
+    await exchange.reply(await exchange.aside(size, lambda: encode(shown(id_, found))), b"application/json")
 
 
 async def _records(store: Store, owner: str, id_: str) -> list[Record]:

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from dragoman.api.responses.wire import Wire
 from dragoman.api.sse import encode
 
 Status: TypeAlias = Literal["in_progress", "completed", "incomplete", "failed"]
-Logprobs: TypeAlias = Sequence[dict[str, Any]]
+Logprobs: TypeAlias = Sequence[Raw]
 
 
 class Place(Struct, frozen=True):
@@ -64,7 +64,7 @@ class TextItem:
         self._kind = kind
         self._item = item
         self._texts: list[str] = []
-        self._logprobs: list[dict[str, Any]] = []
+        self._logprobs: list[Raw] = []
         fields = {"item_id": place.id, "output_index": place.index, kind.index: 0}
         self._fragment = place.wire.fragment(f"{kind.text_event}.delta", fields)
         self._nothing = b',"logprobs":[]' if kind.annotated else b""

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable
 
-from dragoman.engines.asked import asked
 from dragoman.engines.protocol import Engine, LivingEngine, PulsingEngine
 from dragoman.errors import Unavailable
 
@@ -79,4 +78,4 @@ class Watch:
 
 async def _check(engine: Engine) -> None:
     if isinstance(engine, LivingEngine):
-        await asked(engine, "check")
+        await engine.check()
