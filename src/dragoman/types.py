@@ -144,8 +144,10 @@ class Job(Struct, frozen=True, kw_only=True):
     constraint: JobConstraint | None = None
     """Only for engines whose card says that they constrain, or what sources they take."""
     adapters: Adapters = ()
+    owner: str = ""
+    """Whose it is, as a hash: of an engine's time every owner that has jobs should have an equal share."""
     priority: int = 0
-    """Lower goes first."""
+    """Lower goes first. No owner can choose one that keeps others waiting."""
     reuse_prefix: bool = True
     cache_salt: str = ""
     """Prefixes are shared only between jobs with the same salt."""

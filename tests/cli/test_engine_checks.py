@@ -1,5 +1,7 @@
 """What `doctor` says of engines that are not as they should be."""
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -75,30 +77,44 @@ def silent_step(job: Job, id_: int, finish: FinishReason | None) -> Step:
     return Step([id_], finish=finish)
 
 
+def odd_version(job: Job, id_: int, finish: FinishReason | None) -> Step:
+    return Step([id_], finish=finish, weight_version=7)  # type: ignore[arg-type]
+
+
+def slow_step(job: Job, id_: int, finish: FinishReason | None) -> Step:
+    time.sleep(0.1)
+    return Step([id_], finish=finish)
+
+
 CASES: dict[str, tuple[str, Callable[[Engine], None], str]] = {
     "no card": ("card", put("card", {"name": "m"}), "not a dragoman.ModelCard"),
     "no room": ("card", card(max_model_len=1), "max_model_len is 1"),
     "unknown field": ("card", card(unsupported=frozenset({"top_q"})), "no field: top_q"),
     "no pieces": ("tokenizer", drop_encode, "no pieces"),
     "text pieces": ("tokenizer", put("pieces", ["a"] * 300, "tokenizer"), "not bytes"),
-    "far end": ("tokenizer", put("end_ids", frozenset({999}), "tokenizer"), "999 is among"),
-    "far ids": ("tokenizer", put("encode", lambda text: [5000], "tokenizer"), "not in the vocabulary"),
+    "far end": ("tokenizer", put("end_ids", frozenset({999}), "tokenizer"), "hold 999, which is not"),
+    "far ids": ("tokenizer", put("encode", lambda text: [5000], "tokenizer"), "not in a vocabulary"),
     "other bytes": ("tokenizer", put("encode", lambda text: [65], "tokenizer"), "are not its bytes"),
     "control": ("tokenizer", put("encode", careless, "tokenizer"), "control token"),
     "raises": ("tokenizer", put("encode", lambda text: 1 / 0, "tokenizer"), "ZeroDivisionError"),
-    "no finish": ("generate", put("finish", None), "no finish"),
+    "no finish": ("generate", put("finish", None), "without a finish"),
     "odd finish": ("generate", put("finish", "done"), "finish is 'done'"),
     "early length": ("generate", put("finish", "length"), "length after 3 of 8"),
-    "far id": ("generate", put("ids", [1, 9999]), "9999 is not in"),
+    "an id of another type": ("generate", put("ids", [True, END_ID]), "hold a bool"),
+    "odd version": ("generate", put("step", odd_version), "weight_version is 7"),
+    "no error": ("generate", put("finish", "error"), "there is no error"),
+    "blocked": ("generate", put("step", slow_step), "holds up the event loop"),
+    "far id": ("generate", put("ids", [1, 9999]), "9999, which is not in"),
     "too long": ("generate", put("ids", [65] * 9), "9 tokens came"),
     "late step": ("generate", put("late", [Step([1])]), "after the one with a finish"),
-    "no step": ("generate", put("step", lambda job, id_, finish: {"ids": [id_]}), "yields a dict"),
+    "no step": ("generate", put("step", lambda job, id_, finish: {"ids": [id_]}), "gave a dict"),
     "no logprobs": ("logprobs", put("step", silent_step), "not one for each"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_wrong_is_said(case: str) -> None:
+def test_what_is_wrong_is_said(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_checks, "PAUSE_S", 0.05 if case == "blocked" else 60)
     name, spoil, text = CASES[case]
     engine = Engine()
     spoil(engine)
@@ -144,6 +160,23 @@ def test_an_engine_that_cannot_start() -> None:
             raise RuntimeError
 
     assert "RuntimeError" in found(Dead(say("hi")))["life"]
+
+
+def test_an_engine_that_does_not_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Staying(ScriptedEngine):
+        async def stop(self) -> None:
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(engine_checks, "SECONDS", 2.0)
+    assert "stop hangs" in found(Staying(say("hi")))["life"]
+
+
+def test_vectors_that_are_none() -> None:
+    class Vectors(ScriptedEngine):
+        async def embed(self, prompts: Any) -> Any:
+            return [[float("nan")] for _ in prompts]
+
+    assert "a number that is none" in found(Vectors(say("hi")))["vectors"]
 
 
 def test_nothing_is_left_running() -> None:

@@ -1,6 +1,7 @@
 """Who is computed next."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
@@ -21,25 +22,29 @@ async def moved_on() -> None:
     await asyncio.sleep(0)
 
 
+def nothing(places: int) -> None:
+    """What begins without a trace."""
+
+
 class Waiters:
     """One place, which is taken; whoever asks after that waits."""
 
     def __init__(self) -> None:
         self.line = Line(1)
         self.began: list[str] = []
-        self.now = self.line.ask(lambda: None)
+        self.now = self.line.ask(Ticket(nothing))
 
     def ask(self, name: str, owner: str = "", priority: int = 0, weight: int = 1) -> Ticket:
-        def begin() -> None:
+        def begin(places: int) -> None:
             self.began.append(name)
             self.now = ticket
 
-        ticket = self.line.ask(begin, owner, priority, weight)
-        return ticket
+        ticket = Ticket(begin, owner, priority, weight)
+        return self.line.ask(ticket)
 
     async def let_through(self) -> list[str]:
         """All of them, one after the other."""
-        while self.line.running:
+        while self.line.running or self.line.waiting:
             self.line.leave(self.now)
             await moved_on()
         return self.began
@@ -49,7 +54,7 @@ def test_what_has_a_place_begins_at_once() -> None:
     began: list[int] = []
     line = Line(2)
     for number in range(3):
-        line.ask(partial(began.append, number))
+        line.ask(Ticket(lambda _, number=number: began.append(number)))  # type: ignore[misc]
     assert (began, line.running, line.waiting) == ([0, 1], 2, 1)
 
 
@@ -84,17 +89,50 @@ def test_a_key_does_not_wait_behind_the_flood_of_another() -> None:
     in_loop(scenario)
 
 
+def test_no_priority_is_before_another_key() -> None:
+    async def scenario() -> None:
+        waiters = Waiters()
+        for number in range(4):
+            waiters.ask(f"flood {number}", owner="flood", priority=-(2**31))
+        waiters.ask("drop", owner="drop")
+        assert (await waiters.let_through()).index("drop") == 1
+
+    in_loop(scenario)
+
+
 def test_the_key_with_the_fewest_answers_at_work_goes_first() -> None:
     async def scenario() -> None:
         line, began = Line(3), list[str]()
-        first = [line.ask(lambda: None, owner) for owner in ("busy", "busy", "other")]
+        first = [line.ask(Ticket(nothing, owner)) for owner in ("busy", "busy", "other")]
         for owner in ("busy", "idle"):
-            line.ask(partial(began.append, owner), owner)
+            line.ask(Ticket(lambda _, owner=owner: began.append(owner), owner))  # type: ignore[misc]
         line.leave(first[2])
         await moved_on()
         assert began == ["idle"]
 
     in_loop(scenario)
+
+
+def test_a_key_below_its_share_is_let_in_though_all_places_are_taken() -> None:
+    line, began = Line(4, most=8), list[int]()
+    line.ask(Ticket(nothing, "flood", weight=100))
+    line.ask(Ticket(began.append, "drop", weight=3))
+    assert (began, line.running, line.waiting) == ([2], 6, 2)
+
+
+def test_an_engine_is_told_an_order_in_which_no_key_waits_behind_the_flood_of_another() -> None:
+    line = Line(100)
+    flood = [line.ask(Ticket(nothing, "flood", priority=-9)) for _ in range(9)]
+    drop = line.ask(Ticket(nothing, "drop"))
+    line.served(flood[0])
+    late = line.ask(Ticket(nothing, "late"))
+    orders = [line.priority(ticket) for ticket in (*flood, drop, late)]
+    assert orders == [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2]
+
+
+def test_where_one_key_asks_an_engine_goes_by_its_priorities() -> None:
+    line = Line(2, several=False)
+    assert [line.priority(line.ask(Ticket(nothing, priority=-n))) for n in range(3)] == [0, -1, -2]
 
 
 def test_who_leaves_the_line_is_never_begun() -> None:
@@ -108,14 +146,18 @@ def test_who_leaves_the_line_is_never_begun() -> None:
     in_loop(scenario)
 
 
-def test_a_heavy_one_needs_no_more_than_one_free_place() -> None:
+def test_a_wide_one_begins_as_far_as_there_are_places_and_goes_on_as_they_come_free() -> None:
     async def scenario() -> None:
-        line, began = Line(2), list[str]()
-        first = [line.ask(lambda: None) for _ in range(2)]
-        line.ask(lambda: began.append("heavy"), weight=100)
-        line.leave(first[0])
+        line, began = Line(3), list[int]()
+        other = line.ask(Ticket(nothing))
+        wide = line.ask(Ticket(began.append, weight=5))
+        assert (began, line.running, line.waiting) == ([2], 3, 1)
+        line.leave(other)
+        line.give_back(wide)
         await moved_on()
-        assert (began, line.running) == (["heavy"], 101)
+        assert (began, line.running, line.waiting) == ([2, 2], 3, 1)
+        line.leave(wide)
+        assert (line.running, line.waiting) == (0, 0)
 
     in_loop(scenario)
 
@@ -123,7 +165,7 @@ def test_a_heavy_one_needs_no_more_than_one_free_place() -> None:
 def test_one_that_cannot_begin_holds_up_nobody() -> None:
     async def scenario() -> None:
         waiters = Waiters()
-        waiters.line.ask(lambda: 1 / 0)  # type: ignore[arg-type]
+        waiters.line.ask(Ticket(lambda _: 1 / 0))  # type: ignore[arg-type]
         waiters.ask("next")
         assert await waiters.let_through() == ["next"]
 
@@ -134,7 +176,7 @@ def test_one_that_cannot_begin_at_once_is_told_and_leaves_its_place() -> None:
     async def scenario() -> None:
         line = Line(1)
         with pytest.raises(ZeroDivisionError):
-            line.ask(lambda: 1 / 0)  # type: ignore[arg-type]
+            line.ask(Ticket(lambda _: 1 / 0))  # type: ignore[arg-type]
         assert line.running == 0
 
     in_loop(scenario)
@@ -143,7 +185,7 @@ def test_one_that_cannot_begin_at_once_is_told_and_leaves_its_place() -> None:
 def test_a_place_that_is_given_up_while_waiting_was_never_held() -> None:
     async def scenario() -> None:
         line = Line(1)
-        held = line.ask(lambda: None)
+        held = line.ask(Ticket(nothing))
 
         async def work() -> None:
             async with line.place():
@@ -162,30 +204,58 @@ def test_a_place_that_is_given_up_while_waiting_was_never_held() -> None:
 WISHES = st.tuples(st.sampled_from("abc"), st.integers(-1, 1), st.integers(1, 5), st.booleans())
 
 
-@given(st.integers(1, 4), st.lists(WISHES, max_size=30), st.randoms(use_true_random=False))
-def test_everybody_who_stays_is_begun_once_and_places_are_kept_to(
-    places: int, wishes: list[tuple[str, int, int, bool]], chance: Any
+@given(st.integers(1, 4), st.integers(0, 4), st.lists(WISHES, max_size=30), st.randoms(use_true_random=False))
+def test_everybody_who_stays_is_begun_as_a_whole_and_places_are_kept_to(
+    places: int, more: int, wishes: list[tuple[str, int, int, bool]], chance: Any
 ) -> None:
     async def scenario() -> None:
-        line = Line(places)
-        began: list[int] = []
+        line = Line(places, places + more)
+        began: Counter[int] = Counter()
+        order: list[int] = []
         tickets: dict[int, Ticket] = {}
+
+        def begin(number: int, count: int) -> None:
+            began[number] += count
+            order.append(number)
+
         for number, (owner, priority, weight, _) in enumerate(wishes):
-            tickets[number] = line.ask(partial(began.append, number), owner, priority, weight)
+            tickets[number] = line.ask(Ticket(partial(begin, number), owner, priority, weight))
         for number, (*_, stays) in enumerate(wishes):
             if not stays:
                 line.leave(tickets[number])
         while line.running or line.waiting:
             await moved_on()
-            at_work = [number for number, ticket in tickets.items() if ticket.begun and not ticket.left]
-            heaviest = max(tickets[number].weight for number in at_work)
-            assert line.running == sum(tickets[number].weight for number in at_work) < places + heaviest
-            line.leave(tickets[chance.choice(at_work)])
-        stayed = {number for number, (*_, stays) in enumerate(wishes) if stays}
-        assert stayed <= set(began) and len(began) == len(set(began))
-        for number in stayed:
+            at_work = [ticket for ticket in tickets.values() if ticket.held]
+            assert line.running == sum(ticket.held for ticket in at_work) <= places + more
+            line.give_back(chance.choice(at_work))
+        for number, (owner, priority, weight, stays) in enumerate(wishes):
+            assert not stays or began[number] == weight
             # Of one key and priority, the first to come is the first to go.
-            alike = [other for other in stayed if wishes[other][:2] == wishes[number][:2]]
-            assert sorted(alike) == [other for other in began if other in alike]
+            alike = [n for n, wish in enumerate(wishes) if wish[:2] == (owner, priority) and wish[3]]
+            assert not stays or alike == list(dict.fromkeys(n for n in order if n in alike))
+
+    in_loop(scenario)
+
+
+FLOOD = st.lists(st.tuples(st.integers(-(2**31), 2**31 - 1), st.integers(1, 300)), min_size=1, max_size=20)
+
+
+@given(st.integers(1, 8), FLOOD, FLOOD, st.randoms(use_true_random=False))
+def test_whatever_one_key_asks_another_has_its_equal_share(
+    places: int, before: list[tuple[int, int]], after: list[tuple[int, int]], chance: Any
+) -> None:
+    """Whichever answers end: once as many have as the flood has above its share, the other begins."""
+
+    async def scenario() -> None:
+        line = Line(places)
+        flood = [line.ask(Ticket(nothing, "flood", priority, n)) for priority, n in before]
+        drop = line.ask(Ticket(nothing, "drop", weight=places))
+        flood += [line.ask(Ticket(nothing, "flood", priority, n)) for priority, n in after]
+        share = places // 2
+        for _ in range(share):
+            if at_work := [ticket for ticket in flood if ticket.held]:
+                line.give_back(chance.choice(at_work))
+                await moved_on()
+        assert drop.held >= share
 
     in_loop(scenario)

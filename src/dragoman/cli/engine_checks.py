@@ -5,13 +5,22 @@ engine that hangs is found out, too.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
-from inspect import iscoroutine
 from typing import Any, TypeAlias
 
 from dragoman.cli.findings import Finding
-from dragoman.engines.protocol import UNSUPPORTABLE, DirectEngine, LivingEngine, ModelCard
+from dragoman.engines.drive import start
+from dragoman.engines.protocol import DirectEngine, EmbeddingEngine, LivingEngine
+from dragoman.engines.sound import (
+    GREETING,
+    PARTS,
+    wrong_card,
+    wrong_iterator,
+    wrong_tokenizer,
+    wrong_vectors,
+)
 from dragoman.errors import DragomanError
 from dragoman.logs import describe
 from dragoman.types import Job, Sampling, Step
@@ -19,20 +28,20 @@ from dragoman.types import Job, Sampling, Step
 SECONDS = 60.0
 """That a job of a few tokens may take."""
 TOKENS = 8
-TOKENIZER = ("pieces", "special", "bos_id", "eos_id", "end_ids", "add_bos", "infill", "encode")
-FINISHES = ("stop", "length", "abort", "error")
-GREETING = "Hello, world!"
+BEAT_S = 0.05
+PAUSE_S = 1.0
+"""For which an engine may keep all others waiting."""
 Trial: TypeAlias = Callable[[Any], Awaitable[list[str]]]
 
 
 def examine(engine: Any) -> Iterator[Finding]:
     """Findings on an engine: behaviour is tried only where the parts are there."""
-    lacking = [name for name in ("card", "tokenizer", "generate") if not hasattr(engine, name)]
+    lacking = [name for name in PARTS if not hasattr(engine, name)]
     if lacking:
         advice = "docs/engines.md says what they are."
         yield Finding("engine", "failed", f"it has no {', no '.join(lacking)}", advice)
         return
-    parts = {"card": list(wrong_card(engine.card)), "tokenizer": list(wrong_tokenizer(engine.tokenizer))}
+    parts = {"card": list(wrong_card(engine.card)), "tokenizer": list(wrong_encoding(engine.tokenizer))}
     for name, wrong in parts.items():
         yield _finding(name, wrong)
     if not any(parts.values()):
@@ -45,75 +54,43 @@ def _finding(name: str, wrong: Sequence[str]) -> Finding:
     return Finding(name, "failed", "; ".join(wrong))
 
 
-def wrong_card(card: Any) -> Iterator[str]:
-    if not isinstance(card, ModelCard):
-        yield f"it is a {type(card).__name__}, not a dragoman.ModelCard"
+def wrong_encoding(tokenizer: Any) -> Iterator[str]:
+    """Beyond what keeps a tokenizer from being served: what makes its prompts wrong."""
+    wrong = list(wrong_tokenizer(tokenizer))
+    yield from wrong
+    if wrong:
         return
-    if not card.name:
-        yield "name is empty"
-    if card.max_model_len < 2:
-        yield f"max_model_len is {card.max_model_len}; a prompt and an answer need 2 at least"
-    if unknown := frozenset(card.unsupported) - UNSUPPORTABLE:
-        yield f"unsupported names what is no field: {', '.join(sorted(unknown))}"
-
-
-def wrong_tokenizer(tokenizer: Any) -> Iterator[str]:
-    if lacking := [name for name in TOKENIZER if not hasattr(tokenizer, name)]:
-        yield f"it has no {', no '.join(lacking)}"
-        return
-    size = len(tokenizer.pieces)
-    if not all(isinstance(piece, bytes) for piece in tokenizer.pieces):
-        yield "pieces has an entry that is not bytes"
-        return
-    if not isinstance(tokenizer.special, Mapping):
-        yield "special is not a mapping of texts to ids"
-        return
-    named = {"bos_id": tokenizer.bos_id, "eos_id": tokenizer.eos_id}
-    ids = [
-        *tokenizer.end_ids,
-        *tokenizer.special.values(),
-        *(id_ for id_ in named.values() if id_ is not None),
-    ]
-    if outside := [id_ for id_ in ids if not _within(id_, size)]:
-        yield f"{outside[0]} is among its special or end ids, but not in a vocabulary of {size}"
-        return
-    yield from _wrong_encoding(tokenizer, size)
-
-
-def _wrong_encoding(tokenizer: Any, size: int) -> Iterator[str]:
-    try:
-        ids = tokenizer.encode(GREETING)
-        spelled = {text: tokenizer.encode(text) for text in list(tokenizer.special)[:64]}
-    except Exception as error:
-        yield f"encode raises {describe(error)}"
-        return
-    if not ids or not all(_within(id_, size) for id_ in ids):
-        yield "encode gives ids that are not in the vocabulary, or none"
-        return
-    if b"".join(tokenizer.pieces[id_] for id_ in ids).strip() != GREETING.encode():
+    if b"".join(tokenizer.pieces[id_] for id_ in tokenizer.encode(GREETING)).strip() != GREETING.encode():
         yield f"the pieces of the ids of {GREETING!r} are not its bytes"
-    for text, found in spelled.items():
-        if tokenizer.special[text] in found:
+    for text, id_ in list(tokenizer.special.items())[:64]:
+        if id_ in tokenizer.encode(text):
             yield f"the text {text!r} becomes the control token; encode must give the ids of its characters"
             return
 
 
 async def _try_all(engine: Any) -> list[Finding]:
-    trials: dict[str, Trial] = {"generate": wrong_steps, "logprobs": wrong_logprobs, "cancel": wrong_cancel}
+    trials: dict[str, Trial] = {
+        "generate": wrong_steps,
+        "logprobs": wrong_logprobs,
+        "cancel": wrong_cancel,
+        "vectors": wrong_embeddings,
+    }
     findings = []
     try:
         if isinstance(engine, LivingEngine):
             await engine.start()
-            await engine.check()
+            await asyncio.wait_for(engine.check(), SECONDS)
         for name, trial in trials.items():
             findings.append(_finding(name, await _tried(trial, engine)))
             if findings[-1].verdict == "failed":
                 break
     except Exception as error:
         findings.append(Finding("life", "failed", f"start or check raises {describe(error)}"))
-    finally:
-        if isinstance(engine, LivingEngine):
-            await engine.stop()
+    if isinstance(engine, LivingEngine):
+        try:
+            await asyncio.wait_for(engine.stop(), SECONDS)
+        except Exception as error:
+            findings.append(Finding("life", "failed", f"stop hangs, or raises {describe(error)}"))
     return findings
 
 
@@ -128,59 +105,88 @@ async def _tried(trial: Trial, engine: Any) -> list[str]:
         return [f"it raises {describe(error)}"]
 
 
-async def _steps(engine: Any, **sampling: Any) -> AsyncGenerator[Step, None]:
-    prompt = tuple(engine.tokenizer.encode(GREETING))
+def _job(engine: Any, **sampling: Any) -> Job:
     asked = Sampling(**{"max_tokens": TOKENS, "temperature": 0.0, **sampling})
-    made = engine.generate(Job(id="doctor", prompt=prompt, sampling=asked))
-    if iscoroutine(made):
-        made.close()
-        raise DragomanError("generate is a coroutine; it must be an async generator, or return one")
-    if not hasattr(made, "__aiter__") or not hasattr(made, "aclose"):
-        raise DragomanError(f"generate gives a {type(made).__name__}; it must give an async generator")
+    return Job(id="doctor", prompt=tuple(engine.tokenizer.encode(GREETING)), sampling=asked)
+
+
+async def _steps(engine: Any, **sampling: Any) -> AsyncGenerator[Step, None]:
+    made = engine.generate(_job(engine, **sampling))
+    if wrong := wrong_iterator(made):
+        raise DragomanError(wrong)
     async with aclosing(made) as steps:
         async for step in steps:
             yield step
 
 
 async def wrong_steps(engine: Any) -> list[str]:
-    size, ids, finish = len(engine.tokenizer.pieces), list[int](), None
+    count, finish = 0, None
     async for step in _steps(engine):
         if not isinstance(step, Step):
-            return [f"it yields a {type(step).__name__}, not a dragoman.Step"]
+            break
         if finish is not None:
             return ["a step comes after the one with a finish"]
-        ids += step.ids
-        finish = step.finish
         if step.error is not None:
             return [f"it fails: {describe(step.error)}"]
-    return list(_wrong_answer(ids, finish, size))
+        count += len(step.ids)
+        finish = step.finish
+        if count > TOKENS:
+            return [f"{count} tokens came where max_tokens was {TOKENS}"]
+    wrong = (await _said(engine))[1]
+    if not wrong and finish == "length" and count < TOKENS:
+        return [f"finish is length after {count} of {TOKENS} tokens"]
+    return wrong
 
 
-def _wrong_answer(ids: list[int], finish: Any, size: int) -> Iterator[str]:
-    if finish is None:
-        yield "the last step has no finish"
-    elif finish not in FINISHES:
-        yield f"finish is {finish!r}; it must be one of {', '.join(FINISHES)}"
-    if outside := [id_ for id_ in ids if not _within(id_, size)]:
-        yield f"the id {outside[0]} is not in a vocabulary of {size}"
-    if len(ids) > TOKENS:
-        yield f"{len(ids)} tokens came where max_tokens was {TOKENS}"
-    if finish == "length" and len(ids) < TOKENS:
-        yield f"finish is length after {len(ids)} of {TOKENS} tokens"
+async def _said(engine: Any, **sampling: Any) -> tuple[list[Step], list[str]]:
+    """What the server would take of an answer, and what it would say of the engine."""
+    steps, wrong, pauses = list[Step](), list[str](), [0.0]
+    over = asyncio.get_running_loop().create_future()
+
+    def sink(step: Step) -> None:
+        steps.append(step)
+        if step.finish is not None and not over.done():
+            over.set_result(None)
+
+    beat = asyncio.ensure_future(_beat(pauses))
+    handle = start(engine, _job(engine, **sampling), sink, wrong.append)
+    try:
+        await over
+        # A pause is known once it is over.
+        await asyncio.sleep(2 * BEAT_S)
+    finally:
+        handle.cancel()
+        beat.cancel()
+    if steps[-1].error is not None and not wrong:
+        wrong.append(f"it fails: {describe(steps[-1].error)}")
+    if max(pauses) > PAUSE_S:
+        wrong.append(f"it holds up the event loop for {max(pauses):.1f} s; compute in a thread")
+    return steps, wrong
+
+
+async def _beat(pauses: list[float]) -> None:
+    while True:
+        began = time.monotonic()
+        await asyncio.sleep(BEAT_S)
+        pauses.append(time.monotonic() - began - BEAT_S)
 
 
 async def wrong_logprobs(engine: Any) -> list[str]:
     if "logprobs" in engine.card.unsupported:
         return []
-    async for step in _steps(engine, logprobs=2):
-        told = step.logprobs
-        if told is None or [entry.id for entry in told] != step.ids:
-            return ["logprobs were asked for, but a step has not one for each of its ids, with that id"]
-        if any(entry.logprob > 1e-3 for entry in told):
-            return ["a log probability is above 0"]
-        if any(len(entry.top) != 2 for entry in told):
-            return ["2 alternatives were asked for beside each id, but there are not 2"]
-    return []
+    steps, wrong = await _said(engine, logprobs=2)
+    told = [entry for step in steps for entry in step.logprobs or ()]
+    if not wrong and any(len(entry.top) != 2 for entry in told):
+        return ["2 alternatives were asked for beside each id, but there are not 2"]
+    return wrong
+
+
+async def wrong_embeddings(engine: Any) -> list[str]:
+    if not isinstance(engine, EmbeddingEngine):
+        return []
+    prompt = engine.tokenizer.encode(GREETING)
+    wrong = wrong_vectors(await engine.embed([prompt, prompt[:1]]), 2)
+    return [wrong] if wrong else []
 
 
 async def wrong_cancel(engine: Any) -> list[str]:
@@ -200,8 +206,7 @@ async def _goes_on(engine: DirectEngine, long: int) -> list[str]:
         said.append(step)
         first.set()
 
-    prompt = tuple(engine.tokenizer.encode(GREETING))
-    handle = engine.submit(Job(id="doctor", prompt=prompt, sampling=Sampling(max_tokens=long)), sink)
+    handle = engine.submit(_job(engine, max_tokens=long), sink)
     await first.wait()
     handle.cancel()
     handle.cancel()
@@ -210,7 +215,3 @@ async def _goes_on(engine: DirectEngine, long: int) -> list[str]:
     before = len(said)
     await asyncio.sleep(0.5)
     return ["steps go on after cancel"] if len(said) > before + 1 else []
-
-
-def _within(id_: Any, size: int) -> bool:
-    return isinstance(id_, int) and 0 <= id_ < size

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from dragoman.cli import engine
+from dragoman.engines.sound import check_engine
 from dragoman.errors import SettingsError
 from dragoman.settings import Settings, options
 
@@ -29,7 +30,9 @@ def served_engine(settings: Settings) -> "Engine":
         if settings.engine_timeout is not None:
             message = f"The engine `{settings.engine}` cannot be opened again; leave out `engine_timeout`."
             raise SettingsError(message)
-        return engine.engine_of(settings)
+        made = engine.engine_of(settings)
+        check_engine(made)
+        return made
     from dragoman.engines.supervised import Supervised
 
     return Supervised(Opener(settings), timeout=settings.engine_timeout)
@@ -49,6 +52,7 @@ class Opener:
     def __call__(self) -> "Engine":
         settings = self._settings
         made: Engine = isolated(settings) if settings.isolate_engine else engine.engine_of(settings)
+        check_engine(made)
         if settings.engine == "local":
             # As large as the first time, however much memory is free by then: the card stays true.
             self._settings = replace(settings, slots=made.card.slots, context=made.card.max_model_len)

@@ -25,6 +25,8 @@ class ModelCard(Struct, kw_only=True):
     """Of its vectors. Where an engine does not say, it is known from the first one that it makes."""
     slots: int | None = None
     """Sequences that it computes at the same time, where it knows; more wait outside of it."""
+    embeds_at_once: int | None = None
+    """Calls of `embed` and `score` that it works on at the same time; None: as many as it is given."""
     templates: Mapping[str, str] = field(default_factory=dict)
     """Chat templates by name; the usual one is called "default"."""
     special_tokens: Mapping[str, str] = field(default_factory=dict)
@@ -172,6 +174,6 @@ class TrainedEngine(Engine, Protocol):
 
 
 def weights_of(engine: Engine) -> str | None:
-    """The version of the weights in place, where the engine has one."""
-    version: str | None = getattr(engine, "weight_version", None)
-    return version
+    """The version of the weights in place, where the engine has one. A number will do."""
+    version = getattr(engine, "weight_version", None)
+    return None if version is None else str(version)

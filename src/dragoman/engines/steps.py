@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from msgspec.structs import replace
 
 from dragoman.engines.protocol import DirectEngine
+from dragoman.engines.seeds import seed_of
 from dragoman.types import Job, Step
 
 
@@ -29,6 +30,10 @@ def single(job: Job, index: int) -> Job:
     """One continuation as a job of its own, with a seed of its own."""
     if job.n == 1:
         return job
-    seed = job.sampling.seed
-    sampling = job.sampling if seed is None else replace(job.sampling, seed=seed + index)
+    sampling = job.sampling
+    if sampling.seed is not None:
+        sampling = replace(sampling, seed=seed_of(sampling.seed, index))
+    if index and sampling.prompt_logprobs is not None:
+        # The prompt is told of once, by the first continuation.
+        sampling = replace(sampling, prompt_logprobs=None)
     return replace(job, id=f"{job.id}-{index}", n=1, sampling=sampling)

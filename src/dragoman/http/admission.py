@@ -28,7 +28,7 @@ PATIENCE_S = 0.4
 
 
 class Room:
-    """So many requests fit in; of several keys none can keep all others out."""
+    """So many requests fit in, and beyond them those of keys that have less than an equal share inside."""
 
     def __init__(self, most: int, most_of_key: int, delay: Callable[[], float]) -> None:
         self.most = most
@@ -38,11 +38,12 @@ class Room:
         self.inside: set[Visit] = set()
         self._of_key: Counter[str] = Counter()
 
-    def full(self) -> bool:
-        return len(self.inside) >= self.most
+    def full_for(self, owner: str) -> bool:
+        keys = len(self._of_key.keys() | {owner})
+        return len(self.inside) >= self.most and self._of_key.get(owner, 0) >= max(1, self.most // keys)
 
     def full_of(self, owner: str) -> bool:
-        return bool(owner) and self._of_key[owner] >= self.most_of_key
+        return bool(owner) and self._of_key.get(owner, 0) >= self.most_of_key
 
     def add(self, visit: "Visit") -> None:
         self.inside.add(visit)
@@ -61,7 +62,8 @@ class Admission:
     def __init__(self, settings: Settings, slots: int | None, metrics: Metrics, workers: Workers) -> None:
         limits = settings.limits
         places = limits.in_flight or (PLACES_PER_SLOT * slots if slots else PLACES)
-        self.line = Line(places)
+        # What the operator says is kept to; else there may be more, so that every key has its share.
+        self.line = Line(places, limits.in_flight or 2 * places, several=len(keys_of(settings)) > 1)
         self.timeout = settings.request_timeout
         self.draining = False
         most, alone = places + limits.queue, len(keys_of(settings)) < 2
@@ -84,7 +86,7 @@ class Admission:
             self._refused.labels("stopping").inc()
         self.check()
         room = self._looking if looks else self._asking
-        if room.full():
+        if room.full_for(owner):
             raise self._refusal(
                 room, "queue", f"{room.most} requests are being served or wait; try again soon."
             )

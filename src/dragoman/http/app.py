@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from dragoman._version import __version__
 from dragoman.engines.protocol import Engine
-from dragoman.errors import DragomanError, MethodNotAllowed, NotFound
+from dragoman.errors import DragomanError, EngineFailed, MethodNotAllowed, NotFound
 from dragoman.http.exchange import ClientGone, Exchange, advice
 from dragoman.http.guard import Guard, preflight
 from dragoman.http.host import Host
@@ -19,6 +19,7 @@ from dragoman.http.metrics import CONTENT_TYPE
 from dragoman.http.places import Place
 from dragoman.http.responses.socket import Socket
 from dragoman.http.routes import COMPUTED, DELETE, GET, OPEN_PATHS, POST, SOCKET, UNCOUNTED, Handler
+from dragoman.http.stall import StallWatch
 from dragoman.settings import Settings
 
 logger = logging.getLogger("dragoman.http")
@@ -111,6 +112,9 @@ class App:
                 await self._router(exchange.scope, exchange.receive, exchange.send)
         except ClientGone:
             exchange.facts["finish"] = "disconnect"
+        except EngineFailed as error:
+            begun = exchange.facts.get("completion_tokens")
+            await exchange.fail(error if begun else await self.host.cause(error))
         except DragomanError as error:
             await exchange.fail(error)
         except HTTPException as error:
@@ -163,7 +167,9 @@ class App:
             await send({"type": "lifespan.startup.failed", "message": str(error)})
             return
         await send({"type": "lifespan.startup.complete"})
+        watch = StallWatch()
         await receive()
+        watch.close()
         await self.host.stop()
         await send({"type": "lifespan.shutdown.complete"})
 

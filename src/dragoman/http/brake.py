@@ -2,6 +2,7 @@
 
 import asyncio
 
+from dragoman.engines.asked import asked
 from dragoman.engines.protocol import Engine, TrainedEngine
 from dragoman.errors import BadRequest, Conflict
 
@@ -19,7 +20,7 @@ class Brake:
         engine = self._trained()
         async with self._lock:
             if not self._paused:
-                await engine.pause()
+                await asked(engine, "pause")
                 self._paused = True
 
     async def resume(self, weight_version: str | None) -> None:
@@ -27,7 +28,7 @@ class Brake:
         async with self._lock:
             if not self._paused:
                 raise Conflict("The engine is not paused; POST to /v1/engine/pause first.")
-            await engine.resume(weight_version)
+            await asked(engine, "resume", weight_version)
             self._paused = False
 
     def _trained(self) -> TrainedEngine:

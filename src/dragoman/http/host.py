@@ -14,9 +14,12 @@ from dragoman._version import __version__
 from dragoman.api.reply import Head
 from dragoman.dialects.declare import Dialect
 from dragoman.dialects.registry import with_calls
+from dragoman.engines.asked import asked
 from dragoman.engines.protocol import Engine, LivingEngine
-from dragoman.errors import EngineFailed, Unavailable
-from dragoman.http.admission import Admission
+from dragoman.engines.sound import check_engine
+from dragoman.engines.supervised.opening import closed
+from dragoman.errors import DragomanError, EngineFailed, Unavailable
+from dragoman.http.admission import PLACES_PER_SLOT, Admission
 from dragoman.http.brake import Brake
 from dragoman.http.budget import Budget
 from dragoman.http.choose import choose_dialect
@@ -32,6 +35,7 @@ from dragoman.prompt import Prompter
 from dragoman.settings import Settings
 from dragoman.turns.defaults import defaults_of
 from dragoman.turns.language import Language
+from dragoman.turns.line import Line
 from dragoman.turns.plan import Planner
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.turn import Turn
@@ -39,6 +43,7 @@ from dragoman.turns.turn import Turn
 logger = logging.getLogger("dragoman.http")
 
 CHECK_TIMEOUT_S = 5.0
+STOP_TIMEOUT_S = 30.0
 ALIVE_TIMEOUT_S = 0.5
 """A dead engine says so at once; one that is busy is alive."""
 
@@ -47,6 +52,7 @@ R = TypeVar("R")
 
 class Host:
     def __init__(self, engine: Engine, settings: Settings, template: str | None = None) -> None:
+        check_engine(engine)
         self.engine = engine
         self.settings = settings
         self.limits = settings.limits
@@ -81,9 +87,12 @@ class Host:
         self.bodies = Budget(self.limits.bodies_bytes, keys, "The bodies of requests")
         self.replies = Budget(self.limits.replies_bytes, keys, "Replies that are not read yet")
         self.turnstile = Turnstile()
+        at_once = self.card.embeds_at_once
+        self._vectors = Line(PLACES_PER_SLOT * at_once) if at_once else self.admission.line
         self.desk = Desk.of(settings, self.workers)
         self.mcp = servers_of(settings)
         self.brake = Brake(engine)
+        self._checking: asyncio.Future[None] | None = None
         self._forced: dict[str, Language] = {}
         self._fingerprint = f"dragoman-{__version__}"
 
@@ -104,9 +113,9 @@ class Host:
         language, line = self._language(plan.dialect), self.admission.line
         return Turn(self.engine, plan, spec, language, remember, source, line, owner)
 
-    async def computed(self, owner: str, work: Callable[[], Awaitable[R]], weight: int) -> R:
+    async def computed(self, owner: str, work: Callable[[], Awaitable[R]]) -> R:
         """What the engine makes of something that is no turn; it waits for its place like one."""
-        async with self.admission.line.place(owner, weight=weight):
+        async with self._vectors.place(owner):
             return await work()
 
     def _language(self, dialect: Dialect) -> Language:
@@ -123,7 +132,7 @@ class Host:
     async def start(self) -> None:
         await self.desk.start()
         if isinstance(self.engine, LivingEngine):
-            await self.engine.start()
+            await asked(self.engine, "start")
         if self.card.constrains:
             # Now, because it would hold up the answers of others later.
             await asyncio.to_thread(self.planner.warm_up)
@@ -133,20 +142,34 @@ class Host:
         await self.desk.stop()
         await self.mcp.close()
         await self.workers.close()
-        if isinstance(self.engine, LivingEngine):
-            await self.engine.stop()
+        await closed(self.engine, stuck=False, seconds=STOP_TIMEOUT_S)
 
     async def check(self, most: float = CHECK_TIMEOUT_S) -> None:
         """Whether the engine moves; raises Unavailable when there is no answer within the time."""
         if not isinstance(self.engine, LivingEngine):
             return
+        if self._checking is None or self._checking.done():
+            self._checking = asyncio.ensure_future(asked(self.engine, "check"))
+        checking = self._checking
+        await asyncio.wait({checking}, timeout=most)
+        if not checking.done():
+            # One that does not even end when it is cancelled is waited for by all who ask after it.
+            checking.cancel()
         try:
-            await asyncio.wait_for(self.engine.check(), most)
-        except TimeoutError:
-            raise Unavailable(f"The engine has not moved for {most:.0f} seconds.") from None
+            if not checking.done() or checking.cancelled():
+                raise Unavailable(f"The engine has not moved for {most:.0f} seconds.")
+            checking.result()
         except EngineFailed as error:
             # The question was answered well: the answer is no, which probes know as 503.
             raise Unavailable(error.message, code=error.code) from error
+
+    async def cause(self, error: EngineFailed) -> DragomanError:
+        """Why an answer failed that had not begun: a dead engine fails all of them, which is a 503."""
+        try:
+            await self.check_alive()
+        except Unavailable as dead:
+            return dead
+        return error
 
     async def check_alive(self) -> None:
         """Raises when nothing but another process will help: the engine is dead, and will stay so."""

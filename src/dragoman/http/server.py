@@ -166,7 +166,11 @@ class _Server(uvicorn.Server):
         self._on_ready = on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        try:
+            await super().startup(sockets)
+        except SystemExit:
+            # Not for a loop that may be somebody else's: whoever serves says that it did not start.
+            self.should_exit = True
         if self.started and self.garbage is not None:
             self.garbage.begin()
         if self.started and self._on_ready is not None:

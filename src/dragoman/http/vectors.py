@@ -1,34 +1,37 @@
 """The routes of vectors and scores: embeddings, and how well texts fit each other."""
 
 import math
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import mul
-from typing import Any, TypeVar
+from typing import Any
 
 from dragoman.api import embeddings, ranking
 from dragoman.api.embeddings import EmbeddingRequest
 from dragoman.api.ranking import Pair, RerankRequest, ScoreRequest
+from dragoman.engines.asked import asked
 from dragoman.engines.protocol import EmbeddingEngine, ScoringEngine, weights_of
+from dragoman.engines.sound import checked, wrong_scores, wrong_vectors
 from dragoman.errors import BadRequest, ContextOverflow, EngineFailed
 from dragoman.http.exchange import Exchange, unless_gone
 from dragoman.http.host import Host
 from dragoman.limits import Limits
 from dragoman.types import Prompt, TextPrompt
 
-R = TypeVar("R")
+PIECE_TOKENS = 1024
+"""Of the texts that an engine is given at once."""
 
 
 async def embed(host: Host, exchange: Exchange) -> None:
-    (request, asked), size = await exchange.read(partial(_read_embed, limits=host.limits))
+    (request, given), size = await exchange.read(partial(_read_embed, limits=host.limits))
     exchange.visit.within(request.timeout)
     _check_model(host, request.model)
     if not isinstance(host.engine, EmbeddingEngine):
         raise BadRequest("This engine has no embeddings.", param="model", code="unsupported_model")
     if host.card.dimensions is not None:
         embeddings.check_dimensions(request, host.card.dimensions)
-    prompts = await _encoded(host, exchange, asked, size)
-    vectors = await _computed(host, exchange, partial(host.engine.embed, prompts), len(prompts))
+    prompts = await _encoded(host, exchange, given, size)
+    vectors = await _vectors(host, exchange, prompts)
     host.card.dimensions = len(vectors[0])
     embeddings.check_dimensions(request, host.card.dimensions)
     model, tokens = request.model or host.card.name, sum(map(len, prompts))
@@ -73,9 +76,9 @@ async def _scores(
     """One for each pair, and the tokens that were read for them."""
     _check_model(host, model)
     if isinstance(host.engine, ScoringEngine):
-        scores, tokens = await _read_together(host.engine, host, exchange, pairs, body_bytes)
+        scores, tokens = await _read_together(host, exchange, pairs, body_bytes)
     elif isinstance(host.engine, EmbeddingEngine):
-        scores, tokens = await _compared(host.engine, host, exchange, pairs, body_bytes)
+        scores, tokens = await _compared(host, exchange, pairs, body_bytes)
     else:
         message = "This engine has neither scores nor embeddings."
         raise BadRequest(message, param="model", code="unsupported_model")
@@ -86,33 +89,60 @@ async def _scores(
 
 
 async def _read_together(
-    engine: ScoringEngine, host: Host, exchange: Exchange, pairs: Sequence[Pair], body_bytes: int
+    host: Host, exchange: Exchange, pairs: Sequence[Pair], body_bytes: int
 ) -> tuple[list[float], int]:
     """By a model that reads both texts of a pair, and puts its own tokens around them."""
     ids = await _ids(host, exchange, pairs, body_bytes, add_special_tokens=False)
-    asked = [(ids[one.text], ids[other.text]) for one, other in pairs]
-    for (one, other), (_, placed) in zip(asked, pairs, strict=True):
+    both = [(ids[one.text], ids[other.text]) for one, other in pairs]
+    for (one, other), (_, placed) in zip(both, pairs, strict=True):
         _check_length(host, len(one) + len(other), placed.place)
-    scores = await _computed(host, exchange, partial(engine.score, asked), len(asked))
-    return scores, sum(len(one) + len(other) for one, other in asked)
+    scores = await _computed(host, exchange, "score", both, lambda pair: len(pair[0]) + len(pair[1]))
+    return scores, sum(len(one) + len(other) for one, other in both)
 
 
 async def _compared(
-    engine: EmbeddingEngine, host: Host, exchange: Exchange, pairs: Sequence[Pair], body_bytes: int
+    host: Host, exchange: Exchange, pairs: Sequence[Pair], body_bytes: int
 ) -> tuple[list[float], int]:
     """By the cosine of the angle between their vectors."""
     ids = await _ids(host, exchange, pairs, body_bytes, add_special_tokens=True)
-    found = await _computed(host, exchange, partial(engine.embed, list(ids.values())), len(ids))
+    found = await _vectors(host, exchange, list(ids.values()))
     vectors = dict(zip(ids, found, strict=True))
     scores = [sum(map(mul, vectors[one.text], vectors[other.text])) for one, other in pairs]
     return scores, sum(map(len, ids.values()))
 
 
+async def _vectors(host: Host, exchange: Exchange, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
+    return await _computed(host, exchange, "embed", prompts, len)
+
+
 async def _computed(
-    host: Host, exchange: Exchange, work: Callable[[], Coroutine[Any, Any, R]], weight: int
-) -> R:
-    """`work` in its turn, unless the client leaves."""
-    return await unless_gone(exchange, host.computed(exchange.owner, work, weight))
+    host: Host, exchange: Exchange, method: str, given: Sequence[Any], size: Callable[[Any], int]
+) -> list[Any]:
+    """What the engine makes of all that is given, unless the client leaves. Each piece waits for its turn."""
+    wrong = wrong_scores if method == "score" else wrong_vectors
+
+    async def computed() -> list[Any]:
+        found: list[Any] = []
+        for piece in _pieces(given, size):
+            made = await host.computed(exchange.owner, partial(asked, host.engine, method, piece))
+            checked(host.engine, wrong(made, len(piece)))
+            found += made
+        return found
+
+    return await unless_gone(exchange, computed())
+
+
+def _pieces(given: Sequence[Any], size: Callable[[Any], int]) -> Iterator[list[Any]]:
+    """So few tokens that nobody waits long for another's, and enough to be computed together."""
+    piece: list[Any] = []
+    tokens = 0
+    for one in given:
+        if piece and tokens + size(one) > PIECE_TOKENS:
+            yield piece
+            piece, tokens = [], 0
+        piece.append(one)
+        tokens += size(one)
+    yield piece
 
 
 async def _ids(
@@ -123,10 +153,10 @@ async def _ids(
     for pair in pairs:
         for side in pair:
             places.setdefault(side.text, side.place)
-    asked: dict[str, Prompt] = {
+    texts: dict[str, Prompt] = {
         place: TextPrompt(text, None, add_special_tokens) for text, place in places.items()
     }
-    return dict(zip(places, await _encoded(host, exchange, asked, body_bytes), strict=True))
+    return dict(zip(places, await _encoded(host, exchange, texts, body_bytes), strict=True))
 
 
 async def _encoded(

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from dragoman.engines.protocol import Tokenizer
+from dragoman.engines.sound import encoded
 from dragoman.errors import BadRequest, ContextOverflow
 from dragoman.prompt.special import SpecialText, erase
 from dragoman.types import TextPrompt
@@ -47,7 +48,7 @@ class Encoder:
         return ids
 
     def _encode_piece(self, text: str, begins: bool) -> Sequence[int]:
-        return tuple(self._tokenizer.encode(text) if begins else self._encode_on(text))
+        return encoded(self._tokenizer, self._tokenizer.encode(text) if begins else self._encode_on(text))
 
     def encode_text(self, prompt: TextPrompt) -> list[int]:
         """A raw prompt. With a suffix, the model is asked for what stands between the two."""

@@ -68,6 +68,11 @@ class ChoiceReader:
         if step.finish is not None:
             self._finish(events, step.finish, step.stop_id, step.error)
 
+    def fail(self, error: Exception, events: list[Event]) -> None:
+        """End it without another look at what was held back."""
+        self.over = True
+        events.append(Event("finish", self.choice, "", self._ids, None, "error", None, error))
+
     def _finish(
         self,
         events: list[Event],

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from dragoman.dialects.declare import Dialect
 from dragoman.engines.protocol import ModelCard, Tokenizer
+from dragoman.engines.sound import encoded
 from dragoman.errors import BadRequest, ContextOverflow, ModelNotFound
 from dragoman.limits import Limits
 from dragoman.prompt import Prompter
@@ -101,6 +102,7 @@ class Planner:
                 n=spec.n,
                 constraint=self._constrainer.constraint(spec, dialect, in_reasoning=in_reasoning),
                 adapters=adapters,
+                owner=spec.owner,
                 priority=spec.priority,
                 reuse_prefix=spec.reuse_prefix,
                 cache_salt="" if "cache_salt" in self.card.refused else spec.salt,
@@ -185,7 +187,7 @@ class Planner:
         seen = set()
         for word in words:
             for text in (word, " " + word.lstrip(" ")):
-                ids = tuple(self.tokenizer.encode(text))
+                ids = encoded(self.tokenizer, self.tokenizer.encode(text))
                 if ids and ids not in seen:
                     seen.add(ids)
                     yield ids

@@ -4,9 +4,12 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Self
 
-from dragoman.engines.drive import start
+from msgspec.structs import replace
+
+from dragoman.engines.drive import start, start_one
 from dragoman.engines.protocol import Engine, Handle, weights_of
 from dragoman.errors import DragomanError, EngineFailed, Unavailable
 from dragoman.folding import Fold, coalesce
@@ -61,14 +64,17 @@ class Turn:
         self.traced: list[Traced] = []
         """The answers that came to their end, as ids."""
         self._engine = engine
-        self._line = line or Line(1)
-        self._owner = owner
-        self._priority = spec.priority
-        self._ticket: Ticket | None = None
-        self._begun: asyncio.Future[None] | None = None
-        self._handles: list[Handle] = []
         self._readers = _readers(plan, spec, language, engine.tokenizer.end_ids)
         self._left = len(self._readers)
+        self._line = line or Line(self._left)
+        self._ticket = Ticket(self._begin, owner, spec.priority, self._left)
+        self._entered = False
+        self._begun: asyncio.Future[None] | None = None
+        self._started = 0
+        """Choices that the engine was given."""
+        self._handles: list[Handle] = []
+        self._cancels: dict[int, Callable[[], None]] = {}
+        """Of each choice."""
         self._pending: list[Event] = []
         self._waiter: asyncio.Future[None] | None = None
         self._closed = False
@@ -97,10 +103,8 @@ class Turn:
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         self.started_at = self._loop.time()
-        self._ticket = self._line.ask(self._begin, self._owner, self._priority, self.choices)
-        if not self._left:
-            # An engine may say everything before it returns.
-            self._leave()
+        self._line.ask(self._ticket)
+        self._entered = True
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -118,7 +122,7 @@ class Turn:
 
     async def begun(self, most: float) -> None:
         """Returns when the engine has the jobs, or after so many seconds. Raises what went wrong by then."""
-        if self._ticket is None or self._ticket.begun or self._closed:
+        if self._ticket.begun or self._closed:
             return
         self._begun = self._loop.create_future()
         with suppress(TimeoutError):
@@ -166,14 +170,15 @@ class Turn:
             fold.add(events)
         return fold.done()
 
-    def _begin(self) -> None:
+    def _begin(self, places: int) -> None:
+        """Gives the engine as many more choices as there are places."""
         try:
-            for number, job in enumerate(self.jobs):
-                self._handles.append(start(self._engine, job, self._sink(number, job.n)))
+            while places:
+                places -= self._start_next(places)
         except BaseException as error:
             for handle in self._handles:
                 handle.cancel()
-            if self._ticket is None:
+            if not self._entered:
                 # It had not to wait: who enters the turn is told.
                 self.close()
                 raise
@@ -181,24 +186,39 @@ class Turn:
         finally:
             self._tell_begun()
 
+    def _start_next(self, places: int) -> int:
+        """A job as a whole where there are places for it, else the next of its choices; how many it was."""
+        number, index = divmod(self._started, self.jobs[0].n)
+        job, sink = self.jobs[number], self._sink(number)
+        if "priority" not in self._engine.card.refused:
+            job = replace(job, priority=self._line.priority(self._ticket))
+        whole = index == 0 and job.n <= places
+        first, count = self._started, job.n if whole else 1
+        self._started += count
+        handle = start(self._engine, job, sink) if whole else start_one(self._engine, job, index, sink)
+        self._handles.append(handle)
+        for part in range(count):
+            self._cancels[first + part] = partial(handle.cancel, part)
+        return count
+
     def _fail(self, error: BaseException) -> None:
         known = error if isinstance(error, DragomanError) else EngineFailed("The engine took no job.")
         if known is not error:
             logger.error("The engine did not take a job that had waited", exc_info=error)
         for number, job in enumerate(self.jobs):
             for index in range(job.n):
-                self._sink(number, job.n)(Step([], index, finish="error", error=known))
+                self._sink(number)(Step([], index, finish="error", error=known))
 
     def _leave(self) -> None:
-        if self._ticket is not None:
-            self._line.leave(self._ticket)
+        self._line.leave(self._ticket)
         self._tell_begun()
 
     def _tell_begun(self) -> None:
         if self._begun is not None and not self._begun.done():
             self._begun.set_result(None)
 
-    def _sink(self, number: int, n: int) -> Sink:
+    def _sink(self, number: int) -> Sink:
+        n = self.jobs[number].n
         readers = self._readers[number * n : (number + 1) * n]
 
         def sink(step: Step) -> None:
@@ -211,16 +231,24 @@ class Turn:
             if step.finish == "abort":
                 step.finish, step.error = "error", Unavailable("The engine was stopped; try again.")
             pending = self._pending
-            reader.read(step, pending)
+            try:
+                reader.read(step, pending)
+            except Exception:
+                # Not for the engine to see; and whoever waits for the answer has to hear of its end.
+                logger.exception("An answer could not be read")
+                step.error = DragomanError("The server failed; its log says why.", code="internal_error")
+                reader.fail(step.error, pending)
             if reader.over:
                 self._left -= 1
-                if not self._left:
+                if self._left:
+                    self._line.give_back(self._ticket)
+                else:
                     self._leave()
                 self.finishes[reader.choice] = pending[-1]
                 if step.error is None:
                     self._keep(number, reader)
                 if step.finish is None:
-                    self._handles[number].cancel(step.index)
+                    self._cancels[reader.choice]()
             if len(pending) > MOST_PENDING:
                 self._pending = coalesce(pending)
             self.wake()
@@ -250,6 +278,7 @@ class Turn:
     def _first(self, number: int, step: Step) -> None:
         if self.first_token_at is None and step.ids:
             self.first_token_at = self._loop.time()
+            self._line.served(self._ticket)
         if step.cached_tokens is not None:
             self._cached += step.cached_tokens
         if step.prompt_logprobs is not None:

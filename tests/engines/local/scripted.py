@@ -117,7 +117,7 @@ class ScriptedRunner(ABC):
 
 
 class NoTokenizer:
-    pieces = (b"",)
+    pieces = (b"",) * VOCABULARY
     special: dict[str, int] = {}  # noqa: RUF012
     bos_id = None
     eos_id = None

@@ -27,6 +27,9 @@ def ending(reason: Any) -> tuple[FinishReason | None, DragomanError | None]:
         case "length":
             return "length", None
         case "abort" if told.get("status_code") is None:
+            if told.get("message"):
+                # Nobody's fault: why it was given up is for the log.
+                logger.warning("The engine aborted a request: %s", told["message"])
             return "abort", None
         case "abort" | "error":
             return "error", _error(told.get("status_code") or 500, told.get("message"))

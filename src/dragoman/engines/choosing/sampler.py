@@ -18,6 +18,7 @@ from dragoman.engines.choosing.arrays import Edit, Ids, Logits, Places, Weights,
 from dragoman.engines.choosing.edits import edits
 from dragoman.engines.choosing.filters import Undecided, largest, nucleus, pick, typical
 from dragoman.engines.choosing.ordered import Ordered
+from dragoman.engines.seeds import seed_of
 from dragoman.types import Sampling, TokenLogprob
 
 # What the unlikely ids together weigh at most, where the likeliest id weighs 1. With less, more ids are
@@ -168,4 +169,4 @@ def logprob(row: Logits, token: int, top: int) -> TokenLogprob:
 def _generator(seed: int | None, index: int) -> np.random.Generator:
     if seed is None:
         return np.random.Generator(np.random.PCG64())
-    return np.random.Generator(np.random.PCG64([seed & (2**64 - 1), index]))
+    return np.random.Generator(np.random.PCG64([seed_of(seed, index) & (2**64 - 1), 0]))

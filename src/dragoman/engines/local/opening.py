@@ -115,6 +115,7 @@ def _opened(model: Model, runner: AnyRunner, options: LocalOptions, details: Map
         created=int(time.time()),
         dimensions=model.width,
         slots=runner.slots,
+        embeds_at_once=1,
         details={**model.details, "slots": str(runner.slots), **details},
     )
     return Opened(runner, tokenizer, card)

@@ -4,7 +4,7 @@ import numpy as np
 
 from dragoman.engines.choosing.arrays import Ids
 from dragoman.engines.local.runner import Rows
-from dragoman.engines.local.sequence import Sequence
+from dragoman.engines.local.sequence import Sequence, by_owner
 from dragoman.types import Adapters
 
 # A pass costs about as much as this many tokens in it.
@@ -83,21 +83,33 @@ class Plan:
 def share_out(reading: list[Sequence], rows: int, outputs: int) -> dict[Sequence, int]:
     """How many tokens of each prompt go into a step of `rows` tokens and `outputs` extra rows of logits.
 
-    A quarter goes to the shortest prompts, so that a question does not wait behind a book; the rest goes
-    in the order of `reading`.
+    Each owner has an equal part. A quarter of it goes to the shortest prompts, so that a question does not
+    wait behind a book; the rest goes in the order of `reading`.
     """
     sizes: dict[Sequence, int] = {}
-    shortest = sorted(reading, key=lambda s: (s.order[0], s.prompt_length - s.computed))
-    for queue, limit in ((shortest, rows // 4), (reading, rows)):
+
+    def fill(queue: list[Sequence], most: int) -> None:
+        nonlocal outputs
         for sequence in queue:
             already = sizes.get(sequence, 0)
-            size = min(sequence.prompt_length - sequence.computed - already, limit - sum(sizes.values()))
+            size = min(_unread(sequence) - already, most - sum(sizes.values()))
             if sequence.prompt_logprobs is not None:
                 size = min(size, outputs)
                 outputs -= max(0, size)
             if size > 0:
                 sizes[sequence] = already + size
+
+    owners = by_owner(reading)
+    for mine in owners.values():
+        start, part = sum(sizes.values()), rows // len(owners)
+        fill(sorted(mine, key=_unread), start + part // 4)
+        fill(mine, start + part)
+    fill(reading, rows)
     return sizes
+
+
+def _unread(sequence: Sequence) -> int:
+    return sequence.prompt_length - sequence.computed
 
 
 def level(sizes: dict[Sequence, int]) -> dict[Sequence, int]:

@@ -4,8 +4,9 @@ Rules of this file:
 - Sequences that decode are in every step of their adapters; prompts share what is left of the step.
 - A prompt is cut into pieces, small ones while others decode, so that nobody stalls for long.
 - Prompts are read in the order of service, but a part of each step is for the shortest.
+- Owners have equal shares: of slots and of turns (see shares.py), and of what a step reads of prompts.
 - Where rows cost little, sequences that decode add guesses at their next tokens.
-- Where memory runs out, those who came last step back, and begin again later.
+- Where memory runs out, those who came last step back, and begin again later; first the owner with the most.
 - A step has one set of adapters, because the runner applies it to all rows; the sets take turns.
 - Rows are in the order of their slots, because the native library splits a step where slots are not adjacent.
 - Only the engine's thread comes here.
@@ -27,8 +28,9 @@ from dragoman.engines.local.plan import Piece, Plan, level, share_out
 from dragoman.engines.local.prefix import Slots
 from dragoman.engines.local.runner import AnyRunner, PagedRunner, Runner, StepFailed, StepInterrupted
 from dragoman.engines.local.sequence import Group, Sequence
+from dragoman.engines.local.shares import Places, Turns, last_of_most
 from dragoman.errors import DragomanError, EngineFailed
-from dragoman.types import Adapters, FinishReason, Job, Sink, Step
+from dragoman.types import FinishReason, Job, Sink, Step
 
 _log = logging.getLogger("dragoman.engine")
 
@@ -45,7 +47,7 @@ class Scheduler:
         self._guesser = Guesser(runner, self._memory, guesses)
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
-        self._turn: Adapters = ()
+        self._turns = Turns()
         self._arrivals = count()
         self._out: list[tuple[Group, Step]] = []
         self.in_step: list[Sequence] = []
@@ -99,21 +101,25 @@ class Scheduler:
         self._read(plan, logits)
 
     def _admit(self) -> None:
-        """Give slots to those who wait, the first first; who waits for a prefix does not block the rest."""
-        if not self._waiting or not self._memory.idle:
+        """Give slots to those who wait."""
+        if not self._waiting or not (self._memory.idle or self._are_several()):
             return
-        still = []
-        self._memory.full = False
-        for sequence in self._waiting:
-            room = self._memory.idle and not self._memory.full
-            if room and not sequence.held() and self._memory.place(sequence):
+        places = Places(self._memory, self._running, self._waiting, self._step_back)
+        places.give()
+        if places.placed:
+            self._waiting = [sequence for sequence in self._waiting if sequence not in places.placed]
+            for sequence in places.placed:
                 insort(self._running, sequence, key=_slot_index)
-            else:
-                still.append(sequence)
-        self._waiting = still
+
+    def _are_several(self) -> bool:
+        """Whether somebody waits who is another than one that runs."""
+        owner = self._waiting[0].owner
+        return any(one.owner != owner for one in self._running) or any(
+            one.owner != owner for one in self._waiting
+        )
 
     def _plan(self) -> Plan:
-        adapters = self._next_adapters()
+        adapters = self._turns.next(self._running)
         mine = [s for s in self._running if s.group.job.adapters == adapters]
         reading = sorted((s for s in mine if not s.decoding), key=_order)
         rows = self._batch if len(reading) == len(mine) else self._chunk
@@ -129,7 +135,7 @@ class Scheduler:
         """The pieces for which there is memory. Who came last steps back for those before."""
         for piece in sorted(pieces, key=lambda piece: piece.sequence.order):
             while (slot := piece.sequence.slot) is not None and not self._memory.extend(slot, piece.end):
-                self._step_back(max(self._running, key=_order))
+                self._step_back(last_of_most(self._running))
         return [piece for piece in pieces if piece.sequence.slot is not None]
 
     def _step_back(self, sequence: Sequence) -> None:
@@ -138,14 +144,6 @@ class Scheduler:
         self._memory.release(sequence.slot)
         sequence.step_back()
         insort(self._waiting, sequence, key=_order)
-
-    def _next_adapters(self) -> Adapters:
-        """The adapters whose turn it is, among those that have something to compute."""
-        present = sorted({s.group.job.adapters for s in self._running})
-        if present:
-            later = [adapters for adapters in present if adapters > self._turn]
-            self._turn = (later or present)[0]
-        return self._turn
 
     def _read(self, plan: Plan, logits: Logits) -> None:
         """Go through the rows of logits, which are in the order of the plan, and choose what comes next."""

@@ -1,6 +1,7 @@
 """The scheduler's nouns: a group is a job, a sequence is one of its continuations, a slot holds one."""
 
 import asyncio
+from collections.abc import Iterable
 from itertools import count
 from typing import TypeAlias
 
@@ -75,6 +76,7 @@ class Sequence:
         "prompt_length",
         "prompt_logprobs",
         "slot",
+        "spoken",
         "trust",
     )
 
@@ -91,6 +93,8 @@ class Sequence:
         """Tokens in the slot. Once the prompt is done, all but the newest."""
         self.cached = 0
         self.cancelled = False
+        self.spoken = 0
+        """Tokens of the answer that were said when it got its slot."""
         self.trust = 0.5
         """How likely a guess at its next token is right, as far as guesses have shown."""
         self.held_by: Sequence | None = None
@@ -104,10 +108,20 @@ class Sequence:
         """Give up the slot, to begin again later with what has been said as part of the prompt."""
         self.slot = None
         self.computed = 0
+        self.spoken = len(self.answer.output)
         self.prompt = np.concatenate([self.group.prompt, np.array(self.answer.output, np.int32)])
         self.prompt_length = len(self.prompt)
         if self.prompt_logprobs is not None:
             self.prompt_logprobs = None if self.group.reported else [None]
+
+    @property
+    def owner(self) -> str:
+        return self.group.job.owner
+
+    @property
+    def said(self) -> int:
+        """Tokens of the answer since it has its slot."""
+        return len(self.answer.output) - self.spoken
 
     @property
     def decoding(self) -> bool:
@@ -117,3 +131,10 @@ class Sequence:
         """Whether the sequence it waits for is still on its way."""
         other = self.held_by
         return other is not None and other.slot is not None and other.computed < self.held_until
+
+
+def by_owner(sequences: Iterable[Sequence]) -> dict[str, list[Sequence]]:
+    found: dict[str, list[Sequence]] = {}
+    for sequence in sequences:
+        found.setdefault(sequence.owner, []).append(sequence)
+    return found

@@ -3,6 +3,7 @@
 import atexit
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
@@ -34,6 +35,8 @@ class Worker:
         self._stopping = False
         self._abandoned = False
         self._turns = 0
+        self._ahead = 0.0
+        """Seconds that embeddings have had more than answers, while there were both."""
         self.failure: DragomanError | None = None
         """Why the engine takes no more work; None while it lives."""
 
@@ -129,11 +132,17 @@ class Worker:
         self._read_mail(wait=not (self._scheduler.busy or self._embeddings))
         if self._stopping:
             return
+        both = bool(self._scheduler.busy and self._embeddings)
+        began = time.perf_counter()
         if self._scheduler.busy:
             self._scheduler.step()
+        stepped = time.perf_counter()
         self._deliver(self._scheduler.take())
-        if self._embeddings:
+        # Half of the time each: a piece of a long text takes as long as many steps.
+        self._ahead = max(0.0, self._ahead - (stepped - began)) if both else 0.0
+        if self._embeddings and not self._ahead:
             self._advance_embedding()
+            self._ahead = time.perf_counter() - stepped
 
     def _read_mail(self, wait: bool) -> None:
         if wait:

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from typing import Any
 
+from dragoman.engines.asked import asked
 from dragoman.engines.drive import start
 from dragoman.engines.protocol import Engine, LivingEngine, PulsingEngine, weights_of
 from dragoman.engines.steps import iterate
@@ -36,6 +37,9 @@ class Supervised:
     stuck: no sign of life for `timeout` seconds. By default an engine without a pulse is never taken for
     stuck, since nobody can tell a long step from the last one.
     """
+
+    checked = True
+    """Steps have passed the border when they come from the engine within; once is enough."""
 
     def __init__(self, open: Callable[[], Engine], *, timeout: float | None = None) -> None:
         self._open = open
@@ -199,13 +203,13 @@ class Supervised:
             watch = self._present()
             if name in ("pause", "resume"):
                 self._paused = name == "pause"
-            asked = asyncio.ensure_future(getattr(watch.engine, name)(*args))
+            asking = asyncio.ensure_future(asked(watch.engine, name, *args))
             try:
-                await asyncio.wait({asked, watch.over}, return_when=asyncio.FIRST_COMPLETED)
-                if not asked.done():
+                await asyncio.wait({asking, watch.over}, return_when=asyncio.FIRST_COMPLETED)
+                if not asking.done():
                     raise EngineFailed("The engine failed at what it was asked; it is being restarted.")
-                return asked.result()
+                return asking.result()
             finally:
-                asked.cancel()
+                asking.cancel()
 
         return ask

@@ -7,7 +7,9 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
+from dragoman.engines.asked import asked
 from dragoman.engines.protocol import Engine, LivingEngine, PulsingEngine
+from dragoman.errors import EngineFailed
 
 _log = logging.getLogger("dragoman.engine")
 _STOP_S = 10.0
@@ -34,7 +36,8 @@ async def opened(open: Callable[[], Engine]) -> Engine:
             gc.collect()
             engine = open()
         except BaseException as error:
-            failure = error
+            # What ends a process when it is raised in a task is, here, one more failure.
+            failure = error if isinstance(error, Exception) else EngineFailed(type(error).__name__)
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(settle, engine, failure)
 
@@ -42,15 +45,15 @@ async def opened(open: Callable[[], Engine]) -> Engine:
     return await future
 
 
-async def closed(engine: Engine, *, stuck: bool) -> None:
-    """Free what a failed engine holds, as far as that can be done."""
+async def closed(engine: Engine, *, stuck: bool, seconds: float = _STOP_S) -> None:
+    """Free what an engine holds, as far as that can be done."""
     if stuck and isinstance(engine, PulsingEngine):
         engine.abandon()
     elif isinstance(engine, LivingEngine):
-        stopping = asyncio.ensure_future(engine.stop())
-        await asyncio.wait({stopping}, timeout=_STOP_S)
+        stopping = asyncio.ensure_future(asked(engine, "stop"))
+        await asyncio.wait({stopping}, timeout=seconds)
         if not stopping.done():
             stopping.cancel()
-            _log.warning("the failed engine did not stop within %.0f seconds; it is left behind", _STOP_S)
+            _log.warning("The engine did not stop within %.0f seconds; it is left behind.", seconds)
         elif stopping.exception() is not None:
-            _log.warning("the failed engine could not be stopped", exc_info=stopping.exception())
+            _log.warning("The engine could not be stopped.", exc_info=stopping.exception())

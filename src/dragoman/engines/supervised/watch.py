@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
+from dragoman.engines.asked import asked
 from dragoman.engines.protocol import Engine, LivingEngine, PulsingEngine
 from dragoman.errors import Unavailable
 
@@ -78,4 +79,4 @@ class Watch:
 
 async def _check(engine: Engine) -> None:
     if isinstance(engine, LivingEngine):
-        await engine.check()
+        await asked(engine, "check")

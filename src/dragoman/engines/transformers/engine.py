@@ -63,6 +63,7 @@ class TransformersEngine:
             created=int(time.time()),
             details=_details(loaded),
         )
+        self.card.embeds_at_once = 1
         self.weight_version: str | None = None
         self.failure: DragomanError | None = None
         """Why the engine takes no more work; None while it lives."""

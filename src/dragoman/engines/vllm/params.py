@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from dragoman.engines.seeds import seed_of
 from dragoman.types import LARK_LINE, ConstraintSource, Job, SourceForm
 
 UNSUPPORTED = frozenset({"typical_p"})
@@ -68,7 +69,7 @@ def sibling(params: Any, index: int) -> Any:
     """The parameters of another continuation: with a seed of its own, and nothing about the prompt."""
     other = copy(params)
     if other.seed is not None:
-        other.seed += index
+        other.seed = seed_of(other.seed, index)
     other.prompt_logprobs = None
     return other
 

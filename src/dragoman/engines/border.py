@@ -1,0 +1,312 @@
+"""The border between an engine and the rest: everything that an engine says of a job is checked here, once.
+
+An engine can be anybody's code, so nothing that it says is acted on before it was looked at:
+
+- What cannot be right (an id that is not in the vocabulary, a finish that nobody knows, log probabilities of
+  other ids) ends the answer with an error. The log says what it was, and the engine is rid of the job.
+- What goes beyond what was asked (ids after `max_tokens`, after an end or a stop id) is cut off: up to there
+  the answer is good. The log says so once for each engine.
+- What comes too late (after a finish, after a cancel) is dropped.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache, partial
+from threading import get_ident
+from typing import Any, get_args
+
+from dragoman.engines.asked import is_interrupt
+from dragoman.engines.protocol import Engine, Handle
+from dragoman.engines.sound import MISBEHAVED, shown, wrong_ids, wrong_logprobs, wrong_prompt_logprobs
+from dragoman.errors import DragomanError, EngineFailed
+from dragoman.logs import describe
+from dragoman.types import FinishReason, Job, Sink, Step
+
+logger = logging.getLogger("dragoman.engine")
+
+FINISHES = get_args(FinishReason)
+MOST_EMPTY = 10_000
+"""Steps without anything in them that may follow each other: they could go on for ever."""
+FAILED = "The engine failed while it was writing the answer."
+
+
+class _Wrong(Exception):
+    """What an engine did, for the log."""
+
+
+class Border:
+    """One job. It is the engine's sink, as `take`, and the handle of whoever asked."""
+
+    def __init__(
+        self, engine: Engine, job: Job, sink: Sink, tell: Callable[[str], None] | None = None
+    ) -> None:
+        """`tell` gets what the engine does wrong, instead of the log."""
+        card, tokenizer, sampling = engine.card, engine.tokenizer, job.sampling
+        self._name = type(engine).__name__
+        self._tell = tell or partial(logger.error, "The engine %s broke its protocol: %s", self._name)
+        self._warn = tell or partial(_warn, self._name)
+        self._job = job
+        self._sink = sink
+        self._size = len(tokenizer.pieces)
+        # Ids that were made from text can be more than were sampled.
+        self._most = sampling.max_tokens if card.samples_ids else card.max_model_len
+        self._least = sampling.min_tokens
+        self._room = dict.fromkeys(range(job.n), self._most)
+        """For each continuation that is not over, how many ids may still come."""
+        # Under a constraint, an end id can be a marker in the middle of an answer.
+        goes_on = sampling.ignore_eos or job.constraint is not None
+        self._ends = frozenset[int]() if goes_on else tokenizer.end_ids
+        self._stops = self._ends | sampling.stop_token_ids
+        self._logprobs = None if "logprobs" in card.refused else sampling.logprobs
+        self._prompt_told = sampling.prompt_logprobs is None or "prompt_logprobs" in card.refused
+        self._cached_told = False
+        self._cancelled = False
+        self._empty = self._most, 0
+        """How many steps without ids there were in a row, and the room that there was then."""
+        self._quick = False
+        self._handle: Handle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._thread = get_ident()
+        self._early: list[Step] | None = None
+        """What an engine says before it has given a handle waits for that."""
+
+    def begin(self, start: Callable[[Sink], Handle]) -> None:
+        """`start` makes the engine begin; whatever it raises is one of our errors."""
+        self._early = []
+        try:
+            handle = start(self.take)
+        except DragomanError:
+            self._room.clear()
+            raise
+        except BaseException as error:
+            self._room.clear()
+            if is_interrupt(error):
+                raise
+            logger.error("The engine %s took no job: %s", self._name, describe(error), exc_info=error)
+            raise EngineFailed("The engine took no job; the server's log says why.") from None
+        if not callable(getattr(handle, "cancel", None)):
+            self._room.clear()
+            self._tell(f"submit gave {shown(handle)}, not a handle")
+            raise EngineFailed(MISBEHAVED)
+        self._handle = handle
+        if self._early:
+            # Not now: whoever asked has no handle yet, either.
+            self._loop.call_soon(self._take_early)
+        else:
+            self._early = None
+
+    def open(self, index: int) -> bool:
+        """Whether anything is still wanted of a continuation."""
+        return index in self._room
+
+    def cancel(self, index: int | None = None) -> None:
+        self._cancelled = True
+        if index is None:
+            self._room.clear()
+        else:
+            self._room.pop(index, None)
+        self._stop(index)
+
+    def take(self, step: Step) -> None:
+        if self._quick and type(step) is Step:
+            # One more id and nothing else, as nearly every step is: what is asked here costs the least.
+            ids, index = step.ids, step.index
+            if (
+                type(ids) is list
+                and len(ids) == 1
+                and type(id_ := ids[0]) is int
+                and 0 <= id_ < self._size
+                and id_ not in self._stops
+                and step.finish is None
+                and step.logprobs is None
+                and step.cached_tokens is None
+                and step.prompt_logprobs is None
+                and step.error is None
+                and step.weight_version is None
+                and type(index) is int
+                and (room := self._room.get(index, 0))
+            ):
+                self._room[index] = room - 1
+                self._sink(step)
+                return
+        self._take(step)
+
+    def _take(self, step: Step) -> None:
+        if self._early is not None or get_ident() != self._thread:
+            self._put_off(step)
+            return
+        try:
+            passes = self._checked(step)
+        except _Wrong as wrong:
+            self.fault(str(wrong), getattr(step, "index", None))
+            return
+        except Exception as error:
+            # Attributes of a foreign object may be anything.
+            self.fault(f"a step cannot be read: {describe(error)}", None)
+            return
+        # An engine that calls from another thread does so from its first step on.
+        self._quick = self._logprobs is None
+        if step.finish is not None:
+            del self._room[step.index]
+        if passes:
+            self._sink(step)
+
+    def fault(self, what: str, index: Any = None) -> None:
+        """End a continuation, or all of them, because of what the engine did."""
+        self._tell(what)
+        ended = [index] if type(index) is int and index in self._room else list(self._room)
+        for each in ended:
+            del self._room[each]
+            self._stop(each)
+            self._sink(Step([], each, finish="error", error=EngineFailed(MISBEHAVED)))
+
+    def _stop(self, index: int | None) -> None:
+        if self._handle is None:
+            return
+        try:
+            self._handle.cancel(index)
+        except Exception as error:
+            logger.error("The engine %s did not cancel a job", self._name, exc_info=error)
+
+    def _put_off(self, step: Step) -> None:
+        self._quick = False
+        if get_ident() != self._thread:
+            self._warn("calls the sink from a thread of its own; it belongs to the event loop's")
+            with suppress(RuntimeError):
+                # The loop may be closed by now: then nobody will ever read it.
+                self._loop.call_soon_threadsafe(self.take, step)
+        elif self._early is not None:
+            self._early.append(step)
+
+    def _take_early(self) -> None:
+        early, self._early = self._early or [], None
+        for step in early:
+            self.take(step)
+
+    def _checked(self, step: Step) -> bool:
+        """Whether the step is to go on, cut to what was asked. Raises for one that cannot be right."""
+        if not isinstance(step, Step):
+            raise _Wrong(f"it gave {shown(step)} where a dragoman.Step belongs")
+        index = step.index
+        if type(index) is not int or index not in self._room:
+            return self._stray(step)
+        ids, size, stops = step.ids, self._size, self._stops
+        cut = -1
+        if type(ids) is not list:
+            raise _Wrong(f"a step's ids {wrong_ids(ids, size) or 'are a tuple, not a list'}")
+        for id_ in ids:
+            if type(id_) is not int or not 0 <= id_ < size:
+                raise _Wrong(f"a step's ids {wrong_ids(ids, size)}")
+            if id_ in stops:
+                cut = 0
+        if self._logprobs is not None:
+            if ids and (wrong := wrong_logprobs(step.logprobs, ids, size, self._logprobs)):
+                raise _Wrong(wrong)
+        elif step.logprobs is not None:
+            step.logprobs = None
+        if ids:
+            room = self._room[index] - len(ids)
+            if cut == 0 or room < 0:
+                self._cut(step, self._room[index])
+            self._room[index] = room
+        elif step.finish is None and not self._tells(step):
+            return False
+        if step.cached_tokens is not None or step.prompt_logprobs is not None:
+            self._check_prompt(step)
+        if step.weight_version is not None and type(step.weight_version) is not str:
+            raise _Wrong(f"weight_version is {shown(step.weight_version)}; it is a text, or None")
+        if step.finish is not None or step.error is not None:
+            self._check_end(step)
+        return True
+
+    def _stray(self, step: Step) -> bool:
+        """Of a continuation that is over, or that was never asked for."""
+        if type(step.index) is not int or not 0 <= step.index < self._job.n:
+            raise _Wrong(f"a step's index is {shown(step.index)}, of {self._job.n} continuations")
+        if not self._cancelled:
+            self._warn("goes on after the end of an answer; what comes then is dropped")
+        step.finish = None
+        return False
+
+    def _tells(self, step: Step) -> bool:
+        """Whether a step without ids has anything to say."""
+        room = sum(self._room.values())
+        before, count = self._empty
+        self._empty = room, count + 1 if room == before else 1
+        if self._empty[1] > MOST_EMPTY:
+            raise _Wrong(f"{MOST_EMPTY} steps in a row had no ids")
+        return step.cached_tokens is not None or step.prompt_logprobs is not None or step.error is not None
+
+    def _cut(self, step: Step, room: int) -> None:
+        """End the answer at the first end or stop id, or where it is as long as it may be."""
+        # Up to `min_tokens` none of them ends it.
+        free = max(self._least - (self._most - room), 0)
+        ends = [place for place, id_ in enumerate(step.ids[:room]) if place >= free and id_ in self._stops]
+        size, stop_id = room, None
+        finish: FinishReason = "length"
+        if ends:
+            size, finish = ends[0] + 1, "stop"
+            stop_id = None if step.ids[ends[0]] in self._ends else step.ids[ends[0]]
+        if size > len(step.ids) or (size == len(step.ids) and step.finish is not None):
+            return
+        if ends and size == len(step.ids):
+            self._warn("gives an end or a stop id without a finish; the answer is taken to end there")
+        else:
+            after = "an end or a stop id" if ends else "max_tokens"
+            self._warn(f"goes on after {after}; the answer is cut off there")
+        going_on = step.finish is None
+        step.ids, step.finish, step.stop_id, step.error = step.ids[:size], finish, stop_id, None
+        if step.logprobs is not None:
+            step.logprobs = step.logprobs[:size]
+        if going_on:
+            self._stop(step.index)
+
+    def _check_prompt(self, step: Step) -> None:
+        """What is told of the prompt is told once."""
+        told, cached = step.prompt_logprobs, step.cached_tokens
+        if cached is not None:
+            if type(cached) is not int:
+                raise _Wrong(f"cached_tokens is {shown(cached)}; it is an int")
+            most = len(self._job.prompt)
+            if not 0 <= cached <= most:
+                self._warn("tells of cached_tokens below 0, or of more than the prompt has")
+            step.cached_tokens = None if self._cached_told else min(max(cached, 0), most)
+            self._cached_told = True
+        if told is not None:
+            most = self._job.sampling.prompt_logprobs or 0
+            if self._prompt_told:
+                step.prompt_logprobs = None
+            elif wrong := wrong_prompt_logprobs(told, self._job.prompt, self._size, most):
+                raise _Wrong(wrong)
+            self._prompt_told = True
+
+    def _check_end(self, step: Step) -> None:
+        """A finish that is known, with an error where there is to be one."""
+        error, finish = step.error, step.finish
+        if finish is not None and finish not in FINISHES:
+            raise _Wrong(f"finish is {shown(finish)}; it is one of {', '.join(FINISHES)}")
+        if error is not None and not isinstance(error, Exception):
+            raise _Wrong(f"a step's error is {shown(error)}, not an Exception")
+        if step.stop_id is not None and (type(step.stop_id) is not int or not 0 <= step.stop_id < self._size):
+            raise _Wrong(f"stop_id is {shown(step.stop_id)}, which is no id of the vocabulary")
+        if error is None and finish == "error":
+            raise _Wrong("finish is 'error', and there is no error")
+        if error is None:
+            if finish != "abort" and not self._prompt_told and step.index == 0:
+                raise _Wrong("prompt_logprobs were asked for, and not given")
+            return
+        if not isinstance(error, DragomanError):
+            # The foreign exception's text stays in the log: it may hold anything.
+            logger.error("The engine %s failed on job %s", self._name, self._job.id, exc_info=error)
+            step.error = EngineFailed(FAILED)
+        elif finish == "abort":
+            logger.warning("The engine %s aborted job %s: %s", self._name, self._job.id, describe(error))
+        step.finish = "error"
+
+
+@cache
+def _warn(engine: str, what: str) -> None:
+    """Once for each engine: it would do so with every answer."""
+    logger.warning("The engine %s %s.", engine, what)

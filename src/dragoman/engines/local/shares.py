@@ -1,0 +1,121 @@
+"""Who of several owners is served next: each that has jobs has an equal share of slots, steps and rows.
+
+Rules of this file:
+- A slot goes to the owner with the fewest, and of each owner to the first in the order of service.
+- Where there is none left, the owner with the most gives one up to who has at least two less: its last
+  sequence steps back. So nobody waits for another's long answers, and nothing is taken back and forth.
+- Where there are more owners than slots, a sequence steps back when it has had its turn.
+- An owner whose next prompt finds no room blocks the others only if nothing of its own runs.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from dragoman.engines.local.memory import Memory
+from dragoman.engines.local.sequence import Sequence, by_owner
+from dragoman.types import Adapters
+
+_T = TypeVar("_T", str, Adapters)
+
+TURN = 64
+"""Tokens of an answer that make up a turn, where owners have to take turns; more after a long prompt."""
+
+
+def last_of_most(running: list[Sequence]) -> Sequence:
+    """Who steps back: of the owner with the most sequences the last in the order of service."""
+    counts = Counter(sequence.owner for sequence in running)
+    return max(running, key=lambda sequence: (counts[sequence.owner], sequence.order))
+
+
+class Places:
+    """One round of giving slots to those who wait; `step_back` takes the slot of one away."""
+
+    def __init__(
+        self,
+        memory: Memory,
+        running: list[Sequence],
+        waiting: list[Sequence],
+        step_back: Callable[[Sequence], None],
+    ) -> None:
+        self._memory = memory
+        self._running = running
+        self._waiting = by_owner(waiting)
+        self._counts = Counter(sequence.owner for sequence in running)
+        self._step_back = step_back
+        self.placed: set[Sequence] = set()
+
+    def give(self) -> None:
+        while self._waiting:
+            owner = min(self._waiting, key=self._counts.__getitem__)
+            if not self._place_next(owner):
+                if self._memory.full and not self._counts[owner]:
+                    return
+                del self._waiting[owner]
+
+    def _place_next(self, owner: str) -> bool:
+        """Whether one of an owner's sequences got a slot; who waits for a prefix does not block the rest."""
+        mine = self._waiting[owner]
+        self._memory.full = False
+        while mine and not self._memory.full:
+            sequence = mine.pop(0)
+            if sequence.held() or self._memory.must_wait(sequence):
+                continue
+            if not self._memory.idle and not self._make_way(owner):
+                return False
+            if self._place(sequence):
+                self.placed.add(sequence)
+                self._counts[owner] += 1
+                return True
+        return False
+
+    def _place(self, sequence: Sequence) -> bool:
+        while not self._memory.place(sequence):
+            if not self._memory.full or not self._make_way(sequence.owner):
+                return False
+            self._memory.full = False
+        return True
+
+    def _make_way(self, owner: str) -> bool:
+        """Whether somebody could give up a slot."""
+        others = [one for one in self._running if one.owner != owner and one.slot is not None]
+        if not others:
+            return False
+        victim = max(others, key=lambda one: (self._counts[one.owner], one.order))
+        more = self._counts[victim.owner] - self._counts[owner]
+        if more < 1 or (more == 1 and not (self._counts[owner] == 0 and _had_its_turn(victim))):
+            return False
+        self._counts[victim.owner] -= 1
+        self._step_back(victim)
+        return True
+
+
+def _had_its_turn(sequence: Sequence) -> bool:
+    return sequence.decoding and sequence.said >= max(TURN, sequence.computed // 4)
+
+
+class Turns:
+    """A step has one set of adapters: owners take turns, and so do the sets of each."""
+
+    def __init__(self) -> None:
+        self._owner = ""
+        self._latest: dict[str, Adapters] = {}
+
+    def next(self, running: list[Sequence]) -> Adapters:
+        """The adapters whose turn it is, among those that have something to compute."""
+        present: dict[str, set[Adapters]] = {}
+        for sequence in running:
+            present.setdefault(sequence.owner, set()).add(sequence.group.job.adapters)
+        if not present:
+            return ()
+        self._owner = _following(present, self._owner)
+        chosen = _following(present[self._owner], self._latest.get(self._owner, ()))
+        self._latest = {owner: used for owner, used in self._latest.items() if owner in present}
+        self._latest[self._owner] = chosen
+        return chosen
+
+
+def _following(present: Iterable[_T], last: _T) -> _T:
+    """The next in order, and after the last the first."""
+    ordered = sorted(present)
+    return next((one for one in ordered if one > last), ordered[0])

@@ -1,0 +1,181 @@
+"""What an engine has to be made of, and what it may give: each function says what is wrong, in a sentence.
+
+For the server, which takes nothing on trust, and for `doctor`, which tells an engine's author.
+"""
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from inspect import iscoroutine
+from typing import Any
+
+from dragoman.engines.protocol import UNSUPPORTABLE, ModelCard, Tokenizer
+from dragoman.errors import EngineFailed, SettingsError
+from dragoman.logs import describe
+from dragoman.types import TokenLogprob
+
+logger = logging.getLogger("dragoman.engine")
+
+MISBEHAVED = "The engine did what no engine may; the server's log says what."
+PARTS = ("card", "tokenizer", "generate")
+GREETING = "Hello, world!"
+TOKENIZER = ("pieces", "special", "bos_id", "eos_id", "end_ids", "add_bos", "infill", "encode")
+ABOVE_ZERO = 1e-3
+"""By which rounding may take a log probability above 0."""
+
+
+def check_engine(engine: Any) -> None:
+    """Raises for an engine that cannot be served, with all that is wrong with its parts."""
+    wrong = [f"it has no {name}" for name in PARTS if not hasattr(engine, name)]
+    if not wrong:
+        wrong = [f"card: {each}" for each in wrong_card(engine.card)]
+        wrong += [f"tokenizer: {each}" for each in wrong_tokenizer(engine.tokenizer)]
+    if wrong:
+        raise SettingsError(f"The engine {type(engine).__name__} cannot be served; {'; '.join(wrong)}.")
+
+
+def wrong_card(card: Any) -> Iterator[str]:
+    if not isinstance(card, ModelCard):
+        yield f"it is a {type(card).__name__}, not a dragoman.ModelCard"
+        return
+    if not isinstance(card.name, str) or not card.name.strip() or not card.name.isprintable():
+        yield "name is empty, or no text that can be printed"
+    if type(card.max_model_len) is not int or card.max_model_len < 2:
+        yield f"max_model_len is {shown(card.max_model_len)}; a prompt and an answer need 2 at least"
+    for name in ("slots", "dimensions"):
+        value = getattr(card, name)
+        if value is not None and (type(value) is not int or value < 1):
+            yield f"{name} is {shown(value)}; it is a number from 1, or None where it is not known"
+    if unknown := frozenset(card.unsupported) - UNSUPPORTABLE:
+        yield f"unsupported names what is no field: {', '.join(sorted(map(str, unknown)))}"
+
+
+def wrong_tokenizer(tokenizer: Any) -> Iterator[str]:
+    if lacking := [name for name in TOKENIZER if not hasattr(tokenizer, name)]:
+        yield f"it has no {', no '.join(lacking)}"
+        return
+    size = len(tokenizer.pieces)
+    if set(map(type, tokenizer.pieces)) != {bytes}:
+        yield "pieces has an entry that is not bytes, or none at all"
+        return
+    if not isinstance(tokenizer.special, Mapping):
+        yield "special is not a mapping of texts to ids"
+        return
+    named = (tokenizer.bos_id, tokenizer.eos_id, *(tokenizer.infill or ()))
+    ids = [*tokenizer.end_ids, *tokenizer.special.values(), *(id_ for id_ in named if id_ is not None)]
+    if wrong := wrong_ids(ids, size):
+        yield f"among its special or end ids {wrong}"
+        return
+    try:
+        encoded = tokenizer.encode(GREETING)
+        wrong = wrong_ids(encoded, size) or (None if len(encoded) else "are none")
+    except Exception as error:
+        wrong = f"are not to be had: it raises {describe(error)}"
+    if wrong:
+        yield f"the ids that encode gives {wrong}"
+
+
+def wrong_ids(ids: Any, size: int) -> str | None:
+    """`wrong_ids([1, -1], 9)` is `hold -1, which is not in a vocabulary of 9`."""
+    if type(ids) is not list and type(ids) is not tuple:
+        return f"are a {type(ids).__name__}, not a list of ints"
+    for id_ in ids:
+        if type(id_) is not int:
+            return f"hold a {type(id_).__name__}; ids are of Python's own type int"
+        if not 0 <= id_ < size:
+            return f"hold {shown(id_)}, which is not in a vocabulary of {size}"
+    return None
+
+
+def encoded(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[int, ...]:
+    """What a tokenizer made of a text, unless it cannot be."""
+    if wrong := wrong_ids(ids, len(tokenizer.pieces)):
+        checked(tokenizer, f"the ids that encode gives {wrong}")
+    return tuple(ids)
+
+
+def wrong_logprobs(told: Any, ids: Sequence[int], size: int, most: int) -> str | None:
+    if not isinstance(told, list | tuple) or len(told) != len(ids):
+        return "logprobs were asked for, but a step has not one for each of its ids"
+    for entry, id_ in zip(told, ids, strict=True):
+        if wrong := wrong_logprob(entry, size, most):
+            return wrong
+        if entry.id != id_:
+            return "logprobs were asked for, but a step has those of other ids than its own"
+    return None
+
+
+def wrong_prompt_logprobs(told: Any, prompt: Sequence[int], size: int, most: int) -> str | None:
+    if not isinstance(told, list | tuple) or len(told) != len(prompt):
+        return "prompt_logprobs has not one entry for each id of the prompt"
+    return next(
+        (wrong for each in told if each is not None and (wrong := wrong_logprob(each, size, most))), None
+    )
+
+
+def wrong_logprob(entry: Any, size: int, most: int) -> str | None:
+    if not isinstance(entry, TokenLogprob):
+        return f"a log probability is a {type(entry).__name__}, not a dragoman.TokenLogprob"
+    if len(entry.top) > most:
+        return f"{most} alternatives were asked for beside each id, but there are {len(entry.top)}"
+    for id_, logprob in ((entry.id, entry.logprob), *entry.top):
+        if type(id_) is not int or not 0 <= id_ < size:
+            return f"a log probability is of {shown(id_)}, which is not in a vocabulary of {size}"
+        if type(logprob) not in (float, int) or not logprob <= ABOVE_ZERO:
+            return f"a log probability is {shown(logprob)}; it is a float, and 0 at most"
+    return None
+
+
+def wrong_vectors(vectors: Any, count: int) -> str | None:
+    """Of what `embed` gives for `count` prompts."""
+    if not isinstance(vectors, list | tuple) or len(vectors) != count:
+        return f"embed gave no list of {count} vectors for {count} prompts"
+    if any(type(vector) not in (list, tuple) or not vector for vector in vectors):
+        return "embed gave a vector that is empty, or no list of floats"
+    if len({len(vector) for vector in vectors}) > 1:
+        return "embed gave vectors of different lengths"
+    return next((wrong for vector in vectors if (wrong := wrong_numbers(vector, "embed"))), None)
+
+
+def wrong_scores(scores: Any, count: int) -> str | None:
+    """Of what `score` gives for `count` pairs."""
+    if not isinstance(scores, list | tuple) or len(scores) != count:
+        return f"score gave no list of {count} numbers for {count} pairs"
+    return wrong_numbers(scores, "score")
+
+
+def wrong_numbers(numbers: Sequence[Any], method: str) -> str | None:
+    # One that is of another type, or no number, makes the sum such, too: it is looked at alone.
+    try:
+        total = sum(numbers)
+    except TypeError:
+        total = None
+    if type(total) not in (float, int):
+        return f"{method} gave what is no float of Python's own; use .tolist()"
+    return None if math.isfinite(total) else f"{method} gave a number that is none, or infinite"
+
+
+def checked(engine: Any, wrong: str | None) -> None:
+    """Raises where something is wrong with what an engine gave; the log says what."""
+    if wrong:
+        logger.error("The engine %s broke its protocol: %s", type(engine).__name__, wrong)
+        raise EngineFailed(MISBEHAVED)
+
+
+def wrong_iterator(made: Any) -> str | None:
+    """Of what `generate` returns."""
+    if iscoroutine(made):
+        made.close()
+        return "generate is a coroutine; it must be an async generator, or return one"
+    if not hasattr(made, "__anext__") or not hasattr(made, "aclose"):
+        return f"generate gives a {type(made).__name__}; it must give an async generator"
+    return None
+
+
+def shown(value: Any) -> str:
+    """A value for a line of the log. Text may be anything, so only what looks like a word is quoted."""
+    if value is None or isinstance(value, bool) or type(value) in (int, float):
+        return repr(value) if not isinstance(value, int) or abs(value) < 1 << 64 else "a very large number"
+    if isinstance(value, str) and value.isidentifier() and len(value) <= 20:
+        return repr(value)
+    return f"a {type(value).__name__}"
