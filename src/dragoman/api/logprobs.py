@@ -65,23 +65,24 @@ class Speller:
             "text_offset": offsets,
         }
 
-    def _top(self, entry: TokenLogprob) -> dict[str, float]:
+    def _top(self, entry: TokenLogprob) -> Raw:
         top = {self.token(id_): finite(logprob) for id_, logprob in entry.top}
-        return {**top, self.token(entry.id): finite(entry.logprob)}
+        return Raw(encode({**top, self.token(entry.id): finite(entry.logprob)}))
 
-    def prompt(self, entries: Sequence[TokenLogprob | None] | None) -> list[dict[str, Any] | None] | None:
+    def prompt(self, entries: Sequence[TokenLogprob | None] | None) -> list[Raw | None] | None:
         """vLLM's shape: for each prompt id, what else could have stood there, by id."""
         if entries is None:
             return None
         return [None if entry is None else self._ranked(entry) for entry in entries]
 
-    def _ranked(self, entry: TokenLogprob) -> dict[str, Any]:
+    def _ranked(self, entry: TokenLogprob) -> Raw:
         found = {id_: (logprob, rank) for rank, (id_, logprob) in enumerate(entry.top, 1)}
         found.setdefault(entry.id, (entry.logprob, 0))
-        return {
+        told = {
             str(id_): {"logprob": finite(logprob), "rank": rank or None, "decoded_token": self.token(id_)}
             for id_, (logprob, rank) in found.items()
         }
+        return Raw(encode(told))
 
 
 def finite(logprob: float) -> float:

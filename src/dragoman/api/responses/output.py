@@ -10,6 +10,7 @@ from dragoman.api.sse import encode
 
 Status: TypeAlias = Literal["in_progress", "completed", "incomplete", "failed"]
 Logprobs: TypeAlias = Sequence[Raw]
+NO_LOGPROBS = Raw(b"[]")
 
 
 class Place(Struct, frozen=True):
@@ -42,8 +43,8 @@ class TextKind(Struct, frozen=True):
     annotated: bool = False
     """Whether it has annotations and log probabilities."""
 
-    def body(self, text: str, logprobs: Logprobs) -> dict[str, Any]:
-        beside = {"annotations": [], "logprobs": list(logprobs)} if self.annotated else {}
+    def body(self, text: str, logprobs: Raw = NO_LOGPROBS) -> dict[str, Any]:
+        beside = {"annotations": [], "logprobs": logprobs} if self.annotated else {}
         return {"type": self.part, "text": text, **beside}
 
 
@@ -72,7 +73,7 @@ class TextItem:
     def open(self) -> bytes:
         kind = self._kind
         return self.place.added(self._item("in_progress", [])) + self.place.event(
-            f"{kind.part_event}.added", **{kind.index: 0, "part": kind.body("", ())}
+            f"{kind.part_event}.added", **{kind.index: 0, "part": kind.body("")}
         )
 
     def delta(self, text: str, logprobs: Logprobs = ()) -> bytes:
@@ -84,8 +85,9 @@ class TextItem:
 
     def close(self, status: Status) -> tuple[bytes, dict[str, Any]]:
         kind, text = self._kind, "".join(self._texts)
-        part = kind.body(text, self._logprobs)
-        beside = {"logprobs": self._logprobs} if kind.annotated else {}
+        logprobs = Raw(b"[" + b",".join([bytes(one) for one in self._logprobs]) + b"]")
+        part = kind.body(text, logprobs)
+        beside = {"logprobs": logprobs} if kind.annotated else {}
         item = self._item(status, [part])
         written = (
             self.place.event(f"{kind.text_event}.done", **{kind.index: 0, "text": text, **beside}),

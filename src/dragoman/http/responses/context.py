@@ -68,7 +68,7 @@ class Context:
         talk = self._conversation if response.status in ("completed", "incomplete") else None
         if talk is None and events is None:
             return
-        size = self.size + BYTES_AN_ID * sum(len(turn.all) for turn in turns)
+        size = self.size + len(events or b"") + BYTES_AN_ID * sum(len(turn.all) for turn in turns)
         more, made = await self.aside(size, partial(self._written, response, events, turns, bool(talk)))
         if made is not None:
             await self._store.save(made, Append(talk.id, talk.version, more) if talk else None)

@@ -13,12 +13,14 @@ class EventLog:
 
     def __init__(self) -> None:
         self._chunks: list[bytes] = []
+        self.size = 0
         self._over = False
         self._grown = asyncio.Event()
 
     def add(self, events: bytes) -> None:
         if events:
             self._chunks.append(events)
+            self.size += len(events)
             self._wake()
 
     def close(self) -> None:
@@ -30,8 +32,9 @@ class EventLog:
         grown, self._grown = self._grown, asyncio.Event()
         grown.set()
 
-    def whole(self) -> bytes:
-        return b"".join(self._chunks)
+    def whole(self, ending: bytes) -> bytes:
+        """All events and the last one. Joined, which lets other threads go on, as adding would not."""
+        return b"".join([*self._chunks, ending])
 
     async def follow(self, after: int, keep_alive: float) -> AsyncIterator[bytes]:
         """The events that follow number `after`, those to come included; -1 gives all.

@@ -256,7 +256,7 @@ class Making:
         if response.error is not None:
             self.facts["error"] = response.error["message"]
         try:
-            events = None if self.log is None else self.log.whole() + ending
+            events = None if self.log is None else await self._events(self.log, ending)
             # The conversation goes on with the last of these, so nothing may fail after it.
             await self._keep_ids()
             await self.context.save(response, events, self._turns)
@@ -281,6 +281,10 @@ class Making:
             weight_version=self._turns[-1].weight_version if self._turns else None,
             completed_at=int(time.time()) if status == "completed" else None,
         )
+
+    async def _events(self, log: EventLog, ending: bytes) -> bytes:
+        size = log.size + len(ending)
+        return await self._host.workers.run(self.context.owner, size, partial(log.whole, ending))
 
     async def _keep_ids(self) -> None:
         """What was sampled, for those who train on it."""

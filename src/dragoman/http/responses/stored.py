@@ -1,5 +1,6 @@
 """The routes of responses that were made, or are being made in the background."""
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -40,7 +41,8 @@ async def retrieve(host: Host, exchange: Exchange) -> None:
     if not record.events:
         message = "The events of this response were not kept: leave out stream to get it whole."
         raise BadRequest(message, param="stream", code="invalid_value")
-    await exchange.stream_stored(record.events, place_of(record.events, after + 1))
+    start = await exchange.aside(len(record.events), partial(place_of, record.events, after + 1))
+    await exchange.stream_stored(record.events, start)
 
 
 async def delete(host: Host, exchange: Exchange) -> None:
