@@ -5,19 +5,14 @@ from typing import Any
 
 import msgspec
 
+from dragoman.store import Item, Record
+
 _encode = msgspec.json.Encoder().encode
 
 
-class _Identified(msgspec.Struct):
-    id: str
-
-
-_id = msgspec.json.Decoder(_Identified).decode
-
-
-def page(bodies: Sequence[bytes], has_more: bool) -> bytes:
-    """Objects that are JSON already are not read again, but for the ids of the first and the last."""
+def page(stored: Sequence[Item | Record], has_more: bool) -> bytes:
+    """Objects that are JSON already are not read again."""
     ends: dict[str, Any] = {"first_id": None, "last_id": None, "has_more": has_more}
-    if bodies:
-        ends |= {"first_id": _id(bodies[0]).id, "last_id": _id(bodies[-1]).id}
-    return b'{"object":"list","data":[' + b",".join(bodies) + b"]," + _encode(ends)[1:]
+    if stored:
+        ends |= {"first_id": stored[0].id, "last_id": stored[-1].id}
+    return b'{"object":"list","data":[' + b",".join(one.body for one in stored) + b"]," + _encode(ends)[1:]

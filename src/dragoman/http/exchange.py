@@ -146,7 +146,7 @@ class Exchange:
 
     async def page(self, stored: Sequence[Item | Record], has_more: bool) -> None:
         """A piece of a list of what is stored."""
-        await self.reply(page([one.body for one in stored], has_more), b"application/json")
+        await self.reply(page(stored, has_more), b"application/json")
 
     async def reply(
         self, body: bytes, media: bytes, status: int = 200, extra: dict[bytes, bytes] | None = None

@@ -91,6 +91,14 @@ def _part(part: dict[str, Any], text: str, role: str) -> dict[str, Any]:
     return {"annotations": [], **part, "type": "output_text", "text": text}
 
 
+def without_logprobs(item: ItemDict) -> ItemDict:
+    """Nobody is told them again, and they may be a thousand times as long as the text."""
+    content = item.get("content")
+    if item.get("role") != "assistant" or not isinstance(content, list):
+        return item
+    return {**item, "content": [{**part, "logprobs": []} if "logprobs" in part else part for part in content]}
+
+
 def references(items: Sequence[ItemDict]) -> list[str]:
     """The ids of items that the store must know."""
     return [item["id"] for item in items if item["type"] == "item_reference"]

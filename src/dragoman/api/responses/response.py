@@ -2,10 +2,11 @@
 
 from typing import Any, Literal, TypeAlias
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from dragoman.api.responses.request import ResponseRequest
 from dragoman.api.responses.wire import DONE, Wire
+from dragoman.api.sse import encode
 from dragoman.api.weights import weight_field
 from dragoman.errors import BadRequest, DragomanError, Overloaded
 from dragoman.types import Traced, Usage
@@ -70,22 +71,22 @@ def described(request: ResponseRequest, *, id_: str, created_at: int, model: str
         "status": "in_progress",
         "error": None,
         "incomplete_details": None,
-        "instructions": request.instructions,
+        "instructions": _kept(request.instructions),
         "model": model,
         "output": [],
         "parallel_tool_calls": request.parallel_tool_calls is not False,
         "previous_response_id": request.previous_response_id,
         "conversation": {"id": request.conversation_id} if request.conversation_id else None,
         "metadata": request.metadata or {},
-        "tool_choice": request.tool_choice if request.tool_choice is not None else "auto",
-        "tools": request.echoed_tools,
+        "tool_choice": _kept(request.tool_choice if request.tool_choice is not None else "auto"),
+        "tools": _kept(request.echoed_tools),
         "temperature": _or(request.temperature, 1.0),
         "top_p": _or(request.top_p, 1.0),
         "presence_penalty": request.presence_penalty or 0.0,
         "frequency_penalty": request.frequency_penalty or 0.0,
         "top_logprobs": request.top_logprobs or 0,
         "truncation": request.truncation or "disabled",
-        "text": request.echoed_text,
+        "text": _kept(request.echoed_text),
         "reasoning": request.echoed_reasoning,
         "usage": None,
         "max_output_tokens": request.max_output_tokens,
@@ -98,6 +99,11 @@ def described(request: ResponseRequest, *, id_: str, created_at: int, model: str
         "user": request.user,
     }
     return Response(fields)
+
+
+def _kept(said: Any) -> Raw:
+    """What may be large, and is told with each event of the response's life: it is encoded once."""
+    return Raw(encode(said))
 
 
 def _ids(turn: Traced) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from dragoman.api.responses.history import beginnings
-from dragoman.api.responses.items import Told
+from dragoman.api.responses.items import Told, without_logprobs
 from dragoman.api.responses.response import Response
 from dragoman.api.responses.seal import Sealer
 from dragoman.errors import Conflict, ContextOverflow
@@ -68,7 +68,9 @@ class Context:
         talk = self._conversation if response.status in ("completed", "incomplete") else None
         if talk is None and events is None:
             return
-        size = self.size + len(events or b"") + BYTES_AN_ID * sum(len(turn.all) for turn in turns)
+        ids = sum(len(turn.all) for turn in turns)
+        # Of the events most is the same again and again, and none of it is written here.
+        size = self.size + len(events or b"") // 8 + BYTES_AN_ID * ids
         more, made = await self.aside(size, partial(self._written, response, events, turns, bool(talk)))
         if made is not None:
             await self._store.save(made, Append(talk.id, talk.version, more) if talk else None)
@@ -88,7 +90,9 @@ class Context:
 def stored(items: Sequence[dict[str, Any]], trail: bytes = b"") -> tuple[Item, ...]:
     """`trail` goes with the last of them."""
     trails = [b""] * (len(items) - 1) + [trail]
-    return tuple(Item(item["id"], _encode(item), of) for item, of in zip(items, trails, strict=False))
+    return tuple(
+        Item(item["id"], _encode(without_logprobs(item)), of) for item, of in zip(items, trails, strict=False)
+    )
 
 
 def record(

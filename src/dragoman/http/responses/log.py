@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator
 from dragoman.api.sse import DONE, KEEP_ALIVE
 
 END = b"\n\n"
+FEW = 256
+"""Additions to a log that are passed on at once."""
 
 
 class EventLog:
@@ -43,12 +45,17 @@ class EventLog:
         """
         seen, skipped = 0, after + 1
         while True:
-            grown, fresh = self._grown, b"".join(self._chunks[seen:])
-            seen = len(self._chunks)
+            grown, fresh = self._grown, b"".join(self._chunks[seen : seen + FEW])
+            seen = min(seen + FEW, len(self._chunks))
             if skipped and fresh:
                 fresh, skipped = from_number(fresh, skipped), max(skipped - _count(fresh), 0)
             if fresh:
                 yield fresh
+            if seen < len(self._chunks):
+                # A long log is no reason for others to wait.
+                await asyncio.sleep(0)
+            elif fresh:
+                continue
             elif self._over:
                 return
             else:

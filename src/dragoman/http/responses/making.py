@@ -251,12 +251,11 @@ class Making:
             with suppress(ClientGone):
                 await self._say(outlet, left)
         number, response = self._wire.number, self._closed(status, error)
-        ending = response.ending(self._wire)
+        ending, events = await self.context.aside(self._amount(), partial(self._written, response))
         count(self.facts, self._used)
         if response.error is not None:
             self.facts["error"] = response.error["message"]
         try:
-            events = None if self.log is None else await self._events(self.log, ending)
             # The conversation goes on with the last of these, so nothing may fail after it.
             await self._keep_ids()
             await self.context.save(response, events, self._turns)
@@ -268,6 +267,16 @@ class Making:
         self.response = response
         with suppress(ClientGone):
             await self._say(outlet, ending)
+
+    def _amount(self) -> int:
+        """How much there is to write at the end. What was written is only copied, which is quick."""
+        written = 0 if self.log is None else self.log.size
+        return written // 16 + sum(len(turn.all) for turn in self._turns)
+
+    def _written(self, response: Response) -> tuple[bytes, bytes | None]:
+        """The last events, and all of them."""
+        ending = response.ending(self._wire)
+        return ending, None if self.log is None else self.log.whole(ending)
 
     def _closed(self, status: Life, error: Exception | None) -> Response:
         return replace(
@@ -281,10 +290,6 @@ class Making:
             weight_version=self._turns[-1].weight_version if self._turns else None,
             completed_at=int(time.time()) if status == "completed" else None,
         )
-
-    async def _events(self, log: EventLog, ending: bytes) -> bytes:
-        size = log.size + len(ending)
-        return await self._host.workers.run(self.context.owner, size, partial(log.whole, ending))
 
     async def _keep_ids(self) -> None:
         """What was sampled, for those who train on it."""

@@ -22,6 +22,7 @@ from dragoman.http.responses.context import stored
 from dragoman.http.responses.create import prepared
 from dragoman.http.responses.making import Making
 from dragoman.http.responses.outlets import Speaker
+from dragoman.limits import Limits
 from dragoman.store import Item
 from dragoman.turns.turn import Turn
 
@@ -33,10 +34,42 @@ LONGEST_S = 60 * 60
 """A socket's life, as long as OpenAI's."""
 OURS = ("type", "stream", "stream_options", "background", "generate", "stream_id")
 """Fields of a message that say nothing about the response: on a socket everything is streamed."""
+LONGEST = 1024
+"""Bytes of a member that says how the message is to be answered."""
 NEWS = ("response.processed",)
 """Messages that want no answer."""
-_decode = msgspec.json.Decoder(dict[str, Any]).decode
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
+
+
+class Message:
+    """One request on a socket. Its members stay JSON until it is answered."""
+
+    def __init__(self, raw: str | bytes, limits: Limits) -> None:
+        check_shape(raw if isinstance(raw, bytes) else raw.encode(), limits)
+        try:
+            self._members = _members(raw)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            raise BadRequest("The message is not a JSON object.", code="invalid_json") from None
+        self.kind = self.said("type")
+        self.lane = self.said("stream_id")
+        if self.kind != "response.create" and self.kind not in NEWS:
+            text = f"A message's type must be response.create, not {str(self.kind)[:64]!r}."
+            raise BadRequest(text, param="type", code="invalid_value")
+        if not isinstance(self.lane, str | None):
+            text = f"'stream_id' must be a string of at most {LONGEST} characters."
+            raise BadRequest(text, param="stream_id", code="invalid_value")
+
+    def said(self, name: str) -> Any:
+        """A member that is short. Of a long one its JSON is given, which is none of the values there are."""
+        value = self._members.get(name)
+        if value is None:
+            return None
+        return bytes(value) if len(bytes(value)) > LONGEST else msgspec.json.decode(value)
+
+    def body(self) -> bytes:
+        """The request that it holds."""
+        return _encode({name: value for name, value in self._members.items() if name not in OURS})
 
 
 class Socket:
@@ -47,7 +80,7 @@ class Socket:
         self._owner = owner
         self._receive = receive
         self._send = send
-        self._inbox: asyncio.Queue[tuple[dict[str, Any], Holding]] = asyncio.Queue()
+        self._inbox: asyncio.Queue[tuple[Message, Holding]] = asyncio.Queue()
         self._last: tuple[str, Sequence[Item]] | None = None
         """The last response and all items up to it: it can be continued even if it is not stored."""
         self._held = host.bodies.of(owner)
@@ -89,7 +122,7 @@ class Socket:
         waits = False
         try:
             message = await self._message(received.get("text") or received.get("bytes") or "", held)
-            waits = message["type"] not in NEWS
+            waits = message.kind not in NEWS
             if waits:
                 self._inbox.put_nowait((message, held))
         except DragomanError as error:
@@ -99,33 +132,21 @@ class Socket:
                 held.end()
         return True
 
-    async def _message(self, raw: str | bytes, held: Holding) -> dict[str, Any]:
+    async def _message(self, raw: str | bytes, held: Holding) -> Message:
         if len(raw) > self._host.limits.body_bytes:
             raise BodyTooLarge(f"The message is larger than {self._host.limits.body_bytes} bytes.")
         if self._inbox.qsize() >= MOST_WAITING:
             raise Overloaded(f"{MOST_WAITING} requests wait on this socket; wait for their answers.")
         held.be(len(raw))
-        check = partial(check_shape, raw if isinstance(raw, bytes) else raw.encode(), self._host.limits)
-        await self._host.workers.run(self._owner, len(raw), check)
-        try:
-            message: dict[str, Any] = _decode(raw)
-        except (msgspec.MsgspecError, ValueError, RecursionError):
-            raise BadRequest("The message is not a JSON object.", code="invalid_json") from None
-        kind = message.get("type")
-        if kind != "response.create" and kind not in NEWS:
-            text = f"A message's type must be response.create, not {str(kind)[:64]!r}."
-            raise BadRequest(text, param="type", code="invalid_value")
-        if not isinstance(message.get("stream_id"), str | None):
-            raise BadRequest("'stream_id' must be a string.", param="stream_id", code="invalid_value")
-        return message
+        return await self._host.workers.run(self._owner, len(raw), partial(Message, raw, self._host.limits))
 
     async def _answer_all(self) -> None:
         with suppress(ClientGone):
             while True:
                 await self._answer_next(*await self._inbox.get())
 
-    async def _answer_next(self, message: dict[str, Any], held: Holding) -> None:
-        self._lane = message.get("stream_id")
+    async def _answer_next(self, message: Message, held: Holding) -> None:
+        self._lane = message.lane
         try:
             with (
                 self._host.journal.work("WEBSOCKET", "/v1/responses") as facts,
@@ -135,7 +156,7 @@ class Socket:
         except ClientGone:
             raise
         except DragomanError as error:
-            self._forget(message.get("previous_response_id"))
+            self._forget(message.said("previous_response_id"))
             await self._fail(error, self._lane)
         except Exception:
             logger.exception("A request on a socket failed")
@@ -144,9 +165,10 @@ class Socket:
         finally:
             held.end()
 
-    async def _answer(self, message: dict[str, Any], facts: dict[str, Any], visit: Visit) -> None:
-        body = _encode({name: value for name, value in message.items() if name not in OURS})
-        request = requests.read(body, self._host.limits)
+    async def _answer(self, message: Message, facts: dict[str, Any], visit: Visit) -> None:
+        body = message.body()
+        reading = partial(requests.read, body, self._host.limits)
+        request = await self._host.workers.run(self._owner, len(body), reading)
         visit.within(request.timeout)
         known = None
         if self._last is not None and request.previous_response_id == self._last[0]:
@@ -155,7 +177,7 @@ class Socket:
             making = await prepared(self._host, request, context, len(body))
             making.facts, making.visit = facts, visit
             facts |= {"model": making.response.fields["model"], "request_id": making.id}
-            making.generates = message.get("generate") is not False
+            making.generates = message.said("generate") is not False
             await making.prepare(streams=True)
             try:
                 await making.make(self)

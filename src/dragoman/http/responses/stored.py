@@ -1,7 +1,6 @@
 """The routes of responses that were made, or are being made in the background."""
 
 from functools import partial
-from typing import Any
 
 import msgspec
 
@@ -15,7 +14,12 @@ from dragoman.http.responses.create import follow
 from dragoman.http.responses.desk import unknown_response
 from dragoman.http.responses.log import place_of
 
-_decode = msgspec.json.Decoder().decode
+
+class _Manner(msgspec.Struct):
+    background: bool
+
+
+_decode = msgspec.json.Decoder(_Manner).decode
 FAR = 2**53
 
 
@@ -65,12 +69,11 @@ async def cancel(host: Host, exchange: Exchange) -> None:
         await exchange.json(making.response.body())
         return
     record = await host.desk.stored(exchange.owner, id_)
-    body: dict[str, Any] = _decode(record.body)
-    if not body["background"]:
+    if not _decode(record.body).background:
         message = "Only a response that is made in the background can be cancelled."
         raise BadRequest(message, param="response_id", code="invalid_value")
     # It is over already: to cancel it changes nothing.
-    await exchange.json(body)
+    await exchange.reply(record.body, b"application/json")
 
 
 async def input_items(host: Host, exchange: Exchange) -> None:
