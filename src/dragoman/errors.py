@@ -35,6 +35,14 @@ A message is safe to show: it says what to change, and never carries the text of
 import traceback
 from typing import ClassVar
 
+LONGEST_MESSAGE = 2048
+LONGEST_PARAM = 256
+
+
+def shortened(text: str, most: int) -> str:
+    """Both ends of a long text: what a client sent may stand in an error, but not all of it."""
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[-most // 2 :]}"
+
 
 class DragomanError(Exception):
     status: ClassVar[int] = 500
@@ -53,9 +61,10 @@ class DragomanError(Exception):
         code: str | None = None,
         retry_after: int | None = None,
     ) -> None:
+        message = shortened(message, LONGEST_MESSAGE)
         super().__init__(message)
         self.message = message
-        self.param = param
+        self.param = None if param is None else shortened(param, LONGEST_PARAM)
         if code is not None:
             self.code = code
         if retry_after is not None:

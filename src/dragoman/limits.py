@@ -23,7 +23,9 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     header_bytes: Annotated[Cap, Meta(description="bytes of the head of a request")] = 64 * 1024
     connections: Annotated[Cap, Meta(description="connections at the same time")] = 4096
     json_depth: Annotated[Cap, Meta(description="values within each other in a request body")] = 128
-    json_values: Annotated[Cap, Meta(description="values of a request body, of any kind")] = 1024 * 1024
+    json_values: Annotated[Cap, Meta(description="values of a request body, of any kind")] = 320 * 1024
+    json_lists: Annotated[Cap, Meta(description="lists and objects of a request body")] = 64 * 1024
+    json_names: Annotated[Cap, Meta(description="members of all objects of a request body")] = 64 * 1024
     json_digits: Annotated[Cap, Meta(description="digits of a number")] = 64
     messages: Annotated[Cap, Meta(description="messages of a conversation")] = 4096
     content_chars: Annotated[Cap, Meta(description="characters of all contents together")] = 8 * 1024 * 1024

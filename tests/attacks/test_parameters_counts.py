@@ -12,6 +12,8 @@ from tests.attacks.frame import Frame
 MEMORY_MB = 32
 """Many small values leave gaps behind, which the next ones fill."""
 MANY = 100_000
+FEWER = 30_000
+"""Within what the JSON of a body may hold."""
 BOTH = ("/v1/chat/completions", "/v1/completions")
 CHAT = ("/v1/chat/completions",)
 COMPLETIONS = ("/v1/completions",)
@@ -39,25 +41,32 @@ def flat_tool(number: int) -> dict[str, Any]:
 WIDE = {"properties": {f"p{number}": {"type": "string"} for number in range(15_000)}}
 NAMED = {"type": "json_schema", "json_schema": {"name": "a", "schema": WIDE}}
 MESSAGE = {"role": "user", "content": "a"}
+
+
+def calling(arguments: str) -> dict[str, Any]:
+    function = {"name": "f", "arguments": arguments}
+    return {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": function}]}
+
+
 ATTACKS: dict[str, Attack] = {
     "answers": Attack(BOTH, "n", 10**9),
     "answers over the limit": Attack(BOTH, "n", 257),
     "best of": Attack(COMPLETIONS, "best_of", 10**6, "n"),
     "prompts": Attack(PROMPTS, "prompt", ["a"] * MANY),
-    "prompts of ids": Attack(PROMPTS, "prompt", [[1]] * MANY),
-    "empty prompts": Attack(PROMPTS, "prompt", [[]] * MANY),
+    "prompts of ids": Attack(PROMPTS, "prompt", [[1]] * FEWER),
+    "empty prompts": Attack(PROMPTS, "prompt", [[]] * FEWER),
     "a long prompt": Attack((*PROMPTS, "/tokenize"), "prompt", LONG_TEXT),
     "ids of a prompt": Attack(COMPLETIONS, "prompt", [1] * MANY),
     "ids of a chat": Attack(CHAT, "prompt_token_ids", [1] * MANY),
     "other ids of a chat": Attack(CHAT, "input_ids", [1] * MANY),
     "a suffix": Attack(PROMPTS, "suffix", LONG_TEXT, "prompt"),
-    "messages": Attack(CHAT, "messages", [MESSAGE] * MANY),
+    "messages": Attack(CHAT, "messages", [MESSAGE] * FEWER),
     "a long message": Attack(CHAT, "messages[0].content", LONG_TEXT, "messages"),
     "a long name": Attack(CHAT, "messages[0].name", LONG_TEXT[: 2**20]),
     "long reasoning": Attack(CHAT, "messages[0].reasoning_content", LONG_TEXT, "messages"),
     "a long prefix": Attack(CHAT, "response_prefix", LONG_TEXT, "messages"),
     "long documents": Attack(CHAT, "documents", [{"text": LONG_TEXT}], "messages"),
-    "items": Attack(RESPONSES, "input", [MESSAGE] * MANY),
+    "items": Attack(RESPONSES, "input", [MESSAGE] * FEWER),
     "a long item": Attack(RESPONSES, "input", LONG_TEXT),
     "long instructions": Attack(RESPONSES, "instructions", LONG_TEXT, "input"),
     "inputs": Attack(VECTORS[:1], "input", ["a"] * MANY),
@@ -76,7 +85,7 @@ ATTACKS: dict[str, Attack] = {
     "a long stop string": Attack(GENERATING, "stop", "a" * 1024 * 1024),
     "an empty stop string": Attack(GENERATING, "stop", [""]),
     "stop ids": Attack(GENERATING, "stop_token_ids", list(range(MANY)), "stop"),
-    "biases": Attack(GENERATING, "logit_bias", {str(n): 1 for n in range(MANY)}),
+    "biases": Attack(GENERATING, "logit_bias", {str(n): 1 for n in range(FEWER)}),
     "bad words": Attack(GENERATING, "bad_words", ["a"] * MANY),
     "a long bad word": Attack(GENERATING, "bad_words", ["a" * 1024 * 1024]),
     "allowed ids": Attack(GENERATING, "allowed_token_ids", [1] * MANY),
@@ -98,9 +107,14 @@ ATTACKS: dict[str, Attack] = {
     "includes": Attack(RESPONSES, "include", ["reasoning.encrypted_content"] * MANY),
     "a salt": Attack(GENERATING, "cache_salt", LONG_TEXT[: 2**20]),
     "a model": Attack(GENERATING, "model", LONG_TEXT[: 2**20]),
-    "metadata": Attack(CHATTING, "metadata", {str(n): "a" for n in range(MANY)}),
-    "rewards": Attack(("/v1/trajectories/{id}",), "rewards", {str(n): 1.0 for n in range(MANY)}),
-    "items of a conversation": Attack(("/v1/conversations",), "items", [MESSAGE] * MANY),
+    "metadata": Attack(CHATTING, "metadata", {str(n): "a" for n in range(FEWER)}),
+    "rewards": Attack(("/v1/trajectories/{id}",), "rewards", {str(n): 1.0 for n in range(FEWER)}),
+    "items of a conversation": Attack(("/v1/conversations",), "items", [MESSAGE] * FEWER),
+    "lists": Attack(CHATTING, "metadata", [[]] * MANY, "The JSON of the body"),
+    "members": Attack(CHATTING, "metadata", {str(n): "a" for n in range(MANY)}, "The JSON of the body"),
+    "members of arguments": Attack(
+        CHAT, "messages", [calling("{" + '"a":[],' * MANY + '"a":1}'), MESSAGE], "messages"
+    ),
     "ids to decode": Attack(("/detokenize",), "tokens", [1] * (1024 * 1024), "The JSON of the body"),
 }
 

@@ -95,7 +95,7 @@ def whole(
         }
         if prompt_ids is not None:
             choice["token_ids"] = answer.ids
-            choice["prompt_token_ids"] = list(prompt_ids[prompt])
+            choice["prompt_token_ids"] = prompt_ids[prompt]
         choices.append(choice)
     return {
         "id": head.id,

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from dragoman.errors import BadRequest
+from dragoman.json_amount import check_amount, outside_of_strings, too_much
 from dragoman.limits import Limits
 
 _NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
-_NOT_STARTS = bytes(byte for byte in range(256) if byte not in b"[{,")
 _DIGITS_AS_ZERO = bytes(0x30 if 0x30 <= byte <= 0x39 else byte for byte in range(256))
 _LONG = b"0" * 19
 _LONG_INTEGER = re.compile(rb"(?<![0-9.eE+])-?[0-9]{19,}(?![0-9.eE])")
@@ -24,39 +24,27 @@ def check_shape(body: bytes, limits: Limits) -> None:
     """Raises where the body is of a shape that no request has. What is not JSON at all is found later."""
     if (
         len(body) > 2 * limits.json_values
-        or body.count(b"[") + body.count(b"{") > limits.json_depth
+        or body.count(b"[") + body.count(b"{") > min(limits.json_depth, limits.json_lists)
+        or body.count(b":") > limits.json_names
         or _LONG in body.translate(_DIGITS_AS_ZERO)
     ):
-        _check_bare(_outside_of_strings(body), limits)
+        _check_bare(outside_of_strings(body), limits)
     _check_names(body)
 
 
-def values(body: bytes) -> int:
-    """How many values there are in the JSON of an object or a list."""
-    return len(_outside_of_strings(body).translate(None, _NOT_STARTS))
-
-
 def _check_bare(bare: bytes, limits: Limits) -> None:
-    # A value begins the text, or stands after one of these.
-    _check(len(bare.translate(None, _NOT_STARTS)), limits.json_values, "values")
-    _check(_depth(bare), limits.json_depth, "values within each other")
+    check_amount(bare, limits, "the body")
+    if _depth(bare) > limits.json_depth:
+        raise too_much("the body", limits.json_depth, "values within each other")
     zeros = bare.translate(_DIGITS_AS_ZERO)
     if _LONG not in zeros:
         return
     if b"0" * (limits.json_digits + 1) in zeros:
-        raise _refusal(f"a number of more than {limits.json_digits} digits")
+        message = f"The JSON of the body has a number of more than {limits.json_digits} digits."
+        raise BadRequest(message, code="limit_exceeded")
     for found in _LONG_INTEGER.finditer(bare):
         if not _LEAST <= int(found[0]) <= _MOST:
             raise BadRequest("An integer of the body has more than 64 bits.", code="invalid_value")
-
-
-def _outside_of_strings(body: bytes) -> bytes:
-    # Without escaped ones, every quotation mark begins a string or ends it.
-    plain = np.frombuffer(body.replace(b"\\\\", b"").replace(b'\\"', b""), np.uint8)
-    marks = plain == 0x22
-    inside = np.logical_xor.accumulate(marks)
-    bare: bytes = plain[~(inside | marks)].tobytes()
-    return bare
 
 
 def _depth(bare: bytes) -> int:
@@ -90,13 +78,5 @@ def _no_name_twice(members: list[tuple[str, Any]]) -> None:
         seen.add(name)
 
 
-_NAMES = json.JSONDecoder(object_pairs_hook=_no_name_twice, parse_int=str, parse_float=str)
-
-
-def _check(count: int, most: int, what: str) -> None:
-    if count > most:
-        raise _refusal(f"more than {most} {what}")
-
-
-def _refusal(what: str) -> BadRequest:
-    return BadRequest(f"The JSON of the body has {what}.", code="limit_exceeded")
+# What a number is does not matter here, and nothing is quicker than its length.
+_NAMES = json.JSONDecoder(object_pairs_hook=_no_name_twice, parse_int=len, parse_float=len)

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from dragoman.errors import BadRequest, UnknownField
+from dragoman.errors import BadRequest, UnknownField, shortened
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -25,6 +25,8 @@ UNSUPPORTED: Mapping[str, str] = {
 }
 """Fields other servers know and we cannot honour: a 400 is better than an answer that ignores them."""
 
+LONGEST_TEXT = 512
+"""Of what msgspec says, which may quote a value or a name of any length; the place comes last."""
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
 _INVALID = re.compile(r"(?P<what>.*?)(?: - at (?:`key` in )?`(?P<path>[^`]*)`)?$", re.DOTALL)
 
@@ -45,7 +47,7 @@ class Reader(msgspec.Struct, frozen=True):
         try:
             return self.decoder.decode(body)
         except msgspec.ValidationError as error:
-            raise self._explain(str(error)) from None
+            raise self._explain(shortened(str(error), LONGEST_TEXT)) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise BadRequest(f"The body is not valid JSON: {error}.", code="invalid_json") from None
         except RecursionError:
@@ -56,7 +58,7 @@ class Reader(msgspec.Struct, frozen=True):
         try:
             return msgspec.convert(value, self.decoder.type)
         except msgspec.ValidationError as error:
-            raise self._explain(str(error), place) from None
+            raise self._explain(shortened(str(error), LONGEST_TEXT), place) from None
         except RecursionError:
             raise BadRequest(f"'{place}' is nested too deeply.", param=place, code="invalid_value") from None
 
@@ -73,6 +75,7 @@ class Reader(msgspec.Struct, frozen=True):
         return BadRequest(f"Invalid value for {named}: {_lower(what)}.", param=param, code="invalid_value")
 
     def _unknown(self, name: str, parent: str | None) -> BadRequest:
+        name = shortened(name, 128)
         full = f"{parent}.{name}" if parent else name
         if parent is None and name in UNSUPPORTED:
             message = f"'{name}' is not supported: {UNSUPPORTED[name]}."

@@ -10,8 +10,10 @@ from dragoman.dialects.own import own_dialect
 from dragoman.dialects.reader import Reader
 from dragoman.dialects.registry import get
 from dragoman.dialects.schema import Tools
-from dragoman.folding import fold
+from dragoman.folding import Fold
 from dragoman.types import Answer, Event
+
+PIECE = 64 * 1024
 
 
 class Parser:
@@ -86,7 +88,12 @@ def parse(
     parser = Parser(
         dialect, tools, starts_in_reasoning, calls=calls, reasoning=reasoning, json_answer=json_answer
     )
-    return fold(parser.feed(text) + parser.finish())
+    folded = Fold()
+    # In pieces, so that there are never many events, and no search through all of it at once.
+    for at in range(0, len(text), PIECE):
+        folded.add(parser.feed(text[at : at + PIECE]))
+    folded.add(parser.finish())
+    return folded.done()[0]
 
 
 def starts_in_reasoning(dialect: Dialect, prompt: str, *, continues: bool = False) -> bool:

@@ -11,6 +11,7 @@ from uuid import uuid4
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
+from dragoman.api.json_pieces import encoded
 from dragoman.api.json_shape import check_shape
 from dragoman.api.pages import page
 from dragoman.api.sse import error_event
@@ -86,13 +87,17 @@ class Exchange:
 
     async def answer(self, work: Callable[[bytes], Any]) -> None:
         """The reply is what `work` makes of the body, all in one go: read, looked at, and written as JSON."""
-        made, _ = await self.read(lambda body: _encode(work(body)))
+        made, _ = await self.read(lambda body: encoded(work(body)))
         await self.reply(made, b"application/json")
 
     async def aside(self, size: int, work: Callable[[], R]) -> R:
         """`work()`, in a thread where it is about much, and not if the client leaves before its turn."""
-        working = self._workers.run(self.owner, size, work, looks=self.looks)
+        working = self.made(size, work)
         return await (unless_gone(self, working) if self._workers.needed(size) else working)
+
+    def made(self, size: int, work: Callable[[], R]) -> Coroutine[Any, Any, R]:
+        """The same where somebody else looks whether the client leaves."""
+        return self._workers.run(self.owner, size, work, looks=self.looks)
 
     async def _received(self) -> bytes:
         chunks: list[bytes] = []
@@ -141,8 +146,13 @@ class Exchange:
         while (await self.receive())["type"] != "http.disconnect":
             pass
 
-    async def json(self, payload: Any, status: int = 200, extra: dict[bytes, bytes] | None = None) -> None:
-        await self.reply(_encode(payload), b"application/json", status, extra)
+    async def json(
+        self, payload: Any, status: int = 200, extra: dict[bytes, bytes] | None = None, *, size: int = 0
+    ) -> None:
+        """`size` is that of a payload which may be big, in bytes, about."""
+        encode = encoded if self._workers.needed(size) else _encode
+        body = await self.aside(size, partial(encode, payload))
+        await self.reply(body, b"application/json", status, extra)
 
     async def page(self, stored: Sequence[Item | Record], has_more: bool) -> None:
         """A piece of a list of what is stored."""

@@ -12,9 +12,9 @@ from dragoman.api.chat_servers import servers
 from dragoman.api.completions_reply import CompletionSpelling, Echo
 from dragoman.api.completions_request import CompletionRequest
 from dragoman.api.fields import SharedFields
+from dragoman.api.json_pieces import encoded
 from dragoman.api.logprobs import Speller
 from dragoman.api.reply import Head, StreamOptions, StreamWriter, about_bytes
-from dragoman.api.sse import encode
 from dragoman.api.stored_chat import KeptStream
 from dragoman.http import chat_tools, run_turn, stored_chat
 from dragoman.http.exchange import Exchange, unless_gone
@@ -77,8 +77,11 @@ async def _stream_chat(
     def opening() -> bytes:
         return chat_reply.opening(writer, turn.choices, chat_request.echoed(request), prompt)
 
+    size = _opening_bytes(request, turn)
     if not stored_chat.keeps(host, request):
-        await run_turn.stream(exchange, turn, writer, opening, host.pump, host.settings.keep_alive)
+        await run_turn.stream(
+            exchange, turn, writer, opening, host.pump, host.settings.keep_alive, None, size
+        )
         return
     kept = KeptStream(writer, turn.choices)
 
@@ -89,7 +92,7 @@ async def _stream_chat(
         reply = await host.workers.run(exchange.owner, size, work)
         await stored_chat.save(host, exchange, request, reply, size, turn.traced)
 
-    await run_turn.stream(exchange, turn, kept, opening, host.pump, host.settings.keep_alive, save)
+    await run_turn.stream(exchange, turn, kept, opening, host.pump, host.settings.keep_alive, save, size)
 
 
 async def _whole_chat(
@@ -99,7 +102,7 @@ async def _whole_chat(
 
     def told() -> tuple[dict[str, Any], bytes]:
         reply = _chat_reply(host, request, turn, head, spelling, answers)
-        return reply, encode(reply)
+        return reply, encoded(reply)
 
     size = _reply_bytes(request, turn, answers)
     reply, written = await host.workers.run(exchange.owner, size, told)
@@ -153,7 +156,8 @@ async def _stream_completions(
     def opening() -> bytes:
         return completions_reply.opening(writer, turn.choices, _echoes(host, request, turn), prompts)
 
-    await run_turn.stream(exchange, turn, writer, opening, host.pump, host.settings.keep_alive)
+    size = _opening_bytes(request, turn)
+    await run_turn.stream(exchange, turn, writer, opening, host.pump, host.settings.keep_alive, None, size)
 
 
 async def _whole_completions(
@@ -169,7 +173,7 @@ async def _whole_completions(
         answers = completions_reply.best(answers, request.best_of or 1, request.n or 1)
     work = partial(_completions_reply, host, request, turn, head, spelling, answers)
     size = _reply_bytes(request, turn, answers)
-    written = await host.workers.run(exchange.owner, size, lambda: encode(work()))
+    written = await host.workers.run(exchange.owner, size, lambda: encoded(work()))
     await exchange.reply(written, b"application/json")
 
 
@@ -198,6 +202,12 @@ def _completions_reply(
             entries = turn.prompt_logprobs[number * len(turn.jobs) // len(answers)]
             choice["prompt_logprobs"] = speller.prompt(entries)
     return reply
+
+
+def _opening_bytes(request: SharedFields, turn: Turn) -> int:
+    """About how long the beginning of a stream is, which may say the prompt once for each answer."""
+    tells = request.return_token_ids or request.echo
+    return 8 * max(len(job.prompt) for job in turn.jobs) * turn.choices if tells else 0
 
 
 def _reply_bytes(request: SharedFields, turn: Turn, answers: Sequence[Answer]) -> int:

@@ -55,12 +55,16 @@ async def stream(
     pump: Pump,
     keep_alive: float,
     before_end: Callable[[], Awaitable[None]] | None = None,
+    opening_bytes: int = 0,
 ) -> None:
-    """`before_end` is awaited when all is told and nothing failed; only then the stream ends."""
+    """`before_end` is awaited when all is told and nothing failed; only then the stream ends.
+
+    `opening_bytes`: how long the opening is, about, if it may be long.
+    """
     async with watched(exchange, turn):
         # While it waits in line, what goes wrong can still be told by the status.
         await turn.begun(most=keep_alive)
-        await exchange.start_stream(opening())
+        await exchange.start_stream(await exchange.made(opening_bytes, opening))
         written = TurnStream(
             turn, writer.write, lambda: KEEP_ALIVE, exchange.send, pump, keep_alive, holds_last=True
         )

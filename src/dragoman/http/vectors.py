@@ -1,7 +1,7 @@
 """The routes of vectors and scores: embeddings, and how well texts fit each other."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import mul
 from typing import Any
@@ -21,6 +21,9 @@ from dragoman.types import Prompt, TextPrompt
 PIECE_TOKENS = 1024
 """Of the texts that an engine is given at once."""
 
+FLOAT_BYTES = 16
+"""Of one number in JSON, about."""
+
 
 async def embed(host: Host, exchange: Exchange) -> None:
     (request, given), size = await exchange.read(partial(_read_embed, limits=host.limits))
@@ -36,7 +39,9 @@ async def embed(host: Host, exchange: Exchange) -> None:
     embeddings.check_dimensions(request, host.card.dimensions)
     model, tokens = request.model or host.card.name, sum(map(len, prompts))
     exchange.facts.update(model=model, prompt_tokens=tokens)
-    await exchange.json(embeddings.reply(request, model, vectors, tokens, weights_of(host.engine)))
+    size = FLOAT_BYTES * len(vectors) * len(vectors[0])
+    make = partial(embeddings.reply, request, model, vectors, tokens, weights_of(host.engine))
+    await exchange.json(await exchange.aside(size, make), size=size)
 
 
 def _read_embed(body: bytes, limits: Limits) -> tuple[EmbeddingRequest, dict[str, Prompt]]:
@@ -49,7 +54,7 @@ async def rerank(host: Host, exchange: Exchange) -> None:
     exchange.visit.within(request.timeout)
     scores, tokens = await _scores(host, exchange, pairs, request.model, size)
     head = host.head("rerank-", request.model)
-    await exchange.json(ranking.ranked(request, head, scores, tokens, weights_of(host.engine)))
+    await exchange.json(ranking.ranked(request, head, scores, tokens, weights_of(host.engine)), size=size)
 
 
 def _read_rerank(body: bytes, limits: Limits) -> tuple[RerankRequest, list[Pair]]:
@@ -107,8 +112,13 @@ async def _compared(
     ids = await _ids(host, exchange, pairs, body_bytes, add_special_tokens=True)
     found = await _vectors(host, exchange, list(ids.values()))
     vectors = dict(zip(ids, found, strict=True))
-    scores = [sum(map(mul, vectors[one.text], vectors[other.text])) for one, other in pairs]
+    size = FLOAT_BYTES * len(pairs) * len(found[0])
+    scores = await exchange.aside(size, partial(_cosines, vectors, pairs))
     return scores, sum(map(len, ids.values()))
+
+
+def _cosines(vectors: Mapping[str, Sequence[float]], pairs: Sequence[Pair]) -> list[float]:
+    return [sum(map(mul, vectors[one.text], vectors[other.text])) for one, other in pairs]
 
 
 async def _vectors(host: Host, exchange: Exchange, prompts: Sequence[Sequence[int]]) -> list[list[float]]:

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dragoman.errors import BadRequest
-from dragoman.limits import check_count
+from dragoman.json_amount import check_amount, outside_of_strings
+from dragoman.limits import Limits, check_count
 from dragoman.prompt.traits import Messages, Traits
 from dragoman.types import Conversation, Message, ToolCall
 
@@ -70,6 +71,14 @@ def _size(value: Any, depth: int) -> int:
         )
     inner = [*value.keys(), *value.values()] if isinstance(value, Mapping) else value
     return sum(_size(each, depth - 1) for each in inner)
+
+
+def check_arguments(messages: Sequence[Message], limits: Limits) -> None:
+    """The arguments of calls are JSON within the body's strings: together they are no more than a body."""
+    texts = [call.arguments for message in messages for call in message.tool_calls]
+    if sum(map(len, texts)) > limits.json_lists:
+        bare = b",".join(outside_of_strings(text.encode("utf-8", "surrogatepass")) for text in texts)
+        check_amount(bare, limits, "the calls' arguments", "messages")
 
 
 def _messages(messages: Sequence[Message], traits: Traits) -> Messages:

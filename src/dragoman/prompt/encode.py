@@ -67,11 +67,14 @@ class Encoder:
             ids.insert(0, bos)
         return ids
 
-    def check_length(self, text: str, most: int | None, param: str) -> None:
-        """Refuse a text that cannot have few enough ids before the cost of encoding it is paid."""
-        least = len(text) // self._longest
-        if most is not None and least > most:
-            message = f"The prompt has more than {least} tokens, but this model takes {most}; shorten it."
+    def check_length(self, prompt: str | Sequence[int], most: int | None, param: str) -> None:
+        """Refuse what cannot have few enough ids before the cost of encoding it is paid."""
+        if most is None:
+            return
+        least = len(prompt) // self._longest if isinstance(prompt, str) else len(prompt)
+        if least > most:
+            more = f"more than {least}" if isinstance(prompt, str) else str(least)
+            message = f"The prompt has {more} tokens, but this model takes {most}; shorten it."
             raise ContextOverflow(message, param=param)
 
     def check_ids(self, ids: Sequence[int], param: str) -> tuple[int, ...]:

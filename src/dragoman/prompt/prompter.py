@@ -8,7 +8,7 @@ from dragoman.dialects.declare import Dialect
 from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.errors import BadRequest, TemplateError
 from dragoman.limits import Limits, check_count
-from dragoman.prompt.conversation import check_kwargs, variables
+from dragoman.prompt.conversation import check_arguments, check_kwargs, variables
 from dragoman.prompt.encode import Encoder, sound
 from dragoman.prompt.special import choose_marks, erase, join_strings
 from dragoman.prompt.template import ChatTemplate, Clock
@@ -59,6 +59,7 @@ class Prompter:
     def render(self, prompt: Prompt, most: int | None = None) -> tuple[str, tuple[int, ...]]:
         """The prompt as text and as ids. What surely has more than `most` ids is refused unencoded."""
         if isinstance(prompt, IdsPrompt):
+            self._encoder.check_length(prompt.ids, most, prompt.param)
             ids = self._encoder.check_ids(prompt.ids, prompt.param)
             return self._encoder.decode(ids), ids
         if isinstance(prompt, TextPrompt):
@@ -106,6 +107,7 @@ class Prompter:
     def marked(self, conversation: Conversation) -> tuple[str, str]:
         """The prompt as text, with marks in it that keep a client's text apart, and the mark."""
         check_count(len(conversation.messages), self._limits.messages, "messages", "messages")
+        check_arguments(conversation.messages, self._limits)
         template, traits = self._choose(conversation.template, tools=bool(conversation.tools))
         check_kwargs(conversation.template_kwargs, self._limits.template_kwargs_chars)
         given = variables(with_tools_in_words(conversation, traits, self._dialect), traits)

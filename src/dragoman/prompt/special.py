@@ -15,7 +15,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+PIECE = 256 * 1024
+"""Characters that are searched in one go: nothing else in the process runs while that lasts."""
 _NONCHARACTER = re.compile(r"[\ufdd0-\ufdef]|\\ufd[de]", re.IGNORECASE)
+FEW = 8
 _NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 _REASONING_MARKER = re.compile(r"[<\[]/?[\w:|]*think\w*[|>\]]+", re.IGNORECASE)
 
@@ -51,8 +54,13 @@ class SpecialText:
 
     def harmless(self, joined: str) -> bool:
         """Whether strings joined by `\\0` surely hold nothing that could be, begin or end a control token."""
-        lower = joined.lower()
-        return not self._edges.search(f"\0{lower}\0") and next(self._any_case.find(lower), None) is None
+        joined = f"\0{joined}\0"
+        for start in range(0, len(joined), PIECE):
+            # What is found is no longer than this, so it stands in one of the pieces as a whole.
+            lower = joined[start : start + PIECE + self._longest + 2].lower()
+            if self._edges.search(lower) or next(self._any_case.find(lower), None) is not None:
+                return False
+        return True
 
     def shield(self, value: Any, mark: str, *, assistant: bool = False) -> Any:
         """Plain data with every control token's text in it broken by the mark."""
@@ -99,7 +107,7 @@ class _Finder:
     def find(self, text: str, *, overlapping: bool = False) -> Iterator[tuple[int, int]]:
         """Where they stand: start and end."""
         place = 0
-        while candidate := self._start.search(text, place):
+        while candidate := _search(self._start, text, place):
             start = candidate.start()
             end = self._end(text, start, candidate.group())
             if end is None:
@@ -117,9 +125,18 @@ class _Finder:
         return None
 
 
+def _search(pattern: re.Pattern[str], text: str, place: int = 0) -> re.Match[str] | None:
+    """`pattern.search`, in pieces, for patterns of a few characters."""
+    while place < len(text):
+        if found := pattern.search(text, place, place + PIECE + FEW):
+            return found
+        place += PIECE
+    return None
+
+
 def choose_marks(text: str, count: int) -> list[str]:
     """Noncharacters that do not occur in the text, neither as themselves nor escaped as JSON."""
-    if not _NONCHARACTER.search(text):
+    if not _search(_NONCHARACTER, text):
         return _NONCHARACTERS[:count]
     lower = text.lower()
     return [each for each in _NONCHARACTERS if each not in text and _escaped(each) not in lower][:count]

@@ -5,6 +5,10 @@ complete at the same character, the longer.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
+
+MOST_TABLES = 64
+"""Those of one request: all its answers have the same."""
 
 
 class StopFinder:
@@ -45,6 +49,7 @@ class StopFinder:
         return state == len(stop)
 
 
+@lru_cache(MOST_TABLES)
 def _failure_table(stop: str) -> list[int]:
     """Knuth, Morris, Pratt: for each prefix, the length of its longest proper prefix that is a suffix too."""
     table = [0] * len(stop)

@@ -7,10 +7,10 @@ from msgspec.json import encode
 from openai.types.responses import ResponseItem
 from pydantic import TypeAdapter
 
-from dragoman.api.json_shape import values
 from dragoman.api.responses.item_kinds import KINDS
 from dragoman.api.responses.items import check_size, normalise, references, told
 from dragoman.errors import BadRequest
+from dragoman.json_amount import values
 from dragoman.limits import Limits
 
 

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from dragoman.api.json_shape import values
 from dragoman.api.messages import part_text
 from dragoman.api.responses.hosted_items import leaves
 from dragoman.api.responses.item_kinds import KINDS, ItemDict, Parts
 from dragoman.api.tools import wrong
 from dragoman.errors import BadRequest
+from dragoman.json_amount import values
 from dragoman.limits import Limits, check_count
 
 PARTED = ("content", "output", "outputs", "results", "summary")

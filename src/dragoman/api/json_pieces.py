@@ -1,0 +1,50 @@
+"""Big replies as JSON. Encoded in one call, they would stop everything else in the process for as long."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+PIECE = 64 * 1024
+"""Characters of a text, or entries of a list of plain values, that are encoded in one go."""
+_encode = msgspec.json.Encoder().encode
+_PLAIN = (str, int, float, bool, type(None))
+
+
+def encoded(value: Any) -> bytes:
+    """What `msgspec.json.encode` gives: `encoded({"a": [1]})` is `b'{"a":[1]}'`."""
+    return b"".join(_pieces(value))
+
+
+def _pieces(value: Any) -> Iterator[bytes]:
+    if isinstance(value, dict):
+        yield from _object(value)
+    elif isinstance(value, list | tuple) and value:
+        yield from _list(value)
+    elif isinstance(value, str) and len(value) > PIECE:
+        yield b'"'
+        yield from (_encode(value[at : at + PIECE])[1:-1] for at in range(0, len(value), PIECE))
+        yield b'"'
+    else:
+        yield _encode(value)
+
+
+def _object(value: dict[Any, Any]) -> Iterator[bytes]:
+    yield b"{"
+    for number, (name, each) in enumerate(value.items()):
+        yield b"%b%b:" % (b"," if number else b"", _encode(name))
+        yield from _pieces(each)
+    yield b"}"
+
+
+def _list(value: list[Any] | tuple[Any, ...]) -> Iterator[bytes]:
+    # A list that begins with a plain value has only such, none of them long.
+    plain = isinstance(value[0], _PLAIN) and not (isinstance(value[0], str) and len(value[0]) > PIECE)
+    step = PIECE if plain else 1
+    for at in range(0, len(value), step):
+        yield b"," if at else b"["
+        if plain:
+            yield _encode(value[at : at + step])[1:-1]
+        else:
+            yield from _pieces(value[at])
+    yield b"]"

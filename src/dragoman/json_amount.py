@@ -1,0 +1,68 @@
+"""How much a JSON text holds, before it is decoded.
+
+Whatever decodes JSON does it in one call that nothing else in the process can interrupt, so how much there is
+says how long all others may have to wait. What is done here is done in pieces, or is as quick as a copy.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from dragoman.errors import BadRequest
+from dragoman.limits import Limits
+
+PIECE_BYTES = 1024 * 1024
+
+
+def check_amount(bare: bytes, limits: Limits, whose: str, param: str | None = None) -> None:
+    """Raises where there is more than a request may have; `bare` is what stands outside of strings."""
+    found = {
+        "values": (_values(bare), limits.json_values),
+        "lists and objects": (bare.count(b"[") + bare.count(b"{"), limits.json_lists),
+        "members of objects": (bare.count(b":"), limits.json_names),
+    }
+    for what, (count, most) in found.items():
+        if count > most:
+            raise too_much(whose, most, what, param)
+
+
+def values(body: bytes) -> int:
+    """How many values there are in the JSON of an object or a list."""
+    return _values(outside_of_strings(body))
+
+
+def _values(bare: bytes) -> int:
+    # One begins the text, and the others stand after one of these.
+    return sum(map(bare.count, (b"[", b"{", b",")))
+
+
+def too_much(whose: str, most: int, what: str, param: str | None = None) -> BadRequest:
+    return BadRequest(f"The JSON of {whose} has more than {most} {what}.", param=param, code="limit_exceeded")
+
+
+def outside_of_strings(body: bytes) -> bytes:
+    """What of a JSON text stands outside of its strings, quotation marks not included."""
+    found, in_string = [], False
+    for piece in _pieces(body):
+        # Without escaped ones, every quotation mark begins a string or ends it.
+        plain = np.frombuffer(piece.replace(b"\\\\", b"").replace(b'\\"', b""), np.uint8)
+        marks = plain == 0x22
+        inside = np.logical_xor.accumulate(marks) ^ in_string
+        found.append(plain[~(inside | marks)].tobytes())
+        if plain.size:
+            in_string = bool(inside[-1])
+    return b"".join(found)
+
+
+def _pieces(body: bytes) -> Iterator[bytes]:
+    """None of them ends between a backslash and what it escapes."""
+    start = 0
+    while start < len(body):
+        end = start + PIECE_BYTES
+        piece = body[start:end]
+        backslashes = len(piece) - len(piece.rstrip(b"\\"))
+        if backslashes % 2:
+            end += 1
+            piece = body[start:end]
+        yield piece
+        start = end
