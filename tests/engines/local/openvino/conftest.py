@@ -10,7 +10,20 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
 from gguf.quants import quantize
 
 WIDTH, LAYERS, HEADS, KV_HEADS, INNER = 64, 2, 4, 2, 96
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "granite", "smollm3", "phi3", "gemma3")
+
+KINDS = {int: GGUFValueType.UINT32, float: GGUFValueType.FLOAT32, str: GGUFValueType.STRING}
+MEASURES: dict[str, dict[str, Any]] = {
+    "granite": {
+        "attention.scale": 0.1,
+        "embedding_scale": 3.0,
+        "residual_scale": 0.4,
+        "logit_scale": 2.0,
+    },
+    "phi3": {"rope.dimension_count": 8, "attention.sliding_window": 16},
+    "gemma3": {"attention.sliding_window": 16, "rope.freq_base": 50000.0},
+}
+"""What architectures have beside the usual."""
 
 pytest.importorskip("openvino", reason="OPENVINO IS NOT INSTALLED, so nothing of its runner is tested")
 
@@ -23,21 +36,36 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, weights: Path) -> Any:
         yield
 
 
-def write_model(file: Path, vocabulary: Path, architecture: str = "llama", seed: int = 1) -> Path:
+def write_model(
+    file: Path,
+    vocabulary: Path,
+    architecture: str = "llama",
+    seed: int = 1,
+    more: dict[str, Any] | None = None,
+) -> Path:
+    """`more` are further measures in the file's metadata, without the architecture in front."""
     random = np.random.default_rng(seed)
     writer = GGUFWriter(file, architecture)
     _write_vocabulary(writer, vocabulary)
-    writer.add_context_length(256)
-    writer.add_embedding_length(WIDTH)
-    writer.add_block_count(LAYERS)
-    writer.add_feed_forward_length(INNER)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_layer_norm_rms_eps(1e-5)
-    if architecture == "qwen3":
-        writer.add_key_length(32)
-        writer.add_value_length(32)
+    head = 32 if architecture in ("qwen3", "gemma3") else WIDTH // HEADS
+    layers = {"gemma3": 6, "smollm3": 4}.get(architecture, LAYERS)
+    measures: dict[str, Any] = {
+        "context_length": 256,
+        "embedding_length": WIDTH,
+        "block_count": layers,
+        "feed_forward_length": INNER,
+        "attention.head_count": HEADS,
+        "attention.head_count_kv": KV_HEADS,
+        "attention.key_length": head,
+        "attention.value_length": head,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "rope.freq_base": 10000.0,
+        "rope.dimension_count": head,
+        **MEASURES.get(architecture, {}),
+        **(more or {}),
+    }
+    for name, value in measures.items():
+        writer.add_key_value(f"{architecture}.{name}", value, KINDS[type(value)])
 
     def add(name: str, *shape: int) -> None:
         values = random.normal(size=shape, scale=0.3).astype(np.float32)
@@ -47,10 +75,9 @@ def write_model(file: Path, vocabulary: Path, architecture: str = "llama", seed:
             kind = GGMLQuantizationType.Q8_0
             writer.add_tensor(name, quantize(values, kind), raw_dtype=kind)
 
-    head = 32 if architecture == "qwen3" else WIDTH // HEADS
     add("token_embd.weight", 49152, WIDTH)
     add("output_norm.weight", WIDTH)
-    for layer in range(LAYERS):
+    for layer in range(layers):
         for name, *shape in _layer(architecture, head):
             add(f"blk.{layer}.{name}", *shape)
     writer.write_header_to_file()
@@ -61,22 +88,29 @@ def write_model(file: Path, vocabulary: Path, architecture: str = "llama", seed:
 
 
 def _layer(architecture: str, head: int) -> list[tuple[Any, ...]]:
+    queries, keys = HEADS * head, KV_HEADS * head
+    apart = [
+        ("attn_q.weight", queries, WIDTH),
+        ("attn_k.weight", keys, WIDTH),
+        ("attn_v.weight", keys, WIDTH),
+    ]
+    gates = [("ffn_gate.weight", INNER, WIDTH), ("ffn_up.weight", INNER, WIDTH)]
+    if architecture == "phi3":
+        apart, gates = [("attn_qkv.weight", queries + 2 * keys, WIDTH)], [("ffn_up.weight", 2 * INNER, WIDTH)]
     tensors: list[tuple[Any, ...]] = [
         ("attn_norm.weight", WIDTH),
-        ("attn_q.weight", HEADS * head, WIDTH),
-        ("attn_k.weight", KV_HEADS * head, WIDTH),
-        ("attn_v.weight", KV_HEADS * head, WIDTH),
-        ("attn_output.weight", WIDTH, HEADS * head),
+        *apart,
+        ("attn_output.weight", WIDTH, queries),
         ("ffn_norm.weight", WIDTH),
-        ("ffn_gate.weight", INNER, WIDTH),
-        ("ffn_up.weight", INNER, WIDTH),
+        *gates,
         ("ffn_down.weight", WIDTH, INNER),
     ]
     if architecture == "qwen2":
-        tensors += [("attn_q.bias", HEADS * head), ("attn_k.bias", KV_HEADS * head)]
-        tensors += [("attn_v.bias", KV_HEADS * head)]
-    if architecture == "qwen3":
+        tensors += [("attn_q.bias", queries), ("attn_k.bias", keys), ("attn_v.bias", keys)]
+    if architecture in ("qwen3", "gemma3"):
         tensors += [("attn_q_norm.weight", head), ("attn_k_norm.weight", head)]
+    if architecture == "gemma3":
+        tensors += [("post_attention_norm.weight", WIDTH), ("post_ffw_norm.weight", WIDTH)]
     return tensors
 
 

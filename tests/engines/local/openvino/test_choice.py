@@ -22,17 +22,18 @@ LLAMA = {
 
 def test_the_measures_of_a_model() -> None:
     shape = shape_of(LLAMA)
-    assert (shape.layers, shape.heads, shape.kv_heads, shape.head, shape.paired) == (2, 4, 2, 16, True)
+    assert (shape.layers, shape.heads, shape.kv_heads, shape.head, shape.family.paired) == (2, 4, 2, 16, True)
 
 
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"general.architecture": "gemma3"}, "gemma3"),
+        ({"general.architecture": "mamba"}, "mamba"),
         ({"llama.expert_count": 8}, "experts"),
-        ({"llama.rope.scaling.type": "yarn"}, "yarn"),
-        ({"llama.attention.sliding_window": 4096}, "sliding window"),
-        ({"llama.rope.dimension_count": 8}, "in part"),
+        ({"llama.rope.scaling.type": "longrope"}, "longrope"),
+        ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.yarn_beta_fast": 16.0}, "yarn"),
+        ({"llama.attn_logit_softcapping": 50.0}, "soft caps"),
+        ({"llama.attention.value_length": 8}, "same width"),
     ],
 )
 def test_what_it_cannot_run(changed: dict[str, Any], why: str) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import statistics
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -36,15 +37,25 @@ def about(path: Path, runner: str) -> list[TokenLogprob]:
         engine.close()
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_both_runners_say_the_same_of_a_prompt(architecture: str, weights: Path, tmp_path: Path) -> None:
-    model = write_model(tmp_path / "model.gguf", weights, architecture)
+STRETCHED: dict[str, Any] = {"rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64}
+STRETCHES = [
+    ("llama", {**STRETCHED, "rope.scaling.type": "linear"}),
+    ("qwen2", {**STRETCHED, "rope.scaling.type": "yarn"}),
+    ("gemma3", {**STRETCHED, "rope.scaling.type": "linear"}),
+]
+
+
+@pytest.mark.parametrize(("architecture", "more"), [*((name, {}) for name in ARCHITECTURES), *STRETCHES])
+def test_both_runners_say_the_same_of_a_prompt(
+    architecture: str, more: dict[str, Any], weights: Path, tmp_path: Path
+) -> None:
+    model = write_model(tmp_path / "model.gguf", weights, architecture, more=more)
     ours, theirs = about(model, "openvino"), about(model, "llamacpp")
     assert len(ours) == len(PROMPT) - 1
     differences = [abs(one.logprob - other.logprob) for one, other in zip(ours, theirs, strict=True)]
     assert statistics.fmean(differences) < 0.3
     same = sum(one.top[0][0] == other.top[0][0] for one, other in zip(ours, theirs, strict=True))
-    assert same >= 0.8 * len(ours)
+    assert same >= 0.75 * len(ours)
 
 
 def test_a_file_is_converted_once(weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

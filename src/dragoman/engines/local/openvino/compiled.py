@@ -15,11 +15,13 @@ from numpy.typing import NDArray
 from openvino._offline_transformations import paged_attention_transformation
 
 from dragoman.engines.local.openvino.family import NotForOpenVino
-from dragoman.engines.local.openvino.graph import HEAD_QUANTIZED, QUANTIZED
+from dragoman.engines.local.openvino.graph import HEAD_QUANTIZED, QUANTIZED, WINDOWS
 
 Array: TypeAlias = NDArray[Any]
 PRECISIONS = {"int8": "u8", "bf16": "bf16"}
 _CACHES = ("key_cache.", "value_cache.")
+_KEY_CACHE, _WINDOW = 3, 10
+"""Inputs of paged attention, by their numbers."""
 
 
 class Compiled(Struct):
@@ -44,6 +46,7 @@ def compile_graph(file: Path, *, threads: int, kv_cache: str) -> Compiled:
         paged_attention_transformation(model)
     except RuntimeError as error:
         raise NotForOpenVino("its attention cannot be kept in pages") from error
+    _set_windows(model)
     body, head = _divided(model)
     common: dict[str, Any] = {
         "INFERENCE_NUM_THREADS": threads,
@@ -111,6 +114,18 @@ def _groups(model: ov.Model, said: tuple[str, str]) -> dict[str, Any]:
     if not model.has_rt_info([*said]):
         return {}
     return {QUANTIZED[-1]: int(model.get_rt_info([*said]).astype(int))}
+
+
+def _set_windows(model: ov.Model) -> None:
+    """Layers that do not see everything, where the graph says so, in the order of the layers."""
+    if not model.has_rt_info([*WINDOWS]):
+        return
+    windows = [int(text) for text in str(model.get_rt_info([*WINDOWS]).astype(str)).split(",")]
+    for node in model.get_ops():
+        if node.get_type_name() == "PagedAttentionExtension":
+            layer = int(node.input_value(_KEY_CACHE).get_node().get_friendly_name().rpartition(".")[2])
+            window = ops.constant(np.int32(windows[layer]))
+            node.input(_WINDOW).replace_source_output(window.output(0))
 
 
 def _divided(model: ov.Model) -> tuple[ov.Model, ov.Model]:

@@ -1,16 +1,83 @@
-"""Which models the graph can be built for, and their measures. Nothing of OpenVINO is imported here."""
+"""Which models the graph can be built for, and their measures. Nothing of OpenVINO is imported here.
 
+They are all decoders with normed inputs, rotated heads and gated layers between. How they differ is a few
+numbers, which a file tells, or its architecture does; biases, norms behind layers and weights that are one
+piece are known by their tensors.
+"""
+
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 
-ARCHITECTURES = {"llama": True, "qwen2": False, "qwen3": False}
-"""By name; and whether rows that are rotated together are neighbours in the file."""
+
+class Family(Struct, frozen=True):
+    """What an architecture says without a word in the file."""
+
+    paired: bool = False
+    """Whether rows that are rotated together are neighbours in the file."""
+    gelu: bool = False
+    embedding_by_width: bool = False
+    """Whether embeddings are multiplied by the root of their width."""
+    unrotated: int = 0
+    """Every so-and-so-manieth layer knows no positions."""
+    windowed: int = 0
+    """Every so-and-so-manieth layer sees all, the others a window, with a rotation of their own."""
+
+
+FAMILIES: Mapping[str, Family] = {
+    "llama": Family(paired=True),
+    "qwen2": Family(),
+    "qwen3": Family(),
+    "granite": Family(paired=True),
+    "smollm3": Family(paired=True, unrotated=4),
+    "phi3": Family(),
+    "gemma3": Family(gelu=True, embedding_by_width=True, windowed=6),
+}
+_LARGE_GEMMA = 62
+"""Layers of the one that scales attention by its width instead of its heads."""
+_LOCAL_BASE = 10000.0
 
 
 class NotForOpenVino(Exception):
     """Why a model is not run by OpenVINO, in words that fit after "because"."""
+
+
+class Rotation(Struct, frozen=True):
+    """How heads are turned by position: how fast, and how that was stretched to longer texts."""
+
+    base: float
+    width: int
+    """Numbers of a head that are turned; the rest stays as it is."""
+    stretch: float = 1.0
+    """Positions count for so much less."""
+    kind: Literal["linear", "yarn"] = "linear"
+    trained: int = 0
+    """yarn: tokens before it was stretched."""
+
+    def speeds(self) -> list[float]:
+        """Radians for each position, of each pair of numbers."""
+        fast = [self.base ** (-2 * pair / self.width) for pair in range(self.width // 2)]
+        if self.kind == "linear":
+            return [speed / self.stretch for speed in fast]
+        # Pairs that turn often within the trained length stay as they are, slow ones are stretched.
+        low, high = (self._turning(turns) for turns in (32.0, 1.0))
+        low, high = max(0.0, math.floor(low)), min(self.width - 1.0, math.ceil(high))
+        mixed = []
+        for pair, speed in enumerate(fast):
+            kept = 1 - min(1.0, max(0.0, (pair - low) / max(0.001, high - low)))
+            mixed.append(speed / self.stretch * (1 - kept) + speed * kept)
+        return mixed
+
+    @property
+    def strength(self) -> float:
+        """What cosines and sines are multiplied with."""
+        return 1.0 + 0.1 * math.log(self.stretch) if self.kind == "yarn" else 1.0
+
+    def _turning(self, turns: float) -> float:
+        """The pair that turns so often within the trained length."""
+        return self.width * math.log(self.trained / (turns * 2 * math.pi)) / (2 * math.log(self.base))
 
 
 class Shape(Struct, frozen=True):
@@ -20,37 +87,99 @@ class Shape(Struct, frozen=True):
     head: int
     """Numbers in a head."""
     epsilon: float
-    base: float
-    """Of the rotation by position."""
-    paired: bool
+    family: Family
+    rotation: Rotation
+    local_rotation: Rotation
+    """Of layers that see a window."""
+    window: int
+    attention_scale: float
+    embedding_scale: float
+    residual_scale: float
+    logit_scale: float
+
+    def window_of(self, layer: int) -> int:
+        """Tokens that a layer sees; 0: all."""
+        every = self.family.windowed
+        return self.window if every and (layer + 1) % every else 0
+
+    def rotation_of(self, layer: int) -> Rotation | None:
+        every = self.family.unrotated
+        if every and not (layer + 1) % every:
+            return None
+        return self.local_rotation if self.window_of(layer) else self.rotation
 
 
 def shape_of(metadata: Mapping[str, Any]) -> Shape:
     """The measures in a file's metadata. Raises NotForOpenVino for what the graph does not know."""
-    architecture = str(metadata.get("general.architecture", "unknown"))
-    if architecture not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
-        raise NotForOpenVino(f"the architecture {architecture} is not among {known}")
+    return _Read(metadata).shape()
 
-    def value(key: str, default: Any = None) -> Any:
-        return metadata.get(f"{architecture}.{key}", default)
 
-    if int(value("expert_count", 0)):
-        raise NotForOpenVino("mixtures of experts are not among what it runs")
-    if str(value("rope.scaling.type", "none")) not in ("none", ""):
-        raise NotForOpenVino(f"positions are scaled ({value('rope.scaling.type')})")
-    if int(value("attention.sliding_window", 0)):
-        raise NotForOpenVino("attention goes over a sliding window")
-    heads = int(value("attention.head_count"))
-    head = int(value("attention.key_length", int(value("embedding_length")) // heads))
-    if int(value("rope.dimension_count", head)) != head or int(value("attention.value_length", head)) != head:
-        raise NotForOpenVino("its heads are rotated in part")
-    return Shape(
-        layers=int(value("block_count")),
-        heads=heads,
-        kv_heads=int(value("attention.head_count_kv", heads)),
-        head=head,
-        epsilon=float(value("attention.layer_norm_rms_epsilon", 1e-5)),
-        base=float(value("rope.freq_base", 10000.0)),
-        paired=ARCHITECTURES[architecture],
-    )
+class _Read:
+    def __init__(self, metadata: Mapping[str, Any]) -> None:
+        self._metadata = metadata
+        self._architecture = str(metadata.get("general.architecture", "unknown"))
+        if self._architecture not in FAMILIES:
+            known = ", ".join(FAMILIES)
+            raise NotForOpenVino(f"the architecture {self._architecture} is not among {known}")
+        self._family = FAMILIES[self._architecture]
+
+    def shape(self) -> Shape:
+        if self._number("expert_count"):
+            raise NotForOpenVino("mixtures of experts are not among what it runs")
+        if self._number("attn_logit_softcapping") or self._number("final_logit_softcapping"):
+            raise NotForOpenVino("its logits have soft caps")
+        width, heads = self._integer("embedding_length"), self._integer("attention.head_count")
+        head = self._integer("attention.key_length", width // heads)
+        if self._integer("attention.value_length", head) != head:
+            raise NotForOpenVino("its keys and values have not the same width")
+        layers = self._integer("block_count")
+        base = self._number("rope.freq_base_swa", _LOCAL_BASE)
+        return Shape(
+            layers=layers,
+            heads=heads,
+            kv_heads=self._integer("attention.head_count_kv", heads),
+            head=head,
+            epsilon=self._number("attention.layer_norm_rms_epsilon", 1e-5),
+            family=self._family,
+            rotation=self._rotation(head),
+            local_rotation=Rotation(base=base, width=head),
+            window=self._integer("attention.sliding_window", 0) if self._family.windowed else 0,
+            attention_scale=self._attention_scale(width, heads, head, layers),
+            embedding_scale=width**0.5 if self._family.embedding_by_width else self._scale("embedding_scale"),
+            residual_scale=self._scale("residual_scale"),
+            logit_scale=1 / self._scale("logit_scale"),
+        )
+
+    def _attention_scale(self, width: int, heads: int, head: int, layers: int) -> float:
+        if self._architecture == "gemma3" and layers == _LARGE_GEMMA:
+            return float((width / heads) ** -0.5)
+        return self._number("attention.scale") or float(head**-0.5)
+
+    def _rotation(self, head: int) -> Rotation:
+        kind = str(self._metadata.get(f"{self._architecture}.rope.scaling.type") or "none")
+        if kind not in ("none", "linear", "yarn"):
+            raise NotForOpenVino(f"positions are scaled ({kind})")
+        yarn = kind == "yarn"
+        if yarn and any("yarn_" in key or key.endswith("attn_factor") for key in self._metadata):
+            raise NotForOpenVino("positions are scaled (yarn with factors of its own)")
+        return Rotation(
+            base=self._number("rope.freq_base", 10000.0),
+            width=self._integer("rope.dimension_count", head),
+            stretch=self._number("rope.scaling.factor", 1.0) if kind != "none" else 1.0,
+            kind="yarn" if yarn else "linear",
+            trained=self._integer("rope.scaling.original_context_length", 0)
+            or self._integer("context_length", 0),
+        )
+
+    def _scale(self, key: str) -> float:
+        """0 stands for none."""
+        return self._number(key) or 1.0
+
+    def _integer(self, key: str, default: int | None = None) -> int:
+        return int(self._number(key, default))
+
+    def _number(self, key: str, default: float | None = 0.0) -> float:
+        value = self._metadata.get(f"{self._architecture}.{key}", default)
+        if value is None:
+            raise NotForOpenVino(f"the file does not say its {key}")
+        return float(value)

@@ -12,15 +12,16 @@ import openvino.opset15 as ops
 from numpy.typing import NDArray
 from openvino.op.util import Variable, VariableInfo
 
-from dragoman.engines.local.openvino.family import Shape
+from dragoman.engines.local.openvino.family import Rotation, Shape
 from dragoman.engines.local.openvino.tensors import FINE, Node, Part, Tensors
 
 QUANTIZED = ("runtime_options", "DYNAMIC_QUANTIZATION_GROUP_SIZE")
 """Where a graph says in what groups activations are quantized; exported ones say it there too."""
 HEAD_QUANTIZED = ("dragoman", "head_group")
 """The same for the last product, where it is another."""
+WINDOWS = ("dragoman", "windows")
+"""How many tokens each layer sees, 0 for all, where they are not the same: the paged graph is told so."""
 _FIRST, _LAST = np.int64(0), np.int64(2)
-_FAR = 2**63 - 1
 _MASKED = np.float32(-65504)
 
 
@@ -37,52 +38,75 @@ class _Decoder:
         self._positions = _parameter("position_ids", [-1, -1], np.int64)
         self._beams = _parameter("beam_idx", [-1], np.int32)
         self._batch = _dimension(self._ids, 0)
-        self._cosines, self._sines = self._angles()
+        self._angles: dict[Rotation, tuple[Node, Node]] = {}
         self._bias = self._causal()
         self._kept: list[Node] = []
 
     def model(self) -> ov.Model:
         table = self._tensors.table("token_embd.weight")
-        states = ops.gather(table, self._ids, ops.constant(_FIRST))
+        states = _scaled(ops.gather(table, self._ids, ops.constant(_FIRST)), self._shape.embedding_scale)
         for layer in range(self._shape.layers):
-            states = self._layer(states, f"blk.{layer}.")
+            states = self._layer(states, layer)
         states = self._norm(states, "output_norm.weight")
         head = self._tensors.table("output.weight") if "output.weight" in self._tensors else table
-        logits = ops.matmul(states, head, False, True)
+        logits = _scaled(ops.matmul(states, head, False, True), self._shape.logit_scale)
         logits.output(0).get_tensor().set_names({"logits"})
         inputs = [self._ids, self._mask, self._positions, self._beams]
         model = ov.Model([ops.result(logits)], self._kept, inputs, "decoder")
         model.set_rt_info(self._tensors.group, [*QUANTIZED])
         model.set_rt_info(FINE, [*HEAD_QUANTIZED])
+        windows = [self._shape.window_of(layer) for layer in range(self._shape.layers)]
+        if any(windows):
+            model.set_rt_info(",".join(map(str, windows)), [*WINDOWS])
         return model
 
-    def _layer(self, states: Node, name: str) -> Node:
-        states = ops.add(states, self._attention(self._norm(states, name + "attn_norm.weight"), name))
+    def _layer(self, states: Node, layer: int) -> Node:
+        name = f"blk.{layer}."
+        found = self._attention(self._norm(states, name + "attn_norm.weight"), layer)
+        states = self._added(states, found, name + "post_attention_norm.weight")
         inner = self._norm(states, name + "ffn_norm.weight")
-        # What is multiplied by the same states is one product: fewer, larger ones are faster.
-        both = self._linear(inner, Part(name + "ffn_gate"), Part(name + "ffn_up"))
-        gate, up = ops.split(both, ops.constant(_LAST), 2).outputs()
-        raised = ops.multiply(ops.swish(gate), up)
-        return ops.add(states, self._linear(raised, Part(name + "ffn_down")))
+        raised = self._linear(self._gated(inner, name), Part(name + "ffn_down"))
+        return self._added(states, raised, name + "post_ffw_norm.weight")
 
-    def _attention(self, states: Node, name: str) -> Node:
-        shape = self._shape
-        paired = (shape.heads, shape.kv_heads) if shape.paired else (0, 0)
-        parts = [Part(name + "attn_q", paired[0]), Part(name + "attn_k", paired[1]), Part(name + "attn_v")]
-        widths = _integers(*(heads * shape.head for heads in (shape.heads, shape.kv_heads, shape.kv_heads)))
-        whole = ops.variadic_split(self._linear(states, *parts), ops.constant(_LAST), widths)
-        query = self._rotate(self._heads(whole.output(0), name + "attn_q", shape.heads))
-        key = self._rotate(self._heads(whole.output(1), name + "attn_k", shape.kv_heads))
+    def _added(self, states: Node, more: Node, norm: str) -> Node:
+        if norm in self._tensors:
+            more = self._norm(more, norm)
+        return ops.add(states, _scaled(more, self._shape.residual_scale))
+
+    def _gated(self, states: Node, name: str) -> Node:
+        # What is multiplied by the same states is one product: fewer, larger ones are faster.
+        parts = [
+            Part(name + part) for part in ("ffn_gate", "ffn_up") if f"{name}{part}.weight" in self._tensors
+        ]
+        gate, up = ops.split(self._linear(states, *parts), ops.constant(_LAST), 2).outputs()
+        opened = ops.gelu(gate, "tanh") if self._shape.family.gelu else ops.swish(gate)
+        return ops.multiply(opened, up)
+
+    def _attention(self, states: Node, layer: int) -> Node:
+        shape, name = self._shape, f"blk.{layer}."
+        whole = self._queries_keys_values(states, name)
+        rotation = shape.rotation_of(layer)
+        query = self._rotate(self._heads(whole.output(0), name + "attn_q", shape.heads), rotation)
+        key = self._rotate(self._heads(whole.output(1), name + "attn_k", shape.kv_heads), rotation)
         value = self._heads(whole.output(2), name + "attn_v", shape.kv_heads)
         found = ops.scaled_dot_product_attention(
             query,
             self._keep(key, name + "key"),
             self._keep(value, name + "value"),
             self._bias,
-            ops.constant(np.float32(shape.head**-0.5)),
+            ops.constant(np.float32(shape.attention_scale)),
         )
         joined = ops.reshape(ops.transpose(found, _integers(0, 2, 1, 3)), _integers(0, 0, -1), True)
         return self._linear(joined, Part(name + "attn_output"))
+
+    def _queries_keys_values(self, states: Node, name: str) -> Node:
+        shape = self._shape
+        paired = (shape.heads, shape.kv_heads) if shape.family.paired else (0, 0)
+        parts = [Part(name + "attn_q", paired[0]), Part(name + "attn_k", paired[1]), Part(name + "attn_v")]
+        if name + "attn_qkv.weight" in self._tensors:
+            parts = [Part(name + "attn_qkv")]
+        widths = _integers(*(heads * shape.head for heads in (shape.heads, shape.kv_heads, shape.kv_heads)))
+        return ops.variadic_split(self._linear(states, *parts), ops.constant(_LAST), widths)
 
     def _heads(self, flat: Node, name: str, heads: int) -> Node:
         """[batch, tokens, width] to [batch, heads, tokens, width of a head]."""
@@ -107,24 +131,33 @@ class _Decoder:
         normal = ops.multiply(states, ops.divide(ops.constant(np.float32(1)), ops.sqrt(mean)))
         return ops.multiply(normal, ops.constant(self._tensors.vector(name)))
 
-    def _angles(self) -> tuple[Node, Node]:
-        """Cosines and sines of [batch, 1, tokens, width of a head], for every position."""
-        width = self._shape.head
-        speeds = 1.0 / self._shape.base ** (np.arange(0, width, 2, dtype=np.float64) / width)
-        if "rope_freqs.weight" in self._tensors:
-            speeds = speeds / self._tensors.vector("rope_freqs.weight")
-        positions = ops.convert(ops.unsqueeze(self._positions, _integers(1)), "f32")
-        column = ops.constant(speeds.astype(np.float32).reshape(1, -1, 1))
-        half = ops.transpose(ops.matmul(column, positions, False, False), _integers(0, 2, 1))
-        angles = ops.concat([half, half], -1)
-        return ops.unsqueeze(ops.cos(angles), _integers(1)), ops.unsqueeze(ops.sin(angles), _integers(1))
+    def _angles_of(self, rotation: Rotation) -> tuple[Node, Node]:
+        """Cosines and sines of [batch, 1, tokens, turned numbers of a head], for every position."""
+        if rotation not in self._angles:
+            speeds = np.array(rotation.speeds())
+            if "rope_freqs.weight" in self._tensors and rotation is self._shape.rotation:
+                speeds = speeds / self._tensors.vector("rope_freqs.weight")
+            positions = ops.convert(ops.unsqueeze(self._positions, _integers(1)), "f32")
+            column = ops.constant(speeds.astype(np.float32).reshape(1, -1, 1))
+            half = ops.transpose(ops.matmul(column, positions, False, False), _integers(0, 2, 1))
+            angles = ops.concat([half, half], -1)
+            waves = (ops.unsqueeze(wave(angles), _integers(1)) for wave in (ops.cos, ops.sin))
+            cosines, sines = (_scaled(wave, rotation.strength) for wave in waves)
+            self._angles[rotation] = cosines, sines
+        return self._angles[rotation]
 
-    def _rotate(self, states: Node) -> Node:
-        half = self._shape.head // 2
-        upper = ops.slice(states, _integers(half), _integers(_FAR), _integers(1), _integers(3))
-        lower = ops.slice(states, _integers(0), _integers(half), _integers(1), _integers(3))
+    def _rotate(self, states: Node, rotation: Rotation | None) -> Node:
+        if rotation is None:
+            return states
+        half, whole = rotation.width // 2, self._shape.head
+        lower, upper = _columns(states, 0, half), _columns(states, half, rotation.width)
+        cosines, sines = self._angles_of(rotation)
         turned = ops.concat([ops.multiply(upper, ops.constant(np.float32(-1))), lower], -1)
-        return ops.add(ops.multiply(states, self._cosines), ops.multiply(turned, self._sines))
+        if rotation.width == whole:
+            return ops.add(ops.multiply(states, cosines), ops.multiply(turned, sines))
+        first = ops.multiply(_columns(states, 0, rotation.width), cosines)
+        rest = _columns(states, rotation.width, whole)
+        return ops.concat([ops.add(first, ops.multiply(turned, sines)), rest], -1)
 
     def _causal(self) -> Node:
         """Nothing sees what comes after it. Paged attention knows that; the stateful graph has to say it."""
@@ -168,3 +201,11 @@ def _dimension(node: Node, axis: int) -> Node:
 
 def _integers(*values: int) -> NDArray[np.int64]:
     return np.array(values, np.int64)
+
+
+def _columns(states: Node, start: int, end: int) -> Node:
+    return ops.slice(states, _integers(start), _integers(end), _integers(1), _integers(3))
+
+
+def _scaled(node: Node, factor: float) -> Node:
+    return node if factor == 1 else ops.multiply(node, ops.constant(np.float32(factor)))
