@@ -1,6 +1,7 @@
 """Which runner is chosen by settings, and what people are told about it."""
 
 import io
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -9,6 +10,8 @@ from dragoman.cli.banner import banner
 from dragoman.cli.checks import Patient, runner
 from dragoman.cli.engine import engine_of
 from dragoman.engines.local import opening
+from dragoman.engines.local.options import LocalOptions
+from dragoman.engines.local.sizing import check_context, pages_for
 from dragoman.engines.protocol import ModelCard
 from dragoman.errors import SettingsError
 from dragoman.logs import Paint
@@ -42,3 +45,28 @@ def test_doctor_says_why_not(chosen: str, verdict: str, monkeypatch: pytest.Monk
 
 def test_doctor_has_nothing_to_say_where_it_was_not_asked_for() -> None:
     assert not list(runner(Patient(Settings(runner="llamacpp"))))
+
+
+def test_bfloat16_that_the_cpu_has_not_is_an_error_before_the_model_is_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("openvino")
+    monkeypatch.setattr("dragoman.engines.local.openvino.compiled.best_kv_cache", lambda: "int8")
+    options = LocalOptions(runner="openvino", kv_cache="bf16")
+    with pytest.raises(SettingsError, match="set int8 or auto"):
+        opening.open_model(tmp_path / "nowhere.gguf", options)
+    (finding,) = runner(Patient(Settings(runner="openvino", kv_cache="bf16")))
+    assert (finding.verdict, "bf16" in finding.text) == ("failed", True)
+
+
+def test_a_context_longer_than_the_models_is_an_error() -> None:
+    check_context(8192, 8192)
+    check_context(10**6, 0)  # a file that does not say
+    with pytest.raises(SettingsError, match="made for 8192 tokens; set 8192 or less"):
+        check_context(8193, 8192)
+
+
+def test_more_keys_and_values_than_there_is_memory_is_an_error() -> None:
+    options = LocalOptions(slots=256, context=100_000)
+    with pytest.raises(SettingsError, match=r"A context of 100000 tokens would take .* GiB"):
+        pages_for(32, 1 << 30, 8192, options)

@@ -26,6 +26,11 @@ def test_the_model_speaks_where_the_client_does_not() -> None:
     assert (applied.temperature, applied.top_k) == (0.6, 3)
 
 
+def test_a_whole_number_stays_whole_on_its_way_through_another_process() -> None:
+    applied = defaults_of(card(sampling={"top_k": 20.0}), {}).applied(spec())
+    assert isinstance(applied.top_k, int)
+
+
 def test_the_operator_speaks_before_the_model() -> None:
     applied = defaults_of(card(), {"temperature": 0.1}).applied(spec())
     assert (applied.temperature, applied.top_k) == (0.1, 20)

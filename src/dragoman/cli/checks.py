@@ -95,12 +95,13 @@ def runner(patient: Patient) -> Iterator[Finding]:
     from dragoman.engines.local.opening import check_machine
     from dragoman.engines.local.openvino.family import NotForOpenVino
     from dragoman.engines.local.options import LocalOptions
+    from dragoman.errors import SettingsError
 
     if patient.settings.engine != "local" or patient.settings.runner == "llamacpp":
         return
     try:
-        check_machine(LocalOptions(runner=patient.settings.runner))
-    except NotForOpenVino as why:
+        check_machine(LocalOptions(runner=patient.settings.runner, kv_cache=patient.settings.kv_cache))
+    except (NotForOpenVino, SettingsError) as why:
         verdict: Verdict = "ok" if patient.settings.runner == "auto" else "failed"
         yield Finding("runner", verdict, f"llama.cpp; not OpenVINO, because {why}")
     else:

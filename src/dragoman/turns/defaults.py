@@ -40,6 +40,7 @@ def defaults_of(card: ModelCard, operator: Mapping[str, Any], *, exact: bool = F
     if wrong := sorted(told.keys() - known.keys()):
         message = f"`sampling`: {wrong[0]} is no field of the sampling, or its value is not one for it."
         raise SettingsError(message, param="sampling")
-    sampling = known if exact else {**card.sampling, **known}
+    # What a card says may come from anywhere: over a wire, a whole number is one with a point.
+    sampling = known if exact else {**sensible(card.sampling), **known}
     # An engine that cannot do it is not asked for it by a default.
     return Defaults({name: sampling[name] for name in sampling if name not in card.refused}, most)

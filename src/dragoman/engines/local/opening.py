@@ -13,11 +13,11 @@ from dragoman.engines.local.model import Model
 from dragoman.engines.local.openvino.family import NotForOpenVino, shape_of
 from dragoman.engines.local.options import LocalOptions
 from dragoman.engines.local.runner import AnyRunner
-from dragoman.engines.local.sizing import size_for
+from dragoman.engines.local.sizing import check_context, size_for
 from dragoman.engines.local.tokenizer import LlamaTokenizer
 from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.engines.recommended import LLAMA_CPP, in_gguf
-from dragoman.errors import ModelFileError
+from dragoman.errors import ModelFileError, SettingsError
 
 _INT8 = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
 _INSTALL = "pip install 'dragoman[openvino]'"
@@ -30,7 +30,7 @@ class Opened(Struct):
 
 
 def open_model(path: Path, options: LocalOptions) -> Opened:
-    """Raises ModelFileError or BindingError when that is not possible."""
+    """Raises ModelFileError, SettingsError or BindingError when that is not possible."""
     if path.is_dir():
         return _open_folder(path, options)
     if options.runner == "llamacpp":
@@ -46,6 +46,7 @@ def open_model(path: Path, options: LocalOptions) -> Opened:
 
 def _open_llamacpp(path: Path, options: LocalOptions, why: str = "") -> Opened:
     model = Model(path)
+    check_context(options.context, model.trained_context)
     model.load_adapters(options.adapters)
     size = size_for(model, options)
     runner = LlamaRunner(
@@ -65,6 +66,7 @@ def _open_openvino(path: Path, options: LocalOptions) -> Opened:
     check_machine(options)
     model = Model(path, vocabulary_only=True)
     shape_of(model.metadata)
+    check_context(options.context, model.trained_context)
     from dragoman.engines.local.openvino.converted import converted
     from dragoman.engines.local.openvino.opening import runner_of
 
@@ -98,6 +100,20 @@ def check_machine(options: LocalOptions, any_cpu: bool = False) -> None:
         raise NotForOpenVino(f"it is not installed ({_INSTALL})")
     if options.runner == "auto" and not any_cpu and not machine.cpu_flags() & _INT8:
         raise NotForOpenVino("this CPU has no instructions for int8 (VNNI)")
+    if options.kv_cache == "bf16":
+        _check_bfloat16(options.runner == "openvino" or any_cpu)
+
+
+def _check_bfloat16(no_other: bool) -> None:
+    """`no_other`: there is no runner that could take its place."""
+    from dragoman.engines.local.openvino.compiled import best_kv_cache
+
+    if best_kv_cache() == "bf16":
+        return
+    if no_other:
+        message = "`kv_cache` is bf16, which OpenVINO has not on this CPU; set int8 or auto."
+        raise SettingsError(message, param="kv_cache")
+    raise NotForOpenVino("this CPU has no bfloat16, which `kv_cache` asks for")
 
 
 def _opened(model: Model, runner: AnyRunner, options: LocalOptions, details: Mapping[str, str]) -> Opened:

@@ -5,6 +5,7 @@ from msgspec import Struct
 from dragoman.engines.local import machine
 from dragoman.engines.local.model import Model
 from dragoman.engines.local.options import LocalOptions
+from dragoman.errors import SettingsError
 
 # Memory for keys and values is taken and touched at once, so a small model must not grab it all.
 _MOST = 2 << 30
@@ -23,6 +24,8 @@ class Size(Struct, frozen=True):
 def size_for(model: Model, options: LocalOptions) -> Size:
     tokens = memory_for(options.kv_memory) // max(1, model.token_bytes)
     slots, context = divide(tokens, model.trained_context, options.slots, options.context)
+    half = 2 if options.kv_cache == "int8" else 1
+    check_memory(slots * context * model.token_bytes // half, f"{slots} slots of {context} tokens")
     return Size(slots, context, options.threads or machine.cores())
 
 
@@ -32,7 +35,28 @@ def pages_for(page: int, page_bytes: int, trained: int, options: LocalOptions) -
     context = options.context or max(page, min(trained, pages * page))
     slots = options.slots or _SLOTS[0]
     each = -(-context // page)
+    check_memory(each * page_bytes, f"A context of {context} tokens")
     return slots, context, max(each, min(pages, slots * each))
+
+
+def check_context(asked: int | None, trained: int) -> None:
+    """A model that never saw a position writes nonsense there."""
+    if asked is not None and 0 < trained < asked:
+        message = (
+            f"`context` is {asked}, but this model was made for {trained} tokens; set {trained} or less."
+        )
+        raise SettingsError(message, param="context")
+
+
+def check_memory(needed: int, what: str) -> None:
+    """What is not there would only be missed later, when the system ends the process for it."""
+    free = machine.free_memory()
+    if needed > free:
+        raise SettingsError(
+            f"{what} would take {needed / (1 << 30):.1f} GiB for keys and values, and {free / (1 << 30):.1f}"
+            " are free; set fewer `slots`, a shorter `context`, or `kv_cache` to int8.",
+            param="context",
+        )
 
 
 def memory_for(asked: int | None) -> int:

@@ -4,6 +4,7 @@ They are two, because the head gives logits. In the precision of the body, bfloa
 known to a sixteenth; the head computes in float32, and only for the rows that are wanted.
 """
 
+import logging
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,6 +19,7 @@ from dragoman.engines.local.openvino.family import NotForOpenVino
 from dragoman.engines.local.openvino.graph import HEAD_QUANTIZED, QUANTIZED, WINDOWS
 
 Array: TypeAlias = NDArray[Any]
+_log = logging.getLogger("dragoman.engine")
 PRECISIONS = {"int8": "u8", "bf16": "bf16"}
 _CACHES = ("key_cache.", "value_cache.")
 _KEY_CACHE, _WINDOW = 3, 10
@@ -56,8 +58,12 @@ def compile_graph(file: Path, *, threads: int, kv_cache: str) -> Compiled:
     common |= _groups(model, QUANTIZED)
     kept = {"KV_CACHE_PRECISION": PRECISIONS[kv_cache]}
     precise = {"INFERENCE_PRECISION_HINT": "f32"} | _groups(model, HEAD_QUANTIZED)
-    made = core.compile_model(body, "CPU", common | kept)
-    wanted = core.compile_model(head, "CPU", common | precise)
+    try:
+        made = core.compile_model(body, "CPU", common | kept)
+        wanted = core.compile_model(head, "CPU", common | precise)
+    except RuntimeError as error:
+        _log.warning("OpenVINO refused the graph", exc_info=error)
+        raise NotForOpenVino("it cannot be compiled for this machine") from error
     caches = [port for port in made.inputs if port.any_name.startswith(_CACHES)]
     values = [port for port in caches if port.any_name.startswith("value_cache.")]
     return Compiled(
