@@ -69,6 +69,10 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     insecure: Annotated[
         bool, Meta(description="listen on an address that other machines reach, though there is no key")
     ] = False
+    metrics: Annotated[
+        Literal["key", "open", "off"],
+        Meta(description="who may read /metrics: those with a key, everybody (open), or nobody (off)"),
+    ] = "key"
     allow_host: Annotated[
         list[str],
         Meta(description="further names by which a server on the loopback may be called; * is any"),

@@ -4,21 +4,51 @@ import hmac
 import random
 from collections.abc import Callable
 
+import httpx
 import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
+from dragoman.engines.scripted import ScriptedEngine, say
 from dragoman.http.keys import Keys
 from dragoman.http.routes import OPEN_PATHS
+from dragoman.http.server import background
+from dragoman.settings import Settings
 from tests.attacks.bodies import good
 from tests.attacks.doors import CHAT, CLOSED, KEY, OTHER_KEY, ask, filled, name
 from tests.attacks.frame import Attacked
 from tests.attacks.raw_socket import Raw
+from tests.support.parrot import NAME
 
 
-def test_health_alone_is_open() -> None:
+def test_what_is_open() -> None:
     """The others ask for a key because they are not on this list, so a new one does too."""
-    assert {"/health"} == OPEN_PATHS
+    assert {"/health", "/ready", "/", "/docs", "/docs.js", "/openapi.json"} == OPEN_PATHS
+
+
+@pytest.mark.parametrize("path", sorted(OPEN_PATHS))
+def test_what_is_open_tells_nothing_of_this_server(keyed: Attacked, path: str) -> None:
+    reply = ask(keyed, "GET", path)
+    assert reply.status_code in (200, 307)
+    assert NAME not in reply.text
+    assert KEY not in reply.text
+    for method in ("POST", "PUT", "DELETE", "OPTIONS"):
+        assert ask(keyed, method, path).status_code == 401
+
+
+def test_ready_names_the_model_to_those_who_may_ask_it(keyed: Attacked) -> None:
+    assert ask(keyed, "GET", "/ready").json() == {"status": "ready"}
+    assert ask(keyed, "GET", "/ready", authorization="Bearer wrong").json() == {"status": "ready"}
+    told = ask(keyed, "GET", "/ready", authorization=f"Bearer {KEY}").json()
+    assert told == {"status": "ready", "model": NAME}
+
+
+@pytest.mark.parametrize(("metrics", "without", "with_key"), [("open", 200, 200), ("off", 401, 404)])
+def test_metrics_are_open_to_everybody_or_to_nobody(metrics: str, without: int, with_key: int) -> None:
+    settings = Settings(port=0, store="memory", api_key=[KEY], metrics=metrics)  # type: ignore[arg-type]
+    with background(ScriptedEngine(say("hi")), settings) as url:
+        assert httpx.get(f"{url}/metrics").status_code == without
+        assert httpx.get(f"{url}/metrics", headers={"x-api-key": KEY}).status_code == with_key
 
 
 @pytest.mark.parametrize("route", CLOSED, ids=name)
@@ -46,7 +76,8 @@ def test_no_host_opens_a_route(keyed: Attacked, route: tuple[str, str]) -> None:
 @pytest.mark.parametrize(
     "path",
     ["/health/", "//health", "/health/../v1/models", "/v1/models;/health", "/v1/models%3f/health", "/HEALTH",
-     "/v1/models#/health", "/%68ealth", "/health%00", "/v1/models?/health", "/docs", "/pause"],
+     "/v1/models#/health", "/%68ealth", "/health%00", "/v1/models?/health", "/docs/", "/docs/../metrics",
+     "//docs", "/ready;", "/Ready", "/.", "//", "/metrics?/", "/pause"],
 )  # fmt: skip
 def test_what_looks_like_health_is_closed(keyed: Attacked, path: str) -> None:
     with Raw(keyed.url) as raw:

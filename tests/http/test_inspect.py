@@ -77,7 +77,7 @@ def test_health_ready_version(greeter: str) -> None:
 
 def test_an_engine_that_is_dead_for_good_is_neither_ready_nor_healthy(serve: Serve) -> None:
     url = serve(ScriptedEngine(say("x", fault="crash")))
-    assert post(url, "/v1/chat/completions", HELLO).status_code == 500
+    assert post(url, "/v1/chat/completions", HELLO).status_code == 503
     assert httpx.get(url + "/ready").status_code == 503
     assert httpx.get(url + "/health").status_code == 503
 

@@ -22,7 +22,7 @@ def banner(card: ModelCard, settings: Settings, url: str, paint: Paint, dialect:
         ("dialect", dialect),
         ("api", paint("cyan", f"{url}/v1")),
         ("docs", f"{url}/docs"),
-        ("metrics", f"{url}/metrics"),
+        *([] if settings.metrics == "off" else [("metrics", f"{url}/metrics")]),
         ("key", _key(settings, paint)),
     ]
     lines = [f"  {paint('dim', name.ljust(8))} {text}" for name, text in rows]

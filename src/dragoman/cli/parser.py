@@ -14,7 +14,7 @@ GROUPS: dict[str, frozenset[str]] = {
     "model": frozenset({"model", "model_name", "model_alias", "chat_template", "lora"}),
     "dialect": frozenset({"dialect", "tool_call_parser", "reasoning_parser"}),
     "server": frozenset({"host", "port", "keep_alive", "request_timeout", "shutdown_grace"}),
-    "doors": frozenset({"api_key", "api_key_file", "insecure", "allow_host", "cors_origin"}),
+    "doors": frozenset({"api_key", "api_key_file", "insecure", "metrics", "allow_host", "cors_origin"}),
     "patience": frozenset({"header_timeout", "body_timeout", "write_timeout", "idle_timeout"}),
     "engine": frozenset(
         {"engine", "engine_args", "context", "slots", "threads", "runner", "kv_cache", "guesses", "sampling"}

@@ -18,7 +18,7 @@ from dragoman.http.keys import Keys, keys_of
 from dragoman.http.metrics import CONTENT_TYPE
 from dragoman.http.places import Place
 from dragoman.http.responses.socket import Socket
-from dragoman.http.routes import COMPUTED, DELETE, GET, OPEN_PATHS, POST, SOCKET, UNCOUNTED, Handler
+from dragoman.http.routes import COMPUTED, DELETE, GET, METRICS, OPEN_PATHS, POST, SOCKET, UNCOUNTED, Handler
 from dragoman.http.stall import StallWatch
 from dragoman.settings import Settings
 
@@ -37,6 +37,7 @@ class App:
         self.host = Host(engine, self.settings, template)
         self._guard = Guard(self.settings)
         self._keys = Keys(keys_of(self.settings))
+        self._open = OPEN_PATHS | ({METRICS} if self.settings.metrics == "open" else set())
         tables = {"POST": POST, "GET": GET, "DELETE": DELETE}
         declared = [route for method, table in tables.items() for route in self._routes(table, method)]
         routes = [*declared, *self._own_routes()]
@@ -57,7 +58,7 @@ class App:
         own: dict[str, Handler] = {
             "/health": self._health,
             "/ready": self._ready,
-            "/metrics": self._metrics,
+            **({} if self.settings.metrics == "off" else {METRICS: self._metrics}),
             "/version": self._version,
         }
         return self._routes(own, "GET")
@@ -136,7 +137,7 @@ class App:
         if asked is not None and ALLOWED in exchange.head:
             await exchange.reply(b"", b"text/plain", extra=asked)
             return False
-        if not _is_open(exchange.scope):
+        if not (exchange.method == "GET" and _sent_path(exchange.scope) in self._open):
             exchange.owner = self._keys.owner(exchange.headers)
             if place := _place(exchange.scope):
                 place.show(exchange.owner)
@@ -180,7 +181,9 @@ class App:
     async def _ready(self, host: Host, exchange: Exchange) -> None:
         host.admission.check()
         await host.check()
-        await exchange.json({"status": "ready", "model": host.card.name})
+        # Which model it is, is for those to know who may ask it.
+        known = {"model": host.card.name} if self._keys.has(exchange.headers) else {}
+        await exchange.json({"status": "ready", **known})
 
     async def _metrics(self, host: Host, exchange: Exchange) -> None:
         await exchange.reply(host.journal.metrics.exposition(), CONTENT_TYPE)
@@ -214,10 +217,10 @@ def _place(scope: Scope) -> Place | None:
     return place
 
 
-def _is_open(scope: Scope) -> bool:
-    """Looks at the path as it was sent, which nothing else in a request can change."""
+def _sent_path(scope: Scope) -> str:
+    """The path as it was sent, which nothing else in a request can change."""
     raw: bytes | None = scope.get("raw_path")
-    return (scope["path"] if raw is None else raw.decode("latin-1")) in OPEN_PATHS
+    return str(scope["path"]) if raw is None else raw.decode("latin-1")
 
 
 def _routing_error(exchange: Exchange, status: int) -> DragomanError:

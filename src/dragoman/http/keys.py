@@ -32,6 +32,14 @@ class Keys:
             raise Unauthorized("Send a valid API key as 'Authorization: Bearer KEY'.")
         return digest.hex()
 
+    def has(self, headers: Mapping[bytes, bytes]) -> bool:
+        """Whether a request has a key that counts, or needs none."""
+        try:
+            self.owner(headers)
+        except Unauthorized:
+            return False
+        return True
+
 
 def keys_of(settings: Settings) -> list[str]:
     """All keys, those of the settings and those of a file. Raises for one that nobody could send."""

@@ -92,5 +92,6 @@ COMPUTED = frozenset(
 UNCOUNTED = frozenset({"/v1/engine/pause", "/v1/engine/resume", "/v1/responses/{id}/cancel"})
 """What helps a full server, or one that stops, is let in always."""
 SOCKET = "/v1/responses"
-OPEN_PATHS = frozenset({"/health"})
-"""Answered without a key, so that a supervisor can ask."""
+OPEN_PATHS = frozenset({"/health", "/ready", "/", "/docs", "/docs.js", "/openapi.json"})
+"""GET is answered without a key: a supervisor can ask, and a browser gets the page that asks for one."""
+METRICS = "/metrics"

@@ -45,10 +45,11 @@ function fieldTable(schema, api) {
 
 async function send(method, path, body, output) {
   const headers = { "Content-Type": "application/json" };
-  const key = document.getElementById("key").value;
+  const key = document.getElementById("key").value.trim();
   if (key) headers.Authorization = `Bearer ${key}`;
   output.textContent = "";
   const reply = await fetch(path, { method, headers, body: method === "POST" ? body : undefined });
+  if (reply.status === 401) document.getElementById("key").focus();
   const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
   for (let part = await reader.read(); !part.done; part = await reader.read()) output.textContent += part.value;
   try { output.textContent = JSON.stringify(JSON.parse(output.textContent), null, 2); } catch { /* a stream or text */ }
@@ -76,7 +77,15 @@ function operation(path, method, described, api) {
   return box;
 }
 
+// The key stays in this tab: it is kept over a reload, and gone with the tab.
+function keepKey() {
+  const input = document.getElementById("key");
+  input.value = sessionStorage.getItem("key") || "";
+  input.oninput = () => sessionStorage.setItem("key", input.value);
+}
+
 async function main() {
+  keepKey();
   const api = await (await fetch("/openapi.json")).json();
   document.getElementById("version").textContent = `version ${api.info.version}`;
   const list = document.getElementById("operations");
