@@ -43,6 +43,13 @@ def test_lists_come_from_commas_flags_and_files() -> None:
     assert settings.lora == ["x=x.gguf", "y=y.gguf"]
 
 
+@pytest.mark.parametrize("value", ["", "  ", ","])
+@pytest.mark.parametrize("name", ["DRAGOMAN_API_KEY", "DRAGOMAN_API_KEY_FILE", "DRAGOMAN_UPSTREAM_KEY"])
+def test_an_empty_variable_of_a_key_is_not_no_key(name: str, value: str) -> None:
+    with pytest.raises(SettingsError, match=f"{name} is empty: give it a value, or unset it"):
+        load(environ={name: value})
+
+
 def test_limits_merge_over_all_layers() -> None:
     write("[limits]\nmessages = 1\ntools = 1\n")
     settings = load({"limit_stops": "3"}, environ={"DRAGOMAN_LIMIT_TOOLS": "2"})
@@ -93,7 +100,7 @@ def test_a_file_must_be_toml() -> None:
 
 
 def test_an_empty_variable_is_not_an_empty_list() -> None:
-    assert load(environ={"DRAGOMAN_API_KEY": ""}).api_key == []
+    assert load(environ={"DRAGOMAN_CORS_ORIGIN": ""}).cors_origin == []
 
 
 def test_every_setting_is_an_option_with_help_and_a_variable() -> None:

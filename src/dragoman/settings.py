@@ -14,6 +14,7 @@ from dragoman.limits import Limits
 from dragoman.options import ENV_PREFIX, Option, options_of
 
 DEFAULT_FILE = "dragoman.toml"
+SECRETS = frozenset({"api_key", "api_key_file", "upstream_key"})
 
 Layer: TypeAlias = Mapping[str, Any]
 
@@ -179,7 +180,11 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(description="the folder of the database; default: dragoman in the user's folder for data"),
     ] = None
     store_max_bytes: Annotated[
-        int, Meta(ge=1024 * 1024, description="bytes the store may take; above, the oldest goes first")
+        int,
+        Meta(
+            ge=1024 * 1024,
+            description="bytes the store may take; above, the oldest of the key with the most goes",
+        ),
     ] = 1024 * 1024 * 1024
     store_max_age: Annotated[int, Meta(ge=1, description="seconds after which what is stored is dropped")] = (
         30 * 24 * 3600
@@ -235,6 +240,9 @@ def _from_names(values: Mapping[str, Any], *, by_env: bool) -> dict[str, Any]:
     layer: dict[str, Any] = {}
     for option in options():
         value = values.get(option.env if by_env else option.name)
+        if by_env and option.name in SECRETS and value is not None and not value.strip(", "):
+            # Somebody meant to have a key. Without one everybody is served.
+            raise SettingsError(f"{option.env} is empty: give it a value, or unset it to have no key.")
         if value in (None, [], ""):
             continue
         if option.is_list and isinstance(value, str):

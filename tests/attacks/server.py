@@ -83,8 +83,11 @@ def _vector(ids: Sequence[int]) -> list[float]:
 class Target(ScriptedEngine):
     """The vector of a text is how often it has each letter."""
 
-    def __init__(self, interval: float, context: int = 4096, *, watched: bool = False) -> None:
+    def __init__(
+        self, interval: float, context: int = 4096, *, watched: bool = False, slots: int | None = None
+    ) -> None:
         card = ModelCard(name=NAME, max_model_len=context, templates={"default": TEMPLATE}, constrains=True)
+        card.slots = card.embeds_at_once = slots
         super().__init__(_repeated, card=card, interval=interval)
         self.jobs = _Forgotten()
         self._lags: deque[float] = deque(maxlen=100_000)
@@ -142,7 +145,10 @@ def told(lines: Iterator[str]) -> State:
 if __name__ == "__main__":
     given = msgspec.json.decode(sys.argv[1])
     engine = Target(
-        given.pop("interval", 0.0), given.pop("context", 4096), watched=given.pop("watched", False)
+        given.pop("interval", 0.0),
+        given.pop("context", 4096),
+        watched=given.pop("watched", False),
+        slots=given.pop("engine_slots", None),
     )
     if "audit" in given:
         audit(Path(given.pop("audit")))

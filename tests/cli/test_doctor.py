@@ -53,6 +53,19 @@ def test_what_is_wrong_is_shown_with_what_to_do(
     assert "✓ python" in text
 
 
+def test_a_data_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    def found(folder: Path) -> Finding:
+        [finding] = doctor.attempt(checks.data, Patient(Settings(data_dir=str(folder))))
+        return finding
+
+    assert found(tmp_path / "file" / "data").verdict == "failed"
+    assert found(tmp_path / "file").verdict == "failed"
+    assert found(tmp_path / "new" / "data").verdict == "ok"
+    assert [place.name for place in tmp_path.iterdir()] == ["file"]
+
+
 def test_a_damaged_file(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, weights: Path
 ) -> None:

@@ -151,6 +151,17 @@ def taken() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
+def test_a_folder_that_cannot_be_written_is_said_before_anything_is_loaded(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("dragoman.cli.served_engine.served_engine", lambda _: pytest.fail("It was loaded."))
+    assert main(["serve", "--port", "0", "--data-dir", str(tmp_path / "file" / "data")]) == 2
+    said = capsys.readouterr().err
+    assert "data cannot be written: Not a directory. Choose another data_dir" in said
+    assert "Traceback" not in said
+
+
 def test_a_taken_port_names_a_free_one(taken: int, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dragoman.cli.address.LOOK_S", 0.05)
     assert main(["serve", "--port", str(taken)]) == 1

@@ -35,11 +35,11 @@ def ids(entries: Sequence[Item] | Sequence[Record]) -> list[str]:
     return [entry.id for entry in entries]
 
 
-async def all_ids(store: Store, kind: Any = "response") -> list[str]:
+async def all_ids(store: Store, kind: Any = "response", owner: str = "ann") -> list[str]:
     found: list[str] = []
     more = True
     while more:
-        page = await store.records(kind, "ann", after=found[-1] if found else None, limit=10_000)
+        page = await store.records(kind, owner, after=found[-1] if found else None, limit=10_000)
         found += ids(page.data)
         more = page.has_more
     return found

@@ -15,7 +15,8 @@ from dragoman.store import Append, Bounds, Item
 from dragoman.store import sqlite_worker as worker
 from dragoman.store.migrations import FIRST, SQLITE, VERSION
 from dragoman.store.operations import Row, Statement
-from dragoman.store.sqlite import FILE, SqliteStore
+from dragoman.store.reserve import BYTES
+from dragoman.store.sqlite import FILE, RESERVE, SqliteStore
 from tests.store.samples import all_ids, conversation, found, held, item, record
 
 pytestmark = pytest.mark.anyio
@@ -67,10 +68,12 @@ async def test_only_the_owner_may_read_the_file(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_nothing_but_the_database_stays_behind(store: SqliteStore, tmp_path: Path) -> None:
+async def test_nothing_but_the_database_and_its_reserve_stays_behind(
+    store: SqliteStore, tmp_path: Path
+) -> None:
     await store.save(record("r"))
     await store.close()
-    assert [file.name for file in tmp_path.iterdir()] == [FILE]
+    assert {file.name for file in tmp_path.iterdir()} == {FILE, RESERVE}
 
 
 async def test_a_second_store_of_the_process_leaves_the_locks_of_the_first(
@@ -153,6 +156,42 @@ async def test_a_full_disk_is_said_and_survived(store: SqliteStore) -> None:
     assert await all_ids(store) == ["r"]
     await in_writer(store, "PRAGMA max_page_count = 1000000")
     await store.save(record("huge", body=b"x" * MIB))
+
+
+async def test_on_a_full_disk_what_makes_room_is_done_in_what_was_kept_back(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    await store.create_conversation(conversation(), [item("a")])
+    for id_ in "rs":
+        await store.save(record(id_))
+    execute, reserve = worker._execute, tmp_path / RESERVE
+
+    def full(connection: sqlite3.Connection, statement: Statement) -> list[Row]:
+        if reserve.exists() and not statement.sql.startswith("SELECT"):
+            error = sqlite3.OperationalError("database or disk is full")
+            error.sqlite_errorname = "SQLITE_FULL"
+            raise error
+        return execute(connection, statement)
+
+    monkeypatch.setattr(worker, "_execute", full)
+    outcomes = await asyncio.gather(
+        store.save(record("t")),
+        store.delete("response", "ann", "r"),
+        store.delete("response", "ann", "none"),
+        store.delete_item("ann", "c", "a"),
+        return_exceptions=True,
+    )
+    assert [outcome for outcome in outcomes if isinstance(outcome, bool)] == [True, False, True]
+    assert isinstance(outcomes[0], StoreUnavailable) and "no room" in outcomes[0].message
+    assert reserve.stat().st_size == BYTES
+    assert await all_ids(store) == ["s"]
+
+
+async def test_where_the_database_is_is_not_for_clients(store: SqliteStore, tmp_path: Path) -> None:
+    await in_writer(store, "PRAGMA query_only = ON")
+    with pytest.raises(StoreUnavailable) as told:
+        await store.save(record("s"))
+    assert str(tmp_path) not in told.value.message
 
 
 async def test_a_database_that_cannot_be_written_is_said_and_read(store: SqliteStore) -> None:

@@ -4,9 +4,11 @@ import base64
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dragoman.errors import BodyTooLarge
-from dragoman.store import Bounds, Item, Store
+from dragoman.store import Bounds, Item, Store, upkeep
 from dragoman.store.migrations import VERSION
 from tests.store.conftest import Make
 from tests.store.samples import all_ids, conversation, ids, item, record
@@ -61,6 +63,50 @@ async def test_what_would_push_everything_out_is_refused(make: Make) -> None:
         await store.save(record("huge", body=b" " * MIB))
     assert await all_ids(store) == ["r"]
     await store.close()
+
+
+async def test_room_is_made_by_those_who_have_more_than_their_share(make: Make) -> None:
+    store = make(Bounds(max_bytes=MIB))
+    await store.open()
+    await store.create_conversation(conversation(owner="bob", created_at=-9), [item("i", "x" * BULK)])
+    for n in range(4):
+        await store.save(record(f"b{n}", owner="bob", created_at=n - 8, body=b" " * BULK))
+    for n in range(60):
+        await store.save(record(f"a{n}", owner="ann", created_at=n, body=b" " * BULK))
+        assert (await store.stats()).bytes <= MIB
+    assert await store.conversation("bob", "c") is not None
+    assert await all_ids(store, owner="bob") == [f"b{n}" for n in range(4)]
+    kept = await all_ids(store)
+    assert 10 < len(kept) < 24
+    assert kept == [f"a{n}" for n in range(60 - len(kept), 60)]
+    await store.close()
+
+
+async def test_what_is_more_than_a_share_is_refused(make: Make) -> None:
+    store = make(Bounds(max_bytes=MIB))
+    await store.open()
+    for owner in ("ann", "bob", "cid"):
+        await store.save(record("r", owner=owner))
+    await store.create_conversation(conversation(owner="bob"), [item("i", "x" * (MIB // 4))])
+    with pytest.raises(BodyTooLarge, match="share of the store"):
+        await store.save(record("big", owner="ann", body=b" " * (MIB * 2 // 5)))
+    with pytest.raises(BodyTooLarge, match="share of the store"):
+        await store.add_items("bob", "c", [item("more", "x" * (MIB // 8))])
+    page = await store.conversation_items("bob", "c")
+    assert page is not None and ids(page.data) == ["i"]
+    await store.close()
+
+
+@given(st.dictionaries(st.text(max_size=2), st.integers(1, 99), max_size=6), st.integers(1, 99))
+def test_who_has_no_more_than_an_equal_share_gives_up_nothing(bytes_of: dict[str, int], wanted: int) -> None:
+    found = upkeep.surpluses(bytes_of, wanted)
+    left = {owner: size - found.get(owner, 0) for owner, size in bytes_of.items()}
+    assert all(0 < size <= bytes_of[owner] for owner, size in found.items())
+    assert sum(bytes_of.values()) - wanted <= sum(left.values()) or not any(left.values())
+    assert sum(found.values()) >= min(wanted, sum(bytes_of.values())) - len(bytes_of)
+    if found:
+        level = min(left[owner] for owner in found)
+        assert all(size <= level for size in left.values())
 
 
 async def test_work_of_this_server_is_no_orphan(store: Store) -> None:

@@ -23,6 +23,7 @@ PAGE: dict[str, str] = {
     "drain": "SIGTERM with requests in flight",
     "engine_crashes": "engines that are killed, crash and hang",
     "overload": "four times as much as there is room for",
+    "fairness": "a flood by one key, and what another notices",
     "bleed": "streams that must not mix",
     "determinism": "one seed, one log of events",
     "gguf_headers": "model files that were tampered with",

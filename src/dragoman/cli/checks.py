@@ -141,6 +141,19 @@ def cache(_: Patient) -> Iterator[Finding]:
     )
 
 
+def data(patient: Patient) -> Iterator[Finding]:
+    """Where responses are kept. What is not there yet is not made: the folder above it tells."""
+    from dragoman.store.opening import folder_of, made_folder
+
+    folder = folder_of(patient.settings)
+    if patient.settings.store in ("memory", "none"):
+        yield Finding("data", "ok", "nothing is kept on disk")
+        return
+    there = next(place for place in (folder, *folder.parents) if os.access(place, os.F_OK))
+    made_folder(there if there.is_dir() else folder)
+    yield Finding("data", "ok", f"{folder} can be written")
+
+
 def weights(patient: Patient) -> Iterator[Finding]:
     from dragoman.engines.weights import MEMBER, SHA256, SIZE, cache_folder, is_verified
 
@@ -252,5 +265,5 @@ def port(patient: Patient) -> Iterator[Finding]:
 
 
 CHECKS: tuple[Check, ...] = (
-    python, packages, binding, processor, runner, memory, cache, weights, model, engine, template, port,
+    python, packages, binding, processor, runner, memory, cache, data, weights, model, engine, template, port,
 )  # fmt: skip

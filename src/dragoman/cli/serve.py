@@ -50,8 +50,10 @@ def run(args: argparse.Namespace) -> int:
     from dragoman.http.choose import check_names, choose_dialect
     from dragoman.http.keys import check_closed
     from dragoman.http.server import serve
+    from dragoman.store.opening import check_folder
 
     check_closed(settings)
+    check_folder(settings)
     check_names(settings)
     template = template_of(settings)
     engine = served_engine(settings)

@@ -44,7 +44,7 @@ class ModelCard(Struct, kw_only=True):
     """Fields of `UNSUPPORTABLE` that the engine does not honour. A request that uses one is refused."""
     has_samplers: bool = False
     """Whether it honours `Sampling.samplers`. If not, requests that ask for one of them are refused."""
-    sampling: Mapping[str, float] = field(default_factory=dict)
+    sampling: Mapping[str, int | float] = field(default_factory=dict)
     """Fields of Sampling as the model's makers recommend them, for requests that leave them open."""
     samples_ids: bool = True
     """False where ids are made from text: then they are not given out, for nobody has sampled them."""

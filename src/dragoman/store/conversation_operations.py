@@ -57,9 +57,10 @@ def _holder(owner: str, id: str) -> Operation[Holder | None]:
     return Holder("conversation", rows[0][0]) if rows else None
 
 
-def append(owner: str, more: Append, now: float) -> Operation[None]:
-    """Adds the items, or raises if somebody else was there first."""
-    holder = yield from _change(owner, more.conversation, more.version, items.size_of(more.items), now)
+def append(owner: str, more: Append, now: float, most: int | None = None) -> Operation[None]:
+    """Adds the items, or raises if somebody else was there first, or it would take more than `most` bytes."""
+    grown = items.size_of(more.items)
+    holder = yield from _change(owner, more.conversation, more.version, grown, now, most)
     if holder is None:
         raise Conflict(
             f"The conversation {more.conversation} was changed or deleted in the meantime; read it again."
@@ -68,22 +69,28 @@ def append(owner: str, more: Append, now: float) -> Operation[None]:
 
 
 def add_items(
-    owner: str, id: str, more: Sequence[Item], version: int | None, now: float
+    owner: str, id: str, more: Sequence[Item], version: int | None, now: float, most: int | None = None
 ) -> Operation[Conversation | None]:
     if (yield from _holder(owner, id)) is None:
         return None
-    yield from append(owner, Append(id, version, tuple(more)), now)
+    yield from append(owner, Append(id, version, tuple(more)), now, most)
     return (yield from get(owner, id))
 
 
-def _change(owner: str, id: str, version: int | None, grown: int, now: float) -> Operation[Holder | None]:
+def _change(
+    owner: str, id: str, version: int | None, grown: int, now: float, most: int | None = None
+) -> Operation[Holder | None]:
     """Counts the version up, if it is still this one; None stands for any."""
     rows = yield Query(
         f"""UPDATE conversations SET version = version + 1, changed_at = ?, size = size + ?
-            WHERE {THIS} AND version = coalesce(?, version) RETURNING seq""",
+            WHERE {THIS} AND version = coalesce(?, version) RETURNING seq, size""",
         (now, grown, owner, id, version),
     )
-    return Holder("conversation", rows[0][0]) if rows else None
+    if not rows:
+        return None
+    seq, size = rows[0]
+    items.check_share(size, most)
+    return Holder("conversation", seq)
 
 
 def set_metadata(owner: str, id: str, metadata: Mapping[str, str], now: float) -> Operation[bool]:

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from dragoman.errors import BadRequest, UnknownCursor
+from dragoman.errors import BadRequest, BodyTooLarge, UnknownCursor
 from dragoman.limits import check_count
 from dragoman.store.operations import Many, Operation, Query, Row, marks
 from dragoman.store.records import LONGEST_ID, Item, Most, Page
@@ -26,6 +26,15 @@ FEW = 500
 
 COLUMNS = "id, body, trail"
 INSERT = f"INSERT INTO items (owner, record, conversation, part, {COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)"
+
+
+def check_share(size: int, share: int | None) -> None:
+    if share is not None and size > share:
+        raise BodyTooLarge(
+            f"This would take {size} bytes, and a key's share of the store is {share}: send less,"
+            " or raise store_max_bytes.",
+            code="store_share_exceeded",
+        )
 
 
 class Holder(Struct, frozen=True):

@@ -46,7 +46,13 @@ FIRST = (
 # The ids that were sampled, with the last item of an answer.
 TRAILS = ("ALTER TABLE items ADD COLUMN trail {blob}",)
 
-MIGRATIONS: Sequence[Sequence[str]] = (FIRST, TRAILS)
+# What each owner has, and the oldest of it, without a look at the rows.
+SHARES = (
+    "CREATE INDEX records_of_owners ON records (owner, created_at, seq, size)",
+    "CREATE INDEX conversations_of_owners ON conversations (owner, changed_at, seq, size)",
+)
+
+MIGRATIONS: Sequence[Sequence[str]] = (FIRST, TRAILS, SHARES)
 VERSION = len(MIGRATIONS)
 
 

@@ -1,6 +1,7 @@
 """Which store: by the settings `store`, `data_dir`, `store_max_bytes` and `store_max_age`."""
 
 import os
+import tempfile
 from pathlib import Path
 
 from dragoman.errors import SettingsError
@@ -44,6 +45,28 @@ def store_of(settings: Settings) -> Store | None:
 def folder_of(settings: Settings) -> Path:
     """`data_dir`, or `dragoman` in the user's folder for data."""
     return Path(settings.data_dir).expanduser() if settings.data_dir else default_folder()
+
+
+def check_folder(settings: Settings) -> Path | None:
+    """Where something is kept, made and tried; None where nothing is. Raises if it cannot be."""
+    if settings.store in ("memory", "none"):
+        return None
+    return made_folder(folder_of(settings))
+
+
+def made_folder(folder: Path) -> Path:
+    """A folder that can be written. Only a try tells: of permissions, and of disks that are read-only."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise SettingsError(
+            f"The data folder {folder} cannot be written: {error.strerror}. Choose another data_dir, or"
+            " store = memory, which keeps nothing on disk.",
+            param="data_dir",
+        ) from error
+    return folder
 
 
 def default_folder() -> Path:

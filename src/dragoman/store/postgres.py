@@ -114,7 +114,7 @@ class PostgresStore(Store):
         # All statements see the same state.
         return await self._run(make, IsolationLevel.REPEATABLE_READ)
 
-    async def _write(self, make: Callable[[], Operation[T]]) -> T:
+    async def _write(self, make: Callable[[], Operation[T]], *, frees: bool = False) -> T:
         answer = await self._run(make)
         if self.bounds.max_bytes is not None and self._grown > self.bounds.max_bytes // SLACK:
             # What was written is written, whatever becomes of this.

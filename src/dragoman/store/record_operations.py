@@ -40,10 +40,18 @@ def size_of(record: Record, events: bytes) -> int:
     return own + items.size_of(record.inputs) + items.size_of(record.outputs)
 
 
-def save(record: Record, events: bytes, instance: str, more: Append | None, now: float) -> Operation[None]:
+def save(
+    record: Record,
+    events: bytes,
+    instance: str,
+    more: Append | None,
+    now: float,
+    most: int | None = None,
+) -> Operation[None]:
+    """`most` is what a conversation may become."""
     # The conversation comes first here and in `sweep`: whoever locks rows in one order cannot deadlock.
     if more is not None:
-        yield from append(record.owner, more, now)
+        yield from append(record.owner, more, now, most)
     rows = yield Query(
         INSERT,
         (

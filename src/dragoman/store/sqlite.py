@@ -9,12 +9,14 @@ from dragoman.store import upkeep
 from dragoman.store.operations import Operation
 from dragoman.store.presence import Presence
 from dragoman.store.records import Bounds, Record, Stats
+from dragoman.store.reserve import Reserve
 from dragoman.store.sqlite_file import connect, migrate, prepare, version_of
 from dragoman.store.sqlite_worker import Connection, Worker, run
 from dragoman.store.store import Store
 
 T = TypeVar("T")
 FILE = "dragoman.sqlite3"
+RESERVE = "dragoman.reserve"
 BUSY_S = 5.0
 # What deleting has freed is used again before the file grows, so it does not count.
 USED = """SELECT (page_count - freelist_count) * page_size
@@ -39,7 +41,12 @@ class SqliteStore(Store):
         where = f"The database {self._path}" if self._path else "The store in memory"
         self._where = where
         self._writer = Worker(
-            "dragoman-store-write", self._connect_writer, where, begin="BEGIN IMMEDIATE", finish=self._sweep
+            "dragoman-store-write",
+            self._connect_writer,
+            where,
+            begin="BEGIN IMMEDIATE",
+            finish=self._sweep,
+            reserve=Reserve(folder / RESERVE) if folder else None,
         )
         # A database in memory belongs to its one connection.
         self._reader = Worker("dragoman-store-read", self._connect, where) if folder else self._writer
@@ -91,8 +98,9 @@ class SqliteStore(Store):
     async def _read(self, make: Callable[[], Operation[T]]) -> T:
         return await asyncio.wrap_future(self._reader.submit(lambda connection: run(connection, make())))
 
-    async def _write(self, make: Callable[[], Operation[T]]) -> T:
-        return await asyncio.wrap_future(self._writer.submit(lambda connection: run(connection, make())))
+    async def _write(self, make: Callable[[], Operation[T]], *, frees: bool = False) -> T:
+        work = self._writer.submit(lambda connection: run(connection, make()), frees=frees)
+        return await asyncio.wrap_future(work)
 
     def _connect(self) -> Connection:
         return connect(self._path, self._busy_s)

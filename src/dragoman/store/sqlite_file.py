@@ -15,7 +15,7 @@ WAL_BYTES = 16 * 1024 * 1024
 
 # By the names of SQLite's primary error codes.
 TROUBLES = {
-    "SQLITE_FULL": "There is no room left for {where}: make some on its disk.",
+    "SQLITE_FULL": "{where} has no room left: make some on its disk.",
     "SQLITE_READONLY": "{where} cannot be written: check its permissions and those of its folder.",
     "SQLITE_PERM": "{where} cannot be written: check its permissions and those of its folder.",
     "SQLITE_CANTOPEN": "{where} cannot be opened: check that its folder is there and can be written.",
@@ -25,6 +25,10 @@ TROUBLES = {
     "SQLITE_CORRUPT": "{where} is damaged: restore it from a backup, or move it away to begin anew.",
     "SQLITE_IOERR": "{where} cannot be read or written: its disk reports an error.",
 }
+
+
+def is_full(error: Exception) -> bool:
+    return isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorname", None) == "SQLITE_FULL"
 
 
 def unavailable(error: sqlite3.Error, where: str) -> StoreUnavailable:

@@ -13,7 +13,8 @@ from msgspec import Struct
 
 from dragoman.errors import StoreUnavailable
 from dragoman.store.operations import Many, Operation, Row, Statement
-from dragoman.store.sqlite_file import unavailable
+from dragoman.store.reserve import Reserve
+from dragoman.store.sqlite_file import is_full, unavailable
 
 T = TypeVar("T")
 Connection: TypeAlias = sqlite3.Connection
@@ -28,6 +29,8 @@ class Job(Struct, Generic[T]):
     future: Future[T]
     alone: bool = False
     """Outside of a transaction, as VACUUM wants it."""
+    frees: bool = False
+    """It makes room, so it is done on a full disk, too."""
 
 
 def run(connection: Connection, operation: Operation[T]) -> T:
@@ -59,8 +62,10 @@ class Worker:
         *,
         begin: str = "BEGIN",
         finish: Callable[[Connection], None] | None = None,
+        reserve: Reserve | None = None,
     ) -> None:
         self._connect, self._where, self._begin, self._finish = connect, where, begin, finish
+        self._reserve = reserve
         self._jobs: SimpleQueue[Job[Any] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._lock = threading.Lock()
@@ -72,12 +77,14 @@ class Worker:
         self._thread.start()
         return self._opened
 
-    def submit(self, work: Callable[[Connection], T], *, alone: bool = False) -> Future[T]:
+    def submit(
+        self, work: Callable[[Connection], T], *, alone: bool = False, frees: bool = False
+    ) -> Future[T]:
         future: Future[T] = Future()
         with self._lock:
             if self._closed:
                 raise StoreUnavailable("The store is closed.")
-            self._jobs.put(Job(work, future, alone))
+            self._jobs.put(Job(work, future, alone, frees))
         return future
 
     def stop(self) -> None:
@@ -93,8 +100,11 @@ class Worker:
         try:
             connection = self._connect()
         except Exception as error:
-            self._opened.set_exception(self._told(error))
+            told = unavailable(error, self._where) if isinstance(error, sqlite3.Error) else error
+            self._opened.set_exception(told)
             return
+        if self._reserve is not None:
+            self._reserve.keep()
         self._opened.set_result(None)
         try:
             while (jobs := self._waiting()) is not None:
@@ -144,10 +154,31 @@ class Worker:
         except Exception as error:
             with suppress(sqlite3.Error):
                 connection.execute("ROLLBACK")
+            if self._reserve is not None and is_full(error) and any(job.frees for job in jobs):
+                self._do_with_reserve(connection, [job for job in jobs if job.frees], self._reserve)
             for job in jobs:
                 if not job.future.done():
                     job.future.set_exception(self._told(error))
             return
+        for job, answer in answers:
+            job.future.set_result(answer)
+
+    def _do_with_reserve(self, connection: Connection, jobs: list[Job[Any]], reserve: Reserve) -> None:
+        """What makes room is done in the room that was kept back for it. What fails then has failed."""
+        reserve.give()
+        try:
+            connection.execute(self._begin)
+            answers = [(job, job.work(connection)) for job in jobs if not job.future.done()]
+            connection.execute("COMMIT")
+        except sqlite3.Error:
+            with suppress(sqlite3.Error):
+                connection.execute("ROLLBACK")
+            return
+        finally:
+            with suppress(sqlite3.Error):
+                # The log goes back to nothing, and there is room again for the reserve.
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            reserve.keep()
         for job, answer in answers:
             job.future.set_result(answer)
 
@@ -157,8 +188,8 @@ class Worker:
         try:
             answer = job.work(connection)
         except Exception as error:
-            if not connection.in_transaction:
-                # The database has given up the whole transaction.
+            if not connection.in_transaction or is_full(error):
+                # The database has given up the whole transaction, or soon will.
                 raise
             connection.execute("ROLLBACK TO job")
             connection.execute("RELEASE job")
@@ -171,5 +202,7 @@ class Worker:
         """What whoever waits gets to hear: an error of ours as it is, one of SQLite's in our words."""
         if not isinstance(error, sqlite3.Error):
             return error
-        _log.error("the store failed: %s", getattr(error, "sqlite_errorname", type(error).__name__))
-        return unavailable(error, self._where)
+        name = getattr(error, "sqlite_errorname", type(error).__name__)
+        _log.error("the store failed: %s (%s)", name, self._where)
+        # Where it is, is not for clients.
+        return unavailable(error, "The database of the store")

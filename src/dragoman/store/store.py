@@ -11,7 +11,6 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from dragoman.errors import BodyTooLarge
 from dragoman.store import conversation_operations as conversations
 from dragoman.store import exporting, items, record_operations, upkeep
 from dragoman.store.operations import Operation
@@ -38,6 +37,8 @@ class Store(ABC):
         self.instance = uuid.uuid4().hex
         """Names this process in the records that it works on."""
         self._clock = clock or time.time
+        self._owners: set[str] = set()
+        """Who has, or had lately, anything here."""
         self._grown = 0
         """Bytes that came in since room was last made, for stores that do not look each time."""
 
@@ -45,6 +46,8 @@ class Store(ABC):
         """Makes or migrates the tables. Until then nothing else may be called."""
         try:
             await self._open()
+            if self.bounds.max_bytes is not None:
+                self._owners = await self._read(upkeep.owners)
         except BaseException:
             await self.close()
             raise
@@ -71,8 +74,8 @@ class Store(ABC):
     async def _read(self, make: Callable[[], Operation[T]]) -> T: ...
 
     @abstractmethod
-    async def _write(self, make: Callable[[], Operation[T]]) -> T:
-        """Returns when the change is on disk."""
+    async def _write(self, make: Callable[[], Operation[T]], *, frees: bool = False) -> T:
+        """Returns when the change is on disk. What `frees` is done on a full disk, too."""
 
     async def check(self) -> None:
         """Raises StoreUnavailable if the database does not answer."""
@@ -84,9 +87,9 @@ class Store(ABC):
         Raises Conflict if the conversation is gone or has another version.
         """
         events = await packed(record.events)
-        self._admit(record_operations.size_of(record, events))
+        most = self._admit(record.owner, record_operations.size_of(record, events))
         now = self._clock()
-        await self._write(lambda: record_operations.save(record, events, self.instance, append, now))
+        await self._write(lambda: record_operations.save(record, events, self.instance, append, now, most))
 
     async def get(self, kind: Kind, owner: str, id: str, *, events: bool = False) -> Record | None:
         record, stored = await self._read(lambda: record_operations.get(kind, owner, id, events))
@@ -112,7 +115,7 @@ class Store(ABC):
         return found[::-1]
 
     async def delete(self, kind: Kind, owner: str, id: str) -> bool:
-        return await self._write(lambda: record_operations.delete(kind, owner, id))
+        return await self._write(lambda: record_operations.delete(kind, owner, id), frees=True)
 
     async def inputs(
         self,
@@ -159,7 +162,7 @@ class Store(ABC):
 
     async def create_conversation(self, conversation: Conversation, first: Sequence[Item] = ()) -> None:
         """Raises Conflict if there is one of this id."""
-        self._admit(items.size_of(first))
+        self._admit(conversation.owner, items.size_of(first))
         now = self._clock()
         await self._write(lambda: conversations.create(conversation, first, now))
 
@@ -171,15 +174,15 @@ class Store(ABC):
         return await self._write(lambda: conversations.set_metadata(owner, id, metadata, now))
 
     async def delete_conversation(self, owner: str, id: str) -> bool:
-        return await self._write(lambda: conversations.delete(owner, id))
+        return await self._write(lambda: conversations.delete(owner, id), frees=True)
 
     async def add_items(
         self, owner: str, id: str, more: Sequence[Item], version: int | None = None
     ) -> Conversation | None:
         """The conversation with them, or None if there is none. Raises Conflict if its version is another."""
-        self._admit(items.size_of(more))
+        most = self._admit(owner, items.size_of(more))
         now = self._clock()
-        return await self._write(lambda: conversations.add_items(owner, id, more, version, now))
+        return await self._write(lambda: conversations.add_items(owner, id, more, version, now, most))
 
     async def conversation_items(
         self, owner: str, id: str, *, after: str | None = None, limit: int = 20, descending: bool = False
@@ -196,7 +199,7 @@ class Store(ABC):
 
     async def delete_item(self, owner: str, id: str, item_id: str) -> bool:
         now = self._clock()
-        return await self._write(lambda: conversations.delete_item(owner, id, item_id, now))
+        return await self._write(lambda: conversations.delete_item(owner, id, item_id, now), frees=True)
 
     async def find_items(self, owner: str, wanted: Mapping[str, int], most: Most) -> dict[str, bytes]:
         """The bodies of items of any record or conversation; of several, that which was stored last.
@@ -216,10 +219,15 @@ class Store(ABC):
                 for line in lines:
                     yield line
 
-    def _admit(self, size: int) -> None:
-        """What is let in must not push everything else out, and itself after that."""
+    def _admit(self, owner: str, size: int) -> int | None:
+        """What one thing of this owner may take, if there is a bound. Raises for what takes more.
+
+        It would push out everything else that the owner has, and itself after that.
+        """
         self._grown += size
-        if self.bounds.max_bytes is not None and size > self.bounds.max_bytes // 2:
-            raise BodyTooLarge(
-                f"This takes {size} bytes, more than half of what the store may hold: raise store_max_bytes."
-            )
+        if self.bounds.max_bytes is None:
+            return None
+        self._owners.add(owner)
+        share = self.bounds.max_bytes // max(2, len(self._owners))
+        items.check_share(size, share)
+        return share

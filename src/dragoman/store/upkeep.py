@@ -1,6 +1,10 @@
-"""Operations on the whole store: make room, find what was left unfinished, count."""
+"""Operations on the whole store: make room, find what was left unfinished, count.
 
-from collections.abc import Sequence
+Room is made by those who have most: each loses its oldest until all that have more than a certain level are
+down to it. So whoever has no more than an equal share of what the store holds loses nothing to the others.
+"""
+
+from collections.abc import Mapping, Sequence
 
 from dragoman.store import record_operations
 from dragoman.store.operations import Operation, Query, Row, marks
@@ -12,9 +16,14 @@ BYTES = """SELECT CAST((SELECT coalesce(sum(size), 0) FROM records)
     + (SELECT coalesce(sum(size), 0) FROM conversations) AS BIGINT)"""
 """What everything takes, by our own count."""
 
+BYTES_OF_OWNERS = """SELECT owner, CAST(sum(size) AS BIGINT) FROM (SELECT owner, size FROM records
+    UNION ALL SELECT owner, size FROM conversations) AS everything GROUP BY owner"""
+OWNERS = "SELECT owner FROM records UNION SELECT owner FROM conversations"
+
 # A conversation is as old as its last change.
-OLDEST = f"""SELECT 'records' AS kind, seq, size, created_at AS age FROM records WHERE {FINISHED}
-    UNION ALL SELECT 'conversations', seq, size, changed_at FROM conversations
+OLDEST = f"""SELECT 'records' AS kind, seq, size, created_at AS age FROM records
+        WHERE owner = ? AND {FINISHED}
+    UNION ALL SELECT 'conversations', seq, size, changed_at FROM conversations WHERE owner = ?
     ORDER BY age, seq LIMIT 256"""
 
 
@@ -27,7 +36,7 @@ def answer() -> Operation[None]:
 
 
 def sweep(bounds: Bounds, measure: str, now: float) -> Operation[None]:
-    """Drops what is too old, then the oldest until `measure`, a query for bytes, is within its bound."""
+    """Drops what is too old, then as much until `measure`, a query for bytes, is within its bound."""
     if bounds.max_age is not None:
         before = now - bounds.max_age
         yield Query("DELETE FROM conversations WHERE changed_at < ?", (before,))
@@ -36,14 +45,37 @@ def sweep(bounds: Bounds, measure: str, now: float) -> Operation[None]:
         excess = (yield Query(measure))[0][0] - bounds.max_bytes
         if excess <= 0:
             return
-        # A little more than is needed, so that not every write has to make room.
-        victims = _oldest((yield Query(OLDEST)), excess + bounds.max_bytes // SPARE)
+        # A little more than is needed, so that not every write has to make room, and to add up all sizes.
+        wanted = excess + bounds.max_bytes // SPARE
+        victims: list[Row] = []
+        for owner, surplus in surpluses(dict((yield Query(BYTES_OF_OWNERS))), wanted).items():
+            victims += _oldest((yield Query(OLDEST, (owner, owner))), surplus)
         if not victims:
             return
         # Conversations first, as in `save`.
         for table in ("conversations", "records"):
             if seqs := [seq for kind, seq, *_ in victims if kind == table]:
                 yield Query(f"DELETE FROM {table} WHERE seq IN ({marks(seqs)})", tuple(seqs))
+
+
+def surpluses(bytes_of: Mapping[str, int], wanted: int) -> dict[str, int]:
+    """What those who have most give up, so that it is as much as is wanted, and they all have as much then.
+
+    `surpluses({"a": 10, "b": 7, "c": 2}, 5)` is `{"a": 4, "b": 1}`.
+    """
+    most = sorted(bytes_of.items(), key=lambda each: -each[1])
+    total = 0
+    for count, (_, size) in enumerate(most, 1):
+        total += size
+        level = max(0, -(-(total - wanted) // count))
+        if count == len(most) or level >= most[count][1]:
+            return {owner: size - level for owner, size in most[:count] if size > level}
+    return {}
+
+
+def owners() -> Operation[set[str]]:
+    """Who has anything here."""
+    return {row[0] for row in (yield Query(OWNERS))}
 
 
 def _oldest(rows: Sequence[Row], excess: int) -> list[Row]:

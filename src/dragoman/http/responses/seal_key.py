@@ -1,11 +1,19 @@
-"""The key with which reasoning and summaries are sealed: kept beside the store, and as long as it."""
+"""The key with which reasoning and summaries are sealed: kept beside the store, and as long as it.
+
+It is written elsewhere, made sure to be on disk, and only then given its name, by a link: there never is a
+file of that name which is not whole, and of two servers that start together one makes it, and both read it.
+"""
 
 import os
 import secrets
+import sqlite3
+from contextlib import closing, suppress
 from pathlib import Path
 
+from dragoman.errors import SettingsError
 from dragoman.settings import Settings
-from dragoman.store.opening import default_folder
+from dragoman.store.opening import folder_of, made_folder
+from dragoman.store.sqlite import FILE as DATABASE
 
 FILE = "seal.key"
 BYTES = 32
@@ -15,15 +23,67 @@ def seal_key(settings: Settings) -> bytes:
     """Without a store on disk nothing outlives the process, and neither does the key."""
     if settings.store in ("memory", "none"):
         return secrets.token_bytes(BYTES)
-    folder = Path(settings.data_dir).expanduser() if settings.data_dir else default_folder()
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = made_folder(folder_of(settings))
     path = folder / FILE
     try:
-        # Made once: of two servers that start together, one makes it, and both read it.
-        made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        if not path.exists():
+            _make(path)
+        elif path.stat().st_size < BYTES and not _is_used(folder / DATABASE):
+            # Of a start that was cut off before anything was sealed.
+            path.unlink(missing_ok=True)
+            _make(path)
+        key = path.read_bytes()
+    except OSError as error:
+        raise SettingsError(f"The key {path} cannot be read or made: {error.strerror}.") from error
+    if len(key) < BYTES:
+        raise SettingsError(
+            f"The key {path} is damaged: it has {len(key)} of {BYTES} bytes. Restore it from a backup;"
+            " or delete it, and what was sealed with it cannot be opened any more."
+        )
+    return key[:BYTES]
+
+
+def _make(path: Path) -> None:
+    unnamed = path.with_name(f".{FILE}-{secrets.token_hex(8)}")
+    with os.fdopen(os.open(unnamed, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(secrets.token_bytes(BYTES))
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        with suppress(FileExistsError):
+            _name(unnamed, path)
+    finally:
+        unnamed.unlink(missing_ok=True)
+    _sync(path.parent)
+
+
+def _name(unnamed: Path, path: Path) -> None:
+    try:
+        os.link(unnamed, path)
     except FileExistsError:
-        pass
-    else:
-        with os.fdopen(made, "wb") as file:
-            file.write(secrets.token_bytes(BYTES))
-    return path.read_bytes()[:BYTES]
+        raise
+    except OSError:
+        # A file system without links: whoever comes last has the name, and whoever reads after that its key.
+        unnamed.rename(path)
+
+
+def _sync(folder: Path) -> None:
+    with suppress(OSError):
+        opened = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
+
+
+def _is_used(database: Path) -> bool:
+    """Whether anything was ever stored, as far as can be seen."""
+    if not database.exists():
+        return False
+    try:
+        with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+            # Of what was ever counted up, also if it is gone by now.
+            query = "SELECT EXISTS (SELECT 1 FROM sqlite_sequence WHERE seq > 0)"
+            return bool(connection.execute(query).fetchone()[0])
+    except sqlite3.Error as error:
+        return "no such table" not in str(error)
