@@ -43,6 +43,9 @@ _INFILL = (
     ("[PREFIX]", "[SUFFIX]", "[MIDDLE]"),
 )
 
+LONG = 8192
+"""Characters of a text whose encoding others are not to wait for."""
+
 
 class HfTokenizer:
     """`size` is how many ids the model's logits have, often more than there are tokens.
@@ -75,13 +78,11 @@ class HfTokenizer:
         self.longest = source.longest
 
     def encode(self, text: str) -> list[int]:
-        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
-        return ids
+        return _encoded(self._plain, text)
 
     def encode_on(self, text: str) -> list[int]:
         """The same for text that does not begin a prompt, which some write without a space in front."""
-        ids: list[int] = self._going_on.encode(text, add_special_tokens=False).ids
-        return ids
+        return _encoded(self._going_on, text)
 
     def _ends(self, told: Iterable[int]) -> frozenset[int]:
         known = {self.special[text] for text in _END_OF_TURN if text in self.special}
@@ -90,6 +91,17 @@ class HfTokenizer:
             known.discard(self.special.get("<|end|>", -1))
         ends = {*known, *told, *([] if self.eos_id is None else [self.eos_id])}
         return frozenset(id_ for id_ in ends if 0 <= id_ < len(self.pieces))
+
+
+def _encoded(tokenizer: Any, text: str) -> list[int]:
+    if len(text) <= LONG:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+    # Of a text alone the library keeps the interpreter to itself, which of 2 MB is a second. Of several it
+    # does not, be they one.
+    (whole,) = tokenizer.encode_batch([text], add_special_tokens=False)
+    several: list[int] = whole.ids
+    return several
 
 
 def card_of(

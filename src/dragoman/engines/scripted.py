@@ -20,6 +20,7 @@ CHATML = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+PIECE_BYTES = 256 * 1024
 END_ID = 256 + SPECIAL.index("<|im_end|>")
 
 
@@ -37,7 +38,11 @@ class ByteTokenizer:
         self.infill: tuple[int, int, int] | None = None
 
     def encode(self, text: str) -> list[int]:
-        return list(text.encode())
+        data, ids = text.encode(), list[int]()
+        for at in range(0, len(data), PIECE_BYTES):
+            # Not in one call, which would keep the interpreter to itself.
+            ids += data[at : at + PIECE_BYTES]
+        return ids
 
 
 class Script(Struct, frozen=True):

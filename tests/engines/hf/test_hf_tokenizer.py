@@ -1,6 +1,8 @@
 """Hugging Face tokenizers as ours: exact bytes, and no control token from text."""
 
 import json
+import threading
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -10,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, pre_tokenizers, processors
 
-from dragoman.engines.hf_tokenizer import HfTokenizer, card_of
+from dragoman.engines.hf_tokenizer import LONG, HfTokenizer, card_of
 from dragoman.engines.local.model import Model
 from dragoman.engines.local.tokenizer import LlamaTokenizer
 from dragoman.engines.weights import default_model
@@ -51,6 +53,25 @@ def joined(own: HfTokenizer, ids: list[int]) -> bytes:
 def test_text_never_becomes_a_control_token(kind: str, text: str) -> None:
     own = tokenizer(kind)[1]
     assert not set(own.encode(text)) & set(own.special.values())
+
+
+@LOSSLESS
+def test_a_long_text_has_the_ids_of_any_other(kind: str) -> None:
+    own = tokenizer(kind)[1]
+    text = "the quick 日本 12 é! " * (LONG // 16)
+    assert len(text) > LONG
+    assert own.encode(text) == own._plain.encode(text, add_special_tokens=False).ids
+
+
+def test_other_threads_go_on_while_a_long_text_is_encoded() -> None:
+    own, text = tokenizer("byte-level")[1], "the quick brown fox " * 20_000
+    encoding = threading.Thread(target=own.encode, args=[text])
+    encoding.start()
+    turns = 0
+    while encoding.is_alive():
+        time.sleep(0.001)
+        turns += 1
+    assert turns > 3
 
 
 @LOSSLESS

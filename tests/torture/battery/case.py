@@ -16,6 +16,8 @@ LIMITS = Limits()
 MOST_BYTES = LIMITS.body_bytes - 4096
 """Of what is put into a body, with something left for the rest of it."""
 MOST_VALUES = LIMITS.json_values - 1024
+MOST_NAMES = min(LIMITS.json_names, LIMITS.json_lists) - 1024
+MOST_PARTS = min(LIMITS.content_parts, MOST_NAMES // 2)
 
 Shot: TypeAlias = Callable[[], int]
 """Sends it and reads all that comes; gives the status."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from tests.torture.battery.case import LIMITS, MOST_BYTES, MOST_VALUES, Case, changed
+from tests.torture.battery.case import LIMITS, MOST_BYTES, MOST_NAMES, MOST_PARTS, Case, changed
 
 CHAT = "/v1/chat/completions"
 OTHERS = (f"{CHAT}/render", f"{CHAT}/input_tokens", "/v1/tokenize")
@@ -27,17 +27,19 @@ def _text(text: str) -> dict[str, str]:
 
 
 def _contents(route: str) -> Iterator[Case]:
-    parts = MOST_VALUES // 3
-    yield changed(
-        route,
-        f"{parts:,} parts of one message",
-        lambda: {"messages": [_user([_text("a")] * parts)]},
-    )
-    yield changed(
-        route,
-        f"{parts:,} parts of {LIMITS.messages} messages",
-        lambda: {"messages": [_user([_text("a")] * (parts // LIMITS.messages - 2))] * LIMITS.messages},
-    )
+    for parts in (MOST_PARTS, 2 * MOST_PARTS, 300_000):
+        yield changed(
+            route,
+            f"{parts:,} parts of one message",
+            lambda n: {"messages": [_user([_text("a")] * n)]},
+            parts,
+        )
+        yield changed(
+            route,
+            f"{parts:,} parts of 1,000 messages",
+            lambda n: {"messages": [_user([_text("a")] * (n // 1000))] * 1000},
+            parts,
+        )
     yield changed(
         route, f"{LIMITS.messages} messages", lambda: {"messages": [_user("a" * 2000)] * LIMITS.messages}
     )
@@ -64,22 +66,22 @@ def _contents(route: str) -> Iterator[Case]:
 def _calls(route: str) -> Iterator[Case]:
     call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     said = {"role": "assistant", "content": None}
-    for count in (120_000, 10_000):
+    for count in (120_000, MOST_NAMES // 5, 5_000):
         yield changed(
             route,
             f"{count:,} calls of one message",
             lambda n: {"messages": [_user("hi"), {**said, "tool_calls": [call] * n}]},
             count,
         )
-    wide = {f"{at}": 1 for at in range(100_000)}
+    wide = {f"{at}": 1 for at in range(MOST_NAMES - 100)}
     deep: Any = 1
     for _ in range(100):
         deep = {"a": deep}
     for what, arguments in (
-        ("100,000 names", wide),
+        ("as many names as there may be", wide),
         ("8 MB of text", {"a": "a" * (8 << 20)}),
         ("JSON of 8 MB as text", '{"a":"' + "a" * (8 << 20) + '"}'),
-        ("JSON of 900,000 numbers as text", '{"a":[' + "0," * 900_000 + "0]}"),
+        ("JSON of 300,000 numbers as text", '{"a":[' + "0," * 300_000 + "0]}"),
         ("100 levels", deep),
     ):
         one = {**call, "function": {"name": "f", "arguments": arguments}}
@@ -248,7 +250,8 @@ def _sampling(route: str) -> Iterator[Case]:
         f"n: {LIMITS.choices} of 100,000 ids",
         lambda: {"n": LIMITS.choices, "input_ids": [97] * 100_000, "messages": None},
     )
-    yield changed(route, "a million ids", lambda: {"input_ids": [97] * 1_000_000, "messages": None})
+    for count in (1_000_000, 300_000):
+        yield changed(route, f"{count:,} ids", lambda n: {"input_ids": [97] * n, "messages": None}, count)
     yield changed(
         route, "every logit biased", lambda: {"logit_bias": {f"{n}": 1 for n in range(256)}, "max_tokens": 64}
     )
@@ -262,4 +265,5 @@ def _sampling(route: str) -> Iterator[Case]:
         route, "template kwargs", lambda: {"chat_template_kwargs": {f"k{n}": "a" for n in range(5000)}}
     )
     yield changed(route, "8 MB of documents", lambda: {"documents": [{"text": "a" * 1000}] * 8000})
-    yield changed(route, "300,000 documents", lambda: {"documents": [{"text": "a"}] * 300_000})
+    for count in (300_000, MOST_NAMES):
+        yield changed(route, f"{count:,} documents", lambda n: {"documents": [{"text": "a"}] * n}, count)

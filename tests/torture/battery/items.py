@@ -9,12 +9,12 @@ from dragoman.api.responses.item_kinds import KINDS
 from tests.attacks.bodies import SOCKET
 from tests.attacks.fields import sample
 from tests.attacks.frame import Attacked
-from tests.torture.battery.case import LIMITS, MOST_VALUES, Case, Shot, ask, changed, made, written
+from tests.torture.battery.case import LIMITS, MOST_NAMES, MOST_PARTS, Case, Shot, ask, changed, made, written
 from tests.torture.battery.chats import schemas, tool_sets
 
 CREATE, COUNT, COMPACT = "/v1/responses", "/v1/responses/input_tokens", "/v1/responses/compact"
 MOST = LIMITS.messages
-FOR_REFERENCES = 20_000
+FOR_REFERENCES = MOST_PARTS
 """Parts of a message that is referred to."""
 
 
@@ -36,10 +36,11 @@ def parts(count: int) -> list[dict[str, str]]:
 
 
 def _sizes(route: str) -> Iterator[Case]:
-    every = MOST_VALUES // 3 - MOST
+    every = MOST_PARTS
     for what, given in (
         (f"{every:,} parts of one message", lambda: [message(parts(every))]),
-        (f"{every:,} parts of {MOST} messages", lambda: [message(parts(every // MOST))] * MOST),
+        (f"{every:,} parts of 1,000 messages", lambda: [message(parts(every // 1000))] * 1000),
+        ("300,000 parts of one message", lambda: [message(parts(300_000))]),
         (f"{MOST} messages of 2,000 characters", lambda: [message("a" * 2000)] * MOST),
         (f"{MOST + 1} messages", lambda: [message("a")] * (MOST + 1)),
         ("300,000 messages", lambda: [message("a")] * 300_000),
@@ -49,12 +50,12 @@ def _sizes(route: str) -> Iterator[Case]:
         (f"{MOST} references to one that is unknown", lambda: [_reference("msg_a")] * MOST),
         ("names of 1,000 characters", lambda: [_reference(f"{n:05}" * 200) for n in range(MOST)]),
         ("calls and outputs", lambda: _calls(MOST // 2)),
-        ("outputs of 80,000 parts", lambda: _calls(4, parts(80_000))),
-        ("thoughts", lambda: [_thought(80)] * (MOST - 1) + [message("a")]),
-        ("300,000 thoughts of one item", lambda: [_thought(300_000), message("a")]),
+        ("outputs of many parts", lambda: _calls(4, parts(MOST_PARTS // 4))),
+        ("thoughts", lambda: [_thought(3)] * (MOST - 1) + [message("a")]),
+        (f"{every:,} thoughts of one item", lambda: [_thought(every), message("a")]),
         ("sealed thoughts", lambda: [_sealed()] * (MOST - 1) + [message("a")]),
         ("one sealed thought of 15 MB", lambda: [_sealed(15 << 20)]),
-        ("an item with 300,000 fields", lambda: [{**message("a"), **{f"x{n}": 1 for n in range(300_000)}}]),
+        ("an item with 60,000 fields", lambda: [{**message("a"), **{f"x{n}": 1 for n in range(60_000)}}]),
     ):
         yield changed(route, f"input: {what}", lambda g: {"input": g()}, given)
     for truncated in (1000, MOST):
@@ -66,8 +67,8 @@ def _sizes(route: str) -> Iterator[Case]:
         )
     yield changed(
         route,
-        "100 messages of 3,000 parts, and what does not fit left out",
-        lambda: {"input": [message(parts(3000)) for _ in range(100)], "truncation": "auto"},
+        "100 messages of many parts, and what does not fit left out",
+        lambda: {"input": [message(parts(MOST_PARTS // 100)) for _ in range(100)], "truncation": "auto"},
     )
 
 
@@ -83,8 +84,8 @@ def _kinds(route: str) -> Iterator[Case]:
         )
         yield changed(
             route,
-            f"{name} with a field of 300,000 values",
-            lambda i: {"input": [{**i, "action": {"a": [{}] * 300_000}}, message("a")]},
+            f"{name} with a field of {MOST_NAMES:,} values",
+            lambda i: {"input": [{**i, "action": {"a": [{}] * MOST_NAMES}}, message("a")]},
             item,
         )
 
@@ -123,12 +124,12 @@ def _stored(route: str) -> Iterator[Case]:
         route, f"{MOST // 4} references to a message of {FOR_REFERENCES:,} parts", FOR_REFERENCES, MOST // 4
     )
     yield _referring(route, f"{MOST} references to a message of one part", 1, MOST)
-    yield _referring(route, "100 references to a message of 300,000 parts", 300_000, 100)
+    yield _referring(route, "10 references to a message of a tenth of that", MOST_PARTS // 10, 10)
     for name, build in (
         ("a conversation of 4,000 items", _conversation(4000, 1)),
-        ("a conversation of 4,000 items of 80 parts", _conversation(4000, 80)),
+        ("a conversation of 4,000 items of 4 parts", _conversation(4000, 4)),
         ("a conversation of 5,000 items", _conversation(5000, 1)),
-        ("a conversation of one message of 300,000 parts", _conversation(1, 300_000)),
+        ("a conversation of one message of many parts", _conversation(1, MOST_PARTS)),
     ):
         for truncation in ("disabled", "auto"):
             yield _prepared(
@@ -151,10 +152,10 @@ def _stored(route: str) -> Iterator[Case]:
     )
     yield _prepared(
         route,
-        "a response to 300,000 parts",
+        "a response to many parts",
         lambda server: {
             "previous_response_id": made(
-                server, CREATE, {"input": [message(parts(300_000))], "max_output_tokens": 8}
+                server, CREATE, {"input": [message(parts(MOST_PARTS))], "max_output_tokens": 8}
             )["id"]
         },
     )
@@ -221,7 +222,7 @@ def _fields(route: str) -> Iterator[Case]:
             "tool_choice": {
                 "type": "allowed_tools",
                 "mode": "auto",
-                "tools": [{"type": "function", "name": "f"}] * 200_000,
+                "tools": [{"type": "function", "name": "f"}] * (MOST_NAMES // 2),
             },
         },
     )

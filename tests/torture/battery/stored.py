@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tests.attacks.frame import Attacked
-from tests.torture.battery.case import MOST_VALUES, Case, Shot, ask, changed, made, written
+from tests.torture.battery.case import MOST_PARTS, Case, Shot, ask, changed, made, written
 from tests.torture.battery.items import message, parts
 
 CONVERSATIONS, RESPONSES, CHATS = "/v1/conversations", "/v1/responses", "/v1/chat/completions"
 LONG = "a" * 900_000
 """A text that a context of a million tokens holds."""
 HUGE = "a" * (15 << 20)
-MANY = MOST_VALUES // 3 - 100
+MANY = MOST_PARTS
 
 
 def cases() -> Iterator[Case]:
@@ -19,11 +19,11 @@ def cases() -> Iterator[Case]:
     for name, items in (
         ("one item of 15 MB", [message(HUGE)]),
         (f"one item of {MANY:,} parts", [message(parts(MANY))]),
-        ("100 items of 15,000 parts", [message(parts(15_000))] * 100),
+        ("100 items of many parts", [message(parts(MANY))] * 100),
         ("100 items of 700 KB", [message("a" * 700_000)] * 100),
     ):
         yield from _conversation(name, items)
-    for name, given in (("900,000 characters", LONG), ("300,000 parts", parts(300_000))):
+    for name, given in (("900,000 characters", LONG), ("many parts", parts(MANY - 1))):
         yield from _response(name, [message(given)])
         yield from _chat(name, given)
     yield from _answers()
@@ -32,12 +32,12 @@ def cases() -> Iterator[Case]:
 
 def _written() -> Iterator[Case]:
     items = {
-        "20 items of 17,000 parts": [message(parts(17_000))] * 20,
+        "20 items of many parts": [message(parts(MANY // 20))] * 20,
         "one item of 15 MB": [message(HUGE)],
         f"one item of {MANY:,} parts": [message(parts(MANY))],
-        "20 items with 15,000 fields": [{**message("a"), **{f"x{n}": 1 for n in range(15_000)}}] * 20,
-        "20 calls of 300,000 values": [
-            {"type": "web_search_call", "action": {"a": [{}] * 15_000}} for _ in range(20)
+        "20 items with 3,000 fields": [{**message("a"), **{f"x{n}": 1 for n in range(3_000)}}] * 20,
+        "20 calls of 60,000 values": [
+            {"type": "web_search_call", "action": {"a": [{}] * 3_000}} for _ in range(20)
         ],
         "21 items": [message("a")] * 21,
     }

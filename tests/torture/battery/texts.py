@@ -26,9 +26,11 @@ def _completions() -> Iterator[Case]:
             (f"{many} prompts of one character", ["a"] * many),
             (f"{many + 1} prompts", ["a"] * (many + 1)),
             (f"{many} prompts of 4,000 ids", [[97] * 4000] * many),
+            (f"{many} prompts of 1,200 ids", [[97] * 1200] * many),
             ("a million ids", [97] * 1_000_000),
-            ("a million ids in one list of many", [[97] * 1_000_000]),
-            ("a million prompts", ["a"] * 1_000_000),
+            ("300,000 ids", [97] * 300_000),
+            ("300,000 ids in one list of many", [[97] * 300_000]),
+            ("300,000 prompts", ["a"] * 300_000),
             ("8 MB", "a" * EIGHT_MB),
             ("4,000,000 characters of 4 bytes", "\U0001f600" * 4_000_000),
         ):
@@ -37,7 +39,7 @@ def _completions() -> Iterator[Case]:
         "/v1/completions",
         "a prompt told back with its ids and their log probabilities",
         lambda: {
-            "prompt": WORDS * 20_000,
+            "prompt": WORDS * 2_000,
             "echo": True,
             "logprobs": 5,
             "prompt_logprobs": 5,
@@ -71,18 +73,21 @@ def _tokens() -> Iterator[Case]:
                     route, f"{what}{with_}", lambda t, s: {"prompt": t, "return_token_strs": s}, text, strings
                 )
     for route in ("/detokenize", "/v1/detokenize"):
-        yield changed(route, "a million ids", lambda: {"tokens": [97] * 1_000_000})
-        yield changed(route, "a million ids that do not exist", lambda: {"tokens": [2**31 - 1] * 1_000_000})
+        for count in (1_000_000, 300_000):
+            yield changed(route, f"{count:,} ids", lambda n: {"tokens": [97] * n}, count)
+            yield changed(
+                route, f"{count:,} ids that do not exist", lambda n: {"tokens": [2**31 - 1] * n}, count
+            )
 
 
 def _vectors() -> Iterator[Case]:
     many = LIMITS.prompts
     for what, given in (
         (f"{many} texts of 4,000 characters", [WORDS * 190] * many),
-        (f"{many} lists of 4,000 ids", [[97] * 4000] * many),
+        (f"{many} lists of 1,200 ids", [[97] * 1200] * many),
         ("8 MB", "a" * EIGHT_MB),
-        ("a million ids", [97] * 1_000_000),
-        ("a million texts", ["a"] * 1_000_000),
+        ("300,000 ids", [97] * 300_000),
+        ("300,000 texts", ["a"] * 300_000),
     ):
         for coding in ("float", "base64"):
             yield changed(
@@ -98,7 +103,7 @@ def _vectors() -> Iterator[Case]:
             f"{many - 1} documents",
             lambda: {"documents": [WORDS * 190 + f"{n}" for n in range(many - 1)]},
         )
-        yield changed(route, "a million documents", lambda: {"documents": ["a"] * 1_000_000})
+        yield changed(route, "300,000 documents", lambda: {"documents": ["a"] * 300_000})
         yield changed(route, "a query of 8 MB", lambda: {"query": "a" * EIGHT_MB})
         yield changed(
             route,
@@ -114,9 +119,7 @@ def _vectors() -> Iterator[Case]:
                 "text_2": [f"{n}" for n in range(many // 2)],
             },
         )
-        yield changed(
-            route, "half a million pairs", lambda: {"text_1": ["a"] * 500_000, "text_2": ["b"] * 500_000}
-        )
+        yield changed(route, "150,000 pairs", lambda: {"text_1": ["a"] * 150_000, "text_2": ["b"] * 150_000})
         yield changed(route, "8 MB", lambda: {"text_1": "a" * EIGHT_MB})
 
 

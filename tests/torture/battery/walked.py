@@ -18,7 +18,17 @@ Grown: TypeAlias = Callable[[int], str]
 """A piece of JSON with so many of something in it."""
 
 SIZES = (MOST_BYTES, LIMITS.content_chars, LIMITS.grammar_chars, LIMITS.pattern_chars, LIMITS.stop_chars, 64)
-COUNTS = (MOST_VALUES, 65536, LIMITS.messages, LIMITS.logit_bias, LIMITS.tools, LIMITS.prompts, 64, 16)
+COUNTS = (
+    MOST_VALUES,
+    LIMITS.json_names - 1024,
+    LIMITS.content_parts,
+    LIMITS.messages,
+    LIMITS.logit_bias,
+    LIMITS.tools,
+    LIMITS.prompts,
+    64,
+    16,
+)
 DEPTHS = (LIMITS.json_depth - 8, LIMITS.schema_depth - 2)
 
 
@@ -74,9 +84,12 @@ def _names(route: str) -> list[Ladder]:
     return [
         _whole(route, "characters of an unknown name", SIZES, lambda n: '"' + "a" * n + '":1'),
         _whole(
-            route, "unknown names", (800_000, 1024), lambda n: ",".join(f'"{at:07}":1' for at in range(n))
+            route,
+            "unknown names",
+            (800_000, 60_000, 1024),
+            lambda n: ",".join(f'"{at:07}":1' for at in range(n)),
         ),
-        _whole(route, "names that come twice", (500_000, 2), lambda n: ",".join(['"model":"a"'] * n)),
+        _whole(route, "names that come twice", (500_000, 60_000, 2), lambda n: ",".join(['"model":"a"'] * n)),
         _whole(route, "digits of a number", (MOST_BYTES, 64), lambda n: '"user":' + "9" * n),
         _whole(route, "spaces", (MOST_BYTES,), lambda n: " " * n + '"user":"a"'),
         _whole(

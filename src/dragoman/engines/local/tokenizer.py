@@ -40,7 +40,7 @@ class LlamaTokenizer:
             room = -count
             ids = (ctypes.c_int32 * room)()
             count = self._library.tokenize(self._vocab, data, len(data), ids, room, False, False)
-        return list(ids[:count])
+        return ids[:count]
 
     def texts(self, ids: Mapping[str, int]) -> dict[str, str]:
         """What named tokens are as text: `{"pad_token": 2}` gives `{"pad_token": "<|im_end|>"}`."""
