@@ -119,6 +119,15 @@ class ChainTooLong(BadRequest):
         super().__init__(f"This continues more than {most} others; begin anew, with what is needed of them.")
 
 
+class TrajectoryTooLarge(BadRequest):
+    """More ids than may be read for one request."""
+
+    code = "limit_exceeded"
+
+    def __init__(self) -> None:
+        super().__init__("This trajectory is too large for a reply; `dragoman export` writes it to a file.")
+
+
 class Unauthorized(DragomanError):
     status = 401
     type = "authentication_error"

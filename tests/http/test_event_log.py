@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.api.responses.wire import DONE, Wire
-from dragoman.http.responses.log import EventLog, from_number
+from dragoman.http.responses.log import FEW, EventLog, from_number
 from tests.support.responses import numbers, payloads
 
 LONG = 60.0
@@ -65,3 +65,30 @@ def test_a_silent_log_has_comments_between() -> None:
         return first + b"".join([events async for events in following if events.startswith(b"data")])
 
     assert asyncio.run(run()) == b": keep-alive\n\n" + DONE
+
+
+def test_a_long_log_is_passed_on_in_pieces() -> None:
+    """Others have their turn between them."""
+    count = 4 * FEW
+
+    async def run() -> tuple[list[bytes], int]:
+        log, turns = EventLog(), 0
+        for each in chunks([1] * count):
+            log.add(each)
+        log.close()
+
+        async def other() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        beside = asyncio.create_task(other())
+        pieces = [events async for events in log.follow(2 * FEW, LONG)]
+        beside.cancel()
+        return pieces, turns
+
+    pieces, turns = asyncio.run(run())
+    assert numbers(payloads(b"".join(pieces))) == list(range(2 * FEW + 1, count))
+    assert max(len(payloads(piece)) for piece in pieces) <= FEW
+    assert turns >= 3

@@ -125,3 +125,15 @@ def test_a_client_may_ask_for_it(serve: Serve, heard: Heard) -> None:
     made = post(url, "/v1/responses", {"input": "hi", "return_token_ids": True}).json()["id"]
     (segment,) = get(url, f"/v1/trajectories/{made}").json()["segments"]
     assert sampled(segment) == heard.ids(0)
+
+
+@pytest.mark.parametrize(("where", "name"), [("http", "MOST_BYTES"), ("api", "MOST_IDS")])
+def test_a_trajectory_has_a_size(
+    url: str, heard: Heard, monkeypatch: pytest.MonkeyPatch, where: str, name: str
+) -> None:
+    made = post(url, "/v1/responses", {"input": "hi"}).json()
+    path = f"/v1/trajectories/{made['id']}"
+    assert get(url, path).status_code == 200
+    monkeypatch.setattr(f"dragoman.{where}.trajectories.{name}", 10)
+    reply = get(url, path)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "limit_exceeded")

@@ -6,7 +6,7 @@ import pytest
 
 from dragoman.errors import BadRequest, Conflict, UnknownCursor
 from dragoman.store import Append, Item, Most, Store
-from dragoman.store.items import PAGE_BYTES, TRAIL_BYTES
+from dragoman.store.items import PAGE_BYTES, TRAIL_BYTES, find
 from tests.store.samples import MOST, conversation, found, held, ids, item, record
 
 pytestmark = pytest.mark.anyio
@@ -190,3 +190,12 @@ async def test_of_many_long_trails_the_last_are_read(store: Store) -> None:
     await store.create_conversation(conversation(), [Item(name, b"{}", trail) for name in "abc"])
     found = await store.all_items("ann", "c", MOST)
     assert [bool(one.trail) for one in found or ()] == [False, True, True]
+
+
+def test_many_items_are_found_with_few_statements() -> None:
+    operation = find("ann", {f"i{number}": 1 for number in range(4096)}, MOST)
+    statements = [next(operation)]
+    with pytest.raises(StopIteration):
+        while True:
+            statements.append(operation.send([]))
+    assert len(statements) < 10

@@ -86,10 +86,10 @@ def _name(given: Mapping[str, Any], param: str) -> str:
 def _check_declared(names: tuple[str, ...] | None, param: str, declared: Declared) -> None:
     if not declared.functions:
         raise wrong(param, "asks for a call, but there are no tools")
-    known = [function["name"] for function in declared.functions]
+    known = dict.fromkeys(function["name"] for function in declared.functions)
     missing = [name for name in names or () if name not in known]
     if missing:
-        listed = ", ".join(known[:16]) + (" ..." if len(known) > 16 else "")
+        listed = ", ".join(list(known)[:16]) + (" ..." if len(known) > 16 else "")
         message = f"'{param}' names {missing[0][:64]!r}, which is not among the {declared.field}: {listed}."
         raise BadRequest(message, param=param, code="invalid_value")
 

@@ -12,11 +12,13 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from dragoman.api.read import Reader
-from dragoman.errors import NotFound
+from dragoman.errors import NotFound, TrajectoryTooLarge
 from dragoman.limits import check_count
 from dragoman.store import Record
 from dragoman.types import Traced
 
+MOST_IDS = 4 * 1024 * 1024
+"""Of one reply."""
 MOST_REWARDS = 64
 """Names of one answer, however many requests they came in."""
 # Sums and means of rewards are to be numbers too.
@@ -29,6 +31,12 @@ class Trace(Struct, kw_only=True):
     """The turns of one answer, as they are stored."""
 
     turns: list[Traced]
+    rewards: dict[str, float] = field(default_factory=dict)
+
+
+class Rewarded(Struct):
+    """The same without the turns."""
+
     rewards: dict[str, float] = field(default_factory=dict)
 
 
@@ -62,6 +70,7 @@ class Segment(Struct):
 
 _READER = Reader.of(SetRewards)
 _trace = msgspec.json.Decoder(Trace).decode
+_rewards = msgspec.json.Decoder(Rewarded).decode
 
 
 def read_rewards(body: bytes) -> dict[str, float]:
@@ -124,14 +133,14 @@ def _extend(segment: Segment, turn: Traced) -> None:
     segment.finish, segment.choice = turn.finish, turn.choice
 
 
-def chosen(traces: Sequence[Trace], choice: int) -> list[Traced]:
-    """The turns that lead up to one choice of the last answer: of earlier ones, what was gone on from."""
-    turns: list[Traced] = []
+def leading_to(prompt: tuple[int, ...], traces: Sequence[Trace]) -> list[Traced]:
+    """The turns that a prompt goes on from: of each answer, the choice that the next one went on from."""
+    found: list[list[Traced]] = []
     for trace in reversed(traces):
-        following = turns[0].prompt if turns else None
-        taken = choice if following is None else _gone_on_from(trace, following)
-        turns = [turn for turn in trace.turns if turn.choice == taken] + turns
-    return turns
+        taken = _gone_on_from(trace, prompt)
+        found.append([turn for turn in trace.turns if turn.choice == taken])
+        prompt = found[-1][0].prompt if found[-1] else prompt
+    return [turn for turns in reversed(found) for turn in turns]
 
 
 def _gone_on_from(trace: Trace, prompt: tuple[int, ...]) -> int:
@@ -139,16 +148,26 @@ def _gone_on_from(trace: Trace, prompt: tuple[int, ...]) -> int:
     return next(kept, 0)
 
 
-def sequences(records: Sequence[Record]) -> list[Segment]:
+def sequences(records: Sequence[Record], most_ids: int | None = None) -> list[Segment]:
     """Those of all choices of the last answer. Records come in the order of their making."""
-    traces = [trace_of(one) for one in records]
-    choices = sorted({turn.choice for turn in traces[-1].turns})
-    return [segment for choice in choices for segment in segments(chosen(traces, choice))]
+    *before, last = [trace_of(one) for one in records]
+    # Choices have one prompt, so what leads to them is looked for once.
+    known: dict[tuple[int, ...], list[Traced]] = {}
+    made: list[Segment] = []
+    for choice in sorted({turn.choice for turn in last.turns}):
+        turns = [turn for turn in last.turns if turn.choice == choice]
+        prompt = turns[0].prompt
+        if prompt not in known:
+            known[prompt] = leading_to(prompt, before)
+        made += segments([*known[prompt], *turns])
+        if most_ids is not None and sum(len(segment.ids) for segment in made) > most_ids:
+            raise TrajectoryTooLarge
+    return made
 
 
 def rewards(records: Sequence[Record]) -> dict[str, float]:
     """Of the last answer, and of those before it that it does not have itself."""
-    return {name: value for one in records for name, value in trace_of(one).rewards.items()}
+    return {name: value for one in records for name, value in _rewards(one.body).rewards.items()}
 
 
 def shown(id_: str, records: Sequence[Record]) -> dict[str, Any]:
@@ -157,7 +176,7 @@ def shown(id_: str, records: Sequence[Record]) -> dict[str, Any]:
         "id": id_,
         "object": "trajectory",
         "model": records[-1].model,
-        "segments": sequences(records),
+        "segments": sequences(records, MOST_IDS),
         "rewards": rewards(records),
     }
 

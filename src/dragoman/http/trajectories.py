@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from dragoman.api.sse import encode
 from dragoman.api.trajectories import read_rewards, record, rewarded, shown, unknown_trajectory
+from dragoman.errors import TrajectoryTooLarge
 from dragoman.http.exchange import Exchange
 from dragoman.store import Record, Store
 from dragoman.types import Traced
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 LONGEST = 4096
 """Answers that may continue each other."""
 PAGE = 100
+MOST_BYTES = 32 * 1024 * 1024
+"""Of the answers that one reply is made of, as they are stored."""
 ID_BYTES = 8
 """Of an id in JSON, about."""
 
@@ -76,7 +79,7 @@ async def _records(store: Store, owner: str, id_: str) -> list[Record]:
     """Those of a conversation, or those that lead up to an answer; in the order in which they were made."""
     if id_.startswith("conv_"):
         return await _of_conversation(store, owner, id_)
-    return await store.lineage(owner, id_, LONGEST)
+    return await store.lineage(owner, id_, LONGEST, MOST_BYTES)
 
 
 async def _of_conversation(store: Store, owner: str, id_: str) -> list[Record]:
@@ -87,6 +90,8 @@ async def _of_conversation(store: Store, owner: str, id_: str) -> list[Record]:
             "trajectory", owner, after=after, limit=PAGE, metadata={"conversation": id_}
         )
         found += page.data
+        if sum(len(one.body) for one in found) > MOST_BYTES:
+            raise TrajectoryTooLarge
         if not page.has_more:
             break
         after = page.data[-1].id

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from dragoman.errors import ChainTooLong, MissingRecord, UnknownCursor
+from dragoman.errors import ChainTooLong, MissingRecord, TrajectoryTooLarge, UnknownCursor
 from dragoman.store import items
 from dragoman.store.conversation_operations import append
 from dragoman.store.items import ROW_BYTES, Holder
@@ -91,6 +91,18 @@ def get(kind: Kind, owner: str, id: str, events: bool) -> Operation[tuple[Record
     rows = yield Query(f"SELECT {COLUMNS}, {last} FROM records WHERE {THIS}", (owner, kind, id))
     records = yield from load([row[:-1] for row in rows])
     return (records[0], rows[0][-1] or b"") if records else (None, b"")
+
+
+def get_within(owner: str, id: str, most_bytes: int) -> Operation[Record | None]:
+    """A trajectory, unless it is too large to be read."""
+    this = (owner, "trajectory", id)
+    sizes = yield Query(f"SELECT length(body) FROM records WHERE {THIS}", this)
+    if not sizes:
+        return None
+    if sizes[0][0] > most_bytes:
+        raise TrajectoryTooLarge
+    rows = yield Query(f"SELECT {COLUMNS} FROM records WHERE {THIS}", this)
+    return made_of(rows[0])
 
 
 def load(rows: Sequence[Row]) -> Operation[list[Record]]:

@@ -7,12 +7,14 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 from msgspec.structs import replace
 
 from dragoman.store import conversation_operations as conversations
 from dragoman.store import exporting, items, record_operations, upkeep
+from dragoman.store.items import BEYOND
 from dragoman.store.operations import Operation
 from dragoman.store.packing import packed, unpacked
 from dragoman.store.records import (
@@ -102,16 +104,21 @@ class Store(ABC):
         """
         return await self._read(lambda: record_operations.chain(owner, id, longest, most))
 
-    async def lineage(self, owner: str, id: str, most: int) -> list[Record]:
-        """A trajectory and those that it goes on from, as far as they are there, the oldest first."""
+    async def lineage(self, owner: str, id: str, most: int, most_bytes: int = BEYOND) -> list[Record]:
+        """A trajectory and those that it goes on from, as far as they are there, the oldest first.
+
+        Raises TrajectoryTooLarge before their bodies are more than so many bytes.
+        """
         found: list[Record] = []
         following: str | None = id
+        left = most_bytes
         while following is not None and len(found) < most:
-            record = await self.get("trajectory", owner, following)
+            record = await self._read(partial(record_operations.get_within, owner, following, left))
             if record is None:
                 break
             found.append(record)
             following = record.previous
+            left -= len(record.body)
         return found[::-1]
 
     async def delete(self, kind: Kind, owner: str, id: str) -> bool:

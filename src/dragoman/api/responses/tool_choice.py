@@ -5,6 +5,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from dragoman.api.responses.history import Visible
 from dragoman.api.responses.tools import HOSTED, Offer
 from dragoman.api.tool_choice import calling
 from dragoman.api.tools import wrong
@@ -49,19 +50,20 @@ def _listed(choice: Mapping[str, Any]) -> list[Any]:
 def _in_chat_form(choice: Any, offer: Offer) -> Any:
     if not isinstance(choice, Mapping):
         return choice
+    visible = offer.visible()
     if choice.get("type") == "allowed_tools":
         tools = [
             shown
             for number, tool in enumerate(_listed(choice))
-            for shown in _tools(tool, offer, f"{PARAM}.tools[{number}]")
+            for shown in _tools(tool, offer, visible, f"{PARAM}.tools[{number}]")
         ]
         return {**choice, "tools": tools}
-    tools = _tools(choice, offer, PARAM)
+    tools = _tools(choice, offer, visible, PARAM)
     of_server = choice.get("type") == "mcp" and choice.get("name") is None
     return {"type": "allowed_tools", "mode": "required", "tools": tools} if of_server else tools[0]
 
 
-def _tools(tool: Any, offer: Offer, place: str) -> list[Any]:
+def _tools(tool: Any, offer: Offer, visible: Visible, place: str) -> list[Any]:
     """The tools that one entry means, by the names that the model sees."""
     kind = tool.get("type") if isinstance(tool, Mapping) else None
     if kind in HOSTED:
@@ -73,7 +75,7 @@ def _tools(tool: Any, offer: Offer, place: str) -> list[Any]:
         return [tool]
     if not isinstance(tool.get("namespace"), str | None):
         raise wrong(f"{place}.namespace", "must be a string")
-    return [{"type": kind, "name": offer.visible()(tool.get("namespace"), tool["name"])}]
+    return [{"type": kind, "name": visible(tool.get("namespace"), tool["name"])}]
 
 
 def _of_server(tool: Mapping[str, Any], offer: Offer, place: str) -> list[Any]:

@@ -146,7 +146,7 @@ def offered(tools: Sequence[dict[str, Any]] | None, limits: Limits, items: Seque
     """
     placed = [(f"tools[{number}]", tool) for number, tool in enumerate(tools or ())]
     placed += [("input", tool) for tool in _loaded(items, tools or ())]
-    check_count(len(placed), limits.tools, "tools", "tools")
+    check_count(sum(_inside(tool) for _, tool in placed), limits.tools, "tools", "tools")
     functions: list[_Placed] = []
     mcp: list[McpDeclaration] = []
     hidden: list[str] = []
@@ -170,6 +170,12 @@ def offered(tools: Sequence[dict[str, Any]] | None, limits: Limits, items: Seque
     )
     check_tools(offer, limits)
     return offer
+
+
+def _inside(tool: dict[str, Any]) -> int:
+    """How many tools one of them is."""
+    inner = tool.get("tools") if tool.get("type") == "namespace" else None
+    return max(len(inner), 1) if isinstance(inner, list) else 1
 
 
 def _loaded(items: Sequence[ItemDict], declared: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Where the events of a response go: to a client as server-sent events, or nowhere but its log."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 from dragoman.http.exchange import Exchange
@@ -10,6 +10,8 @@ from dragoman.turns.turn import Turn
 from dragoman.types import Event
 
 R = TypeVar("R")
+FEW = 64
+"""Events that are written at once, where an engine has said many."""
 
 
 class Speaker(Protocol):
@@ -28,6 +30,11 @@ class Outlet(Protocol):
         """All events of a turn."""
 
 
+def in_turns(events: Sequence[Event]) -> Iterator[Sequence[Event]]:
+    """As many at a time as may be written before others have their turn."""
+    return (events[at : at + FEW] for at in range(0, len(events), FEW))
+
+
 class Quiet:
     """Nobody listens: the log keeps the events, or the whole response is asked for."""
 
@@ -37,7 +44,9 @@ class Quiet:
     async def run(self, turn: Turn, speaker: Speaker) -> None:
         async with turn:
             while not turn.over:
-                speaker.write(await turn.next())
+                for some in in_turns(await turn.next()):
+                    speaker.write(some)
+                    await asyncio.sleep(0)
 
 
 class Sse:

@@ -21,7 +21,7 @@ from dragoman.http.host import Host
 from dragoman.http.responses.context import stored
 from dragoman.http.responses.create import prepared
 from dragoman.http.responses.making import Making
-from dragoman.http.responses.outlets import Speaker
+from dragoman.http.responses.outlets import Speaker, in_turns
 from dragoman.limits import Limits
 from dragoman.store import Item
 from dragoman.turns.turn import Turn
@@ -226,7 +226,8 @@ class Socket:
                 except TimeoutError:
                     await self.write(speaker.idle())
                 else:
-                    await self.write(speaker.write(events))
+                    for some in in_turns(events):
+                        await self.write(speaker.write(some))
 
     async def _fail(self, error: DragomanError, lane: str | None = None) -> None:
         """Flat for one generation of SDKs, nested for the other; Codex reads the status."""

@@ -48,6 +48,8 @@ class ToolRounds:
         self.offer = offer
         self._servers = servers
         self._before = before
+        self._listed: dict[str, list[dict[str, Any]]] | None = None
+        """The tools of each server as they were listed last in what was said before."""
         self._left = most_calls
         self._specs: dict[str, ServerSpec] = {}
         self._sessions: dict[str, McpSession] = {}
@@ -113,14 +115,16 @@ class ToolRounds:
 
     def _known(self, declared: McpDeclaration) -> list[McpTool] | None:
         """What an earlier response has listed is not asked for again."""
-        for item in reversed(self._before):
-            if (
-                item.get("type") == "mcp_list_tools"
-                and item["server_label"] == declared.server_label
-                and not item.get("error")
-            ):
-                return [tool for tool in map(_tool, item["tools"]) if allowed(tool, declared.allowed_tools)]
-        return None
+        if self._listed is None:
+            self._listed = {
+                item["server_label"]: item["tools"]
+                for item in self._before
+                if item.get("type") == "mcp_list_tools" and not item.get("error")
+            }
+        listed = self._listed.get(declared.server_label)
+        if listed is None:
+            return None
+        return [tool for tool in map(_tool, listed) if allowed(tool, declared.allowed_tools)]
 
     async def _ask(self, label: str) -> tuple[list[McpTool], str | None]:
         try:
