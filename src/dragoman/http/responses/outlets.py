@@ -44,9 +44,11 @@ class Quiet:
     async def run(self, turn: Turn, speaker: Speaker) -> None:
         async with turn:
             while not turn.over:
-                for some in in_turns(await turn.next()):
+                events = await turn.next()
+                for some in in_turns(events):
                     speaker.write(some)
-                    await asyncio.sleep(0)
+                    if len(events) > FEW:
+                        await asyncio.sleep(0)
 
 
 class Sse:
