@@ -83,7 +83,7 @@ def test_serve_greets_and_stops_at_ctrl_c(
 ) -> None:
     seen: list[str] = []
     visit.append(seen.append)
-    assert main(["serve", "my.gguf", "--port", "0", "--slots", "3", "--api-key", "SECRET"]) == 130
+    assert main(["serve", "my.gguf", "--port", "0", "--slots", "3", "--api-key", "SECRET"]) == 0
     captured = capsys.readouterr()
     assert f"{seen[0]}/v1" in captured.out
     assert "Ctrl-C to stop" in captured.out
@@ -96,7 +96,7 @@ def test_a_chat_template_is_read_from_its_file(
     scripted: list[Settings], visit: list[Callable[[str], None]], tmp_path: Path, capsys: Capture
 ) -> None:
     (tmp_path / "t.jinja").write_text("{{ messages[0].content }}")
-    assert main(["serve", "--port", "0", "--chat-template", "t.jinja"]) == 130
+    assert main(["serve", "--port", "0", "--chat-template", "t.jinja"]) == 0
     assert main(["serve", "--port", "0", "--chat-template", "no.jinja"]) == 2
     assert "chat template no.jinja cannot be read" in capsys.readouterr().err
 

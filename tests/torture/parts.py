@@ -21,6 +21,7 @@ PAGE: dict[str, str] = {
     "slow_readers": "clients that read a kilobyte a second",
     "slow_senders": "clients that send a byte a second",
     "drain": "SIGTERM with requests in flight",
+    "stops": "signals at any moment, to both runners",
     "engine_crashes": "engines that are killed, crash and hang",
     "overload": "four times as much as there is room for",
     "fairness": "a flood by one key, and what another notices",
@@ -31,6 +32,7 @@ PAGE: dict[str, str] = {
     "soak": "everything mixed, and nothing that grows",
 }
 BY_NAME: dict[str, str] = {
+    "hour": "an hour of everything with the real model, and memory that comes to a rest",
     "schemas": "random schemas and a real model: an hour",
     "trajectories": "random conversations with the embedded model, and their ids: 15 minutes",
     "vllm_trajectories": "the same with vLLM, which `make vllm` fetches",

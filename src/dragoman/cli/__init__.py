@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from dragoman._version import __version__
+from dragoman.cli.leaving import Stopped, leave
 from dragoman.cli.parser import SETTING, Parser, nearest
 from dragoman.cli.problems import INTERRUPTED, USAGE, CommandError, drop_stdout, report
 from dragoman.errors import DragomanError
@@ -32,16 +33,26 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = sys.argv[1:] if argv is None else list(argv)
+    """The exit code; but without `argv` the process is this command's own, and may be ended here."""
+    code = _obeyed(sys.argv[1:] if argv is None else list(argv), owns_process=argv is None)
+    if argv is None:
+        leave(code)
+    return code
+
+
+def _obeyed(arguments: list[str], owns_process: bool) -> int:
     debug = os.environ.get("DRAGOMAN_LOG_LEVEL") == "debug"
     try:
         args = read(arguments)
+        args.owns_process = owns_process
         debug = getattr(args, SETTING + "log_level", "debug" if debug else "") == "debug"
         code: int = args.run(args)
         sys.stdout.flush()
         return code
     except SystemExit as leaving:
         return leaving.code if isinstance(leaving.code, int) else 0
+    except Stopped:
+        return 0
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:

@@ -17,6 +17,7 @@ from dragoman.settings import Settings
 
 def main() -> int:
     link, lifeline = (int(number) for number in sys.argv[1:3])
+    child.leave_signals_to_the_server()
     die_with(lifeline)
     with socket.socket(fileno=link) as connection:
         settings = msgspec.msgpack.decode(wire.receive(connection), type=Settings)

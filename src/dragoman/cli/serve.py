@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from dragoman import logs
 from dragoman.cli.address import can_listen, host_in_url, next_free, own_key
+from dragoman.cli.leaving import loaded, stopped_by_signals
 from dragoman.cli.parser import add_model_argument, add_settings, model_settings, stray_variables
 from dragoman.cli.problems import CommandError
 from dragoman.settings import Settings
@@ -38,6 +39,11 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    with stopped_by_signals(last=args.owns_process):
+        return _serve(args)
+
+
+def _serve(args: argparse.Namespace) -> int:
     settings = model_settings(args)
     logs.setup(settings.log_level, settings.log_json)
     for sentence in stray_variables(os.environ):
@@ -56,10 +62,13 @@ def run(args: argparse.Namespace) -> int:
     check_folder(settings)
     check_names(settings)
     template = template_of(settings)
-    engine = served_engine(settings)
+    # Engines of others may want the main thread.
+    own = settings.engine == "local"
+    engine = loaded(lambda: served_engine(settings)) if own else served_engine(settings)
     found = choose_dialect(settings, engine.card, engine.tokenizer, template)
     dialect = f"{found.dialect.name} · {found.how}"
-    serve(engine, settings, template=template, on_ready=_greet(engine, settings, dialect))
+    greet = _greet(engine, settings, dialect)
+    serve(engine, settings, template=template, on_ready=greet, owns_process=args.owns_process)
     return 0
 
 

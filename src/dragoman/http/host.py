@@ -138,10 +138,13 @@ class Host:
             await asyncio.to_thread(self.planner.warm_up)
 
     async def stop(self) -> None:
+        """In this order, and all of it: nobody inside, what they stored, whom they called, who computed."""
         await self.admission.end_all()
-        await self.desk.stop()
-        await self.mcp.close()
-        await self.workers.close()
+        for close in (self.desk.stop, self.mcp.close, self.workers.close):
+            try:
+                await close()
+            except Exception:
+                logger.exception("Something could not be closed")
         await closed(self.engine, stuck=False, seconds=STOP_TIMEOUT_S)
 
     async def check(self, most: float = CHECK_TIMEOUT_S) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import signal
 import socket
 import threading
 import time
@@ -33,15 +34,18 @@ def serve(
     *,
     template: str | None = None,
     on_ready: Callable[[str], None] | None = None,
+    owns_process: bool = False,
     **changes: Any,
 ) -> None:
-    """Serves until a signal says stop: `serve(engine, port=9000, api_key=["secret"])`.
+    """Serves until a signal says stop, and returns: `serve(engine, port=9000, api_key=["secret"])`.
 
     `template` is the source of a chat template to use instead of the model's. `on_ready` gets the address
-    once requests are answered.
+    once requests are answered. With `owns_process` the third signal ends the process, whatever it does;
+    else `serve` returns then, and what is stuck is left behind.
     """
     _log_safely()
     server, listener = _prepare(engine, settings, template, on_ready, changes)
+    server.third_ends_process = owns_process
     server.garbage = Garbage()
     try:
         server.run(sockets=[listener])
@@ -58,9 +62,13 @@ async def aserve(
     on_ready: Callable[[str], None] | None = None,
     **changes: Any,
 ) -> None:
-    """`serve` inside an event loop that already runs."""
+    """`serve` inside an event loop that already runs.
+
+    The signal was meant for the whole program: when the server has stopped, the program gets it too.
+    """
     _log_safely()
     server, listener = _prepare(engine, settings, template, on_ready, changes)
+    server.passes_signals_on = True
     await server.serve(sockets=[listener])
     _check_started(server)
 
@@ -73,7 +81,9 @@ def background(
     ready = threading.Event()
     settings = settings or Settings(port=0)
     server, listener = _prepare(engine, settings, template, lambda _: ready.set(), changes)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread = threading.Thread(
+        target=server.run, name="dragoman-serve", kwargs={"sockets": [listener]}, daemon=True
+    )
     thread.start()
     try:
         while not ready.wait(0.05):
@@ -82,8 +92,21 @@ def background(
         yield address(listener)
     finally:
         server.should_exit = True
-        thread.join()
+        _joined(thread, server)
         listener.close()
+
+
+def _joined(thread: threading.Thread, server: "_Server") -> None:
+    """Waits for a server's thread. Ctrl-C does away with the grace, not with the wait."""
+    interrupted = None
+    while thread.is_alive():
+        try:
+            thread.join()
+        except KeyboardInterrupt as error:
+            interrupted = error
+            server.hurries = True
+    if interrupted is not None:
+        raise interrupted
 
 
 def _prepare(
@@ -160,7 +183,10 @@ class _Server(uvicorn.Server):
         self.garbage: Garbage | None = None
         """Only of a server that has the process for itself."""
         self._app = app
-        self._hurries = False
+        self.hurries = False
+        """There is no grace any more."""
+        self.passes_signals_on = False
+        self.third_ends_process = False
         self._grace = app.settings.shutdown_grace
         self._address = address(listener)
         self._on_ready = on_ready
@@ -176,15 +202,26 @@ class _Server(uvicorn.Server):
         if self.started and self._on_ready is not None:
             asyncio.get_running_loop().call_soon(self._on_ready, self._address)
 
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """A terminal that is closed says stop as well."""
+        with super().capture_signals(), _on_hangup(self.handle_exit):
+            yield
+
     async def _notified(self) -> None:
         if self.garbage is not None:
             self.garbage.collect(quiet=not self._app.host.bodies.held)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal begins the end, the second does away with the grace, the third with all else."""
-        self.force_exit = self._hurries
-        self._hurries = self.should_exit
-        self._captured_signals.append(sig)
+        if self.hurries and self.third_ends_process:
+            # As it would have without anybody who takes signals.
+            signal.signal(sig, signal.SIG_DFL)
+            signal.raise_signal(sig)
+        self.force_exit = self.hurries
+        self.hurries = self.should_exit
+        if self.passes_signals_on:
+            self._captured_signals.append(sig)
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -193,7 +230,7 @@ class _Server(uvicorn.Server):
         if admission.inside:
             logger.info("Stopping: %d requests have %d seconds to end", admission.inside, self._grace)
         deadline = time.monotonic() + self._grace
-        while admission.inside and not self._hurries and time.monotonic() < deadline:
+        while admission.inside and not self.hurries and time.monotonic() < deadline:
             # Again and again, as uvicorn does: a signal does not wake the event loop.
             await admission.emptied(min(0.1, max(deadline - time.monotonic(), 0)))
         await admission.end_all()
@@ -202,3 +239,18 @@ class _Server(uvicorn.Server):
                 # Its client does not take what it is sent, and would keep the server from ending.
                 connection.transport.abort()
         await super().shutdown(sockets)
+
+
+@contextmanager
+def _on_hangup(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """As uvicorn does with its signals. `nohup` has this one ignored, and that is respected."""
+    number = getattr(signal, "SIGHUP", None)
+    in_main = threading.current_thread() is threading.main_thread()
+    if number is None or not in_main or signal.getsignal(number) is signal.SIG_IGN:
+        yield
+        return
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)

@@ -1,6 +1,7 @@
 """The engine's thread over a fake runner: hand-over, stopping, failing."""
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -8,10 +9,12 @@ from typing import Any
 import pytest
 
 from dragoman.engines.local import LocalEngine
-from dragoman.errors import EngineFailed
+from dragoman.engines.local.runner import StepInterrupted
+from dragoman.errors import EngineFailed, Unavailable
 from dragoman.types import Step
 from tests.engines.local.scripted import engine_over
 from tests.engines.local.support import FakeRunner, job
+from tests.support.wait import becomes
 
 LONG = list(range(40))
 
@@ -134,5 +137,82 @@ def test_check_is_a_round_trip() -> None:
         assert not waiting.done()
         go.set()
         await waiting
+
+    with_engine(use)
+
+
+def test_the_runner_is_closed_by_the_thread_that_computed_and_only_then_is_it_stopped() -> None:
+    async def main() -> None:
+        runner, closed_by = FakeRunner(), list[threading.Thread]()
+        close = runner.close
+
+        def closing() -> None:
+            closed_by.append(threading.current_thread())
+            close()
+
+        runner.close = closing  # type: ignore[method-assign]
+        engine = engine_over(runner)
+        await engine.start()
+        await engine.stop()
+        assert [thread.name for thread in closed_by] == ["dragoman-engine"]
+        assert not closed_by[0].is_alive()
+        assert str(closed_by[0].native_id) not in os.listdir("/proc/self/task")
+
+    asyncio.run(main())
+
+
+def test_a_step_that_was_just_begun_is_broken_off_as_well() -> None:
+    """The first interruption came too early for it, so there is another."""
+
+    async def use(engine: LocalEngine, runner: FakeRunner) -> None:
+        inside, go, interrupts = threading.Event(), threading.Event(), list[int]()
+
+        def interrupt() -> None:
+            interrupts.append(1)
+            if len(interrupts) > 1:
+                go.set()
+
+        def pause() -> None:
+            inside.set()
+            go.wait()
+
+        runner.interrupt = interrupt  # type: ignore[method-assign]
+        runner.before_step = pause
+        engine.submit(job([1], 50), lambda step: None)
+        await asyncio.to_thread(inside.wait)
+
+    with_engine(use)
+
+
+def test_a_thread_that_is_stuck_is_left_behind(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("dragoman.engines.local.worker.STOP_S", 0.05)
+    go = threading.Event()
+
+    async def main() -> None:
+        runner = FakeRunner()
+        runner.before_step = until(go)
+        engine = engine_over(runner)
+        engine.submit(job([1], 5), lambda step: None)
+        await engine.stop()
+        assert not runner.closed
+        go.set()
+        assert becomes(lambda: runner.closed)
+
+    asyncio.run(main())
+    assert "left behind" in caplog.text
+
+
+def test_an_interruption_that_hits_an_embedding_is_not_the_engines_end() -> None:
+    async def use(engine: LocalEngine, runner: FakeRunner) -> None:
+        def embed(prompts: Any) -> Any:
+            raise StepInterrupted
+            yield
+
+        runner.embed = embed  # type: ignore[method-assign]
+        with pytest.raises(Unavailable):
+            await engine.embed([[1]])
+        await engine.check()
 
     with_engine(use)

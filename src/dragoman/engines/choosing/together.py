@@ -47,6 +47,11 @@ class Choosers:
             self._begun = [self._pool.submit(answer.prepare) for answer in going_on if answer.constrained]
         return steps
 
+    def close(self) -> None:
+        """What was begun is done, and its threads are gone."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
 
 def _joined(first: Step, second: Step) -> Step:
     """Two steps of one continuation as one."""

@@ -23,12 +23,16 @@ _log = logging.getLogger("dragoman.engine")
 METHODS = ("embed", "score", "pause", "resume")
 
 
+def leave_signals_to_the_server() -> None:
+    """A signal to all processes is for the server to act on: it says when to stop."""
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+
+
 def serve(link: socket.socket, open: Callable[[], Engine]) -> int:
     """Open an engine and serve it to the other end of `link`; the answer is the process's exit code."""
     faulthandler.enable()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        # A signal to all processes is for the server to act on: it says when to stop.
-        signal.signal(number, signal.SIG_IGN)
     try:
         engine = open()
         methods = [name for name in METHODS if hasattr(engine, name)]

@@ -92,7 +92,6 @@ class LocalEngine:
     def close(self) -> None:
         """`stop`, for those who have no event loop."""
         self._worker.stop()
-        self._runner.close()
 
     @property
     def pulse(self) -> int:

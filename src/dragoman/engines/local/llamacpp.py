@@ -160,13 +160,15 @@ class LlamaRunner:
         return self._beat.count + (self._embedder.pulse if self._embedder is not None else 0)
 
     def embed(self, prompts: Sequence[Sequence[int]]) -> Iterator[list[float] | None]:
+        # Not before the first vector is asked for: that is on the thread that computes, and closes.
         if self._embedder is None:
             self._embedder = _Embedder(self)
-        return self._embedder.run(prompts)
+        yield from self._embedder.run(prompts)
 
     def close(self) -> None:
         if self._embedder is not None:
             self._embedder.close()
+            self._embedder = None
         if self._context:
             self._library.free(self._context)
             self._context = None

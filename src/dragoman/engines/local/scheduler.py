@@ -74,6 +74,9 @@ class Scheduler:
         for sequence in ended:
             self._say(sequence, Step([], sequence.index, finish=finish, error=error))
 
+    def close(self) -> None:
+        self._choosers.close()
+
     def take(self) -> list[tuple[Group, Step]]:
         """What there is to say since the last time."""
         out, self._out = self._out, []

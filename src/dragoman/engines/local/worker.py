@@ -1,4 +1,10 @@
-"""The engine's thread: it computes step after step, and takes its mail in between."""
+"""The engine's thread: it computes step after step, and takes its mail in between.
+
+What is native goes down in one order, whoever says stop: no new mail, the running step broken off, everybody told,
+the threads of masks ended, and then the runner closed, on the thread that computed with it. Only when that thread
+is gone, for the system too, does `stop` return: libraries tidy up after a thread when Python has long forgotten it,
+and must not do so while the process takes them down.
+"""
 
 import atexit
 import logging
@@ -7,12 +13,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
+from pathlib import Path
 from typing import TypeAlias
 
 from dragoman.engines.delivery import deliver
 from dragoman.engines.local.beat import Pulsing
 from dragoman.engines.local.embedding import Embedding
-from dragoman.engines.local.runner import Runner, StepFailed
+from dragoman.engines.local.runner import Runner, StepFailed, StepInterrupted
 from dragoman.engines.local.scheduler import Scheduler
 from dragoman.engines.local.sequence import Group
 from dragoman.errors import DragomanError, EngineFailed, Unavailable
@@ -20,6 +27,9 @@ from dragoman.types import Step
 
 _log = logging.getLogger("dragoman.engine")
 Mail: TypeAlias = Callable[[], None]
+STOP_S = 10.0
+"""A step that cannot be broken off is awaited for so long; a thread that has not ended by then is stuck."""
+AGAIN_S = 0.1
 
 
 class Worker:
@@ -33,7 +43,6 @@ class Worker:
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._stopping = False
-        self._abandoned = False
         self._turns = 0
         self._ahead = 0.0
         """Seconds that embeddings have had more than answers, while there were both."""
@@ -47,6 +56,7 @@ class Worker:
 
     def start(self) -> None:
         with self._lock:
+            self.check()
             self._start()
 
     def check(self) -> None:
@@ -80,20 +90,29 @@ class Worker:
             self._runner.interrupt()
 
     def stop(self) -> None:
-        """End everything and wait for the thread."""
-        self._close(Unavailable("The engine has been stopped."))
-        self._mail.put(self._order_stop)
-        self._runner.interrupt()
-        if self._thread is not None:
-            self._thread.join()
+        """End everything and wait for the thread, which closes the runner. Not for ever: it may be stuck."""
+        self._order_end(Unavailable("The engine has been stopped."))
+        if self._thread is None:
+            self._close_all()
+        elif self._ended(self._thread):
             # What nobody has read holds this worker, and with it the weights.
             self._read_mail(wait=False)
-        atexit.unregister(self.stop)
+        else:
+            _log.error("The engine's thread has not ended within %.0f seconds; it is left behind.", STOP_S)
+
+    def _ended(self, thread: threading.Thread) -> bool:
+        """Whether it has ended in time. It may have begun a step just when it was to be broken off."""
+        until = time.monotonic() + STOP_S
+        while not ended(thread, AGAIN_S) and time.monotonic() < until:
+            self._runner.interrupt()
+        return not thread.is_alive()
 
     def abandon(self) -> None:
         """Wait no more for a thread that is stuck. If it gets on after all, it ends and closes the runner."""
-        self._abandoned = True
-        self._close(EngineFailed("The engine was stuck and has been given up."))
+        self._order_end(EngineFailed("The engine was stuck and has been given up."))
+
+    def _order_end(self, reason: DragomanError) -> None:
+        self._close(reason)
         self._mail.put(self._order_stop)
         self._runner.interrupt()
         atexit.unregister(self.stop)
@@ -124,8 +143,11 @@ class Worker:
             self._close(EngineFailed("The engine failed and takes no more requests."))
             self._end_all("The engine failed.", failed=True)
         finally:
-            if self._abandoned:
-                self._runner.close()
+            self._close_all()
+
+    def _close_all(self) -> None:
+        self._scheduler.close()
+        self._runner.close()
 
     def _turn(self) -> None:
         self._turns += 1
@@ -158,6 +180,10 @@ class Worker:
         first = self._embeddings[0]
         try:
             more = first.advance()
+        except StepInterrupted:
+            # Meant for a step that was over just then, or for everything.
+            first.fail(Unavailable("The embedding was interrupted; try again."))
+            more = False
         except StepFailed:
             _log.exception("an embedding failed")
             first.fail(EngineFailed("The model could not compute this embedding."))
@@ -176,3 +202,14 @@ class Worker:
         self._deliver(self._scheduler.take())
         while self._embeddings:
             self._embeddings.popleft().fail(error or Unavailable(message))
+
+
+def ended(thread: threading.Thread, most: float) -> bool:
+    """Whether a thread has ended within so many seconds, or does not run at all any more."""
+    until = time.monotonic() + most
+    thread.join(most)
+    # Python is done with a thread before the system is.
+    task = Path(f"/proc/self/task/{thread.native_id}")
+    while not thread.is_alive() and task.exists() and time.monotonic() < until:
+        time.sleep(0.0005)
+    return not thread.is_alive()

@@ -1,6 +1,7 @@
 """Opening an engine in a thread, and being rid of one, without waiting for what may never end."""
 
 import asyncio
+import atexit
 import gc
 import logging
 import threading
@@ -41,8 +42,15 @@ async def opened(open: Callable[[], Engine]) -> Engine:
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(settle, engine, failure)
 
-    threading.Thread(target=run, name="dragoman-open", daemon=True).start()
-    return await future
+    thread = threading.Thread(target=run, name="dragoman-open", daemon=True)
+    thread.start()
+    # If the interpreter ends meanwhile, it gives native code some time to come back into it.
+    atexit.register(thread.join, _STOP_S)
+    try:
+        return await future
+    finally:
+        if future.done() and not future.cancelled():
+            atexit.unregister(thread.join)
 
 
 async def closed(engine: Engine, *, stuck: bool, seconds: float = _STOP_S) -> None:

@@ -17,6 +17,7 @@ from openvino._offline_transformations import paged_attention_transformation
 
 from dragoman.engines.local.openvino.family import NotForOpenVino
 from dragoman.engines.local.openvino.graph import HEAD_QUANTIZED, QUANTIZED, WINDOWS
+from dragoman.engines.local.openvino.signal_stack import signal_stack_kept
 
 Array: TypeAlias = NDArray[Any]
 _log = logging.getLogger("dragoman.engine")
@@ -38,7 +39,8 @@ class Compiled(Struct):
 
 def best_kv_cache() -> str:
     """bfloat16 is the fastest to read, where the CPU has it: by a quarter at 2,000 tokens."""
-    return "bf16" if "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES") else "int8"
+    with signal_stack_kept():
+        return "bf16" if "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES") else "int8"
 
 
 def compile_graph(file: Path, *, threads: int, kv_cache: str) -> Compiled:
@@ -59,8 +61,9 @@ def compile_graph(file: Path, *, threads: int, kv_cache: str) -> Compiled:
     kept = {"KV_CACHE_PRECISION": PRECISIONS[kv_cache]}
     precise = {"INFERENCE_PRECISION_HINT": "f32"} | _groups(model, HEAD_QUANTIZED)
     try:
-        made = core.compile_model(body, "CPU", common | kept)
-        wanted = core.compile_model(head, "CPU", common | precise)
+        with signal_stack_kept():
+            made = core.compile_model(body, "CPU", common | kept)
+            wanted = core.compile_model(head, "CPU", common | precise)
     except RuntimeError as error:
         _log.warning("OpenVINO refused the graph", exc_info=error)
         raise NotForOpenVino("it cannot be compiled for this machine") from error

@@ -7,7 +7,7 @@ take longer than loading them, so a source that has not been touched since is kn
 """
 
 import hashlib
-import tempfile
+import os
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from msgspec import Struct
 from dragoman.engines.local.openvino.family import NotForOpenVino, shape_of
 from dragoman.engines.local.openvino.graph import build
 from dragoman.engines.local.openvino.tensors import Tensors
-from dragoman.engines.weights import cache_folder, only_one, show_progress
+from dragoman.engines.weights import cache_folder, show_progress, work_folder
 from dragoman.errors import ModelFileError
 
 FILE = "openvino_model.xml"
@@ -42,12 +42,13 @@ def converted(path: Path) -> Path:
         return found / FILE
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with only_one(folder), tempfile.TemporaryDirectory(dir=folder, prefix="convert-") as work:
+        with work_folder(folder, "convert-") as work:
             target = folder / f"{path.stem}-{_digest(path)[:16]}-{_RECIPE}"
             if not (target / FILE).exists():
-                _convert(path, Path(work))
-                Path(work).rename(target)
-                Path(work).mkdir()
+                _convert(path, work)
+                _keep(work)
+                work.rename(target)
+                work.mkdir()
             (target / _SOURCE).write_bytes(msgspec.json.encode(source))
     except OSError as error:
         reason = error.strerror or type(error).__name__
@@ -76,6 +77,13 @@ def _convert(path: Path, folder: Path) -> None:
     except (KeyError, ValueError, NotImplementedError) as error:
         raise NotForOpenVino(f"its tensors are not those of its architecture ({error})") from error
     ov.save_model(model, folder / FILE, compress_to_fp16=False)
+
+
+def _keep(folder: Path) -> None:
+    """On the disk before it has its name: what has one is whole, even after a power failure."""
+    for file in folder.iterdir():
+        with file.open("rb") as opened:
+            os.fsync(opened.fileno())
 
 
 def _digest(path: Path) -> str:

@@ -39,6 +39,7 @@ class OpenVinoRunner:
         self._head: Head | None = Head(compiled)
         self._interrupted = False
         self._clock: int | None = None
+        self._closing = threading.Lock()
 
     @property
     def pulse(self) -> int:
@@ -71,8 +72,9 @@ class OpenVinoRunner:
     def interrupt(self) -> None:
         # The runtime listens between two nodes of the graph; but not if it has a single thread.
         self._interrupted = True
-        if self._body is not None:
-            self._body.cancel()
+        with self._closing:
+            if self._body is not None:
+                self._body.cancel()
 
     def embed(self, prompts: Sequence[Sequence[int]]) -> Iterator[list[float] | None]:
         for prompt in prompts:
@@ -84,7 +86,9 @@ class OpenVinoRunner:
             yield (total / np.linalg.norm(total)).tolist()
 
     def close(self) -> None:
-        self._body = self._head = None
+        # Whoever interrupts must not be the last to hold what is freed here.
+        with self._closing:
+            self._body = self._head = None
 
     def _sum(self, tokens: Sequence[int], start: int) -> NDArray[np.float64]:
         rows = Rows()
