@@ -110,6 +110,13 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Literal["auto", "llamacpp", "openvino"],
         Meta(description="what computes in the engine local; auto is openvino where it can run the model"),
     ] = "auto"
+    kv_memory: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(
+            description="MiB for keys and values in the engine local; default: a quarter of what is free, "
+            "2048 at most"
+        ),
+    ] = None
     kv_cache: Annotated[
         Literal["auto", "int8", "bf16"],
         Meta(description="how the engine local keeps keys and values; int8 takes half the memory"),

@@ -1,19 +1,16 @@
 """An hour of everything that clients do, with the real model: and memory that comes to a rest.
 
-What grows at first is meant to: keys and values are pages that are touched when they are first used, and caches
-fill. All of it has a bound, which is reached in the first third; of the rest each minute is like the other.
+What grows at first is meant to: keys and values are pages that are touched when they are first used, which
+long prompts see to, and caches fill. All of it has a bound, which is reached in the first third; of the rest
+each minute is like the other.
 """
 
 import asyncio
 import json
 import statistics
-import subprocess
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any
 
@@ -26,10 +23,14 @@ from tests.torture.page import Row, progress, scaled
 MINUTES = 60
 AT_ONCE = 6
 EACH_S = 1.0
+FILLING, FILLED = 0.25, 1.005
+"""The share of the time in which pages are first used, at most; and what is growth no more."""
 FLAT = 0.02
 SETTLED = 1 / 3
-WORDS = ("river stone lantern the of and winter seven boat letter Zürich 東京 carries opens under slowly red "
-         "x1 {} [0] question answer because therefore until harbour music").split()  # fmt: skip
+WORDS = (
+    *("river", "stone", "lantern", "the", "of", "and", "winter", "seven", "boat", "letter", "Zürich", "東京"),
+    *("carries", "opens", "under", "slowly", "red", "x1", "{}", "[0]", "question", "because", "harbour"),
+)
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 EMBEDDINGS, TOKENIZE = "/v1/embeddings", "/tokenize"
 
@@ -83,6 +84,16 @@ class Traffic:
             self.statuses[heard.status] += 1
         return heard.body
 
+    async def fill(self, server: Served, until: float) -> None:
+        """Long prompts that nobody has sent, until there is no page that was not used before."""
+        before = 0.0
+        while time.monotonic() < until and server.resident > FILLED * before:
+            before = server.resident
+            await asyncio.gather(*(self._post(COMPLETIONS, self._prompt(1500, 1)) for _ in range(AT_ONCE)))
+
+    def _prompt(self, words: int, tokens: int) -> dict[str, Any]:
+        return {"prompt": self._words(words), "max_tokens": tokens}
+
     async def _short(self) -> None:
         await self._post(CHAT, self._chat(self._chance.randrange(1, 60)))
 
@@ -101,13 +112,15 @@ class Traffic:
     async def _schema(self) -> None:
         """One of a thousand schemas, so that most grammars are compiled anew and some are not."""
         number = self._chance.randrange(1000)
-        fields = {f"field_{number}_{index}": {"type": "string", "maxLength": 8} for index in range(1 + number % 7)}
-        schema = {"type": "object", "properties": fields, "required": [*fields], "additionalProperties": False}
+        names = [f"field_{number}_{index}" for index in range(1 + number % 7)]
+        fields = {name: {"type": "string", "maxLength": 8} for name in names}
+        schema = {"type": "object", "properties": fields, "required": names, "additionalProperties": False}
         form = {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": schema}}
         await self._post(CHAT, self._chat(10, response_format=form, max_tokens=60))
 
     async def _tools(self) -> None:
-        names = [f"tool_{self._chance.randrange(300)}_{index}" for index in range(self._chance.randrange(1, 6))]
+        number, count = self._chance.randrange(300), self._chance.randrange(1, 6)
+        names = [f"tool_{number}_{index}" for index in range(count)]
         takes = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}}}
         tools = [{"type": "function", "function": {"name": name, "parameters": takes}} for name in names]
         choice = self._chance.choice(("auto", "required"))
@@ -127,7 +140,7 @@ class Traffic:
         await self._post(EMBEDDINGS, {"input": texts})
 
     async def _long(self) -> None:
-        await self._post(COMPLETIONS, {"prompt": self._words(self._chance.randrange(300, 1500)), "max_tokens": 16})
+        await self._post(COMPLETIONS, self._prompt(self._chance.randrange(300, 1500), 16))
 
     async def _big(self) -> None:
         """Megabytes: to be counted, or to be told that it is too much."""
@@ -138,13 +151,18 @@ class Traffic:
             await self._post(CHAT, {"messages": [{"role": "user", "content": text}]})
 
     async def _wrong(self) -> None:
-        await self._post(CHAT, self._chat(5, **self._chance.choice([{"temperature": "warm"}, {"unheard_of": 1}])))
+        await self._post(
+            CHAT, self._chat(5, **self._chance.choice([{"temperature": "warm"}, {"unheard_of": 1}]))
+        )
 
 
 async def _talk(server: Served, seconds: float, seed: int) -> Seen:
     seen, traffic, until = Seen(), Traffic(server.url, seed), time.monotonic() + seconds
 
+    filling = asyncio.create_task(traffic.fill(server, time.monotonic() + FILLING * seconds))
+
     async def client() -> None:
+        await asyncio.wait({filling})
         while time.monotonic() < until:
             await traffic.one()
 
@@ -153,7 +171,7 @@ async def _talk(server: Served, seconds: float, seed: int) -> Seen:
         seen.memory.append(server.resident)
         progress(int(seconds - left), int(seconds), "seconds")
         await asyncio.sleep(min(EACH_S, left))
-    await asyncio.gather(*clients)
+    await asyncio.gather(filling, *clients)
     seen.statuses = traffic.statuses
     return seen
 
@@ -161,7 +179,8 @@ async def _talk(server: Served, seconds: float, seed: int) -> Seen:
 def by_minute(memory: list[float], minutes: int) -> list[float]:
     """The median of each: a body of megabytes that is there for a moment is no growth."""
     each = max(1, len(memory) // minutes)
-    return [statistics.median(memory[start : start + each]) for start in range(0, len(memory) - each + 1, each)]
+    starts = range(0, len(memory) - each + 1, each)
+    return [statistics.median(memory[start : start + each]) for start in starts]
 
 
 def run(scale: float = 1.0, seed: int = 1) -> list[Row]:
@@ -171,9 +190,11 @@ def run(scale: float = 1.0, seed: int = 1) -> list[Row]:
     minutes = by_minute(seen.memory, MINUTES)
     last = minutes[int(SETTLED * len(minutes)) :]
     apart = max(last) / min(last) - 1
+    print("MiB, minute by minute:", *(f"{size / 2**20:.0f}" for size in minutes), dict(seen.statuses))
     what = f"{seconds / 60:.0f} minutes of mixed traffic with the real model"
-    size = f"{minutes[0] / 2**20:,.0f} MiB at first, then {min(last) / 2**20:,.0f} to {max(last) / 2**20:,.0f}"
+    first, least, most = (f"{size / 2**20:,.0f}" for size in (minutes[0], min(last), max(last)))
+    size = f"{first} MiB at first, then {least} to {most}: {apart:.1%}"
     return [
-        Row(f"{what}: resident memory of the last two thirds", f"{size}: {apart:.1%}", f"{FLAT:.0%}", apart <= FLAT),
+        Row(f"{what}: resident memory of the last two thirds", size, f"{FLAT:.0%}", apart <= FLAT),
         Row(f"{what}: failures of the server", f"{seen.failed}", "0", not seen.failed),
     ]

@@ -1,7 +1,7 @@
 """Signals at any moment: while a model is converted or loaded, with answers running, with clients that leave.
 
-A process that was told to stop has done so when its status is 0, nothing of it is left running, and nothing that it
-had half made is taken for whole later.
+A process that was told to stop has done so when its status is 0, nothing of it is left running, and nothing
+that it had half made is taken for whole later.
 """
 
 import asyncio
@@ -29,7 +29,15 @@ from tests.support.wire import ask, request
 from tests.torture.page import Row, progress, scaled
 
 STOPS, AT_ONCE = 1_000, 3
-STAGES = {"loading": 3, "converting": 2, "idle": 1, "streams": 6, "leaving": 6, "vectors": 1, "constrained": 2}
+STAGES = {
+    "loading": 3,
+    "converting": 2,
+    "idle": 1,
+    "streams": 6,
+    "leaving": 6,
+    "vectors": 1,
+    "constrained": 2,
+}
 """When the signal comes, and how often of these."""
 SIGNALS = {signal.SIGINT: 5, signal.SIGTERM: 5, signal.SIGHUP: 1}
 FLAGS = {("--runner", "openvino"): 6, ("--runner", "llamacpp"): 5, ("--isolate-engine",): 3}
@@ -41,7 +49,12 @@ PATIENCE_S = 60.0
 MOST_S = 3.0
 LEFT_S = 2.0
 MARK = "STOPS_MARK"
-SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"], "additionalProperties": False}
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "string"}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
 CHAT, EMBEDDINGS = "/v1/chat/completions", "/v1/embeddings"
 
 
@@ -92,7 +105,9 @@ class Stops:
 
     def usual_start(self) -> float:
         """Seconds from where signals are taken to where requests are."""
-        with self._begun(Case("idle", ("--runner", "openvino"), signal.SIGTERM, False, False, 0), "first") as first:
+        with self._begun(
+            Case("idle", ("--runner", "openvino"), signal.SIGTERM, False, False, 0), "first"
+        ) as first:
             began = _takes_signals(first)
             address(first, self._folder / "first")
             first.terminate()
@@ -124,7 +139,9 @@ class Stops:
         with (self._folder / name).open("w") as log:
             return subprocess.Popen(command, stdout=log, stderr=log, env=environ)
 
-    async def _disturb(self, case: Case, process: "subprocess.Popen[bytes]", log: Path, chance: Random) -> None:
+    async def _disturb(
+        self, case: Case, process: "subprocess.Popen[bytes]", log: Path, chance: Random
+    ) -> None:
         """Returns when the signal is to come."""
         if case.stage in ("loading", "converting"):
             await asyncio.sleep(chance.random() * self._ready * (5 if case.real else 1))
@@ -141,7 +158,9 @@ class Stops:
         found = 0
         for folder in (self._folder / f"cache-{name}").glob("openvino/*-*"):
             if not folder.name.startswith("convert-"):
-                found += not all((folder / f"openvino_model.{kind}").stat().st_size for kind in ("xml", "bin"))
+                found += not all(
+                    (folder / f"openvino_model.{kind}").stat().st_size for kind in ("xml", "bin")
+                )
         subprocess.run(["rm", "-rf", str(self._folder / f"cache-{name}")], check=True)
         return found
 
@@ -226,7 +245,12 @@ def rows(done: list[Stop]) -> list[Row]:
     seen = ", ".join(f"{count} x {name}" for name, count in other.items()) or "all"
     return [
         Row(f"{what}: exit status 0, and no core", seen, "all", not other),
-        Row(f"{what}: how long they take", f"p99 {p99:.1f} s, the last {times[-1]:.1f} s", f"{MOST_S:g} s", p99 <= MOST_S),
+        Row(
+            f"{what}: how long they take",
+            f"p99 {p99:.1f} s, the last {times[-1]:.1f} s",
+            f"{MOST_S:g} s",
+            p99 <= MOST_S,
+        ),
         Row(f"{what}: processes that are left", f"{left}", "0", not left),
         Row(f"{what}: models half converted that have a name", f"{halves}", "0", not halves),
     ]

@@ -65,6 +65,8 @@ def short(count: int) -> str:
 
 def _room(card: ModelCard) -> str:
     counted = [f"{card.details[key]} {noun}" for key, noun in COUNTED.items() if card.details.get(key)]
+    if card.details.get("kv_bytes", "").isdecimal():
+        counted.append(f"up to {size(int(card.details['kv_bytes']))} for keys and values")
     adapters = [f"adapters {', '.join(card.adapters)}"] if card.adapters else []
     return " · ".join([f"context {card.max_model_len}", *counted, *adapters])
 

@@ -1,8 +1,8 @@
 """How a command ends that a signal tells to, whatever it is doing just then.
 
-Native code cannot be interrupted: a model that is being loaded is loaded to its end. So it is loaded in a thread,
-and who is told to stop does not wait for that. Python must not take itself down beside such a thread, which would
-come back from native code into an interpreter that is gone. So `leave` ends the process without that.
+Native code cannot be interrupted: a model that is being loaded is loaded to its end. So it is loaded in a
+thread, and who is told to stop does not wait for that. Python must not take itself down beside such a thread,
+which would come back from native code into an interpreter that is gone. So `leave` ends the process without.
 """
 
 import logging
@@ -29,8 +29,8 @@ class Stopped(KeyboardInterrupt):
 def stopped_by_signals(last: bool = False) -> Iterator[None]:
     """Raises Stopped in the block when a signal says stop; a server in it takes them over while it runs.
 
-    If the block is the `last` thing that the process does, signals change nothing after it: else one that comes
-    again while the interpreter ends would make an orderly end look like another.
+    If the block is the `last` thing that the process does, signals change nothing after it: else one that
+    comes again while the interpreter ends would make an orderly end look like another.
     """
     asked = False
 
@@ -55,7 +55,7 @@ def stopped_by_signals(last: bool = False) -> Iterator[None]:
 
 
 def _signals() -> list[signal.Signals]:
-    """Those that are not ignored: `nohup` has SIGHUP ignored, and a shell SIGINT for what is in its background."""
+    """Those that are not ignored: `nohup` has SIGHUP ignored, and a shell SIGINT for its background jobs."""
     if threading.current_thread() is not threading.main_thread():
         return []
     wanted = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
@@ -80,7 +80,7 @@ def loaded(open: Callable[[], T]) -> T:
 
 
 def leave(code: int) -> None:
-    """Ends the process here if a thread of ours is still at work, or stuck; else the interpreter may end it."""
+    """Ends the process here if a thread of ours is still at work, or stuck; else the interpreter may."""
     if not any(thread.daemon and thread.name.startswith(OURS) for thread in threading.enumerate()):
         return
     logging.shutdown()

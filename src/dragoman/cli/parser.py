@@ -17,7 +17,8 @@ GROUPS: dict[str, frozenset[str]] = {
     "doors": frozenset({"api_key", "api_key_file", "insecure", "metrics", "allow_host", "cors_origin"}),
     "patience": frozenset({"header_timeout", "body_timeout", "write_timeout", "idle_timeout"}),
     "engine": frozenset(
-        {"engine", "engine_args", "context", "slots", "threads", "runner", "kv_cache", "guesses", "sampling"}
+        {"engine", "engine_args", "context", "slots", "threads", "runner", "guesses", "sampling"}
+        | {"kv_memory", "kv_cache"}
     ),
     "upstreams": frozenset({"upstream", "upstream_key", "tokenizer"}),
     "store": frozenset({"store", "data_dir", "store_max_bytes", "store_max_age", "trajectories"}),

@@ -5,6 +5,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
 
+from msgspec.structs import replace
+
 from dragoman.types import Traced
 
 MOST_IDS = 8 * 1024 * 1024
@@ -18,6 +20,8 @@ class Trails:
 
     def __init__(self, model: str = "", pieces: Sequence[bytes] = (), most_ids: int = MOST_IDS) -> None:
         """`pieces` are the model's vocabulary: ids of another one must not be found, whatever its name."""
+        # Each id is one object, whoever says it: else a number in a tuple takes five times its place there.
+        self._shared = {id: id for id in range(len(pieces))}.get
         self._model = blake2b(b"\0".join([model.encode(), *pieces]), digest_size=16).digest()
         self._most_ids = most_ids
         self._kept: OrderedDict[bytes, list[Traced]] = OrderedDict()
@@ -30,6 +34,11 @@ class Trails:
         return blake2b(text, digest_size=16, key=self._model).digest()
 
     def add(self, turn: Traced) -> None:
+        turn = replace(
+            turn,
+            prompt=tuple(map(self._shared, turn.prompt, turn.prompt)),
+            ids=tuple(map(self._shared, turn.ids, turn.ids)),
+        )
         with self._lock:
             known = self._kept.setdefault(turn.key, [])
             self._kept.move_to_end(turn.key)

@@ -58,7 +58,10 @@ def _open_llamacpp(path: Path, options: LocalOptions, why: str = "") -> Opened:
         flash_attention=options.flash_attention,
         kv_cache=options.kv_cache,
     )
-    return _opened(model, runner, options, {"runner": "llama.cpp", "why": why, "threads": str(size.threads)})
+    # At 16 bits a number, and 8.5 where they are int8.
+    kept = size.slots * size.context * model.token_bytes * (17 if options.kv_cache == "int8" else 32) // 32
+    details = {"runner": "llama.cpp", "why": why, "threads": str(size.threads), "kv_bytes": str(kept)}
+    return _opened(model, runner, options, details)
 
 
 def _open_openvino(path: Path, options: LocalOptions) -> Opened:

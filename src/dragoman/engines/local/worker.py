@@ -1,9 +1,9 @@
 """The engine's thread: it computes step after step, and takes its mail in between.
 
-What is native goes down in one order, whoever says stop: no new mail, the running step broken off, everybody told,
-the threads of masks ended, and then the runner closed, on the thread that computed with it. Only when that thread
-is gone, for the system too, does `stop` return: libraries tidy up after a thread when Python has long forgotten it,
-and must not do so while the process takes them down.
+What is native goes down in one order, whoever says stop: no new mail, the running step broken off, everybody
+told, the threads of masks ended, and then the runner closed, on the thread that computed with it. Only when
+that thread is gone, for the system too, does `stop` return: libraries tidy up after a thread when Python has
+long forgotten it, and must not do so while the process takes them down.
 """
 
 import atexit
@@ -12,8 +12,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
 from dragoman.engines.delivery import deliver

@@ -30,7 +30,11 @@ def runner_of(graph: Path, trained: int, options: LocalOptions) -> tuple[OpenVin
     slots, context, pages = pages_for(compiled.page, compiled.page_bytes, trained, options)
     runner = OpenVinoRunner(compiled, slots=slots, context=context, pages=pages, batch=options.batch)
     version = ov.__version__.split("-")[0]
-    return runner, {"runner": f"OpenVINO {version}, {kept} keys and values", "threads": str(threads)}
+    return runner, {
+        "runner": f"OpenVINO {version}, {kept} keys and values",
+        "threads": str(threads),
+        "kv_bytes": str(runner.all_pages * compiled.page_bytes),
+    }
 
 
 def folder_graph(folder: Path) -> tuple[Path, int]:

@@ -35,7 +35,8 @@ class OpenVinoRunner:
         self.max_outputs = slots + _EXTRA_OUTPUTS
         # Embeddings have pages of their own, behind those of the sequences.
         self._spare = list(range(pages, pages + -(-context // self.page)))
-        self._body: Body | None = Body(compiled, pages + len(self._spare))
+        self.all_pages = pages + len(self._spare)
+        self._body: Body | None = Body(compiled, self.all_pages)
         self._head: Head | None = Head(compiled)
         self._interrupted = False
         self._clock: int | None = None

@@ -1,10 +1,10 @@
 """The stack on which signals of a thread are handled, kept out of OpenVINO's hands.
 
-The plugin for CPUs, when it is made, gives the thread that makes it a signal stack of the plugin's own. When it
-goes, it unmaps that memory, but only a thread asks for its own signal stack: if another thread lets go of the
-graph, as a server does that stops, the first is left with a stack that is not there. Python handles signals on
-such a stack where there is one, so the next signal would be the process's end: by SIGSEGV, and not by what the
-signal was to do. So what a thread had is put back as soon as the plugin is made.
+The plugin for CPUs, when it is made, gives the thread that makes it a signal stack of the plugin's own. When
+it goes, it unmaps that memory, and takes the stack back from the thread on which that happens: if another
+thread lets go of the graph, as in a server that stops, the first is left with a stack that is not there.
+Python handles signals on such a stack where there is one, so the next signal would be the process's end: by
+SIGSEGV, and not by what the signal was to do. So what a thread had is put back once the plugin is made.
 """
 
 import ctypes
