@@ -151,9 +151,8 @@ class Traffic:
             await self._post(CHAT, {"messages": [{"role": "user", "content": text}]})
 
     async def _wrong(self) -> None:
-        await self._post(
-            CHAT, self._chat(5, **self._chance.choice([{"temperature": "warm"}, {"unheard_of": 1}]))
-        )
+        wrong: list[dict[str, Any]] = [{"temperature": "warm"}, {"unheard_of": 1}]
+        await self._post(CHAT, self._chat(5, **self._chance.choice(wrong)))
 
 
 async def _talk(server: Served, seconds: float, seed: int) -> Seen:

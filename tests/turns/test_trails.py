@@ -156,3 +156,14 @@ def test_memory_is_bounded() -> None:
     for number in range(50):
         trails.add(Traced(prompt=(1,) * 5, ids=(2,) * 5, key=b"%d" % number))
     assert (len(trails), len(trails.find(b"49")), len(trails.find(b"0"))) == (10, 1, 0)
+
+
+def test_ids_that_are_kept_are_shared() -> None:
+    """Else a number in a tuple takes five times its place there, and the bound would be none."""
+    trails = Trails(pieces=[b"x"] * 5000)
+    for name in ("a", "b"):
+        trails.add(Traced(key=name.encode(), prompt=(int("4001"),), ids=(int("4002"), 9999)))
+    [first], [second] = trails.find(b"a"), trails.find(b"b")
+    assert first.prompt[0] is second.prompt[0]
+    assert first.ids[0] is second.ids[0]
+    assert (first.prompt, first.ids) == ((4001,), (4002, 9999))

@@ -43,4 +43,5 @@ def signal_stack() -> int | None:
     found = _Stack()
     if sys.platform == "linux":
         ctypes.CDLL(None).sigaltstack(None, ctypes.byref(found))
-    return found.place
+    place: int | None = found.place
+    return place
