@@ -17,8 +17,9 @@ from types import FrameType
 from typing import TypeVar
 
 T = TypeVar("T")
-OURS = "dragoman-"
-"""What the names of our threads begin with."""
+OPENS = "dragoman-open"
+NATIVE = (OPENS, "dragoman-engine", "dragoman-store")
+"""What the names of threads begin with that spend their time in native code."""
 
 
 class Stopped(KeyboardInterrupt):
@@ -72,7 +73,7 @@ def loaded(open: Callable[[], T]) -> T:
         except BaseException as error:
             opened.set_exception(error)
 
-    thread = threading.Thread(target=run, name=f"{OURS}open", daemon=True)
+    thread = threading.Thread(target=run, name=OPENS, daemon=True)
     thread.start()
     made = opened.result()
     thread.join()
@@ -80,8 +81,8 @@ def loaded(open: Callable[[], T]) -> T:
 
 
 def leave(code: int) -> None:
-    """Ends the process here if a thread of ours is still at work, or stuck; else the interpreter may."""
-    if not any(thread.daemon and thread.name.startswith(OURS) for thread in threading.enumerate()):
+    """Ends the process here if a thread is still in native code, or stuck there; else the interpreter may."""
+    if not any(thread.name.startswith(NATIVE) for thread in threading.enumerate()):
         return
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):

@@ -165,6 +165,8 @@ class App:
             await self.host.start()
         except Exception as error:
             logger.exception("The engine did not start")
+            # What did start is not left running.
+            await self.host.stop()
             await send({"type": "lifespan.startup.failed", "message": str(error)})
             return
         await send({"type": "lifespan.startup.complete"})

@@ -40,7 +40,8 @@ class StallWatch:
                 self._loop.call_soon_threadsafe(moved.set)
                 if not moved.wait(self._longest) and not moved.wait(GRACE_S):
                     self._tell()
-                    moved.wait()
+                    while not moved.wait(self._longest) and not self._over.is_set():
+                        pass
 
     def _tell(self) -> None:
         frame = sys._current_frames().get(self._ident)
