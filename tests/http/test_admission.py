@@ -135,7 +135,7 @@ def test_an_engine_that_fails_meanwhile_is_told_by_the_status(serve: Serve) -> N
     with crowd(url, engine) as others:
         asked = [others.ask("hello", stream=number % 2 == 0) for number in range(4)]
         engine._dead = True
-    assert [one.result().status_code for one in asked] == [500] * 4
+    assert [one.result().status_code for one in asked] == [503] * 4
     assert {one.result().json()["error"]["code"] for one in asked} == {"engine_failed"}
 
 
