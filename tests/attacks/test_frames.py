@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dragoman.http.upgrade import MOST_CONTROLS, MOST_FRAGMENTS
+from dragoman.http.upgrade import FEW_FRAMES, LEAST_FRAME, MOST_CONTROLS
 from tests.attacks.bodies import good
 from tests.attacks.frame import Attacked, attacked, healthy
 from tests.attacks.raw_frames import BINARY, CLOSE, CONTINUATION, FIN, PING, PONG, TEXT, RawSocket, frame
@@ -76,7 +76,7 @@ def test_a_message_that_never_ends_is_cut(server: Attacked) -> None:
 @pytest.mark.parametrize("data", [b"", b" "], ids=["empty", "of a byte"])
 def test_a_message_of_ever_more_frames_is_cut(server: Attacked, data: bytes) -> None:
     with RawSocket(server.url) as socket:
-        socket.send(frame(TEXT, head=0) + MOST_FRAGMENTS * 4 * frame(CONTINUATION, data, head=0))
+        socket.send(frame(TEXT, head=0) + 10 * FEW_FRAMES * frame(CONTINUATION, data, head=0))
         assert socket.closed() == 1009
 
 
@@ -85,6 +85,13 @@ def test_a_message_in_many_frames_is_read(server: Attacked) -> None:
     with RawSocket(server.url) as socket:
         socket.send(frame(TEXT, head=0) + b"".join(frame(CONTINUATION, one, head=0) for one in pieces))
         socket.send(frame(PING, b"a") + frame(CONTINUATION))
+        assert socket.event()["type"] == "response.created"
+
+
+def test_a_large_message_in_many_frames_is_read(server: Attacked) -> None:
+    pieces = 8 * FEW_FRAMES * frame(CONTINUATION, b" " * LEAST_FRAME, head=0)
+    with RawSocket(server.url) as socket:
+        socket.send(frame(TEXT, head=0) + pieces + frame(CONTINUATION, CREATE))
         assert socket.event()["type"] == "response.created"
 
 

@@ -20,6 +20,7 @@ PAGE: dict[str, str] = {
     "stalls": "the largest bodies of all routes",
     "slow_readers": "clients that read a kilobyte a second",
     "slow_senders": "clients that send a byte a second",
+    "connections": "connections, frames and unread bytes by the thousand",
     "drain": "SIGTERM with requests in flight",
     "stops": "signals at any moment, to both runners",
     "engine_crashes": "engines that are killed, crash and hang",

@@ -5,12 +5,15 @@ them are the memory of the machine. So what is held beyond a little is counted, 
 room, at once: who waits for room while holding some would wait for others that do the same.
 """
 
-from collections import Counter
+import asyncio
+from collections import Counter, defaultdict
 
 from dragoman.errors import Overloaded, Unavailable
 
 FREE_BYTES = 64 * 1024
 """What everybody may hold: small requests are served however many large ones there are."""
+LOADED_AT_ONCE = 2
+"""Of one key; what the store gives is counted before the next is asked for."""
 
 
 class Budget:
@@ -44,6 +47,20 @@ class Budget:
         self._of_key[owner] += count
         if not self._of_key[owner]:
             del self._of_key[owner]
+
+
+class Replies(Budget):
+    """That of what is sent. How large something stored is, is known when it is there: so few come at once."""
+
+    def __init__(self, most: int, keys: int) -> None:
+        super().__init__(most, keys, "Replies that are not read yet")
+        self._loading: defaultdict[str, asyncio.Semaphore] = defaultdict(
+            lambda: asyncio.Semaphore(LOADED_AT_ONCE)
+        )
+
+    def loading(self, owner: str) -> asyncio.Semaphore:
+        """`async with` it, what is stored is loaded: a key's next one waits until this one is counted."""
+        return self._loading[owner]
 
 
 class Holding:

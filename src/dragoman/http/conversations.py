@@ -55,9 +55,9 @@ async def add_items(host: Host, exchange: Exchange) -> None:
 
 async def list_items(host: Host, exchange: Exchange) -> None:
     _check_include(exchange)
-    found = await host.desk.required().conversation_items(
-        exchange.owner, _id(exchange), **Query(exchange).cut("desc")
-    )
+    cut = Query(exchange).cut("desc")
+    items = host.desk.required().conversation_items
+    found = await exchange.loaded(items, exchange.owner, _id(exchange), **cut)
     if found is None:
         raise unknown_conversation(_id(exchange))
     await exchange.page(found.data, found.has_more)
@@ -67,7 +67,8 @@ async def retrieve_item(host: Host, exchange: Exchange) -> None:
     _check_include(exchange)
     await _found(host, exchange)
     item_id = exchange.path_params["item_id"]
-    found = await host.desk.required().conversation_item(exchange.owner, _id(exchange), item_id)
+    item = host.desk.required().conversation_item
+    found = await exchange.loaded(item, exchange.owner, _id(exchange), item_id)
     if found is None:
         raise unknown_item(item_id)
     await exchange.reply(found.body, b"application/json")

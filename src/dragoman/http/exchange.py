@@ -2,10 +2,10 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 from uuid import uuid4
 
 import msgspec
@@ -17,12 +17,13 @@ from dragoman.api.pages import page
 from dragoman.api.sse import error_event
 from dragoman.errors import BadRequest, BodyTooLarge, DragomanError, UnsupportedMedia
 from dragoman.http.admission import Visit
-from dragoman.http.budget import Budget, Holding
-from dragoman.http.short_cut import together
+from dragoman.http.budget import Budget, Holding, Replies
+from dragoman.http.short_cut import has_left, together
 from dragoman.http.workers import Workers
 from dragoman.limits import Limits
 from dragoman.store import Item, Record
 
+P = ParamSpec("P")
 R = TypeVar("R")
 _SANE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _encode = msgspec.json.Encoder().encode
@@ -42,7 +43,7 @@ class Exchange:
         limits: Limits,
         workers: Workers,
         bodies: Budget,
-        replies: Budget,
+        replies: Replies,
     ) -> None:
         self.scope = scope
         self.method: str = scope["method"]
@@ -71,6 +72,7 @@ class Exchange:
         """The body, for as long as something of it may be needed."""
         self._limits = limits
         self._workers = workers
+        self._changes_nothing = self.method in ("GET", "HEAD")
         self._reading = False
         self._streaming = False
         self._ended = False
@@ -87,6 +89,7 @@ class Exchange:
 
     async def answer(self, work: Callable[[bytes], Any]) -> None:
         """The reply is what `work` makes of the body, all in one go: read, looked at, and written as JSON."""
+        self._changes_nothing = True
         made, _ = await self.read(lambda body: encoded(work(body)))
         await self.reply(made, b"application/json")
 
@@ -154,29 +157,49 @@ class Exchange:
         body = await self.aside(size, partial(encode, payload))
         await self.reply(body, b"application/json", status, extra)
 
+    async def loaded(self, load: Callable[P, Awaitable[R]], *given: P.args, **named: P.kwargs) -> R:
+        """`await load(...)`, what the store gives for a reply, when it is this key's turn.
+
+        Between this and the reply nothing may be waited for: the reply counts what was loaded.
+        """
+        async with self._replies.loading(self.owner):
+            if has_left(self.send):
+                raise ClientGone
+            self._replies.check(self.owner)
+            return await load(*given, **named)
+
     async def page(self, stored: Sequence[Item | Record], has_more: bool) -> None:
         """A piece of a list of what is stored."""
-        await self.reply(page(stored, has_more), b"application/json")
+        await self._reply(page(stored, has_more), b"application/json", 200, {})
 
     async def reply(
         self, body: bytes, media: bytes, status: int = 200, extra: dict[bytes, bytes] | None = None
     ) -> None:
-        headers = {b"content-length": b"%d" % len(body), b"content-type": media, **(extra or {})}
-        if self.method == "HEAD":
-            body = b""
-        with self._unread(len(body)):
+        await self._reply([body], media, status, extra or {})
+
+    async def _reply(
+        self, parts: Sequence[bytes], media: bytes, status: int, extra: dict[bytes, bytes]
+    ) -> None:
+        size = sum(map(len, parts))
+        headers = {b"content-length": b"%d" % size, b"content-type": media, **extra}
+        left = size = 0 if self.method == "HEAD" else size
+        with self._unread(size):
             # In pieces, so that little of it waits in the transport of a client that reads slowly.
+            pieces = _pieces(parts if size else [])
             with together(self.send):
                 await self._start(status, headers)
-                await self._send_body(body[:PIECE_BYTES], more=len(body) > PIECE_BYTES)
-            for at in range(PIECE_BYTES, len(body), PIECE_BYTES):
-                await self._send_body(body[at : at + PIECE_BYTES], more=at + PIECE_BYTES < len(body))
+                first = next(pieces, b"")
+                left -= len(first)
+                await self._send_body(first, more=left > 0)
+            for piece in pieces:
+                left -= len(piece)
+                await self._send_body(piece, more=left > 0)
 
     @contextmanager
     def _unread(self, size: int) -> Iterator[None]:
-        """So many bytes wait for the client meanwhile. What the engine's time was spent on is not refused."""
+        """So many bytes wait for the client meanwhile. Refused is only what can be asked for again."""
         held = self._replies.of(self.owner)
-        held.be(size, checked=self.looks or not hasattr(self, "visit"))
+        held.be(size, checked=self._changes_nothing)
         try:
             yield
         finally:
@@ -198,9 +221,17 @@ class Exchange:
         """The events from one place on, in pieces."""
         with self._unread(len(events)):
             await self.start_stream(b"")
-            for at in range(begin, len(events), PIECE_BYTES):
-                await self.write(events[at : at + PIECE_BYTES])
+            await self._in_pieces(events, begin)
             await self.end_stream()
+
+    async def write_stored(self, events: bytes) -> None:
+        """What may be much: a stream that its client has come back to."""
+        with self._unread(len(events)):
+            await self._in_pieces(events, 0)
+
+    async def _in_pieces(self, data: bytes, begin: int) -> None:
+        for piece in _pieces([data], begin):
+            await self.write(piece)
 
     async def write(self, data: bytes) -> None:
         await self._send_body(data, more=True)
@@ -241,6 +272,22 @@ def advice(error: DragomanError) -> dict[bytes, bytes]:
     if error.should_retry is not None:
         advice[b"x-should-retry"] = b"true" if error.should_retry else b"false"
     return advice
+
+
+def _pieces(parts: Sequence[bytes], begin: int = 0) -> Iterator[bytes]:
+    """All parts one after the other, small ones together and large ones cut; `begin` is in the first."""
+    gathered: list[bytes] = []
+    size = 0
+    for part in parts:
+        for at in range(begin, len(part), PIECE_BYTES):
+            gathered.append(part[at : at + PIECE_BYTES])
+            size += len(gathered[-1])
+            if size >= PIECE_BYTES:
+                yield b"".join(gathered)
+                gathered, size = [], 0
+        begin = 0
+    if gathered:
+        yield b"".join(gathered)
 
 
 def _read(body: bytes, limits: Limits, read: Callable[[bytes], R]) -> R:

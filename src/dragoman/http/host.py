@@ -21,7 +21,7 @@ from dragoman.engines.supervised.opening import closed
 from dragoman.errors import DragomanError, EngineFailed, Unavailable
 from dragoman.http.admission import PLACES_PER_SLOT, Admission
 from dragoman.http.brake import Brake
-from dragoman.http.budget import Budget
+from dragoman.http.budget import Budget, Replies
 from dragoman.http.choose import choose_dialect
 from dragoman.http.journal import Journal
 from dragoman.http.keys import keys_of
@@ -85,7 +85,7 @@ class Host:
         keys = len(keys_of(settings))
         self.places = Places(room(self.limits.connections), keys)
         self.bodies = Budget(self.limits.bodies_bytes, keys, "The bodies of requests")
-        self.replies = Budget(self.limits.replies_bytes, keys, "Replies that are not read yet")
+        self.replies = Replies(self.limits.replies_bytes, keys)
         self.turnstile = Turnstile()
         at_once = self.card.embeds_at_once
         self._vectors = Line(PLACES_PER_SLOT * at_once) if at_once else self.admission.line

@@ -37,9 +37,18 @@ class Deadline:
             self._timer.cancel()
             self._timer = None
 
+    def let_go(self) -> None:
+        """There is nobody to tell any more; without this, only the garbage collector would end the two."""
+        self.stop()
+        self._late = _nobody
+
     def _end(self, stage: Stage) -> None:
         self.stop()
         self._late(stage)
+
+
+def _nobody(_: Stage) -> None:
+    pass
 
 
 class Stall:

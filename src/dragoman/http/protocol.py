@@ -96,7 +96,7 @@ class StrictProtocol(HttpToolsProtocol):
             self._deadline.watch("head", self._number)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._deadline.stop()
+        self._deadline.let_go()
         self._stall.end()
         self.transport.lost()
         if self._place is not None:
@@ -192,7 +192,10 @@ class StrictProtocol(HttpToolsProtocol):
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
         if rest:
-            protocol.data_received(rest)
+            protocol.take(rest)
+        # Nothing comes here any more.
+        self._deadline.let_go()
+        self.parser = None  # type: ignore[assignment]
 
     # The parser's callbacks
 
@@ -264,6 +267,8 @@ class StrictProtocol(HttpToolsProtocol):
             raise _Refusal(BodyTooLarge("The body comes in too many pieces; send larger chunks."))
         if self.cycle.response_complete:
             self._discard(len(body))
+        elif self.cycle is not self._running and self._body_bytes > MOST_UNREAD:
+            raise _Refusal(BodyTooLarge("Wait for the answer before, and send the body then."))
         super().on_body(body)
 
     def on_message_complete(self) -> None:

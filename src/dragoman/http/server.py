@@ -26,6 +26,9 @@ from dragoman.settings import Settings, changed
 logger = logging.getLogger("dragoman.http")
 
 UNSENT_BYTES = 32 * 1024
+ACCEPTED_AT_ONCE = 16
+"""Connections that are taken in one turn of the event loop. It takes one of each listener, so the socket is
+there so many times: otherwise whoever connects waits as many turns as others came before."""
 
 
 def serve(
@@ -190,10 +193,11 @@ class _Server(uvicorn.Server):
         self._grace = app.settings.shutdown_grace
         self._address = address(listener)
         self._on_ready = on_ready
+        self._doors = [listener.dup() for _ in range(ACCEPTED_AT_ONCE)]
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         try:
-            await super().startup(sockets)
+            await super().startup(self._doors)
         except SystemExit:
             # Not for a loop that may be somebody else's: whoever serves says that it did not start.
             self.should_exit = True
@@ -238,7 +242,7 @@ class _Server(uvicorn.Server):
             if connection.transport.get_write_buffer_size():
                 # Its client does not take what it is sent, and would keep the server from ending.
                 connection.transport.abort()
-        await super().shutdown(sockets)
+        await super().shutdown([*self._doors, *(sockets or [])])
 
 
 @contextmanager

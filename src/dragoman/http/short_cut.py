@@ -31,6 +31,12 @@ def short_cut(send: object) -> ShortCut | None:
     return written
 
 
+def has_left(send: object) -> bool:
+    """Whether the client is known to have left, so that nothing need be made for it."""
+    cycle = getattr(send, "__self__", None)
+    return isinstance(cycle, RequestResponseCycle) and cycle.disconnected
+
+
 @contextmanager
 def together(send: object) -> Iterator[None]:
     """What is sent inside leaves in one go, where that can be: the head of a reply and its first bytes."""

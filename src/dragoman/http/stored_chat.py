@@ -46,7 +46,8 @@ async def save(
 
 async def list_all(host: Host, exchange: Exchange) -> None:
     query = Query(exchange)
-    found = await host.desk.required().records(
+    found = await exchange.loaded(
+        host.desk.required().records,
         "chat",
         exchange.owner,
         **query.cut("asc"),
@@ -79,14 +80,14 @@ async def delete(host: Host, exchange: Exchange) -> None:
 async def messages(host: Host, exchange: Exchange) -> None:
     """Those of the request; the answer is in the choices of the object."""
     cut = Query(exchange).cut("asc")
-    found = await host.desk.required().inputs("chat", exchange.owner, _id(exchange), **cut)
+    found = await exchange.loaded(host.desk.required().inputs, "chat", exchange.owner, _id(exchange), **cut)
     if found is None:
         raise unknown_completion(_id(exchange))
     await exchange.page(found.data, found.has_more)
 
 
 async def _found(host: Host, exchange: Exchange) -> Record:
-    found = await host.desk.required().get("chat", exchange.owner, _id(exchange))
+    found = await exchange.loaded(host.desk.required().get, "chat", exchange.owner, _id(exchange))
     if found is None:
         raise unknown_completion(_id(exchange))
     return found

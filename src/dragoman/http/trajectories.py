@@ -51,10 +51,8 @@ async def forget(host: "Host", owner: str, id_: str) -> None:
 
 async def retrieve(host: "Host", exchange: Exchange) -> None:
     id_ = exchange.path_params["id"]
-    found = await _records(host.desk.required(), exchange.owner, id_)
-    if not found:
-        raise unknown_trajectory(id_)
-    await _show(exchange, id_, found)
+    made = await exchange.loaded(_shown, exchange, host.desk.required(), id_)
+    await exchange.reply(made, b"application/json")
 
 
 async def reward(host: "Host", exchange: Exchange) -> None:
@@ -67,12 +65,15 @@ async def reward(host: "Host", exchange: Exchange) -> None:
     last = found[-1]
     body = await exchange.aside(len(last.body), partial(rewarded, last, rewards))
     await store.set_metadata("trajectory", exchange.owner, last.id, last.metadata, body)
-    await _show(exchange, id_, await _records(store, exchange.owner, id_))
+    await exchange.reply(await _shown(exchange, store, id_), b"application/json")
 
 
-async def _show(exchange: Exchange, id_: str, found: Sequence[Record]) -> None:
+async def _shown(exchange: Exchange, store: Store, id_: str) -> bytes:
+    found = await _records(store, exchange.owner, id_)
+    if not found:
+        raise unknown_trajectory(id_)
     size = sum(len(one.body) for one in found)
-    await exchange.reply(await exchange.aside(size, lambda: encode(shown(id_, found))), b"application/json")
+    return await exchange.aside(size, lambda: encode(shown(id_, found)))
 
 
 async def _records(store: Store, owner: str, id_: str) -> list[Record]:

@@ -66,6 +66,7 @@ class PatientTransport(asyncio.Transport):
         self._inner.abort()
 
     def lost(self) -> None:
-        """There is no connection any more, so nothing to wait for."""
+        """There is no connection any more, so nothing to wait for, and nobody to ask."""
+        self.mid_request = bool
         if self._end is not None:
             self._end.cancel()

@@ -36,14 +36,18 @@ _silent.setLevel(logging.CRITICAL + 1)
 
 VERSION = b"13"
 _ACCEPTS = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
-PIECE_BYTES = 4096
-"""Read of one socket before it is the next one's turn: at most 700 frames."""
-TURN_S = 0.004
-"""What the frames of all sockets may take of one turn of the event loop."""
-MOST_FRAGMENTS = 4096
-"""Frames of one message."""
-MOST_CONTROLS = 64
-"""Pings and pongs within a second."""
+READ_BYTES = 16 * 1024
+"""Taken from the system at once, and held until it was looked at."""
+PIECE_BYTES = 2048
+"""Read of one socket before it is the next one's turn: at most 350 frames."""
+TURN_S = 0.002
+"""What the frames of all sockets may take of the event loop at once; as long it is the others'."""
+MOST_MESSAGES = 8
+"""Messages of all sockets that are given to their apps in one turn."""
+FEW_FRAMES, LEAST_FRAME = 256, 256
+"""Beyond so many frames of a message they have so many bytes on average."""
+MOST_CONTROLS, CONTROLS_S = 16, 10.0
+"""Pings and pongs, within so many seconds."""
 PING_S = 20.0
 """A client that was silent for so long is asked whether it is there, and has as long to say so."""
 MOST_UNREAD = 64 * 1024
@@ -84,6 +88,10 @@ class Turnstile:
     """Has all sockets read in turns, each a piece, and the event loop do something else in between."""
 
     def __init__(self) -> None:
+        self.given = 0
+        """Messages, in this turn."""
+        self.buffer = memoryview(bytearray(READ_BYTES))
+        """Where all sockets are read into, one after the other."""
         self._waiting: deque[Callable[[], bool]] = deque()
 
     def add(self, step: Callable[[], bool]) -> None:
@@ -94,18 +102,17 @@ class Turnstile:
 
     def _turn(self) -> None:
         until = time.perf_counter() + TURN_S
-        while self._waiting:
+        self.given = 0
+        while self._waiting and self.given < MOST_MESSAGES and time.perf_counter() < until:
             step = self._waiting[0]
             if step():
                 self._waiting.append(step)
             self._waiting.popleft()
-            if time.perf_counter() > until:
-                break
         if self._waiting:
-            asyncio.get_running_loop().call_soon(self._turn)
+            asyncio.get_running_loop().call_later(TURN_S, self._turn)
 
 
-class SocketProtocol(asyncio.Protocol):
+class SocketProtocol(asyncio.BufferedProtocol):
     """One WebSocket, from its handshake on. `app` is an ASGI app."""
 
     def __init__(
@@ -145,8 +152,10 @@ class SocketProtocol(asyncio.Protocol):
         self._count = self._size = 0
         self._controls = 0
         self._controls_since = 0.0
-        self._inbox: deque[Message] = deque([{"type": "websocket.connect"}])
+        self._inbox: deque[bytes] = deque()
         self._came = asyncio.Event()
+        """The app may take a message, or hear that there will be none."""
+        self._news: Message = {"type": "websocket.connect"}
         self._came.set()
         self._writable = asyncio.Event()
         if writable:
@@ -172,7 +181,13 @@ class SocketProtocol(asyncio.Protocol):
 
     # What comes
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._turnstile.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.take(bytes(self._turnstile.buffer[:nbytes]))
+
+    def take(self, data: bytes) -> None:
         self._heard, self._asked = True, False
         if self._gone or self.transport.is_closing():
             self._unread += len(data)
@@ -183,15 +198,16 @@ class SocketProtocol(asyncio.Protocol):
         self._go_on()
 
     def _go_on(self) -> None:
-        """Reads the next piece when its turn comes; meanwhile the client has to wait."""
+        """Gives the next message, or reads the next piece, when its turn comes; so long the client waits."""
         if self._may_step() and not self._steps:
             self._steps = True
             self._turnstile.add(self._step)
         self._pause(bool(self._raw) or bool(self._inbox) or not self._writable.is_set())
 
     def _may_step(self) -> bool:
-        ready = self._open and self._writable.is_set() and not self._inbox
-        return bool(self._raw) and ready and not self._gone
+        if self._gone or not self._open or not self._writable.is_set():
+            return False
+        return not self._came.is_set() if self._inbox else bool(self._raw)
 
     def _pause(self, pauses: bool) -> None:
         if pauses != self._paused and not self.transport.is_closing():
@@ -203,21 +219,28 @@ class SocketProtocol(asyncio.Protocol):
 
     def _step(self) -> bool:
         if self._may_step():
-            piece = self._raw[self._at : self._at + PIECE_BYTES]
-            self._at += len(piece)
-            self._size += len(piece)
-            if self._at == len(self._raw):
-                self._raw = b""
-            self._frames.receive_data(piece)
-            for frame in self._frames.events_received():
-                if isinstance(frame, Frame) and not self._gone:
-                    self._take(frame)
-            self._hold()
-            self._flush()
+            if self._inbox:
+                self._turnstile.given += 1
+                self._came.set()
+            else:
+                self._read_piece()
         self._steps = self._may_step()
         if not self._steps:
             self._go_on()
         return self._steps
+
+    def _read_piece(self) -> None:
+        piece = self._raw[self._at : self._at + PIECE_BYTES]
+        self._at += len(piece)
+        self._size += len(piece)
+        if self._at == len(self._raw):
+            self._raw = b""
+        self._frames.receive_data(piece)
+        for frame in self._frames.events_received():
+            if isinstance(frame, Frame) and not self._gone:
+                self._take(frame)
+        self._hold()
+        self._flush()
 
     def _take(self, frame: Frame) -> None:
         if frame.opcode in (Opcode.PING, Opcode.PONG):
@@ -231,17 +254,17 @@ class SocketProtocol(asyncio.Protocol):
             if frame.fin:
                 whole = self._fragments[0] if len(self._fragments) == 1 else b"".join(self._fragments)
                 self._fragments, self._count, self._size = [], 0, 0
-                self._put({"type": "websocket.receive", "bytes": whole})
-            elif self._count > MOST_FRAGMENTS:
-                self._fail(CloseCode.MESSAGE_TOO_BIG, f"a message has at most {MOST_FRAGMENTS} frames")
+                self._inbox.append(whole)
+            elif self._count > FEW_FRAMES and self._size < LEAST_FRAME * self._count:
+                self._fail(CloseCode.MESSAGE_TOO_BIG, "a message is in too many frames")
 
     def _take_control(self) -> None:
         now = self._loop.time()
-        if now - self._controls_since > 1:
+        if now - self._controls_since > CONTROLS_S:
             self._controls, self._controls_since = 0, now
         self._controls += 1
         if self._controls > MOST_CONTROLS:
-            self._fail(CloseCode.POLICY_VIOLATION, f"at most {MOST_CONTROLS} pings a second")
+            self._fail(CloseCode.POLICY_VIOLATION, "too many pings")
 
     def _hold(self) -> None:
         try:
@@ -249,17 +272,16 @@ class SocketProtocol(asyncio.Protocol):
         except DragomanError:
             self._fail(CloseCode.TRY_AGAIN_LATER, "too many large messages are on their way")
 
-    def _put(self, message: Message) -> None:
-        self._inbox.append(message)
-        self._came.set()
-
     async def _receive(self) -> Message:
         await self._came.wait()
-        message = self._inbox.popleft()
         if not self._inbox:
-            self._came.clear()
-            self._go_on()
-        return message
+            if not self._gone:
+                self._came.clear()
+            return self._news
+        self._came.clear()
+        message = self._inbox.popleft()
+        self._go_on()
+        return {"type": "websocket.receive", "bytes": message}
 
     # What leaves
 
@@ -340,7 +362,8 @@ class SocketProtocol(asyncio.Protocol):
             self._raw, self._fragments = b"", []
             self._held.end()
             self._inbox.clear()
-            self._put({"type": "websocket.disconnect", "code": code})
+            self._news = {"type": "websocket.disconnect", "code": code}
+            self._came.set()
             self._writable.set()
             if self._timer is not None:
                 self._timer.cancel()
@@ -381,4 +404,6 @@ class SocketProtocol(asyncio.Protocol):
         self._stall.end()
         self._place.leave()
         self.transport.lost()
+        self._timer = None
+        self._frames.parser.close()
         self._over(self)

@@ -131,7 +131,7 @@ async def follow(exchange: Exchange, making: Making, keep_alive: float, after: i
     async def pass_on() -> None:
         await exchange.start_stream(b"")
         async for events in log.follow(after, keep_alive):
-            await exchange.write(events)
+            await exchange.write_stored(events)
         await exchange.end_stream()
 
     await unless_gone(exchange, pass_on())

@@ -38,15 +38,20 @@ async def retrieve(host: Host, exchange: Exchange) -> None:
         else:
             await exchange.json(making.response.body())
         return
-    record = await host.desk.stored(exchange.owner, id_, events=streams)
-    if not streams:
+    if streams:
+        await exchange.stream_stored(*await exchange.loaded(_events, host, exchange, id_, after + 1))
+    else:
+        record = await exchange.loaded(host.desk.stored, exchange.owner, id_)
         await exchange.reply(record.body, b"application/json")
-        return
-    if not record.events:
+
+
+async def _events(host: Host, exchange: Exchange, id_: str, number: int) -> tuple[bytes, int]:
+    """Those of a response, and where the one with this number begins."""
+    events = (await host.desk.stored(exchange.owner, id_, events=True)).events
+    if not events:
         message = "The events of this response were not kept: leave out stream to get it whole."
         raise BadRequest(message, param="stream", code="invalid_value")
-    start = await exchange.aside(len(record.events), partial(place_of, record.events, after + 1))
-    await exchange.stream_stored(record.events, start)
+    return events, await exchange.aside(len(events), partial(place_of, events, number))
 
 
 async def delete(host: Host, exchange: Exchange) -> None:
@@ -68,7 +73,7 @@ async def cancel(host: Host, exchange: Exchange) -> None:
         await host.desk.cancel(making)
         await exchange.json(making.response.body())
         return
-    record = await host.desk.stored(exchange.owner, id_)
+    record = await exchange.loaded(host.desk.stored, exchange.owner, id_)
     if not _decode(record.body).background:
         message = "Only a response that is made in the background can be cancelled."
         raise BadRequest(message, param="response_id", code="invalid_value")
@@ -79,7 +84,8 @@ async def cancel(host: Host, exchange: Exchange) -> None:
 async def input_items(host: Host, exchange: Exchange) -> None:
     id_, query = _id(exchange), Query(exchange)
     check_include(query.texts("include"))
-    found = await host.desk.store.inputs(
+    found = await exchange.loaded(
+        host.desk.store.inputs,
         "response",
         exchange.owner,
         id_,
