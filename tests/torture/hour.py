@@ -1,8 +1,8 @@
 """An hour of everything that clients do, with the real model: and memory that comes to a rest.
 
 What grows at first is meant to: keys and values are pages that are touched when they are first used, which
-long prompts see to, and caches fill. All of it has a bound, which is reached in the first third; of the rest
-each minute is like the other.
+long prompts see to before the hour begins, and caches fill. All of it has a bound, which is reached in the
+first third; of the rest each minute is like the other.
 """
 
 import asyncio
@@ -23,8 +23,10 @@ from tests.torture.page import Row, progress, scaled
 MINUTES = 60
 AT_ONCE = 6
 EACH_S = 1.0
-FILLING, FILLED = 0.25, 1.005
-"""The share of the time in which pages are first used, at most; and what is growth no more."""
+KV_MEMORY = 1024
+"""MiB for keys and values: enough for thousands of requests, and soon used."""
+FILLED = 1.005
+"""What is growth no more."""
 FLAT = 0.02
 SETTLED = 1 / 3
 WORDS = (
@@ -84,10 +86,10 @@ class Traffic:
             self.statuses[heard.status] += 1
         return heard.body
 
-    async def fill(self, server: Served, until: float) -> None:
+    async def fill(self, server: Served) -> None:
         """Long prompts that nobody has sent, until there is no page that was not used before."""
         before = 0.0
-        while time.monotonic() < until and server.resident > FILLED * before:
+        while server.resident > FILLED * before:
             before = server.resident
             await asyncio.gather(*(self._post(COMPLETIONS, self._prompt(1500, 1)) for _ in range(AT_ONCE)))
 
@@ -156,12 +158,11 @@ class Traffic:
 
 
 async def _talk(server: Served, seconds: float, seed: int) -> Seen:
-    seen, traffic, until = Seen(), Traffic(server.url, seed), time.monotonic() + seconds
-
-    filling = asyncio.create_task(traffic.fill(server, time.monotonic() + FILLING * seconds))
+    seen, traffic = Seen(), Traffic(server.url, seed)
+    await traffic.fill(server)
+    until = time.monotonic() + seconds
 
     async def client() -> None:
-        await asyncio.wait({filling})
         while time.monotonic() < until:
             await traffic.one()
 
@@ -170,7 +171,7 @@ async def _talk(server: Served, seconds: float, seed: int) -> Seen:
         seen.memory.append(server.resident)
         progress(int(seconds - left), int(seconds), "seconds")
         await asyncio.sleep(min(EACH_S, left))
-    await asyncio.gather(filling, *clients)
+    await asyncio.gather(*clients)
     seen.statuses = traffic.statuses
     return seen
 
@@ -184,7 +185,7 @@ def by_minute(memory: list[float], minutes: int) -> list[float]:
 
 def run(scale: float = 1.0, seed: int = 1) -> list[Row]:
     seconds = scaled(60 * MINUTES, scale, least=30)
-    with served("--store", "sqlite") as server:
+    with served("--store", "sqlite", "--kv-memory", str(KV_MEMORY)) as server:
         seen = asyncio.run(_talk(server, seconds, seed))
     minutes = by_minute(seen.memory, MINUTES)
     last = minutes[int(SETTLED * len(minutes)) :]
