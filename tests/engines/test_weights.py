@@ -155,3 +155,13 @@ def test_one_line_where_there_is_no_terminal() -> None:
     code = "from dragoman.engines.weights import show_progress as p; p(1, 2 << 20); p(2 << 20, 2 << 20)"
     done = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, check=True, env=os.environ)
     assert done.stderr == b"unpacked weights, 2 MiB\n"
+
+
+def test_what_an_ended_process_left_half_made_is_removed(tmp_path: Path) -> None:
+    left = tmp_path / "convert-of-another"
+    left.mkdir()
+    (left / "openvino_model.xml").write_text("half")
+    with weights.work_folder(tmp_path, "convert-") as work:
+        assert not left.exists()
+        assert work.is_dir()
+    assert [entry.name for entry in tmp_path.iterdir()] == [".lock"]

@@ -1,0 +1,115 @@
+"""What a server does with signals, alone in a process and inside somebody else's program."""
+
+import asyncio
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+import pytest
+
+from dragoman.engines.scripted import ScriptedEngine, say
+from dragoman.errors import Unavailable
+from dragoman.http import server
+from dragoman.http.app import App
+from dragoman.http.server import aserve, background, bind, serve
+from dragoman.settings import Settings
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SETTINGS = Settings(port=0, store="none", shutdown_grace=0)
+
+
+@pytest.fixture(autouse=True)
+def heard() -> Iterator[list[int]]:
+    """The signals that reach the program around the server."""
+    got: list[int] = []
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        got.append(number)
+
+    before = {number: signal.signal(number, hear) for number in STOPPING}
+    yield got
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def engine() -> ScriptedEngine:
+    return ScriptedEngine(say("hello"))
+
+
+@pytest.mark.parametrize("number", STOPPING)
+def test_serve_returns_when_a_signal_says_stop(number: signal.Signals, heard: list[int]) -> None:
+    serve(engine(), SETTINGS, on_ready=lambda url: signal.raise_signal(number))
+    assert heard == []
+    signal.raise_signal(number)
+    assert heard == [number]
+
+
+@pytest.mark.parametrize("number", STOPPING)
+def test_a_server_in_a_bigger_program_passes_the_signal_on(number: signal.Signals, heard: list[int]) -> None:
+    asyncio.run(aserve(engine(), SETTINGS, on_ready=lambda url: signal.raise_signal(number)))
+    assert heard == [number]
+
+
+def test_a_hangup_that_is_ignored_stops_nothing(heard: list[int]) -> None:
+    """As `nohup` has it."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    def ready(url: str) -> None:
+        signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        signal.raise_signal(signal.SIGTERM)
+
+    serve(engine(), SETTINGS, on_ready=ready)
+
+
+def test_the_third_signal_ends_a_process_that_is_the_servers_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[int] = []
+    listener = bind("127.0.0.1", 0)
+    made = server._Server(App(engine(), SETTINGS), listener, None)
+    made.third_ends_process = True
+    monkeypatch.setattr(signal, "raise_signal", raised.append)
+    for _ in range(2):
+        made.handle_exit(signal.SIGTERM, None)
+    assert (raised, made.force_exit) == ([], False)
+    made.handle_exit(signal.SIGTERM, None)
+    assert raised == [signal.SIGTERM]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    listener.close()
+
+
+def test_ctrl_c_while_a_server_in_the_background_stops_waits_for_it_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    joined = threading.Thread.join
+    pressed: list[bool] = []
+
+    def join(thread: threading.Thread, timeout: float | None = None) -> None:
+        if thread.name == "dragoman-serve" and not pressed:
+            pressed.append(True)
+            raise KeyboardInterrupt
+        joined(thread, timeout)
+
+    monkeypatch.setattr(threading.Thread, "join", join)
+    with pytest.raises(KeyboardInterrupt), background(engine(), SETTINGS):
+        pass
+    assert not any(thread.name == "dragoman-serve" for thread in threading.enumerate())
+
+
+def test_a_start_that_fails_leaves_nothing_running() -> None:
+    stopped: list[bool] = []
+
+    class Broken(ScriptedEngine):
+        async def start(self) -> None:
+            raise OSError
+
+        async def stop(self) -> None:
+            stopped.append(True)
+
+        async def check(self) -> None:
+            pass
+
+    with pytest.raises(Unavailable):
+        serve(Broken(say("hello")), Settings(port=0, store="memory"))
+    assert stopped == [True]
+    assert not any(thread.name.startswith("dragoman-store") for thread in threading.enumerate())
