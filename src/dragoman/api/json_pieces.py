@@ -1,14 +1,20 @@
 """Big replies as JSON. Encoded in one call, they would stop everything else in the process for as long."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 
 PIECE = 64 * 1024
 """Characters of a text, or entries of a list of plain values, that are encoded in one go."""
+BIG = 1024 * 1024
 _encode = msgspec.json.Encoder().encode
 _PLAIN = (str, int, float, bool, type(None))
+
+
+def writer(size: int) -> Callable[[Any], bytes]:
+    """What encodes values of about so many bytes: in pieces takes longer, where there is no need for it."""
+    return encoded if size > BIG else _encode
 
 
 def encoded(value: Any) -> bytes:

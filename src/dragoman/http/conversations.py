@@ -95,7 +95,7 @@ async def _items(
 ) -> tuple[Item, ...]:
     items = await host.desk.items(given, exchange.owner, size, exchange.aside, field="items")
     check_items(items.inputs)
-    return await exchange.aside(size + items.size, partial(stored, items.inputs))
+    return await exchange.aside(size + items.size, partial(stored, items.inputs, items.size))
 
 
 def _check_include(exchange: Exchange) -> None:

@@ -215,7 +215,9 @@ class Exchange:
         }
         with together(self.send):
             await self._start(200, headers)
-            await self.write(first)
+            await self.write(first[:PIECE_BYTES])
+        if len(first) > PIECE_BYTES:
+            await self.write(first[PIECE_BYTES:])
 
     async def stream_stored(self, events: bytes, begin: int) -> None:
         """The events from one place on, in pieces."""
@@ -234,7 +236,9 @@ class Exchange:
             await self.write(piece)
 
     async def write(self, data: bytes) -> None:
-        await self._send_body(data, more=True)
+        await self._send_body(data[:PIECE_BYTES], more=True)
+        for at in range(PIECE_BYTES, len(data), PIECE_BYTES):
+            await self._send_body(data[at : at + PIECE_BYTES], more=True)
 
     async def end_stream(self, last: bytes = b"") -> None:
         self._ended = True

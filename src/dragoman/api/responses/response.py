@@ -4,9 +4,9 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import Raw, Struct
 
+from dragoman.api.json_pieces import writer
 from dragoman.api.responses.request import ResponseRequest
 from dragoman.api.responses.wire import DONE, Wire
-from dragoman.api.sse import encode
 from dragoman.api.weights import weight_field
 from dragoman.errors import BadRequest, DragomanError, Overloaded
 from dragoman.types import Traced, Usage
@@ -33,6 +33,11 @@ class Response(Struct):
     @property
     def id(self) -> str:
         return str(self.fields["id"])
+
+    @property
+    def weight(self) -> int:
+        """Bytes of what was said at the start, about."""
+        return sum(memoryview(said).nbytes for said in self.fields.values() if isinstance(said, Raw))
 
     def body(self) -> dict[str, Any]:
         return {
@@ -61,8 +66,14 @@ class Response(Struct):
         return self.event(wire, name) + DONE
 
 
-def described(request: ResponseRequest, *, id_: str, created_at: int, model: str, store: bool) -> Response:
-    """Every field of the object is there, null where nothing was said."""
+def described(
+    request: ResponseRequest, *, id_: str, created_at: int, model: str, store: bool, size: int = 0
+) -> Response:
+    """Every field of the object is there, null where nothing was said. `size` is that of the request.
+
+    What may be large is told with each event of the response's life: it is encoded once.
+    """
+    write = writer(size)
     fields = {
         "id": id_,
         "object": "response",
@@ -71,22 +82,22 @@ def described(request: ResponseRequest, *, id_: str, created_at: int, model: str
         "status": "in_progress",
         "error": None,
         "incomplete_details": None,
-        "instructions": _kept(request.instructions),
+        "instructions": Raw(write(request.instructions)),
         "model": model,
         "output": [],
         "parallel_tool_calls": request.parallel_tool_calls is not False,
         "previous_response_id": request.previous_response_id,
         "conversation": {"id": request.conversation_id} if request.conversation_id else None,
         "metadata": request.metadata or {},
-        "tool_choice": _kept(request.tool_choice if request.tool_choice is not None else "auto"),
-        "tools": _kept(request.echoed_tools),
+        "tool_choice": Raw(write(request.tool_choice if request.tool_choice is not None else "auto")),
+        "tools": Raw(write(request.echoed_tools)),
         "temperature": _or(request.temperature, 1.0),
         "top_p": _or(request.top_p, 1.0),
         "presence_penalty": request.presence_penalty or 0.0,
         "frequency_penalty": request.frequency_penalty or 0.0,
         "top_logprobs": request.top_logprobs or 0,
         "truncation": request.truncation or "disabled",
-        "text": _kept(request.echoed_text),
+        "text": Raw(write(request.echoed_text)),
         "reasoning": request.echoed_reasoning,
         "usage": None,
         "max_output_tokens": request.max_output_tokens,
@@ -99,11 +110,6 @@ def described(request: ResponseRequest, *, id_: str, created_at: int, model: str
         "user": request.user,
     }
     return Response(fields)
-
-
-def _kept(said: Any) -> Raw:
-    """What may be large, and is told with each event of the response's life: it is encoded once."""
-    return Raw(encode(said))
 
 
 def _ids(turn: Traced) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from dragoman.api.json_pieces import writer
 from dragoman.api.responses.history import beginnings
 from dragoman.api.responses.items import Told, without_logprobs
 from dragoman.api.responses.response import Response
@@ -82,16 +83,17 @@ class Context:
     ) -> tuple[tuple[Item, ...], Record | None]:
         """What is added to a conversation, and what is kept of the response itself."""
         trail = packed(turns) if response.output else b""
-        inputs, outputs = stored(self.inputs), stored(response.output, trail)
+        inputs, outputs = stored(self.inputs, self.size), stored(response.output, trail=trail)
         made = None if events is None else record(response.body(), self.owner, inputs, outputs, events)
         return (*inputs, *outputs) if adds else (), made
 
 
-def stored(items: Sequence[dict[str, Any]], trail: bytes = b"") -> tuple[Item, ...]:
-    """`trail` goes with the last of them."""
+def stored(items: Sequence[dict[str, Any]], size: int = 0, trail: bytes = b"") -> tuple[Item, ...]:
+    """`size` is how large they are at most; `trail` goes with the last of them."""
+    write = writer(size)
     trails = [b""] * (len(items) - 1) + [trail]
     return tuple(
-        Item(item["id"], _encode(without_logprobs(item)), of) for item, of in zip(items, trails, strict=False)
+        Item(item["id"], write(without_logprobs(item)), of) for item, of in zip(items, trails, strict=False)
     )
 
 

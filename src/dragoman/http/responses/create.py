@@ -43,7 +43,7 @@ async def create(host: Host, exchange: Exchange) -> None:
             if request.stream:
                 await follow(exchange, making, host.settings.keep_alive)
             else:
-                await exchange.json(making.response.body())
+                await exchange.json(making.response.body(), size=making.amount)
         else:
             await in_foreground(host, exchange, making)
 
@@ -56,7 +56,8 @@ async def prepared(host: Host, request: ResponseRequest, context: Context, size:
     def work() -> tuple[Offer, Response]:
         recall(host.planner.trails, context.trails)
         model = request.model or host.card.name
-        made = described(request, id_=new_id("resp_"), created_at=int(time.time()), model=model, store=store)
+        id_, now = new_id("resp_"), int(time.time())
+        made = described(request, id_=id_, created_at=now, model=model, store=store, size=size)
         return offered(request.tools, host.limits, context.all), made
 
     size += context.size
@@ -90,7 +91,7 @@ async def in_foreground(host: Host, exchange: Exchange, making: Making) -> None:
     making.facts, making.visit = exchange.facts, exchange.visit
     if not making.request.stream:
         await unless_gone(exchange, making.make(Quiet()))
-        await exchange.json(making.response.body())
+        await exchange.json(making.response.body(), size=making.amount)
         return
     outlet = Sse(exchange, host.pump, host.settings.keep_alive)
     try:

@@ -16,6 +16,7 @@ from dragoman.api.responses.request import ResponseRequest, spec
 from dragoman.api.responses.response import Life, Response, failure
 from dragoman.api.responses.wire import Wire
 from dragoman.api.responses.writer import Manner, ResponseWriter
+from dragoman.api.sse import KEEP_ALIVE
 from dragoman.errors import BadRequest, ContextOverflow, DragomanError
 from dragoman.http import trajectories
 from dragoman.http.admission import Visit
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("dragoman.http")
 
+HEAVY = 64 * 1024
+"""Bytes of a response that is not told again and again."""
 BEFORE_THE_MODEL = ("mcp_list_tools", "compaction")
 """Items that a response may begin with before the model has said anything."""
 
@@ -103,7 +106,8 @@ class Making:
 
     async def make(self, outlet: Outlet) -> None:
         try:
-            await self._say(outlet, self.response.opening(self._wire))
+            opening = partial(self.response.opening, self._wire)
+            await self._say(outlet, await self.context.aside(self.response.weight, opening))
             if self.response.status == "queued":
                 self.response.status = "in_progress"
                 await self._say(outlet, self.response.event(self._wire, "in_progress"))
@@ -222,7 +226,9 @@ class Making:
         return self._logged(self._writer.write(events))
 
     def idle(self) -> bytes:
-        """Some clients count only data as a sign of life, not comments."""
+        """Some clients count only data as a sign of life, not comments; but much is not said for it."""
+        if self.response.weight > HEAVY:
+            return KEEP_ALIVE
         return self._logged(self.response.event(self._wire, "in_progress"))
 
     async def _say(self, outlet: Outlet, data: bytes) -> None:
@@ -251,7 +257,7 @@ class Making:
             with suppress(ClientGone):
                 await self._say(outlet, left)
         number, response = self._wire.number, self._closed(status, error)
-        ending, events = await self.context.aside(self._amount(), partial(self._written, response))
+        ending, events = await self.context.aside(self.amount, partial(self._written, response))
         count(self.facts, self._used)
         if response.error is not None:
             self.facts["error"] = response.error["message"]
@@ -268,10 +274,11 @@ class Making:
         with suppress(ClientGone):
             await self._say(outlet, ending)
 
-    def _amount(self) -> int:
-        """How much there is to write at the end. What was written is only copied, which is quick."""
+    @property
+    def amount(self) -> int:
+        """How much there is to write. What was written before is only copied, which is quick."""
         written = 0 if self.log is None else self.log.size
-        return written // 16 + sum(len(turn.all) for turn in self._turns)
+        return self.response.weight + written // 16 + sum(len(turn.all) for turn in self._turns)
 
     def _written(self, response: Response) -> tuple[bytes, bytes | None]:
         """The last events, and all of them."""

@@ -65,7 +65,7 @@ class Message:
         value = self._members.get(name)
         if value is None:
             return None
-        return bytes(value) if len(bytes(value)) > LONGEST else msgspec.json.decode(value)
+        return bytes(value) if memoryview(value).nbytes > LONGEST else msgspec.json.decode(value)
 
     def body(self) -> bytes:
         """The request that it holds."""
@@ -194,7 +194,7 @@ class Socket:
 
     async def _keep(self, making: Making) -> None:
         context = making.context
-        items = partial(stored, [*context.all, *making.response.output])
+        items = partial(stored, [*context.all, *making.response.output], context.size)
         kept = await context.aside(context.size, items)
         try:
             self._held.be(sum(len(item.body) for item in kept))

@@ -36,7 +36,7 @@ async def retrieve(host: Host, exchange: Exchange) -> None:
         if streams:
             await follow(exchange, making, host.settings.keep_alive, after)
         else:
-            await exchange.json(making.response.body())
+            await exchange.json(making.response.body(), size=making.amount)
         return
     if streams:
         await exchange.stream_stored(*await exchange.loaded(_events, host, exchange, id_, after + 1))
@@ -71,7 +71,7 @@ async def cancel(host: Host, exchange: Exchange) -> None:
     making = host.desk.making(exchange.owner, id_)
     if making is not None:
         await host.desk.cancel(making)
-        await exchange.json(making.response.body())
+        await exchange.json(making.response.body(), size=making.amount)
         return
     record = await exchange.loaded(host.desk.stored, exchange.owner, id_)
     if not _decode(record.body).background:

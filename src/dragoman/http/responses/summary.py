@@ -18,7 +18,6 @@ from dragoman.api.responses.compaction import (
 )
 from dragoman.api.responses.request import ResponseRequest, spec
 from dragoman.api.responses.tools import Offer, offered
-from dragoman.api.sse import encode
 from dragoman.errors import BadRequest
 from dragoman.http.exchange import Exchange, unless_gone
 from dragoman.http.responses.context import Context, fitted
@@ -41,7 +40,7 @@ async def compact(host: "Host", exchange: Exchange) -> None:
     exchange.facts["model"] = request.model
     count(exchange.facts, used)
     body = compaction_body(new_id("resp_"), int(time.time()), made, used)
-    await exchange.reply(await context.aside(context.size, partial(encode, body)), b"application/json")
+    await exchange.json(body, size=context.size)
 
 
 async def input_tokens(host: "Host", exchange: Exchange) -> None:
