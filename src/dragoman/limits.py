@@ -42,6 +42,9 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     prompt_tokens: Annotated[
         Cap | None, Meta(description="tokens of a prompt; default: what the model's context holds")
     ] = None
+    encoded_tokens: Annotated[
+        Cap, Meta(description="tokens of a text that is only looked at or cut; the context, if that is more")
+    ] = 1024 * 1024
     choices: Annotated[Cap, Meta(description="answers of a request: prompts times n or best_of")] = 256
     stops: Annotated[Cap, Meta(description="stop strings and stop ids of a request")] = 64
     stop_chars: Annotated[Cap, Meta(description="characters of one stop string")] = 1024

@@ -36,6 +36,15 @@ hostile = st.lists(
 ).map("".join)
 
 
+@given(st.lists(hostile, max_size=4).map("\0".join), st.integers(1, 8))
+def test_what_is_harmless_does_not_depend_on_where_the_text_is_cut(text: str, piece: int) -> None:
+    special = SpecialText(dict.fromkeys(CONTROL, 1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dragoman.prompt.special.PIECE", piece)
+        in_pieces = special.harmless(text), choose_marks(text, 2)
+    assert in_pieces == (special.harmless(text), choose_marks(text, 2))
+
+
 def conversation(text: str, **more: Any) -> Conversation:
     """A conversation with the text wherever a client can put one."""
     schema = {"type": "object", "properties": {text: {"type": "string", "description": text, "enum": [text]}}}

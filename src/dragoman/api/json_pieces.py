@@ -44,7 +44,7 @@ def _object(value: dict[Any, Any]) -> Iterator[bytes]:
 
 
 def _list(value: list[Any] | tuple[Any, ...]) -> Iterator[bytes]:
-    # A list that begins with a plain value has only such, none of them long.
+    # Lists that begin with a plain value mostly have only such, and none of them long.
     plain = isinstance(value[0], _PLAIN) and not (isinstance(value[0], str) and len(value[0]) > PIECE)
     step = PIECE if plain else 1
     for at in range(0, len(value), step):

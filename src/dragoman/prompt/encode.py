@@ -26,7 +26,9 @@ def sound(text: str) -> str:
 class Encoder:
     """Encodes with one model's tokenizer; knows its control tokens."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, most: int | None = None) -> None:
+        """`most` is how many ids a text may have, whatever it is for."""
+        self._most = most
         self.special = SpecialText(tokenizer.special)
         self._tokenizer = tokenizer
         # Some tokenizers write the first word of a prompt in another way than those after it.
@@ -37,7 +39,10 @@ class Encoder:
         self.eos = self._piece(tokenizer.eos_id)
 
     def encode_special(self, text: str, mark: str | None = None) -> list[int]:
-        """Ids of a text in which control tokens count as such: `<s>a` gives that of `<s>` first."""
+        """Ids of a text in which control tokens count as such: `<s>a` gives that of `<s>` first.
+
+        A text of more ids than anybody has a use for is refused before anything is made of them.
+        """
         ids: list[int] = []
         for id, piece in self.special.split(sound(text)):
             if id is not None:
@@ -45,10 +50,18 @@ class Encoder:
             elif plain := erase(piece, mark) if mark else piece:
                 encode = self._encode_short if len(plain) <= SHORT else self._encode_piece
                 ids += encode(plain, not ids)
+                self._check_most(len(ids))
         return ids
 
     def _encode_piece(self, text: str, begins: bool) -> Sequence[int]:
-        return encoded(self._tokenizer, self._tokenizer.encode(text) if begins else self._encode_on(text))
+        ids = self._tokenizer.encode(text) if begins else self._encode_on(text)
+        if isinstance(ids, list):
+            self._check_most(len(ids))
+        return encoded(self._tokenizer, ids)
+
+    def _check_most(self, count: int) -> None:
+        if self._most is not None and count > self._most:
+            raise ContextOverflow(f"The text has more than {self._most} tokens; shorten it.")
 
     def encode_text(self, prompt: TextPrompt) -> list[int]:
         """A raw prompt. With a suffix, the model is asked for what stands between the two."""

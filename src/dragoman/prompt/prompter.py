@@ -6,7 +6,7 @@ from typing import Any
 
 from dragoman.dialects.declare import Dialect
 from dragoman.engines.protocol import ModelCard, Tokenizer
-from dragoman.errors import BadRequest, TemplateError
+from dragoman.errors import BadRequest, ContextOverflow, TemplateError
 from dragoman.limits import Limits, check_count
 from dragoman.prompt.conversation import check_arguments, check_kwargs, variables
 from dragoman.prompt.encode import Encoder, sound
@@ -41,7 +41,7 @@ class Prompter:
         self.most_tokens = min(card.max_model_len - 1, self._limits.prompt_tokens or card.max_model_len)
         """Of a prompt that is to be answered: there must be room for the answer."""
         self._dialect = dialect
-        self._encoder = Encoder(tokenizer)
+        self._encoder = Encoder(tokenizer, max(self._limits.encoded_tokens, card.max_model_len))
         special = {**card.special_tokens, "bos_token": self._encoder.bos, "eos_token": self._encoder.eos}
         self._special = {name: text for name, text in special.items() if text is not None}
         sources = {"default": template} if template is not None else card.templates
@@ -58,6 +58,13 @@ class Prompter:
 
     def render(self, prompt: Prompt, most: int | None = None) -> tuple[str, tuple[int, ...]]:
         """The prompt as text and as ids. What surely has more than `most` ids is refused unencoded."""
+        try:
+            return self._rendered(prompt, most)
+        except ContextOverflow as error:
+            error.param = error.param or ("messages" if isinstance(prompt, Conversation) else "prompt")
+            raise
+
+    def _rendered(self, prompt: Prompt, most: int | None) -> tuple[str, tuple[int, ...]]:
         if isinstance(prompt, IdsPrompt):
             self._encoder.check_length(prompt.ids, most, prompt.param)
             ids = self._encoder.check_ids(prompt.ids, prompt.param)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dragoman.engines.local.model import Model
 
 _UNKNOWN, _CONTROL = 1 << 0, 1 << 3
+PIECE = 64 * 1024
 
 
 class LlamaTokenizer:
@@ -40,7 +41,11 @@ class LlamaTokenizer:
             room = -count
             ids = (ctypes.c_int32 * room)()
             count = self._library.tokenize(self._vocab, data, len(data), ids, room, False, False)
-        return ids[:count]
+        found: list[int] = []
+        for at in range(0, count, PIECE):
+            # Not in one call, which would keep the interpreter to itself.
+            found += ids[at : min(at + PIECE, count)]
+        return found
 
     def texts(self, ids: Mapping[str, int]) -> dict[str, str]:
         """What named tokens are as text: `{"pad_token": 2}` gives `{"pad_token": "<|im_end|>"}`."""
