@@ -10,7 +10,7 @@ import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import httpx
@@ -40,6 +40,7 @@ FLOODS: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "priority": [(CHAT, said(LONG, **LENGTHY))],
     "n": [(CHAT, said(LONG, n=64, **LENGTHY))],
     "prompts": [(COMPLETIONS, {"prompt": [f"{n} {LONG}" for n in range(64)], **LENGTHY})],
+    "reading": [(COMPLETIONS, {"prompt": [f"{n} {LONG}" for n in range(64)], "max_tokens": 1})],
     "embeddings": [("/v1/embeddings", {"input": [f"{n} {LONG}" for n in range(128)]})],
     "tokenize": [("/tokenize", {"prompt": LONG * 1500})],
     "background": [(RESPONSES, {"input": LONG, "background": True, "max_output_tokens": 256})],
@@ -51,31 +52,39 @@ AT_ONCE = 24
 
 def run(scale: float = 1.0, seed: int = 1) -> list[Row]:
     asks = scaled(ASKS, scale, least=5)
-    keys = [GREEDY, MODEST]
-    rows = []
-    with attacked(interval=0.01, api_key=keys, engine_slots=SLOTS, context=16384) as server:
-        rows.append(_row("the scripted engine", server.url, asks))
-    flags = [word for key in keys for word in ("--api-key", key)]
-    with isolated_server("--slots", str(SLOTS), "--store", "memory", *flags) as embedded:
-        rows.append(_row("the embedded model", embedded.url, asks))
-    return rows
+    return [_row("the scripted engine", _scripted, asks), _row("the embedded model", _embedded, asks)]
 
 
-def _row(what: str, url: str, asks: int) -> Row:
-    with _beside(_small_ones, url):
-        share = _asked(url, asks)
-    worst, took = "", 0.0
+@contextmanager
+def _scripted() -> Iterator[str]:
+    with attacked(interval=0.01, api_key=[GREEDY, MODEST], engine_slots=SLOTS, context=16384) as server:
+        yield server.url
+
+
+@contextmanager
+def _embedded() -> Iterator[str]:
+    flags = [word for key in (GREEDY, MODEST) for word in ("--api-key", key)]
+    with isolated_server("--slots", str(SLOTS), "--store", "memory", *flags) as server:
+        yield server.url
+
+
+def _row(what: str, server: Callable[[], AbstractContextManager[str]], asks: int) -> Row:
+    found = {}
     for name in FLOODS:
-        with _beside(_flood, url, name):
-            found = _asked(url, asks)
-        print(f"  {what}, {name}: {1000 * found:.0f} ms, an equal share is {1000 * share:.0f} ms", flush=True)
-        worst, took = (name, found) if found > took else (worst, took)
-    times = took / share
+        # What was asked in the background goes on for long, so each has a server of its own.
+        with server() as url:
+            with _beside(_small_ones, url):
+                share = _asked(url, asks)
+            with _beside(_flood, url, name):
+                took = _asked(url, asks)
+        found[name] = took / share
+        print(f"  {what}, {name}: {1000 * took:.0f} ms; an equal share: {1000 * share:.0f} ms", flush=True)
+    worst = max(found, key=found.__getitem__)
     return Row(
-        f"a small request to {what} beside a flood by another key",
-        f"at worst ({worst}) {1000 * took:.0f} ms, {times:.1f} of an equal share",
-        f"{MOST:g} of {1000 * share:.0f} ms",
-        times <= MOST,
+        f"a small request to {what} beside a flood by another key takes, of the time of an equal share",
+        f"at worst ({worst}) {found[worst]:.1f}",
+        f"{MOST:g}",
+        found[worst] <= MOST,
     )
 
 
@@ -102,7 +111,6 @@ def _beside(work: Callable[..., Any], *given: Any) -> Iterator[None]:
     finally:
         process.kill()
         process.join()
-        time.sleep(SETTLE_S)
 
 
 def _forever(work: Callable[..., Any], *given: Any) -> None:
@@ -124,20 +132,21 @@ async def _send(url: str, wishes: list[tuple[str, dict[str, Any]]], at_once: int
     ) as client:
 
         async def again(path: str, body: dict[str, Any]) -> None:
+            written, kind = json.dumps(body), {"content-type": "application/json"}
             while True:
                 with suppress(httpx.HTTPError, OSError):
                     if "type" in body:
-                        await _over_socket(url, body)
-                    elif (await client.post(path, json=body)).status_code == 429:
+                        await _over_socket(url, written)
+                    elif (await client.post(path, content=written, headers=kind)).status_code == 429:
                         await asyncio.sleep(0.05)
 
         await asyncio.gather(*(again(*wishes[number % len(wishes)]) for number in range(at_once)))
 
 
-async def _over_socket(url: str, body: dict[str, Any]) -> None:
+async def _over_socket(url: str, written: str) -> None:
     async with connect(url.replace("http", "ws") + RESPONSES, additional_headers=_key(GREEDY)) as socket:
         while True:
-            await socket.send(json.dumps(body))
+            await socket.send(written)
             async for message in socket:
                 if json.loads(message)["type"] in ("response.completed", "response.failed", "error"):
                     break

@@ -167,3 +167,13 @@ def test_ids_that_are_kept_are_shared() -> None:
     assert first.prompt[0] is second.prompt[0]
     assert first.ids[0] is second.ids[0]
     assert (first.prompt, first.ids) == ((4001,), (4002, 9999))
+
+
+def test_one_owners_flood_does_not_drive_out_what_another_has() -> None:
+    trails = Trails(most_ids=100)
+    mine = Traced(prompt=(1,) * 20, ids=(2,) * 20, key=b"mine")
+    trails.add(mine, "drop")
+    for number in range(50):
+        trails.add(Traced(prompt=(1,) * 5, ids=(2,) * 5, key=b"%d" % number), "flood")
+    assert trails.find(b"mine") == [mine]
+    assert (trails.find(b"0"), len(trails)) == ((), 7)

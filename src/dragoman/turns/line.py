@@ -129,7 +129,8 @@ class Line:
     async def place(self, owner: str = "") -> AsyncIterator[None]:
         """Inside, a place is held; who has none yet waits to get in."""
         begun = asyncio.get_running_loop().create_future()
-        ticket = self.ask(Ticket(begun.set_result, owner))
+        # Who has left in the meantime is about to give the place back.
+        ticket = self.ask(Ticket(lambda _: begun.done() or begun.set_result(None), owner))
         try:
             await begun
             self.served(ticket)

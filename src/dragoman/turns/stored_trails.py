@@ -37,14 +37,14 @@ def packed(turns: Sequence[Traced]) -> bytes:
     return _encode(found) if found else b""
 
 
-def recall(trails: Trails, stored: Sequence[bytes]) -> None:
+def recall(trails: Trails, stored: Sequence[bytes], owner: str = "") -> None:
     """Has a prompt that goes on from these answers find the last one, be it remembered or not."""
     last = next(_backwards(stored), None)
     if last is None or trails.prefer(last.key, last.source):
         return
     prompt = _prompt(stored)
     if prompt is not None:
-        trails.add(Traced(key=last.key, source=last.source, prompt=prompt, ids=last.ids))
+        trails.add(Traced(key=last.key, source=last.source, prompt=prompt, ids=last.ids), owner)
 
 
 def _stored(turn: Traced) -> StoredTurn:

@@ -1,7 +1,7 @@
 """The turns that a model has had lately, found by the prompt they began with."""
 
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
 
@@ -16,7 +16,7 @@ MOST_ANSWERS = 16
 
 
 class Trails:
-    """Threads may share it. The least lately used go first."""
+    """Threads may share it. Of the owner with the most ids the least lately used go first."""
 
     def __init__(self, model: str = "", pieces: Sequence[bytes] = (), most_ids: int = MOST_IDS) -> None:
         """`pieces` are the model's vocabulary: ids of another one must not be found, whatever its name."""
@@ -24,8 +24,12 @@ class Trails:
         self._shared = {id: id for id in range(len(pieces))}.get
         self._model = blake2b(b"\0".join([model.encode(), *pieces]), digest_size=16).digest()
         self._most_ids = most_ids
-        self._kept: OrderedDict[bytes, list[Traced]] = OrderedDict()
-        self._ids = 0
+        self._kept: dict[bytes, list[Traced]] = {}
+        self._owner_of: dict[bytes, str] = {}
+        self._used: dict[str, OrderedDict[bytes, None]] = {}
+        """The keys of each owner, the least lately used first."""
+        self._ids: Counter[str] = Counter()
+        """How many are kept of each owner."""
         self._lock = threading.Lock()
 
     def key(self, prompt: str, salt: str = "") -> bytes:
@@ -33,7 +37,7 @@ class Trails:
         text = f"{salt}\0{prompt}".encode("utf-8", "surrogatepass")
         return blake2b(text, digest_size=16, key=self._model).digest()
 
-    def add(self, turn: Traced) -> None:
+    def add(self, turn: Traced, owner: str = "") -> None:
         turn = replace(
             turn,
             prompt=tuple(map(self._shared, turn.prompt, turn.prompt)),
@@ -41,23 +45,35 @@ class Trails:
         )
         with self._lock:
             known = self._kept.setdefault(turn.key, [])
-            self._kept.move_to_end(turn.key)
+            owner = self._owner_of.setdefault(turn.key, owner)
+            self._use(turn.key)
             if turn in known:
                 return
             known.append(turn)
-            self._ids += len(turn.all)
+            self._ids[owner] += len(turn.all)
             if len(known) > MOST_ANSWERS:
-                self._ids -= len(known.pop(0).all)
-            while self._ids > self._most_ids and self._kept:
-                _, old = self._kept.popitem(last=False)
-                self._ids -= sum(len(each.all) for each in old)
+                self._ids[owner] -= len(known.pop(0).all)
+            while self._kept and self._ids.total() > self._most_ids:
+                self._drop(max(self._ids, key=self._ids.__getitem__))
+
+    def _use(self, key: bytes) -> None:
+        used = self._used.setdefault(self._owner_of[key], OrderedDict())
+        used[key] = None
+        used.move_to_end(key)
+
+    def _drop(self, owner: str) -> None:
+        key, _ = self._used[owner].popitem(last=False)
+        self._ids[owner] -= sum(len(each.all) for each in self._kept.pop(key))
+        del self._owner_of[key]
+        if not self._used[owner]:
+            del self._used[owner], self._ids[owner]
 
     def find(self, key: bytes) -> Sequence[Traced]:
         """What was answered to this prompt, the latest first."""
         with self._lock:
             if key not in self._kept:
                 return ()
-            self._kept.move_to_end(key)
+            self._use(key)
             return self._kept[key][::-1]
 
     def prefer(self, key: bytes, source: str) -> bool:

@@ -20,6 +20,19 @@ def rows(desk: PagedDesk) -> int:
     return sum(len(step) for step in desk.runner.steps)
 
 
+def test_one_owners_flood_does_not_drive_out_what_another_has() -> None:
+    desk = PagedDesk(slots=2, pages=16, page=4)
+    prompt = list(range(1, 14))
+    desk.ask(prompt, 2, owner="drop")
+    desk.run()
+    for n in range(20):
+        desk.ask([50 + n, *prompt], 2, owner="flood")
+        desk.run()
+    again = desk.ask(prompt, 2, owner="drop")
+    desk.run()
+    assert desk.cached(again) == 12
+
+
 def test_many_conversations_outlive_their_slots() -> None:
     desk = PagedDesk(slots=1, pages=200)
     for first in range(20):

@@ -1,6 +1,6 @@
 """Owners have equal shares of what is computed, whatever one of them asks."""
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 from hypothesis import given
@@ -118,3 +118,36 @@ def test_whatever_one_owner_asks_the_next_of_another_begins_at_once(
     for group, most in asked:
         for index in range(group.job.n):
             assert desk.ids(group, index) == expected(group.job.prompt, most)
+
+
+@KINDS
+def test_beside_who_only_decodes_prompts_are_read_in_half_of_the_time(kind: type[Desk]) -> None:
+    desk = kind(slots=8, chunk=8, context=200, rows=256, **({"pages": 400} if kind is PagedDesk else {}))
+    drop = desk.ask([1, 2], 60, owner="drop")
+    desk.step()
+    clock = 0.0
+    for n in range(3):
+        desk.ask([n + 10, *LONG, *LONG, *LONG], 2, owner="flood")
+    sizes = []
+    with pytest.MonkeyPatch.context() as patch:
+
+        def now() -> float:
+            return clock
+
+        patch.setattr("dragoman.engines.local.scheduler.time.perf_counter", now)
+        step = desk.runner.step
+
+        def slow(rows: Any, adapters: Any) -> Any:
+            """As long as it has rows."""
+            nonlocal clock
+            clock += len(rows)
+            sizes.append(len(rows))
+            return step(rows, adapters)
+
+        patch.setattr(desk.runner, "step", slow)
+        for _ in range(30):
+            desk.step()
+    read = sum(size - 1 for size in sizes)
+    assert 0.3 < read / sum(sizes) < 0.6
+    desk.run(2000)
+    assert desk.ids(drop) == expected([1, 2], 60)

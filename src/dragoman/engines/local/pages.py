@@ -3,11 +3,12 @@
 A page is known by a hash of its tokens and of the page before it, so equal beginnings meet in the same pages,
 whoever computed them. Rules of this file:
 - A page has as many users as sequences that read it. Its first user may write behind what it has published.
-- A page that nobody uses stays known until the memory is needed; the one that was left first goes first.
+- A page that nobody uses stays known until the memory is needed. Then the owner with the most pages gives up
+  the one that it left first, so that no flood of one drives out what all others have.
 - A page that is equal in part is copied by who wants to go on from there: nobody writes into another's page.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from hashlib import blake2b
 
 from msgspec import Struct
@@ -42,7 +43,12 @@ class PageStore:
         self.size = size
         self._users = [0] * count
         self._free = list(range(count - 1, -1, -1))
-        self._left: OrderedDict[int, None] = OrderedDict()
+        self._left: dict[str, OrderedDict[int, None]] = {}
+        self._unused = 0
+        """Pages in `_left`, of all owners."""
+        self._owner = [""] * count
+        self._held: Counter[str] = Counter()
+        """Pages of each owner, used or left."""
         self._content: dict[int, _Content] = {}
         self._named: dict[bytes, int] = {}
         self._after: dict[bytes, dict[int, Ids]] = {}
@@ -50,7 +56,7 @@ class PageStore:
     @property
     def available(self) -> int:
         """Pages that nobody uses."""
-        return len(self._free) + len(self._left)
+        return len(self._free) + self._unused
 
     def find(self, root: bytes, prompt: Ids) -> Found:
         """The pages that hold the beginning of `prompt`."""
@@ -66,30 +72,46 @@ class PageStore:
             found.chain.append(name)
         return found
 
-    def take(self) -> int | None:
+    def take(self, owner: str = "") -> int | None:
         """A page to write into; None where all are in use."""
         if self._free:
             page = self._free.pop()
         elif self._left:
-            page, _ = self._left.popitem(last=False)
+            page = next(iter(self._left[max(self._left, key=self._held.__getitem__)]))
+            self._take_out(page)
+            self._held[self._owner[page]] -= 1
             self._disown(page)
         else:
             return None
         self._users[page] = 1
+        self._owner[page] = owner
+        self._held[owner] += 1
         return page
 
     def use(self, page: int) -> None:
+        if not self._users[page]:
+            self._take_out(page)
         self._users[page] += 1
-        self._left.pop(page, None)
 
     def leave(self, page: int) -> None:
         self._users[page] -= 1
         if self._users[page]:
             return
+        owner = self._owner[page]
         if page in self._content:
-            self._left[page] = None
+            self._left.setdefault(owner, OrderedDict())[page] = None
+            self._unused += 1
         else:
+            self._held[owner] -= 1
             self._free.append(page)
+
+    def _take_out(self, page: int) -> None:
+        """Of those that nobody uses."""
+        mine = self._left[self._owner[page]]
+        del mine[page]
+        self._unused -= 1
+        if not mine:
+            del self._left[self._owner[page]]
 
     def publish(self, page: int, parent: bytes, tokens: Ids) -> bytes:
         """Tell what a page holds, after which others; the hash that stands for all of it."""

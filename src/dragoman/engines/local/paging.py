@@ -38,15 +38,19 @@ class Paging(Memory):
             self.full = True
             return False
         slot = next(slot for slot in self.slots if slot.sequence is None)
-        self._fill(slot, found)
-        self.extend(slot, sequence.prompt_length)
+        self._fill(slot, found, sequence.owner)
+        self._lengthen(slot, sequence.prompt_length, sequence.owner)
         slot.ids[:length] = sequence.prompt[:length]
         self.occupy(slot, sequence, length)
         return True
 
     def extend(self, slot: Slot, length: int) -> bool:
+        assert slot.sequence is not None
+        return self._lengthen(slot, length, slot.sequence.owner)
+
+    def _lengthen(self, slot: Slot, length: int, owner: str) -> bool:
         while len(slot.pages) < self._pages(length):
-            page = self._store.take()
+            page = self._store.take(owner)
             if page is None:
                 return False
             slot.pages.append(page)
@@ -71,12 +75,12 @@ class Paging(Memory):
         self._leave(slot.pages[::-1])
         slot.pages, slot.chain, slot.length = [], [], 0
 
-    def _fill(self, slot: Slot, found: Found) -> None:
+    def _fill(self, slot: Slot, found: Found, owner: str) -> None:
         """Let a slot read the pages that were found, and write into a copy of the last."""
         slot.pages, slot.chain = found.pages, found.chain
         if found.part is None:
             return
-        page = self._store.take()
+        page = self._store.take(owner)
         assert page is not None
         self._runner.copy_page(found.part, page)
         self._store.leave(found.part)

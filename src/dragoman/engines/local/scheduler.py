@@ -14,6 +14,7 @@ Rules of this file:
 
 import asyncio
 import logging
+import time
 from bisect import insort
 from itertools import count
 
@@ -28,7 +29,7 @@ from dragoman.engines.local.plan import Piece, Plan, level, share_out
 from dragoman.engines.local.prefix import Slots
 from dragoman.engines.local.runner import AnyRunner, PagedRunner, Runner, StepFailed, StepInterrupted
 from dragoman.engines.local.sequence import Group, Sequence
-from dragoman.engines.local.shares import Places, Turns, last_of_most
+from dragoman.engines.local.shares import Places, Reading, Turns, last_of_most
 from dragoman.errors import DragomanError, EngineFailed
 from dragoman.types import FinishReason, Job, Sink, Step
 
@@ -48,6 +49,7 @@ class Scheduler:
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         self._turns = Turns()
+        self._reading = Reading()
         self._arrivals = count()
         self._out: list[tuple[Group, Step]] = []
         self.in_step: list[Sequence] = []
@@ -91,6 +93,7 @@ class Scheduler:
         if not plan.pieces:
             return
         self.in_step = [piece.sequence for piece in plan.pieces]
+        began = time.perf_counter()
         try:
             logits = self._runner.step(plan.rows(), plan.adapters)
         except StepInterrupted:
@@ -101,6 +104,7 @@ class Scheduler:
             return
         finally:
             self.in_step = []
+        self._reading.settle(plan.pieces, time.perf_counter() - began)
         self._read(plan, logits)
 
     def _admit(self) -> None:
@@ -124,7 +128,7 @@ class Scheduler:
     def _plan(self) -> Plan:
         adapters = self._turns.next(self._running)
         mine = [s for s in self._running if s.group.job.adapters == adapters]
-        reading = sorted((s for s in mine if not s.decoding), key=_order)
+        reading = sorted(self._reading.due(mine), key=_order)
         rows = self._batch if len(reading) == len(mine) else self._chunk
         sizes = share_out(reading, rows, self._runner.max_outputs - self._runner.slots)
         if self._runner.equal_pieces:

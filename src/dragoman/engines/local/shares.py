@@ -5,6 +5,7 @@ Rules of this file:
 - Where there is none left, the owner with the most gives one up to who has at least two less: its last
   sequence steps back. So nobody waits for another's long answers, and nothing is taken back and forth.
 - Where there are more owners than slots, a sequence steps back when it has had its turn.
+- Beside owners that only decode, prompts are read in half of the time: a step that reads takes as long as many.
 - An owner whose next prompt finds no room blocks the others only if nothing of its own runs.
 """
 
@@ -13,10 +14,13 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from dragoman.engines.local.memory import Memory
+from dragoman.engines.local.plan import Piece
 from dragoman.engines.local.sequence import Sequence, by_owner
 from dragoman.types import Adapters
 
 _T = TypeVar("_T", str, Adapters)
+_DECODED = "\0"
+"""No owner is called that."""
 
 TURN = 64
 """Tokens of an answer that make up a turn, where owners have to take turns; more after a long prompt."""
@@ -119,3 +123,35 @@ def _following(present: Iterable[_T], last: _T) -> _T:
     """The next in order, and after the last the first."""
     ordered = sorted(present)
     return next((one for one in ordered if one > last), ordered[0])
+
+
+class Reading:
+    """Whose prompts are read in a step. Who has made others wait by it waits for as long."""
+
+    def __init__(self) -> None:
+        self._owed: dict[str, float] = {}
+        """Seconds, by owner."""
+        self._waits = False
+        """Whether somebody only decodes."""
+
+    def due(self, sequences: list[Sequence]) -> list[Sequence]:
+        reading = [sequence for sequence in sequences if not sequence.decoding]
+        readers = {sequence.owner for sequence in reading}
+        self._waits = bool(reading) and any(sequence.owner not in readers for sequence in sequences)
+        if not self._waits:
+            self._owed.clear()
+        return [sequence for sequence in reading if sequence.owner not in self._owed]
+
+    def settle(self, pieces: Iterable[Piece], seconds: float) -> None:
+        """A step took so long."""
+        if not self._waits:
+            return
+        rows: Counter[str] = Counter()
+        for piece in pieces:
+            rows[piece.sequence.owner if piece.newest is None else _DECODED] += piece.size
+        for owner in [owner for owner in self._owed if owner not in rows]:
+            self._owed[owner] -= seconds
+            if self._owed[owner] <= 0:
+                del self._owed[owner]
+        for owner in rows.keys() - {_DECODED}:
+            self._owed[owner] = seconds * rows[owner] / rows.total()

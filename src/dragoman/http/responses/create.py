@@ -54,7 +54,7 @@ async def prepared(host: Host, request: ResponseRequest, context: Context, size:
     most = request.max_tool_calls or host.limits.tool_calls
 
     def work() -> tuple[Offer, Response]:
-        recall(host.planner.trails, context.trails)
+        recall(host.planner.trails, context.trails, context.owner)
         model = request.model or host.card.name
         id_, now = new_id("resp_"), int(time.time())
         made = described(request, id_=id_, created_at=now, model=model, store=store, size=size)
