@@ -164,7 +164,11 @@ class App:
         try:
             await self.host.start()
         except Exception as error:
-            logger.exception("The engine did not start")
+            if isinstance(error, DragomanError):
+                # It says what to do; where in the code it was noticed does not.
+                logger.error("The server did not start: %s", error.message)
+            else:
+                logger.exception("The engine did not start")
             # What did start is not left running.
             await self.host.stop()
             await send({"type": "lifespan.startup.failed", "message": str(error)})

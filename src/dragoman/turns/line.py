@@ -129,8 +129,13 @@ class Line:
     async def place(self, owner: str = "") -> AsyncIterator[None]:
         """Inside, a place is held; who has none yet waits to get in."""
         begun = asyncio.get_running_loop().create_future()
-        # Who has left in the meantime is about to give the place back.
-        ticket = self.ask(Ticket(lambda _: begun.done() or begun.set_result(None), owner))
+
+        def begin(_: int) -> None:
+            # Who has left in the meantime is about to give the place back.
+            if not begun.done():
+                begun.set_result(None)
+
+        ticket = self.ask(Ticket(begin, owner))
         try:
             await begun
             self.served(ticket)

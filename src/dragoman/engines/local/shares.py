@@ -5,7 +5,7 @@ Rules of this file:
 - Where there is none left, the owner with the most gives one up to who has at least two less: its last
   sequence steps back. So nobody waits for another's long answers, and nothing is taken back and forth.
 - Where there are more owners than slots, a sequence steps back when it has had its turn.
-- Beside owners that only decode, prompts are read in half of the time: a step that reads takes as long as many.
+- Beside owners that only decode, prompts are read in half of the time: to read takes as long as many steps.
 - An owner whose next prompt finds no room blocks the others only if nothing of its own runs.
 """
 
