@@ -87,11 +87,11 @@ def wrong_ids(ids: Any, size: int) -> str | None:
     return None
 
 
-def encoded(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[int, ...]:
+def encoded(tokenizer: Tokenizer, ids: Sequence[int]) -> Sequence[int]:
     """What a tokenizer made of a text, unless it cannot be."""
     if wrong := wrong_ids(ids, len(tokenizer.pieces)):
         checked(tokenizer, f"the ids that encode gives {wrong}")
-    return tuple(ids)
+    return ids
 
 
 def wrong_logprobs(told: Any, ids: Sequence[int], size: int, most: int) -> str | None:

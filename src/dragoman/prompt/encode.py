@@ -12,6 +12,7 @@ from dragoman.types import TextPrompt
 SHORT = 16
 """Characters of a piece whose ids are kept: templates write the same between their control tokens."""
 MOST_KEPT = 1024
+AT_ONCE = 256 * 1024
 
 
 def sound(text: str) -> str:
@@ -33,7 +34,7 @@ class Encoder:
         self._tokenizer = tokenizer
         # Some tokenizers write the first word of a prompt in another way than those after it.
         self._encode_on: Callable[[str], list[int]] = getattr(tokenizer, "encode_on", tokenizer.encode)
-        self._encode_short = lru_cache(MOST_KEPT)(self._encode_piece)
+        self._encode_short = lru_cache(MOST_KEPT)(self._encode_kept)
         self._longest = max(map(len, tokenizer.pieces), default=1) or 1
         self.bos = self._piece(tokenizer.bos_id)
         self.eos = self._piece(tokenizer.eos_id)
@@ -49,8 +50,11 @@ class Encoder:
                 ids.append(id)
             elif plain := erase(piece, mark) if mark else piece:
                 encode = self._encode_short if len(plain) <= SHORT else self._encode_piece
-                ids += encode(plain, not ids)
-                self._check_most(len(ids))
+                found = encode(plain, not ids)
+                self._check_most(len(ids) + len(found))
+                # They may be millions, which one call would copy while all others wait.
+                for at in range(0, len(found), AT_ONCE):
+                    ids += found[at : at + AT_ONCE]
         return ids
 
     def _encode_piece(self, text: str, begins: bool) -> Sequence[int]:
@@ -62,6 +66,9 @@ class Encoder:
     def _check_most(self, count: int) -> None:
         if self._most is not None and count > self._most:
             raise ContextOverflow(f"The text has more than {self._most} tokens; shorten it.")
+
+    def _encode_kept(self, text: str, begins: bool) -> Sequence[int]:
+        return tuple(self._encode_piece(text, begins))
 
     def encode_text(self, prompt: TextPrompt) -> list[int]:
         """A raw prompt. With a suffix, the model is asked for what stands between the two."""

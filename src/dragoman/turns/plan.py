@@ -187,7 +187,7 @@ class Planner:
         seen = set()
         for word in words:
             for text in (word, " " + word.lstrip(" ")):
-                ids = encoded(self.tokenizer, self.tokenizer.encode(text))
+                ids = tuple(encoded(self.tokenizer, self.tokenizer.encode(text)))
                 if ids and ids not in seen:
                     seen.add(ids)
                     yield ids
