@@ -9,7 +9,6 @@ import os
 import sys
 import threading
 import time
-from collections import defaultdict
 from types import FrameType
 from typing import Any
 
@@ -26,7 +25,8 @@ class Watch:
 
     def __init__(self) -> None:
         self._last = time.perf_counter()
-        self._seen: defaultdict[str, float] = defaultdict(float)
+        self._seen: dict[str, float] = {}
+        """The longest time in one place without a look between."""
         self._collecting = 0.0
         self._loop = threading.get_ident()
         gc.callbacks.append(self._collected)
@@ -37,7 +37,7 @@ class Watch:
 
     def told(self) -> str:
         """`120 ms loop: msgspec ...; 30 ms held by Thread-3: ...`, the longest first. Then it begins anew."""
-        seen, self._seen = self._seen, defaultdict(float)
+        seen, self._seen = self._seen, {}
         longest = sorted(seen.items(), key=lambda one: -one[1])[:3]
         return "; ".join(f"{1000 * took:.0f} ms {where}" for where, took in longest)
 
@@ -62,13 +62,14 @@ class Watch:
                 if id_ != self._loop and not _waits(frame)
             ]
             where = " | ".join([where, *others])
-        self._seen[where] += gap
+        self._seen[where] = max(self._seen.get(where, 0.0), gap)
 
     def _collected(self, phase: str, info: dict[str, Any]) -> None:
         if phase == "start":
             self._collecting = time.perf_counter()
         elif (took := time.perf_counter() - self._collecting) > 0.01:
-            self._seen[f"garbage collection of generation {info['generation']}"] += took
+            where = f"garbage collection of generation {info['generation']}"
+            self._seen[where] = max(self._seen.get(where, 0.0), took)
 
 
 def stack(frame: FrameType | None) -> str:

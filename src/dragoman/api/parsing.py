@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from dragoman.api.read import Reader
+from dragoman.api.sse import encode
 from dragoman.api.tools import Declared, Tool, check_tools, for_template
 from dragoman.dialects.complete import begins_inside
 from dragoman.dialects.declare import Dialect
@@ -65,7 +66,9 @@ def parse_reasoning(request: ParseReasoning, own: Dialect) -> Answer:
 
 def calls_reply(answer: Answer) -> dict[str, Any]:
     calls = [
-        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        _written(
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        )
         for call in answer.calls
     ]
     return {"remaining_text": answer.text, "tool_calls": calls, "success": True}
@@ -73,10 +76,15 @@ def calls_reply(answer: Answer) -> dict[str, Any]:
 
 def calls_reply_sglang(answer: Answer) -> dict[str, Any]:
     calls = [
-        {"tool_index": number, "name": call.name, "parameters": call.arguments}
+        _written({"tool_index": number, "name": call.name, "parameters": call.arguments})
         for number, call in enumerate(answer.calls)
     ]
     return {"normal_text": answer.text, "calls": calls}
+
+
+def _written(call: dict[str, Any]) -> Raw:
+    """A text may have a hundred thousand calls: as objects of objects, letting go of them would take long."""
+    return Raw(encode(call))
 
 
 def reasoning_reply(answer: Answer) -> dict[str, Any]:

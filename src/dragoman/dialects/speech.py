@@ -157,12 +157,10 @@ class Speaker(Scanner):
         """The id the model wrote, unless it has written it before; else one in the way of its family."""
         numbers = count(self.calls)
         while not id_ or id_ in self._ids:
-            made_up = {
-                "call": "call_" + token_hex(12),
-                "mistral": token_hex(5)[:9],
-                "kimi": f"functions.{name}:{next(numbers)}",
-            }
-            id_ = made_up[shape.ids]
+            if shape.ids == "kimi":
+                id_ = f"functions.{name}:{next(numbers)}"
+            else:
+                id_ = token_hex(5)[:9] if shape.ids == "mistral" else "call_" + token_hex(12)
         self._ids.add(id_)
         return id_
 
