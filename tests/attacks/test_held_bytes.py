@@ -109,11 +109,13 @@ def test_a_body_that_is_asked_for_is_sent_once(server: Attacked) -> None:
 
 
 def kept(server: Attacked) -> list[str]:
-    """Where something large can be read."""
+    """Where something large can be read: as a page, and for itself."""
     text = "word " * 200_000
     item = {"type": "message", "role": "user", "content": text}
     conversation = server.client.post("/v1/conversations", json={"items": [item]}).json()["id"]
-    return [f"/v1/conversations/{conversation}/items"]
+    items = f"/v1/conversations/{conversation}/items"
+    (one,) = server.client.get(items).json()["data"]
+    return [items, f"{items}/{one['id']}", f"{items}?limit=1"]
 
 
 def test_replies_that_nobody_reads_have_one_budget(server: Attacked) -> None:

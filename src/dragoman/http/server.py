@@ -214,7 +214,8 @@ class _Server(uvicorn.Server):
 
     async def _notified(self) -> None:
         if self.garbage is not None:
-            self.garbage.collect(quiet=not self._app.host.bodies.held)
+            host = self._app.host
+            self.garbage.collect(quiet=not host.bodies.held and not host.turnstile.busy)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal begins the end, the second does away with the grace, the third with all else."""

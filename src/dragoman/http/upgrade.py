@@ -94,6 +94,10 @@ class Turnstile:
         """Where all sockets are read into, one after the other."""
         self._waiting: deque[Callable[[], bool]] = deque()
 
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting)
+
     def add(self, step: Callable[[], bool]) -> None:
         """`step()` does a little, and says whether there is more."""
         if not self._waiting:

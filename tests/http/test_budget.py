@@ -1,0 +1,50 @@
+"""Bytes that are held for clients: never more than there is room for, and nothing left when all is over."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dragoman.errors import DragomanError, Overloaded, Unavailable
+from dragoman.http.budget import FREE_BYTES, Budget
+
+MOST = 100 * FREE_BYTES
+SIZES = st.integers(0, MOST)
+STEPS = st.lists(st.tuples(st.integers(0, 5), SIZES), max_size=50)
+
+
+@given(STEPS)
+def test_it_is_never_exceeded_and_no_key_has_more_than_its_share(steps: list[tuple[int, int]]) -> None:
+    budget = Budget(MOST, 2, "Bodies")
+    holdings = [budget.of("ab"[number % 2]) for number in range(6)]
+    sizes = [0] * 6
+    for number, size in steps:
+        try:
+            holdings[number].be(size)
+        except DragomanError:
+            continue
+        sizes[number] = size if size > FREE_BYTES else 0
+        assert budget.held == sum(sizes) <= MOST
+        assert max(sum(sizes[::2]), sum(sizes[1::2])) <= budget.most_of_key
+    for holding in holdings:
+        holding.end()
+        holding.end()
+    assert budget.held == 0
+
+
+def test_what_is_small_always_has_room() -> None:
+    budget = Budget(MOST, 1, "Bodies")
+    budget.of("a").be(MOST)
+    budget.of("a").be(FREE_BYTES)
+
+
+@pytest.mark.parametrize(("keys", "error"), [(1, Unavailable), (2, Overloaded)])
+def test_whose_fault_it_is_can_be_told(keys: int, error: type[DragomanError]) -> None:
+    with pytest.raises(error):
+        Budget(MOST, keys, "Bodies").of("a").be(MOST + 1)
+
+
+def test_what_must_be_held_is_counted_though_there_is_no_room() -> None:
+    budget = Budget(MOST, 1, "Replies")
+    budget.of("a").be(2 * MOST, checked=False)
+    with pytest.raises(Unavailable):
+        budget.of("a").be(FREE_BYTES + 1)
