@@ -294,6 +294,11 @@ class Traced(Struct, frozen=True, kw_only=True):
     def all(self) -> tuple[int, ...]:
         return self.prompt + self.ids
 
+    @property
+    def count(self) -> int:
+        """Of all of them."""
+        return len(self.prompt) + len(self.ids)
+
 
 class Usage(Struct):
     prompt_tokens: int = 0

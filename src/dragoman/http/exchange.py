@@ -215,9 +215,8 @@ class Exchange:
         }
         with together(self.send):
             await self._start(200, headers)
-            await self.write(first[:PIECE_BYTES])
-        if len(first) > PIECE_BYTES:
-            await self.write(first[PIECE_BYTES:])
+            await self._send_body(first[:PIECE_BYTES], more=True)
+        await self._in_pieces(first, PIECE_BYTES)
 
     async def stream_stored(self, events: bytes, begin: int) -> None:
         """The events from one place on, in pieces."""
@@ -233,12 +232,13 @@ class Exchange:
 
     async def _in_pieces(self, data: bytes, begin: int) -> None:
         for piece in _pieces([data], begin):
-            await self.write(piece)
+            # A client that takes all at once is no reason for others to wait.
+            await asyncio.sleep(0)
+            await self._send_body(piece, more=True)
 
     async def write(self, data: bytes) -> None:
         await self._send_body(data[:PIECE_BYTES], more=True)
-        for at in range(PIECE_BYTES, len(data), PIECE_BYTES):
-            await self._send_body(data[at : at + PIECE_BYTES], more=True)
+        await self._in_pieces(data, PIECE_BYTES)
 
     async def end_stream(self, last: bytes = b"") -> None:
         self._ended = True

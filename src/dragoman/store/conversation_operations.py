@@ -13,6 +13,8 @@ from dragoman.store.records import Append, Conversation, Item, Most, Page
 
 COLUMNS = "id, owner, created_at, metadata, version"
 THIS = "owner = ? AND id = ?"
+# The owner is that of the conversation: with it, an item is found by its name, not by going through all.
+NAMED = "owner = ? AND id = ? AND conversation = ?"
 
 
 def create(conversation: Conversation, first: Sequence[Item], now: float) -> Operation[None]:
@@ -111,7 +113,7 @@ def item_page(
     owner: str, id: str, after: str | None, limit: int, descending: bool
 ) -> Operation[Page[Item] | None]:
     holder = yield from _holder(owner, id)
-    return None if holder is None else (yield from items.page(holder, after, limit, descending))
+    return None if holder is None else (yield from items.page(owner, holder, after, limit, descending))
 
 
 def all_items(owner: str, id: str, most: Most) -> Operation[list[Item] | None]:
@@ -124,8 +126,8 @@ def item(owner: str, id: str, item_id: str) -> Operation[Item | None]:
     if holder is None:
         return None
     rows = yield Query(
-        f"SELECT {items.COLUMNS} FROM items WHERE conversation = ? AND id = ? ORDER BY seq DESC LIMIT 1",
-        (holder.seq, item_id),
+        f"SELECT {items.COLUMNS} FROM items WHERE {NAMED} ORDER BY seq DESC LIMIT 1",
+        (owner, item_id, holder.seq),
     )
     return items.made_of(rows[0]) if rows else None
 
@@ -135,10 +137,9 @@ def delete_item(owner: str, id: str, item_id: str, now: float) -> Operation[bool
     if holder is None:
         return False
     rows = yield Query(
-        f"DELETE FROM items WHERE conversation = ? AND id = ? RETURNING {items.COLUMNS}",
-        (holder.seq, item_id),
+        f"DELETE FROM items WHERE seq IN (SELECT seq FROM items WHERE {NAMED}) RETURNING {items.SIZE}",
+        (owner, item_id, holder.seq),
     )
-    gone = [items.made_of(row) for row in rows]
-    if gone:
-        yield from _change(owner, id, None, -items.size_of(gone), now)
-    return bool(gone)
+    if rows:
+        yield from _change(owner, id, None, -sum(size for (size,) in rows), now)
+    return bool(rows)

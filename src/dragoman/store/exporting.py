@@ -35,7 +35,7 @@ def conversation_lines(after: int) -> Operation[tuple[list[bytes], int]]:
     lines = []
     for *columns, seq in rows:
         facts = msgspec.structs.asdict(conversation_operations.made_of(columns))
-        held = yield from items.page(Holder("conversation", seq), None, BEYOND, False, BEYOND)
+        held = yield from items.page(facts["owner"], Holder("conversation", seq), None, BEYOND, False, BEYOND)
         lines.append(msgspec.json.encode({"type": "conversation", **facts, "items": _raw(held.data)}))
     return lines, rows[-1][-1] if rows else after
 

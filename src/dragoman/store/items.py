@@ -25,6 +25,8 @@ FEW = 500
 """Values of one IN."""
 
 COLUMNS = "id, body, trail"
+SIZE = f"length(body) + coalesce(length(trail), 0) + length(id) + {ROW_BYTES}"
+"""What `size_of` says of one."""
 INSERT = f"INSERT INTO items (owner, record, conversation, part, {COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)"
 
 
@@ -70,14 +72,22 @@ def insert(owner: str, holder: Holder, items: Sequence[Item]) -> Operation[None]
 
 
 def page(
-    holder: Holder, after: str | None, limit: int, descending: bool, most_bytes: int = PAGE_BYTES
+    owner: str,
+    holder: Holder,
+    after: str | None,
+    limit: int,
+    descending: bool,
+    most_bytes: int = PAGE_BYTES,
 ) -> Operation[Page[Item]]:
     where, values = f"{holder.column} = ? AND part = ?", (holder.seq, holder.part)
     start = BEYOND if descending else 0
     if after is not None:
         # Of several with this id the last on the way is meant, or whoever pages would go in circles.
         last = "min" if descending else "max"
-        found = yield Query(f"SELECT {last}(seq) FROM items WHERE {where} AND id = ?", (*values, after))
+        # The owner is that of the holder: with it, the item is found by its name, not by going through all.
+        found = yield Query(
+            f"SELECT {last}(seq) FROM items WHERE owner = ? AND id = ? AND {where}", (owner, after, *values)
+        )
         if found[0][0] is None:
             raise UnknownCursor(after)
         start = found[0][0]

@@ -155,7 +155,7 @@ def inputs(
     rows = yield Query(f"SELECT seq FROM records WHERE {THIS}", (owner, kind, id))
     if not rows:
         return None
-    return (yield from items.page(Holder("record", rows[0][0], "input"), after, limit, descending))
+    return (yield from items.page(owner, Holder("record", rows[0][0], "input"), after, limit, descending))
 
 
 def page(

@@ -50,9 +50,9 @@ class Trails:
             if turn in known:
                 return
             known.append(turn)
-            self._ids[owner] += len(turn.all)
+            self._ids[owner] += turn.count
             if len(known) > MOST_ANSWERS:
-                self._ids[owner] -= len(known.pop(0).all)
+                self._ids[owner] -= known.pop(0).count
             while self._kept and self._ids.total() > self._most_ids:
                 self._drop(max(self._ids, key=self._ids.__getitem__))
 
@@ -63,7 +63,7 @@ class Trails:
 
     def _drop(self, owner: str) -> None:
         key, _ = self._used[owner].popitem(last=False)
-        self._ids[owner] -= sum(len(each.all) for each in self._kept.pop(key))
+        self._ids[owner] -= sum(each.count for each in self._kept.pop(key))
         del self._owner_of[key]
         if not self._used[owner]:
             del self._used[owner], self._ids[owner]

@@ -69,7 +69,7 @@ class Context:
         talk = self._conversation if response.status in ("completed", "incomplete") else None
         if talk is None and events is None:
             return
-        ids = sum(len(turn.all) for turn in turns)
+        ids = sum(turn.count for turn in turns)
         # Of the events most is the same again and again, and none of it is written here.
         size = self.size + len(events or b"") // 8 + BYTES_AN_ID * ids
         more, made = await self.aside(size, partial(self._written, response, events, turns, bool(talk)))

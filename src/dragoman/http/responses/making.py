@@ -278,7 +278,7 @@ class Making:
     def amount(self) -> int:
         """How much there is to write. What was written before is only copied, which is quick."""
         written = 0 if self.log is None else self.log.size
-        return self.response.weight + written // 16 + sum(len(turn.all) for turn in self._turns)
+        return self.response.weight + written // 16 + sum(turn.count for turn in self._turns)
 
     def _written(self, response: Response) -> tuple[bytes, bytes | None]:
         """The last events, and all of them."""
