@@ -47,7 +47,8 @@ class Trails:
             known = self._kept.setdefault(turn.key, [])
             owner = self._owner_of.setdefault(turn.key, owner)
             self._use(turn.key)
-            if turn in known:
+            # Answers to one prompt have it in common, and it may be long: what tells them apart comes first.
+            if any(each.source == turn.source and each.ids == turn.ids and each == turn for each in known):
                 return
             known.append(turn)
             self._ids[owner] += turn.count

@@ -26,7 +26,7 @@ class Told(Struct, frozen=True):
     before: list[ItemDict]
     inputs: list[ItemDict]
     size: int
-    """Characters of all of it."""
+    """Bytes of all of it as JSON, about."""
 
 
 def normalise(
@@ -110,8 +110,9 @@ def told(
     found: Mapping[str, bytes],
     limits: Limits,
     field: str = "input",
+    size: int = 0,
 ) -> Told:
-    """What was stored before, and the inputs with what their references stand for.
+    """What was stored before, and the inputs with what their references stand for; `size` is that of both.
 
     How much that is, each item as often as it is meant, is compared with the limits before any is decoded.
     """
@@ -121,7 +122,8 @@ def told(
     known = {id_: _decode(found[id_]) for id_ in meant}
     before = [_decode(body) for body in stored]
     after = [known[item["id"]] if item["type"] == "item_reference" else item for item in inputs]
-    return Told(before, after, check_size([*before, *after], limits, field))
+    check_size([*before, *after], limits, field)
+    return Told(before, after, size)
 
 
 def _meant(inputs: Sequence[ItemDict], found: Mapping[str, bytes], field: str) -> Mapping[str, int]:
@@ -150,8 +152,8 @@ def _most_values(body: bytes) -> int:
     return body.count(b",") + body.count(b"[") + body.count(b"{")
 
 
-def check_size(items: Iterable[ItemDict], limits: Limits, field: str = "input") -> int:
-    """The characters of the whole context: a chain of small requests may add up to a large one.
+def check_size(items: Iterable[ItemDict], limits: Limits, field: str = "input") -> None:
+    """The whole context has its limits: a chain of small requests may add up to a large one.
 
     An item that is there several times is looked at once. Nothing is added up beyond a limit.
     """
@@ -164,7 +166,6 @@ def check_size(items: Iterable[ItemDict], limits: Limits, field: str = "input") 
         check_count(count, limits.messages, field, "items")
         check_count(chars, limits.content_chars, field, "characters of content")
         check_count(parts, limits.content_parts, field, "parts of content")
-    return chars
 
 
 def _parts(item: ItemDict) -> int:

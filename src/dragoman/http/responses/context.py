@@ -39,7 +39,7 @@ class Context:
         self.items = about.before
         self.inputs = about.inputs
         self.size = about.size
-        """Characters of all of them."""
+        """Bytes that the request is about: of all of them, and of whatever else it says."""
         self.trails = trails
         """The stored ids of what the model said before, answer by answer."""
         self._store = store

@@ -34,7 +34,7 @@ async def create(host: Host, exchange: Exchange) -> None:
         context = await stack.enter_async_context(
             host.desk.context(request, exchange.owner, size, exchange.aside)
         )
-        making = await prepared(host, request, context, size)
+        making = await prepared(host, request, context)
         await making.prepare(streams=bool(request.stream))
         if request.background:
             if held := exchange.hand_on():
@@ -48,8 +48,7 @@ async def create(host: Host, exchange: Exchange) -> None:
             await in_foreground(host, exchange, making)
 
 
-async def prepared(host: Host, request: ResponseRequest, context: Context, size: int) -> Making:
-    """`size` is that of the request."""
+async def prepared(host: Host, request: ResponseRequest, context: Context) -> Making:
     store = keeps(host, request)
     most = request.max_tool_calls or host.limits.tool_calls
 
@@ -57,15 +56,14 @@ async def prepared(host: Host, request: ResponseRequest, context: Context, size:
         recall(host.planner.trails, context.trails, context.owner)
         model = request.model or host.card.name
         id_, now = new_id("resp_"), int(time.time())
-        made = described(request, id_=id_, created_at=now, model=model, store=store, size=size)
+        made = described(request, id_=id_, created_at=now, model=model, store=store, size=context.size)
         return offered(request.tools, host.limits, context.all), made
 
-    size += context.size
-    offer, response = await context.aside(size + sum(map(len, context.trails)), work)
+    offer, response = await context.aside(context.size + sum(map(len, context.trails)), work)
     if offer.hidden:
         logger.info("Tools that this server does not have are left out: %s", ", ".join(offer.hidden))
     tools = ToolRounds(host.mcp, offer, context.all, min(most, host.limits.tool_calls))
-    return Making(host, request, context, tools, _manner(host, request, context), response, size)
+    return Making(host, request, context, tools, _manner(host, request, context), response)
 
 
 def _manner(host: Host, request: ResponseRequest, context: Context) -> Manner:

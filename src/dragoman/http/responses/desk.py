@@ -150,7 +150,8 @@ class Desk:
         stored = [item.body for item in before]
         held = sum(map(len, stored)) + sum(len(body) * meant[id_] for id_, body in found.items())
         check_count(held, self._most.bytes, field, "bytes of stored items")
-        return await aside(size + held, partial(told, stored, inputs, found, self._limits, field))
+        size += held
+        return await aside(size, partial(told, stored, inputs, found, self._limits, field, size))
 
     async def _chain(self, id_: str | None, owner: str) -> Sequence[Item]:
         if id_ is None:

@@ -52,7 +52,6 @@ class Making:
         tools: ToolRounds,
         manner: Manner,
         response: Response,
-        size: int,
     ) -> None:
         self.request = request
         self.context = context
@@ -74,8 +73,6 @@ class Making:
         self._turns: list[Traced] = []
         self._triggered = triggered(context.inputs)
         self._first: Turn | None = None
-        self._size = size
-        """Bytes that a turn is about."""
         self._said = context.all
         """What the model is told, before what it says itself."""
         self._since = 0
@@ -184,10 +181,10 @@ class Making:
             telling = partial(
                 spec, request, items, self._tools.offer, first=first, unseal=self.context.unseal
             )
-            asked = await self.context.aside(self._size, telling)
+            asked = await self.context.aside(self.context.size, telling)
             if self._room() is not None:
                 asked = replace(asked, sampling=replace(asked.sampling, max_tokens=self._room()))
-            return await self._host.turn(asked, self.context.owner, self._size, self.id)
+            return await self._host.turn(asked, self.context.owner, self.context.size, self.id)
 
         try:
             return await (fitted(items, planned) if self.request.truncation == "auto" else planned(items))

@@ -174,7 +174,7 @@ class Socket:
         if self._last is not None and request.previous_response_id == self._last[0]:
             known = self._last[1]
         async with self._host.desk.context(request, self._owner, len(body), known=known) as context:
-            making = await prepared(self._host, request, context, len(body))
+            making = await prepared(self._host, request, context)
             making.facts, making.visit = facts, visit
             facts |= {"model": making.response.fields["model"], "request_id": making.id}
             making.generates = message.said("generate") is not False

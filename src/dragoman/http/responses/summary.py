@@ -47,9 +47,10 @@ async def input_tokens(host: "Host", exchange: Exchange) -> None:
     request, size = await exchange.read(partial(requests.read, limits=host.limits))
     host.planner.adapter(request.model)
     async with host.desk.context(request, exchange.owner, size, exchange.aside) as context:
-        size += context.size
-        offer = await exchange.aside(size, partial(offered, request.tools, host.limits))
-        count = await exchange.aside(size, partial(_tokens, host, request, context, context.all, offer))
+        offer = await exchange.aside(context.size, partial(offered, request.tools, host.limits))
+        count = await exchange.aside(
+            context.size, partial(_tokens, host, request, context, context.all, offer)
+        )
     await exchange.json({"object": "response.input_tokens", "input_tokens": count})
 
 
@@ -71,15 +72,14 @@ async def summarised(
 ) -> tuple[Compacted, Usage]:
     """What the model makes of the items; the oldest are left out where it cannot read them all."""
     plain, nothing = for_summary(request), offered(None, host.limits)
-    size = context.size + len(plain.instructions or "")
 
     async def planned(some: Sequence[dict[str, Any]]) -> Turn:
         asking = to_summarise(some, new_id("msg_"))
         telling = partial(spec, plain, asking, nothing, first=True, unseal=context.unseal)
-        asked = await context.aside(size, telling)
+        asked = await context.aside(context.size, telling)
         most = max(host.card.max_model_len // 4, 1)
         asked = replace(asked, sampling=replace(asked.sampling, max_tokens=most))
-        return await host.turn(asked, context.owner, size)
+        return await host.turn(asked, context.owner, context.size)
 
     async with await fitted(items, planned) as turn:
         (answer,) = await turn.answers()
