@@ -20,6 +20,8 @@ MISBEHAVED = "The engine did what no engine may; the server's log says what."
 PARTS = ("card", "tokenizer", "generate")
 GREETING = "Hello, world!"
 TOKENIZER = ("pieces", "special", "bos_id", "eos_id", "end_ids", "add_bos", "infill", "encode")
+FEW, PIECE = 16, 64 * 1024
+"""Ids: those of a step are few, those of a prompt may be millions."""
 ABOVE_ZERO = 1e-3
 """By which rounding may take a log probability above 0."""
 
@@ -79,6 +81,17 @@ def wrong_ids(ids: Any, size: int) -> str | None:
     """`wrong_ids([1, -1], 9)` is `hold -1, which is not in a vocabulary of 9`."""
     if type(ids) is not list and type(ids) is not tuple:
         return f"are a {type(ids).__name__}, not a list of ints"
+    if len(ids) <= FEW:
+        return _first_wrong(ids, size)
+    for at in range(0, len(ids), PIECE):
+        # Thousands at once, but not so many that others would have to wait for it.
+        some = ids[at : at + PIECE]
+        if set(map(type, some)) != {int} or min(some) < 0 or max(some) >= size:
+            return _first_wrong(some, size)
+    return None
+
+
+def _first_wrong(ids: Sequence[Any], size: int) -> str | None:
     for id_ in ids:
         if type(id_) is not int:
             return f"hold a {type(id_).__name__}; ids are of Python's own type int"

@@ -90,8 +90,12 @@ class Exchange:
     async def answer(self, work: Callable[[bytes], Any]) -> None:
         """The reply is what `work` makes of the body, all in one go: read, looked at, and written as JSON."""
         self._changes_nothing = True
-        made, _ = await self.read(lambda body: encoded(work(body)))
+        made, _ = await self.read(lambda body: self.encoder(len(body))(work(body)))
         await self.reply(made, b"application/json")
+
+    def encoder(self, size: int) -> Callable[[Any], bytes]:
+        """What writes JSON of about so many bytes: much in pieces, which takes longer but stops nobody."""
+        return encoded if self._workers.needed(size) else _encode
 
     async def aside(self, size: int, work: Callable[[], R]) -> R:
         """`work()`, in a thread where it is about much, and not if the client leaves before its turn."""
@@ -153,8 +157,7 @@ class Exchange:
         self, payload: Any, status: int = 200, extra: dict[bytes, bytes] | None = None, *, size: int = 0
     ) -> None:
         """`size` is that of a payload which may be big, in bytes, about."""
-        encode = encoded if self._workers.needed(size) else _encode
-        body = await self.aside(size, partial(encode, payload))
+        body = await self.aside(size, partial(self.encoder(size), payload))
         await self.reply(body, b"application/json", status, extra)
 
     async def loaded(self, load: Callable[P, Awaitable[R]], *given: P.args, **named: P.kwargs) -> R:

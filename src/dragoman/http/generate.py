@@ -12,7 +12,6 @@ from dragoman.api.chat_servers import servers
 from dragoman.api.completions_reply import CompletionSpelling, Echo
 from dragoman.api.completions_request import CompletionRequest
 from dragoman.api.fields import SharedFields
-from dragoman.api.json_pieces import encoded
 from dragoman.api.logprobs import Speller
 from dragoman.api.reply import Head, StreamOptions, StreamWriter, about_bytes
 from dragoman.api.stored_chat import KeptStream
@@ -102,7 +101,7 @@ async def _whole_chat(
 
     def told() -> tuple[dict[str, Any], bytes]:
         reply = _chat_reply(host, request, turn, head, spelling, answers)
-        return reply, encoded(reply)
+        return reply, exchange.encoder(size)(reply)
 
     size = _reply_bytes(request, turn, answers)
     reply, written = await host.workers.run(exchange.owner, size, told)
@@ -173,7 +172,7 @@ async def _whole_completions(
         answers = completions_reply.best(answers, request.best_of or 1, request.n or 1)
     work = partial(_completions_reply, host, request, turn, head, spelling, answers)
     size = _reply_bytes(request, turn, answers)
-    written = await host.workers.run(exchange.owner, size, lambda: encoded(work()))
+    written = await host.workers.run(exchange.owner, size, lambda: exchange.encoder(size)(work()))
     await exchange.reply(written, b"application/json")
 
 
@@ -207,14 +206,19 @@ def _completions_reply(
 def _opening_bytes(request: SharedFields, turn: Turn) -> int:
     """About how long the beginning of a stream is, which may say the prompt once for each answer."""
     tells = request.return_token_ids or request.echo
-    return 8 * max(len(job.prompt) for job in turn.jobs) * turn.choices if tells else 0
+    return 8 * _told_ids(turn) if tells else 0
 
 
 def _reply_bytes(request: SharedFields, turn: Turn, answers: Sequence[Answer]) -> int:
     """About how long a whole reply is: a long one is written in a thread."""
     beside = 0 if request.prompt_logprobs is None else 1 + request.prompt_logprobs
     tells = beside or request.return_token_ids or request.echo
-    return about_bytes(answers, sum(len(job.prompt) for job in turn.jobs) if tells else 0, beside)
+    return about_bytes(answers, _told_ids(turn) if tells else 0, beside)
+
+
+def _told_ids(turn: Turn) -> int:
+    """Of prompts, where each answer says its own."""
+    return sum(len(job.prompt) for job in turn.jobs) * turn.choices // len(turn.jobs)
 
 
 def _echoes(host: Host, request: CompletionRequest, turn: Turn) -> list[Echo]:
