@@ -27,6 +27,10 @@ def dialects() -> dict[str, Dialect]:
     return dict(sorted(found.items()))
 
 
+LONGEST_NAME = 128
+"""A client may have sent it: what is longer is none, and is not compared with all that there are."""
+
+
 @cache
 def _names() -> dict[str, str]:
     names = {_plain(alias): dialect.name for dialect in dialects().values() for alias in dialect.aliases}
@@ -35,6 +39,7 @@ def _names() -> dict[str, str]:
 
 def get(name: str) -> Dialect:
     """`get("hermes")`, also `get("qwen25")`: the dialect of a name or an alias."""
+    name = name[:LONGEST_NAME]
     found = _names().get(_plain(name))
     if found is None:
         near = get_close_matches(_plain(name), _names(), n=1)

@@ -10,14 +10,14 @@ from tests.torture.battery.items import message, parts
 CONVERSATIONS, RESPONSES, CHATS = "/v1/conversations", "/v1/responses", "/v1/chat/completions"
 LONG = "a" * 900_000
 """A text that a context of a million tokens holds."""
-HUGE = "a" * (15 << 20)
+HUGE = "a" * (8_000_000)
 MANY = MOST_PARTS
 
 
 def cases() -> Iterator[Case]:
     yield from _written()
     for name, items in (
-        ("one item of 15 MB", [message(HUGE)]),
+        ("one item of 8 MB", [message(HUGE)]),
         (f"one item of {MANY:,} parts", [message(parts(MANY))]),
         ("100 items of many parts", [message(parts(MANY))] * 100),
         ("100 items of 700 KB", [message("a" * 700_000)] * 100),
@@ -33,7 +33,7 @@ def cases() -> Iterator[Case]:
 def _written() -> Iterator[Case]:
     items = {
         "20 items of many parts": [message(parts(MANY // 20))] * 20,
-        "one item of 15 MB": [message(HUGE)],
+        "one item of 8 MB": [message(HUGE)],
         f"one item of {MANY:,} parts": [message(parts(MANY))],
         "20 items with 3,000 fields": [{**message("a"), **{f"x{n}": 1 for n in range(3_000)}}] * 20,
         "20 calls of 60,000 values": [

@@ -11,6 +11,8 @@ from dragoman.api.sse import encode
 Status: TypeAlias = Literal["in_progress", "completed", "incomplete", "failed"]
 Logprobs: TypeAlias = Sequence[Raw]
 NO_LOGPROBS = Raw(b"[]")
+HOLE = Raw(b"\x00")
+"""Stands for them in an event; no JSON has such a byte."""
 
 
 class Place(Struct, frozen=True):
@@ -84,9 +86,17 @@ class TextItem:
         return self._fragment.write(text, b',"logprobs":' + encode(logprobs))
 
     def close(self, status: Status) -> tuple[bytes, dict[str, Any]]:
-        kind, text = self._kind, "".join(self._texts)
-        logprobs = Raw(b"[" + b",".join([bytes(one) for one in self._logprobs]) + b"]")
-        part = kind.body(text, logprobs)
+        text = "".join(self._texts)
+        if not self._logprobs:
+            return self._closed(status, text, NO_LOGPROBS)
+        # Three events have them, and they may be 50 MB: put in at the end, they are copied once for each.
+        written, item = self._closed(status, text, HOLE)
+        logprobs = b"[%b]" % b",".join([bytes(one) for one in self._logprobs])
+        item = self._item(status, [self._kind.body(text, Raw(logprobs))])
+        return logprobs.join(written.split(bytes(HOLE))), item
+
+    def _closed(self, status: Status, text: str, logprobs: Raw) -> tuple[bytes, dict[str, Any]]:
+        kind, part = self._kind, self._kind.body(text, logprobs)
         beside = {"logprobs": logprobs} if kind.annotated else {}
         item = self._item(status, [part])
         written = (
