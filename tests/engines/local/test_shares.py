@@ -151,3 +151,13 @@ def test_beside_who_only_decodes_prompts_are_read_in_half_of_the_time(kind: type
     assert 0.3 < read / sum(sizes) < 0.6
     desk.run(2000)
     assert desk.ids(drop) == expected([1, 2], 60)
+
+
+@KINDS
+def test_where_several_come_and_go_no_step_is_long(kind: type[Desk]) -> None:
+    desk = kind(batch=32, chunk=8)
+    desk.ask([1], 1, owner="drop")
+    desk.run()
+    desk.ask(LONG, 2, owner="flood")
+    desk.step()
+    assert len(desk.runner.steps[-1]) == 8

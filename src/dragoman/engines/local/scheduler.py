@@ -61,6 +61,7 @@ class Scheduler:
 
     def add(self, group: Group) -> None:
         arrival = next(self._arrivals)
+        self._reading.came(group.job.owner)
         for sequence in group.sequences:
             sequence.order = (group.job.priority, arrival, sequence.index)
             insort(self._waiting, sequence, key=_order)
@@ -129,7 +130,8 @@ class Scheduler:
         adapters = self._turns.next(self._running)
         mine = [s for s in self._running if s.group.job.adapters == adapters]
         reading = sorted(self._reading.due(mine), key=_order)
-        rows = self._batch if len(reading) == len(mine) else self._chunk
+        alone = len(reading) == len(mine) and not self._reading.crowded
+        rows = self._batch if alone else self._chunk
         sizes = share_out(reading, rows, self._runner.max_outputs - self._runner.slots)
         if self._runner.equal_pieces:
             sizes = level(sizes)

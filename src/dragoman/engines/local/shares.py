@@ -5,10 +5,12 @@ Rules of this file:
 - Where there is none left, the owner with the most gives one up to who has at least two less: its last
   sequence steps back. So nobody waits for another's long answers, and nothing is taken back and forth.
 - Where there are more owners than slots, a sequence steps back when it has had its turn.
+- Where several come and go, no step is long.
 - Beside owners that only decode, prompts are read in half of the time: to read takes as long as many steps.
 - An owner whose next prompt finds no room blocks the others only if nothing of its own runs.
 """
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TypeVar
@@ -30,6 +32,10 @@ def last_of_most(running: list[Sequence]) -> Sequence:
     """Who steps back: of the owner with the most sequences the last in the order of service."""
     counts = Counter(sequence.owner for sequence in running)
     return max(running, key=lambda sequence: (counts[sequence.owner], sequence.order))
+
+
+CROWDED_S = 10.0
+"""After the last change of owners; from then on steps may be long."""
 
 
 class Places:
@@ -129,10 +135,23 @@ class Reading:
     """Whose prompts are read in a step. Who has made others wait by it waits for as long."""
 
     def __init__(self) -> None:
+        self._came: str | None = None
+        self._crowded_until = 0.0
         self._owed: dict[str, float] = {}
         """Seconds, by owner."""
         self._waits = False
         """Whether somebody only decodes."""
+
+    def came(self, owner: str) -> None:
+        """Something of this owner has come."""
+        if self._came not in (None, owner):
+            self._crowded_until = time.monotonic() + CROWDED_S
+        self._came = owner
+
+    @property
+    def crowded(self) -> bool:
+        """Whether several owners come and go, so that a long step would keep the next one waiting."""
+        return time.monotonic() < self._crowded_until
 
     def due(self, sequences: list[Sequence]) -> list[Sequence]:
         reading = [sequence for sequence in sequences if not sequence.decoding]
