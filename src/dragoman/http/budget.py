@@ -30,14 +30,18 @@ class Budget:
     def of(self, owner: str) -> "Holding":
         return Holding(self, owner)
 
-    def check(self, owner: str, more: int = 1) -> None:
-        """Raises where there is no room for so many more."""
-        if self._of_key[owner] + more > self.most_of_key and self.most_of_key < self.most:
+    def check(self, owner: str, more: int = 1, own: int = 0) -> None:
+        """Raises where there is no room for so many more, beside those that the same request holds.
+
+        Who is alone has room for anything: otherwise what is larger than all of it could never be had.
+        """
+        mine = self._of_key[owner]
+        if mine > own and mine + more > self.most_of_key and self.most_of_key < self.most:
             raise Overloaded(
-                f"{self._what} of this key take {self._of_key[owner]} bytes, and may take "
-                f"{self.most_of_key}; let one of them end."
+                f"{self._what} of this key take {mine} bytes, and may take {self.most_of_key}; "
+                "let one of them end."
             )
-        if self.held + more > self.most:
+        if self.held > own and self.held + more > self.most:
             raise Unavailable(
                 f"{self._what} take {self.held} bytes, and may take {self.most}; try again soon."
             )
@@ -75,7 +79,7 @@ class Holding:
         """From now on so many bytes are held. Raises where there is no room for them, and changes nothing."""
         more = (size if size > FREE_BYTES else 0) - self._counted
         if more > 0 and checked:
-            self._budget.check(self._owner, more)
+            self._budget.check(self._owner, more, self._counted)
         if more:
             self._budget.add(self._owner, more)
             self._counted += more

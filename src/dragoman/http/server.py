@@ -193,14 +193,20 @@ class _Server(uvicorn.Server):
         self._grace = app.settings.shutdown_grace
         self._address = address(listener)
         self._on_ready = on_ready
-        self._doors = [listener.dup() for _ in range(ACCEPTED_AT_ONCE)]
+        self._listener = listener
+        self._doors: list[socket.socket] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._doors = [self._listener.dup() for _ in range(ACCEPTED_AT_ONCE)]
         try:
             await super().startup(self._doors)
         except SystemExit:
             # Not for a loop that may be somebody else's: whoever serves says that it did not start.
             self.should_exit = True
+        finally:
+            if not self.started:
+                for door in self._doors:
+                    door.close()
         if self.started and self.garbage is not None:
             self.garbage.begin()
         if self.started and self._on_ready is not None:

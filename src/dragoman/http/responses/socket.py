@@ -102,10 +102,10 @@ class Socket:
         finally:
             reading.cancel()
             answering.cancel()
-            self._held.end()
             for ended in await asyncio.gather(reading, answering, return_exceptions=True):
                 if isinstance(ended, Exception) and not isinstance(ended, ClientGone):
                     logger.error("A socket failed", exc_info=ended)
+            self._held.end()
             while not self._inbox.empty():
                 self._inbox.get_nowait()[1].end()
 
