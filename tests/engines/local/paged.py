@@ -14,6 +14,8 @@ NOTHING = -1
 class FakePagedRunner(ScriptedRunner):
     """It insists that no page is written while another sequence may read it."""
 
+    rereads = False
+
     def __init__(self, *, pages: int = 64, page: int = 4, **sizes: Any) -> None:
         super().__init__(**sizes)
         self.page = page

@@ -4,6 +4,8 @@ Rules of this file:
 - A prefix is shared only within a namespace: the same adapters, the same salt.
 - The last token of a prompt is always computed again, because its logits are needed.
 - A sequence starts when there is room for its prompt, and for one page more of each that runs.
+- Where a runner computes answers in another way than prompts, only prompts are shared: what is found in pages
+  is then the same, to the bit, as what would be computed.
 """
 
 from dragoman.engines.local.memory import Memory
@@ -58,7 +60,7 @@ class Paging(Memory):
 
     def written(self, slot: Slot) -> None:
         """Full pages are published, and the end of a prompt, on which further answers can build."""
-        for number in range(len(slot.chain) - 1, slot.length // self._runner.page):
+        for number in range(len(slot.chain) - 1, self._shared(slot) // self._runner.page):
             slot.chain.append(self._publish(slot, number))
         if slot.sequence is not None and slot.length == slot.sequence.prompt_length:
             self._publish_end(slot)
@@ -88,13 +90,19 @@ class Paging(Memory):
 
     def _publish(self, slot: Slot, number: int) -> bytes:
         size = self._runner.page
-        tokens = slot.ids[number * size : min((number + 1) * size, slot.length)].copy()
+        tokens = slot.ids[number * size : min((number + 1) * size, self._shared(slot))].copy()
         return self._store.publish(slot.pages[number], slot.chain[number], tokens)
 
     def _publish_end(self, slot: Slot) -> None:
-        number, rest = divmod(slot.length, self._runner.page)
+        number, rest = divmod(self._shared(slot), self._runner.page)
         if rest:
             self._publish(slot, number)
+
+    def _shared(self, slot: Slot) -> int:
+        """How many tokens of a slot others can build on."""
+        if not self._runner.rereads or slot.sequence is None:
+            return slot.length
+        return min(slot.length, slot.sequence.asked)
 
     def _leave(self, pages: list[int]) -> None:
         for page in pages:

@@ -47,7 +47,7 @@ class Piece:
             tokens = [self.newest, *self.guesses]
         outputs = [self.outputs == self.size] * self.size
         outputs[-1] = bool(self.outputs)
-        rows.extend(sequence.slot.index, self.start, tokens, outputs)
+        rows.extend(sequence.slot.index, self.start, tokens, outputs, said=self.start >= sequence.asked)
 
     def read(self) -> None:
         """The part of the prompt has been computed: it is in the slot."""
@@ -92,7 +92,7 @@ def share_out(reading: list[Sequence], rows: int, outputs: int) -> dict[Sequence
         nonlocal outputs
         for sequence in queue:
             already = sizes.get(sequence, 0)
-            size = min(_unread(sequence) - already, most - sum(sizes.values()))
+            size = min(sequence.unread - already, most - sum(sizes.values()))
             if sequence.prompt_logprobs is not None:
                 size = min(size, outputs)
                 outputs -= max(0, size)
@@ -102,14 +102,10 @@ def share_out(reading: list[Sequence], rows: int, outputs: int) -> dict[Sequence
     owners = by_owner(reading)
     for mine in owners.values():
         start, part = sum(sizes.values()), rows // len(owners)
-        fill(sorted(mine, key=_unread), start + part // 4)
+        fill(sorted(mine, key=lambda each: each.unread), start + part // 4)
         fill(mine, start + part)
     fill(reading, rows)
     return sizes
-
-
-def _unread(sequence: Sequence) -> int:
-    return sequence.prompt_length - sequence.computed
 
 
 def level(sizes: dict[Sequence, int]) -> dict[Sequence, int]:

@@ -18,13 +18,15 @@ class StepInterrupted(Exception):
 class Rows:
     """The tokens of one step, as columns. Rows of a slot are in the order of their positions."""
 
-    __slots__ = ("outputs", "positions", "slots", "tables", "tokens")
+    __slots__ = ("outputs", "positions", "said", "slots", "tables", "tokens")
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.positions: list[int] = []
         self.slots: list[int] = []
         self.outputs: list[bool] = []
+        self.said: list[bool] = []
+        """Whether a token is of an answer, or of a prompt. Where kernels for the two differ, so does a row."""
         self.tables: dict[int, Sequence[int]] = {}
         """For runners with pages: those of each slot, in order."""
 
@@ -32,19 +34,19 @@ class Rows:
         return len(self.tokens)
 
     def add(self, slot: int, position: int, token: int) -> None:
-        """One token whose logits are wanted."""
-        self.tokens.append(token)
-        self.positions.append(position)
-        self.slots.append(slot)
-        self.outputs.append(True)
+        """One token of an answer, whose logits are wanted."""
+        self.extend(slot, position, [token], [True], said=True)
 
-    def extend(self, slot: int, position: int, tokens: Sequence[int], outputs: Sequence[bool]) -> None:
+    def extend(
+        self, slot: int, position: int, tokens: Sequence[int], outputs: Sequence[bool], *, said: bool = False
+    ) -> None:
         """A run of tokens from `position` on."""
         count = len(tokens)
         self.tokens.extend(tokens)
         self.positions.extend(range(position, position + count))
         self.slots.extend([slot] * count)
         self.outputs.extend(outputs)
+        self.said.extend([said] * count)
 
 
 class Runner(Protocol):
@@ -105,6 +107,9 @@ class PagedRunner(Runner, Protocol):
     """Tokens in a page."""
     pages: int
     """How many there are, numbered from 0; enough for a sequence of `context` tokens."""
+    rereads: bool
+    """Whether a token gets other keys and values in a prompt than in an answer, so that a prompt which goes
+    on from an answer has to read that again."""
     pass_rows: int
     """As many rows as a step costs by itself; 0 where guesses at further tokens are not worth a row."""
 

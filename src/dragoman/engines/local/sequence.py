@@ -124,6 +124,16 @@ class Sequence:
         return len(self.answer.output) - self.spoken
 
     @property
+    def asked(self) -> int:
+        """Tokens that were sent; what follows them has been said, also where it is read again."""
+        return len(self.group.prompt)
+
+    @property
+    def unread(self) -> int:
+        """Tokens that one piece may have: it does not go over the end of what was sent."""
+        return (self.asked if self.computed < self.asked else self.prompt_length) - self.computed
+
+    @property
     def decoding(self) -> bool:
         return self.computed >= self.prompt_length
 

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from dragoman.engines.choosing.arrays import Logits
 from dragoman.engines.local import LocalEngine
-from dragoman.engines.local.runner import Rows
+from dragoman.engines.local.runner import PagedRunner, Rows
 from dragoman.types import Adapters, Job, Step
 from tests.engines.local.scripted import ScriptedRunner, expected
 from tests.engines.local.support import job
@@ -27,6 +27,7 @@ class Subject:
         self._known = known
         self.runner = engine._runner
         self.salt = salt
+        self.rereads = isinstance(self.runner, PagedRunner) and self.runner.rereads
         self.scripted = isinstance(self.runner, ScriptedRunner)
         self.prompt, self.long_prompt = self._counted(8), self._counted(28)
         self.end = min(engine.tokenizer.end_ids)

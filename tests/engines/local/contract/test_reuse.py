@@ -23,7 +23,8 @@ def test_a_conversation_goes_on_from_its_own_answer(subject: Subject) -> None:
     known = subject.known(longer)
     steps = subject.run(longer)
     # The last id of an answer has not been computed when the answer ends.
-    assert steps[0].cached_tokens == len(subject.prompt) + 3
+    spared = 0 if subject.rereads else 3
+    assert steps[0].cached_tokens == len(subject.prompt) + spared
     assert ids(steps)[: len(known)] == known
 
 

@@ -22,6 +22,9 @@ from dragoman.engines.local.openvino.signal_stack import signal_stack_kept
 Array: TypeAlias = NDArray[Any]
 _log = logging.getLogger("dragoman.engine")
 PRECISIONS = {"int8": "u8", "bf16": "bf16"}
+# With scales for a whole page, as is the default, what is in it would be rounded again with each token that
+# is added, and depend on how it was filled. A scale for each token is smaller, and no less exact.
+_EACH_TOKEN = {"KEY_CACHE_QUANT_MODE": "BY_TOKEN"}
 _CACHES = ("key_cache.", "value_cache.")
 _KEY_CACHE, _WINDOW = 3, 10
 """Inputs of paged attention, by their numbers."""
@@ -38,6 +41,7 @@ class Compiled(Struct):
     """Tokens in a page of keys and values."""
     page_bytes: int
     """Of one page in all layers."""
+    threads: int
 
 
 def best_kv_cache() -> str:
@@ -62,7 +66,7 @@ def compile_graph(file: Path, *, threads: int, kv_cache: str) -> Compiled:
         "CPU_RUNTIME_CACHE_CAPACITY": _PREPARED,
     }
     common |= _groups(model, QUANTIZED)
-    kept = {"KV_CACHE_PRECISION": PRECISIONS[kv_cache]}
+    kept = {"KV_CACHE_PRECISION": PRECISIONS[kv_cache]} | _EACH_TOKEN
     precise = {"INFERENCE_PRECISION_HINT": "f32"} | _groups(model, HEAD_QUANTIZED)
     try:
         with signal_stack_kept():
@@ -79,6 +83,7 @@ def compile_graph(file: Path, *, threads: int, kv_cache: str) -> Compiled:
         vocabulary=wanted.output(0).partial_shape[-1].get_length(),
         page=values[0].partial_shape[2].get_length(),
         page_bytes=sum(_size(port, 1) for port in caches),
+        threads=threads,
     )
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from dragoman.engines.choosing.arrays import Logits
 from dragoman.engines.local.openvino.compiled import Body, Compiled, Head
+from dragoman.engines.local.openvino.layout import Layout
 from dragoman.engines.local.runner import Rows, StepFailed, StepInterrupted
 from dragoman.types import Adapters
 
@@ -21,6 +22,7 @@ _BEAT_NS = 20_000_000
 
 class OpenVinoRunner:
     equal_pieces = False
+    rereads = True
     # On CPUs weights are read more slowly than rows are computed.
     pass_rows = 16
     adapters: tuple[str, ...] = ()
@@ -35,7 +37,8 @@ class OpenVinoRunner:
         self.max_outputs = slots + _EXTRA_OUTPUTS
         # Embeddings have pages of their own, behind those of the sequences.
         self._spare = list(range(pages, pages + -(-context // self.page)))
-        self.all_pages = pages + len(self._spare)
+        self._layout = Layout(self.page, compiled.threads, unread=pages + len(self._spare))
+        self.all_pages = pages + len(self._spare) + 1
         self._body: Body | None = Body(compiled, self.all_pages)
         self._head: Head | None = Head(compiled)
         self._interrupted = False
@@ -101,29 +104,9 @@ class OpenVinoRunner:
     def _states(self, rows: Rows) -> NDArray[np.float32]:
         assert self._body is not None
         try:
-            return self._body.run(_inputs(rows, self.page))
+            inputs, places = self._layout.of(rows)
+            return self._body.run(inputs)[places]
         except RuntimeError as error:
             if self._interrupted:
                 raise StepInterrupted from None
             raise StepFailed(f"OpenVINO: {error}") from error
-
-
-def _inputs(rows: Rows, page: int) -> dict[str, NDArray[Any]]:
-    """What paged attention wants to know: where each sequence begins, what it has, and in which pages."""
-    slots = np.array(rows.slots)
-    positions = np.array(rows.positions, np.int64)
-    begins = np.concatenate(([0], np.flatnonzero(slots[1:] != slots[:-1]) + 1, [len(slots)]))
-    lengths = positions[begins[1:] - 1] + 1
-    tables = [
-        rows.tables[slot][:count]
-        for slot, count in zip(slots[begins[:-1]].tolist(), (-(-lengths // page)).tolist(), strict=True)
-    ]
-    return {
-        "input_ids": np.array(rows.tokens, np.int64),
-        "position_ids": positions,
-        "past_lens": positions[begins[:-1]].astype(np.int32),
-        "subsequence_begins": begins.astype(np.int32),
-        "block_indices_begins": np.cumsum([0, *map(len, tables)], dtype=np.int32),
-        "block_indices": np.array([page for table in tables for page in table], np.int32),
-        "max_context_len": np.array(lengths.max(), np.int32),
-    }

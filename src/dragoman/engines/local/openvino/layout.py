@@ -1,0 +1,78 @@
+"""How rows are laid out for paged attention, so that the bits of a row depend on its own sequence alone.
+
+Matrix products, and all that is computed of one row at a time, give a row the same bits whatever is beside it.
+The runtime's attention does not; it has three ways, which add up in different orders:
+- A piece of several rows goes through tiles. Its bits do not depend on where it begins or ends, but they are
+  not those of a row by itself. So a piece of a prompt has two rows at least: one alone gets a second behind it,
+  which nobody reads, and whose place is written over by the token that comes there.
+- A piece of one row is computed by one thread for each head. So each row of an answer is such a piece, guesses
+  too: keys and values of all rows are in their pages before attention begins, so a guess finds those before it.
+- Fewer of those than threads, and no others, are shared out among the threads, and the parts added. So rows that
+  nobody reads are added to such a step.
+"""
+
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dragoman.engines.local.runner import Rows
+
+_NO_TOKEN = 0
+
+
+class Layout:
+    """`unread` is a page for keys and values that nobody reads."""
+
+    def __init__(self, page: int, threads: int, unread: int) -> None:
+        self._page = page
+        self._threads = threads
+        self._unread = unread
+
+    def of(self, rows: Rows) -> tuple[dict[str, NDArray[Any]], NDArray[np.intp]]:
+        """The inputs of the graph, and which of its rows are those that were asked for."""
+        tokens, positions = np.array(rows.tokens, np.int64), np.array(rows.positions, np.int64)
+        slots, said = np.array(rows.slots), np.array(rows.said)
+        first = np.concatenate(([True], (slots[1:] != slots[:-1]) | said[1:]))
+        begins = np.flatnonzero(first)
+        sizes = np.diff(begins, append=len(tokens))
+        tables = [rows.tables[slot] for slot in slots[begins].tolist()]
+        places = np.arange(len(tokens))
+        if (lone := begins[(sizes == 1) & ~said[begins]]).size:
+            sizes[np.searchsorted(begins, lone)] = 2
+            tokens = np.insert(tokens, lone + 1, _NO_TOKEN)
+            positions = np.insert(positions, lone + 1, positions[lone] + 1)
+            places += np.searchsorted(lone, places)
+        if sizes.max() == 1 and (missing := self._threads - len(sizes)) > 0:
+            # As many as there are threads, or one piece that goes through tiles.
+            more = min(missing, 2)
+            sizes = np.append(sizes, more)
+            tokens = np.append(tokens, [_NO_TOKEN] * more)
+            positions = np.append(positions, np.arange(more))
+            tables.append([self._unread])
+        return self._inputs(tokens, positions, sizes, tables), places
+
+    def _inputs(
+        self, tokens: NDArray[Any], positions: NDArray[Any], sizes: NDArray[Any], tables: list[Any]
+    ) -> dict[str, NDArray[Any]]:
+        """What paged attention wants to know: where each piece begins, what it has, and in which pages."""
+        ends = np.cumsum(sizes)
+        lengths = positions[ends - 1] + 1
+        used = [
+            self._first(table, count)
+            for table, count in zip(tables, (-(-lengths // self._page)).tolist(), strict=True)
+        ]
+        return {
+            "input_ids": tokens,
+            "position_ids": positions,
+            "past_lens": positions[ends - sizes].astype(np.int32),
+            "subsequence_begins": np.concatenate(([0], ends)).astype(np.int32),
+            "block_indices_begins": np.cumsum([0, *map(len, used)], dtype=np.int32),
+            "block_indices": np.array([*chain.from_iterable(used)], np.int32),
+            "max_context_len": np.array(lengths.max(), np.int32),
+        }
+
+    def _first(self, table: list[int], count: int) -> list[int]:
+        """The first pages of a sequence. A row that nobody reads may be one too far for what it has."""
+        return table[:count] if len(table) >= count else [*table, self._unread]
