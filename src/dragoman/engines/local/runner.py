@@ -26,7 +26,7 @@ class Rows:
         self.slots: list[int] = []
         self.outputs: list[bool] = []
         self.said: list[bool] = []
-        """Whether a token is of an answer, or of a prompt. Where kernels for the two differ, so does a row."""
+        """Whether a token is of an answer or of a prompt: kernels for the two may differ, and so the bits."""
         self.tables: dict[int, Sequence[int]] = {}
         """For runners with pages: those of each slot, in order."""
 

@@ -1,14 +1,17 @@
 """How rows are laid out for paged attention, so that the bits of a row depend on its own sequence alone.
 
-Matrix products, and all that is computed of one row at a time, give a row the same bits whatever is beside it.
-The runtime's attention does not; it has three ways, which add up in different orders:
+Matrix products give a row the same bits whatever is beside it, but on some machines only from a number of
+rows on: with AMX, from five. That number is found out at the start, and a step has at least so many rows.
+Attention has three ways, which add up in different orders:
 - A piece of several rows goes through tiles. Its bits do not depend on where it begins or ends, but they are
-  not those of a row by itself. So a piece of a prompt has two rows at least: one alone gets a second behind it,
-  which nobody reads, and whose place is written over by the token that comes there.
-- A piece of one row is computed by one thread for each head. So each row of an answer is such a piece, guesses
-  too: keys and values of all rows are in their pages before attention begins, so a guess finds those before it.
-- Fewer of those than threads, and no others, are shared out among the threads, and the parts added. So rows that
-  nobody reads are added to such a step.
+  not those of a row by itself. So a piece of a prompt has two rows at least: one alone gets a second behind
+  it, which nobody reads, and whose place is written over by the token that comes there.
+- A piece of one row is computed by one thread for each head. So each row of an answer is such a piece, and a
+  guess too: the keys and values of all rows are in their pages before attention begins.
+- Fewer of those than threads, and no others, are shared out among the threads, and the parts added. So rows
+  that nobody reads are added to such a step.
+
+What is computed of one row at a time does not depend on others anyway.
 """
 
 from itertools import chain
@@ -26,6 +29,8 @@ class Layout:
     """`unread` is a page for keys and values that nobody reads."""
 
     def __init__(self, page: int, threads: int, unread: int) -> None:
+        self.least = 0
+        """Rows that a step has at least."""
         self._page = page
         self._threads = threads
         self._unread = unread
@@ -44,9 +49,9 @@ class Layout:
             tokens = np.insert(tokens, lone + 1, _NO_TOKEN)
             positions = np.insert(positions, lone + 1, positions[lone] + 1)
             places += np.searchsorted(lone, places)
-        if sizes.max() == 1 and (missing := self._threads - len(sizes)) > 0:
-            # As many as there are threads, or one piece that goes through tiles.
-            more = min(missing, 2)
+        # As many pieces of one row as there are threads, or one that goes through tiles.
+        missing = min(self._threads - len(sizes), 2) if sizes.max() == 1 else 0
+        if (more := max(missing, self.least - len(tokens))) > 0:
             sizes = np.append(sizes, more)
             tokens = np.append(tokens, [_NO_TOKEN] * more)
             positions = np.append(positions, np.arange(more))

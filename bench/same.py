@@ -1,0 +1,205 @@
+"""Whether the same question gets the same answer: alone or in company, its prefix known or not, with guesses.
+
+Answers of the embedded engine, over each runner, are compared with those that a question gets by itself from
+an engine that knows nothing of its prompt and guesses nothing. Half of the questions are second turns, whose
+prompt goes on from an answer; some of the others come after up to 600 words.
+"""
+
+import argparse
+import asyncio
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from itertools import count, product
+
+from msgspec import Struct
+
+from bench import machine
+from bench.errors import BenchError, told
+from bench.runner_texts import TEXT, prompts
+from bench.tables import Table, keep
+from dragoman.engines.local import LocalEngine, LocalOptions
+from dragoman.engines.local.options import KvCache, RunnerName
+from dragoman.engines.weights import default_model
+from dragoman.types import Job, Sampling
+
+RUNNERS: tuple[RunnerName, ...] = ("openvino", "llamacpp")
+COMPANY = (0, 7, 31)
+GUESSES = 7
+_CONTEXT = 2048
+_salts = count()
+
+
+class Question(Struct, frozen=True):
+    prompt: tuple[int, ...]
+    before: tuple[int, ...]
+    """What is asked first, where the prefix is to be known."""
+
+
+class Said(Struct, frozen=True):
+    ids: list[int]
+    logprobs: list[float]
+
+
+class Way(Struct, frozen=True):
+    runner: RunnerName
+    guesses: int
+    company: int
+    """Others that are asked at the same time."""
+    known: bool
+
+
+class Equal(Struct, frozen=True):
+    way: Way
+    greedy: int
+    seeded: int
+    """Answers with the same ids."""
+    middle: float
+    most: float
+    """Differences of log probabilities, as far as ids are the same."""
+
+
+def samplings(tokens: int) -> tuple[Sampling, Sampling]:
+    """At temperature 0, and with a seed."""
+    greedy = Sampling(max_tokens=tokens, temperature=0.0, logprobs=0, ignore_eos=True)
+    return greedy, Sampling(
+        max_tokens=tokens, temperature=0.8, top_p=0.95, seed=7, logprobs=0, ignore_eos=True
+    )
+
+
+async def questions(engine: LocalEngine, number: int, tokens: int) -> list[Question]:
+    """As many as asked for."""
+    text = engine.tokenizer.encode(TEXT)
+    firsts = []
+    for place, words in enumerate(prompts(-(-number // 2))):
+        lead = text[: (place * 53) % 700] if place % 3 == 0 else []
+        firsts.append(tuple(lead + engine.tokenizer.encode(words)))
+    made = [Question(first, (*first[: len(first) * 2 // 3], 1)) for first in firsts]
+    answers = await ask(engine, made, samplings(tokens)[0], company=0, known=False)
+    turn = engine.tokenizer.encode("\nAnd what happened after that?")
+    made += [
+        Question((*first, *answer.ids, *turn), first) for first, answer in zip(firsts, answers, strict=True)
+    ]
+    return made[:number]
+
+
+async def ask(
+    engine: LocalEngine, asked: Sequence[Question], sampling: Sampling, *, company: int, known: bool
+) -> list[Said]:
+    """The answers, `company` + 1 at a time. Nothing is known but what each has asked before."""
+    found = []
+    for group in _groups(asked, company + 1):
+        salts = [str(next(_salts)) for _ in group]
+        if known:
+            greedy = samplings(sampling.max_tokens)[0]
+            before = [
+                _say(engine, each.before, greedy, salt) for each, salt in zip(group, salts, strict=True)
+            ]
+            await asyncio.gather(*before)
+        answers = [_say(engine, each.prompt, sampling, salt) for each, salt in zip(group, salts, strict=True)]
+        found += await asyncio.gather(*answers)
+    return found
+
+
+async def _say(engine: LocalEngine, prompt: Sequence[int], sampling: Sampling, salt: str) -> Said:
+    job = Job(id="same", prompt=tuple(prompt), sampling=sampling, cache_salt=salt)
+    said = Said([], [])
+    async for step in engine.generate(job):
+        if step.error is not None:
+            raise step.error
+        said.ids.extend(step.ids)
+        said.logprobs.extend(entry.logprob for entry in step.logprobs or ())
+    return said
+
+
+def _groups(asked: Sequence[Question], size: int) -> Iterator[Sequence[Question]]:
+    for start in range(0, len(asked), size):
+        yield asked[start : start + size]
+
+
+def equal(way: Way, first: Sequence[Sequence[Said]], other: Sequence[Sequence[Said]]) -> Equal:
+    """How far answers are the same: those at temperature 0, and those with a seed."""
+    greedy, seeded = (
+        sum(one.ids == two.ids for one, two in zip(*both, strict=True))
+        for both in zip(first, other, strict=True)
+    )
+    moved = [
+        abs(one - two)
+        for both in zip(first, other, strict=True)
+        for pair in zip(*both, strict=True)
+        for one, two in _in_common(*pair)
+    ]
+    return Equal(way, greedy, seeded, statistics.median(moved), max(moved))
+
+
+def _in_common(first: Said, second: Said) -> Iterator[tuple[float, float]]:
+    """Up to the first id that differs, and of that too: it was chosen from the same words."""
+    for one, two, *logprobs in zip(first.ids, second.ids, first.logprobs, second.logprobs, strict=True):
+        yield logprobs[0], logprobs[1]
+        if one != two:
+            return
+
+
+def measure(runner: RunnerName, kv_cache: KvCache, number: int, tokens: int, threads: int) -> list[Equal]:
+    asked: list[Question] = []
+    alone: list[list[Said]] = []
+    found = []
+    for guesses in (0, GUESSES) if runner == "openvino" else (0,):
+        options = LocalOptions(
+            runner=runner, kv_cache=kv_cache, threads=threads, slots=32, context=_CONTEXT, guesses=guesses
+        )
+        with closing(LocalEngine.open(default_model(), options)) as engine, asyncio.Runner() as loop:
+            asked = asked or loop.run(questions(engine, number, tokens))
+            for company, known in product(COMPANY, (False, True)):
+                way = Way(runner, guesses, company, known)
+                said = [
+                    loop.run(ask(engine, asked, each, company=company, known=known))
+                    for each in samplings(tokens)
+                ]
+                alone = alone or said
+                found.append(equal(way, alone, said))
+                print(f"same: {found[-1]}", flush=True)
+    return found
+
+
+def table(found: Sequence[Equal], number: int, tokens: int) -> Table:
+    rows = [
+        [
+            each.way.runner,
+            "on" if each.way.guesses else "off",
+            f"beside {each.way.company}" if each.way.company else "alone",
+            "known" if each.way.known else "fresh",
+            f"{each.greedy} of {number}",
+            f"{each.seeded} of {number}",
+            f"{each.middle:.4f}",
+            f"{each.most:.4f}",
+        ]
+        for each in found
+    ]
+    head = ("runner", "guesses", "company", "prefix", "same", "same, seeded", "middle difference", "largest")
+    where = f"{default_model().name}, answers of {tokens} tokens. {machine.describe()}"
+    note = f"Against each runner's first row; differences are of log probabilities. {where}."
+    return Table("The same question, the same answer", head, rows, [note])
+
+
+def main(runners: Sequence[RunnerName], kv_cache: KvCache, number: int, tokens: int, threads: int) -> None:
+    found = [each for runner in runners for each in measure(runner, kv_cache, number, tokens, threads)]
+    keep("same", found, [table(found, number, tokens)])
+    if any(each.greedy < number or each.seeded < number for each in found):
+        raise BenchError("Some answers depend on more than their question.")
+
+
+def cli() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.same", description=__doc__)
+    parser.add_argument("--runner", action="append", choices=RUNNERS, help="one of them [default: both]")
+    parser.add_argument("--kv-cache", default="auto", help="how keys and values are kept [default: auto]")
+    parser.add_argument("--prompts", type=int, default=200, help="how many [default: 200]")
+    parser.add_argument("--tokens", type=int, default=32, help="of each answer [default: 32]")
+    parser.add_argument("--threads", type=int, default=2, help="compute threads [default: 2]")
+    args = parser.parse_args()
+    main(args.runner or RUNNERS, args.kv_cache, args.prompts, args.tokens, args.threads)
+
+
+if __name__ == "__main__":
+    sys.exit(told(cli))

@@ -1,0 +1,127 @@
+"""A row has the same bits whoever is beside it, however its prompt was cut, and whatever was guessed."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dragoman.engines.choosing.arrays import Logits
+from dragoman.engines.local.openvino.compiled import compile_graph
+from dragoman.engines.local.openvino.converted import converted
+from dragoman.engines.local.openvino.family import NotForOpenVino
+from dragoman.engines.local.openvino.layout import Layout
+from dragoman.engines.local.openvino.runner import OpenVinoRunner
+from dragoman.engines.local.runner import Rows
+from tests.engines.local.openvino.conftest import write_model
+
+PROMPT, ANSWER = list(range(2000, 2075)), [7, 8, 9, 10, 11, 12]
+PLACES = [3, 1, 4]
+"""The pages of the one that is asked about; others have those from 5 on."""
+LENGTH = len(PROMPT) + len(ANSWER)
+
+
+@pytest.fixture(scope="module", params=[("int8", 2), ("f16", 1), ("bf16", 2)], ids=lambda each: each[0])
+def runner(
+    request: pytest.FixtureRequest, weights: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[OpenVinoRunner]:
+    kv_cache, threads = request.param
+    graph = converted(write_model(tmp_path_factory.mktemp("models") / "model.gguf", weights))
+    try:
+        compiled = compile_graph(graph, threads=threads, kv_cache=kv_cache)
+    except NotForOpenVino:
+        pytest.skip(f"THIS CPU HAS NO {kv_cache}, so keys and values in it are not tested")
+    made = OpenVinoRunner(compiled, slots=8, context=128, pages=32, batch=128)
+    made.warm_up()
+    with closing(made):
+        yield made
+
+
+@pytest.fixture(scope="module")
+def alone(runner: OpenVinoRunner) -> Logits:
+    return logits(runner, steps([], 0, None))
+
+
+def steps(sizes: list[int], guesses: int, company: Random | None) -> Iterator[Rows]:
+    """A prompt in pieces of these sizes, then its answer, so many tokens a step; and others."""
+    places = [(place, place + size) for place, size in _pieces(sizes)]
+    places += [(at, min(at + 1 + guesses, LENGTH)) for at in range(len(PROMPT), LENGTH, 1 + guesses)]
+    for begin, end in places:
+        rows = Rows()
+        _add_others(rows, company, before=True)
+        said = begin >= len(PROMPT)
+        wanted = [place + 1 >= len(PROMPT) for place in range(begin, end)]
+        rows.extend(1, begin, [*PROMPT, *ANSWER][begin:end], wanted, said=said)
+        rows.tables[1] = PLACES[: -(-end // 32)]
+        _add_others(rows, company, before=False)
+        yield rows
+
+
+def _pieces(sizes: list[int]) -> Iterator[tuple[int, int]]:
+    place = 0
+    for size in [*sizes, len(PROMPT)]:
+        if size := min(size, len(PROMPT) - place):
+            yield place, size
+        place += size
+
+
+def _add_others(rows: Rows, company: Random | None, *, before: bool) -> None:
+    for slot in ((0,) if before else (2, 3)) if company else ():
+        count = company.choice([0, 1, 1, 5, 40])  # type: ignore[union-attr]
+        tokens = [company.randrange(40_000) for _ in range(count)]  # type: ignore[union-attr]
+        rows.extend(slot, 0, tokens, [False] * count, said=count == 1 and not before)
+        rows.tables[slot] = [5 + 2 * slot, 6 + 2 * slot]
+
+
+def logits(runner: OpenVinoRunner, steps: Iterator[Rows]) -> Logits:
+    """Of the prompt's last token and the answer."""
+    return np.concatenate([runner.step(rows, ()).copy() for rows in steps])
+
+
+@settings(max_examples=10)
+@given(st.lists(st.integers(1, 64), max_size=6), st.integers(0, 5), st.none() | st.randoms())
+def test_bits_are_those_of_the_sequence_alone(
+    runner: OpenVinoRunner, alone: Logits, sizes: list[int], guesses: int, company: Random | None
+) -> None:
+    assert np.array_equal(logits(runner, steps(sizes, guesses, company)), alone)
+
+
+def laid_out(layout: Layout, rows: Rows) -> list[int]:
+    """How many rows each piece has."""
+    return [int(size) for size in np.diff(layout.of(rows)[0]["subsequence_begins"])]
+
+
+def test_rows_of_answers_are_pieces_of_their_own() -> None:
+    rows = Rows()
+    rows.extend(0, 5, [1, 2, 3], [True] * 3, said=True)
+    rows.extend(1, 0, [4, 5], [False] * 2)
+    rows.tables.update({0: [0], 1: [1]})
+    assert laid_out(Layout(32, 8, 9), rows) == [1, 1, 1, 2]
+
+
+def test_a_single_row_of_a_prompt_gets_another_behind_it() -> None:
+    rows = Rows()
+    rows.extend(0, 31, [7], [True])
+    rows.add(1, 3, 8)
+    rows.tables.update({0: [4], 1: [5]})
+    inputs, places = Layout(32, 1, 9).of(rows)
+    assert inputs["position_ids"].tolist() == [31, 32, 3]
+    assert inputs["block_indices"].tolist() == [4, 9, 5]
+    assert places.tolist() == [0, 2]
+
+
+FILLED = [(1, 0, [1]), (2, 0, [1, 1]), (8, 0, [1, 2]), (1, 6, [1, 5])]
+
+
+@pytest.mark.parametrize(("threads", "least", "pieces"), FILLED)
+def test_a_step_is_filled_up(threads: int, least: int, pieces: list[int]) -> None:
+    rows = Rows()
+    rows.add(0, 0, 7)
+    rows.tables[0] = [0]
+    layout = Layout(32, threads, 9)
+    layout.least = least
+    assert laid_out(layout, rows) == pieces
