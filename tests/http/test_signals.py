@@ -81,6 +81,7 @@ def test_the_third_signal_ends_a_process_that_is_the_servers_own(monkeypatch: py
 def test_ctrl_c_while_a_server_in_the_background_stops_waits_for_it_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    before = set(threading.enumerate())
     joined = threading.Thread.join
     pressed: list[bool] = []
 
@@ -93,7 +94,8 @@ def test_ctrl_c_while_a_server_in_the_background_stops_waits_for_it_all_the_same
     monkeypatch.setattr(threading.Thread, "join", join)
     with pytest.raises(KeyboardInterrupt), background(engine(), SETTINGS):
         pass
-    assert not any(thread.name == "dragoman-serve" for thread in threading.enumerate())
+    left = set(threading.enumerate()) - before
+    assert not any(thread.name == "dragoman-serve" for thread in left)
 
 
 def test_a_start_that_fails_leaves_nothing_running() -> None:

@@ -154,10 +154,13 @@ def test_what_nobody_waits_for_is_not_begun() -> None:
 
 
 def test_after_the_close_there_is_no_thread() -> None:
+    before = set(threading.enumerate())
+
     async def play(stage: Stage) -> None:
         asked = [stage.ask(f"a{number}", "a") for number in range(5)]
         await settled()
         await stage.end(*asked)
 
     staged(play)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("dragoman-work")]
+    left = set(threading.enumerate()) - before
+    assert not [thread for thread in left if thread.name.startswith("dragoman-work")]
