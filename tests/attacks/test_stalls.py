@@ -29,6 +29,8 @@ LARGE: dict[str, tuple[str, Callable[[], dict[str, Any]]]] = {
     "an unknown name": (CHAT, lambda: {"a" * (8 << 20): 1}),
     "tokens with their texts": ("/tokenize", lambda: {"prompt": "a" * (2 << 20), "return_token_strs": True}),
     "hosted items": ("/v1/responses", lambda: {"input": [{"type": "web_search_call", "action": {}}] * 4000}),
+    "a grammar that is one name": (CHAT, lambda: {"guided_grammar": "a" * 65536}),
+    "a grammar that is one open text": (CHAT, lambda: {"guided_grammar": '"' + '\\"' * 32767}),
     "the name of a dialect": ("/parse/function_call", lambda: {"tool_call_parser": "a" * (4 << 20)}),
     "unknown references": (
         "/v1/responses/input_tokens",

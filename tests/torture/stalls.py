@@ -1,9 +1,11 @@
 """No request holds up the others: every route, with the largest bodies that it takes in each dimension.
 
 A server in a process of its own asks its loop every 5 ms whether it is late. The greatest lag of each request
-counts, of several tries the least, because others use the machine too and a real stall repeats itself.
+counts, of several tries the least, because a real stall repeats itself. On a machine that others use it is
+what the server computed of that lag: the rest it waited for them.
 """
 
+import os
 from collections.abc import Iterator
 from itertools import groupby
 from random import Random
@@ -23,47 +25,51 @@ MOST_MB = 256
 CONTEXT = 2**20
 """As much as models take: with less, large prompts would be refused before they cost anything."""
 LISTED = 30
+IDLE_LOAD = 1.0
 
 
 def run(scale: float = 1.0, seed: int = 1) -> list[Row]:
     known = [Ladder(case.route, case.name, (case,)) for case in cases()]
     every = [*known, *ladders()]
     chosen = sorted(Random(seed).sample(range(len(every)), min(scaled(len(every), scale), len(every))))
+    crowded = os.getloadavg()[0] > IDLE_LOAD
     with attacked(watched=True, context=CONTEXT) as server:
-        seen = list(_seen(server, [every[at] for at in chosen]))
-    seen.sort(key=lambda one: -one.lag_ms)
+        seen = list(_seen(server, [every[at] for at in chosen], crowded))
+    seen.sort(key=lambda one: -one.stall_ms(crowded=crowded))
     keep("stalls", seen, [_worst(seen)])
-    return [*_groups(seen), _memory(seen), _answered(seen)]
+    return [*_groups(seen, crowded), _memory(seen), _answered(seen)]
 
 
-def _seen(server: Attacked, chosen: list[Ladder]) -> Iterator[Measured]:
+def _seen(server: Attacked, chosen: list[Ladder], crowded: bool) -> Iterator[Measured]:
     for number, ladder in enumerate(chosen):
         for case in ladder.rungs:
-            found = _tried(server, case)
+            found = _tried(server, case, crowded)
             yield found
             if found.status < 400:
                 break
         progress(number + 1, len(chosen), "dimensions of requests")
 
 
-def _tried(server: Attacked, case: Case) -> Measured:
+def _tried(server: Attacked, case: Case, crowded: bool) -> Measured:
     try:
-        return measured(server, case)
+        return measured(server, case, crowded=crowded)
     except AssertionError as error:
         return Measured(case.route, case.name, 500, 0.0, 0.0, 0.0, 0.0, str(error)[:300])
 
 
-def _groups(seen: list[Measured]) -> Iterator[Row]:
+def _groups(seen: list[Measured], crowded: bool) -> Iterator[Row]:
+    way = "computed" if crowded else "late"
     by_group = sorted(seen, key=lambda one: group(one.route))
     for name, members in groupby(by_group, key=lambda one: group(one.route)):
         found = list(members)
-        worst = max(found, key=lambda one: one.lag_ms)
-        figure = f"{worst.lag_ms:.0f} ms: {worst.route}, {worst.name}"
+        worst = max(found, key=lambda one: one.stall_ms(crowded=crowded))
+        most = worst.stall_ms(crowded=crowded)
+        figure = f"{most:.0f} ms {way}: {worst.route}, {worst.name}"
         yield Row(
             f"no request stalls the loop: {name} ({len(found)} bodies)",
             figure,
             f"{MOST_MS:.0f} ms",
-            worst.lag_ms <= MOST_MS,
+            most <= MOST_MS,
         )
 
 

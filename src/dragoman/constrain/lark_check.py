@@ -9,12 +9,13 @@ from dragoman.errors import BadRequest
 from dragoman.limits import Limits, check_count
 
 MOST_DEPTH = 500
+# Nothing is tried in a second way, which would take time that grows with the square of the text.
 _PIECES = re.compile(
-    r"""(?: (?:\#|//)[^\n]* )
-      | (?: "(?:\\.|[^"\\])*" )
-      | (?P<pattern> /(?:\\.|[^/\\])+/ )
-      | (?P<defined> ^[ \t]*[!?]*[_a-zA-Z][\w-]* (?=[^:\n"/]*:) )
-      | (?P<name> [_a-zA-Z][\w-]* )""",
+    r"""(?: (?:\#|//)[^\n]*+ | \\. )
+      | (?: "(?:\\.|[^"\\])*+" )
+      | (?P<pattern> /(?:\\.|[^/\\])++/ )
+      | (?P<defined> ^[ \t]*+[!?]*+[_a-zA-Z][\w-]*+ (?=[^:\n"/]*+:) )
+      | (?P<name> [_a-zA-Z][\w-]*+ )""",
     re.VERBOSE | re.DOTALL | re.MULTILINE,
 )
 

@@ -21,20 +21,25 @@ class Measured(Struct, frozen=True):
     lag_ms: float
     """The least of the greatest of several tries."""
     busy_ms: float
-    """How much of that the server computed itself; the rest it waited for others on the machine."""
+    """How much of that the server computed itself; the rest it waited, for others on the machine mostly."""
     seconds: float
     memory_mb: float
     """How much higher it was at its highest than before."""
     where: str
 
+    def stall_ms(self, *, crowded: bool) -> float:
+        """On a machine that others use, a lag says little."""
+        return self.busy_ms if crowded else self.lag_ms
 
-def measured(server: Attacked, case: Case) -> Measured:
+
+def measured(server: Attacked, case: Case, *, crowded: bool) -> Measured:
     shot = case.ready(server)
     best = _once(server, case, shot)
     for _ in range(REPEATS - 1):
-        if best.lag_ms <= GOOD_MS:
+        if best.stall_ms(crowded=crowded) <= GOOD_MS:
             break
-        best = min(best, _once(server, case, shot), key=lambda one: one.lag_ms)
+        again = _once(server, case, shot)
+        best = min(best, again, key=lambda one: one.stall_ms(crowded=crowded))
     return best
 
 
