@@ -80,10 +80,10 @@ class SamplerFields(ConstraintFields, kw_only=True):
     dry_sequence_breakers: Breakers | None = None
     # Only where they do nothing.
     use_beam_search: bool | None = None
-    length_penalty: float | None = None
-    skew: float | None = None
-    adaptive_target: float | None = None
-    adaptive_decay: float | None = None
+    length_penalty: Annotated[float, Meta(ge=-100, le=100)] | None = None
+    skew: Annotated[float, Meta(ge=-100, le=100)] | None = None
+    adaptive_target: Annotated[float, Meta(ge=-1, le=1)] | None = None
+    adaptive_decay: Share | None = None
 
     @property
     def breakers(self) -> tuple[str, ...]:
