@@ -220,8 +220,8 @@ def _has(process: Path, mark: bytes) -> bool:
 
 def run(scale: float = 1.0, seed: int = 1) -> list[Row]:
     chance, count = Random(seed), scaled(STOPS, scale)
-    # A shell has its background jobs ignore it, and they would hand that on.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A shell has its background jobs ignore one of them, and `nohup` another; they would hand that on.
+    before = {number: signal.signal(number, signal.default_int_handler) for number in SIGNALS}
     try:
         with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(AT_ONCE) as pool:
             stops = Stops(Path(folder))
@@ -230,14 +230,15 @@ def run(scale: float = 1.0, seed: int = 1) -> list[Row]:
                 done.append(stop)
                 progress(len(done), count, "stops")
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     return rows(done)
 
 
 def rows(done: list[Stop]) -> list[Row]:
     for stop in done:
         if stop.status or stop.left or stop.halves:
-            print(json.dumps([stop.case.words, stop.status, stop.left, stop.halves, stop.log[-2000:]]))
+            print(json.dumps([stop.case.words, stop.status, stop.left, stop.halves, stop.log[-400:]]))
     other = Counter(_named(stop.status) for stop in done if stop.status)
     times = sorted(stop.seconds for stop in done)
     p99, left, halves = times[99 * len(times) // 100], sum(s.left for s in done), sum(s.halves for s in done)
