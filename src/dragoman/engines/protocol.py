@@ -49,6 +49,9 @@ class ModelCard(Struct, kw_only=True):
     samples_ids: bool = True
     """False where ids are made from text: then they are not given out, for nobody has sampled them."""
     created: int = 0
+    numerics: str = ""
+    """Stands for what decides the answers to a request: weights, kernels, precision. It goes into
+    `system_fingerprint`."""
     details: Mapping[str, str] = field(default_factory=dict)
     """For people: architecture, quantization, parameters, runner."""
 

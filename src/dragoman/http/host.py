@@ -94,7 +94,7 @@ class Host:
         self.brake = Brake(engine)
         self._checking: asyncio.Future[None] | None = None
         self._forced: dict[str, Language] = {}
-        self._fingerprint = f"dragoman-{__version__}"
+        self._fingerprint = "-".join(filter(None, ("dragoman", __version__, self.card.numerics)))
 
     async def turn(self, spec: TurnSpec, owner: str, body_bytes: int, source: str = "") -> Turn:
         """A turn that is ready to start; what is wrong with the request has been said by then.

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from msgspec import Struct
 from dragoman.engines.local import machine
 from dragoman.engines.local.llamacpp import LlamaRunner
 from dragoman.engines.local.model import Model
+from dragoman.engines.local.numerics import numerics
 from dragoman.engines.local.openvino.family import NotForOpenVino, shape_of
 from dragoman.engines.local.options import LocalOptions
 from dragoman.engines.local.runner import AnyRunner
@@ -61,7 +63,9 @@ def _open_llamacpp(path: Path, options: LocalOptions, why: str = "") -> Opened:
     # At 16 bits a number, and 8.5 where they are int8.
     kept = size.slots * size.context * model.token_bytes * (17 if options.kv_cache == "int8" else 32) // 32
     details = {"runner": "llama.cpp", "why": why, "threads": str(size.threads), "kv_bytes": str(kept)}
-    return _opened(model, runner, options, details)
+    facts = (version("xllamacpp"), options.kv_cache, options.flash_attention, size.threads)
+    decided = numerics([path, *map(Path, options.adapters.values())], "llama.cpp", *facts)
+    return _opened(model, runner, options, details, decided)
 
 
 def _open_openvino(path: Path, options: LocalOptions) -> Opened:
@@ -71,12 +75,14 @@ def _open_openvino(path: Path, options: LocalOptions) -> Opened:
     shape_of(model.metadata)
     check_context(options.context, model.trained_context)
     from dragoman.engines.local.openvino.converted import converted
-    from dragoman.engines.local.openvino.opening import runner_of
+    from dragoman.engines.local.openvino.opening import files_of, runner_of
 
-    runner, details = runner_of(converted(path), model.trained_context, options)
+    graph = converted(path)
+    runner, details = runner_of(graph, model.trained_context, options)
+    decided = numerics(files_of(graph), details["runner"])
     chosen = options.runner == "openvino"
     why = "" if chosen else "OpenVINO, which is faster on this CPU; the other is --runner llamacpp"
-    return _opened(model, runner, options, details | {"why": why})
+    return _opened(model, runner, options, details | {"why": why}, decided)
 
 
 def _open_folder(path: Path, options: LocalOptions) -> Opened:
@@ -109,9 +115,9 @@ def check_machine(options: LocalOptions, any_cpu: bool = False) -> None:
 
 def _check_bfloat16(no_other: bool) -> None:
     """`no_other`: there is no runner that could take its place."""
-    from dragoman.engines.local.openvino.compiled import best_kv_cache
+    from dragoman.engines.local.openvino.compiled import has_bfloat16
 
-    if best_kv_cache() == "bf16":
+    if has_bfloat16():
         return
     if no_other:
         message = "`kv_cache` is bf16, which OpenVINO has not on this CPU; set int8 or auto."
@@ -119,7 +125,9 @@ def _check_bfloat16(no_other: bool) -> None:
     raise NotForOpenVino("this CPU has no bfloat16, which `kv_cache` asks for")
 
 
-def _opened(model: Model, runner: AnyRunner, options: LocalOptions, details: Mapping[str, str]) -> Opened:
+def _opened(
+    model: Model, runner: AnyRunner, options: LocalOptions, details: Mapping[str, str], decided: str
+) -> Opened:
     tokenizer = LlamaTokenizer(model)
     card = ModelCard(
         name=options.name or model.name,
@@ -135,6 +143,7 @@ def _opened(model: Model, runner: AnyRunner, options: LocalOptions, details: Map
         dimensions=model.width,
         slots=runner.slots,
         embeds_at_once=1,
+        numerics=decided,
         details={**model.details, "slots": str(runner.slots), **details},
     )
     return Opened(runner, tokenizer, card)

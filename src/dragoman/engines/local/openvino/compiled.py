@@ -49,8 +49,12 @@ def best_kv_cache() -> str:
     """bfloat16 is the fastest to read, where the CPU has it: by a quarter at 2,000 tokens."""
     if _has_tiles():
         return "f16"
+    return "bf16" if has_bfloat16() else "int8"
+
+
+def has_bfloat16() -> bool:
     with signal_stack_kept():
-        return "bf16" if "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES") else "int8"
+        return "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 
 def _has_tiles() -> bool:

@@ -10,6 +10,7 @@ import openvino as ov
 
 from dragoman.engines.hf_tokenizer import HfTokenizer, card_of
 from dragoman.engines.local import machine
+from dragoman.engines.local.numerics import numerics
 from dragoman.engines.local.openvino.compiled import best_kv_cache, compile_graph
 from dragoman.engines.local.openvino.converted import FILE
 from dragoman.engines.local.openvino.runner import OpenVinoRunner
@@ -49,6 +50,11 @@ def folder_graph(folder: Path) -> tuple[Path, int]:
     return graph, int(config.get("max_position_embeddings") or _CONTEXT)
 
 
+def files_of(graph: Path) -> list[Path]:
+    """A graph, and its weights."""
+    return [graph, graph.with_suffix(".bin")]
+
+
 def card_and_tokenizer(
     folder: Path, runner: OpenVinoRunner, name: str | None, details: Mapping[str, str]
 ) -> tuple[ModelCard, HfTokenizer]:
@@ -64,4 +70,5 @@ def card_and_tokenizer(
         created=int(time.time()),
         details={"name": folder.name, "slots": str(runner.slots), **details},
     )
+    card.numerics = numerics(files_of(folder / FILE), details["runner"])
     return card, tokenizer
