@@ -32,6 +32,18 @@ class Embedder(ScriptedEngine):
         return [_normal([list(ids).count(97 + letter) for letter in range(LETTERS)]) for ids in prompts]
 
 
+class Sharing(Embedder):
+    """It wants to know for whom it computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.owners: list[str] = []
+
+    async def embed_for(self, owner: str, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
+        self.owners.append(owner)
+        return await self.embed(prompts)
+
+
 class Judge(Embedder):
     """A cross-encoder: it also knows how long a document is."""
 
@@ -212,6 +224,17 @@ def test_what_is_wrong_with_a_ranking_is_named(
 def test_an_engine_with_neither_is_a_400(greeter: str, path: str) -> None:
     body = SIDES if path == "/v1/rerank" else {"text_1": "a", "text_2": "b"}
     assert post(greeter, path, body).json()["error"]["code"] == "unsupported_model"
+
+
+def test_an_engine_that_shares_its_time_is_told_whose_they_are(serve: Serve) -> None:
+    engine = Sharing()
+    url = serve(engine, api_key=["mine", "yours"])
+    for path, body in (("/v1/embeddings", {"input": "ab"}), ("/v1/rerank", SIDES)):
+        for key in ("mine", "yours"):
+            assert post(url, path, body, authorization=f"Bearer {key}").status_code == 200
+    mine, yours = engine.owners[:2]
+    assert mine != yours
+    assert engine.owners == [mine, yours, mine, yours]
 
 
 def test_they_say_which_weights_they_were(serve: Serve) -> None:

@@ -154,6 +154,14 @@ class EmbeddingEngine(Engine, Protocol):
 
 
 @runtime_checkable
+class SharingEngine(EmbeddingEngine, Protocol):
+    """An engine that shares its time out between owners: those of jobs, and those of embeddings as well."""
+
+    async def embed_for(self, owner: str, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
+        """`embed`, in the name of somebody: `owner` means what it means in a job."""
+
+
+@runtime_checkable
 class ScoringEngine(Engine, Protocol):
     """A cross-encoder: it reads two texts at once, and says how well they fit."""
 

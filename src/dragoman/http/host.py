@@ -87,8 +87,8 @@ class Host:
         self.bodies = Budget(self.limits.bodies_bytes, keys, "The bodies of requests")
         self.replies = Replies(self.limits.replies_bytes, keys)
         self.turnstile = Turnstile()
-        at_once = self.card.embeds_at_once
-        self._vectors = Line(PLACES_PER_SLOT * at_once) if at_once else self.admission.line
+        places = PLACES_PER_SLOT * (self.card.embeds_at_once or 0)
+        self._vectors = Line(places, 2 * places) if places else self.admission.line
         self.desk = Desk.of(settings, self.workers)
         self.mcp = servers_of(settings)
         self.brake = Brake(engine)

@@ -10,7 +10,7 @@ from dragoman.api import embeddings, ranking
 from dragoman.api.embeddings import EmbeddingRequest
 from dragoman.api.ranking import Pair, RerankRequest, ScoreRequest
 from dragoman.engines.asked import asked
-from dragoman.engines.protocol import EmbeddingEngine, ScoringEngine, weights_of
+from dragoman.engines.protocol import EmbeddingEngine, ScoringEngine, SharingEngine, weights_of
 from dragoman.engines.sound import checked, wrong_scores, wrong_vectors
 from dragoman.errors import BadRequest, ContextOverflow, EngineFailed
 from dragoman.http.exchange import Exchange, unless_gone
@@ -129,12 +129,14 @@ async def _computed(
     host: Host, exchange: Exchange, method: str, given: Sequence[Any], size: Callable[[Any], int]
 ) -> list[Any]:
     """What the engine makes of all that is given, unless the client leaves. Each piece waits for its turn."""
+    for_owner = method == "embed" and isinstance(host.engine, SharingEngine)
+    call = ("embed_for", exchange.owner) if for_owner else (method,)
     wrong = wrong_scores if method == "score" else wrong_vectors
 
     async def computed() -> list[Any]:
         found: list[Any] = []
         for piece in _pieces(given, size):
-            made = await host.computed(exchange.owner, partial(asked, host.engine, method, piece))
+            made = await host.computed(exchange.owner, partial(asked, host.engine, *call, piece))
             checked(host.engine, wrong(made, len(piece)))
             found += made
         return found

@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from dragoman.engines.local import LocalEngine
-from dragoman.engines.protocol import DirectEngine, EmbeddingEngine, LivingEngine, TrainedEngine
+from dragoman.engines.protocol import (
+    DirectEngine,
+    EmbeddingEngine,
+    LivingEngine,
+    SharingEngine,
+    TrainedEngine,
+)
 from dragoman.engines.scripted import ScriptedEngine, say
 from dragoman.engines.supervised import Supervised
 from dragoman.engines.supervised.backoff import Backoff
@@ -302,7 +308,7 @@ def test_it_can_do_what_its_engine_can() -> None:
         assert isinstance(engine, LivingEngine)
     assert isinstance(scripted, TrainedEngine)
     assert not isinstance(scripted, EmbeddingEngine)
-    assert isinstance(local, EmbeddingEngine)
+    assert isinstance(local, SharingEngine)
     assert not isinstance(local, TrainedEngine)
 
 

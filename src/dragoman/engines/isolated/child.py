@@ -20,7 +20,7 @@ from dragoman.errors import DragomanError, EngineFailed, Unavailable
 from dragoman.types import Sink, Step
 
 _log = logging.getLogger("dragoman.engine")
-METHODS = ("embed", "score", "pause", "resume")
+METHODS = ("embed", "embed_for", "score", "pause", "resume")
 
 
 def leave_signals_to_the_server() -> None:

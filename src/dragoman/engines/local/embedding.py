@@ -8,11 +8,16 @@ from dragoman.errors import DragomanError
 
 
 class Embedding:
-    """One request for vectors, and the future that waits for them."""
+    """One request for vectors, and the future that waits for them. `owner` is whose it is, as with a job."""
 
     def __init__(
-        self, prompts: Sequence[Sequence[int]], runner: Runner, loop: asyncio.AbstractEventLoop
+        self,
+        prompts: Sequence[Sequence[int]],
+        runner: Runner,
+        loop: asyncio.AbstractEventLoop,
+        owner: str = "",
     ) -> None:
+        self.owner = owner
         self.future: asyncio.Future[list[list[float]]] = loop.create_future()
         self._loop = loop
         self._work = runner.embed(prompts)

@@ -76,9 +76,12 @@ class LocalEngine:
 
     async def embed(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
         """The mean of the last hidden states of each prompt, at length one."""
+        return await self.embed_for("", prompts)
+
+    async def embed_for(self, owner: str, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
         for prompt in prompts:
             check_prompt(prompt, self._runner)
-        embedding = Embedding(prompts, self._runner, asyncio.get_running_loop())
+        embedding = Embedding(prompts, self._runner, asyncio.get_running_loop(), owner)
         self._worker.embed(embedding)
         return await embedding.future
 

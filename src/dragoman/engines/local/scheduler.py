@@ -16,6 +16,7 @@ import asyncio
 import logging
 import time
 from bisect import insort
+from collections.abc import Set
 from itertools import count
 
 from dragoman.engines.choosing.arrays import Logits
@@ -29,7 +30,7 @@ from dragoman.engines.local.plan import Piece, Plan, level, share_out
 from dragoman.engines.local.prefix import Slots
 from dragoman.engines.local.runner import AnyRunner, PagedRunner, Runner, StepFailed, StepInterrupted
 from dragoman.engines.local.sequence import Group, Sequence
-from dragoman.engines.local.shares import Places, Reading, Turns, last_of_most
+from dragoman.engines.local.shares import Account, Places, Turns, last_of_most
 from dragoman.errors import DragomanError, EngineFailed
 from dragoman.types import FinishReason, Job, Sink, Step
 
@@ -49,7 +50,7 @@ class Scheduler:
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         self._turns = Turns()
-        self._reading = Reading()
+        self.account = Account()
         self._arrivals = count()
         self._out: list[tuple[Group, Step]] = []
         self.in_step: list[Sequence] = []
@@ -61,7 +62,7 @@ class Scheduler:
 
     def add(self, group: Group) -> None:
         arrival = next(self._arrivals)
-        self._reading.came(group.job.owner)
+        self.account.came(group.job.owner)
         for sequence in group.sequences:
             sequence.order = (group.job.priority, arrival, sequence.index)
             insort(self._waiting, sequence, key=_order)
@@ -85,12 +86,17 @@ class Scheduler:
         out, self._out = self._out, []
         return out
 
-    def step(self) -> None:
-        """Compute one step and note what came of it."""
+    @property
+    def owners(self) -> set[str]:
+        """Of the answers that are at work."""
+        return {sequence.owner for sequence in self._running}
+
+    def step(self, beside: Set[str] = frozenset()) -> None:
+        """Compute one step and note what came of it. `beside`: owners for whom other work is to be done."""
         self._admit()
         if self._memory.gather():
             self._running.sort(key=_slot_index)
-        plan = self._plan()
+        plan = self._plan(beside)
         if not plan.pieces:
             return
         self.in_step = [piece.sequence for piece in plan.pieces]
@@ -105,7 +111,7 @@ class Scheduler:
             return
         finally:
             self.in_step = []
-        self._reading.settle(plan.pieces, time.perf_counter() - began)
+        self.account.stepped(plan.pieces, time.perf_counter() - began)
         self._read(plan, logits)
 
     def _admit(self) -> None:
@@ -126,11 +132,11 @@ class Scheduler:
             one.owner != owner for one in self._waiting
         )
 
-    def _plan(self) -> Plan:
+    def _plan(self, beside: Set[str]) -> Plan:
         adapters = self._turns.next(self._running)
         mine = [s for s in self._running if s.group.job.adapters == adapters]
-        reading = sorted(self._reading.due(mine), key=_order)
-        alone = len(reading) == len(mine) and not self._reading.crowded
+        reading = sorted(self.account.may_be_read(mine, self.owners | beside), key=_order)
+        alone = len(reading) == len(mine) and not self.account.crowded
         rows = self._batch if alone else self._chunk
         sizes = share_out(reading, rows, self._runner.max_outputs - self._runner.slots)
         if self._runner.equal_pieces:

@@ -6,13 +6,14 @@ Rules of this file:
   sequence steps back. So nobody waits for another's long answers, and nothing is taken back and forth.
 - Where there are more owners than slots, a sequence steps back when it has had its turn.
 - Where several come and go, no step is long.
-- Beside owners that only decode, prompts are read in half of the time: to read takes as long as many steps.
+- Time is shared between owners, and only then between kinds of work: what an owner's prompts and embeddings
+  take, others have as well before it has more. They take as long as many steps.
 - An owner whose next prompt finds no room blocks the others only if nothing of its own runs.
 """
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from typing import TypeVar
 
 from dragoman.engines.local.memory import Memory
@@ -21,8 +22,6 @@ from dragoman.engines.local.sequence import Sequence, by_owner
 from dragoman.types import Adapters
 
 _T = TypeVar("_T", str, Adapters)
-_DECODED = "\0"
-"""No owner is called that."""
 
 TURN = 64
 """Tokens of an answer that make up a turn, where owners have to take turns; more after a long prompt."""
@@ -131,16 +130,18 @@ def _following(present: Iterable[_T], last: _T) -> _T:
     return next((one for one in ordered if one > last), ordered[0])
 
 
-class Reading:
-    """Whose prompts are read in a step. Who has made others wait by it waits for as long."""
+class Account:
+    """Whose time it was. Answers are said on in every step, but prompts and embeddings can wait a little.
+
+    Who has had time for such work owes it to all others, and has no more of it until they have had as much
+    time, for whatever it was: of a step every owner has the part of its rows.
+    """
 
     def __init__(self) -> None:
         self._came: str | None = None
         self._crowded_until = 0.0
         self._owed: dict[str, float] = {}
         """Seconds, by owner."""
-        self._waits = False
-        """Whether somebody only decodes."""
 
     def came(self, owner: str) -> None:
         """Something of this owner has come."""
@@ -153,24 +154,39 @@ class Reading:
         """Whether several owners come and go, so that a long step would keep the next one waiting."""
         return time.monotonic() < self._crowded_until
 
-    def due(self, sequences: list[Sequence]) -> list[Sequence]:
-        reading = [sequence for sequence in sequences if not sequence.decoding]
-        readers = {sequence.owner for sequence in reading}
-        self._waits = bool(reading) and any(sequence.owner not in readers for sequence in sequences)
-        if not self._waits:
-            self._owed.clear()
-        return [sequence for sequence in reading if sequence.owner not in self._owed]
+    def must_wait(self, present: Set[str]) -> Set[str]:
+        """Of the owners with something to compute those that owe; never all of them."""
+        if len(present) == 1:
+            self._owed.pop(next(iter(present)), None)
+        least = min((self._owed.get(owner, 0.0) for owner in present), default=0.0)
+        return {owner for owner in present if self._owed.get(owner, 0.0) > least}
 
-    def settle(self, pieces: Iterable[Piece], seconds: float) -> None:
+    def may_be_read(self, sequences: list[Sequence], present: Set[str]) -> list[Sequence]:
+        """Those of which a part of the prompt is due. Where all owners read, a step has parts of all."""
+        reading = [sequence for sequence in sequences if not sequence.decoding]
+        late = self.must_wait(present)
+        if present == {sequence.owner for sequence in reading}:
+            return reading
+        return [sequence for sequence in reading if sequence.owner not in late]
+
+    def stepped(self, pieces: Iterable[Piece], seconds: float) -> None:
         """A step took so long."""
-        if not self._waits:
-            return
         rows: Counter[str] = Counter()
+        read: Counter[str] = Counter()
         for piece in pieces:
-            rows[piece.sequence.owner if piece.newest is None else _DECODED] += piece.size
-        for owner in [owner for owner in self._owed if owner not in rows]:
-            self._owed[owner] -= seconds
-            if self._owed[owner] <= 0:
-                del self._owed[owner]
-        for owner in rows.keys() - {_DECODED}:
-            self._owed[owner] = seconds * rows[owner] / rows.total()
+            rows[piece.sequence.owner] += piece.size
+            if piece.newest is None:
+                read[piece.sequence.owner] += piece.size
+        a_row = seconds / rows.total()
+        for owner in self._owed.keys() | read.keys():
+            self._owe(owner, a_row * (read[owner] - (rows.total() - rows[owner])))
+
+    def embedded(self, owner: str, seconds: float) -> None:
+        """A piece of an embedding took so long."""
+        for other in self._owed.keys() | {owner}:
+            self._owe(other, seconds if other == owner else -seconds)
+
+    def _owe(self, owner: str, seconds: float) -> None:
+        self._owed[owner] = self._owed.get(owner, 0.0) + seconds
+        if self._owed[owner] <= 0:
+            del self._owed[owner]

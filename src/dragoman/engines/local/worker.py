@@ -44,8 +44,8 @@ class Worker:
         self._lock = threading.Lock()
         self._stopping = False
         self._turns = 0
-        self._ahead = 0.0
-        """Seconds that embeddings have had more than answers, while there were both."""
+        self._ahead: dict[str, float] = {}
+        """Seconds that embeddings of an owner have had more than its answers, while there were both."""
         self.failure: DragomanError | None = None
         """Why the engine takes no more work; None while it lives."""
 
@@ -76,7 +76,7 @@ class Worker:
         self.post(lambda: self._scheduler.add(group))
 
     def embed(self, embedding: Embedding) -> None:
-        self.post(lambda: self._embeddings.append(embedding))
+        self.post(lambda: self._add(embedding))
 
     def cancel(self, group: Group, index: int | None) -> None:
         for sequence in group.sequences:
@@ -154,17 +154,24 @@ class Worker:
         self._read_mail(wait=not (self._scheduler.busy or self._embeddings))
         if self._stopping:
             return
-        both = bool(self._scheduler.busy and self._embeddings)
         began = time.perf_counter()
         if self._scheduler.busy:
-            self._scheduler.step()
-        stepped = time.perf_counter()
+            self._scheduler.step({embedding.owner for embedding in self._embeddings})
         self._deliver(self._scheduler.take())
-        # Half of the time each: a piece of a long text takes as long as many steps.
-        self._ahead = max(0.0, self._ahead - (stepped - began)) if both else 0.0
-        if self._embeddings and not self._ahead:
-            self._advance_embedding()
-            self._ahead = time.perf_counter() - stepped
+        if (embedding := self._next_embedding(time.perf_counter() - began)) is not None:
+            self._advance(embedding)
+
+    def _add(self, embedding: Embedding) -> None:
+        self._scheduler.account.came(embedding.owner)
+        self._embeddings.append(embedding)
+
+    def _next_embedding(self, stepped: float) -> Embedding | None:
+        """The first whose time it is. Beside answers of its owner that is half: to read takes many steps."""
+        answering = self._scheduler.owners
+        left = ((owner, ahead - stepped) for owner, ahead in self._ahead.items() if owner in answering)
+        self._ahead = {owner: ahead for owner, ahead in left if ahead > 0}
+        late = self._scheduler.account.must_wait(answering | {one.owner for one in self._embeddings})
+        return next((one for one in self._embeddings if one.owner not in late | self._ahead.keys()), None)
 
     def _read_mail(self, wait: bool) -> None:
         if wait:
@@ -176,20 +183,23 @@ class Worker:
                 return
             mail()
 
-    def _advance_embedding(self) -> None:
-        first = self._embeddings[0]
+    def _advance(self, embedding: Embedding) -> None:
+        began = time.perf_counter()
         try:
-            more = first.advance()
+            more = embedding.advance()
         except StepInterrupted:
             # Meant for a step that was over just then, or for everything.
-            first.fail(Unavailable("The embedding was interrupted; try again."))
+            embedding.fail(Unavailable("The embedding was interrupted; try again."))
             more = False
         except StepFailed:
             _log.exception("an embedding failed")
-            first.fail(EngineFailed("The model could not compute this embedding."))
+            embedding.fail(EngineFailed("The model could not compute this embedding."))
             more = False
         if not more:
-            self._embeddings.popleft()
+            self._embeddings.remove(embedding)
+        seconds = time.perf_counter() - began
+        self._ahead[embedding.owner] = seconds
+        self._scheduler.account.embedded(embedding.owner, seconds)
 
     def _deliver(self, out: list[tuple[Group, Step]]) -> None:
         deliver(out, lambda group: self.cancel(group, None))

@@ -20,7 +20,7 @@ from dragoman.logs import describe
 from dragoman.types import Job, Sink, Step
 
 _log = logging.getLogger("dragoman.engine")
-_OPTIONAL = ("embed", "score", "pause", "resume")
+_OPTIONAL = ("embed", "embed_for", "score", "pause", "resume")
 STUCK_S = 30.0
 """Seconds without a sign after which an engine with a pulse is stuck."""
 _RESTARTING = "The engine has failed and is being restarted; try again soon."
