@@ -134,11 +134,11 @@ def equal(way: Way, first: Sequence[Sequence[Said]], other: Sequence[Sequence[Sa
 
 
 def _in_common(first: Said, second: Said) -> Iterator[tuple[float, float]]:
-    """Up to the first id that differs, and of that too: it was chosen from the same words."""
+    """Log probabilities up to the first id that differs."""
     for one, two, *logprobs in zip(first.ids, second.ids, first.logprobs, second.logprobs, strict=True):
-        yield logprobs[0], logprobs[1]
         if one != two:
             return
+        yield logprobs[0], logprobs[1]
 
 
 def measure(runner: RunnerName, kv_cache: KvCache, number: int, tokens: int, threads: int) -> list[Equal]:
