@@ -61,8 +61,8 @@ def _has_tiles() -> bool:
     """Whether the CPU has AMX.
 
     On the one that was measured, products in bfloat16 had other bits from five rows on, and a step that was
-    filled up to that took twice as long for one reader. In float32, with int8 products as elsewhere, a step of
-    1 to 32 answers was faster by 5 to 35 %; to read a prompt took a quarter to a half longer.
+    filled up to that took twice as long for one reader. In float32, with int8 products as elsewhere, steps
+    of 1 to 32 answers were faster by 5 to 35 %; to read a prompt took a quarter to a half longer.
     """
     return "amx_bf16" in machine.cpu_flags()
 

@@ -1,7 +1,7 @@
 """How rows are laid out for paged attention, so that the bits of a row depend on its own sequence alone.
 
 Matrix products give a row the same bits whatever is beside it, but on some machines only from a number of
-rows on: from five on a CPU with AMX. That number is found out at the start, and a step has at least so many rows.
+rows on: from five on a CPU with AMX. That number is found out at the start, and a step has at least so many.
 Attention has three ways, which add up in different orders:
 - A piece of several rows goes through tiles. Its bits do not depend on where it begins or ends, but they are
   not those of a row by itself. So a piece of a prompt has two rows at least: one alone gets a second behind
