@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from dragoman.types import Answer, Event, ToolCall
 
 JOINED = frozenset({"text", "reasoning", "call_arguments"})
+MOST_IDS = 512
+"""Of an event that others are joined to: with more, writing it would take long."""
 
 
 class _Parts:
@@ -62,7 +64,8 @@ def coalesce(events: list[Event]) -> list[Event]:
     runs: dict[int, tuple[Event, list[str]]] = {}
     for event in events:
         before, texts = runs.get(event.choice, (None, []))
-        if before is not None and before.kind == event.kind and event.kind in JOINED:
+        alike = before is not None and before.kind == event.kind and event.kind in JOINED
+        if before is not None and alike and len(before.ids) < MOST_IDS:
             texts.append(event.text)
             before.ids = before.ids + event.ids
             if event.logprobs:

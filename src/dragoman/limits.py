@@ -52,6 +52,13 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     bad_words: Annotated[Cap, Meta(description="entries of bad_words")] = 256
     token_ids: Annotated[Cap, Meta(description="entries of allowed_token_ids")] = 65536
     logprobs: Annotated[Cap, Meta(description="alternatives reported beside each token")] = 20
+    told_logprobs: Annotated[
+        Cap,
+        Meta(description="log probabilities of a reply: of all tokens beside which alternatives are told"),
+    ] = 512 * 1024
+    told_ids: Annotated[
+        Cap, Meta(description="ids of prompts in a reply, where each answer says those of its own")
+    ] = 2 * 1024 * 1024
     template_kwargs_chars: Annotated[
         Cap, Meta(description="characters of the values of chat_template_kwargs")
     ] = 65536

@@ -1,4 +1,7 @@
+import pytest
+
 from dragoman.engines.scripted import END_ID, ScriptedEngine, say
+from dragoman.limits import Limits
 from tests.http.conftest import Serve
 from tests.support.flat import flat
 from tests.support.http import post, stream
@@ -92,3 +95,12 @@ def test_prompt_logprobs_are_one_per_prompt_id(greeter: str) -> None:
     entries = reply["choices"][0]["prompt_logprobs"]
     assert entries[0] is None
     assert [list(entry) for entry in entries[1:]] == [["98"], ["99"]]
+
+
+@pytest.mark.parametrize("field", ["echo", "return_token_ids"])
+def test_prompts_that_many_answers_repeat_have_a_limit(serve: Serve, field: str) -> None:
+    url = serve(ScriptedEngine(say("hi")), limits=Limits(told_ids=8))
+    body = {"prompt": [97, 98, 99], "max_tokens": 1, field: True}
+    assert post(url, PATH, {**body, "n": 2}).status_code == 200
+    refused = post(url, PATH, {**body, "n": 3})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)

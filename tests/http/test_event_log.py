@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.api.responses.wire import DONE, Wire
-from dragoman.http.responses.log import FEW, EventLog, from_number
+from dragoman.api.responses.wire import DONE, HOLE, Wire
+from dragoman.http.responses.log import FEW, MANY_BYTES, EventLog, from_number
 from tests.support.responses import numbers, payloads
 
 LONG = 60.0
@@ -92,3 +92,21 @@ def test_a_long_log_is_passed_on_in_pieces() -> None:
     assert numbers(payloads(b"".join(pieces))) == list(range(2 * FEW + 1, count))
     assert max(len(payloads(piece)) for piece in pieces) <= FEW
     assert turns >= 3
+
+
+@given(st.integers(-1, 5))
+def test_an_event_in_pieces_is_followed_as_one(after: int) -> None:
+    wire, large = Wire(), b"[" + b"1," * (MANY_BYTES // 2) + b"1]"
+    wire.large = [large, large]
+    moulds = [wire.event("response.x", {"text": HOLE if number in (1, 3) else "a"}) for number in range(5)]
+    written = wire.filled(b"".join(moulds))
+
+    async def run() -> bytes:
+        log = EventLog()
+        log.add(written)
+        log.close()
+        return await followed(log, after)
+
+    assert isinstance(written, list)
+    assert written[1] is written[3] is large
+    assert asyncio.run(run()) == from_number(b"".join(written), after + 1)

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits
-from dragoman.turns.measure import check_turn
+from dragoman.turns.measure import check_told_prompts, check_turn, tokens_told
 from dragoman.turns.spec import Reading, TurnSpec
 from dragoman.types import Sampling, TextPrompt
 
@@ -70,3 +70,28 @@ def test_a_long_stop_string() -> None:
 def test_alternatives_have_another_name_in_a_chat() -> None:
     sampling = replace(MOST.sampling, logprobs=6)
     assert refused(replace(MOST, reading=Reading(), sampling=sampling)) == "top_logprobs"
+
+
+def test_an_answer_ends_where_its_log_probabilities_would_be_too_many() -> None:
+    asked = replace(MOST, sampling=Sampling(max_tokens=0, logprobs=5))
+    assert tokens_told(asked, 1000, Limits(told_logprobs=240)) == 10
+
+
+def test_more_log_probabilities_than_are_told_cannot_be_asked_for() -> None:
+    asked = replace(MOST, sampling=Sampling(max_tokens=1000, logprobs=5))
+    with pytest.raises(BadRequest, match="ask for 10 tokens") as caught:
+        tokens_told(asked, 11, Limits(told_logprobs=240))
+    assert caught.value.param == "logprobs"
+    assert tokens_told(asked, 10, Limits(told_logprobs=240)) == 10
+
+
+def test_without_alternatives_an_answer_is_as_long_as_it_may_be() -> None:
+    asked = replace(MOST, sampling=Sampling(max_tokens=1000, logprobs=0))
+    assert tokens_told(asked, 1000, Limits(told_logprobs=1)) == 1000
+
+
+def test_log_probabilities_of_prompts_count_for_each_answer() -> None:
+    asked = replace(MOST, sampling=Sampling(max_tokens=1, prompt_logprobs=1))
+    check_told_prompts(asked, [3, 2], Limits(told_logprobs=20))
+    with pytest.raises(BadRequest, match="got 24"):
+        check_told_prompts(asked, [3, 3], Limits(told_logprobs=20))

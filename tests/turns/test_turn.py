@@ -4,8 +4,8 @@ import pytest
 
 from dragoman.engines.scripted import END_ID, Script, ScriptedEngine, say
 from dragoman.errors import EngineFailed
-from dragoman.turns.turn import MOST_PENDING
-from dragoman.types import Sampling
+from dragoman.turns.turn import IDS_AT_ONCE, MOST_PENDING
+from dragoman.types import Event, Sampling
 from tests.support.flat import flat
 from tests.support.turns import answers_of, events_of, spec, turn_of
 
@@ -108,6 +108,20 @@ def test_a_slow_reader_gets_joined_events_and_loses_nothing() -> None:
     texts = asyncio.run(run())
     assert "".join(texts) == text
     assert len(texts) <= MOST_PENDING + 2
+
+
+def test_what_has_piled_up_is_taken_a_little_at_a_time() -> None:
+    text = "x" * 900
+
+    async def run() -> list[list[Event]]:
+        async with turn_of(ScriptedEngine(Script([*text.encode()])), spec()) as turn:
+            while turn._left:
+                await asyncio.sleep(0)
+            return [await turn.next() for _ in iter(lambda: turn.over, True)]
+
+    taken = asyncio.run(run())
+    assert "".join(event.text for events in taken for event in events) == text
+    assert max(sum(len(event.ids) for event in events) for events in taken) < IDS_AT_ONCE + MOST_PENDING + 2
 
 
 def test_logprobs_come_with_their_ids() -> None:

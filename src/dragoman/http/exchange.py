@@ -219,29 +219,26 @@ class Exchange:
         with together(self.send):
             await self._start(200, headers)
             await self._send_body(first[:PIECE_BYTES], more=True)
-        await self._in_pieces(first, PIECE_BYTES)
+        await self._in_pieces([first], PIECE_BYTES)
 
     async def stream_stored(self, events: bytes, begin: int) -> None:
         """The events from one place on, in pieces."""
         with self._unread(len(events)):
             await self.start_stream(b"")
-            await self._in_pieces(events, begin)
+            await self._in_pieces([events], begin)
             await self.end_stream()
 
     async def write_stored(self, events: bytes) -> None:
         """What may be much: a stream that its client has come back to."""
         with self._unread(len(events)):
-            await self._in_pieces(events, 0)
+            await self._in_pieces([events], 0)
 
-    async def _in_pieces(self, data: bytes, begin: int) -> None:
-        for piece in _pieces([data], begin):
-            # A client that takes all at once is no reason for others to wait.
-            await asyncio.sleep(0)
-            await self._send_body(piece, more=True)
+    async def _in_pieces(self, parts: Sequence[bytes], begin: int = 0) -> None:
+        await send_in_pieces(self.send, parts, begin)
 
-    async def write(self, data: bytes) -> None:
-        await self._send_body(data[:PIECE_BYTES], more=True)
-        await self._in_pieces(data, PIECE_BYTES)
+    async def write(self, *parts: bytes) -> None:
+        await self._send_body(parts[0][:PIECE_BYTES], more=True)
+        await self._in_pieces(parts, PIECE_BYTES)
 
     async def end_stream(self, last: bytes = b"") -> None:
         self._ended = True
@@ -279,6 +276,14 @@ def advice(error: DragomanError) -> dict[bytes, bytes]:
     if error.should_retry is not None:
         advice[b"x-should-retry"] = b"true" if error.should_retry else b"false"
     return advice
+
+
+async def send_in_pieces(send: Send, parts: Sequence[bytes], begin: int = 0) -> None:
+    """Part of a stream, however much it is. `begin` is where in the first of the parts."""
+    for piece in _pieces(parts, begin):
+        # A client that takes all at once is no reason for others to wait.
+        await asyncio.sleep(0)
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
 
 
 def _pieces(parts: Sequence[bytes], begin: int = 0) -> Iterator[bytes]:

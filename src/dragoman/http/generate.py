@@ -18,6 +18,7 @@ from dragoman.api.stored_chat import KeptStream
 from dragoman.http import chat_tools, run_turn, stored_chat
 from dragoman.http.exchange import Exchange, unless_gone
 from dragoman.http.host import Host
+from dragoman.limits import check_count
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.turn import Turn
 from dragoman.types import Answer
@@ -50,6 +51,12 @@ async def _turn(host: Host, exchange: Exchange, spec: TurnSpec, body_bytes: int,
     planning = host.turn(spec, exchange.owner, body_bytes, id_)
     takes_time = spec.constrained or host.workers.needed(body_bytes)
     return await (unless_gone(exchange, planning) if takes_time else planning)
+
+
+def _check_told(host: Host, request: SharedFields, turn: Turn) -> None:
+    if request.return_token_ids or request.echo:
+        field = "return_token_ids" if request.return_token_ids else "echo"
+        check_count(_told_ids(turn), host.limits.told_ids, field, "ids of prompts, of all answers together,")
 
 
 async def _answer_chat(host: Host, exchange: Exchange, request: ChatRequest, turn: Turn, head: Head) -> None:
@@ -132,6 +139,7 @@ async def completions(host: Host, exchange: Exchange) -> None:
     exchange.visit.within(request.timeout)
     spec = await exchange.aside(size, partial(completions_request.spec, request))
     turn = await _turn(host, exchange, spec, size)
+    _check_told(host, request, turn)
     head = _head(host, exchange, "cmpl-", request)
     wants_logprobs = request.logprobs is not None
     spelling = CompletionSpelling(_speller(host, request), turn.choices, logprobs=wants_logprobs)

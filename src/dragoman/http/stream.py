@@ -2,8 +2,9 @@
 
 An engine step wakes the event loop once, and the sinks of all its jobs run. A stream of one choice writes
 right there; one of several is marked, and flushed when all its choices have spoken, in one send. Only a
-client that reads too slowly costs a task: its events wait in the turn, where neighbours are joined, until the
-socket takes more.
+client that reads too slowly, or what is too much for one write, costs a task: meanwhile events wait in the
+turn, where neighbours are joined, until the socket takes more. A turn gives few of them at a time, so that
+others come between.
 """
 
 import asyncio
@@ -12,9 +13,13 @@ from typing import Any
 
 from starlette.types import Message
 
+from dragoman.http.exchange import send_in_pieces
 from dragoman.http.short_cut import short_cut
 from dragoman.turns.turn import Turn
 from dragoman.types import Event
+
+MUCH = 1024 * 1024
+"""Bytes that are not written in one go."""
 
 
 class Pump:
@@ -44,15 +49,15 @@ class TurnStream:
     def __init__(
         self,
         turn: Turn,
-        write: Callable[[list[Event]], bytes],
-        idle: Callable[[], bytes],
+        write: Callable[[list[Event]], bytes | list[bytes]],
+        idle: Callable[[], bytes | list[bytes]],
         send: Callable[[Message], Any],
         pump: Pump,
         keep_alive: float,
         *,
         holds_last: bool = False,
     ) -> None:
-        self.last = b""
+        self.last: bytes = b""
         self._holds_last = holds_last
         self._turn = turn
         self._write = write
@@ -89,21 +94,28 @@ class TurnStream:
         try:
             events = self._turn.take()
             if events and (data := self._write(events)):
-                if self._holds_last and self._turn.over:
+                if self._holds_last and self._turn.over and isinstance(data, bytes):
                     self.last = data
                 else:
                     self._spoken = True
                     self._push(data)
-            if self._sending is None and self._turn.over:
+            if self._sending is not None:
+                return
+            if self._turn.over:
                 self.done.set_result(None)
+            elif self._turn.ready:
+                self._mark()
         except Exception as error:
             # The pump serves other streams too: this one's failure is for its own request to report.
             self.done.set_exception(error)
 
-    def _push(self, data: bytes) -> None:
-        if self._short_cut is not None and self._short_cut(data):
-            return
-        sending = self._send({"type": "http.response.body", "body": data, "more_body": True})
+    def _push(self, data: bytes | list[bytes]) -> None:
+        if isinstance(data, bytes) and len(data) <= MUCH:
+            if self._short_cut is not None and self._short_cut(data):
+                return
+            sending = self._send({"type": "http.response.body", "body": data, "more_body": True})
+        else:
+            sending = send_in_pieces(self._send, [data] if isinstance(data, bytes) else data)
         self._sending = self._loop.create_task(_awaited(sending))
         self._sending.add_done_callback(self._sent)
 

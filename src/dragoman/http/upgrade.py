@@ -38,6 +38,8 @@ VERSION = b"13"
 _ACCEPTS = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 READ_BYTES = 16 * 1024
 """Taken from the system at once, and held until it was looked at."""
+SENT_BYTES = 256 * 1024
+"""Of a frame that is sent; a longer message has several."""
 PIECE_BYTES = 2048
 """Read of one socket before it is the next one's turn: at most 350 frames."""
 TURN_S = 0.002
@@ -154,13 +156,13 @@ class SocketProtocol(asyncio.BufferedProtocol):
         self._steps = self._paused = False
         self._fragments: list[bytes] = []
         self._count = self._size = 0
-        self._controls = 0
-        self._controls_since = 0.0
+        self._controls, self._controls_since = 0, 0.0
         self._inbox: deque[bytes] = deque()
         self._came = asyncio.Event()
         """The app may take a message, or hear that there will be none."""
         self._news: Message = {"type": "websocket.connect"}
         self._came.set()
+        self._speaking = asyncio.Lock()
         self._writable = asyncio.Event()
         if writable:
             self._writable.set()
@@ -305,8 +307,20 @@ class SocketProtocol(asyncio.BufferedProtocol):
             self._end(message.get("code", CloseCode.NORMAL_CLOSURE), message.get("reason") or "")
         else:
             text = message.get("text")
+            async with self._speaking:
+                await self._say(text.encode() if text is not None else message["bytes"])
+
+    async def _say(self, data: bytes) -> None:
+        """A message, in frames of which the next one waits until the client has read the most of the last."""
+        for at in range(0, len(data) or 1, SENT_BYTES):
+            if at:
+                await asyncio.sleep(0)
+                await self._writable.wait()
+            if self._gone:
+                raise ConnectionResetError
+            send = self._frames.send_continuation if at else self._frames.send_text
             try:
-                self._frames.send_text(text.encode() if text is not None else message["bytes"])
+                send(data[at : at + SENT_BYTES], fin=at + SENT_BYTES >= len(data))
             except InvalidState:
                 raise ConnectionResetError from None
             self._flush()

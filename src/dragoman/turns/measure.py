@@ -1,5 +1,8 @@
 """How much a turn may ask for. Whatever API it came through, it is measured here, before anything is done."""
 
+from collections.abc import Sequence
+
+from dragoman.errors import BadRequest
 from dragoman.limits import Limits, check_count
 from dragoman.turns.spec import TurnSpec
 
@@ -22,8 +25,36 @@ def _check_stops(spec: TurnSpec, limits: Limits) -> None:
         check_count(len(stop), limits.stop_chars, "stop", "characters in a stop string")
 
 
+def check_told_prompts(spec: TurnSpec, lengths: Sequence[int], limits: Limits) -> None:
+    """What is told of prompts of so many ids, once for each answer."""
+    if spec.sampling.prompt_logprobs is not None:
+        count = sum(lengths) * spec.n * (1 + spec.sampling.prompt_logprobs)
+        check_count(count, limits.told_logprobs, "prompt_logprobs", "log probabilities of prompts")
+
+
+def tokens_told(spec: TurnSpec, tokens: int, limits: Limits) -> int:
+    """How many of so many tokens an answer may have, if alternatives are told beside each of them.
+
+    Who has said how many it wants is refused rather than given less.
+    """
+    if not spec.sampling.logprobs:
+        return tokens
+    answers, each = len(spec.prompts) * spec.n, 1 + spec.sampling.logprobs
+    most = max(limits.told_logprobs // (answers * each), 1)
+    if tokens > most and spec.sampling.max_tokens:
+        message = (
+            f"{tokens} tokens with {each} log probabilities each, for {answers} answers, are more than the "
+            f"{limits.told_logprobs} that are allowed: ask for {most} tokens, or for fewer alternatives."
+        )
+        raise BadRequest(message, param=_alternatives(spec), code="limit_exceeded")
+    return min(tokens, most)
+
+
+def _alternatives(spec: TurnSpec) -> str:
+    """Completions, whose answers are not read, have one field for both whether and how many."""
+    return "logprobs" if spec.reading is None else "top_logprobs"
+
+
 def _check_logprobs(spec: TurnSpec, limits: Limits) -> None:
-    # Completions, whose answers are not read, have one field for both whether and how many.
-    name = "logprobs" if spec.reading is None else "top_logprobs"
-    check_count(spec.sampling.logprobs or 0, limits.logprobs, name, "alternatives")
+    check_count(spec.sampling.logprobs or 0, limits.logprobs, _alternatives(spec), "alternatives")
     check_count(spec.sampling.prompt_logprobs or 0, limits.logprobs, "prompt_logprobs", "alternatives")

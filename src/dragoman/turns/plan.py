@@ -18,7 +18,7 @@ from dragoman.turns.adapters import chosen_adapters
 from dragoman.turns.breakers import Breakers
 from dragoman.turns.constrain import Constrainer, dialect_for
 from dragoman.turns.defaults import Defaults, defaults_of
-from dragoman.turns.measure import check_turn
+from dragoman.turns.measure import check_told_prompts, check_turn, tokens_told
 from dragoman.turns.opened import ids_opened_reasoning, opened_reasoning
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.trails import Trails
@@ -90,6 +90,7 @@ class Planner:
         sampling = self._sampling(spec)
         salt = f"{adapters or ''}\0{spec.salt}"
         prompts = [self._fit(prompt, spec.truncate_prompt, dialect, salt) for prompt in spec.prompts]
+        check_told_prompts(spec, [len(ids) for _, ids, _ in prompts], self._limits)
         begun = [
             self._in_reasoning(spec, dialect, prompt, rendered)
             for prompt, rendered in zip(spec.prompts, prompts, strict=True)
@@ -98,7 +99,7 @@ class Planner:
             Job(
                 id=uuid4().hex,
                 prompt=prompt,
-                sampling=self._with_room(sampling, len(prompt)),
+                sampling=self._with_room(spec, sampling, len(prompt)),
                 n=spec.n,
                 constraint=self._constrainer.constraint(spec, dialect, in_reasoning=in_reasoning),
                 adapters=adapters,
@@ -157,10 +158,10 @@ class Planner:
             raise ContextOverflow(message, param=param)
         return text, ids, after
 
-    def _with_room(self, sampling: Sampling, prompt_tokens: int) -> Sampling:
+    def _with_room(self, spec: TurnSpec, sampling: Sampling, prompt_tokens: int) -> Sampling:
         """The answer ends where the context does: more was asked for than fits is no reason to refuse."""
         room = self.card.max_model_len - prompt_tokens
-        most = min(sampling.max_tokens or room, room)
+        most = tokens_told(spec, min(sampling.max_tokens or room, room), self._limits)
         return replace(sampling, max_tokens=most, min_tokens=min(sampling.min_tokens, most))
 
     def _sampling(self, spec: TurnSpec) -> Sampling:

@@ -10,7 +10,7 @@ from typing import Protocol, Self
 
 from dragoman.errors import DragomanError, EngineFailed
 from dragoman.folding import Fold
-from dragoman.turns.turn import Turn
+from dragoman.turns.turn import Turn, portion
 from dragoman.types import Answer, Event, Message, ToolCall, Traced, Usage
 
 CALLS = frozenset({"call_open", "call_arguments", "call_close"})
@@ -90,12 +90,18 @@ class ToolTurn(Turn):
                 await self._waiting
             finally:
                 self._waiting = None
+        elif self._ready:
+            await asyncio.sleep(0)
         return self.take()
 
     def take(self) -> list[Event]:
         self._read_now()
-        ready, self._ready = self._ready, []
-        return ready
+        taken, self._ready = portion(self._ready)
+        return taken
+
+    @property
+    def ready(self) -> bool:
+        return bool(self._ready) or self._now.ready
 
     @property
     def over(self) -> bool:

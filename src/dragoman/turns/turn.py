@@ -26,6 +26,9 @@ logger = logging.getLogger("dragoman.turns")
 
 MOST_PENDING = 32
 """Events that may wait for a client that reads slowly before neighbours are joined."""
+AT_ONCE = 64
+"""Events that are taken before others have their turn, or as few as have about so many ids:"""
+IDS_AT_ONCE = 512
 
 
 class Turn:
@@ -76,6 +79,7 @@ class Turn:
         self._cancels: dict[int, Callable[[], None]] = {}
         """Of each choice."""
         self._pending: list[Event] = []
+        self._most_pending = MOST_PENDING
         self._waiter: asyncio.Future[None] | None = None
         self._closed = False
         self._cached = 0
@@ -140,14 +144,21 @@ class Turn:
                 await self._waiter
             finally:
                 self._waiter = None
+        elif self._pending:
+            # There is more than was taken at once, and a long answer is no reason for others to wait.
+            await asyncio.sleep(0)
         return self.take()
 
     def take(self) -> list[Event]:
-        """What is ready, without waiting."""
+        """What is ready, without waiting, though not much at once: `ready` says whether there is more."""
         if self._closed:
             return []
-        ready, self._pending = self._pending, []
-        return ready
+        taken, self._pending = portion(self._pending)
+        return taken
+
+    @property
+    def ready(self) -> bool:
+        return bool(self._pending) and not self._closed
 
     @property
     def over(self) -> bool:
@@ -249,8 +260,10 @@ class Turn:
                     self._keep(number, reader)
                 if step.finish is None:
                     self._cancels[reader.choice]()
-            if len(pending) > MOST_PENDING:
+            if len(pending) > self._most_pending:
                 self._pending = coalesce(pending)
+                # Twice as many as could not be joined: otherwise each step would try again.
+                self._most_pending = max(MOST_PENDING, 2 * len(self._pending))
             self.wake()
 
         return sink
@@ -283,6 +296,18 @@ class Turn:
             self._cached += step.cached_tokens
         if step.prompt_logprobs is not None:
             self.prompt_logprobs[number] = step.prompt_logprobs
+
+
+def portion(events: list[Event]) -> tuple[list[Event], list[Event]]:
+    """As many of the first as may be written at once, and the others."""
+    if len(events) == 1:
+        return events, []
+    ids = 0
+    for number, event in enumerate(events[:AT_ONCE], 1):
+        ids += len(event.ids)
+        if ids >= IDS_AT_ONCE:
+            return events[:number], events[number:]
+    return events[:AT_ONCE], events[AT_ONCE:]
 
 
 def _readers(plan: Plan, spec: TurnSpec, language: Language, end_ids: frozenset[int]) -> list[ChoiceReader]:

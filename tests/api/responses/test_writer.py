@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from dragoman.api.logprobs import Speller
 from dragoman.api.responses.server_calls import execution_error
 from dragoman.api.responses.tools import Ref
-from dragoman.api.responses.wire import Wire
+from dragoman.api.responses.wire import Wire, Written
 from dragoman.api.responses.writer import Manner, ResponseWriter
 from dragoman.api.sse import encode
 from dragoman.engines.scripted import ByteTokenizer
@@ -105,14 +105,18 @@ def written(writer: ResponseWriter, run: Sequence[Round], group: int = 1) -> byt
     for each in run:
         writer.begin_turn()
         for start in range(0, len(each.events), group):
-            data += writer.write(each.events[start : start + group])
+            data += joined(writer.write(each.events[start : start + group]))
         if each.finish != "stop":
             break
         for call in writer.for_server:
             done, item = call.done("42", None) if each.succeeds else call.done(None, execution_error("no"))
             writer.finished(call.item.place, item)
             data += done
-    return data + writer.abandon()
+    return data + joined(writer.abandon())
+
+
+def joined(written: Written) -> bytes:
+    return written if isinstance(written, bytes) else b"".join(written)
 
 
 @given(ways, st.lists(rounds, max_size=3))
@@ -193,7 +197,7 @@ def test_layout_before_a_message_is_a_part_of_it() -> None:
 def test_a_question_comes_only_when_it_is_whole() -> None:
     writer = writer_of(PLAIN)
     assert writer.write(list(DELETE)) == b""
-    [added, done] = payloads(writer.write([Event("call_close", 0)]))
+    [added, done] = payloads(joined(writer.write([Event("call_close", 0)])))
     assert added["item"] == done["item"]
     assert (done["item"]["type"], done["item"]["arguments"]) == ("mcp_approval_request", "{}")
     assert writer.for_client

@@ -5,14 +5,12 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import Raw, Struct
 
-from dragoman.api.responses.wire import Wire
+from dragoman.api.responses.wire import HOLE, Wire
 from dragoman.api.sse import encode
 
 Status: TypeAlias = Literal["in_progress", "completed", "incomplete", "failed"]
 Logprobs: TypeAlias = Sequence[Raw]
 NO_LOGPROBS = Raw(b"[]")
-HOLE = Raw(b"\x00")
-"""Stands for them in an event; no JSON has such a byte."""
 
 
 class Place(Struct, frozen=True):
@@ -67,7 +65,7 @@ class TextItem:
         self._kind = kind
         self._item = item
         self._texts: list[str] = []
-        self._logprobs: list[Raw] = []
+        self._logprobs: list[bytes] = []
         fields = {"item_id": place.id, "output_index": place.index, kind.index: 0}
         self._fragment = place.wire.fragment(f"{kind.text_event}.delta", fields)
         self._nothing = b',"logprobs":[]' if kind.annotated else b""
@@ -82,18 +80,19 @@ class TextItem:
         self._texts.append(text)
         if not logprobs:
             return self._fragment.write(text, self._nothing)
-        self._logprobs += logprobs
-        return self._fragment.write(text, b',"logprobs":' + encode(logprobs))
+        told = encode(logprobs)
+        self._logprobs.append(told[1:-1])
+        return self._fragment.write(text, b',"logprobs":' + told)
 
     def close(self, status: Status) -> tuple[bytes, dict[str, Any]]:
         text = "".join(self._texts)
         if not self._logprobs:
             return self._closed(status, text, NO_LOGPROBS)
-        # Three events have them, and they may be 50 MB: put in at the end, they are copied once for each.
-        written, item = self._closed(status, text, HOLE)
-        logprobs = b"[%b]" % b",".join([bytes(one) for one in self._logprobs])
-        item = self._item(status, [self._kind.body(text, Raw(logprobs))])
-        return logprobs.join(written.split(bytes(HOLE))), item
+        # Three events have them, and they may be 30 MB: these have holes, and pass on one and the same.
+        written, _ = self._closed(status, text, HOLE)
+        logprobs = b"".join([b"[", b",".join(self._logprobs), b"]"])
+        self.place.wire.large += [logprobs] * written.count(bytes(HOLE))
+        return written, self._item(status, [self._kind.body(text, Raw(logprobs))])
 
     def _closed(self, status: Status, text: str, logprobs: Raw) -> tuple[bytes, dict[str, Any]]:
         kind, part = self._kind, self._kind.body(text, logprobs)

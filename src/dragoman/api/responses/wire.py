@@ -1,12 +1,20 @@
 """Events of a response as bytes: numbered without a gap, each as one server-sent event with its name."""
 
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
 from uuid import uuid4
+
+from msgspec import Raw
 
 from dragoman.api.sse import DONE, encode
 
-__all__ = ["DONE", "Fragment", "Wire", "unwrapped"]
+__all__ = ["DONE", "END", "HOLE", "Fragment", "Wire", "Written", "unwrapped"]
 
+END = b"\n\n"
+HOLE = Raw(b"\x00")
+"""Stands in an event for something large; no JSON has such a byte."""
+Written: TypeAlias = bytes | list[bytes]
+"""Events; or their pieces, where some are large and in several events: they are passed on as they are."""
 
 TELL_IDS = frozenset(
     {
@@ -29,6 +37,8 @@ class Wire:
         """Sampled ids that no event has told yet, where the client wants them."""
         self.obfuscates = obfuscates
         """Whether fragments are padded, so that their sizes tell an eavesdropper less."""
+        self.large: list[bytes] = []
+        """What belongs into the holes of the events that were written last."""
 
     def event(self, kind: str, fields: dict[str, Any]) -> bytes:
         if self.ids and kind in TELL_IDS:
@@ -37,6 +47,14 @@ class Wire:
         payload = encode({"type": kind, "sequence_number": self.number, **fields})
         self.number += 1
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), payload)
+
+    def filled(self, events: bytes) -> Written:
+        """Events with what belongs into their holes."""
+        if not self.large:
+            return events
+        large, self.large = self.large, []
+        around = events.split(bytes(HOLE))
+        return [piece for pair in zip(around, (*large, b""), strict=True) for piece in pair if piece]
 
     def fragment(self, kind: str, fields: dict[str, Any]) -> "Fragment":
         return Fragment(self, kind, fields)
@@ -65,6 +83,16 @@ class Fragment:
         if not self._plain:
             beside += b',"obfuscation":"%b"' % uuid4().hex[: 16 - len(text) % 16].encode()
         return b"%b%d%b%b%b}\n\n" % (self._start, number, self._middle, encode(text), beside)
+
+
+def one_by_one(pieces: Sequence[bytes]) -> Iterator[list[bytes]]:
+    """The pieces, those of one event with those that were before it in the same piece."""
+    gathered: list[bytes] = []
+    for piece in pieces:
+        gathered.append(piece)
+        if piece.endswith(END):
+            yield gathered
+            gathered = []
 
 
 def unwrapped(events: bytes) -> list[bytes]:

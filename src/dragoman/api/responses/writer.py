@@ -9,7 +9,7 @@ from dragoman.api.logprobs import Speller
 from dragoman.api.responses.approvals import prefix_of
 from dragoman.api.responses.output import MESSAGE, REASONING, SUMMARY, CallItem, Place, Status, TextItem
 from dragoman.api.responses.server_calls import ServerCall, approval_request, server_call
-from dragoman.api.responses.wire import Wire
+from dragoman.api.responses.wire import Wire, Written
 from dragoman.types import Event, FinishReason
 
 
@@ -80,10 +80,10 @@ class ResponseWriter:
         self.for_server, self.for_client = [], False
         self._turn_from = len(self._items)
 
-    def write(self, events: Sequence[Event]) -> bytes:
+    def write(self, events: Sequence[Event]) -> Written:
         if len(events) == 1:
-            return self._one(events[0])
-        return b"".join([self._one(event) for event in events])
+            return self.wire.filled(self._one(events[0]))
+        return self.wire.filled(b"".join([self._one(event) for event in events]))
 
     def _one(self, event: Event) -> bytes:
         kind = event.kind
@@ -179,7 +179,7 @@ class ResponseWriter:
     def finished(self, place: Place, item: dict[str, Any]) -> None:
         self._items[place.index] = item
 
-    def abandon(self) -> bytes:
+    def abandon(self) -> Written:
         """The response is at its end: whatever is not finished stays as it is."""
         written = self._close("incomplete")
         for call in self.for_server:
@@ -187,7 +187,7 @@ class ResponseWriter:
                 data, item = call.abandoned()
                 self.finished(call.item.place, item)
                 written += data
-        return written
+        return self.wire.filled(written)
 
     def _start(self, item: TextItem | CallItem, kind: str) -> bytes:
         self._open, self._kind = item, kind

@@ -3,11 +3,12 @@
 import asyncio
 from collections.abc import AsyncIterator
 
+from dragoman.api.responses.wire import END, Written
 from dragoman.api.sse import DONE, KEEP_ALIVE
 
-END = b"\n\n"
 FEW = 256
-"""Additions to a log that are passed on at once."""
+"""Additions to a log that are passed on at once, unless they have so many bytes:"""
+MANY_BYTES = 256 * 1024
 
 
 class EventLog:
@@ -19,10 +20,11 @@ class EventLog:
         self._over = False
         self._grown = asyncio.Event()
 
-    def add(self, events: bytes) -> None:
+    def add(self, events: Written) -> None:
         if events:
-            self._chunks.append(events)
-            self.size += len(events)
+            pieces = [events] if isinstance(events, bytes) else events
+            self._chunks += pieces
+            self.size += sum(map(len, pieces))
             self._wake()
 
     def close(self) -> None:
@@ -45,8 +47,8 @@ class EventLog:
         """
         seen, skipped = 0, after + 1
         while True:
-            grown, fresh = self._grown, b"".join(self._chunks[seen : seen + FEW])
-            seen = min(seen + FEW, len(self._chunks))
+            grown, begin, seen = self._grown, seen, self._few(seen)
+            fresh = b"".join(self._chunks[begin:seen])
             if skipped and fresh:
                 fresh, skipped = from_number(fresh, skipped), max(skipped - _count(fresh), 0)
             if fresh:
@@ -64,6 +66,16 @@ class EventLog:
                         await grown.wait()
                 except TimeoutError:
                     yield KEEP_ALIVE
+
+    def _few(self, begin: int) -> int:
+        """Where what is passed on at once ends: with the end of an event."""
+        chunks, at, size = self._chunks, begin, 0
+        while at < len(chunks) and (
+            (at < begin + FEW and size < MANY_BYTES) or not chunks[at - 1].endswith(END)
+        ):
+            size += len(chunks[at])
+            at += 1
+        return at
 
 
 def from_number(events: bytes, number: int) -> bytes:

@@ -14,7 +14,7 @@ from dragoman.api.responses.compaction import PREFIX, compaction_events, trigger
 from dragoman.api.responses.output import Place
 from dragoman.api.responses.request import ResponseRequest, spec
 from dragoman.api.responses.response import Life, Response, failure
-from dragoman.api.responses.wire import Wire
+from dragoman.api.responses.wire import Wire, Written
 from dragoman.api.responses.writer import Manner, ResponseWriter
 from dragoman.api.sse import KEEP_ALIVE
 from dragoman.errors import BadRequest, ContextOverflow, DragomanError
@@ -219,19 +219,19 @@ class Making:
 
     # Events
 
-    def write(self, events: Sequence[Event]) -> bytes:
+    def write(self, events: Sequence[Event]) -> Written:
         return self._logged(self._writer.write(events))
 
-    def idle(self) -> bytes:
+    def idle(self) -> Written:
         """Some clients count only data as a sign of life, not comments; but much is not said for it."""
         if self.response.weight > HEAVY:
             return KEEP_ALIVE
         return self._logged(self.response.event(self._wire, "in_progress"))
 
-    async def _say(self, outlet: Outlet, data: bytes) -> None:
+    async def _say(self, outlet: Outlet, data: Written) -> None:
         await outlet.write(self._logged(data))
 
-    def _logged(self, data: bytes) -> bytes:
+    def _logged(self, data: Written) -> Written:
         if self.log is not None:
             self.log.add(data)
         return data

@@ -1,54 +1,44 @@
 """Where the events of a response go: to a client as server-sent events, or nowhere but its log."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
+from dragoman.api.responses.wire import Written
 from dragoman.http.exchange import Exchange
 from dragoman.http.stream import Pump, TurnStream
 from dragoman.turns.turn import Turn
 from dragoman.types import Event
 
 R = TypeVar("R")
-FEW = 64
-"""Events that are written at once, where an engine has said many."""
 
 
 class Speaker(Protocol):
     """What turns the events of a turn into those of a response."""
 
-    def write(self, events: Sequence[Event]) -> bytes: ...
+    def write(self, events: Sequence[Event]) -> Written: ...
 
-    def idle(self) -> bytes:
+    def idle(self) -> Written:
         """What is said when there has been nothing to say for a while."""
 
 
 class Outlet(Protocol):
-    async def write(self, data: bytes) -> None: ...
+    async def write(self, data: Written) -> None: ...
 
     async def run(self, turn: Turn, speaker: Speaker) -> None:
         """All events of a turn."""
 
 
-def in_turns(events: Sequence[Event]) -> Iterator[Sequence[Event]]:
-    """As many at a time as may be written before others have their turn."""
-    return (events[at : at + FEW] for at in range(0, len(events), FEW))
-
-
 class Quiet:
     """Nobody listens: the log keeps the events, or the whole response is asked for."""
 
-    async def write(self, data: bytes) -> None:
+    async def write(self, data: Written) -> None:
         pass
 
     async def run(self, turn: Turn, speaker: Speaker) -> None:
         async with turn:
             while not turn.over:
-                events = await turn.next()
-                for some in in_turns(events):
-                    speaker.write(some)
-                    if len(events) > FEW:
-                        await asyncio.sleep(0)
+                speaker.write(await turn.next())
 
 
 class Sse:
@@ -60,12 +50,12 @@ class Sse:
         self._keep_alive = keep_alive
         self._started = False
 
-    async def write(self, data: bytes) -> None:
+    async def write(self, data: Written) -> None:
         if self._started:
-            await self._exchange.write(data)
+            await self._exchange.write(*([data] if isinstance(data, bytes) else data))
         else:
             self._started = True
-            await self._exchange.start_stream(data)
+            await self._exchange.start_stream(data if isinstance(data, bytes) else b"".join(data))
 
     async def run(self, turn: Turn, speaker: Speaker) -> None:
         async with turn:
@@ -78,7 +68,7 @@ class Sse:
                 written.close()
 
 
-async def patiently(work: Awaitable[R], outlet: Outlet, idle: Callable[[], bytes], period: float) -> R:
+async def patiently(work: Awaitable[R], outlet: Outlet, idle: Callable[[], Written], period: float) -> R:
     """The result of some work; while it lasts the client is told that it does."""
     working = asyncio.ensure_future(work)
     try:
