@@ -1,5 +1,6 @@
 """The line in front of the engine: who waits, how it ends, and who is refused."""
 
+import asyncio
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -10,7 +11,11 @@ import pytest
 from msgspec import Struct
 
 from dragoman.engines.scripted import ScriptedEngine
+from dragoman.http.admission import Admission
+from dragoman.http.metrics import Metrics
+from dragoman.http.workers import Workers
 from dragoman.limits import Limits
+from dragoman.settings import Settings
 from tests.http.conftest import Serve
 from tests.support.http import post
 from tests.support.parrot import HANG, parrot
@@ -176,3 +181,15 @@ def test_a_request_that_is_done_leaves_no_trace(narrow: Narrow) -> None:
         assert post(url, CHAT, saying("hello", n=3)).status_code == 200
     assert figure(url, "dragoman_answers_running") == figure(url, "dragoman_answers_waiting") == 0
     assert engine.live == 0
+
+
+def test_the_threads_know_whether_other_keys_wait_for_answers() -> None:
+    async def play() -> None:
+        workers = Workers()
+        admission = Admission(Settings(api_key=["a", "b"]), 1, Metrics(), workers)
+        assert not workers.others_wait("a")
+        with admission.admitted("a"), admission.admitted("b", looks=True):
+            assert not workers.others_wait("a")
+            assert workers.others_wait("b")
+
+    asyncio.run(play())

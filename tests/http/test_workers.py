@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -164,3 +165,59 @@ def test_after_the_close_there_is_no_thread() -> None:
     staged(play)
     left = set(threading.enumerate()) - before
     assert not [thread for thread in left if thread.name.startswith("dragoman-work")]
+
+
+def test_who_looks_rests_for_as_long_while_others_wait_for_answers() -> None:
+    async def play() -> float:
+        workers = Workers()
+        workers.others_wait = lambda owner: owner == "a"
+        began, ended = list[float](), list[float]()
+
+        def look() -> None:
+            began.append(time.monotonic())
+            time.sleep(0.05)
+            ended.append(time.monotonic())
+
+        await asyncio.gather(*(workers.run("a", BIG, look, looks=True) for _ in range(2)))
+        await workers.close()
+        return began[1] - ended[0]
+
+    assert asyncio.run(play()) > 0.04
+
+
+def test_what_an_answer_waits_for_does_not_wait_for_the_rest() -> None:
+    async def play(stage: Stage) -> None:
+        stage.workers.others_wait = lambda owner: True
+        looks = [stage.ask(f"look {n}", "a", looks=True) for n in range(2)]
+        await settled()
+        await stage.let_go("look 0")
+        plan = stage.ask("plan", "a")
+        await settled()
+        assert "plan" in stage.begun
+        await stage.end(*looks, plan)
+
+    staged(play)
+
+
+def test_who_is_alone_does_not_rest() -> None:
+    async def play(stage: Stage) -> None:
+        looks = [stage.ask(f"look {n}", "a", looks=True) for n in range(2)]
+        await settled()
+        await stage.let_go("look 0")
+        assert stage.begun == ["look 0", "look 1"]
+        await stage.end(*looks)
+
+    staged(play)
+
+
+def test_a_key_is_forgotten_when_it_has_rested() -> None:
+    async def play() -> None:
+        workers = Workers()
+        workers.others_wait = lambda owner: True
+        await workers.run("a", BIG, lambda: None, looks=True)
+        async with asyncio.timeout(30):
+            while workers._keys:
+                await asyncio.sleep(0.001)
+        await workers.close()
+
+    asyncio.run(play())

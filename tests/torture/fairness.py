@@ -7,6 +7,7 @@ often as half of the engine's slots can answer it. That is an equal share, and t
 import asyncio
 import json
 import multiprocessing
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -114,6 +115,8 @@ def _beside(work: Callable[..., Any], *given: Any) -> Iterator[None]:
 
 
 def _forever(work: Callable[..., Any], *given: Any) -> None:
+    # Linux shares processors out between sessions: clients are no part of the server.
+    os.setsid()
     asyncio.run(work(*given))
 
 

@@ -45,6 +45,10 @@ class Room:
     def full_of(self, owner: str) -> bool:
         return bool(owner) and self._of_key.get(owner, 0) >= self.most_of_key
 
+    def has_others(self, owner: str) -> bool:
+        """Than this key."""
+        return any(key != owner for key in self._of_key)
+
     def add(self, visit: "Visit") -> None:
         self.inside.add(visit)
         self._of_key[visit.owner] += 1
@@ -71,6 +75,7 @@ class Admission:
         line = self.line
         self._asking = Room(most, limits.per_key or share, lambda: line.pace * (line.waiting + 1))
         self._looking = Room(limits.looking, min(limits.per_key or looking, looking), lambda: workers.delay)
+        workers.others_wait = self._asking.has_others
         self._emptied: asyncio.Future[None] | None = None
         self._refused = metrics.refused
         metrics.running.set_function(lambda: self.line.running)

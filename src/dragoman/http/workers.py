@@ -6,7 +6,8 @@ for waits, and whose turn it is the loop decides:
 - Of several keys the one with the fewest works at that moment, and among equals the one that has had the
   least time. None may have more than half of the threads: nobody waits until another's long works are done.
 - Of one key, what an answer waits for goes before what only looks (`/tokenize` and its like). Looking has
-  half of the threads at most, and of one key one.
+  half of the threads at most, and of one key one. While others wait for answers, that one rests after each
+  work for as long as it took: the processors are what an embedded engine computes with.
 - Among those the smaller first, where it did not come much later: a work counts as if it had come the later,
   the bigger it is.
 
@@ -64,6 +65,7 @@ class _Key(Struct):
     """Seconds of threads, counted on from what the one with the least had when this one came."""
     running: int = 0
     looking: int = 0
+    """Works that look, and those that are followed by a rest."""
     plans: Waiting = field(default_factory=list)
     looks: Waiting = field(default_factory=list)
 
@@ -81,6 +83,8 @@ class Workers:
         self._numbers = count()
         self._pool: ThreadPoolExecutor | None = None
         self._always = False
+        self.others_wait: Callable[[str], bool] = lambda owner: False
+        """Whether answers are made for other keys than this."""
 
     @property
     def delay(self) -> float:
@@ -158,7 +162,11 @@ class Workers:
         assert work.call is not None
         if self._pool is None:
             self._pool = ThreadPoolExecutor(THREADS, "dragoman-work")
-        self._count(key, work, 1)
+        self._running += 1
+        key.running += 1
+        if work.looks:
+            self._looking += 1
+            key.looking += 1
         running = asyncio.get_running_loop().run_in_executor(self._pool, work.call)
         # Not awaited by the one who waits: if that is cancelled, the thread is at work all the same.
         running.add_done_callback(partial(self._end, work, time.perf_counter()))
@@ -167,7 +175,12 @@ class Workers:
         seconds, key = time.perf_counter() - began, self._keys[work.owner]
         self._pace = self._pace + SMOOTHING * (seconds - self._pace) if self._pace else seconds
         key.spent += seconds
-        self._count(key, work, -1)
+        self._running -= 1
+        key.running -= 1
+        if work.looks:
+            self._looking -= 1
+            rest = seconds if self.others_wait(work.owner) else 0.0
+            asyncio.get_running_loop().call_later(rest, self._rested, work.owner)
         self._forget(work.owner)
         error = ended.exception()
         if work.result.done():
@@ -178,14 +191,12 @@ class Workers:
             work.result.set_exception(error)
         self._serve()
 
-    def _count(self, key: _Key, work: _Work, one: int) -> None:
-        self._running += one
-        key.running += one
-        if work.looks:
-            self._looking += one
-            key.looking += one
+    def _rested(self, owner: str) -> None:
+        self._keys[owner].looking -= 1
+        self._forget(owner)
+        self._serve()
 
     def _forget(self, owner: str) -> None:
         key = self._keys[owner]
-        if not (key.running or key.plans or key.looks):
+        if not (key.running or key.looking or key.plans or key.looks):
             del self._keys[owner]
