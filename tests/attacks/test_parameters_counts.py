@@ -97,6 +97,13 @@ ATTACKS: dict[str, Attack] = {
     "a wide schema of a response": Attack(
         RESPONSES, "text", {"format": {"type": "json_schema", "name": "a", "schema": WIDE}}
     ),
+    "the name of a schema": Attack(BOTH, "response_format", {**NAMED, "json_schema": {"name": LONG_TEXT}}),
+    "the name of a schema of a response": Attack(
+        RESPONSES, "text", {"format": {"type": "json_schema", "name": LONG_TEXT, "schema": {}}}
+    ),
+    "what is said of a hosted tool": Attack(
+        ("/v1/responses",), "tools", [{"type": "web_search", "filters": LONG_TEXT}]
+    ),
     "another wide schema": Attack(GENERATING, "guided_json", WIDE),
     "a long expression": Attack(GENERATING, "guided_regex", "a" * MANY),
     "a long grammar": Attack(GENERATING, "grammar", 'root ::= "' + "a" * MANY + '"'),

@@ -61,9 +61,12 @@ def test_a_cycle_goes_in_a_quiet_moment(collector: Garbage, monkeypatch: pytest.
     assert cycle() is None
 
 
-def test_a_cycle_does_not_wait_for_ever(collector: Garbage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cycle_goes_when_memory_grows(collector: Garbage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(garbage, "LATEST_S", 0.0)
     cycle = _old_cycle()
+    collector.collect(quiet=False)
+    assert cycle() is not None
+    monkeypatch.setattr(garbage, "GROWN_BYTES", -(2**60))
     collector.collect(quiet=False)
     assert cycle() is None
 

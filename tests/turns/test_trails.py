@@ -169,6 +169,13 @@ def test_ids_that_are_kept_are_shared() -> None:
     assert (first.prompt, first.ids) == ((4001,), (4002, 9999))
 
 
+def test_a_prompt_that_was_planned_is_not_gone_through_again() -> None:
+    trails = Trails(pieces=[b"x"] * 5000)
+    prompt = trails.shared((4001, 4002))
+    trails.add(Traced(key=b"a", prompt=prompt, ids=(1,)), planned=True)
+    assert trails.find(b"a")[0].prompt is prompt
+
+
 def test_one_owners_flood_does_not_drive_out_what_another_has() -> None:
     trails = Trails(most_ids=100)
     mine = Traced(prompt=(1,) * 20, ids=(2,) * 20, key=b"mine")

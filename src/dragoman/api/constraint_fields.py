@@ -13,6 +13,9 @@ from dragoman.types import LARK_LINE
 JsonSchema: TypeAlias = dict[str, Any] | bool
 SchemaOrText: TypeAlias = dict[str, Any] | bool | str
 """A schema, or its JSON as text, which vLLM takes too."""
+SchemaName: TypeAlias = Annotated[str, Meta(max_length=256)]
+Description: TypeAlias = Annotated[str, Meta(max_length=64 * 1024)]
+"""Of a schema. Both are told again with an answer that is stored."""
 Choices: TypeAlias = Annotated[list[str], Meta(min_length=1)]
 _FIELDS: dict[str, Literal["json_schema", "regex", "choice"]] = {
     "guided_json": "json_schema",
@@ -28,8 +31,8 @@ _GRAMMARS = ("guided_grammar", "ebnf", "grammar", "grammar_string")
 class NamedSchema(Struct, forbid_unknown_fields=True):
     """OpenAI's envelope. With or without `strict`, the answer is in the schema."""
 
-    name: str | None = None
-    description: str | None = None
+    name: SchemaName | None = None
+    description: Description | None = None
     schema_: JsonSchema | None = field(name="schema", default=None)
     strict: bool | None = None
 

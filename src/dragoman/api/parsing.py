@@ -33,14 +33,14 @@ _reasoning = Reader.of(ParseReasoning)
 
 def read_calls(body: bytes, limits: Limits) -> ParseCalls:
     request: ParseCalls = _calls.read(body)
-    check_count(len(request.text), limits.content_chars, "text", "characters")
+    check_count(len(request.text), limits.parsed_chars, "text", "characters")
     check_tools(Declared.of(request.tools), limits)
     return request
 
 
 def read_reasoning(body: bytes, limits: Limits) -> ParseReasoning:
     request: ParseReasoning = _reasoning.read(body)
-    check_count(len(request.text), limits.content_chars, "text", "characters")
+    check_count(len(request.text), limits.parsed_chars, "text", "characters")
     return request
 
 

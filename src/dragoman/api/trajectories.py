@@ -176,7 +176,7 @@ def shown(id_: str, records: Sequence[Record]) -> dict[str, Any]:
         "id": id_,
         "object": "trajectory",
         "model": records[-1].model,
-        "segments": sequences(records, MOST_IDS),
+        "segments": [msgspec.structs.asdict(one) for one in sequences(records, MOST_IDS)],
         "rewards": rewards(records),
     }
 

@@ -9,11 +9,14 @@ and all others only in quiet moments; those that were made last, which are few, 
 import gc
 import time
 
+from dragoman.http.memory import resident
+
 NEVER = 2**31 - 1
 PAUSE_S = 10.0
 """Between two looks at everything."""
 LATEST_S = 120.0
-"""However busy it is: cycles can hold much memory."""
+"""After so long, however busy it is, if there is so much more memory than after the last look:"""
+GROWN_BYTES = 256 * 1024 * 1024
 
 
 class Garbage:
@@ -22,6 +25,7 @@ class Garbage:
     def __init__(self) -> None:
         self._usual: tuple[int, int, int] | None = None
         self._last = 0.0
+        self._resident = 0
 
     def begin(self) -> None:
         """What there is by now stays for as long as the server does."""
@@ -29,7 +33,7 @@ class Garbage:
         gc.set_threshold(*self._usual[:2], NEVER)
         gc.collect()
         gc.freeze()
-        self._last = time.monotonic()
+        self._looked()
 
     def end(self) -> None:
         if self._usual is not None:
@@ -43,6 +47,10 @@ class Garbage:
             return
         passed = time.monotonic() - self._last
         # As often as Python would, by the third of its thresholds, or later.
-        if passed > LATEST_S or (quiet and passed > PAUSE_S and gc.get_count()[2] > self._usual[2]):
+        due = quiet and passed > PAUSE_S and gc.get_count()[2] > self._usual[2]
+        if due or (passed > LATEST_S and resident() - self._resident >= GROWN_BYTES):
             gc.collect()
-            self._last = time.monotonic()
+            self._looked()
+
+    def _looked(self) -> None:
+        self._last, self._resident = time.monotonic(), resident()

@@ -109,7 +109,7 @@ class Host:
         plan = await self.workers.run(
             owner, body_bytes, partial(self.planner.plan, spec), slow=spec.constrained
         )
-        remember = partial(self.planner.trails.add, owner=owner)
+        remember = partial(self.planner.trails.add, owner=owner, planned=True)
         language, line = self._language(plan.dialect), self.admission.line
         return Turn(self.engine, plan, spec, language, remember, source, line, owner)
 

@@ -2,6 +2,8 @@
 
 import ctypes
 import logging
+import resource
+from pathlib import Path
 
 logger = logging.getLogger("dragoman.http")
 
@@ -21,3 +23,11 @@ def return_big_blocks() -> None:
         return  # Another C library, with ways of its own.
     if not mallopt(M_MMAP_THRESHOLD, BIG_BLOCK):
         logger.debug("The C library keeps its way with big blocks.")
+
+
+def resident() -> int:
+    """Bytes of memory that the process has, or the most it ever had where the system says only that."""
+    try:
+        return int(Path("/proc/self/statm").read_bytes().split()[1]) * resource.getpagesize()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dragoman.api.sse import encode
 from dragoman.api.trajectories import read_rewards, record, rewarded, shown, unknown_trajectory
 from dragoman.errors import TrajectoryTooLarge
 from dragoman.http.exchange import Exchange
@@ -73,7 +72,7 @@ async def _shown(exchange: Exchange, store: Store, id_: str) -> bytes:
     if not found:
         raise unknown_trajectory(id_)
     size = sum(len(one.body) for one in found)
-    return await exchange.aside(size, lambda: encode(shown(id_, found)))
+    return await exchange.aside(size, lambda: exchange.encoder(size)(shown(id_, found)))
 
 
 async def _records(store: Store, owner: str, id_: str) -> list[Record]:

@@ -95,10 +95,14 @@ class Planner:
             self._in_reasoning(spec, dialect, prompt, rendered)
             for prompt, rendered in zip(spec.prompts, prompts, strict=True)
         ]
+        keys = [
+            self._key(spec, prompt, text, salt)
+            for prompt, (text, *_) in zip(spec.prompts, prompts, strict=True)
+        ]
         jobs = [
             Job(
                 id=uuid4().hex,
-                prompt=prompt,
+                prompt=self.trails.shared(prompt) if key else prompt,
                 sampling=self._with_room(spec, sampling, len(prompt)),
                 n=spec.n,
                 constraint=self._constrainer.constraint(spec, dialect, in_reasoning=in_reasoning),
@@ -108,11 +112,7 @@ class Planner:
                 reuse_prefix=spec.reuse_prefix,
                 cache_salt="" if "cache_salt" in self.card.refused else spec.salt,
             )
-            for (_, prompt, _), in_reasoning in zip(prompts, begun, strict=True)
-        ]
-        keys = [
-            self._key(spec, prompt, text, salt)
-            for prompt, (text, *_) in zip(spec.prompts, prompts, strict=True)
+            for (_, prompt, _), in_reasoning, key in zip(prompts, begun, keys, strict=True)
         ]
         return Plan(jobs, begun, dialect, keys, [after for *_, after in prompts])
 

@@ -37,12 +37,14 @@ class Trails:
         text = f"{salt}\0{prompt}".encode("utf-8", "surrogatepass")
         return blake2b(text, digest_size=16, key=self._model).digest()
 
-    def add(self, turn: Traced, owner: str = "") -> None:
-        turn = replace(
-            turn,
-            prompt=tuple(map(self._shared, turn.prompt, turn.prompt)),
-            ids=tuple(map(self._shared, turn.ids, turn.ids)),
-        )
+    def shared(self, ids: tuple[int, ...]) -> tuple[int, ...]:
+        """The same, of the objects that all have in common."""
+        return tuple(map(self._shared, ids, ids))
+
+    def add(self, turn: Traced, owner: str = "", *, planned: bool = False) -> None:
+        """The prompt of one that was `planned` is `shared` already, which takes long for a long one."""
+        prompt = turn.prompt if planned else self.shared(turn.prompt)
+        turn = replace(turn, prompt=prompt, ids=self.shared(turn.ids))
         with self._lock:
             known = self._kept.setdefault(turn.key, [])
             owner = self._owner_of.setdefault(turn.key, owner)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct, field
 
-from dragoman.api.constraint_fields import JsonSchema, wanted
+from dragoman.api.constraint_fields import Description, JsonSchema, SchemaName, wanted
 from dragoman.api.fields import Natural, Positive, ShortText, check_shared, sampling, turn_spec
 from dragoman.api.read import Reader
 from dragoman.api.reasoning_fields import ReasoningOptions, check_reasoning, thinking
@@ -46,8 +46,8 @@ NOT_HERE = {
 
 class TextFormat(Struct, forbid_unknown_fields=True):
     type: Literal["text", "json_object", "json_schema"]
-    name: str | None = None
-    description: str | None = None
+    name: SchemaName | None = None
+    description: Description | None = None
     schema_: JsonSchema | None = field(name="schema", default=None)
     strict: bool | None = None
 
@@ -62,7 +62,7 @@ class ResponseReasoning(ReasoningOptions, forbid_unknown_fields=True):
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
     """The older name."""
     context: Literal["auto", "current_turn", "all_turns"] | None = None
-    mode: str | None = None
+    mode: ShortText | None = None
 
 
 class ConversationRef(Struct, forbid_unknown_fields=True):

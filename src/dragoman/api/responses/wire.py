@@ -8,9 +8,9 @@ from msgspec import Raw
 
 from dragoman.api.sse import DONE, encode
 
-__all__ = ["DONE", "END", "HOLE", "Fragment", "Wire", "Written", "unwrapped"]
+__all__ = ["DATA", "DONE", "END", "HOLE", "Fragment", "Wire", "Written", "unwrapped"]
 
-END = b"\n\n"
+DATA, END = b"data: ", b"\n\n"
 HOLE = Raw(b"\x00")
 """Stands in an event for something large; no JSON has such a byte."""
 Written: TypeAlias = bytes | list[bytes]
@@ -46,15 +46,20 @@ class Wire:
             self.ids = []
         payload = encode({"type": kind, "sequence_number": self.number, **fields})
         self.number += 1
-        return b"event: %b\ndata: %b\n\n" % (kind.encode(), payload)
+        # Joined, which lets other threads go on where it is much.
+        return b"".join([b"event: ", kind.encode(), b"\n", DATA, payload, END])
 
     def filled(self, events: bytes) -> Written:
         """Events with what belongs into their holes."""
         if not self.large:
             return events
         large, self.large = self.large, []
-        around = events.split(bytes(HOLE))
-        return [piece for pair in zip(around, (*large, b""), strict=True) for piece in pair if piece]
+        pieces: list[bytes] = []
+        for around, filling in zip(events.split(bytes(HOLE)), (*large, b""), strict=True):
+            # A piece ends where an event does, or before something large.
+            end = around.rfind(END) + len(END) if END in around else 0
+            pieces += around[:end], around[end:], filling
+        return [piece for piece in pieces if piece]
 
     def fragment(self, kind: str, fields: dict[str, Any]) -> "Fragment":
         return Fragment(self, kind, fields)
@@ -86,7 +91,7 @@ class Fragment:
 
 
 def one_by_one(pieces: Sequence[bytes]) -> Iterator[list[bytes]]:
-    """The pieces, those of one event with those that were before it in the same piece."""
+    """The three pieces of each event that has so many, and between them the others, which are whole."""
     gathered: list[bytes] = []
     for piece in pieces:
         gathered.append(piece)
@@ -97,5 +102,10 @@ def one_by_one(pieces: Sequence[bytes]) -> Iterator[list[bytes]]:
 
 def unwrapped(events: bytes) -> list[bytes]:
     """The payloads of server-sent events, without their frames; the end mark is none."""
-    payloads = (block.partition(b"data: ")[2] for block in events.split(b"\n\n") if block)
-    return [payload for payload in payloads if payload.startswith(b"{")]
+    found, at = [], 0
+    while (end := events.find(END, at)) >= 0:
+        begin = events.find(DATA, at, end) + len(DATA)
+        if events.startswith(b"{", begin):
+            found.append(events[begin:end])
+        at = end + len(END)
+    return found

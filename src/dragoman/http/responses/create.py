@@ -20,9 +20,13 @@ from dragoman.http.responses.ids import new_id
 from dragoman.http.responses.making import Making
 from dragoman.http.responses.outlets import Quiet, Sse
 from dragoman.http.responses.tool_rounds import ToolRounds
+from dragoman.limits import check_count
 from dragoman.turns.stored_trails import recall
 
 logger = logging.getLogger("dragoman.http")
+
+REPEATED = ("tools", "tool_choice", "text")
+"""Fields of a request that are told again, as they came, with each event of a response's life."""
 
 
 async def create(host: Host, exchange: Exchange) -> None:
@@ -57,6 +61,9 @@ async def prepared(host: Host, request: ResponseRequest, context: Context) -> Ma
         model = request.model or host.card.name
         id_, now = new_id("resp_"), int(time.time())
         made = described(request, id_=id_, created_at=now, model=model, store=store, size=context.size)
+        for field in REPEATED:
+            size = memoryview(made.fields[field]).nbytes
+            check_count(size, 2 * host.limits.tool_bytes, field, "bytes, which events repeat,")
         return offered(request.tools, host.limits, context.all), made
 
     offer, response = await context.aside(context.size + sum(map(len, context.trails)), work)

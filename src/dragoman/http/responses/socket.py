@@ -12,7 +12,7 @@ from starlette.types import Receive, Send
 
 from dragoman.api.json_shape import check_shape
 from dragoman.api.responses import request as requests
-from dragoman.api.responses.wire import Written, one_by_one, unwrapped
+from dragoman.api.responses.wire import DATA, END, Written, one_by_one, unwrapped
 from dragoman.errors import BadRequest, BodyTooLarge, DragomanError, Overloaded
 from dragoman.http.admission import Visit
 from dragoman.http.budget import Holding
@@ -247,7 +247,11 @@ class Socket:
 
 
 def _payloads(pieces: Sequence[bytes], lane: str | None) -> list[str]:
-    return [_in_lane(payload, lane) for payload in unwrapped(b"".join(pieces))]
+    if len(pieces) == 1:
+        return [_in_lane(payload, lane) for payload in unwrapped(pieces[0])]
+    head, *large, tail = pieces
+    texts = [_in_lane(head.partition(DATA)[2], lane), *(one.decode() for one in large)]
+    return ["".join([*texts, tail.removesuffix(END).decode()])]
 
 
 def _in_lane(payload: bytes, lane: str | None) -> str:
