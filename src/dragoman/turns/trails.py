@@ -4,6 +4,7 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
+from operator import itemgetter
 
 from msgspec.structs import replace
 
@@ -21,7 +22,7 @@ class Trails:
     def __init__(self, model: str = "", pieces: Sequence[bytes] = (), most_ids: int = MOST_IDS) -> None:
         """`pieces` are the model's vocabulary: ids of another one must not be found, whatever its name."""
         # Each id is one object, whoever says it: else a number in a tuple takes five times its place there.
-        self._shared = {id: id for id in range(len(pieces))}.get
+        self._shared = list(range(len(pieces)))
         self._model = blake2b(b"\0".join([model.encode(), *pieces]), digest_size=16).digest()
         self._most_ids = most_ids
         self._kept: dict[bytes, list[Traced]] = {}
@@ -39,7 +40,13 @@ class Trails:
 
     def shared(self, ids: tuple[int, ...]) -> tuple[int, ...]:
         """The same, of the objects that all have in common."""
-        return tuple(map(self._shared, ids, ids))
+        try:
+            # With one more it is a tuple, however few they are.
+            shared: tuple[int, ...] = itemgetter(*ids, 0)(self._shared)
+            return shared[:-1]
+        except IndexError:
+            # Some are not in the vocabulary.
+            return tuple(self._shared[id] if id < len(self._shared) else id for id in ids)
 
     def add(self, turn: Traced, owner: str = "", *, planned: bool = False) -> None:
         """The prompt of one that was `planned` is `shared` already, which takes long for a long one."""
