@@ -1,6 +1,7 @@
 """The fields that say what the text of an answer must be, under the names that servers have for them."""
 
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct, field
@@ -77,9 +78,15 @@ class ConstraintFields(HarmlessFields, kw_only=True):
         return _response_format(self.response_format) if self.response_format is not None else iter(())
 
 
+_beside = attrgetter("structured_outputs", *_FIELDS, *_GRAMMARS)
+_NOTHING = _beside(ConstraintFields())
+
+
 def wanted(fields: ConstraintFields) -> Wanted | None:
     """What the text must be; None: whatever the model writes. Two constraints are one too many."""
-    found = list(_all(fields))
+    found = list(fields.formats())
+    if _beside(fields) != _NOTHING:
+        found += _all_beside(fields)
     if len(found) > 1:
         first, second = found[0].param, found[1].param
         message = f"'{second}' and '{first}' both say what the answer must be; send one of them."
@@ -87,8 +94,7 @@ def wanted(fields: ConstraintFields) -> Wanted | None:
     return found[0] if found else None
 
 
-def _all(fields: ConstraintFields) -> Iterator[Wanted]:
-    yield from fields.formats()
+def _all_beside(fields: ConstraintFields) -> Iterator[Wanted]:
     if fields.structured_outputs is not None:
         yield from _structured(fields.structured_outputs)
     for name, syntax in _FIELDS.items():

@@ -5,6 +5,7 @@ sampler that is not offered is refused only where it would do something.
 """
 
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Annotated, Literal, TypeAlias, cast
 
 import msgspec
@@ -93,7 +94,13 @@ class SamplerFields(ConstraintFields, kw_only=True):
         return BREAKERS if self.dry_sequence_breakers is None else tuple(self.dry_sequence_breakers)
 
 
+_given = attrgetter(*SamplerFields.__annotations__)
+_NOTHING = _given(SamplerFields())
+
+
 def check_samplers(fields: SamplerFields) -> None:
+    if _given(fields) == _NOTHING:
+        return
     for name, does_nothing in _DOES_NOTHING.items():
         value = getattr(fields, name)
         if value is not None and not does_nothing(value):
@@ -105,6 +112,8 @@ def check_samplers(fields: SamplerFields) -> None:
 
 def samplers(fields: SamplerFields) -> Samplers | None:
     """What was asked for beyond the usual; None if nothing was, or nothing that does anything."""
+    if _given(fields) == _NOTHING:
+        return None
     given = {
         "order": _order(fields),
         "smoothing_factor": fields.smoothing_factor,

@@ -55,7 +55,8 @@ def check_kwargs(kwargs: Mapping[str, Any], most: int) -> None:
                 param="chat_template_kwargs",
                 code="invalid_value",
             )
-    check_count(_size(kwargs, MAX_KWARGS_DEPTH), most, "chat_template_kwargs", "characters of values")
+    if kwargs:
+        check_count(_size(kwargs, MAX_KWARGS_DEPTH), most, "chat_template_kwargs", "characters of values")
 
 
 def _size(value: Any, depth: int) -> int:

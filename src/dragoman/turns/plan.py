@@ -1,8 +1,8 @@
 """From what a client asked to what an engine is asked. Everything that can be refused is refused here."""
 
 from collections.abc import Iterable, Sequence
+from secrets import token_hex
 from typing import TypeAlias
-from uuid import uuid4
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -101,7 +101,7 @@ class Planner:
         ]
         jobs = [
             Job(
-                id=uuid4().hex,
+                id=token_hex(16),
                 prompt=self.trails.shared(prompt) if key else prompt,
                 sampling=self._with_room(spec, sampling, len(prompt)),
                 n=spec.n,
@@ -162,6 +162,8 @@ class Planner:
         """The answer ends where the context does: more was asked for than fits is no reason to refuse."""
         room = self.card.max_model_len - prompt_tokens
         most = tokens_told(spec, min(sampling.max_tokens or room, room), self._limits)
+        if sampling.min_tokens <= most == sampling.max_tokens:
+            return sampling
         return replace(sampling, max_tokens=most, min_tokens=min(sampling.min_tokens, most))
 
     def _sampling(self, spec: TurnSpec) -> Sampling:
