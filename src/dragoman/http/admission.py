@@ -57,7 +57,7 @@ class Room:
         self.inside.discard(visit)
         self._of_key[visit.owner] -= 1
         if not self._of_key[visit.owner]:
-            del self._of_key[visit.owner]
+            self._of_key.pop(visit.owner)
 
 
 class Admission:

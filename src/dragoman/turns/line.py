@@ -84,11 +84,16 @@ class Line:
     def ask(self, ticket: Ticket) -> Ticket:
         """`begin` is called at once if there is a place, and may raise then; else later, from the loop."""
         ticket.place = (ticket.place[0], next(self._arrivals))
-        insort(self._waiting.setdefault(ticket.owner, []), ticket, key=_place)
-        self.waiting += 1
-        granted = self._granted()
-        mine = granted.pop(ticket, 0)
-        self._begin(granted)
+        if not self.waiting and self.running + ticket.wanted <= self.places:
+            # As it mostly is: nobody waits, and there is room for all of it.
+            mine = ticket.wanted
+            self._grant(ticket, mine)
+        else:
+            insort(self._waiting.setdefault(ticket.owner, []), ticket, key=_place)
+            self.waiting += 1
+            granted = self._granted()
+            mine = granted.pop(ticket, 0)
+            self._begin(granted)
         if mine:
             try:
                 ticket.begin(mine)
@@ -112,7 +117,7 @@ class Line:
         self.running -= places
         self._running_of[ticket.owner] -= places
         if not self._running_of[ticket.owner]:
-            del self._running_of[ticket.owner]
+            self._running_of.pop(ticket.owner)
             self._forget(ticket.owner)
         self._serve_soon()
 
@@ -175,8 +180,10 @@ class Line:
         while fewest and self._has_room(fewest[0][0] < share):
             at_work, _, owner = fewest[0]
             ticket = self._waiting[owner][0]
-            self._grant(ticket)
+            self._grant(ticket, 1)
             granted[ticket] += 1
+            if not ticket.wanted:
+                self._take_out(ticket)
             if owner in self._waiting:
                 heapq.heapreplace(fewest, (at_work + 1, next(turns), owner))
                 self._waiting[owner] = self._waiting.pop(owner)
@@ -187,15 +194,13 @@ class Line:
     def _has_room(self, below_its_share: bool) -> bool:
         return self.running < (self._most if below_its_share else self.places)
 
-    def _grant(self, ticket: Ticket) -> None:
+    def _grant(self, ticket: Ticket, places: int) -> None:
         owner = ticket.owner
-        ticket.wanted -= 1
-        ticket.held += 1
-        self.running += 1
-        self._running_of[owner] += 1
-        ticket.order = self._latest[owner] = max(self._now, self._latest.get(owner, 0)) + 1
-        if not ticket.wanted:
-            self._take_out(ticket)
+        ticket.wanted -= places
+        ticket.held += places
+        self.running += places
+        self._running_of[owner] += places
+        ticket.order = self._latest[owner] = max(self._now, self._latest.get(owner, 0)) + places
 
     def _take_out(self, ticket: Ticket) -> None:
         self.waiting -= 1

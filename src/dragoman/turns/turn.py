@@ -201,8 +201,9 @@ class Turn:
         """A job as a whole where there are places for it, else the next of its choices; how many it was."""
         number, index = divmod(self._started, self.jobs[0].n)
         job, sink = self.jobs[number], self._sink(number)
-        if "priority" not in self._engine.card.refused:
-            job = replace(job, priority=self._line.priority(self._ticket))
+        priority = self._line.priority(self._ticket)
+        if priority != job.priority and "priority" not in self._engine.card.refused:
+            job = replace(job, priority=priority)
         whole = index == 0 and job.n <= places
         first, count = self._started, job.n if whole else 1
         self._started += count
