@@ -113,17 +113,21 @@ class Budget:
             return str.__str__(value), len(value) + 1
         if value is None or isinstance(value, (bool, int, float)):
             return value, 1
+        copied: Any
+        weight = 2
         if isinstance(value, dict):
-            pairs = {key: self._copy(each) for key, each in value.items()}
-            keys = sum(self._copy(key)[1] for key in pairs)
-            return self._keep({key: pair[0] for key, pair in pairs.items()}, keys, pairs.values())
-        if isinstance(value, (list, tuple)):
-            items = [self._copy(each) for each in value]
-            return self._keep([item[0] for item in items], 0, items)
-        raise TypeError(f"a template is given plain data only, not {type(value).__name__}")
-
-    def _keep(self, copied: Any, own: int, inner: Iterable[tuple[Any, int]]) -> tuple[Any, int]:
-        weight = 2 + own + sum(each[1] for each in inner)
+            copied = {}
+            for key, each in value.items():
+                copied[key], inner = self._copy(each)
+                weight += inner + self._copy(key)[1]
+        elif isinstance(value, (list, tuple)):
+            copied = []
+            for each in value:
+                made, inner = self._copy(each)
+                copied.append(made)
+                weight += inner
+        else:
+            raise TypeError(f"a template is given plain data only, not {type(value).__name__}")
         self._inputs[id(copied)] = copied
         self._weights[id(copied)] = weight
         return copied, weight

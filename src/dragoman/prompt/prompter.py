@@ -75,7 +75,9 @@ class Prompter:
             return sound(prompt.text), tuple(self._encoder.encode_text(prompt))
         text, mark = self.marked(prompt)
         self._encoder.check_length(text, most, "messages")
-        return erase(text, mark), tuple(self._encoder.encode_special(text, mark))
+        plain = erase(text, mark)
+        # Mostly there is no mark, and none has to be looked for in each piece.
+        return plain, tuple(self._encoder.encode_special(text, mark if plain != text else None))
 
     def encode_special(self, text: str, mark: str | None = None) -> list[int]:
         """Ids of a text in which control tokens count as such, unless a mark stands in them."""

@@ -150,7 +150,10 @@ class Sandbox(SandboxedEnvironment):
                 raise jinja2.TemplateSyntaxError("it cannot load other templates", node.lineno)
             if any(_INTERNALS.search(str(getattr(node, field, ""))) for field in ("attr", "key", "value")):
                 raise jinja2.TemplateSyntaxError("it cannot name Python's internals", node.lineno)
-        return self.from_string(Metering().visit(tree))
+        template = self.from_string(Metering().visit(tree))
+        # Jinja has them in layers, which each rendering would go through.
+        template.globals = dict(template.globals)
+        return template
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         if isinstance(obj, _Namespace):

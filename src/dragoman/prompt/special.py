@@ -136,7 +136,7 @@ def _search(pattern: re.Pattern[str], text: str, place: int = 0) -> re.Match[str
 
 def choose_marks(text: str, count: int) -> list[str]:
     """Noncharacters that do not occur in the text, neither as themselves nor escaped as JSON."""
-    if not _search(_NONCHARACTER, text):
+    if (text.isascii() and "\\" not in text) or not _search(_NONCHARACTER, text):
         return _NONCHARACTERS[:count]
     lower = text.lower()
     return [each for each in _NONCHARACTERS if each not in text and _escaped(each) not in lower][:count]
