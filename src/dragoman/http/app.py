@@ -52,7 +52,7 @@ class App:
 
     def _endpoint(self, path: str, handler: Handler, method: str) -> "_Endpoint":
         counts = method == "POST" and path not in UNCOUNTED
-        return _Endpoint(self.host, handler, counts=counts, looks=path not in COMPUTED)
+        return _Endpoint(self.host, path, handler, counts=counts, looks=path not in COMPUTED)
 
     def _own_routes(self) -> list[Route]:
         own: dict[str, Handler] = {
@@ -201,7 +201,8 @@ class App:
 class _Endpoint:
     """A handler as an ASGI app, which is what a Starlette route takes without wrapping requests."""
 
-    def __init__(self, host: Host, handler: Handler, *, counts: bool, looks: bool) -> None:
+    def __init__(self, host: Host, path: str, handler: Handler, *, counts: bool, looks: bool) -> None:
+        self.path = path
         self._host = host
         self._handler = handler
         self._counts = counts
@@ -252,6 +253,9 @@ def _loggable(path: str) -> str:
 
 def _route_name(router: Router, scope: Scope) -> str:
     """The declared path, never the one a client sent."""
+    if isinstance(found := scope.get("endpoint"), _Endpoint):
+        return found.path
+    # It was refused before it came to the router.
     partly = []
     for route in router.routes:
         if isinstance(route, Route):

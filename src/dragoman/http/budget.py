@@ -68,7 +68,7 @@ class Replies(Budget):
 
 
 class Holding:
-    """What one request holds, which may grow and shrink. It must be ended."""
+    """What one request holds, which may grow and shrink. It must be ended, or `with` it something done."""
 
     def __init__(self, budget: Budget, owner: str) -> None:
         self._budget = budget
@@ -85,4 +85,11 @@ class Holding:
             self._counted += more
 
     def end(self) -> None:
-        self.be(0)
+        if self._counted:
+            self.be(0)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self.end()

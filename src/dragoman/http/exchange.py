@@ -3,10 +3,9 @@
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
+from secrets import token_hex
 from typing import Any, ParamSpec, TypeVar
-from uuid import uuid4
 
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
@@ -50,7 +49,7 @@ class Exchange:
         self.path: str = scope["path"]
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         given = self.headers.get(b"x-request-id", b"")
-        self.request_id = given.decode() if _SANE_ID.fullmatch(given) else f"req_{uuid4().hex}"
+        self.request_id = given.decode() if _SANE_ID.fullmatch(given) else f"req_{token_hex(16)}"
         self.status = 0
         self.owner = ""
         """Whose key it is, as a hash; empty where keys are off."""
@@ -198,15 +197,11 @@ class Exchange:
                 left -= len(piece)
                 await self._send_body(piece, more=left > 0)
 
-    @contextmanager
-    def _unread(self, size: int) -> Iterator[None]:
-        """So many bytes wait for the client meanwhile. Refused is only what can be asked for again."""
+    def _unread(self, size: int) -> Holding:
+        """`with` it, so many bytes wait for the client. Refused is only what can be asked for again."""
         held = self._replies.of(self.owner)
         held.be(size, checked=self._changes_nothing)
-        try:
-            yield
-        finally:
-            held.end()
+        return held
 
     async def start_stream(self, first: bytes) -> None:
         """Headers and the first bytes leave at once: the client sees that it was heard."""

@@ -5,8 +5,8 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
+from secrets import token_hex
 from typing import TypeVar
-from uuid import uuid4
 
 from msgspec.structs import replace
 
@@ -127,7 +127,7 @@ class Host:
         return self._forced[dialect.name]
 
     def head(self, prefix: str, model: str | None) -> Head:
-        return Head(prefix + uuid4().hex, int(time.time()), model or self.card.name, self._fingerprint)
+        return Head(prefix + token_hex(16), int(time.time()), model or self.card.name, self._fingerprint)
 
     async def start(self) -> None:
         await self.desk.start()

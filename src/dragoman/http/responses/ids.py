@@ -1,8 +1,8 @@
 """Ids of what the server makes."""
 
-from uuid import uuid4
+from secrets import token_hex
 
 
 def new_id(prefix: str) -> str:
     """`new_id("msg_")` gives `msg_` and 32 hexadecimal digits."""
-    return prefix + uuid4().hex
+    return prefix + token_hex(16)
