@@ -92,6 +92,17 @@ def test_log_probabilities_of_a_prompt_are_missed(unruly: tuple[Unruly, str]) ->
     assert reply.status_code == 500
 
 
+@pytest.mark.parametrize("which", ["not of its type", "above zero", "with a far alternative"])
+def test_log_probabilities_of_a_prompt_that_cannot_be_right_fail_its_answer(
+    unruly: tuple[Unruly, str], which: str
+) -> None:
+    engine, url = unruly
+    assert ask(url, "prompt: missing", prompt_logprobs=2, max_tokens=1).status_code == 200
+    reply = ask(url, f"prompt: {which}", prompt_logprobs=2, max_tokens=1)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (500, "engine_failed")
+    goes_on(engine, url)
+
+
 @pytest.mark.parametrize("which", RAISED)
 @pytest.mark.parametrize("when", ["raised", "raised at once"])
 def test_whatever_generate_raises_the_request_ends(unruly: tuple[Unruly, str], when: str, which: str) -> None:

@@ -131,6 +131,9 @@ class Unruly:
             raise RAISED[which]
         if kind == "logprobs":
             yield said(A, finish="length", logprobs=LOGPROBS[which])
+        elif kind == "prompt":
+            entries = LOGPROBS[which] or [None]
+            yield said(A, finish="length", prompt_logprobs=entries * len(name))
         elif kind == "endless":
             while True:
                 yield said(A) if which == "ids" else said()

@@ -275,10 +275,9 @@ class Border:
             step.cached_tokens = None if self._cached_told else min(max(cached, 0), most)
             self._cached_told = True
         if told is not None:
-            most = self._job.sampling.prompt_logprobs or 0
             if self._prompt_told:
                 step.prompt_logprobs = None
-            elif wrong := wrong_prompt_logprobs(told, self._job.prompt, self._size, most):
+            elif wrong := wrong_prompt_logprobs(told, self._job.prompt):
                 raise _Wrong(wrong)
             self._prompt_told = True
 

@@ -133,9 +133,15 @@ def wrong_logprobs(told: Any, ids: Sequence[int], size: int, most: int) -> str |
     return None
 
 
-def wrong_prompt_logprobs(told: Any, prompt: Sequence[int], size: int, most: int) -> str | None:
+def wrong_prompt_logprobs(told: Any, prompt: Sequence[int]) -> str | None:
+    """Of all of them together; of each, `wrong_prompt_entries`."""
     if not isinstance(told, list | tuple) or len(told) != len(prompt):
         return "prompt_logprobs has not one entry for each id of the prompt"
+    return None
+
+
+def wrong_prompt_entries(told: Sequence[Any], size: int, most: int) -> str | None:
+    """Half a million values: this is for a thread."""
     return next(
         (wrong for each in told if each is not None and (wrong := wrong_logprob(each, size, most))), None
     )

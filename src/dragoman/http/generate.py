@@ -15,13 +15,14 @@ from dragoman.api.fields import SharedFields
 from dragoman.api.logprobs import Speller
 from dragoman.api.reply import Head, StreamOptions, StreamWriter, about_bytes
 from dragoman.api.stored_chat import KeptStream
+from dragoman.engines.sound import checked, wrong_prompt_entries
 from dragoman.http import chat_tools, run_turn, stored_chat
 from dragoman.http.exchange import Exchange, unless_gone
 from dragoman.http.host import Host
 from dragoman.limits import check_count
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.turn import Turn
-from dragoman.types import Answer
+from dragoman.types import Answer, TokenLogprob
 
 
 async def chat(host: Host, exchange: Exchange) -> None:
@@ -130,7 +131,7 @@ def _chat_reply(
         weight_version=turn.weight_version,
     )
     if request.prompt_logprobs is not None:
-        reply["prompt_logprobs"] = _speller(host, request).prompt(turn.prompt_logprobs[0])
+        reply["prompt_logprobs"] = _speller(host, request).prompt(_prompt_logprobs(host, turn)[0])
     return reply
 
 
@@ -204,9 +205,9 @@ def _completions_reply(
         turn.weight_version,
     )
     if request.prompt_logprobs is not None:
-        speller = _speller(host, request)
+        speller, told = _speller(host, request), _prompt_logprobs(host, turn)
         for number, choice in enumerate(reply["choices"]):
-            entries = turn.prompt_logprobs[number * len(turn.jobs) // len(answers)]
+            entries = told[number * len(turn.jobs) // len(answers)]
             choice["prompt_logprobs"] = speller.prompt(entries)
     return reply
 
@@ -238,8 +239,16 @@ def _echoes(host: Host, request: CompletionRequest, turn: Turn) -> list[Echo]:
             job.prompt,
             logprobs,
         )
-        for job, logprobs in zip(turn.jobs, turn.prompt_logprobs, strict=True)
+        for job, logprobs in zip(turn.jobs, _prompt_logprobs(host, turn), strict=True)
     ]
+
+
+def _prompt_logprobs(host: Host, turn: Turn) -> list[list[TokenLogprob | None] | None]:
+    """Looked at where they are told, not where the engine gives them: they are many, and here is a thread."""
+    size = len(host.engine.tokenizer.pieces)
+    for job, told in zip(turn.jobs, turn.prompt_logprobs, strict=True):
+        checked(host.engine, wrong_prompt_entries(told or (), size, job.sampling.prompt_logprobs or 0))
+    return turn.prompt_logprobs
 
 
 def _head(host: Host, exchange: Exchange, prefix: str, request: SharedFields) -> Head:

@@ -18,6 +18,8 @@ MOST_BYTES = LIMITS.body_bytes - 4096
 MOST_VALUES = LIMITS.json_values - 1024
 MOST_NAMES = min(LIMITS.json_names, LIMITS.json_lists) - 1024
 MOST_PARTS = min(LIMITS.content_parts, MOST_NAMES // 2)
+MOST_TOKENS = LIMITS.told_logprobs // (1 + LIMITS.logprobs)
+"""Of an answer that has as many alternatives as there may be."""
 
 Shot: TypeAlias = Callable[[], int]
 """Sends it and reads all that comes; gives the status."""

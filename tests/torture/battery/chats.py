@@ -3,7 +3,15 @@
 from collections.abc import Iterator
 from typing import Any
 
-from tests.torture.battery.case import LIMITS, MOST_BYTES, MOST_NAMES, MOST_PARTS, Case, changed
+from tests.torture.battery.case import (
+    LIMITS,
+    MOST_BYTES,
+    MOST_NAMES,
+    MOST_PARTS,
+    MOST_TOKENS,
+    Case,
+    changed,
+)
 
 CHAT = "/v1/chat/completions"
 OTHERS = (f"{CHAT}/render", f"{CHAT}/input_tokens", "/v1/tokenize")
@@ -237,10 +245,10 @@ def _sampling(route: str) -> Iterator[Case]:
         route,
         "a long answer with everything said of it",
         lambda: {
-            "messages": [_user("ab" * 20_000)],
-            "max_tokens": 40_000,
+            "messages": [_user("ab" * (MOST_TOKENS // 2))],
+            "max_tokens": MOST_TOKENS,
             "logprobs": True,
-            "top_logprobs": 20,
+            "top_logprobs": LIMITS.logprobs,
             "return_token_ids": True,
         },
     )

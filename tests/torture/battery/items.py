@@ -9,7 +9,18 @@ from dragoman.api.responses.item_kinds import KINDS
 from tests.attacks.bodies import SOCKET
 from tests.attacks.fields import sample
 from tests.attacks.frame import Attacked
-from tests.torture.battery.case import LIMITS, MOST_NAMES, MOST_PARTS, Case, Shot, ask, changed, made, written
+from tests.torture.battery.case import (
+    LIMITS,
+    MOST_NAMES,
+    MOST_PARTS,
+    MOST_TOKENS,
+    Case,
+    Shot,
+    ask,
+    changed,
+    made,
+    written,
+)
 from tests.torture.battery.chats import schemas, tool_sets
 
 CREATE, COUNT, COMPACT = "/v1/responses", "/v1/responses/input_tokens", "/v1/responses/compact"
@@ -234,16 +245,21 @@ def _fields(route: str) -> Iterator[Case]:
             schema,
         )
     yield changed(route, "instructions of 8 MB", lambda: {"instructions": "a" * (LIMITS.content_chars - 1)})
-    yield changed(
-        route,
-        "a long answer with everything said of it",
-        lambda: {
-            "input": "ab" * 20_000,
-            "max_output_tokens": 40_000,
-            "include": ["message.output_text.logprobs"],
-            "top_logprobs": 20,
-        },
-    )
+    for streams, stores in ((False, False), (False, True), (True, False), (True, True)):
+        yield changed(
+            route,
+            f"a long answer with everything said of it, stream: {streams}, store: {stores}",
+            lambda stream, store: {
+                "input": "ab" * (MOST_TOKENS // 2),
+                "max_output_tokens": MOST_TOKENS,
+                "include": ["message.output_text.logprobs"],
+                "top_logprobs": LIMITS.logprobs,
+                "stream": stream,
+                "store": store,
+            },
+            streams,
+            stores,
+        )
     yield changed(route, "a long answer", lambda: {"input": "ab" * 100_000, "max_output_tokens": 200_000})
 
 
