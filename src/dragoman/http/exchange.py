@@ -4,7 +4,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from functools import partial
-from secrets import token_hex
+from os import urandom
 from typing import Any, ParamSpec, TypeVar
 
 import msgspec
@@ -49,7 +49,7 @@ class Exchange:
         self.path: str = scope["path"]
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         given = self.headers.get(b"x-request-id", b"")
-        self.request_id = given.decode() if _SANE_ID.fullmatch(given) else f"req_{token_hex(16)}"
+        self.request_id = given.decode() if _SANE_ID.fullmatch(given) else f"req_{urandom(16).hex()}"
         self.status = 0
         self.owner = ""
         """Whose key it is, as a hash; empty where keys are off."""

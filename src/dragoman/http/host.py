@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from secrets import token_hex
+from os import urandom
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -127,7 +127,7 @@ class Host:
         return self._forced[dialect.name]
 
     def head(self, prefix: str, model: str | None) -> Head:
-        return Head(prefix + token_hex(16), int(time.time()), model or self.card.name, self._fingerprint)
+        return Head(prefix + urandom(16).hex(), int(time.time()), model or self.card.name, self._fingerprint)
 
     async def start(self) -> None:
         await self.desk.start()

@@ -1,7 +1,7 @@
 """From what a client asked to what an engine is asked. Everything that can be refused is refused here."""
 
 from collections.abc import Iterable, Sequence
-from secrets import token_hex
+from os import urandom
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -101,7 +101,7 @@ class Planner:
         ]
         jobs = [
             Job(
-                id=token_hex(16),
+                id=urandom(16).hex(),
                 prompt=self.trails.shared(prompt) if key else prompt,
                 sampling=self._with_room(spec, sampling, len(prompt)),
                 n=spec.n,

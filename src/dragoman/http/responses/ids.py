@@ -1,8 +1,8 @@
 """Ids of what the server makes."""
 
-from secrets import token_hex
+from os import urandom
 
 
 def new_id(prefix: str) -> str:
     """`new_id("msg_")` gives `msg_` and 32 hexadecimal digits."""
-    return prefix + token_hex(16)
+    return prefix + urandom(16).hex()
