@@ -15,6 +15,7 @@ from dragoman.engines.protocol import DirectEngine, LivingEngine, ModelCard, Tra
 from dragoman.engines.rollout import RolloutEngine
 from dragoman.engines.rollout.params import HONOURED
 from dragoman.engines.scripted import CHATML, END_ID, ByteTokenizer
+from dragoman.engines.seeds import seed_of
 from dragoman.errors import EngineFailed, Unavailable
 from dragoman.types import Job, Sampling, Step
 
@@ -170,7 +171,8 @@ def test_continuations_have_seeds_of_their_own() -> None:
         engine = engine_of(executor)
         steps = await steps_of(engine, job(n=3, seed=10))
         assert sorted(step.index for step in steps) == [0, 1, 2]
-        assert [params["seed"] for _, all_params in executor.calls for params in all_params] == [10, 11, 12]
+        seeds = [params["seed"] for _, all_params in executor.calls for params in all_params]
+        assert seeds == [seed_of(10, index) for index in range(3)]
         await engine.stop()
 
     asyncio.run(main())

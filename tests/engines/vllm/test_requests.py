@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
+from dragoman.engines.seeds import seed_of
 from dragoman.engines.vllm.requests import MOST_KEPT, Requests
 from dragoman.types import Job, Sampling
 
@@ -100,7 +101,8 @@ def test_names_differ_even_where_jobs_are_named_alike() -> None:
 def test_every_continuation_has_a_seed_of_its_own() -> None:
     requests, _ = made()
     for _ in range(2):
-        assert [request.sampling_params.seed for request in requests.of(job(n=3, seed=5))] == [5, 6, 7]
+        seeds = [request.sampling_params.seed for request in requests.of(job(n=3, seed=5))]
+        assert seeds == [seed_of(5, index) for index in range(3)]
 
 
 def test_no_more_is_kept_than_there_is_room_for() -> None:
