@@ -170,3 +170,30 @@ def test_two_owners_who_both_only_read_and_embed_come_to_their_ends(monkeypatch:
     shop.turns(100)
     assert all(map(shop.over, asked))
     assert all(map(shop.done, made))
+
+
+def test_who_embedded_alone_owes_no_more_than_the_last_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    shop = Shop(monkeypatch)
+    shop.embed("flood", 100)
+    shop.turns(20)
+    drop = shop.ask("drop", [1], 20)
+    shop.had.clear()
+    while not shop.over(drop):
+        shop.turn()
+    found = times(shop.had)
+    assert 0.3 < found["flood", "embed"] / sum(found.values()) < 0.6
+
+
+def test_when_one_has_left_the_other_begins_no_long_piece_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    shop = Shop(monkeypatch)
+    for n in range(3):
+        shop.ask("flood", [n], 100)
+    shop.embed("flood", 100)
+    shop.turns(5)
+    shop.had.clear()
+    for number in range(8):
+        drop = shop.ask("drop", [50 + number], 3)
+        while not shop.over(drop):
+            shop.turn()
+    found = times(shop.had)
+    assert found["flood", "embed"] <= found["drop", "decode"] + found["drop", "read"] + TEXT_S

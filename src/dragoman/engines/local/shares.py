@@ -134,7 +134,8 @@ class Account:
     """Whose time it was. Answers are said on in every step, but prompts and embeddings can wait a little.
 
     Who has had time for such work owes it to all others, and has no more of it until they have had as much
-    time, for whatever it was: of a step every owner has the part of its rows.
+    time, for whatever it was: of a step every owner has the part of its rows. Who is alone owes embeddings to
+    its own answers: they have half of the time each, and who comes next finds no long piece begun at once.
     """
 
     def __init__(self) -> None:
@@ -142,6 +143,8 @@ class Account:
         self._crowded_until = 0.0
         self._owed: dict[str, float] = {}
         """Seconds, by owner."""
+        self._alone = True
+        """Whether one owner has all that there is to compute."""
 
     def came(self, owner: str) -> None:
         """Something of this owner has come."""
@@ -156,10 +159,14 @@ class Account:
 
     def must_wait(self, present: Set[str]) -> Set[str]:
         """Of the owners with something to compute those that owe; never all of them."""
-        if len(present) == 1:
-            self._owed.pop(next(iter(present)), None)
+        self._alone = len(present) < 2
         least = min((self._owed.get(owner, 0.0) for owner in present), default=0.0)
         return {owner for owner in present if self._owed.get(owner, 0.0) > least}
+
+    def may_embed(self, owner: str, answering: Set[str], present: Set[str]) -> bool:
+        """`answering`: owners of answers at work; `present`: of all that there is to compute."""
+        late = self.must_wait(present)
+        return owner not in late and not (owner in answering and owner in self._owed)
 
     def may_be_read(self, sequences: list[Sequence], present: Set[str]) -> list[Sequence]:
         """Those of which a part of the prompt is due. Where all owners read, a step has parts of all."""
@@ -178,11 +185,18 @@ class Account:
             if piece.newest is None:
                 read[piece.sequence.owner] += piece.size
         a_row = seconds / rows.total()
+        if self._alone:
+            for owner in list(self._owed):
+                self._owe(owner, -seconds)
+            return
         for owner in self._owed.keys() | read.keys():
             self._owe(owner, a_row * (read[owner] - (rows.total() - rows[owner])))
 
     def embedded(self, owner: str, seconds: float) -> None:
         """A piece of an embedding took so long."""
+        if self._alone:
+            # Nobody was kept waiting by those before.
+            self._owed.pop(owner, None)
         for other in self._owed.keys() | {owner}:
             self._owe(other, seconds if other == owner else -seconds)
 

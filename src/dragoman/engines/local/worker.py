@@ -44,8 +44,6 @@ class Worker:
         self._lock = threading.Lock()
         self._stopping = False
         self._turns = 0
-        self._ahead: dict[str, float] = {}
-        """Seconds that embeddings of an owner have had more than its answers, while there were both."""
         self.failure: DragomanError | None = None
         """Why the engine takes no more work; None while it lives."""
 
@@ -154,24 +152,21 @@ class Worker:
         self._read_mail(wait=not (self._scheduler.busy or self._embeddings))
         if self._stopping:
             return
-        began = time.perf_counter()
         if self._scheduler.busy:
             self._scheduler.step({embedding.owner for embedding in self._embeddings})
         self._deliver(self._scheduler.take())
-        if (embedding := self._next_embedding(time.perf_counter() - began)) is not None:
+        if (embedding := self._next_embedding()) is not None:
             self._advance(embedding)
 
     def _add(self, embedding: Embedding) -> None:
         self._scheduler.account.came(embedding.owner)
         self._embeddings.append(embedding)
 
-    def _next_embedding(self, stepped: float) -> Embedding | None:
-        """The first whose time it is. Beside answers of its owner that is half: to read takes many steps."""
-        answering = self._scheduler.owners
-        left = ((owner, ahead - stepped) for owner, ahead in self._ahead.items() if owner in answering)
-        self._ahead = {owner: ahead for owner, ahead in left if ahead > 0}
-        late = self._scheduler.account.must_wait(answering | {one.owner for one in self._embeddings})
-        return next((one for one in self._embeddings if one.owner not in late | self._ahead.keys()), None)
+    def _next_embedding(self) -> Embedding | None:
+        """The first whose time it is."""
+        answering, may = self._scheduler.owners, self._scheduler.account.may_embed
+        present = answering | {one.owner for one in self._embeddings}
+        return next((one for one in self._embeddings if may(one.owner, answering, present)), None)
 
     def _read_mail(self, wait: bool) -> None:
         if wait:
@@ -197,9 +192,7 @@ class Worker:
             more = False
         if not more:
             self._embeddings.remove(embedding)
-        seconds = time.perf_counter() - began
-        self._ahead[embedding.owner] = seconds
-        self._scheduler.account.embedded(embedding.owner, seconds)
+        self._scheduler.account.embedded(embedding.owner, time.perf_counter() - began)
 
     def _deliver(self, out: list[tuple[Group, Step]]) -> None:
         deliver(out, lambda group: self.cancel(group, None))
