@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Literal, TypeAlias
 
 from msgspec import Struct, field
@@ -203,6 +204,7 @@ def _step(run: _Run, index: int, ids: list[int], finish: FinishReason | None, fi
     return step
 
 
+@lru_cache(maxsize=1024)
 def _logprob(id_: int, top: int) -> TokenLogprob:
     # Neighbours, on the side where there are enough of them.
     way = -1 if id_ >= top else 1

@@ -5,6 +5,7 @@ import zlib
 
 QUICK = 65536
 """Bytes that are dealt with on the spot; with more, the event loop does not wait."""
+PIECE = 1024 * 1024
 
 
 async def packed(events: bytes) -> bytes:
@@ -22,4 +23,12 @@ def pack(events: bytes) -> bytes:
 
 
 def unpack(stored: bytes) -> bytes:
-    return zlib.decompress(stored) if stored else b""
+    """In pieces that are joined, which lets other threads go on."""
+    unpacking = zlib.decompressobj()
+    pieces: list[bytes] = []
+    while stored or (pieces and pieces[-1] and not unpacking.eof):
+        pieces.append(unpacking.decompress(stored, PIECE))
+        stored = unpacking.unconsumed_tail
+    if pieces and not unpacking.eof:
+        raise zlib.error("The packed events are cut short.")
+    return b"".join(pieces)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dragoman.dialects.registry import dialects
-from tests.torture.battery.case import LIMITS, Case, changed, posted
+from tests.torture.battery.case import LIMITS, MOST_TOKENS, Case, changed, posted
 from tests.torture.battery.chats import tool_sets
 
 EIGHT_MB = LIMITS.content_chars - 1
@@ -46,6 +46,22 @@ def _completions() -> Iterator[Case]:
             "return_token_ids": True,
             "max_tokens": 1,
         },
+    )
+    yield changed(
+        "/v1/completions",
+        "a prompt told back by every answer",
+        lambda: {
+            "prompt": [97] * (LIMITS.told_ids // LIMITS.choices),
+            "n": LIMITS.choices,
+            "echo": True,
+            "return_token_ids": True,
+            "max_tokens": 1,
+        },
+    )
+    yield changed(
+        "/v1/completions",
+        "a prompt with as many alternatives as there may be",
+        lambda: {"prompt": [97] * MOST_TOKENS, "prompt_logprobs": LIMITS.logprobs, "max_tokens": 1},
     )
     yield changed(
         "/v1/completions",
@@ -155,8 +171,8 @@ def _parsers() -> Iterator[Case]:
         for what, piece in HARD.items():
             yield changed(
                 route,
-                f"8 MB of {what}",
-                lambda p, t: {"text": p * (EIGHT_MB // len(p)), **t},
+                f"as long a text as there may be, of {what}",
+                lambda p, t: {"text": p * (LIMITS.parsed_chars // len(p)), **t},
                 piece,
                 tools,
             )
