@@ -101,7 +101,7 @@ class ToolTurn(Turn):
 
     @property
     def ready(self) -> bool:
-        return bool(self._ready) or self._now.ready
+        return bool(self._ready)
 
     @property
     def over(self) -> bool:
@@ -122,12 +122,13 @@ class ToolTurn(Turn):
 
     def _read_now(self) -> None:
         self.first_token_at = self.first_token_at or self._now.first_token_at
-        for event in self._now.take():
-            self._fold.add([event])
-            if event.kind == "finish":
-                self._finished(event)
-            elif shown := self._visible(event):
-                self._ready.append(shown)
+        while self._now.ready:
+            for event in self._now.take():
+                self._fold.add([event])
+                if event.kind == "finish":
+                    self._finished(event)
+                elif shown := self._visible(event):
+                    self._ready.append(shown)
 
     def _visible(self, event: Event) -> Event | None:
         """Calls are numbered as the client sees them."""
