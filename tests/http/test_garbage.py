@@ -77,3 +77,13 @@ def test_in_the_end_all_is_as_before() -> None:
     made.begin()
     made.end()
     assert (gc.get_threshold(), gc.get_freeze_count()) == before
+
+
+def test_memory_is_given_back_once_in_a_while(collector: Garbage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(garbage, "PAUSE_S", 0.0)
+    said = []
+    for _ in range(2):
+        for _ in range(gc.get_threshold()[1] + 1):
+            gc.collect(1)
+        said.append(collector.collect(quiet=True))
+    assert said == [True, False]

@@ -7,6 +7,7 @@ and all others only in quiet moments; those that were made last, which are few, 
 """
 
 import gc
+import math
 import time
 
 from dragoman.http.memory import resident
@@ -17,6 +18,7 @@ PAUSE_S = 10.0
 LATEST_S = 120.0
 """After so long, however busy it is, if there is so much more memory than after the last look:"""
 GROWN_BYTES = 256 * 1024 * 1024
+GIVE_BACK_S = 60.0
 
 
 class Garbage:
@@ -25,6 +27,7 @@ class Garbage:
     def __init__(self) -> None:
         self._usual: tuple[int, int, int] | None = None
         self._last = 0.0
+        self._given_back = -math.inf
         self._resident = 0
 
     def begin(self) -> None:
@@ -41,16 +44,23 @@ class Garbage:
             gc.unfreeze()
             self._usual = None
 
-    def collect(self, *, quiet: bool) -> None:
-        """`quiet` says that no large request is there, whose objects would be looked at, too."""
+    def collect(self, *, quiet: bool) -> bool:
+        """`quiet` says that no large request is there, whose objects would be looked at, too.
+
+        True once in a while, after a look: then there may be memory to give back.
+        """
         if self._usual is None:
-            return
+            return False
         passed = time.monotonic() - self._last
         # As often as Python would, by the third of its thresholds, or later.
         due = quiet and passed > PAUSE_S and gc.get_count()[2] > self._usual[2]
         if due or (passed > LATEST_S and resident() - self._resident >= GROWN_BYTES):
             gc.collect()
             self._looked()
+            if self._last - self._given_back > GIVE_BACK_S:
+                self._given_back = self._last
+                return True
+        return False
 
     def _looked(self) -> None:
         self._last, self._resident = time.monotonic(), resident()

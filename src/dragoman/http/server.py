@@ -19,7 +19,7 @@ from dragoman.errors import SettingsError, Unavailable
 from dragoman.http.app import App
 from dragoman.http.garbage import Garbage
 from dragoman.http.keys import check_closed, is_open
-from dragoman.http.memory import return_big_blocks
+from dragoman.http.memory import give_back, return_big_blocks
 from dragoman.http.protocol import StrictProtocol
 from dragoman.settings import Settings, changed
 
@@ -221,7 +221,8 @@ class _Server(uvicorn.Server):
     async def _notified(self) -> None:
         if self.garbage is not None:
             host = self._app.host
-            self.garbage.collect(quiet=not host.bodies.held and not host.turnstile.busy)
+            if self.garbage.collect(quiet=not host.bodies.held and not host.turnstile.busy):
+                await asyncio.to_thread(give_back)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal begins the end, the second does away with the grace, the third with all else."""
