@@ -51,7 +51,7 @@ def test_bfloat16_that_the_cpu_has_not_is_an_error_before_the_model_is_read(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pytest.importorskip("openvino")
-    monkeypatch.setattr("dragoman.engines.local.openvino.compiled.best_kv_cache", lambda: "int8")
+    monkeypatch.setattr("dragoman.engines.local.openvino.compiled.has_bfloat16", lambda: False)
     options = LocalOptions(runner="openvino", kv_cache="bf16")
     with pytest.raises(SettingsError, match="set int8 or auto"):
         opening.open_model(tmp_path / "nowhere.gguf", options)
