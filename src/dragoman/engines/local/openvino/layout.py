@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 from dragoman.engines.local.runner import Rows
 
 _NO_TOKEN = 0
+_FEW, _EVEN = 64, 16
+"""Up to so many rows each number of them is a step of its own; above, it is a multiple of this."""
 
 
 class Layout:
@@ -51,7 +53,7 @@ class Layout:
             places += np.searchsorted(lone, places)
         # As many pieces of one row as there are threads, or one that goes through tiles.
         missing = min(self._threads - len(sizes), 2) if sizes.max() == 1 else 0
-        if (more := max(missing, self.least - len(tokens))) > 0:
+        if (more := max(missing, self.least - len(tokens), _until_even(len(tokens)))) > 0:
             sizes = np.append(sizes, more)
             tokens = np.append(tokens, [_NO_TOKEN] * more)
             positions = np.append(positions, np.arange(more))
@@ -81,3 +83,12 @@ class Layout:
     def _first(self, table: list[int], count: int) -> list[int]:
         """The first pages of a sequence. A row that nobody reads may be one too far for what it has."""
         return table[:count] if len(table) >= count else [*table, self._unread]
+
+
+def _until_even(rows: int) -> int:
+    """Rows to add, so that there are few numbers of them: for each, the runtime prepares code and memory.
+
+    >>> _until_even(64), _until_even(65), _until_even(80)
+    (0, 15, 0)
+    """
+    return -rows % _EVEN if rows > _FEW else 0
