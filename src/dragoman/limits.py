@@ -29,7 +29,7 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     json_digits: Annotated[Cap, Meta(description="digits of a number")] = 64
     messages: Annotated[Cap, Meta(description="messages of a conversation")] = 4096
     content_chars: Annotated[Cap, Meta(description="characters of all contents together")] = 8 * 1024 * 1024
-    parsed_chars: Annotated[Cap, Meta(description="characters of a text that is only parsed")] = 1024 * 1024
+    parsed_chars: Annotated[Cap, Meta(description="characters of a text that is only parsed")] = 128 * 1024
     content_parts: Annotated[Cap, Meta(description="parts of all contents together")] = 16384
     context_bytes: Annotated[
         Cap, Meta(description="bytes of stored items that one request goes on from or refers to")
