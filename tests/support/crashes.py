@@ -14,6 +14,8 @@ from pathlib import Path
 import httpx
 from msgspec import Struct, field
 
+from tests.support.own_server import address
+
 STORY = {"messages": [{"role": "user", "content": "Tell me a very long story."}]}
 KILLS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP)
 
@@ -40,20 +42,11 @@ def isolated_server(*flags: str) -> Iterator[Server]:
         command += ["--data-dir", folder, "--threads", "1", "--context", "1024", "--shutdown-grace", "0"]
         with log.open("w") as file, subprocess.Popen(command, stdout=file, stderr=file) as process:
             try:
-                yield Server(_address(process, log), process.pid, log)
+                yield Server(address(process, log), process.pid, log)
             finally:
                 process.terminate()
                 process.wait()
         assert process.returncode in (0, -signal.SIGTERM), log.read_text()
-
-
-def _address(process: "subprocess.Popen[bytes]", log: Path) -> str:
-    while process.poll() is None:
-        for line in log.read_text().splitlines():
-            if line.split()[:1] == ["api"]:
-                return line.split()[1].removesuffix("/v1")
-        time.sleep(0.05)
-    raise AssertionError(log.read_text())
 
 
 class Crash(Struct):
