@@ -1,11 +1,11 @@
 """The shape of the code: rooms import one way, files and functions stay small."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
-import pytest
-
 SOURCE = Path(__file__).parent.parent / "src" / "dragoman"
+FILE_LINES, FUNCTION_LINES = 500, 50
 ROOMS = [
     "cli",
     "http",
@@ -20,11 +20,13 @@ ROOMS = [
     "client",
 ]
 """Data goes this way; a room imports from rooms to its right, never back."""
-FILES = sorted(SOURCE.rglob("*.py"))
 
 
-def name(file: Path) -> str:
-    return str(file.relative_to(SOURCE))
+@cache
+def sources() -> list[tuple[str, str, ast.Module]]:
+    """Name, text and syntax of every file. A test goes through all and names each that breaks its rule."""
+    files = sorted(SOURCE.rglob("*.py"))
+    return [(str(f.relative_to(SOURCE)), f.read_text(), ast.parse(f.read_text())) for f in files]
 
 
 def imported_rooms(tree: ast.AST) -> set[str]:
@@ -34,51 +36,42 @@ def imported_rooms(tree: ast.AST) -> set[str]:
     return {part[1] for part in parts} & set(ROOMS)
 
 
-@pytest.mark.parametrize("file", FILES, ids=name)
-def test_rooms_import_one_way(file: Path) -> None:
-    room = file.relative_to(SOURCE).parts[0]
-    if room not in ROOMS:
-        return
-    back = {
-        other
-        for other in imported_rooms(ast.parse(file.read_text()))
-        if ROOMS.index(other) < ROOMS.index(room)
-    }
-    assert not back
-
-
-@pytest.mark.parametrize("file", FILES, ids=name)
-def test_files_stay_small(file: Path) -> None:
-    assert len(file.read_text().splitlines()) <= 500
-
-
-@pytest.mark.parametrize("file", FILES, ids=name)
-def test_functions_stay_small(file: Path) -> None:
-    functions = [
-        n
-        for n in ast.walk(ast.parse(file.read_text()))
-        if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
+def test_rooms_import_one_way() -> None:
+    back = [
+        f"{file} imports from {other}"
+        for file, _, tree in sources()
+        for other in sorted(imported_rooms(tree))
+        if (room := file.split("/")[0]) in ROOMS and ROOMS.index(other) < ROOMS.index(room)
     ]
-    long = {
-        f.name: f.end_lineno - f.lineno for f in functions if f.end_lineno and f.end_lineno - f.lineno > 50
-    }
-    assert not long
+    assert not back, "\n".join(back)
+
+
+def test_files_stay_small() -> None:
+    lines = {file: len(text.splitlines()) for file, text, _ in sources()}
+    long = [f"{file} has {count} lines" for file, count in lines.items() if count > FILE_LINES]
+    assert not long, "\n".join(long)
+
+
+def test_functions_stay_small() -> None:
+    long = [
+        f"{node.name} in {file} has {lines} lines"
+        for file, _, tree in sources()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (lines := (node.end_lineno or node.lineno) - node.lineno) > FUNCTION_LINES
+    ]
+    assert not long, "\n".join(long)
 
 
 def test_templates_are_compiled_in_one_place() -> None:
     """A second, unguarded environment is how others were broken into (CVE-2026-5760)."""
-    users = {
-        name(file)
-        for file in FILES
-        if "import jinja2" in file.read_text() or "from jinja2" in file.read_text()
-    }
+    users = {file for file, text, _ in sources() if "import jinja2" in text or "from jinja2" in text}
     assert {str(Path(user).parent) for user in users} <= {"prompt"}
 
 
 def test_nothing_evaluates_or_unpickles() -> None:
     bad = {"eval", "exec", "pickle", "marshal", "dill"}
-    for file in FILES:
-        tree = ast.parse(file.read_text())
+    for file, _, tree in sources():
         called = {
             n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)
         }
