@@ -14,8 +14,25 @@ from dragoman.dialects.registry import get
 from dragoman.dialects.render import render
 from dragoman.types import Answer
 from tests.support.dialects import NAMES, call, cut, markers, pieces, read, soup, told, tool, valued
+from tests.support.laws import tried
 
-every_dialect = pytest.mark.parametrize("name", NAMES)
+
+def invented(name: str, key: str, key_end: str, value_end: str, value: str = "") -> Dialect:
+    """Nobody speaks so: layout in all places, which a family yet to come may have."""
+    shape = TaggedCalls(
+        open=("<f>",), then=("\n",), close=("</f>",),
+        key=(key,), key_end=(key_end,), value=value, value_end=(value_end,),
+    )  # fmt: skip
+    return Dialect(name=name, models="", calls=(shape,))
+
+
+INVENTED = (
+    invented("lines", "- ", ": ", "\n"),
+    invented("wide", " * ", " = ", " ;\n"),
+    invented("paragraphs", "# ", "\n", "\n\n", value=" "),
+)
+DIALECTS = (*map(get, NAMES), *INVENTED)
+every_dialect = pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
 
 # Law 1
 
@@ -23,8 +40,8 @@ every_dialect = pytest.mark.parametrize("name", NAMES)
 @every_dialect
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), starts=st.booleans(), seed=st.integers(0, 2**32))
-def test_cutting_changes_nothing(name: str, data: st.DataObject, starts: bool, seed: int) -> None:
-    dialect, chance = get(name), random.Random(seed)
+def test_cutting_changes_nothing(dialect: Dialect, data: st.DataObject, starts: bool, seed: int) -> None:
+    chance = random.Random(seed)
     text = "".join(data.draw(st.lists(st.sampled_from(pieces(dialect)), min_size=1, max_size=12)))
     whole = told(read(dialect, [text], starts_in_reasoning=starts))
     for parts in (list(text), cut(text, chance), cut(text, chance), cut(text, chance)):
@@ -35,9 +52,9 @@ def test_cutting_changes_nothing(name: str, data: st.DataObject, starts: bool, s
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 2**32), calls=st.booleans(), reasoning=st.booleans())
 def test_cutting_changes_nothing_with_parts_switched_off(
-    name: str, seed: int, calls: bool, reasoning: bool
+    dialect: Dialect, seed: int, calls: bool, reasoning: bool
 ) -> None:
-    dialect, chance = get(name), random.Random(seed)
+    chance = random.Random(seed)
     text = soup(dialect, chance)
     whole = told(read(dialect, [text], calls=calls, reasoning=reasoning))
     assert told(read(dialect, cut(text, chance), calls=calls, reasoning=reasoning)) == whole
@@ -84,7 +101,7 @@ hostile = st.sampled_from(
     ]
 )
 strings = st.lists(hostile, max_size=12).map("".join)
-hostile_arguments = st.dictionaries(keys, strings, max_size=3)
+hostile_arguments = st.dictionaries(keys, strings, min_size=1, max_size=3)
 
 
 def schema_of(value: Any) -> dict[str, Any]:
@@ -115,13 +132,15 @@ def speaks(dialect: Dialect) -> tuple[bool, bool]:
 def can_hold(dialect: Dialect, given: dict[str, Any]) -> bool:
     """Some syntaxes have no way to write some values, because they have no escapes."""
     shape = dialect.calls[0] if dialect.calls else None
-    flat = "".join(flat_strings(given))
+    texts = flat_strings(given)
     if isinstance(shape, BraceCalls):
-        return shape.quote not in flat
+        return not any(shape.quote in text for text in texts)
     if not isinstance(shape, TaggedCalls):
         return True
-    ends = [end.strip() for end in shape.value_end] + [shape.nested or "]]>", "Ġ", "Ċ"]
-    return not any(end in flat for end in ends) and not (shape.nested and _has_untypable(given))
+    # Of an end that is all layout nothing can be stripped; the end of a value may look like its beginning.
+    ends = [end.strip() or end for end in shape.value_end] + [shape.nested or "]]>", "Ġ", "Ċ"]
+    begins_early = any((text + end).index(end) < len(text) for text in texts for end in ends)
+    return not begins_early and not (shape.nested and _has_untypable(given))
 
 
 def flat_strings(given: Any) -> list[str]:
@@ -145,19 +164,21 @@ def _has_untypable(given: Any) -> bool:
 @every_dialect
 @settings(max_examples=40, deadline=None)
 @given(
-    text=words, reasoning=words, made=st.lists(st.tuples(names, arguments | hostile_arguments), max_size=3)
+    text=words,
+    reasoning=words,
+    made=st.lists(st.tuples(names, hostile_arguments | arguments), min_size=1, max_size=3),
 )
+@example(text="Hi.", reasoning="Hm.", made=[])
 @example(text="", reasoning="", made=[("f", {})])
 @example(text="Hi.", reasoning="Hm.", made=[("f", {"a": ""}), ("g", {"b": "  x\n"})])
 def test_what_is_rendered_is_parsed_back(
-    name: str, text: str, reasoning: str, made: list[tuple[str, dict[str, Any]]]
+    dialect: Dialect, text: str, reasoning: str, made: list[tuple[str, dict[str, Any]]]
 ) -> None:
-    dialect = get(name)
     reasons, calls = speaks(dialect)
-    made = made if calls else []
+    made = [one for one in made if can_hold(dialect, one[1])] if calls else []
+    tried(not calls or any("".join(flat_strings(given)) for _, given in made))
     reasoning = reasoning if reasons else ""
     assume(holds(dialect, text) and holds(dialect, reasoning))
-    assume(all(can_hold(dialect, given) for _, given in made))
     if dialect.prepends:
         text = dialect.prepends + text
     if dialect.reasoning and dialect.reasoning.preface and reasoning:
@@ -178,16 +199,14 @@ def test_what_is_rendered_is_parsed_back(
 @every_dialect
 @settings(max_examples=30, deadline=None)
 @given(text=words)
-def test_prose_passes_as_it_is(name: str, text: str) -> None:
-    dialect = get(name)
+def test_prose_passes_as_it_is(dialect: Dialect, text: str) -> None:
     assume(holds(dialect, text))
     assert read(dialect, list(text)).text == dialect.prepends + text
 
 
 @every_dialect
-def test_a_marker_in_prose_is_prose_and_holds_nothing_up(name: str) -> None:
+def test_a_marker_in_prose_is_prose_and_holds_nothing_up(dialect: Dialect) -> None:
     """Whatever marker is quoted, the stream goes on after it within a name's length."""
-    dialect = get(name)
     for mark in markers(dialect):
         parser = Parser(dialect)
         behind = longest = 0
@@ -209,18 +228,18 @@ def is_json(dialect: Dialect) -> bool:
     return isinstance(shape, NamedCalls) or (dialect.channels is not None and shape is None)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if is_json(get(name))])
+@pytest.mark.parametrize("dialect", [each for each in DIALECTS if is_json(each)], ids=lambda each: each.name)
 @settings(max_examples=40, deadline=None)
 @given(
     given=arguments, spaces=st.sampled_from([(", ", ": "), (",", ":"), (" ,\n", " :\t")]), ascii=st.booleans()
 )
 def test_json_arguments_keep_every_byte(
-    name: str, given: dict[str, Any], spaces: tuple[str, str], ascii: bool
+    dialect: Dialect, given: dict[str, Any], spaces: tuple[str, str], ascii: bool
 ) -> None:
     written = json.dumps(given, separators=spaces, ensure_ascii=ascii)
     written = written.replace("1", "1.0e+0") if '"' not in written else written
-    rendered = render(name, Answer(calls=[call("f", written)]))
-    assert [made.arguments for made in read(get(name), list(rendered)).calls] == [written]
+    rendered = render(dialect, Answer(calls=[call("f", written)]))
+    assert [made.arguments for made in read(dialect, list(rendered)).calls] == [written]
 
 
 def test_tagged_dialects_are_among_them() -> None:

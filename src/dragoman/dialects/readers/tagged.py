@@ -101,12 +101,14 @@ class TagReader:
             yield from m.space()
             if (yield from m.stands(self.closes)):
                 break
-            if not (yield from m.match(self.keys)):
+            found = yield from m.match(self.keys)
+            if not found:
                 # The end, or something that is no argument: the call is over, and complete enough
                 # only if nothing but its own closing is missing.
                 if not self._cut_short():
                     break
                 return self._cut_off()
+            yield from m.skip(_trail(shape.key, found))
             if not (yield from self._argument()):
                 return False
         self._finish()
@@ -141,7 +143,7 @@ class TagReader:
 
     def _argument(self) -> Wait[bool]:
         m, shape = self.m, self.shape
-        key, found = yield from m.collect(marks_of(shape.key_end), KEY)
+        key, found = yield from m.collect(_marks_before(shape.key_end), KEY)
         if not found:
             return self._broken()
         stated = ""
@@ -150,11 +152,11 @@ class TagReader:
             if not found:
                 return self._broken()
         yield from m.skip(_trail(shape.type_end or shape.key_end, found))
-        if shape.value:
+        if shape.value.strip():
             yield from m.space()
             if not (yield from m.match(marks_of((shape.value,)))):
                 return self._without_value()
-            yield from m.skip(_trail((shape.value,), shape.value.strip()))
+        yield from m.skip(shape.value[len(shape.value.rstrip()) :])
         key = unescape(key) if shape.entities else key
         m.arguments(f"{self.lead}{quoted(key)}: ")
         self.lead = ", "
@@ -217,10 +219,10 @@ class TagReader:
 @lru_cache(maxsize=1024)
 def _trail(spellings: Spellings, found: str) -> str:
     """The layout that belongs after a marker."""
-    return next((trail for core, trail in variants(spellings).values() if core == found), "")
+    return variants(spellings).get(found, ("", ""))[1]
 
 
 @lru_cache(maxsize=1024)
 def _marks_before(spellings: Spellings) -> Marks:
-    """Markers together with the layout before them, which is no part of the value."""
+    """Markers together with the layout before them, which is no part of what they end."""
     return Marks(variants(spellings))
