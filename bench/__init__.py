@@ -1,4 +1,4 @@
-"""Every figure that the README states, as a command: `python -m bench`, or one of its parts.
+"""Every figure that docs/figures.md states, as a command: `python -m bench`, or one of its parts.
 
 | command | what it measures |
 |---|---|

@@ -27,10 +27,10 @@ CHAT = "/v1/chat/completions"
 SAY = {"messages": [{"role": "user", "content": "Pieces of eight!"}]}
 
 
-def run(document: str, folder: Path) -> ModuleType:
-    """The document's Python, block after block, as one module."""
+def run(folder: Path, *documents: str) -> ModuleType:
+    """The Python of documents that go on from each other, block after block, as one module."""
     file = folder / "example.py"
-    file.write_text("\n".join(blocks(document, "python")))
+    file.write_text("\n".join(block for document in documents for block in blocks(document, "python")))
     spec = spec_from_file_location("example", file)
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
@@ -40,7 +40,7 @@ def run(document: str, folder: Path) -> ModuleType:
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
-    return run("docs/engines.md", tmp_path_factory.mktemp("docs"))
+    return run(tmp_path_factory.mktemp("docs"), "docs/engines.md", "docs/existing_engines.md")
 
 
 @pytest.fixture
@@ -109,14 +109,19 @@ def test_tests_of_the_guide_pass(engines: ModuleType) -> None:
     engines.test_a_failure()
 
 
+def test_embedded_engine_in_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path, "docs/embedded.md")
+    assert "Paris" in capsys.readouterr().out
+
+
 def test_dialects_in_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = run("docs/dialects.md", tmp_path)
+    made = run(tmp_path, "docs/dialects.md")
     assert "name contains" in capsys.readouterr().out
     assert made.ACME.name == "acme"
 
 
 def test_settings_in_python(tmp_path: Path) -> None:
-    made = run("docs/settings.md", tmp_path)
+    made = run(tmp_path, "docs/settings.md")
     assert made.app.settings.port == made.as_the_command_has_them.port == 9000
 
 

@@ -8,9 +8,20 @@ from tools import docgen
 
 from tests.docs.support import DOCUMENTS, ROOT
 
-LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+LINK = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)")
 FILE = re.compile(r"`((?!\S*NAME)(?:[\w.]+/)+[\w.]*)`")
 """A path in backticks; with NAME in it, it is for the reader to fill in."""
+
+
+def anchors(document: Path) -> set[str]:
+    """`## A *new* key!` is reached as `#a-new-key`."""
+    titles = re.findall(r"^#+ (.*)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def leads_somewhere(document: Path, link: str, anchor: str) -> bool:
+    target = document.parent / link if link else document
+    return target.exists() and (not anchor or anchor in anchors(target))
 
 
 def name(path: Path) -> str:
@@ -30,7 +41,8 @@ def test_every_table_is_used() -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name)
 def test_links_lead_somewhere(document: Path) -> None:
-    broken = [link for link in LINK.findall(document.read_text()) if not (document.parent / link).exists()]
+    links = LINK.findall(document.read_text())
+    broken = [f"{link}#{anchor}" for link, anchor in links if not leads_somewhere(document, link, anchor)]
     assert not broken
 
 
