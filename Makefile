@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: help serve test torch vllm check lint types bench torture clean
+.PHONY: help serve test torch vllm check lint types bench torture release clean
 
 help:  ## show what there is
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -30,7 +30,7 @@ lint: $(VENV)/.test  ## ruff: rules and formatting
 types: $(VENV)/.test  ## mypy, strict
 	$(BIN)/mypy
 
-bench: $(VENV)/.bench  ## every figure of the README, with tables and plots
+bench: $(VENV)/.bench  ## every figure of docs/figures.md, with tables and plots
 	$(BIN)/python -m bench
 
 torture: $(VENV)/.test build/torch  ## the long runs: laws with new examples, every promise as one page (ARGS="--scale 0.1"), real models
@@ -38,6 +38,9 @@ torture: $(VENV)/.test build/torch  ## the long runs: laws with new examples, ev
 	SCHEMATHESIS_EXAMPLES=1000 $(BIN)/python -m pytest --hypothesis-profile=random tests/conformance/test_schemathesis.py
 	$(BIN)/python -m tests.torture $(ARGS)
 	PYTHONPATH=build/torch $(BIN)/python -m tests.torture trajectories transformers schemas $(ARGS)
+
+release: $(VENV)/.release  ## build, check and tag the version in _version.py (ARGS=--no-tag: without the tag)
+	$(BIN)/python -m tools.release $(ARGS)
 
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist bench/out
@@ -82,6 +85,10 @@ build/newest: $(VENV)/.test
 build/node: tests/conformance/node/package.json
 	@mkdir -p $@ && cp $< $@ && npm install --prefix $@ --silent && touch $@ \
 	  || { rm -rf $@; echo "the clients that need Node.js could not be fetched: their tests will be skipped"; }
+
+$(VENV)/.release: $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'build>=1.2' 'twine>=6'
+	@touch $@
 
 $(VENV)/.bench: $(VENV)/.core
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
