@@ -37,7 +37,7 @@ from dragoman.constrain.keywords import KEYWORDS
 from dragoman.dialects.registry import dialects
 from dragoman.engines.local.options import LocalOptions
 from dragoman.engines.remote.options import RemoteOptions
-from dragoman.http import routes as routing
+from dragoman.http.routes import table as routing
 from dragoman.options import Option
 
 ROOT = Path(__file__).parent.parent

@@ -4,7 +4,7 @@ import copy
 import re
 from typing import Any
 
-from dragoman.http.routes import POST
+from dragoman.http.routes.table import POST
 
 SOCKET = "WEBSOCKET /v1/responses"
 """Responses over a WebSocket, where a body is a message."""

@@ -2,7 +2,7 @@
 
 import httpx
 
-from dragoman.http.routes import DELETE, GET, OPEN_PATHS, POST
+from dragoman.http.routes.table import DELETE, GET, OPEN_PATHS, POST
 from tests.attacks.frame import Attacked, Reply, check
 
 KEY = "sk-right-0123456789"

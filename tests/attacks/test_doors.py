@@ -11,7 +11,7 @@ from websockets.sync.client import connect
 
 from dragoman.engines.scripted import ScriptedEngine, say
 from dragoman.http.keys import Keys
-from dragoman.http.routes import OPEN_PATHS
+from dragoman.http.routes.table import OPEN_PATHS
 from dragoman.http.server import background
 from dragoman.settings import Settings
 from tests.attacks.bodies import good

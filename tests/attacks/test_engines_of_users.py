@@ -15,7 +15,8 @@ from dragoman.engines import border, drive
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import ByteTokenizer
 from dragoman.errors import SettingsError, Unavailable
-from dragoman.http import host, stall
+from dragoman.http import host
+from dragoman.http.connection import stall
 from dragoman.http.server import background
 from dragoman.types import Job, Step
 from tests.attacks.unruly import LOGPROBS, MENDED, RAISED, STEPS, A, Calling, Dead, Unruly

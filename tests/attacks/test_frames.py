@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dragoman.http.upgrade import FEW_FRAMES, LEAST_FRAME, MOST_CONTROLS
+from dragoman.http.connection.upgrade import FEW_FRAMES, LEAST_FRAME, MOST_CONTROLS
 from tests.attacks.bodies import good
 from tests.attacks.frame import Attacked, attacked, healthy
 from tests.attacks.raw_frames import BINARY, CLOSE, CONTINUATION, FIN, PING, PONG, TEXT, RawSocket, frame

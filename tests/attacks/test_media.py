@@ -2,7 +2,7 @@
 
 import pytest
 
-from dragoman.http.routes import POST
+from dragoman.http.routes.table import POST
 from tests.attacks.bodies import good
 from tests.attacks.doors import CHAT, KEY, ask
 from tests.attacks.frame import Attacked, Frame

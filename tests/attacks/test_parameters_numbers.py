@@ -3,7 +3,7 @@
 import pytest
 from msgspec import inspect
 
-from dragoman.http.routes import POST
+from dragoman.http.routes.table import POST
 from tests.attacks.fields import PARTS, TYPES, Site, readers, sample, sites
 from tests.attacks.frame import Frame
 

@@ -13,9 +13,9 @@ from msgspec import Struct
 from dragoman.engines.scripted import ScriptedEngine
 from dragoman.http.admission import Admission
 from dragoman.http.metrics import Metrics
-from dragoman.http.workers import Workers
 from dragoman.limits import Limits
 from dragoman.settings import Settings
+from dragoman.turns.workers import Workers
 from tests.http.conftest import Serve
 from tests.support.http import post
 from tests.support.parrot import HANG, parrot

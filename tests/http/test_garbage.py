@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dragoman.http import garbage
-from dragoman.http.garbage import Garbage
+from dragoman.http.connection import garbage
+from dragoman.http.connection.garbage import Garbage
 
 
 class Node:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.errors import Overloaded
-from dragoman.http.places import Place, Places
+from dragoman.http.connection.places import Place, Places
 
 MOST = 8
 ACTIONS = st.sampled_from(["enter", "show a", "show b", "works", "rests", "socket", "leave"])

@@ -258,14 +258,14 @@ def test_a_socket_does_not_live_for_ever(parrot: Served, monkeypatch: pytest.Mon
 def test_a_client_that_is_silent_is_asked_and_then_given_up(
     parrot: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dragoman.http.upgrade.PING_S", 0.05)
+    monkeypatch.setattr("dragoman.http.connection.upgrade.PING_S", 0.05)
     with RawSocket(parrot.url) as silent:
         assert silent.frame() == (PING, b"")
         assert silent.rest() == b""
 
 
 def test_a_client_that_answers_pings_may_be_silent(parrot: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dragoman.http.upgrade.PING_S", 0.05)
+    monkeypatch.setattr("dragoman.http.connection.upgrade.PING_S", 0.05)
     with RawSocket(parrot.url) as patient:
         for _ in range(4):
             assert patient.frame() == (PING, b"")

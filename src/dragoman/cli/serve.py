@@ -53,10 +53,10 @@ def _serve(args: argparse.Namespace) -> int:
 
     from dragoman.cli.engine import template_of
     from dragoman.cli.served_engine import served_engine
-    from dragoman.http.choose import check_names, choose_dialect
     from dragoman.http.keys import check_closed
     from dragoman.http.server import serve
     from dragoman.store.opening import check_folder
+    from dragoman.turns.choose import check_names, choose_dialect
 
     check_closed(settings)
     check_folder(settings)

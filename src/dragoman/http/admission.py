@@ -14,9 +14,9 @@ from types import TracebackType
 from dragoman.errors import DeadlineExceeded, Overloaded, Unavailable
 from dragoman.http.keys import keys_of
 from dragoman.http.metrics import Metrics
-from dragoman.http.workers import Workers
 from dragoman.settings import Settings
 from dragoman.turns.line import Line
+from dragoman.turns.workers import Workers
 
 PLACES_PER_SLOT = 2
 """Answers that the engine is given for each that it computes: it never waits, and the rest has an order."""

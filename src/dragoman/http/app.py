@@ -11,15 +11,25 @@ from starlette.types import Receive, Scope, Send
 from dragoman._version import __version__
 from dragoman.engines.protocol import Engine
 from dragoman.errors import DragomanError, EngineFailed, MethodNotAllowed, NotFound
+from dragoman.http.connection.places import Place
+from dragoman.http.connection.stall import StallWatch
 from dragoman.http.exchange import ClientGone, Exchange, advice
 from dragoman.http.guard import Guard, preflight
 from dragoman.http.host import Host
 from dragoman.http.keys import Keys, keys_of
 from dragoman.http.metrics import CONTENT_TYPE
-from dragoman.http.places import Place
 from dragoman.http.responses.socket import Socket
-from dragoman.http.routes import COMPUTED, DELETE, GET, METRICS, OPEN_PATHS, POST, SOCKET, UNCOUNTED, Handler
-from dragoman.http.stall import StallWatch
+from dragoman.http.routes.table import (
+    COMPUTED,
+    DELETE,
+    GET,
+    METRICS,
+    OPEN_PATHS,
+    POST,
+    SOCKET,
+    UNCOUNTED,
+    Handler,
+)
 from dragoman.settings import Settings
 
 logger = logging.getLogger("dragoman.http")

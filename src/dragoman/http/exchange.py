@@ -16,11 +16,11 @@ from dragoman.api.pages import page
 from dragoman.api.sse import error_event
 from dragoman.errors import BadRequest, BodyTooLarge, DragomanError, UnsupportedMedia
 from dragoman.http.admission import Visit
-from dragoman.http.budget import Budget, Holding, Replies
-from dragoman.http.short_cut import has_left, together
-from dragoman.http.workers import Workers
+from dragoman.http.connection.budget import Budget, Holding, Replies
+from dragoman.http.connection.short_cut import has_left, together
 from dragoman.limits import Limits
 from dragoman.store import Item, Record
+from dragoman.turns.workers import Workers
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -15,30 +15,30 @@ from dragoman.api.reply import Head
 from dragoman.dialects.declare import Dialect
 from dragoman.dialects.registry import with_calls
 from dragoman.engines.asked import asked
+from dragoman.engines.brake import Brake
 from dragoman.engines.protocol import Engine, LivingEngine
 from dragoman.engines.sound import check_engine
 from dragoman.engines.supervised.opening import closed
 from dragoman.errors import DragomanError, EngineFailed, Unavailable
 from dragoman.http.admission import PLACES_PER_SLOT, Admission
-from dragoman.http.brake import Brake
-from dragoman.http.budget import Budget, Replies
-from dragoman.http.choose import choose_dialect
+from dragoman.http.connection.budget import Budget, Replies
+from dragoman.http.connection.places import Places, room
+from dragoman.http.connection.upgrade import Turnstile
 from dragoman.http.journal import Journal
 from dragoman.http.keys import keys_of
-from dragoman.http.places import Places, room
 from dragoman.http.responses.desk import Desk
 from dragoman.http.stream import Pump
-from dragoman.http.upgrade import Turnstile
-from dragoman.http.workers import Workers
 from dragoman.mcp.config import servers_of
 from dragoman.prompt import Prompter
 from dragoman.settings import Settings
+from dragoman.turns.choose import choose_dialect
 from dragoman.turns.defaults import defaults_of
 from dragoman.turns.language import Language
 from dragoman.turns.line import Line
 from dragoman.turns.plan import Planner
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.turn import Turn
+from dragoman.turns.workers import Workers
 
 logger = logging.getLogger("dragoman.http")
 

@@ -17,10 +17,10 @@ from dragoman import logs
 from dragoman.engines.protocol import Engine
 from dragoman.errors import SettingsError, Unavailable
 from dragoman.http.app import App
-from dragoman.http.garbage import Garbage
+from dragoman.http.connection.garbage import Garbage
+from dragoman.http.connection.memory import give_back, return_big_blocks
+from dragoman.http.connection.protocol import StrictProtocol
 from dragoman.http.keys import check_closed, is_open
-from dragoman.http.memory import give_back, return_big_blocks
-from dragoman.http.protocol import StrictProtocol
 from dragoman.settings import Settings, changed
 
 logger = logging.getLogger("dragoman.http")

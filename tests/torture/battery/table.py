@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from dragoman.http.routes import DELETE, GET, POST
+from dragoman.http.routes.table import DELETE, GET, POST
 from tests.torture.battery import chats, frames, heads, items, stored, texts
 from tests.torture.battery.case import Case
 

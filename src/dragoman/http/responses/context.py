@@ -12,9 +12,9 @@ from dragoman.api.responses.items import Told, without_logprobs
 from dragoman.api.responses.response import Response
 from dragoman.api.responses.seal import Sealer
 from dragoman.errors import Conflict, ContextOverflow
-from dragoman.http.workers import Workers
 from dragoman.store import Append, Conversation, Item, Record, Store
 from dragoman.turns.stored_trails import packed
+from dragoman.turns.workers import Workers
 from dragoman.types import Traced
 
 R = TypeVar("R")

@@ -19,11 +19,11 @@ from dragoman.http.responses.context import Context, record
 from dragoman.http.responses.ids import new_id
 from dragoman.http.responses.making import Making
 from dragoman.http.responses.seal_key import seal_key
-from dragoman.http.workers import Aside, Workers
 from dragoman.limits import Limits, check_count
 from dragoman.settings import Settings
 from dragoman.store import Bounds, Conversation, Item, Most, Record, Store, store_of
 from dragoman.store.sqlite import SqliteStore
+from dragoman.turns.workers import Aside, Workers
 
 logger = logging.getLogger("dragoman.http")
 

@@ -18,7 +18,6 @@ from dragoman.api.responses.wire import Wire, Written
 from dragoman.api.responses.writer import Manner, ResponseWriter
 from dragoman.api.sse import KEEP_ALIVE
 from dragoman.errors import BadRequest, ContextOverflow, DragomanError
-from dragoman.http import trajectories
 from dragoman.http.admission import Visit
 from dragoman.http.exchange import ClientGone
 from dragoman.http.responses.context import Context, fitted
@@ -26,6 +25,7 @@ from dragoman.http.responses.log import EventLog
 from dragoman.http.responses.outlets import Outlet, patiently
 from dragoman.http.responses.summary import count_tokens, summarised
 from dragoman.http.responses.tool_rounds import ToolRounds, Voice
+from dragoman.http.routes import trajectories
 from dragoman.http.run_turn import count, note
 from dragoman.turns.turn import Turn
 from dragoman.types import Event, Traced, Usage

@@ -15,7 +15,7 @@ from dragoman.api.responses import request as requests
 from dragoman.api.responses.wire import DATA, END, Written, one_by_one, unwrapped
 from dragoman.errors import BadRequest, BodyTooLarge, DragomanError, Overloaded
 from dragoman.http.admission import Visit
-from dragoman.http.budget import Holding
+from dragoman.http.connection.budget import Holding
 from dragoman.http.exchange import ClientGone
 from dragoman.http.host import Host
 from dragoman.http.responses.context import stored

@@ -6,13 +6,13 @@ import msgspec
 
 from dragoman.api.responses.request import check_include
 from dragoman.errors import BadRequest
-from dragoman.http import trajectories
 from dragoman.http.exchange import Exchange
 from dragoman.http.host import Host
-from dragoman.http.query import Query
 from dragoman.http.responses.create import follow
 from dragoman.http.responses.desk import unknown_response
 from dragoman.http.responses.log import place_of
+from dragoman.http.routes import trajectories
+from dragoman.http.routes.query import Query
 
 
 class _Manner(msgspec.Struct):

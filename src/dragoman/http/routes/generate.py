@@ -16,9 +16,10 @@ from dragoman.api.logprobs import Speller
 from dragoman.api.reply import Head, StreamOptions, StreamWriter, about_bytes
 from dragoman.api.stored_chat import KeptStream
 from dragoman.engines.sound import checked, wrong_prompt_entries
-from dragoman.http import chat_tools, run_turn, stored_chat
+from dragoman.http import chat_tools, run_turn
 from dragoman.http.exchange import Exchange, unless_gone
 from dragoman.http.host import Host
+from dragoman.http.routes import stored_chat
 from dragoman.limits import check_count
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.turn import Turn

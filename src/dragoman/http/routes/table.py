@@ -3,20 +3,20 @@
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
-from dragoman.http import (
+from dragoman.http.exchange import Exchange
+from dragoman.http.host import Host
+from dragoman.http.responses import create, stored, summary
+from dragoman.http.routes import (
     conversations,
     docs,
-    engine_routes,
+    engine,
     generate,
-    inspect_routes,
-    parse_routes,
+    inspection,
+    parsing,
     stored_chat,
     trajectories,
     vectors,
 )
-from dragoman.http.exchange import Exchange
-from dragoman.http.host import Host
-from dragoman.http.responses import create, stored, summary
 
 Handler: TypeAlias = Callable[[Host, Exchange], Awaitable[None]]
 
@@ -33,24 +33,24 @@ POST: dict[str, Handler] = {
     "/rerank": vectors.rerank,
     "/v1/score": vectors.score,
     "/score": vectors.score,
-    "/v1/engine/pause": engine_routes.pause,
-    "/v1/engine/resume": engine_routes.resume,
-    "/v1/chat/completions/render": inspect_routes.render_chat,
-    "/v1/completions/render": inspect_routes.render_completions,
-    "/v1/chat/completions/input_tokens": inspect_routes.count_chat,
+    "/v1/engine/pause": engine.pause,
+    "/v1/engine/resume": engine.resume,
+    "/v1/chat/completions/render": inspection.render_chat,
+    "/v1/completions/render": inspection.render_completions,
+    "/v1/chat/completions/input_tokens": inspection.count_chat,
     "/v1/chat/completions/{id}": stored_chat.update,
     "/v1/conversations": conversations.create,
     "/v1/conversations/{id}": conversations.update,
     "/v1/conversations/{id}/items": conversations.add_items,
     "/v1/trajectories/{id}": trajectories.reward,
-    "/tokenize": inspect_routes.tokenize,
-    "/v1/tokenize": inspect_routes.tokenize,
-    "/detokenize": inspect_routes.detokenize,
-    "/v1/detokenize": inspect_routes.detokenize,
-    "/parse/function_call": parse_routes.function_call,
-    "/parse/reasoning": parse_routes.reasoning,
-    "/parse_function_call": parse_routes.function_call_sglang,
-    "/separate_reasoning": parse_routes.reasoning_sglang,
+    "/tokenize": inspection.tokenize,
+    "/v1/tokenize": inspection.tokenize,
+    "/detokenize": inspection.detokenize,
+    "/v1/detokenize": inspection.detokenize,
+    "/parse/function_call": parsing.function_call,
+    "/parse/reasoning": parsing.reasoning,
+    "/parse_function_call": parsing.function_call_sglang,
+    "/separate_reasoning": parsing.reasoning_sglang,
 }
 GET: dict[str, Handler] = {
     "/v1/trajectories/{id}": trajectories.retrieve,
@@ -62,8 +62,8 @@ GET: dict[str, Handler] = {
     "/v1/conversations/{id}": conversations.retrieve,
     "/v1/conversations/{id}/items": conversations.list_items,
     "/v1/conversations/{id}/items/{item_id}": conversations.retrieve_item,
-    "/v1/models": inspect_routes.list_models,
-    "/v1/models/{model:path}": inspect_routes.get_model,
+    "/v1/models": inspection.list_models,
+    "/v1/models/{model:path}": inspection.get_model,
     "/openapi.json": docs.openapi,
     "/docs": docs.page,
     "/docs.js": docs.script,

@@ -14,10 +14,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from dragoman.errors import BadRequest, BodyTooLarge, DragomanError, HeadTooLarge, TooSlow, Unavailable
-from dragoman.http.patience import Deadline, Stage, Stall
-from dragoman.http.places import Place
-from dragoman.http.transport import PatientTransport
-from dragoman.http.upgrade import VERSION, SocketProtocol, accepted
+from dragoman.http.connection.patience import Deadline, Stage, Stall
+from dragoman.http.connection.places import Place
+from dragoman.http.connection.transport import PatientTransport
+from dragoman.http.connection.upgrade import VERSION, SocketProtocol, accepted
 from dragoman.settings import Settings
 
 if TYPE_CHECKING:

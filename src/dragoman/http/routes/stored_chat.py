@@ -7,10 +7,10 @@ from typing import Any
 from dragoman.api import metadata
 from dragoman.api.chat_request import ChatRequest
 from dragoman.api.stored_chat import deleted, record, relabelled, unknown_completion
-from dragoman.http import trajectories
 from dragoman.http.exchange import Exchange
 from dragoman.http.host import Host
-from dragoman.http.query import Query
+from dragoman.http.routes import trajectories
+from dragoman.http.routes.query import Query
 from dragoman.store import Record
 from dragoman.types import Traced
 

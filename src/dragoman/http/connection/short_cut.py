@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from dragoman.http.transport import PatientTransport
+from dragoman.http.connection.transport import PatientTransport
 
 ShortCut: TypeAlias = Callable[[bytes], bool]
 """Writes at once and says True; or does nothing, because the client is slow or gone, and says False."""

@@ -24,10 +24,10 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 
 from dragoman.errors import BadRequest, DragomanError
-from dragoman.http.budget import Budget
-from dragoman.http.patience import Stall
-from dragoman.http.places import Place
-from dragoman.http.transport import PatientTransport
+from dragoman.http.connection.budget import Budget
+from dragoman.http.connection.patience import Stall
+from dragoman.http.connection.places import Place
+from dragoman.http.connection.transport import PatientTransport
 
 logger = logging.getLogger("dragoman.http")
 # Its lines would be what clients send.

@@ -10,7 +10,7 @@ import gc
 import math
 import time
 
-from dragoman.http.memory import resident
+from dragoman.http.connection.memory import resident
 
 NEVER = 2**31 - 1
 PAUSE_S = 10.0
