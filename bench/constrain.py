@@ -22,7 +22,7 @@ from bench.pairs import beside, paired, turns
 from bench.peers import EXACT, OURS, Setup, commands
 from bench.process import Server, running
 from bench.tables import Table, keep
-from dragoman.dialects.registry import get
+from dragoman.dialects.registry import get_dialect
 from dragoman.engines.local.model import Model
 from dragoman.engines.local.tokenizer import LlamaTokenizer
 from dragoman.engines.protocol import ModelCard
@@ -102,8 +102,8 @@ def compile_times(model: Path, times: int) -> tuple[list[float], list[float]]:
         spec = TurnSpec(
             model=None, prompts=(IdsPrompt((1,)),), sampling=Sampling(max_tokens=1), wanted=wanted
         )
-        cold.append(_ms(partial(made.constraint, spec, get("plain"), in_reasoning=False)))
-        warm.append(_ms(partial(made.constraint, spec, get("plain"), in_reasoning=False)))
+        cold.append(_ms(partial(made.constraint, spec, get_dialect("plain"), in_reasoning=False)))
+        warm.append(_ms(partial(made.constraint, spec, get_dialect("plain"), in_reasoning=False)))
     return cold, warm
 
 

@@ -144,7 +144,7 @@ def cases(names: list[str] | None = None) -> list[Case]:
     found = []
     for long in (False, True):
         for name, (vllm, sglang) in FORMATS.items():
-            if name in registry.dialects():
+            if name in registry.list_dialects():
                 found.append(_call(name, long, vllm, sglang))
         found.append(_prose(long))
         found.append(_reasoning(long))

@@ -34,7 +34,7 @@ from dragoman.api.template_fields import TemplateFields
 from dragoman.cli.dialects import parts_of
 from dragoman.constrain import formats
 from dragoman.constrain.keywords import KEYWORDS
-from dragoman.dialects.registry import dialects
+from dragoman.dialects.registry import list_dialects
 from dragoman.engines.local.options import LocalOptions
 from dragoman.engines.remote.options import RemoteOptions
 from dragoman.http.routes import table as routing
@@ -244,7 +244,7 @@ def _option_default(spec: FieldInfo) -> str:
 def dialect_table() -> str:
     rows = [
         (f"`{one.name}`", one.models, ", ".join(parts_of(one)), " ".join(f"`{name}`" for name in one.aliases))
-        for one in dialects().values()
+        for one in list_dialects().values()
     ]
     return table(("name", "models", "has", "aliases"), rows)
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dragoman.constrain.constraint import Constraint
     from dragoman.dialects.complete import parse_reasoning_complete, parse_tool_call_complete
     from dragoman.dialects.parser import Parser, parse
+    from dragoman.dialects.registry import list_dialects
     from dragoman.dialects.render import render
     from dragoman.engines.supervised import Supervised
     from dragoman.folding import fold
@@ -48,9 +49,9 @@ __all__ = [
     "__version__",
     "aserve",
     "background",
-    "dialects",
     "find_dialect",
     "fold",
+    "list_dialects",
     "parse",
     "parse_reasoning_complete",
     "parse_tool_call_complete",
@@ -71,6 +72,7 @@ _LAZY = {
     "background": "dragoman.http.server",
     "find_dialect": "dragoman.prompt.find",
     "fold": "dragoman.folding",
+    "list_dialects": "dragoman.dialects.registry",
     "parse": "dragoman.dialects.parser",
     "parse_reasoning_complete": "dragoman.dialects.complete",
     "parse_tool_call_complete": "dragoman.dialects.complete",
@@ -81,8 +83,6 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "dialects":
-        return import_module("dragoman.dialects")
     if name not in _LAZY:
         raise AttributeError(f"module 'dragoman' has no attribute {name!r}")
     return getattr(import_module(_LAZY[name]), name)

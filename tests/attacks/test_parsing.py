@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from dragoman.dialects.parser import Parser
-from dragoman.dialects.registry import get
+from dragoman.dialects.registry import get_dialect
 from tests.support.dialects import NAMES, TOOLS, markers
 
 ROUNDS = 5
@@ -39,7 +39,7 @@ def grows(dialect: str, repeated: str, opening: str = "") -> float:
 
 @pytest.mark.parametrize("dialect", NAMES)
 def test_repetition_takes_time_in_proportion(dialect: str) -> None:
-    marks = sorted(markers(get(dialect)))[:2]
+    marks = sorted(markers(get_dialect(dialect)))[:2]
     slow = {}
     for repeated in (*REPEATED, *marks):
         if seconds(dialect, repeated * (2 * SHORT // len(repeated))) < 0.01:

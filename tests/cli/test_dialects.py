@@ -5,7 +5,7 @@ import pytest
 
 from dragoman.cli import dialects as command
 from dragoman.cli import main
-from dragoman.dialects.registry import dialects
+from dragoman.dialects.registry import list_dialects
 
 Capture = pytest.CaptureFixture[str]
 
@@ -17,7 +17,7 @@ def shown(capsys: Capture, *arguments: str) -> str:
 
 def test_all_are_listed(capsys: Capture) -> None:
     lines = shown(capsys).splitlines()
-    assert [line.split()[0] for line in lines[1:]] == list(dialects())
+    assert [line.split()[0] for line in lines[1:]] == list(list_dialects())
     assert "reasoning, calls  Hermes 2 Pro" in next(line for line in lines if line.startswith("hermes"))
 
 
@@ -41,7 +41,7 @@ def test_examples_are_read_back_as_what_they_say(capsys: Capture, tmp_path: Path
 
 def test_pages_of_all(capsys: Capture) -> None:
     text = shown(capsys, "--examples")
-    assert all(f"\n\n{name}\n" in f"\n\n{text}" for name in dialects())
+    assert all(f"\n\n{name}\n" in f"\n\n{text}" for name in list_dialects())
 
 
 def test_json_of_one(capsys: Capture) -> None:

@@ -12,7 +12,7 @@ from dragoman.dialects.compiled import compile_dialect
 from dragoman.dialects.declare import Dialect
 from dragoman.dialects.machine import Machine
 from dragoman.dialects.parser import parse
-from dragoman.dialects.registry import dialects, get
+from dragoman.dialects.registry import get_dialect, list_dialects
 from dragoman.dialects.render import render
 from dragoman.dialects.schema import Tools
 from dragoman.errors import BadRequest
@@ -20,7 +20,7 @@ from dragoman.folding import fold
 from dragoman.types import Answer, ToolCall
 from tests.support.walks import Walked, Walker, special_tokens
 
-NAMES = [name for name, dialect in dialects().items() if dialect.has_calls]
+NAMES = [name for name, dialect in list_dialects().items() if dialect.has_calls]
 BARE = ("json", "llama3_json", "llama4_pythonic", "pythonic", "sarashina", "xlam")
 """Their calls have no marker."""
 every_dialect = pytest.mark.parametrize("name", NAMES)
@@ -68,7 +68,7 @@ def check(answer: Answer) -> None:
 
 @every_dialect
 def test_text_and_calls_in_turn(name: str) -> None:
-    dialect = get(name)
+    dialect = get_dialect(name)
     grammar = answer_grammar(dialect, TOOLS, choice="auto")
     one, two, wrong = call("f", {"a": 1}), call("g", {"s": "x"}), call("f", {"a": "z"})
     for answer in (
@@ -89,7 +89,7 @@ def test_text_and_calls_in_turn(name: str) -> None:
 
 @every_dialect
 def test_only_strict_tools_are_held_to_their_schemas_under_auto(name: str) -> None:
-    dialect = get(name)
+    dialect = get_dialect(name)
     grammar = answer_grammar(dialect, TOOLS, choice="auto", strict=["g"])
     assert not grammar.accepts(render(dialect, Answer(calls=[call("g", {"t": 1})])))
     free = grammar.accepts(render(dialect, Answer(calls=[call("f", {"b": "z"})])))
@@ -100,7 +100,7 @@ def test_only_strict_tools_are_held_to_their_schemas_under_auto(name: str) -> No
 @every_dialect
 @by_id
 def test_whatever_is_written_under_auto_holds_no_other_calls(name: str, by_id: bool) -> None:
-    dialect, chance = get(name), random.Random(name)
+    dialect, chance = get_dialect(name), random.Random(name)
     walker = Walker(dialect, special_tokens(dialect) if by_id else ())
     grammar = answer_grammar(dialect, TOOLS, choice="auto", special=walker.special)
     for _ in range(12):
@@ -112,7 +112,7 @@ def test_whatever_is_written_under_auto_holds_no_other_calls(name: str, by_id: b
 @every_dialect
 @by_id
 def test_text_in_a_schema_beside_calls(name: str, by_id: bool) -> None:
-    dialect, chance = get(name), random.Random(name)
+    dialect, chance = get_dialect(name), random.Random(name)
     walker = Walker(dialect, special_tokens(dialect) if by_id else ())
     if name in BARE:
         with pytest.raises(BadRequest, match="without a marker"):
@@ -127,9 +127,9 @@ def test_text_in_a_schema_beside_calls(name: str, by_id: bool) -> None:
             assert not answer.text.strip() if answer.calls else json.loads(answer.text)["k"] in ("v", "w")
 
 
-@pytest.mark.parametrize("name", dialects())
+@pytest.mark.parametrize("name", list_dialects())
 def test_text_in_a_schema_after_reasoning(name: str) -> None:
-    dialect = get(name)
+    dialect = get_dialect(name)
     if dialect.prepends:
         return
     grammar = answer_grammar(dialect, choice="none", text=SCHEMA)
@@ -139,9 +139,9 @@ def test_text_in_a_schema_after_reasoning(name: str) -> None:
     assert not grammar.accepts(render(dialect, Answer(text="hello")))
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if get(name).reasoning])
+@pytest.mark.parametrize("name", [name for name in NAMES if get_dialect(name).reasoning])
 def test_an_answer_that_begins_inside_of_reasoning(name: str) -> None:
-    dialect = get(name)
+    dialect = get_dialect(name)
     thinking = dialect.reasoning
     assert thinking is not None
     grammar = answer_grammar(dialect, TOOLS, starts_in_reasoning=True)
@@ -164,7 +164,7 @@ NODE = {
 
 @every_dialect
 def test_a_schema_that_refers_to_itself(name: str) -> None:
-    dialect = get(name)
+    dialect = get_dialect(name)
     tree = tool("f", properties={"tree": {"$ref": "#/$defs/node"}}, **{"$defs": {"node": NODE}})
     grammar = answer_grammar(dialect, [tree])
     parts = [{"name": "b"}, {"name": "c", "parts": [{"name": "d"}]}]
@@ -187,7 +187,7 @@ def test_a_schema_that_refers_to_itself(name: str) -> None:
 )
 def test_what_cannot_be_enforced_is_refused_by_name(name: str, schema: dict[str, Any], place: str) -> None:
     with pytest.raises(BadRequest) as caught:
-        answer_grammar(get(name), [F, tool("lookup", properties={"x": schema})])
+        answer_grammar(get_dialect(name), [F, tool("lookup", properties={"x": schema})])
     assert caught.value.param == f"tools[1].function.parameters#/properties/x/{place}"
     assert "lookup" in caught.value.message
 
@@ -195,22 +195,22 @@ def test_what_cannot_be_enforced_is_refused_by_name(name: str, schema: dict[str,
 def test_what_a_syntax_cannot_hold_is_refused() -> None:
     odd = tool("f", properties={"a b<": {"type": "string"}})
     with pytest.raises(BadRequest, match="cannot be written"):
-        answer_grammar(get("qwen3_coder"), [odd])
+        answer_grammar(get_dialect("qwen3_coder"), [odd])
     with pytest.raises(BadRequest, match="cannot be written"):
-        answer_grammar(get("pythonic"), [odd])
+        answer_grammar(get_dialect("pythonic"), [odd])
     tagged = tool("f", properties={"a": {"enum": ["x", "y</parameter>z"]}})
     with pytest.raises(BadRequest, match="the tag in it"):
-        answer_grammar(get("qwen3_coder"), [tagged])
+        answer_grammar(get_dialect("qwen3_coder"), [tagged])
     with pytest.raises(BadRequest, match="name 'get weather'") as caught:
-        answer_grammar(get("glm47"), [F, tool("get weather")])
+        answer_grammar(get_dialect("glm47"), [F, tool("get weather")])
     assert caught.value.param == "tools[1].function.name"
     with pytest.raises(BadRequest, match="cannot be forced"):
-        answer_grammar(get("plain"), [F])
+        answer_grammar(get_dialect("plain"), [F])
 
 
 def test_a_string_beside_other_types_is_not_taken_for_one() -> None:
     union = {"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 10, "maximum": 99}]}
-    dialect, tools = get("qwen3_coder"), [tool("f", properties={"a": union}, required=["a"])]
+    dialect, tools = get_dialect("qwen3_coder"), [tool("f", properties={"a": union}, required=["a"])]
     grammar = answer_grammar(dialect, tools)
     for value in ("text", "12 apples", 42):
         assert grammar.accepts(render(dialect, Answer(calls=[call("f", {"a": value})]))), value
@@ -219,7 +219,7 @@ def test_a_string_beside_other_types_is_not_taken_for_one() -> None:
 
 
 def test_properties_that_are_not_declared_are_written_only_where_the_schema_says_so() -> None:
-    dialect = get("qwen3_coder")
+    dialect = get_dialect("qwen3_coder")
     extra = Answer(calls=[call("f", {"a": 1, "more": "x"})])
     assert not answer_grammar(dialect, [F]).accepts(render(dialect, extra))
     opened = tool("f", properties={"a": {"type": "integer"}}, additionalProperties={"type": "string"})

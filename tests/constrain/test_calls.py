@@ -14,14 +14,14 @@ from dragoman.constrain.answer import answer_grammar
 from dragoman.constrain.constraint import Constraint
 from dragoman.dialects.declare import Dialect, TaggedCalls
 from dragoman.dialects.parser import Parser, parse
-from dragoman.dialects.registry import dialects, get
+from dragoman.dialects.registry import get_dialect, list_dialects
 from dragoman.dialects.render import render
 from dragoman.folding import fold
 from dragoman.types import Answer, ToolCall
 from tests.support.schemas import arguments, parameters
 from tests.support.walks import Walked, Walker, special_tokens
 
-NAMES = [name for name, dialect in dialects().items() if dialect.has_calls]
+NAMES = [name for name, dialect in list_dialects().items() if dialect.has_calls]
 TOOLS = ("get_weather", "f", "f.g-2")
 WALKS = 24
 # The rest of the formats are held to their standards where they are declared.
@@ -38,7 +38,7 @@ def tool(name: str, schema: dict[str, Any] | None) -> dict[str, Any]:
 
 @cache
 def walker_of(name: str, by_id: bool) -> Walker:
-    return Walker(get(name), special_tokens(get(name)) if by_id else ())
+    return Walker(get_dialect(name), special_tokens(get_dialect(name)) if by_id else ())
 
 
 def answer(*calls: tuple[str, Any]) -> Answer:
@@ -94,7 +94,7 @@ def test_a_grammar_of_calls_may_be_handed_on(name: str) -> None:
     """By one server to another, which checks it like the grammar of any client."""
     properties = {"city": {"type": "string", "maxLength": 8}, "n": {"enum": [1, "a"]}}
     tools = [tool("f", {"type": "object", "properties": properties, "required": ["city"]}), tool("g", None)]
-    made = answer_grammar(get(name), tools, choice="required")
+    made = answer_grammar(get_dialect(name), tools, choice="required")
     assert Constraint.from_lark(made.grammar) == made
 
 
@@ -102,7 +102,7 @@ def test_a_grammar_of_calls_may_be_handed_on(name: str) -> None:
 @slow
 @given(data=st.data())
 def test_what_is_rendered_is_accepted(name: str, data: st.DataObject) -> None:
-    dialect = get(name)
+    dialect = get_dialect(name)
     schemas = {tool_name: data.draw(parameters) for tool_name in TOOLS}
     tools = [tool(tool_name, schema) for tool_name, schema in schemas.items()]
     grammar = answer_grammar(dialect, tools)
@@ -123,7 +123,7 @@ def test_what_is_rendered_is_accepted(name: str, data: st.DataObject) -> None:
 @slow
 @given(data=st.data())
 def test_what_is_accepted_is_read_as_valid_calls(name: str, by_id: bool, data: st.DataObject) -> None:
-    dialect = get(name)
+    dialect = get_dialect(name)
     tools = [tool(tool_name, data.draw(parameters)) for tool_name in TOOLS[:2]] + [tool(TOOLS[2], None)]
     walker = walker_of(name, by_id)
     starts = dialect.reasoning is not None and data.draw(st.booleans())
@@ -147,7 +147,7 @@ WEATHER = {
 
 @every_dialect
 def test_wrong_calls_are_refused(name: str) -> None:
-    dialect = get(name)
+    dialect = get_dialect(name)
     tools = [tool("get_weather", WEATHER), tool("ping", None)]
     good = ("get_weather", {"city": "Paris", "n": 3})
     several = answer_grammar(dialect, tools)

@@ -7,7 +7,7 @@ import pytest
 
 from dragoman.constrain.answer import Choice, answer_grammar
 from dragoman.constrain.constraint import Constraint
-from dragoman.dialects.registry import get
+from dragoman.dialects.registry import get_dialect
 from dragoman.dialects.render import render
 from dragoman.errors import BadRequest
 from dragoman.types import Answer, ToolCall
@@ -30,7 +30,7 @@ def call(text: str) -> Answer:
 
 @every_way
 def test_patches_are_accepted_and_nothing_else(name: str, choice: Choice) -> None:
-    dialect = get(name)
+    dialect = get_dialect(name)
     grammar = answer_grammar(dialect, TOOLS, choice=choice, strict=CUSTOM, custom=CUSTOM)
     assert grammar.accepts(render(dialect, call(PATCH)))
     assert grammar.accepts(render(dialect, call(PATCH + "\n")))
@@ -41,7 +41,7 @@ def test_patches_are_accepted_and_nothing_else(name: str, choice: Choice) -> Non
 @every_way
 def test_what_is_read_back_is_in_the_language(name: str, choice: Choice) -> None:
     """Some markers are special tokens if a call is required, and text if not."""
-    dialect, walker, chance = get(name), walker_of(name, choice == "required"), random.Random(7)
+    dialect, walker, chance = get_dialect(name), walker_of(name, choice == "required"), random.Random(7)
     tools, plain = [as_tool("f", SMALL)], Constraint.from_lark(SMALL)
     grammar = answer_grammar(dialect, tools, parallel=False, custom=["f"], special=walker.special)
     for _ in range(3):
@@ -52,8 +52,10 @@ def test_what_is_read_back_is_in_the_language(name: str, choice: Choice) -> None
 
 
 def test_the_word_means_nothing_in_the_schema_of_a_function() -> None:
-    grammar = answer_grammar(get("hermes"), [as_tool("f", "no grammar")])
-    written = render(get("hermes"), Answer(calls=[ToolCall(id=None, name="f", arguments='{"input": "x"}')]))
+    grammar = answer_grammar(get_dialect("hermes"), [as_tool("f", "no grammar")])
+    written = render(
+        get_dialect("hermes"), Answer(calls=[ToolCall(id=None, name="f", arguments='{"input": "x"}')])
+    )
     assert grammar.accepts(written)
 
 
@@ -61,7 +63,9 @@ def test_the_word_means_nothing_in_the_schema_of_a_function() -> None:
 def test_errors_name_the_tool(grammar: str) -> None:
     tools = [as_tool("g", 'start: "a"'), as_tool("f", grammar + '\ny: "(')]
     with pytest.raises(BadRequest) as caught:
-        answer_grammar(get("hermes"), tools, custom=["f", "g"], places=["tools[0].custom", "tools[1].custom"])
+        answer_grammar(
+            get_dialect("hermes"), tools, custom=["f", "g"], places=["tools[0].custom", "tools[1].custom"]
+        )
     assert caught.value.param == "tools[1].custom.format"
 
 
@@ -79,4 +83,4 @@ def test_errors_name_the_tool(grammar: str) -> None:
 )
 def test_what_would_cost_too_much_is_refused(grammar: str) -> None:
     with pytest.raises(BadRequest):
-        answer_grammar(get("hermes"), [as_tool("f", grammar)], custom=["f"])
+        answer_grammar(get_dialect("hermes"), [as_tool("f", grammar)], custom=["f"])

@@ -10,13 +10,15 @@ from dragoman.constrain.lark import Rules
 from dragoman.constrain.reasoning_budget import Budgeted, ReasoningBudget
 from dragoman.constrain.vocabulary import Vocabulary
 from dragoman.dialects.parser import Parser
-from dragoman.dialects.registry import dialects, get
+from dragoman.dialects.registry import get_dialect, list_dialects
 from dragoman.folding import fold
 from dragoman.types import Answer, Matcher
 from tests.support.walks import Walker, special_tokens
 
 NAMES = [
-    name for name, one in dialects().items() if one.reasoning or (one.channels and one.channels.written[0])
+    name
+    for name, one in list_dialects().items()
+    if one.reasoning or (one.channels and one.channels.written[0])
 ]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 by_id = pytest.mark.parametrize("by_id", [False, True], ids=["text", "ids"])
@@ -26,7 +28,7 @@ class Model:
     """A tokenizer of bytes and special tokens, and a model that never ends by itself what it has begun."""
 
     def __init__(self, name: str, by_id: bool) -> None:
-        self.dialect = get(name)
+        self.dialect = get_dialect(name)
         self.walker = Walker(self.dialect, special_tokens(self.dialect) if by_id else ())
         self.pieces = [*self.walker.pieces, b""]
         self.special = self.walker.special
@@ -75,7 +77,7 @@ class Model:
         return fold(fed + parser.finish())
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if get(name).has_calls])
+@pytest.mark.parametrize("name", [name for name in NAMES if get_dialect(name).has_calls])
 @by_id
 def test_a_budget_ends_reasoning_before_a_forced_call(name: str, by_id: bool) -> None:
     model, chance = Model(name, by_id), random.Random(name)
@@ -94,7 +96,7 @@ def test_a_budget_ends_reasoning_before_a_forced_call(name: str, by_id: bool) ->
     assert 15 <= len(answer.reasoning.encode()) - model.preface <= 26
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if get(name).reasoning])
+@pytest.mark.parametrize("name", [name for name in NAMES if get_dialect(name).reasoning])
 @by_id
 def test_a_budget_without_a_grammar(name: str, by_id: bool) -> None:
     model, chance = Model(name, by_id), random.Random(name)

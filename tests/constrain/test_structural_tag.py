@@ -9,7 +9,7 @@ import pytest
 from dragoman.constrain.structural_tag import Format, after_reasoning, calls_format
 from dragoman.constrain.tool_schemas import tools_of
 from dragoman.dialects.parser import parse
-from dragoman.dialects.registry import dialects, get
+from dragoman.dialects.registry import get_dialect, list_dialects
 
 DECLARED = [{"function": {"name": name, "parameters": {"type": "object"}}} for name in ("get_weather", "add")]
 TOOLS = tools_of(DECLARED, None, None)
@@ -47,7 +47,7 @@ def samples(format_: Format) -> Iterator[str]:
 def formats(**how: Any) -> list[tuple[str, Format]]:
     made = {
         name: calls_format(dialect, TOOLS, **how)
-        for name, dialect in dialects().items()
+        for name, dialect in list_dialects().items()
         if dialect.has_calls and dialect.own is None
     }
     return [(name, format_) for name, format_ in made.items() if format_ is not None]
@@ -78,7 +78,7 @@ def test_one_call_is_one_call(required: bool) -> None:
 
 @pytest.mark.parametrize("begun", [True, False])
 def test_reasoning_before_calls_is_read(begun: bool) -> None:
-    dialect = get("hermes")
+    dialect = get_dialect("hermes")
     calls = calls_format(dialect, TOOLS, required=True, parallel=False)
     assert calls is not None
     answers = [
@@ -91,11 +91,11 @@ def test_reasoning_before_calls_is_read(begun: bool) -> None:
 
 def test_numbered_calls_come_alone() -> None:
     """Their numbers would have to grow, and no tag can count."""
-    calls = calls_format(get("kimi_k2"), TOOLS, required=True, parallel=True)
+    calls = calls_format(get_dialect("kimi_k2"), TOOLS, required=True, parallel=True)
     assert calls is not None
     assert calls["stop_after_first"] is True
 
 
 @pytest.mark.parametrize("name", ["glm45", "pythonic", "qwen3_coder", "harmony"])
 def test_arguments_that_are_not_json_have_no_tags(name: str) -> None:
-    assert calls_format(get(name), TOOLS, required=True, parallel=True) is None
+    assert calls_format(get_dialect(name), TOOLS, required=True, parallel=True) is None

@@ -15,7 +15,7 @@ import pytest
 
 from dragoman.dialects import catalog
 from dragoman.dialects.parser import Parser
-from dragoman.dialects.registry import dialects
+from dragoman.dialects.registry import list_dialects
 from dragoman.folding import fold
 from dragoman.types import Answer
 from tests.support.dialects import tool
@@ -60,7 +60,7 @@ def test_example(dialect: str, case: dict[str, Any], size: int) -> None:
     assert found == (case.get("says", ""), case.get("thinks", ""), expected)
 
 
-@pytest.mark.parametrize("dialect", dialects())
+@pytest.mark.parametrize("dialect", list_dialects())
 def test_every_dialect_has_examples(dialect: str) -> None:
     assert Counter(name for name, _ in CASES)[dialect] >= 5
 

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from dragoman.dialects.parser import Parser
-from dragoman.dialects.registry import get
+from dragoman.dialects.registry import get_dialect
 from tests.support.dialects import NAMES, TOOLS, markers
 
 # Far more than a linear reading takes on a slow machine, and far less than anything else.
@@ -58,7 +58,7 @@ def test_a_flood_is_read_in_time(dialect: str, beginning: str, repeated: str, si
 
 @pytest.mark.parametrize("dialect", NAMES)
 def test_markers_without_end_are_read_in_time(dialect: str) -> None:
-    for mark in markers(get(dialect)):
+    for mark in markers(get_dialect(dialect)):
         assert seconds(dialect, mark * (10_000 // len(mark)), 10_000) < MOST_SECONDS / 5, mark
 
 

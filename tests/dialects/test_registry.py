@@ -5,7 +5,7 @@ from collections import defaultdict
 import pytest
 
 from dragoman.dialects.parser import parse
-from dragoman.dialects.registry import dialects, get
+from dragoman.dialects.registry import get_dialect, list_dialects
 from dragoman.errors import SettingsError
 
 # Our name, and what others call it.
@@ -168,40 +168,40 @@ FOREIGN = [
 
 @pytest.mark.parametrize(("server", "name", "ours"), FOREIGN)
 def test_the_names_of_other_servers_are_known(server: str, name: str, ours: str) -> None:
-    assert get(name).name == ours
+    assert get_dialect(name).name == ours
 
 
 @pytest.mark.parametrize("name", ["DEEPSEEK_V31", "deepseek-v31", "DeepSeek.v31"])
 def test_case_dashes_and_dots_do_not_matter(name: str) -> None:
-    assert get(name).name == "deepseek_v31"
+    assert get_dialect(name).name == "deepseek_v31"
 
 
 def test_no_two_dialects_claim_one_name() -> None:
     claimed: dict[str, set[str]] = defaultdict(set)
-    for dialect in dialects().values():
+    for dialect in list_dialects().values():
         for name in (dialect.name, *dialect.aliases):
             claimed[name.lower().replace("-", "_").replace(".", "_")].add(dialect.name)
     assert not {name: claims for name, claims in claimed.items() if len(claims) > 1}
 
 
 def test_names_are_sorted_for_people() -> None:
-    assert list(dialects()) == sorted(dialects())
+    assert list(list_dialects()) == sorted(list_dialects())
 
 
 def test_an_unknown_name_fails_with_the_list() -> None:
     with pytest.raises(SettingsError) as caught:
-        get("klingon")
-    assert all(name in str(caught.value) for name in dialects())
+        get_dialect("klingon")
+    assert all(name in str(caught.value) for name in list_dialects())
 
 
 def test_a_name_that_is_almost_right_gets_a_hint() -> None:
     with pytest.raises(SettingsError, match="Did you mean 'qwen3_coder'"):
-        get("qwen3_codr")
+        get_dialect("qwen3_codr")
 
 
 def test_a_name_that_is_like_nothing_gets_no_hint() -> None:
     with pytest.raises(SettingsError) as caught:
-        get("zzzzzzzz")
+        get_dialect("zzzzzzzz")
     assert "Did you mean" not in str(caught.value)
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dragoman.dialects.parser import parse
-from dragoman.dialects.registry import dialects
+from dragoman.dialects.registry import list_dialects
 from dragoman.dialects.render import render
 from dragoman.types import Answer
 from tests.support.dialects import call
@@ -21,7 +21,7 @@ BROKEN = [
     '{"a": 1}}',
     '{"a": ' + "[" * 5000 + "]" * 5000 + "}",
 ]
-every_dialect = pytest.mark.parametrize("dialect", dialects())
+every_dialect = pytest.mark.parametrize("dialect", list_dialects())
 
 
 @every_dialect

@@ -7,7 +7,7 @@ import pytest
 
 from dragoman.dialects.declare import Dialect
 from dragoman.dialects.parser import Parser
-from dragoman.dialects.registry import get
+from dragoman.dialects.registry import get_dialect
 from dragoman.dialects.render import render
 from dragoman.folding import fold
 from dragoman.types import Answer
@@ -67,7 +67,7 @@ PREPENDED = {"minimax_m2_append_think"}
 @pytest.mark.parametrize("size", [1, 2, 7, 10_000])
 @pytest.mark.parametrize("name", NAMES)
 def test_ids_tell_the_same_as_text(name: str, size: int) -> None:
-    dialect = get(name)
+    dialect = get_dialect(name)
     text, special = example(dialect), specials(dialect)
     parser = Parser(dialect, TOOLS)
     as_text = fold(parser.feed(text) + parser.finish())
@@ -76,7 +76,7 @@ def test_ids_tell_the_same_as_text(name: str, size: int) -> None:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in PREPENDED])
 def test_special_tokens_never_leak_wherever_they_stand(name: str) -> None:
-    dialect = get(name)
+    dialect = get_dialect(name)
     special = specials(dialect)
     text = tokens(example(dialect), special)
     for at in range(0, len(text), 3):

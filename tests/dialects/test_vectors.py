@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dragoman.dialects.parser import Parser, starts_in_reasoning
-from dragoman.dialects.registry import get
+from dragoman.dialects.registry import get_dialect
 from dragoman.folding import fold
 from dragoman.types import Answer, Event
 
@@ -24,7 +24,7 @@ needs_vectors = pytest.mark.skipif(not ROWS, reason="../shared/vectors is not he
 
 def prefill(row: Row) -> str:
     """What the request had already written of the answer, as the model would have written it."""
-    dialect, options, expected = get(row["format"]), row["options"], row["expect"]["reasoning"]
+    dialect, options, expected = get_dialect(row["format"]), row["options"], row["expect"]["reasoning"]
     begun, part = options["messages"][-1], options["continue_final_message"]
     if dialect.channels is not None:
         reasoning, text, _ = dialect.channels.written
@@ -39,7 +39,7 @@ def prefill(row: Row) -> str:
 
 
 def events(row: Row, *, calls: bool) -> list[Event]:
-    needs, dialect, text = row["needs"], get(row["format"]), row["text"]
+    needs, dialect, text = row["needs"], get_dialect(row["format"]), row["text"]
     reasoning = "reasoning_off" not in needs and row["options"].get("reasoning_format") != "none"
     prompt = row["generation_prompt"] or ""
     opened = starts_in_reasoning(dialect, prompt)

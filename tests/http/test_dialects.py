@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from dragoman.dialects.declare import Dialect
-from dragoman.dialects.registry import dialects
+from dragoman.dialects.registry import list_dialects
 from dragoman.dialects.render import render
 from dragoman.engines.scripted import ScriptedEngine, say
 from dragoman.http.app import App
@@ -20,8 +20,8 @@ from tests.support.messages import message_of, told
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
 CALLS = {"weather": {"city": "Rio de Janeiro", "days": 3}, "time": {"city": "Rome"}}
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in CALLS]
-CALLING = [dialect for dialect in dialects().values() if dialect.calls or dialect.channels]
-THINKING = [dialect for dialect in dialects().values() if dialect.reasoning]
+CALLING = [dialect for dialect in list_dialects().values() if dialect.calls or dialect.channels]
+THINKING = [dialect for dialect in list_dialects().values() if dialect.reasoning]
 
 
 def name(dialect: Dialect) -> str:

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import dragoman
-from dragoman.dialects.registry import dialects
+from dragoman.dialects.registry import list_dialects
 from dragoman.prompt.find import find_dialect
 from dragoman.prompt.known_templates import KNOWN, KNOWN_REASONING, known
 from dragoman.prompt.model_names import _STEMS, by_name
@@ -201,7 +201,7 @@ def test_a_template_that_writes_other_calls_than_its_markers_say() -> None:
 
 def test_every_name_in_the_tables_is_in_the_catalog() -> None:
     named = {row.dialect for row in KNOWN + KNOWN_REASONING} | set(_STEMS.values())
-    assert named <= set(dialects())
+    assert named <= set(list_dialects())
 
 
 def test_every_stem_leads_to_its_dialect() -> None:

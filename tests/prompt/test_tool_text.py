@@ -1,6 +1,6 @@
 """Tools for templates that have no place for them."""
 
-from dragoman.dialects.registry import get
+from dragoman.dialects.registry import get_dialect
 from dragoman.engines.protocol import ModelCard
 from dragoman.prompt import Prompter
 from dragoman.types import Conversation, Message, ToolCall
@@ -26,7 +26,7 @@ HISTORY = (
 
 def prompt(template: str, messages: tuple[Message, ...] = HISTORY, dialect: str = "hermes") -> str:
     card = ModelCard(name="m", max_model_len=9, templates={"default": template})
-    made = Prompter(card, ByteTokenizer(), dialect=get(dialect))
+    made = Prompter(card, ByteTokenizer(), dialect=get_dialect(dialect))
     return made.text(Conversation(messages=messages, tools=(TOOL,)))
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dragoman.dialects.declare import BraceCalls, Dialect, JsonCalls, NamedCalls, PythonCalls, TaggedCalls
 from dragoman.dialects.parser import Parser
-from dragoman.dialects.registry import get
+from dragoman.dialects.registry import get_dialect
 from dragoman.dialects.render import render
 from dragoman.types import Answer
 from tests.support.dialects import NAMES, call, cut, markers, pieces, read, soup, told, tool, valued
@@ -31,7 +31,7 @@ INVENTED = (
     invented("wide", " * ", " = ", " ;\n"),
     invented("paragraphs", "# ", "\n", "\n\n", value=" "),
 )
-DIALECTS = (*map(get, NAMES), *INVENTED)
+DIALECTS = (*map(get_dialect, NAMES), *INVENTED)
 every_dialect = pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
 
 # Law 1
@@ -243,5 +243,5 @@ def test_json_arguments_keep_every_byte(
 
 
 def test_tagged_dialects_are_among_them() -> None:
-    shapes = {type(get(name).calls[0]) for name in NAMES if get(name).calls}
+    shapes = {type(get_dialect(name).calls[0]) for name in NAMES if get_dialect(name).calls}
     assert shapes == {JsonCalls, NamedCalls, TaggedCalls, PythonCalls, BraceCalls}

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.dialects.parser import Parser
-from dragoman.dialects.registry import get
+from dragoman.dialects.registry import get_dialect
 from dragoman.types import Event
 from tests.support.dialects import NAMES, TOOLS, cut, soup
 
@@ -16,7 +16,7 @@ from tests.support.dialects import NAMES, TOOLS, cut, soup
 def events_of(name: str, seed: int) -> list[Event]:
     chance = random.Random(seed)
     parser = Parser(name, TOOLS, starts_in_reasoning=chance.random() < 0.3)
-    events = [event for piece in cut(soup(get(name), chance), chance) for event in parser.feed(piece)]
+    events = [event for piece in cut(soup(get_dialect(name), chance), chance) for event in parser.feed(piece)]
     return events + parser.finish()
 
 

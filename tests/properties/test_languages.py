@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from dragoman.dialects.registry import dialects, get
+from dragoman.dialects.registry import get_dialect, list_dialects
 from dragoman.engines.scripted import ByteTokenizer
 from dragoman.folding import fold
 from dragoman.turns.choice import ChoiceReader
@@ -47,12 +47,12 @@ def markers(part: Any) -> Iterator[str]:
 
 def language(name: str, *, special: bool) -> tuple[Language, range]:
     """A model that speaks a dialect and has an id for each of its markers, and these ids."""
-    words = sorted(set(markers(get(name))))
+    words = sorted(set(markers(get_dialect(name))))
     tokenizer = ByteTokenizer(words)
     ids = range(len(tokenizer.pieces) - len(words), len(tokenizer.pieces))
     if special:
         tokenizer.special = {**tokenizer.special, **dict(zip(words, ids, strict=True))}
-    return Language(get(name), tokenizer), ids
+    return Language(get_dialect(name), tokenizer), ids
 
 
 def answer(language: Language, reading: Reading, ids: list[int], burst: int, inside: bool) -> Answer:
@@ -71,7 +71,7 @@ def told(answer: Answer) -> tuple[str, str, list[tuple[str, str]]]:
 
 
 @pytest.mark.parametrize("special", [True, False])
-@pytest.mark.parametrize("name", dialects())
+@pytest.mark.parametrize("name", list_dialects())
 @settings(max_examples=10)
 @given(st.data(), readings, st.integers(2, 50), st.booleans())
 def test_any_ids(

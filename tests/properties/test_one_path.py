@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from dragoman.dialects.registry import get
+from dragoman.dialects.registry import get_dialect
 from dragoman.engines.scripted import Script, ScriptedEngine
 from dragoman.folding import Fold, coalesce, fold
 from dragoman.turns.spec import Reading
@@ -52,7 +52,7 @@ def read(ids: bytes, burst: int, most_calls: int | None) -> Answer:
     """The answer in a dialect, without the made-up ids of its calls."""
     engine = ScriptedEngine(Script(list(ids), burst=burst))
     asked = spec(reading=Reading(most_calls=most_calls), stop=("STOP",), sampling=LOGPROBS)
-    [folded] = answers_of(engine, asked, get("hermes"))
+    [folded] = answers_of(engine, asked, get_dialect("hermes"))
     folded.calls = [replace(call, id=None) for call in folded.calls]
     return folded
 
@@ -73,5 +73,5 @@ def test_ids_survive_a_dialect_whole(ids: bytes, burst: int) -> None:
 @given(marked_up.filter(bool))
 def test_joined_events_of_a_dialect_fold_to_the_same_answer(ids: bytes) -> None:
     engine = ScriptedEngine(Script(list(ids)))
-    events = events_of(engine, spec(reading=Reading(), sampling=LOGPROBS), get("hermes"))
+    events = events_of(engine, spec(reading=Reading(), sampling=LOGPROBS), get_dialect("hermes"))
     assert fold(events) == fold(coalesce(events))

@@ -10,12 +10,12 @@ from msgspec import Struct
 
 from dragoman.dialects.declare import Dialect
 from dragoman.dialects.parser import Parser
-from dragoman.dialects.registry import dialects
+from dragoman.dialects.registry import list_dialects
 from dragoman.dialects.render import render
 from dragoman.folding import fold
 from dragoman.types import Answer, ToolCall
 
-NAMES = list(dialects())
+NAMES = list(list_dialects())
 NOISE = [
     *(
         "hello ",

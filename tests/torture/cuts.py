@@ -2,7 +2,7 @@
 
 import random
 
-from dragoman.dialects.registry import get
+from dragoman.dialects.registry import get_dialect
 from tests.support.dialects import NAMES, cut, read, soup, told
 from tests.torture.page import Row, progress, scaled
 
@@ -12,7 +12,7 @@ CUTS_OF_A_TEXT = 4
 
 def failure(name: str, seed: int) -> str | None:
     """One text, cut some times. What went wrong, if anything did."""
-    dialect, chance = get(name), random.Random(seed)
+    dialect, chance = get_dialect(name), random.Random(seed)
     text, starts = soup(dialect, chance), chance.random() < 0.3
     whole = told(read(dialect, [text], starts_in_reasoning=starts))
     for _ in range(CUTS_OF_A_TEXT):

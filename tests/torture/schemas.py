@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 from msgspec import Struct, field
 
-from dragoman.dialects.registry import dialects
+from dragoman.dialects.registry import list_dialects
 from dragoman.engines.local import LocalEngine, LocalOptions
 from dragoman.engines.weights import default_model
 from dragoman.http.server import background
@@ -110,7 +110,7 @@ def plan(schemas: int, each: int, seed: int) -> Iterator[tuple[str, str, list[Ca
     for kind in ("required", "json_schema"):
         seeds = range(seed, seed + schemas)
         yield "auto", kind, [Case(kind, seed, stream) for seed in seeds for stream in (False, True)]
-    for name in dialects():
+    for name in list_dialects():
         first = seed + 1_000_000
         yield (
             name,
@@ -129,5 +129,5 @@ def run(scale: float = 1.0, seed: int = 1) -> list[Row]:
                 asyncio.run(asked(url, group, cases, tally))
     finally:
         engine.close()
-    what = f"{tally.done:,} answers to random schemas, in {len(dialects())} dialects: not valid"
+    what = f"{tally.done:,} answers to random schemas, in {len(list_dialects())} dialects: not valid"
     return [Row(what, f"{len(tally.problems)}", "0", not tally.problems)]

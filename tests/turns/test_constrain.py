@@ -4,7 +4,7 @@ import pytest
 
 from dragoman.constrain.vocabulary import Matcher
 from dragoman.dialects.declare import Dialect
-from dragoman.dialects.registry import get
+from dragoman.dialects.registry import get_dialect
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import ByteTokenizer
 from dragoman.errors import BadRequest, ConstraintFailed
@@ -24,7 +24,7 @@ def constrainer(constrains: bool = True, limits: Limits | None = None) -> Constr
 
 
 def takes(asked: TurnSpec, text: str, dialect: str = "hermes", *, in_reasoning: bool = False) -> bool:
-    made = constrainer().constraint(asked, get(dialect), in_reasoning=in_reasoning)
+    made = constrainer().constraint(asked, get_dialect(dialect), in_reasoning=in_reasoning)
     assert made is not None
     matcher = made.start()
     try:
@@ -65,8 +65,8 @@ def test_what_an_answer_may_be(fields: dict[str, Any], text: str, good: bool) ->
 
 def test_a_compiled_constraint_is_kept_and_every_answer_walks_alone() -> None:
     made = constrainer()
-    first = made.constraint(spec(wanted=DIGIT), get("plain"), in_reasoning=False)
-    again = made.constraint(spec(wanted=DIGIT), get("plain"), in_reasoning=False)
+    first = made.constraint(spec(wanted=DIGIT), get_dialect("plain"), in_reasoning=False)
+    again = made.constraint(spec(wanted=DIGIT), get_dialect("plain"), in_reasoning=False)
     assert first is not None
     assert again is not None
     one, other = first.start(), again.start()
@@ -103,23 +103,23 @@ def test_what_the_template_was_told_is_no_demand() -> None:
     soft = spec(thinking=Thinking(tokens=0, param="reasoning_effort", soft=True), reading=Reading())
     made = constrainer(constrains=False)
     made.check(soft)
-    assert made.constraint(soft, get("hermes"), in_reasoning=True) is None
-    assert constrainer().constraint(soft, get("plain"), in_reasoning=False) is None
-    assert constrainer().constraint(soft, get("hermes"), in_reasoning=True) is not None
+    assert made.constraint(soft, get_dialect("hermes"), in_reasoning=True) is None
+    assert constrainer().constraint(soft, get_dialect("plain"), in_reasoning=False) is None
+    assert constrainer().constraint(soft, get_dialect("hermes"), in_reasoning=True) is not None
 
 
 def test_limits_are_those_of_the_server() -> None:
     long = Wanted(syntax="regex", value="a" * 50, param="guided_regex")
     with pytest.raises(BadRequest) as caught:
         constrainer(limits=Limits(pattern_chars=40)).constraint(
-            spec(wanted=long), get("plain"), in_reasoning=False
+            spec(wanted=long), get_dialect("plain"), in_reasoning=False
         )
     assert (caught.value.param, caught.value.code) == ("guided_regex", "limit_exceeded")
 
 
 def test_who_knows_no_calls_writes_them_as_json() -> None:
     asked, not_asked = spec(reading=calls()), spec(reading=Reading(calls=False))
-    assert dialect_for(asked, get("plain")).name == "json"
-    assert dialect_for(asked, get("holo2")).reasoning == get("holo2").reasoning
-    assert dialect_for(not_asked, get("plain")) is get("plain")
-    assert dialect_for(asked, get("hermes")) is get("hermes")
+    assert dialect_for(asked, get_dialect("plain")).name == "json"
+    assert dialect_for(asked, get_dialect("holo2")).reasoning == get_dialect("holo2").reasoning
+    assert dialect_for(not_asked, get_dialect("plain")) is get_dialect("plain")
+    assert dialect_for(asked, get_dialect("hermes")) is get_dialect("hermes")

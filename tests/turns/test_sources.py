@@ -7,7 +7,7 @@ import pytest
 
 from dragoman.constrain.constraint import Constraint
 from dragoman.constrain.tool_schemas import NOTHING
-from dragoman.dialects.registry import get
+from dragoman.dialects.registry import get_dialect
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import ByteTokenizer
 from dragoman.errors import BadRequest
@@ -36,7 +36,7 @@ def source(
     constrainer = Constrainer(card, ByteTokenizer(), Limits())
     asked = spec(**fields)
     constrainer.check(asked)
-    made = constrainer.constraint(asked, get(dialect), in_reasoning=in_reasoning)
+    made = constrainer.constraint(asked, get_dialect(dialect), in_reasoning=in_reasoning)
     return made.source if made is not None else None
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.dialects.registry import get
+from dragoman.dialects.registry import get_dialect
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import END_ID, ByteTokenizer
 from dragoman.prompt import Prompter
@@ -29,7 +29,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 def planner(template: str = KEEPS) -> Planner:
     tokenizer = ByteTokenizer(WORDS)
     card = ModelCard(name="m", max_model_len=1 << 16, templates={"default": template})
-    dialect = get("hermes")
+    dialect = get_dialect("hermes")
     return Planner(card, tokenizer, Prompter(card, tokenizer, dialect=dialect), dialect)
 
 

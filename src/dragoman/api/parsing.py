@@ -10,7 +10,7 @@ from dragoman.api.tools import Declared, Tool, check_tools, for_template
 from dragoman.dialects.complete import begins_inside
 from dragoman.dialects.declare import Dialect
 from dragoman.dialects.parser import parse
-from dragoman.dialects.registry import get
+from dragoman.dialects.registry import get_dialect
 from dragoman.errors import BadRequest, SettingsError
 from dragoman.limits import Limits, check_count
 from dragoman.types import Answer
@@ -47,7 +47,7 @@ def read_reasoning(body: bytes, limits: Limits) -> ParseReasoning:
 def named(name: str | None, param: str, own: Dialect) -> Dialect:
     """The dialect of a name; without one, that of the server's model."""
     try:
-        return own if name is None else get(name)
+        return own if name is None else get_dialect(name)
     except SettingsError as error:
         raise BadRequest(error.message, param=param, code="invalid_value") from None
 

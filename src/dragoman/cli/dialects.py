@@ -36,9 +36,9 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from dragoman.cli.parse import dialect_of
-    from dragoman.dialects.registry import dialects
+    from dragoman.dialects.registry import list_dialects
 
-    chosen = [dialect_of(args.name)] if args.name else list(dialects().values())
+    chosen = [dialect_of(args.name)] if args.name else list(list_dialects().values())
     examples = args.examples or args.name is not None
     if args.json:
         found = [facts(dialect, examples) for dialect in chosen]

@@ -95,11 +95,11 @@ def run(args: argparse.Namespace) -> int:
 
 def dialect_of(name: str) -> "Dialect":
     """The dialect of a name, an alias or a file; an error names those that are near."""
-    from dragoman.dialects import own
+    from dragoman.dialects.registry import load_dialect
     from dragoman.errors import SettingsError
 
     try:
-        return own.dialect_of(name)
+        return load_dialect(name)
     except SettingsError as error:
         raise CommandError(
             error.message.partition(" There are: ")[0], "`dragoman dialects` lists them all.", exit_code=USAGE

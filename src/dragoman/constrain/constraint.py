@@ -20,7 +20,7 @@ from dragoman.constrain.unique import Watch
 from dragoman.constrain.vocabulary import Matcher, Vocabulary
 from dragoman.constrain.watched import WatchedMatcher
 from dragoman.dialects.declare import Dialect
-from dragoman.dialects.registry import get
+from dragoman.dialects.registry import get_dialect
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits, check_count
 from dragoman.types import LARK_LINE
@@ -112,7 +112,7 @@ class Constraint(Struct, frozen=True):
         # Here for the cycle: the grammar of an answer may hold a constraint of its text.
         from dragoman.constrain.answer import answer_grammar
 
-        return answer_grammar(get(dialect) if isinstance(dialect, str) else dialect, tools, **how)
+        return answer_grammar(get_dialect(dialect) if isinstance(dialect, str) else dialect, tools, **how)
 
     def accepts(self, text: str) -> bool:
         """Whether the whole text is in the language; asked of the same masks that answers are made with."""

@@ -4,7 +4,7 @@ from typing import Any
 
 from dragoman.dialects.declare import Dialect
 from dragoman.dialects.parser import parse
-from dragoman.dialects.registry import get
+from dragoman.dialects.registry import get_dialect
 from dragoman.errors import SettingsError
 
 
@@ -46,6 +46,6 @@ def _first(text: str, spellings: tuple[str, ...]) -> int | None:
 
 def _named(name: str, kind: str) -> Dialect:
     try:
-        return get(name)
+        return get_dialect(name)
     except SettingsError as error:
         raise ValueError(f"unknown {kind} parser {name!r}. {error.message}") from None

@@ -6,9 +6,8 @@ from typing import Any
 from dragoman.dialects.compiled import compile_dialect
 from dragoman.dialects.declare import Dialect
 from dragoman.dialects.machine import Machine
-from dragoman.dialects.own import own_dialect
 from dragoman.dialects.reader import Reader
-from dragoman.dialects.registry import get
+from dragoman.dialects.registry import get_dialect, own_dialect
 from dragoman.dialects.schema import Tools
 from dragoman.folding import Fold
 from dragoman.types import Answer, Event
@@ -71,7 +70,7 @@ class Parser:
 def _declared(dialect: str | Dialect | Mapping[str, Any]) -> Dialect:
     if isinstance(dialect, Dialect):
         return dialect
-    return get(dialect) if isinstance(dialect, str) else own_dialect(dialect)
+    return get_dialect(dialect) if isinstance(dialect, str) else own_dialect(dialect)
 
 
 def parse(

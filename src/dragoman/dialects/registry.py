@@ -1,23 +1,35 @@
-"""All dialects, by name and by the names that other servers gave them."""
+"""All dialects: by name, by the names that other servers gave them, and out of a model's own files."""
 
+from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from pkgutil import iter_modules
+from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from dragoman.dialects import catalog
 from dragoman.dialects.declare import Dialect
+from dragoman.dialects.response_template import ResponseTemplate
 from dragoman.errors import SettingsError
 
 GENERIC = "json"
 """How a model is asked to write calls that knows no way of its own."""
+LONGEST_NAME = 128
+"""A client may have sent it: what is longer is none, and is not compared with all that there are."""
+
+
+def list_dialects() -> dict[str, Dialect]:
+    """Every dialect under its own name: `list_dialects()["hermes"].models` says who speaks it."""
+    return dict(_catalog())
 
 
 @cache
-def dialects() -> dict[str, Dialect]:
-    """Every dialect under its own name. A file of the catalog holds one or a few in `DIALECTS`."""
+def _catalog() -> dict[str, Dialect]:
+    """A file of the catalog holds one or a few in `DIALECTS`."""
     found: dict[str, Dialect] = {}
     for module in iter_modules(catalog.__path__):
         for dialect in import_module(f"{catalog.__name__}.{module.name}").DIALECTS:
@@ -27,30 +39,48 @@ def dialects() -> dict[str, Dialect]:
     return dict(sorted(found.items()))
 
 
-LONGEST_NAME = 128
-"""A client may have sent it: what is longer is none, and is not compared with all that there are."""
-
-
 @cache
 def _names() -> dict[str, str]:
-    names = {_plain(alias): dialect.name for dialect in dialects().values() for alias in dialect.aliases}
-    return names | {_plain(name): name for name in dialects()}
+    names = {_plain(alias): dialect.name for dialect in _catalog().values() for alias in dialect.aliases}
+    return names | {_plain(name): name for name in _catalog()}
 
 
-def get(name: str) -> Dialect:
-    """`get("hermes")`, also `get("qwen25")`: the dialect of a name or an alias."""
+def get_dialect(name: str) -> Dialect:
+    """`get_dialect("hermes")`, also `get_dialect("qwen25")`: the dialect of a name or an alias."""
     name = name[:LONGEST_NAME]
     found = _names().get(_plain(name))
     if found is None:
         near = get_close_matches(_plain(name), _names(), n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise SettingsError(f"There is no dialect {name!r}.{hint} There are: {', '.join(dialects())}.")
-    return dialects()[found]
+        raise SettingsError(f"There is no dialect {name!r}.{hint} There are: {', '.join(_catalog())}.")
+    return _catalog()[found]
+
+
+def load_dialect(name: str) -> Dialect:
+    """A dialect by name, or the one that a file declares: for those who may name files of this machine."""
+    if not name.endswith(".json"):
+        return get_dialect(name)
+    try:
+        config = msgspec.json.decode(Path(name).read_bytes())
+    except (OSError, msgspec.DecodeError) as error:
+        raise SettingsError(f"The dialect {name!r} cannot be read as a file of JSON.") from error
+    if not isinstance(config, dict) or "response_template" not in config:
+        raise SettingsError(f"{name!r} has no response_template; name the dialect instead.")
+    return own_dialect(config)
+
+
+def own_dialect(config: Mapping[str, Any]) -> Dialect:
+    """What a model's `tokenizer_config.json`, or its `response_template` alone, declares."""
+    return Dialect(
+        name="response_template",
+        models="one model, by its own declaration",
+        own=ResponseTemplate.load(config),
+    )
 
 
 def with_calls(dialect: Dialect) -> Dialect:
     """The dialect, with calls as plain JSON if it has none."""
-    return dialect if dialect.has_calls else replace(dialects()[GENERIC], reasoning=dialect.reasoning)
+    return dialect if dialect.has_calls else replace(_catalog()[GENERIC], reasoning=dialect.reasoning)
 
 
 def _plain(name: str) -> str:

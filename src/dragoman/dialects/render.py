@@ -13,7 +13,7 @@ from dragoman.dialects.declare import (
     TaggedCalls,
 )
 from dragoman.dialects.literal_text import brace_value, members, python_value, text_of, written
-from dragoman.dialects.registry import get
+from dragoman.dialects.registry import get_dialect
 from dragoman.dialects.schema import quoted
 from dragoman.types import Answer, ToolCall
 
@@ -26,7 +26,7 @@ def render(dialect: str | Dialect, answer: Answer) -> str:
     What a syntax cannot hold is written as it is: a tag in the value of a tagged argument ends that value.
     So are arguments that are no JSON object.
     """
-    dialect = get(dialect) if isinstance(dialect, str) else dialect
+    dialect = get_dialect(dialect) if isinstance(dialect, str) else dialect
     if dialect.channels is not None:
         return _blocks(dialect, answer)
     parts = []

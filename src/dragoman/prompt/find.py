@@ -5,7 +5,7 @@ from collections.abc import Collection
 from msgspec import Struct
 
 from dragoman.dialects.declare import Dialect
-from dragoman.dialects.registry import get
+from dragoman.dialects.registry import get_dialect
 from dragoman.errors import SettingsError
 from dragoman.prompt.derive import Examination, examine
 from dragoman.prompt.known_templates import KNOWN, KNOWN_REASONING, Known, known
@@ -98,6 +98,6 @@ def _by_name(model: str | None) -> Found | None:
 def _named(name: str) -> Dialect | None:
     """A family that the catalog does not hold is none that is known."""
     try:
-        return get(name)
+        return get_dialect(name)
     except SettingsError:
         return None

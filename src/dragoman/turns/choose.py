@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from dragoman.dialects.declare import Dialect
-from dragoman.dialects.own import dialect_of
+from dragoman.dialects.registry import load_dialect
 from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.prompt.find import Found, find_dialect
 from dragoman.settings import Settings
@@ -15,7 +15,7 @@ def check_names(settings: Settings) -> None:
     """Raises where a name stands for no dialect, before anything is loaded for it."""
     for name in (settings.dialect, settings.tool_call_parser, settings.reasoning_parser):
         if name not in ("auto", None):
-            dialect_of(name)
+            load_dialect(name)
 
 
 def choose_dialect(
@@ -31,13 +31,13 @@ def choose_dialect(
     )
     if settings.reasoning_parser is None:
         return found
-    return replace(found, dialect=with_reasoning_of(found.dialect, dialect_of(settings.reasoning_parser)))
+    return replace(found, dialect=with_reasoning_of(found.dialect, load_dialect(settings.reasoning_parser)))
 
 
 def _named(settings: Settings) -> Found | None:
     if settings.tool_call_parser is not None:
-        return Found(dialect_of(settings.tool_call_parser), "set as tool_call_parser")
-    return None if settings.dialect == "auto" else Found(dialect_of(settings.dialect), "set as dialect")
+        return Found(load_dialect(settings.tool_call_parser), "set as tool_call_parser")
+    return None if settings.dialect == "auto" else Found(load_dialect(settings.dialect), "set as dialect")
 
 
 def _usual(templates: Mapping[str, str]) -> str | None:

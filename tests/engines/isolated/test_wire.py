@@ -11,7 +11,7 @@ from dragoman.constrain.constraint import Constraint
 from dragoman.constrain.reasoning_budget import Budgeted, ReasoningBudget
 from dragoman.constrain.recipe import Recipe
 from dragoman.constrain.vocabulary import Vocabulary
-from dragoman.dialects.registry import get
+from dragoman.dialects.registry import get_dialect
 from dragoman.engines.isolated import wire
 from dragoman.engines.isolated.constraints import Kitchen, Sourced, recipe_of
 from dragoman.engines.protocol import ModelCard
@@ -120,7 +120,7 @@ def ready(constraint: Constraint) -> Ready:
 
 
 def budgeted(tokens: int, inner: Constraint | None) -> Budgeted:
-    budget = ReasoningBudget(get("hermes"), tokens, TOKENIZER, starts_in_reasoning=True)
+    budget = ReasoningBudget(get_dialect("hermes"), tokens, TOKENIZER, starts_in_reasoning=True)
     if inner is None:
         return Budgeted(budget)
     return Budgeted(budget, lambda: inner.start(VOCABULARY), Recipe(inner))

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from dragoman.dialects.registry import dialects
+from dragoman.dialects.registry import list_dialects
 from tests.torture.battery.case import LIMITS, MOST_TOKENS, Case, changed, posted
 from tests.torture.battery.chats import tool_sets
 
@@ -178,7 +178,7 @@ def _parsers() -> Iterator[Case]:
             )
     for what, tool_set in tool_sets():
         yield changed("/parse/function_call", what, lambda t: {"tools": t}, tool_set)
-    for name in dialects():
+    for name in list_dialects():
         yield changed(
             "/parse/function_call",
             f"1 MB of calls, read as {name}",
