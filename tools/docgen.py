@@ -32,8 +32,8 @@ from dragoman.api.responses.request import ResponseRequest
 from dragoman.api.sampler_fields import SamplerFields
 from dragoman.api.template_fields import TemplateFields
 from dragoman.cli.dialects import parts_of
-from dragoman.constrain import formats
-from dragoman.constrain.keywords import KEYWORDS
+from dragoman.constrain.schema import formats
+from dragoman.constrain.schema.keywords import KEYWORDS
 from dragoman.dialects.registry import list_dialects
 from dragoman.engines.local.options import LocalOptions
 from dragoman.engines.remote.options import RemoteOptions

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.constrain.answer import answer_grammar
+from dragoman.constrain.calls.answer_grammar import answer_grammar
 from dragoman.constrain.constraint import Constraint
 from dragoman.dialects.compiled import compile_dialect
 from dragoman.dialects.declare import Dialect

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator, FormatChecker
 
-from dragoman.constrain.answer import answer_grammar
+from dragoman.constrain.calls.answer_grammar import answer_grammar
 from dragoman.constrain.constraint import Constraint
 from dragoman.dialects.declare import Dialect, TaggedCalls
 from dragoman.dialects.parser import Parser, parse

@@ -3,7 +3,7 @@
 import pytest
 
 from dragoman.constrain.constraint import Constraint
-from dragoman.constrain.gbnf import GbnfError, read
+from dragoman.constrain.grammar.gbnf import GbnfError, read
 from dragoman.errors import BadRequest
 
 JSON = r"""

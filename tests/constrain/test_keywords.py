@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dragoman.constrain.constraint import Constraint
-from dragoman.constrain.keywords import KEYWORDS
+from dragoman.constrain.schema.keywords import KEYWORDS
 from dragoman.errors import BadRequest
 from tests.constrain.keyword_samples import ENFORCED, PARTLY, REFUSED, Sample
 

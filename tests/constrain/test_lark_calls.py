@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from dragoman.constrain.answer import Choice, answer_grammar
+from dragoman.constrain.calls.answer_grammar import Choice, answer_grammar
 from dragoman.constrain.constraint import Constraint
 from dragoman.dialects.registry import get_dialect
 from dragoman.dialects.render import render

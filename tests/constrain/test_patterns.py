@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.constrain.constraint import Constraint
-from dragoman.constrain.patterns import PatternError, translated
+from dragoman.constrain.grammar.patterns import PatternError, translated
 
 CASES: dict[str, tuple[list[str], list[str]]] = {
     "^[a&&b]$": (["a", "&", "b"], ["&&"]),

@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dragoman.constrain.constraint import Constraint
-from dragoman.constrain.lark import Rules, possible
-from dragoman.constrain.lark_common import COMMON
-from dragoman.constrain.quoted_lark import QuotedLark
+from dragoman.constrain.grammar.rules import Rules, possible
+from dragoman.constrain.quoted.lark_common import COMMON
+from dragoman.constrain.quoted.quoted_lark import QuotedLark
 from dragoman.errors import BadRequest
 from tests.constrain.walks import vocabulary, walk
 

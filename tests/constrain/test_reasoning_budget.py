@@ -5,8 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from dragoman.constrain.answer import answer_grammar
-from dragoman.constrain.lark import Rules
+from dragoman.constrain.calls.answer_grammar import answer_grammar
+from dragoman.constrain.grammar.rules import Rules
 from dragoman.constrain.reasoning_budget import Budgeted, ReasoningBudget
 from dragoman.constrain.vocabulary import Vocabulary
 from dragoman.dialects.parser import Parser

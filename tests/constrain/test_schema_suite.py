@@ -13,7 +13,7 @@ import pytest
 from tools.schema_suite import SUITE
 
 from dragoman.constrain.constraint import Constraint
-from dragoman.constrain.json_schema import with_type
+from dragoman.constrain.schema.json_schema import with_type
 from dragoman.errors import BadRequest
 
 FILES = sorted(SUITE.rglob("*.json"))

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from dragoman.constrain.structural_tag import Format, after_reasoning, calls_format
-from dragoman.constrain.tool_schemas import tools_of
+from dragoman.constrain.calls.structural_tag import Format, after_reasoning, calls_format
+from dragoman.constrain.calls.tool_schemas import tools_of
 from dragoman.dialects.parser import parse
 from dragoman.dialects.registry import get_dialect, list_dialects
 

@@ -4,7 +4,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dragoman.constrain.constraint import Constraint
-from dragoman.constrain.gbnf import Characters, Either, Name, Node, Repeat, Sequence, Text, read
+from dragoman.constrain.grammar.gbnf import Characters, Either, Name, Node, Repeat, Sequence, Text, read
 from dragoman.errors import BadRequest
 
 ATOMS = st.sampled_from(

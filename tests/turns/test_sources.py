@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from dragoman.constrain.calls.tool_schemas import NOTHING
 from dragoman.constrain.constraint import Constraint
-from dragoman.constrain.tool_schemas import NOTHING
 from dragoman.dialects.registry import get_dialect
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import ByteTokenizer

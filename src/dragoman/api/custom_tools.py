@@ -5,7 +5,7 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.json import encode as encode_json
 
-from dragoman.constrain.tool_schemas import LARK
+from dragoman.constrain.calls.tool_schemas import LARK
 from dragoman.errors import BadRequest
 from dragoman.turns.custom_calls import INPUT
 

@@ -30,8 +30,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from dragoman.constrain.json_schema import enforced
-    from dragoman.constrain.problems import Problems
+    from dragoman.constrain.schema.json_schema import enforced
+    from dragoman.constrain.schema.problems import Problems
     from dragoman.errors import BadRequest
 
     text, problems = text_of(args.file), Problems()

@@ -10,15 +10,15 @@ from msgspec import Struct
 
 from dragoman.constrain.budget import check_text, compiled
 from dragoman.constrain.bytewise import END, byte_vocabulary
-from dragoman.constrain.gbnf import GbnfError
-from dragoman.constrain.gbnf_lark import gbnf_to_lark
-from dragoman.constrain.json_schema import checked_lark, enforced, lark_of
-from dragoman.constrain.lark_check import check_lark
-from dragoman.constrain.patterns import PatternError, translated
-from dragoman.constrain.problems import Problems
-from dragoman.constrain.unique import Watch
+from dragoman.constrain.grammar.gbnf import GbnfError
+from dragoman.constrain.grammar.gbnf_lark import gbnf_to_lark
+from dragoman.constrain.grammar.lark_check import check_lark
+from dragoman.constrain.grammar.patterns import PatternError, translated
+from dragoman.constrain.schema.json_schema import checked_lark, enforced, lark_of
+from dragoman.constrain.schema.problems import Problems
+from dragoman.constrain.schema.unique import Watch
+from dragoman.constrain.schema.watched import WatchedMatcher
 from dragoman.constrain.vocabulary import Matcher, Vocabulary
-from dragoman.constrain.watched import WatchedMatcher
 from dragoman.dialects.declare import Dialect
 from dragoman.dialects.registry import get_dialect
 from dragoman.errors import BadRequest
@@ -110,7 +110,7 @@ class Constraint(Struct, frozen=True):
     ) -> "Constraint":
         """Calls in a model's own syntax: `from_dialect("hermes", tools, parallel=False)`."""
         # Here for the cycle: the grammar of an answer may hold a constraint of its text.
-        from dragoman.constrain.answer import answer_grammar
+        from dragoman.constrain.calls.answer_grammar import answer_grammar
 
         return answer_grammar(get_dialect(dialect) if isinstance(dialect, str) else dialect, tools, **how)
 

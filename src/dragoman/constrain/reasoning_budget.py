@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dragoman.constrain.lark import Rules
+from dragoman.constrain.grammar.rules import Rules
 from dragoman.constrain.recipe import BudgetRecipe, Markers, Recipe
 from dragoman.dialects.declare import Dialect
 from dragoman.types import Matcher, Preparing

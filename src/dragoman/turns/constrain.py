@@ -5,13 +5,13 @@ from functools import cached_property
 
 from msgspec.structs import replace
 
-from dragoman.constrain.answer import Choice, answer_grammar
+from dragoman.constrain.calls.answer_grammar import Choice, answer_grammar
+from dragoman.constrain.calls.tool_schemas import strict_names
 from dragoman.constrain.compiling import compile_cached
 from dragoman.constrain.constraint import Constraint
 from dragoman.constrain.examined import examine
 from dragoman.constrain.reasoning_budget import Budgeted, ReasoningBudget
 from dragoman.constrain.recipe import Recipe
-from dragoman.constrain.tool_schemas import strict_names
 from dragoman.constrain.vocabulary import Matcher, Vocabulary
 from dragoman.dialects.declare import Dialect
 from dragoman.dialects.registry import with_calls

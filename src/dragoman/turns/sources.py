@@ -3,9 +3,9 @@
 import json
 from collections.abc import Iterator
 
+from dragoman.constrain.calls.structural_tag import Format, after_reasoning, calls_format, either
+from dragoman.constrain.calls.tool_schemas import strict_names, tools_of
 from dragoman.constrain.constraint import Constraint
-from dragoman.constrain.structural_tag import Format, after_reasoning, calls_format, either
-from dragoman.constrain.tool_schemas import strict_names, tools_of
 from dragoman.dialects.declare import Dialect
 from dragoman.engines.protocol import ModelCard
 from dragoman.turns.spec import Calling, TurnSpec, Wanted

@@ -5,7 +5,7 @@ Only expressions that llguidance has compiled come here; what is refused is what
 
 import re
 
-from dragoman.constrain.lark_nodes import EMPTY, Class, Node, Text, choice, repeat, sequence
+from dragoman.constrain.grammar.trees import EMPTY, Class, Node, Text, choice, repeat, sequence
 
 DEEPEST = 100
 _GROUP = re.compile(r"\((?:\?(?:P?<\w+>|(?P<flags>[a-zA-Z-]*)(?P<end>[:)])))?")

@@ -9,12 +9,12 @@ from typing import Any
 
 from msgspec import Struct
 
-from dragoman.constrain.json_schema import EXACT
-from dragoman.constrain.lark import Rules, Symbol, either, literal, possible, regex
-from dragoman.constrain.members import object_parts, repeated, separated
-from dragoman.constrain.quoted_lark import QuotedLark
-from dragoman.constrain.schema_parts import Option, Schemas, Where
-from dragoman.constrain.text_language import languages, lengths
+from dragoman.constrain.calls.members import object_parts, repeated, separated
+from dragoman.constrain.calls.schema_parts import Option, Schemas, Where
+from dragoman.constrain.calls.text_language import languages, lengths
+from dragoman.constrain.grammar.rules import Rules, Symbol, either, literal, possible, regex
+from dragoman.constrain.quoted.quoted_lark import QuotedLark
+from dragoman.constrain.schema.json_schema import EXACT
 from dragoman.dialects.literal_text import python_value
 from dragoman.dialects.schema import Place
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Sequenced
 from typing import Any, NamedTuple, TypeAlias
 
-from dragoman.constrain.lark_nodes import EMPTY, Choice, Lexeme, Name, Node, Repeat, Sequence, Source
-from dragoman.constrain.quotations import FRESH, Unquotable
+from dragoman.constrain.grammar.trees import EMPTY, Choice, Lexeme, Name, Node, Repeat, Sequence, Source
+from dragoman.constrain.quoted.quotations import FRESH, Unquotable
 
 MOST_KEYS = 10_000
 

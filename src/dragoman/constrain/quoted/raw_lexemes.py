@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
-from dragoman.constrain.lark import Symbol, either, literal
-from dragoman.constrain.lark_nodes import Lexeme, Text
-from dragoman.constrain.quotations import AHEAD, Unquotable
-from dragoman.constrain.terminals import Terminals
+from dragoman.constrain.grammar.rules import Symbol, either, literal
+from dragoman.constrain.grammar.terminals import Terminals
+from dragoman.constrain.grammar.trees import Lexeme, Text
+from dragoman.constrain.quoted.quotations import AHEAD, Unquotable
 
 ANYTHING = "/(?s:.*)/"
 

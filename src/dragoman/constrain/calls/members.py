@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dragoman.constrain.lark import Rules, Symbol, either
-from dragoman.constrain.schema_parts import EVERYTHING, Where
+from dragoman.constrain.calls.schema_parts import EVERYTHING, Where
+from dragoman.constrain.grammar.rules import Rules, Symbol, either
 
 
 def object_parts(schema: Mapping[str, Any], where: Where) -> tuple[Mapping[str, Any], set[str], Any]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
-from dragoman.constrain.keywords import TYPES
+from dragoman.constrain.schema.keywords import TYPES
 
 _DEEPEST = 8
 _MOST_STEPS = 50_000

@@ -7,7 +7,7 @@ else in the grammar begins as it does: then taking the longest is taking the onl
 
 from collections.abc import Callable, Iterator, Mapping
 
-from dragoman.constrain.gbnf import Characters, Either, Name, Node, Repeat, Sequence, Text, Token
+from dragoman.constrain.grammar.gbnf import Characters, Either, Name, Node, Repeat, Sequence, Text, Token
 
 Ranges = list[tuple[int, int]]
 _LAST = 0x10FFFF

@@ -5,10 +5,10 @@ from typing import Any
 
 from dragoman.constrain.budget import compiled, read_schema
 from dragoman.constrain.bytewise import byte_vocabulary
-from dragoman.constrain.endless import is_endless
-from dragoman.constrain.problems import Problem, Problems, at
-from dragoman.constrain.schema_check import checked
-from dragoman.constrain.schema_parts import APPLICATORS, OF_TYPES
+from dragoman.constrain.calls.schema_parts import APPLICATORS, OF_TYPES
+from dragoman.constrain.schema.endless import is_endless
+from dragoman.constrain.schema.problems import Problem, Problems, at
+from dragoman.constrain.schema.schema_check import checked
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits
 

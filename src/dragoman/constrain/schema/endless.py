@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from dragoman.constrain.disjoint import resolved
+from dragoman.constrain.schema.disjoint import resolved
 
 _MOST_ROUNDS = 20
 

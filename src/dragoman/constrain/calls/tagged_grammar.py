@@ -11,14 +11,14 @@ from typing import Any
 
 import msgspec
 
-from dragoman.constrain.lark import Rules, Symbol, either, literal, possible, regex
-from dragoman.constrain.literal_grammar import JSON, NUMBER_WORDS, Literals, readable
-from dragoman.constrain.members import object_parts, repeated
-from dragoman.constrain.number_range import integer_range
-from dragoman.constrain.quoted_lark import QuotedLark
-from dragoman.constrain.schema_parts import Option, Schemas, Where
-from dragoman.constrain.text_language import languages
-from dragoman.constrain.tool_schemas import Tool
+from dragoman.constrain.calls.literal_grammar import JSON, NUMBER_WORDS, Literals, readable
+from dragoman.constrain.calls.members import object_parts, repeated
+from dragoman.constrain.calls.number_range import integer_range
+from dragoman.constrain.calls.schema_parts import Option, Schemas, Where
+from dragoman.constrain.calls.text_language import languages
+from dragoman.constrain.calls.tool_schemas import Tool
+from dragoman.constrain.grammar.rules import Rules, Symbol, either, literal, possible, regex
+from dragoman.constrain.quoted.quoted_lark import QuotedLark
 from dragoman.dialects.declare import TaggedCalls
 from dragoman.dialects.schema import Place
 

@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from dragoman.constrain import formats
-from dragoman.constrain.disjoint import Disjoint, resolved
-from dragoman.constrain.keywords import fate_of
-from dragoman.constrain.patterns import PatternError, translated
-from dragoman.constrain.problems import Problems, at
-from dragoman.constrain.unique import MARK
-from dragoman.constrain.values import check_multiple, check_number, check_value
+from dragoman.constrain.grammar.patterns import PatternError, translated
+from dragoman.constrain.schema import formats
+from dragoman.constrain.schema.disjoint import Disjoint, resolved
+from dragoman.constrain.schema.keywords import fate_of
+from dragoman.constrain.schema.problems import Problems, at
+from dragoman.constrain.schema.unique import MARK
+from dragoman.constrain.schema.values import check_multiple, check_number, check_value
 
 _BESIDE = ("$ref", "allOf", "anyOf", "oneOf", "dependentSchemas", "dependencies", "if")
 _DEPENDENCIES = ("dependentRequired", "dependentSchemas", "dependencies")

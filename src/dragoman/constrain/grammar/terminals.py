@@ -5,8 +5,19 @@ from functools import lru_cache
 
 from dragoman.constrain.budget import compiled
 from dragoman.constrain.bytewise import byte_vocabulary
-from dragoman.constrain.lark import Rules, Symbol, literal, regex
-from dragoman.constrain.lark_nodes import Both, Choice, Class, Lexeme, Name, Node, Not, Repeat, Sequence, Text
+from dragoman.constrain.grammar.rules import Rules, Symbol, literal, regex
+from dragoman.constrain.grammar.trees import (
+    Both,
+    Choice,
+    Class,
+    Lexeme,
+    Name,
+    Node,
+    Not,
+    Repeat,
+    Sequence,
+    Text,
+)
 
 ALL = frozenset(range(256))
 

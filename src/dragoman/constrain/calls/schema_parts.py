@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 
 from msgspec import Struct
 
-from dragoman.constrain.keywords import fate_of
-from dragoman.constrain.problems import at
+from dragoman.constrain.schema.keywords import fate_of
+from dragoman.constrain.schema.problems import at
 from dragoman.dialects.schema import type_of
 from dragoman.errors import BadRequest
 

@@ -2,8 +2,8 @@
 
 from typing import Protocol
 
-from dragoman.constrain.lark import Symbol
-from dragoman.constrain.lark_nodes import Lexeme
+from dragoman.constrain.grammar.rules import Symbol
+from dragoman.constrain.grammar.trees import Lexeme
 
 FRESH, INSIDE, AHEAD = 0, 1, 2
 """Before the first lexeme; after one; and after one together with something that is not of it."""

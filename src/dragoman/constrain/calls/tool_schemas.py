@@ -6,12 +6,12 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from dragoman.constrain.calls.schema_parts import Where
 from dragoman.constrain.constraint import Constraint
-from dragoman.constrain.json_schema import enforced
-from dragoman.constrain.lark import Rules
-from dragoman.constrain.problems import Problems
-from dragoman.constrain.quoted_lark import QuotedLark
-from dragoman.constrain.schema_parts import Where
+from dragoman.constrain.grammar.rules import Rules
+from dragoman.constrain.quoted.quoted_lark import QuotedLark
+from dragoman.constrain.schema.json_schema import enforced
+from dragoman.constrain.schema.problems import Problems
 
 NOTHING: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 """The arguments of a tool that declares none."""

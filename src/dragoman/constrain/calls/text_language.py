@@ -5,10 +5,10 @@ from typing import Any
 
 from llguidance import regex_to_lark
 
-from dragoman.constrain import formats
-from dragoman.constrain.lark import Symbol, regex
-from dragoman.constrain.patterns import PatternError, translated
-from dragoman.constrain.schema_parts import Where
+from dragoman.constrain.calls.schema_parts import Where
+from dragoman.constrain.grammar.patterns import PatternError, translated
+from dragoman.constrain.grammar.rules import Symbol, regex
+from dragoman.constrain.schema import formats
 
 MOST_LENGTH = 100_000
 

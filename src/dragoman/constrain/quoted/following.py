@@ -1,8 +1,8 @@
 """Which bytes may follow each lexeme of a grammar."""
 
-from dragoman.constrain.lark_nodes import Lexeme
-from dragoman.constrain.productions import Key, Productions
-from dragoman.constrain.terminals import Terminals
+from dragoman.constrain.grammar.terminals import Terminals
+from dragoman.constrain.grammar.trees import Lexeme
+from dragoman.constrain.quoted.productions import Key, Productions
 
 NONE: frozenset[int] = frozenset()
 

@@ -2,15 +2,15 @@
 
 from collections.abc import Callable
 
-from dragoman.constrain.escaped_lexemes import Escaped
-from dragoman.constrain.following import following
-from dragoman.constrain.lark import Rules, Symbol, either, literal
-from dragoman.constrain.lark_nodes import Both, Class, Lexeme, Node, Not, Repeat
-from dragoman.constrain.lark_source import UnreadGrammar, read_lark
-from dragoman.constrain.productions import Key, Production, Productions
-from dragoman.constrain.quotations import AHEAD, FRESH, INSIDE, Quotation, Unquotable
-from dragoman.constrain.raw_lexemes import Raw
-from dragoman.constrain.terminals import Terminals
+from dragoman.constrain.grammar.rules import Rules, Symbol, either, literal
+from dragoman.constrain.grammar.terminals import Terminals
+from dragoman.constrain.grammar.trees import Both, Class, Lexeme, Node, Not, Repeat
+from dragoman.constrain.quoted.escaped_lexemes import Escaped
+from dragoman.constrain.quoted.following import following
+from dragoman.constrain.quoted.lark_reader import UnreadGrammar, read_lark
+from dragoman.constrain.quoted.productions import Key, Production, Productions
+from dragoman.constrain.quoted.quotations import AHEAD, FRESH, INSIDE, Quotation, Unquotable
+from dragoman.constrain.quoted.raw_lexemes import Raw
 from dragoman.errors import BadRequest
 
 NOTHING = Symbol('""')

@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from dragoman.constrain.json_schema import EXACT, lark_of
-from dragoman.constrain.lark import Part, Rules, Symbol, either, literal, regex
-from dragoman.constrain.literal_grammar import JSON, PYTHON, Literals, Style, brace
-from dragoman.constrain.schema_parts import Schemas, Where
-from dragoman.constrain.tagged_grammar import Tags
-from dragoman.constrain.tool_schemas import Tool
+from dragoman.constrain.calls.literal_grammar import JSON, PYTHON, Literals, Style, brace
+from dragoman.constrain.calls.schema_parts import Schemas, Where
+from dragoman.constrain.calls.tagged_grammar import Tags
+from dragoman.constrain.calls.tool_schemas import Tool
+from dragoman.constrain.grammar.rules import Part, Rules, Symbol, either, literal, regex
+from dragoman.constrain.schema.json_schema import EXACT, lark_of
 from dragoman.dialects.declare import (
     BraceCalls,
     Calls,

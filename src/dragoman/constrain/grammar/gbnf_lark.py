@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from dragoman.constrain.budget import compiled
 from dragoman.constrain.bytewise import byte_vocabulary
-from dragoman.constrain.gbnf import (
+from dragoman.constrain.grammar.gbnf import (
     Characters,
     Either,
     GbnfError,
@@ -21,7 +21,7 @@ from dragoman.constrain.gbnf import (
     Token,
     read,
 )
-from dragoman.constrain.gbnf_lexemes import Lexemes, inside
+from dragoman.constrain.grammar.gbnf_lexemes import Lexemes, inside
 
 _MOST_NODES = 50_000
 

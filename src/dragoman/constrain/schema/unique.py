@@ -7,7 +7,7 @@ remembers the strings of the lists that are marked with `x-unique` (see `rewrite
 import json
 from typing import Any
 
-from dragoman.constrain.disjoint import resolved
+from dragoman.constrain.schema.disjoint import resolved
 
 MARK = "x-unique"
 _QUOTE, _BACKSLASH = ord('"'), ord("\\")

@@ -8,8 +8,8 @@ import json
 import re
 from typing import NamedTuple, NoReturn
 
-from dragoman.constrain.lark_common import COMMON
-from dragoman.constrain.lark_nodes import (
+from dragoman.constrain.grammar.rust_patterns import UnreadPattern, pattern_tree
+from dragoman.constrain.grammar.trees import (
     EMPTY,
     Both,
     Class,
@@ -23,7 +23,7 @@ from dragoman.constrain.lark_nodes import (
     repeat,
     sequence,
 )
-from dragoman.constrain.rust_patterns import UnreadPattern, pattern_tree
+from dragoman.constrain.quoted.lark_common import COMMON
 
 DEEPEST = 100
 _TOKENS = re.compile(

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
-from dragoman.constrain.disjoint import Disjoint
-from dragoman.constrain.keywords import SHAPES, Keyword, fate_of, fits
-from dragoman.constrain.problems import Problems, at
-from dragoman.constrain.rewrites import rewritten
+from dragoman.constrain.schema.disjoint import Disjoint
+from dragoman.constrain.schema.keywords import SHAPES, Keyword, fate_of, fits
+from dragoman.constrain.schema.problems import Problems, at
+from dragoman.constrain.schema.rewrites import rewritten
 
 _EMPTY: dict[str, tuple[str, ...]] = {
     "if": ("then", "else"),

@@ -6,8 +6,9 @@ next one at its end, and without its own at its beginning. What is longest is th
 characters, as in the plain text: the same texts are accepted.
 """
 
-from dragoman.constrain.lark import Symbol, literal
-from dragoman.constrain.lark_nodes import (
+from dragoman.constrain.grammar.rules import Symbol, literal
+from dragoman.constrain.grammar.terminals import Terminals, first_bytes
+from dragoman.constrain.grammar.trees import (
     EMPTY,
     NEVER,
     Both,
@@ -24,8 +25,7 @@ from dragoman.constrain.lark_nodes import (
     repeat,
     sequence,
 )
-from dragoman.constrain.quotations import AHEAD, INSIDE, Unquotable
-from dragoman.constrain.terminals import Terminals, first_bytes
+from dragoman.constrain.quoted.quotations import AHEAD, INSIDE, Unquotable
 
 MOST_CLASSES = 500
 MOST_OPTIONAL = 100

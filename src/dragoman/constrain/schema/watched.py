@@ -9,7 +9,7 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from dragoman.constrain.unique import Watch
+from dragoman.constrain.schema.unique import Watch
 from dragoman.constrain.vocabulary import Matcher, Vocabulary
 from dragoman.errors import ConstraintFailed
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from msgspec import Struct
 
-from dragoman.constrain.tool_schemas import Tool
+from dragoman.constrain.calls.tool_schemas import Tool
 from dragoman.dialects.declare import Dialect
 from dragoman.dialects.render import render
 from dragoman.types import Answer, ToolCall

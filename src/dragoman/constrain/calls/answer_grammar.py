@@ -3,10 +3,10 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
-from dragoman.constrain.calls import CallGrammar, json_rule
+from dragoman.constrain.calls.call_grammar import CallGrammar, json_rule
+from dragoman.constrain.calls.tool_schemas import Tool, tools_of
 from dragoman.constrain.constraint import Constraint
-from dragoman.constrain.lark import Rules, Symbol, either, literal, regex
-from dragoman.constrain.tool_schemas import Tool, tools_of
+from dragoman.constrain.grammar.rules import Rules, Symbol, either, literal, regex
 from dragoman.dialects.declare import Calls, Channels, Dialect, JsonCalls, PythonCalls, Reasoning, TaggedCalls
 from dragoman.dialects.parser import parse
 from dragoman.dialects.render import render
