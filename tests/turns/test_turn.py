@@ -1,11 +1,12 @@
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 
 from dragoman.engines.scripted import END_ID, Script, ScriptedEngine, say
 from dragoman.errors import EngineFailed
-from dragoman.turns.turn import IDS_AT_ONCE, MOST_PENDING
-from dragoman.types import Event, Sampling
+from dragoman.turns.turn import GIVEN_IDS, IDS_AT_ONCE, MOST_PENDING
+from dragoman.types import Event, IdsPrompt, Sampling
 from tests.support.flat import flat
 from tests.support.turns import answers_of, events_of, spec, turn_of
 
@@ -128,3 +129,28 @@ def test_logprobs_come_with_their_ids() -> None:
     sampling = Sampling(max_tokens=100, logprobs=2)
     events = events_of(ScriptedEngine(say("aé")), spec(sampling=sampling))
     assert all([entry.id for entry in event.logprobs or []] == event.ids for event in events)
+
+
+def test_many_long_prompts_are_given_to_the_engine_some_at_a_time() -> None:
+    engine = ScriptedEngine(say("hi"))
+    long = tuple(IdsPrompt((1,) * (GIVEN_IDS // 2)) for _ in range(5))
+
+    async def given() -> tuple[int, list[str]]:
+        async with turn_of(engine, replace(spec(), prompts=long)) as turn:
+            at_once = len(engine.jobs)
+            return at_once, [answer.text for answer in await turn.answers()]
+
+    assert asyncio.run(given()) == (2, ["hi"] * 5)
+
+
+def test_a_turn_that_is_closed_gives_the_engine_no_more_prompts() -> None:
+    engine = ScriptedEngine(say("hi"))
+    long = tuple(IdsPrompt((1,) * (GIVEN_IDS // 2)) for _ in range(5))
+
+    async def leave() -> None:
+        async with turn_of(engine, replace(spec(), prompts=long)):
+            pass
+        await asyncio.sleep(0)
+
+    asyncio.run(leave())
+    assert (len(engine.jobs), engine.live) == (2, 0)

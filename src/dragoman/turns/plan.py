@@ -1,6 +1,7 @@
 """From what a client asked to what an engine is asked. Everything that can be refused is refused here."""
 
-from collections.abc import Iterable, Sequence
+import gc
+from collections.abc import Iterable, Iterator, Sequence
 from os import urandom
 from typing import TypeAlias
 
@@ -27,6 +28,9 @@ from dragoman.types import Conversation, IdsPrompt, Job, Prompt, Sampling, Trace
 
 Rendered: TypeAlias = tuple[str, tuple[int, ...], Traced | None]
 """A prompt as text and as ids, and the turn that it goes on from."""
+# Collecting garbage looks at every id of the tuples that are new, once, while all threads wait: these many
+# take some milliseconds. Those of hundreds of prompts at once would take 50.
+_YOUNG_IDS = 2**19
 
 
 class Plan(Struct, frozen=True):
@@ -89,7 +93,7 @@ class Planner:
         refuse_unsupported(spec, self.card)
         sampling = self._sampling(spec)
         salt = f"{adapters or ''}\0{spec.salt}"
-        prompts = [self._fit(prompt, spec.truncate_prompt, dialect, salt) for prompt in spec.prompts]
+        prompts = [*self._fit_all(spec, dialect, salt)]
         check_told_prompts(spec, [len(ids) for _, ids, _ in prompts], self._limits)
         begun = [
             self._in_reasoning(spec, dialect, prompt, rendered)
@@ -142,6 +146,16 @@ class Planner:
         if isinstance(prompt, Conversation):
             return opened_reasoning(dialect, prompt, text)
         return spec.reading is not None and ids_opened_reasoning(dialect, ids, self.tokenizer)
+
+    def _fit_all(self, spec: TurnSpec, dialect: Dialect, salt: str) -> Iterator[Rendered]:
+        young = 0
+        for prompt in spec.prompts:
+            rendered = self._fit(prompt, spec.truncate_prompt, dialect, salt)
+            yield rendered
+            young += len(rendered[1])
+            if young > _YOUNG_IDS:
+                gc.collect(1)
+                young = 0
 
     def _fit(self, prompt: Prompt, keep: int | None, dialect: Dialect, salt: str) -> Rendered:
         """The prompt as text and as ids, which are cut as asked; more than the model takes is refused."""

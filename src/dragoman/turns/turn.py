@@ -29,6 +29,8 @@ MOST_PENDING = 32
 AT_ONCE = 64
 """Events that are taken before others have their turn, or as few as have about so many ids:"""
 IDS_AT_ONCE = 512
+GIVEN_IDS = 2**17
+"""Ids of prompts that an engine is given before others have their turn: it looks at each of them."""
 
 
 class Turn:
@@ -182,9 +184,11 @@ class Turn:
         return fold.done()
 
     def _begin(self, places: int) -> None:
-        """Gives the engine as many more choices as there are places."""
+        """Gives the engine as many more choices as there are places; of many long prompts some at a time."""
+        given = 0
         try:
-            while places:
+            while places and given < GIVEN_IDS and not self._closed:
+                given += len(self.jobs[self._started // self.jobs[0].n].prompt)
                 places -= self._start_next(places)
         except BaseException as error:
             for handle in self._handles:
@@ -194,6 +198,9 @@ class Turn:
                 self.close()
                 raise
             self._fail(error)
+        else:
+            if places and not self._closed:
+                self._loop.call_soon(self._begin, places)
         finally:
             self._tell_begun()
 
