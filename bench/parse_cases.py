@@ -164,7 +164,7 @@ def _call(name: str, long: bool, vllm: str, sglang: str) -> Case:
     }
     # No text before it, which not all formats allow in the eyes of all peers, and no id of the model's own.
     call = ToolCall(id=None, name="write_file", arguments=json.dumps(arguments))
-    spoken = render(registry.get(name), Answer(calls=[call]))
+    spoken = render(registry.get_dialect(name), Answer(calls=[call]))
     return Case(
         name=name,
         mode="call",

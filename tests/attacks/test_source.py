@@ -65,7 +65,7 @@ def test_sql_is_never_put_together_from_texts_of_clients() -> None:
 def test_templates_are_made_in_one_place() -> None:
     assert {Path(user).parent.name for user in users("jinja2")} == {"prompt"}
     written = [name for name, tree in TREES.items() if "SandboxedEnvironment" in ast.unparse(tree)]
-    assert written == ["prompt/sandbox.py"]
+    assert written == ["prompt/template.py"]
 
 
 def test_only_what_is_meant_to_go_out_can_go_out() -> None:

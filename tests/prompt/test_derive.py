@@ -16,8 +16,8 @@ from dragoman.engines.protocol import ModelCard
 from dragoman.errors import BadRequest, TemplateError
 from dragoman.prompt import Prompter
 from dragoman.prompt.derive import examine
-from dragoman.prompt.differences import segments, shared_end, shared_start
 from dragoman.prompt.find import find_dialect
+from dragoman.prompt.probe import segments, shared_end, shared_start
 from dragoman.types import Answer, Conversation, Message, ToolCall
 from tests.prompt.support import SHARED, TEMPLATES, ByteTokenizer
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 import dragoman
 from dragoman.dialects.registry import list_dialects
 from dragoman.prompt.find import find_dialect
-from dragoman.prompt.known_templates import KNOWN, KNOWN_REASONING, known
-from dragoman.prompt.model_names import _STEMS, by_name
+from dragoman.prompt.known_models import _STEMS, KNOWN, KNOWN_REASONING, match_name, match_template
 from tests.prompt.support import SHARED, TEMPLATES
 
 FAMILIES = sorted((TEMPLATES / "families").glob("*.jinja"))
@@ -115,7 +114,7 @@ def test_families(path: Path) -> None:
 
 @pytest.mark.parametrize("dialect", EXCERPTS)
 def test_markers_tell_families_apart(dialect: str) -> None:
-    row = known(EXCERPTS[dialect])
+    row = match_template(EXCERPTS[dialect])
     assert row is not None
     assert row.dialect == dialect
 
@@ -206,7 +205,7 @@ def test_every_name_in_the_tables_is_in_the_catalog() -> None:
 
 def test_every_stem_leads_to_its_dialect() -> None:
     for stem, dialect in _STEMS.items():
-        assert by_name(f"somebody/{stem}-instruct") == (stem, dialect)
+        assert match_name(f"somebody/{stem}-instruct") == (stem, dialect)
 
 
 @pytest.mark.parametrize("flood", ["[", "{", '{"a": ', "<a", "</", " "])

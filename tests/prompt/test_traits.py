@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from dragoman.prompt import ChatTemplate
-from dragoman.prompt.traits import detect
+from dragoman.prompt.traits import detect_traits
 from tests.prompt.support import corpus
 
 ALL_ROLES = frozenset({"system", "user", "assistant", "tool"})
@@ -25,7 +25,9 @@ FOUND: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", FOUND)
 def test_corpus(name: str) -> None:
     source = corpus(name)
-    traits = detect(source, ChatTemplate(source, special={"bos_token": "<s>", "eos_token": "</s>"}).render)
+    traits = detect_traits(
+        source, ChatTemplate(source, special={"bos_token": "<s>", "eos_token": "</s>"}).render
+    )
     assert {key: getattr(traits, key) for key in FOUND[name]} == FOUND[name]
 
 
@@ -43,16 +45,16 @@ def test_corpus(name: str) -> None:
 def test_arguments(arguments: str, raw: bool) -> None:
     calls = "{% for c in m.tool_calls or [] %}{% set a = c.function.arguments %}" + arguments + "{% endfor %}"
     source = "{% for m in messages %}{{ m.content }}" + calls + "{% endfor %}"
-    assert detect(source, ChatTemplate(source).render).raw_arguments is raw
+    assert detect_traits(source, ChatTemplate(source).render).raw_arguments is raw
 
 
 def test_a_template_that_always_fails() -> None:
     source = "{{ raise_exception('never') }}"
-    traits = detect(source, ChatTemplate(source).render)
+    traits = detect_traits(source, ChatTemplate(source).render)
     assert not traits.system
     assert not traits.short_ids
 
 
 def test_no_tools_as_an_empty_list() -> None:
     source = "{% for t in tools %}{{ t }}{% endfor %}{{ messages[0].content }}"
-    assert detect(source, ChatTemplate(source).render).empty_tools
+    assert detect_traits(source, ChatTemplate(source).render).empty_tools

@@ -2,6 +2,6 @@
 
 from dragoman.prompt.prompter import Prompter
 from dragoman.prompt.template import ChatTemplate
-from dragoman.prompt.traits import Traits
+from dragoman.prompt.traits import TemplateTraits
 
-__all__ = ["ChatTemplate", "Prompter", "Traits"]
+__all__ = ["ChatTemplate", "Prompter", "TemplateTraits"]

@@ -1,5 +1,9 @@
 """What one rendering may cost. A template is a program from a file somebody downloaded.
 
+`RenderBudget` is spent from; `GROWTH_OF_METHODS` and `GROWTH_OF_FILTERS` say beforehand how large a result
+would be, so that `'a' * 10**9` ends in an error and not in a gigabyte; `Metering` puts the spending into a
+template's tree.
+
 Rules of this file:
 - every loop turn, macro call, filter, call, operator and output spends; at nothing, rendering stops;
 - what could be larger than its operands together is measured before it is made, everything else after;
@@ -8,9 +12,13 @@ Rules of this file:
 - processor time is looked at as well, for the few operations that spend nothing.
 """
 
+import re
 import time
-from collections.abc import ItemsView, Iterable, KeysView, ValuesView
+from collections.abc import Callable, ItemsView, Iterable, KeysView, Sized, ValuesView
 from typing import Any
+
+from jinja2 import nodes
+from jinja2.visitor import NodeTransformer
 
 STEP = 8
 """Units a step costs; a character made costs one."""
@@ -31,7 +39,7 @@ class Exhausted(Exception):
     """The rendering costs more than it may."""
 
 
-class Budget:
+class RenderBudget:
     """Counts down while a template renders."""
 
     def __init__(self) -> None:
@@ -137,3 +145,151 @@ def _children(value: Any) -> Iterable[Any]:
     if isinstance(value, dict):
         return [*value.keys(), *value.values()]
     return list(value)
+
+
+# How large a result would be. Methods and filters that share a name share a row.
+
+# A width of five digits or more, or one that is taken from an operand.
+_PERCENT_WIDTH = re.compile(r"%[^a-zA-Z%]*(?:\d{5}|\*)")
+_FORMAT_WIDTH = re.compile(r"\{[^{}]*:[^{}]*(?:\d{5}|\{)")
+_TOO_MUCH = 1 << 62
+
+
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, Sized) else 1
+
+
+def width_of(value: Any) -> int:
+    """A width or a count; a string stands for its own length."""
+    if isinstance(value, (int, float)):
+        return int(min(abs(value), _TOO_MUCH))
+    return _length(value)
+
+
+def _widest(*args: Any, **kwargs: Any) -> int:
+    return max(map(width_of, (*args[1:], *kwargs.values())), default=1)
+
+
+def _per_line(value: Any, *args: Any, **kwargs: Any) -> int:
+    return (str(value).count("\n") + 2) * _widest(value, *args, **kwargs)
+
+
+def _per_tab(value: Any, *args: Any, **kwargs: Any) -> int:
+    return str(value).count("\t") * _widest(value, *args, **kwargs)
+
+
+def _replace(value: Any, old: Any = "", new: Any = "", count: Any = None) -> int:
+    text = str(value)
+    return len(text) + text.count(str(old)) * len(str(new))
+
+
+def _join(value: Any, d: Any = "", attribute: Any = None) -> int:
+    return _length(value) * len(str(d))
+
+
+def _wordwrap(value: Any, *args: Any, **kwargs: Any) -> int:
+    return _length(value) * max(map(_length, (*args, *kwargs.values())), default=1)
+
+
+def _format(value: Any, *_: Any, **__: Any) -> int:
+    return _TOO_MUCH if _FORMAT_WIDTH.search(value) else 1
+
+
+def percent_size(value: Any, *_: Any, **__: Any) -> int:
+    return _TOO_MUCH if isinstance(value, str) and _PERCENT_WIDTH.search(value) else 1
+
+
+def _sum(value: Any, attribute: Any = None, start: Any = 0) -> int:
+    # Adding lists copies again what was added before.
+    return _length(value) ** 2 // 32 if isinstance(start, (list, tuple)) else 1
+
+
+GROWTH_OF_METHODS: dict[str, Callable[..., int]] = {
+    "center": _widest,
+    "expandtabs": _per_tab,
+    "format": _format,
+    "format_map": _format,
+    "join": lambda separator, parts=(): _join(parts, separator),
+    "ljust": _widest,
+    "replace": _replace,
+    "rjust": _widest,
+    "zfill": _widest,
+}
+
+GROWTH_OF_FILTERS: dict[str, Callable[..., int]] = {
+    "batch": _widest,
+    "center": _widest,
+    "format": percent_size,
+    "indent": _per_line,
+    "join": _join,
+    "replace": _replace,
+    "round": _widest,
+    "slice": _widest,
+    "sum": _sum,
+    "wordwrap": _wordwrap,
+}
+
+
+def product_size(left: Any, right: Any, weigh: Callable[[Any], int]) -> int:
+    """`product_size('ab', 3, weigh)` is 9."""
+    for sequence, count in ((left, right), (right, left)):
+        if isinstance(sequence, (str, list, tuple)) and isinstance(count, int):
+            return weigh(sequence) * max(0, count)
+    return 1
+
+
+def check_power(left: Any, right: Any) -> None:
+    if isinstance(left, int) and isinstance(right, int) and left.bit_length() * abs(right) > MAX_INT_BITS:
+        raise Exhausted("the chat template makes a number that is too large")
+
+
+# The spending in a template: each loop turn, each macro call, each value that is made.
+
+TICK, TAKE, CONCAT = " tick", " take", " concat"
+"""Filters of ours. The space keeps their names out of a template's reach."""
+
+
+class Metering(NodeTransformer):
+    """Puts the spending into a template's tree.
+
+    `{% for x in y %}z{% endfor %}` becomes `{% for x in y %}{% do 1 | tick %}z{% endfor %}`, in effect.
+    """
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        self._tick_body(node)
+        if node.test is not None:
+            node.test = nodes.And(nodes.Not(_filter(nodes.Const(1), TICK)), node.test)
+        return node
+
+    def _tick_body(self, node: Any) -> nodes.Node:
+        literal = sum(len(each.data) for each in node.find_all(nodes.TemplateData))
+        self.generic_visit(node)
+        node.body.insert(0, nodes.ExprStmt(_filter(nodes.Const(literal), TICK)).set_lineno(node.lineno))
+        tree: nodes.Node = node
+        return tree
+
+    visit_Macro = visit_CallBlock = visit_Block = _tick_body
+
+    def _take(self, node: nodes.Node) -> nodes.Node:
+        self.generic_visit(node)
+        return _filter(node, TAKE)
+
+    visit_List = visit_Dict = _take
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
+        self.generic_visit(node)
+        return _filter(node, TAKE) if node.ctx == "load" and node.items else node
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        self.generic_visit(node)
+        return _filter(node, TAKE) if isinstance(node.arg, nodes.Slice) else node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return _filter(nodes.List(node.nodes), CONCAT)
+
+
+def _filter(node: nodes.Node, name: str) -> nodes.Filter:
+    made = nodes.Filter(node, name, [], [], None, None)
+    made.set_lineno(node.lineno or 1)
+    return made

@@ -1,4 +1,9 @@
-"""A conversation as the variables of a chat template, in the shape that the template can bear."""
+"""A conversation as the variables of a chat template, in the shape that the template can bear.
+
+For a model whose template has no place for tools they are put in words: it is told of them in a system
+message, with the way to call one in the dialect that its answers are read in. Calls and results of the
+history are written out in the same way: nothing a client sends is dropped.
+"""
 
 import hashlib
 import json
@@ -6,11 +11,16 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from msgspec.json import encode
+from msgspec.structs import replace
+
+from dragoman.dialects.declare import Dialect
+from dragoman.dialects.render import render
 from dragoman.errors import BadRequest
 from dragoman.json_amount import check_amount, outside_of_strings
 from dragoman.limits import Limits, check_count
-from dragoman.prompt.traits import Messages, Traits
-from dragoman.types import Conversation, Message, ToolCall
+from dragoman.prompt.traits import Messages, TemplateTraits
+from dragoman.types import Answer, Conversation, Message, ToolCall
 
 MAX_KWARGS_DEPTH = 8
 
@@ -26,7 +36,7 @@ RESERVED = frozenset({
 # fmt: on
 
 
-def variables(conversation: Conversation, traits: Traits) -> dict[str, Any]:
+def template_variables(conversation: Conversation, traits: TemplateTraits) -> dict[str, Any]:
     """What `apply_chat_template` would give the template.
 
     `Conversation(messages=(Message(role="user", content="hi"),))` gives
@@ -82,12 +92,12 @@ def check_arguments(messages: Sequence[Message], limits: Limits) -> None:
         check_amount(bare, limits, "the calls' arguments", "messages")
 
 
-def _messages(messages: Sequence[Message], traits: Traits) -> Messages:
+def _messages(messages: Sequence[Message], traits: TemplateTraits) -> Messages:
     names = {call.id: call.name for message in messages for call in message.tool_calls}
     return [_message(message, traits, names) for message in messages]
 
 
-def _message(message: Message, traits: Traits, names: Mapping[str | None, str]) -> dict[str, Any]:
+def _message(message: Message, traits: TemplateTraits, names: Mapping[str | None, str]) -> dict[str, Any]:
     role = _role(message.role, traits)
     made: dict[str, Any] = {"role": role, "content": _content(message.content, role, traits)}
     name = message.name or (names.get(message.tool_call_id) if role == "tool" else None)
@@ -106,13 +116,13 @@ def _message(message: Message, traits: Traits, names: Mapping[str | None, str]) 
     return made
 
 
-def _role(role: str, traits: Traits) -> str:
+def _role(role: str, traits: TemplateTraits) -> str:
     if role == "function":
         return "tool"
     return "system" if role == "developer" and not traits.developer else role
 
 
-def _content(content: str | list[dict[str, Any]] | None, role: str, traits: Traits) -> Any:
+def _content(content: str | list[dict[str, Any]] | None, role: str, traits: TemplateTraits) -> Any:
     if content is None:
         return None if role == "assistant" and traits.null_content else ""
     if isinstance(content, str):
@@ -150,7 +160,7 @@ def _texts(parts: list[dict[str, Any]]) -> Iterator[str]:
         yield text
 
 
-def _call(call: ToolCall, traits: Traits) -> dict[str, Any]:
+def _call(call: ToolCall, traits: TemplateTraits) -> dict[str, Any]:
     arguments: Any = call.arguments if traits.raw_arguments else _parsed(call.arguments)
     made: dict[str, Any] = {"type": "function", "function": {"name": call.name, "arguments": arguments}}
     if call.id is not None:
@@ -167,14 +177,14 @@ def _parsed(arguments: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {"arguments": arguments}
 
 
-def _call_id(id: str, traits: Traits) -> str:
+def _call_id(id: str, traits: TemplateTraits) -> str:
     """`call_8f2` is `call_8f2`, except where the template wants nine letters or digits."""
     if not traits.short_ids or re.fullmatch(r"[a-zA-Z0-9]{9}", id):
         return id
     return hashlib.sha256(id.encode("utf-8", "surrogatepass")).hexdigest()[:9]
 
 
-def _place_systems(messages: Messages, traits: Traits) -> Messages:
+def _place_systems(messages: Messages, traits: TemplateTraits) -> Messages:
     """System and developer messages where the template can take them: none is refused, none is dropped."""
     systems = [message for message in messages if message["role"] in ("system", "developer")]
     if not systems or (traits.system and (traits.many_systems or systems == messages[:1])):
@@ -190,9 +200,45 @@ def _place_systems(messages: Messages, traits: Traits) -> Messages:
     return rest
 
 
-def _merged(role: str, messages: Messages, traits: Traits) -> dict[str, Any]:
+def _merged(role: str, messages: Messages, traits: TemplateTraits) -> dict[str, Any]:
     contents = [message["content"] for message in messages]
     if all(isinstance(content, str) for content in contents):
         return {"role": role, "content": _content("\n\n".join(contents), role, traits)}
     lists = [c if isinstance(c, list) else [{"type": "text", "text": c}] for c in contents]
     return {"role": role, "content": _content([part for parts in lists for part in parts], role, traits)}
+
+
+# Tools in words
+
+EXAMPLE = ToolCall(id="call00001", name="NAME", arguments='{"ARGUMENT": "VALUE"}')
+
+
+def with_tools_in_words(
+    conversation: Conversation, traits: TemplateTraits, dialect: Dialect | None
+) -> Conversation:
+    """The conversation as it is, unless it has tools and the template would not show them."""
+    if traits.tools or not conversation.tools or dialect is None or not dialect.has_calls or dialect.own:
+        return conversation
+    messages = tuple(_written_out(message, traits, dialect) for message in conversation.messages)
+    told = Message(role="system", content=_description(conversation, dialect))
+    return replace(conversation, messages=(told, *messages), tools=())
+
+
+def _description(conversation: Conversation, dialect: Dialect) -> str:
+    functions = "\n".join(encode(tool.get("function", tool)).decode() for tool in conversation.tools)
+    example = render(dialect, Answer(calls=[EXAMPLE]))
+    return (
+        f"You can call these functions; their parameters are JSON Schemas:\n{functions}\n\n"
+        f"To call one, write exactly this, with the name and the arguments filled in:\n{example}"
+    )
+
+
+def _written_out(message: Message, traits: TemplateTraits, dialect: Dialect) -> Message:
+    if message.tool_calls and not traits.calls and isinstance(message.content, str | None):
+        answer = Answer(text=message.content or "", calls=list(message.tool_calls))
+        return replace(message, content=render(dialect, answer), tool_calls=())
+    if message.role == "tool" and not traits.tool_role:
+        name = f" of {message.name}" if message.name else ""
+        content = message.content if isinstance(message.content, str) else encode(message.content).decode()
+        return Message(role="user", content=f"Result{name}:\n{content}")
+    return message

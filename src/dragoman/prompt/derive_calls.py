@@ -1,19 +1,106 @@
-"""How a template's family writes calls, read off renderings that differ in one thing each."""
+"""How a template's family writes calls, read off renderings that differ in one thing each.
+
+First what stands around calls (`frame_calls`): `<s><c>A</c></s>` beside `<s><c>A</c><c>B</c></s>` says that
+`<c>` is around each call and `<s>` around all. Then the ways of writing one are tried in turn.
+"""
 
 import json
 import re
 from itertools import islice
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 
-from dragoman.dialects.declare import BraceCalls, Calls, JsonCalls, NamedCalls, PythonCalls
-from dragoman.prompt.derive_tags import tagged_calls
-from dragoman.prompt.frames import Bodies, Frame, Span, frame
-from dragoman.prompt.probe import IDS, KEYS, NAMES, VALUES
+from dragoman.dialects.declare import (
+    BraceCalls,
+    Calls,
+    JsonCalls,
+    NamedCalls,
+    PythonCalls,
+    Section,
+    TaggedCalls,
+)
+from dragoman.prompt.probe import (
+    IDS,
+    KEYS,
+    NAMES,
+    NUMBER,
+    VALUES,
+    segments,
+    shared_end,
+    shared_start,
+    without_end,
+)
 
 _DECODER = json.JSONDecoder()
 _SENTINEL = re.compile("probe(Fn|Key|Val|Text|Mind|id)")
+
+
+Span: TypeAlias = tuple[int, int]
+
+
+class Bodies(Struct, frozen=True):
+    """Answers without what begins and ends a turn. None: the template cannot write it."""
+
+    one: str
+    two: str | None
+    """Two calls."""
+    pair: str | None
+    """One call with two arguments."""
+    number: str | None
+    """One call, whose argument is a number."""
+
+
+class CallFrame(Struct, frozen=True):
+    """What stands around calls: around each of them, around all together, and between two."""
+
+    open: str
+    close: str
+    between: str = ""
+    section_open: str = ""
+    section_close: str = ""
+    several: bool = False
+    """Calls follow each other under one marker, with `between`."""
+
+    def markers(self) -> dict[str, Any]:
+        """As fields of a declaration."""
+        opens, section, before = _spelling(self.open), None, ""
+        if self.section_open.strip() and self.section_close.strip():
+            section = Section(open=(self.section_open,), close=(self.section_close,))
+        elif self.section_open.strip():
+            # A section that nothing ends is no section: its marker may stand before a call.
+            opens = (self.section_open + self.open, self.open)
+        else:
+            before = self.section_open
+        return {
+            "open": opens,
+            "close": _spelling(self.close),
+            "between": self.between,
+            "before": before,
+            "section": section,
+        }
+
+
+def frame_calls(bodies: Bodies, one: Span, two: tuple[Span, Span] | None) -> CallFrame:
+    """From where a call stands in an answer with one, and where both stand in an answer with two.
+
+    `<s><c>A</c></s>` and `<s><c>A</c><c>B</c></s>` say that `<c>` is around each call and `<s>` around all.
+    """
+    lead, tail = bodies.one[: one[0]], bodies.one[one[1] :]
+    if two is None or bodies.two is None:
+        return CallFrame(lead, tail)
+    middle = bodies.two[two[0][1] : two[1][0]]
+    opened = shared_end(lead, middle)
+    if not opened.strip():
+        return CallFrame(lead, tail, middle, several=True)
+    opened = lead if opened.strip() == lead.strip() else opened
+    rest = without_end(middle, opened) if middle.endswith(opened) else middle.removesuffix(opened.strip())
+    closed = shared_start(rest, tail)
+    return CallFrame(opened, closed, rest[len(closed) :], without_end(lead, opened), tail[len(closed) :])
+
+
+def _spelling(text: str) -> tuple[str, ...]:
+    return (text,) if text.strip() else ()
 
 
 class _Value(Struct, frozen=True):
@@ -25,7 +112,7 @@ class _Value(Struct, frozen=True):
 
 def derive_calls(bodies: Bodies) -> Calls | None:
     """The first way of writing that explains what was rendered."""
-    for attempt in (_json_calls, _named_calls, _python_calls, _brace_calls, tagged_calls):
+    for attempt in (_json_calls, _named_calls, _python_calls, _brace_calls, _tagged_calls):
         calls = attempt(bodies)
         if calls is not None:
             return None if _SENTINEL.search(str(calls)) else calls
@@ -56,11 +143,13 @@ def _json_calls(bodies: Bodies) -> JsonCalls | None:
     lists = _calls_in(bodies.one, "[", 1)
     if not lists:
         two = _calls_in(bodies.two or "", "{", 2)
-        framed = frame(bodies, one[0].span, (two[0].span, two[1].span) if len(two) == 2 else None)
+        framed = frame_calls(bodies, one[0].span, (two[0].span, two[1].span) if len(two) == 2 else None)
         return _in_frame(framed, fields, list="never")
     both = _calls_in(bodies.two or "", "[", 2)
     separate = (both[0].span, both[1].span) if len(both) == 2 else None
-    return _in_frame(frame(bodies, lists[0].span, separate), fields, list="must", indent=_indent(bodies.one))
+    return _in_frame(
+        frame_calls(bodies, lists[0].span, separate), fields, list="must", indent=_indent(bodies.one)
+    )
 
 
 def _calls_in(body: str, first: str, most: int) -> list[_Value]:
@@ -88,7 +177,7 @@ def _fields(value: Any) -> dict[str, Any] | None:
     return fields
 
 
-def _in_frame(framed: Frame, fields: dict[str, Any], **more: Any) -> JsonCalls:
+def _in_frame(framed: CallFrame, fields: dict[str, Any], **more: Any) -> JsonCalls:
     if not framed.open.strip():
         # Nothing announces a call, so prose that looks like one must stay text till it is one.
         more |= {"whole": True, "needs_arguments": True}
@@ -110,7 +199,7 @@ def _named_calls(bodies: Bodies) -> NamedCalls | None:
         return None
     first = _named_span(bodies.two or "", 0, 0)
     second = _named_span(bodies.two or "", 1, first[1]) if first else None
-    framed = frame(bodies, one, (first, second) if first and second else None)
+    framed = frame_calls(bodies, one, (first, second) if first and second else None)
     if framed.several or not framed.open.strip():
         return None
     name_end = one[0] + len(NAMES[0])
@@ -175,7 +264,109 @@ def _brace_calls(bodies: Bodies) -> BraceCalls | None:
         for name, value in zip(NAMES, VALUES, strict=True)
     ]
     both = (two[0].span(), two[1].span()) if two[0] and two[1] else None
-    framed = frame(bodies, one.span(), both)
+    framed = frame_calls(bodies, one.span(), both)
     if framed.several or not framed.open.strip():
         return None
     return BraceCalls(quote=one[1], **framed.markers())
+
+
+# Each argument between tags
+
+_Types: TypeAlias = Literal["string", "name"]
+
+
+class _Tags(Struct, frozen=True):
+    then: str
+    key: str
+    key_end: str
+    value_end: str
+
+
+class _Places(Struct, frozen=True):
+    """Where a call's name, its first key and the value of that begin."""
+
+    name: int
+    key: int
+    value: int
+
+
+def _tagged_calls(bodies: Bodies) -> TaggedCalls | None:
+    """`<f><k>a</k><v>x</v></f>`, in whatever tags."""
+    one = _places(bodies.one, 0, 0)
+    tags = _tags(bodies, one) if one else None
+    if one is None or tags is None:
+        return None
+    first = _places(bodies.two or "", 0, 0)
+    second = _places(bodies.two or "", 1, first.value) if first else None
+    both = (_span(first, tags), _span(second, tags)) if first and second else None
+    framed = frame_calls(bodies, _span(one, tags), both)
+    if framed.several or not framed.open.strip():
+        return None
+    key_end, value = _key_end(tags.key_end)
+    stated = _stated_type(bodies, one, tags)
+    if stated is not None:
+        before, after, kind = stated
+        return TaggedCalls(
+            then=(tags.then,), key=(tags.key,), key_end=(before,), type_end=(after,), types=kind,
+            value_end=(tags.value_end,), **framed.markers(),
+        )  # fmt: skip
+    return TaggedCalls(
+        then=(tags.then,), key=(tags.key,), key_end=(key_end,), value=value, value_end=(tags.value_end,),
+        **framed.markers(),
+    )  # fmt: skip
+
+
+def _places(body: str, number: int, start: int) -> _Places | None:
+    name = body.find(NAMES[number], start)
+    key = body.find(KEYS[0], name) if name >= 0 else -1
+    value = body.find(VALUES[number], key) if key >= 0 else -1
+    return _Places(name, key, value) if value >= 0 else None
+
+
+def _span(places: _Places, tags: _Tags) -> Span:
+    return places.name, places.value + len(VALUES[0]) + len(tags.value_end)
+
+
+def _tags(bodies: Bodies, one: _Places) -> _Tags | None:
+    """Two arguments say where a value ends and the next key begins."""
+    before_key = bodies.one[one.name + len(NAMES[0]) : one.key]
+    key_end = bodies.one[one.key + len(KEYS[0]) : one.value]
+    after = bodies.one[one.value + len(VALUES[0]) :]
+    pair = bodies.pair or ""
+    first, second = pair.find(VALUES[0]), pair.find(KEYS[1])
+    if not 0 <= first < second:
+        return None
+    middle = pair[first + len(VALUES[0]) : second]
+    # Layout between two tags belongs to the first: then it is also there when no second follows.
+    key = shared_end(before_key, middle).lstrip()
+    if not key or not key_end.strip():
+        return None
+    value_end = shared_start(without_end(middle, key), after)
+    return _Tags(without_end(before_key, key), key, key_end, value_end) if value_end.strip() else None
+
+
+def _key_end(text: str) -> tuple[str, str]:
+    """`</k>\\n<v>` is two tags, with layout between them that may be missing."""
+    parts = segments(text)
+    gaps = [number for number, part in enumerate(parts) if part.isspace() and number]
+    tag = next((number for number in reversed(range(len(parts))) if parts[number].startswith("<")), None)
+    if tag and tag - 1 in gaps and parts[0].startswith("</"):
+        return "".join(parts[:tag]), "".join(parts[tag:])
+    return text, ""
+
+
+def _stated_type(bodies: Bodies, one: _Places, tags: _Tags) -> tuple[str, str, _Types] | None:
+    """`string="true"` where a word is given and `string="false"` where a number is."""
+    after = bodies.one[one.value + len(VALUES[0]) :]
+    whole = bodies.number or ""
+    key = whole.find(KEYS[0])
+    if key < 0 or not whole.endswith(f"{NUMBER}{after}"):
+        return None
+    number_end = whole[key + len(KEYS[0]) : len(whole) - len(f"{NUMBER}{after}")]
+    if number_end == tags.key_end:
+        return None
+    before = shared_start(tags.key_end, number_end)
+    behind = shared_end(tags.key_end[len(before) :], number_end[len(before) :])
+    word = without_end(tags.key_end[len(before) :], behind)
+    kinds: dict[str, _Types] = {"true": "string", "string": "name"}
+    return (before, behind, kinds[word]) if word in kinds else None

@@ -1,20 +1,23 @@
 """Renders a chat template with answers whose every word is known: what stands around them can be read off.
 
+What differs between two renderings is found in whole markers: half of a `<tag>` is never shared.
+
 Rules of this file:
 - a template that refuses an answer gives None for it, and nothing is concluded from that;
 - all renderings of a template together have a limit: a template is a program from somebody's file.
 """
 
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 from msgspec import Struct
 
 from dragoman.errors import TemplateError
-from dragoman.prompt.conversation import variables
+from dragoman.prompt.conversation import template_variables
 from dragoman.prompt.template import ChatTemplate
-from dragoman.prompt.traits import Traits, detect
+from dragoman.prompt.traits import TemplateTraits, detect_traits
 from dragoman.types import Conversation, Message, ToolCall
 
 USER, TEXT, MIND = "probeUser", "probeText", "probeMind"
@@ -63,7 +66,7 @@ class Probe:
         self._deadline = time.thread_time() + SECONDS
         self._tools: tuple[dict[str, Any], ...] = TOOLS
         self._more: dict[str, str] = {}
-        self._traits: Traits = detect(source, self._render)
+        self._traits: TemplateTraits = detect_traits(source, self._render)
         self._choose_variables()
 
     def answer(
@@ -87,7 +90,7 @@ class Probe:
             template_kwargs={**self._more, **_THINKING, **kwargs},
         )
         try:
-            text = self._render(variables(conversation, self._traits))
+            text = self._render(template_variables(conversation, self._traits))
         except TemplateError:
             return None
         _, found, after = text.rpartition(USER)
@@ -106,7 +109,7 @@ class Probe:
         writes_text = None
         for way in ways:
             self._tools, self._more = way
-            sample = self.answer(call(0))
+            sample = self.answer(make_call(0))
             if sample is not None and NAMES[0] in sample.text:
                 return
             sample = self.answer(text=TEXT)
@@ -115,7 +118,43 @@ class Probe:
         self._tools, self._more = writes_text or ways[0]
 
 
-def call(number: int, arguments: str | None = None) -> ToolCall:
+def make_call(number: int, arguments: str | None = None) -> ToolCall:
     """The first or the second call; with one argument of its own if nothing else is said."""
     given = f'{{"{KEYS[0]}": "{VALUES[number]}"}}' if arguments is None else arguments
     return ToolCall(id=IDS[number], name=NAMES[number], arguments=given)
+
+
+# What two texts have in common at their ends
+
+_SEGMENT = re.compile(r"<[|｜]?[^<>\s]{1,64}>|\[/?[A-Z][A-Z_ ]*\]|\s|\w+|.", re.DOTALL)
+
+
+def segments(text: str) -> list[str]:
+    """`segments("a <b>\\n")` is `["a", " ", "<b>", "\\n"]`."""
+    return _SEGMENT.findall(text)
+
+
+def is_marker(part: str) -> bool:
+    """Whether a segment is a tag of some kind."""
+    return len(part) > 2 and part[0] in "<["
+
+
+def shared_start(one: str, other: str) -> str:
+    """`shared_start("x<a>1", "x<b>1")` is `"x"`, although both go on with `<`."""
+    return "".join(_shared(segments(one), segments(other)))
+
+
+def shared_end(one: str, other: str) -> str:
+    """`shared_end("1<a>\\n", "2<a>\\n")` is `"<a>\\n"`."""
+    return "".join(reversed(list(_shared(reversed(segments(one)), reversed(segments(other))))))
+
+
+def _shared(one: Iterable[str], other: Iterable[str]) -> Iterable[str]:
+    for left, right in zip(one, other, strict=False):
+        if left != right:
+            return
+        yield left
+
+
+def without_end(text: str, end: str) -> str:
+    return text[: len(text) - len(end)]

@@ -8,12 +8,16 @@ from dragoman.dialects.declare import Dialect
 from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.errors import BadRequest, ContextOverflow, TemplateError
 from dragoman.limits import Limits, check_count
-from dragoman.prompt.conversation import check_arguments, check_kwargs, variables
+from dragoman.prompt.conversation import (
+    check_arguments,
+    check_kwargs,
+    template_variables,
+    with_tools_in_words,
+)
 from dragoman.prompt.encode import Encoder, sound
 from dragoman.prompt.special import choose_marks, erase, join_strings
 from dragoman.prompt.template import ChatTemplate, Clock
-from dragoman.prompt.tool_text import with_tools_in_words
-from dragoman.prompt.traits import Traits, detect
+from dragoman.prompt.traits import TemplateTraits, detect_traits
 from dragoman.types import Conversation, IdsPrompt, Prompt, TextPrompt
 
 _OWN_TEXT = frozenset({"content", "reasoning_content", "reasoning", "thinking"})
@@ -87,17 +91,17 @@ class Prompter:
         """The text of ids, control tokens included."""
         return self._encoder.decode(ids)
 
-    def traits(self, name: str | None = None) -> Traits:
+    def traits(self, name: str | None = None) -> TemplateTraits:
         """What a template was found to bear; the usual one if no name is given."""
         return self._choose(name, tools=False)[1]
 
-    def _load(self, source: str, clock: Clock) -> tuple[ChatTemplate, Traits]:
+    def _load(self, source: str, clock: Clock) -> tuple[ChatTemplate, TemplateTraits]:
         if choose_marks(source, 1) != choose_marks("", 1):
             raise TemplateError("A chat template cannot contain Unicode noncharacters.")
         template = ChatTemplate(source, special=self._special, clock=clock)
-        return template, detect(source, template.render)
+        return template, detect_traits(source, template.render)
 
-    def _choose(self, name: str | None, *, tools: bool) -> tuple[ChatTemplate, Traits]:
+    def _choose(self, name: str | None, *, tools: bool) -> tuple[ChatTemplate, TemplateTraits]:
         if not self._templates:
             raise BadRequest(
                 "This model has no chat template: start the server with --chat-template, or use completions.",
@@ -119,7 +123,7 @@ class Prompter:
         check_arguments(conversation.messages, self._limits)
         template, traits = self._choose(conversation.template, tools=bool(conversation.tools))
         check_kwargs(conversation.template_kwargs, self._limits.template_kwargs_chars)
-        given = variables(with_tools_in_words(conversation, traits, self._dialect), traits)
+        given = template_variables(with_tools_in_words(conversation, traits, self._dialect), traits)
         prefix = conversation.response_prefix
         joined = join_strings(prefix, given)
         self._check_chars(len(joined), "messages")

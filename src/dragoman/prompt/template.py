@@ -1,15 +1,42 @@
-"""Compiles a chat template and renders it as Hugging Face's `apply_chat_template` does."""
+"""Compiles a chat template and renders it as Hugging Face's `apply_chat_template` does.
 
-from collections.abc import Callable, Mapping
+This is the one place where templates are compiled: in jinja2's sandbox, made narrower, and metered. What
+Hugging Face gives a template is given here: the same whitespace rules, `break` and `continue`,
+`{% generation %}`, `tojson`, `raise_exception`, `namespace`, `dict`. On top of jinja2's own sandbox,
+attributes are those of the table below only, and what costs is spent for (see budget.py). A template may
+change lists and dicts: they are copies, and some templates keep a queue in one.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import jinja2
+from jinja2 import ext, nodes, runtime
+from jinja2.exceptions import SecurityError
+from jinja2.parser import Parser
+from jinja2.sandbox import SandboxedEnvironment
+from jinja2.utils import Cycler, Namespace, _PassArg
+from markupsafe import Markup
 
 from dragoman.errors import EndlessTemplate, TemplateError
-from dragoman.prompt.budget import Budget, Exhausted
-from dragoman.prompt.sandbox import BUDGET, SANDBOX, Raised
+from dragoman.prompt.budget import (
+    CONCAT,
+    GROWTH_OF_FILTERS,
+    GROWTH_OF_METHODS,
+    TAKE,
+    TICK,
+    Exhausted,
+    Metering,
+    RenderBudget,
+    check_power,
+    percent_size,
+    product_size,
+    width_of,
+)
 
 Clock: TypeAlias = Callable[[], datetime]
 
@@ -33,7 +60,7 @@ class ChatTemplate:
 
     def render(self, variables: Mapping[str, Any]) -> str:
         """The text for plain data; what the template refuses becomes a TemplateError with its own words."""
-        budget = Budget()
+        budget = RenderBudget()
         try:
             values = {**self._special, **budget.copy(dict(variables))}
         except RecursionError:
@@ -78,3 +105,234 @@ def _compile(source: str) -> jinja2.Template:
         raise TemplateError(f"The chat template is wrong at line {error.lineno}: {error.message}.") from None
     except (RecursionError, MemoryError, SyntaxError, ValueError, OverflowError) as error:
         raise TemplateError(f"The chat template cannot be compiled: {type(error).__name__}.") from None
+
+
+# The sandbox
+
+BUDGET = " budget"
+"""Where a rendering keeps its budget. The space keeps the name out of a template's reach."""
+
+_MAX_JSON_INDENT = 64
+_INTERNALS = re.compile(r"__\w+__")
+"""No chat template has a use for Python's own names, and every published escape has one."""
+
+_UNFIT = {"encode", "format_map", "maketrans", "translate", "fromkeys"}
+
+
+def _public(kind: type) -> frozenset[str]:
+    return frozenset(name for name in dir(kind) if not name.startswith("_")) - _UNFIT
+
+
+_CHANGES: dict[type, frozenset[str]] = {
+    list: frozenset({"append", "clear", "extend", "insert", "pop", "remove", "reverse", "sort"}),
+    dict: frozenset({"clear", "pop", "popitem", "setdefault", "update"}),
+}
+
+_ATTRIBUTES: dict[type, frozenset[str]] = {
+    kind: _public(kind) for kind in (str, Markup, list, tuple, dict, runtime.LoopContext, Cycler)
+} | {runtime.Macro: frozenset({"name", "arguments", "catch_kwargs", "catch_varargs", "caller"})}
+
+
+class Raised(jinja2.TemplateError):
+    """A template's own `raise_exception`."""
+
+
+def _raise(message: Any) -> NoReturn:
+    raise Raised(str(message))
+
+
+@jinja2.pass_context
+def _tojson(
+    context: "_Context",
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+) -> str:
+    """Unlike jinja2's own, and like Hugging Face's, this does not escape for HTML."""
+    if width_of(indent) > _MAX_JSON_INDENT:
+        raise Exhausted("the chat template indents too far")
+    context.budget.spend(context.budget.weigh(value))
+    encoder = json.JSONEncoder(
+        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+    if indent is None:
+        return encoder.encode(value)
+    pieces = []
+    for piece in encoder.iterencode(value):
+        context.budget.spend(len(piece))
+        pieces.append(piece)
+    return "".join(pieces)
+
+
+class _Namespace(Namespace):
+    """jinja2's, with names of Python's own kept out, and a text that does not contain its values."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        attributes = dict(*args[1:], **kwargs)
+        for name in attributes:
+            _check_name(name)
+        Namespace.__init__(args[0], attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+    def __repr__(self) -> str:
+        return "<Namespace>"
+
+
+def _check_name(name: Any) -> None:
+    if str(name).startswith("_"):
+        raise SecurityError("names in a namespace do not start with an underscore")
+
+
+class _Context(runtime.Context):
+    budget: RenderBudget
+
+    def __init__(self, environment: Any, parent: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(environment, parent, *args, **kwargs)
+        self.budget = parent[BUDGET]
+
+
+class _Generation(ext.Extension):
+    """`{% generation %}` marks what the assistant wrote, for training. Here its body is all that matters."""
+
+    tags = {"generation"}  # noqa: RUF012, the base class declares it so
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("body"), [], [], body).set_lineno(line)
+
+    def body(self, caller: Callable[[], str]) -> str:
+        return caller()
+
+
+class Sandbox(SandboxedEnvironment):
+    """Compiles templates whose renderings spend from the budget in their context."""
+
+    intercepted_binops = frozenset({"+", "-", "*", "/", "//", "%", "**"})
+    context_class = _Context
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_Generation, ext.loopcontrols],
+            finalize=_finalize,
+        )
+        del self.globals["lipsum"], self.filters["urlize"]
+        self.filters["tojson"] = _tojson
+        self.filters = {name: _metered(name, each) for name, each in self.filters.items()}
+        self.filters |= {TICK: _tick, TAKE: _take, CONCAT: _concat}
+        self.globals |= {"raise_exception": _raise, "namespace": _Namespace, "dict": _make_dict}
+
+    def load(self, source: str) -> jinja2.Template:
+        tree = self.parse(source)
+        for node in tree.find_all(nodes.Node):
+            if isinstance(node, (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)):
+                raise jinja2.TemplateSyntaxError("it cannot load other templates", node.lineno)
+            if any(_INTERNALS.search(str(getattr(node, field, ""))) for field in ("attr", "key", "value")):
+                raise jinja2.TemplateSyntaxError("it cannot name Python's internals", node.lineno)
+        template = self.from_string(Metering().visit(tree))
+        # Jinja has them in layers, which each rendering would go through.
+        template.globals = dict(template.globals)
+        return template
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        if isinstance(obj, _Namespace):
+            return not attr.startswith("_")
+        allowed = _ATTRIBUTES.get(type(obj)) or (_ATTRIBUTES[tuple] if isinstance(obj, tuple) else ())
+        return attr in allowed or (isinstance(obj, tuple) and attr in getattr(obj, "_fields", ()))
+
+    def unsafe_undefined(self, obj: Any, attribute: str) -> jinja2.Undefined:
+        if attribute.startswith("_"):
+            raise SecurityError("a chat template cannot reach Python's internals")
+        return super().unsafe_undefined(obj, attribute)
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        budget: RenderBudget = context.budget
+        if operator == "*":
+            budget.spend(product_size(left, right, budget.weigh))
+        elif operator == "**":
+            check_power(left, right)
+        elif operator == "%":
+            budget.spend(percent_size(left))
+        return budget.take(super().call_binop(context, operator, left, right))
+
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        budget: RenderBudget = __context.budget
+        name = getattr(__obj, "__name__", "")
+        # jinja2 hands out `str.format` wrapped.
+        owner = getattr(getattr(__obj, "__wrapped__", __obj), "__self__", None)
+        if isinstance(owner, str) and name in GROWTH_OF_METHODS:
+            args = tuple(map(_sized, args))
+            # jinja2 adds keywords of its own, with an underscore, which it takes away again.
+            own = {key: value for key, value in kwargs.items() if not key.startswith("_")}
+            budget.spend(GROWTH_OF_METHODS[name](owner, *args, **own))
+        found = budget.take(super().call(__context, __obj, *args, **kwargs))
+        if name in _CHANGES.get(type(owner), ()):
+            budget.changed(owner)
+        return found
+
+
+@jinja2.pass_context
+def _tick(context: _Context, units: int) -> None:
+    context.budget.spend(units)
+
+
+@jinja2.pass_context
+def _take(context: _Context, value: Any) -> Any:
+    return context.budget.take(value)
+
+
+@jinja2.pass_context
+def _concat(context: _Context, values: list[Any]) -> Any:
+    for each in values:
+        context.budget.spend(context.budget.weigh(each))
+    join = runtime.markup_join if context.eval_ctx.autoescape else runtime.str_join
+    return join(values)
+
+
+@jinja2.pass_context
+def _finalize(context: _Context, value: Any) -> Any:
+    context.budget.spend(len(value) if isinstance(value, str) else context.budget.weigh(value))
+    return value
+
+
+def _sized(value: Any) -> Any:
+    """Iterators become lists, so that they can be measured first."""
+    return list(value) if isinstance(value, Iterator) else value
+
+
+def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    return dict(*args, **kwargs)
+
+
+def _metered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter that spends before and after; what jinja2 passes to filters is passed on to it."""
+    passes = _PassArg.from_obj(function)
+    measure = GROWTH_OF_FILTERS.get(name)
+
+    @jinja2.pass_context
+    def metered(context: _Context, value: Any, *args: Any, **kwargs: Any) -> Any:
+        budget = context.budget
+        if measure is not None:
+            value = _sized(value)
+            budget.spend(measure(value, *args, **kwargs))
+        return budget.take(function(*_passed(passes, context), value, *args, **kwargs))
+
+    return metered
+
+
+def _passed(passes: _PassArg | None, context: _Context) -> tuple[Any, ...]:
+    if passes is None:
+        return ()
+    if passes is _PassArg.context:
+        return (context,)
+    return (context.eval_ctx if passes is _PassArg.eval_context else context.environment,)
+
+
+SANDBOX = Sandbox()

@@ -38,7 +38,7 @@ _REASONING = (
 )
 
 
-class Traits(Struct, frozen=True, kw_only=True):
+class TemplateTraits(Struct, frozen=True, kw_only=True):
     developer: bool
     """Knows the developer role by name."""
     system: bool
@@ -69,11 +69,11 @@ class Traits(Struct, frozen=True, kw_only=True):
     """Call ids must be nine letters or digits, as Mistral's are."""
 
 
-def detect(source: str, render: Render) -> Traits:
-    """`detect(chatml, ChatTemplate(chatml).render).developer` is False: ChatML has no such role."""
-    probe = _Probe(render)
+def detect_traits(source: str, render: Render) -> TemplateTraits:
+    """`detect_traits(chatml, ChatTemplate(chatml).render).developer` is False: ChatML has no such role."""
+    probe = _TraitProbe(render)
     takes = frozenset(role for role in ("system", "user", "assistant", "tool") if probe.takes_parts(role))
-    return Traits(
+    return TemplateTraits(
         developer=re.search(r"""["']developer["']""", source) is not None,
         system=probe.writes([{"role": "system", "content": _MARK}, _USER]),
         many_systems=probe.many_systems(),
@@ -91,7 +91,7 @@ def detect(source: str, render: Render) -> Traits:
     )
 
 
-class _Probe:
+class _TraitProbe:
     def __init__(self, render: Render) -> None:
         self._render = render
         self._no_tools: list[Any] | None = None

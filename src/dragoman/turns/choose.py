@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from dragoman.dialects.declare import Dialect
 from dragoman.dialects.registry import load_dialect
 from dragoman.engines.protocol import ModelCard, Tokenizer
-from dragoman.prompt.find import Found, find_dialect
+from dragoman.prompt.find import FoundDialect, find_dialect
 from dragoman.settings import Settings
 
 
@@ -20,7 +20,7 @@ def check_names(settings: Settings) -> None:
 
 def choose_dialect(
     settings: Settings, card: ModelCard, tokenizer: Tokenizer, template: str | None = None
-) -> Found:
+) -> FoundDialect:
     """What the settings name, else what template, tokens and name of the model speak for."""
     found = _named(settings) or find_dialect(
         template=template if template is not None else _usual(card.templates),
@@ -34,10 +34,12 @@ def choose_dialect(
     return replace(found, dialect=with_reasoning_of(found.dialect, load_dialect(settings.reasoning_parser)))
 
 
-def _named(settings: Settings) -> Found | None:
+def _named(settings: Settings) -> FoundDialect | None:
     if settings.tool_call_parser is not None:
-        return Found(load_dialect(settings.tool_call_parser), "set as tool_call_parser")
-    return None if settings.dialect == "auto" else Found(load_dialect(settings.dialect), "set as dialect")
+        return FoundDialect(load_dialect(settings.tool_call_parser), "set as tool_call_parser")
+    return (
+        None if settings.dialect == "auto" else FoundDialect(load_dialect(settings.dialect), "set as dialect")
+    )
 
 
 def _usual(templates: Mapping[str, str]) -> str | None:

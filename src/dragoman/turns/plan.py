@@ -14,7 +14,7 @@ from dragoman.engines.sound import encoded
 from dragoman.errors import BadRequest, ContextOverflow, ModelNotFound
 from dragoman.limits import Limits
 from dragoman.prompt import Prompter
-from dragoman.prompt.continued import continued
+from dragoman.prompt.stitch import stitch_prompt
 from dragoman.turns.adapters import chosen_adapters
 from dragoman.turns.breakers import Breakers
 from dragoman.turns.constrain import Constrainer, dialect_for
@@ -130,7 +130,7 @@ class Planner:
     def _rendered(self, prompt: Prompt, most: int | None, dialect: Dialect, salt: str) -> Rendered:
         """A conversation with an answer that we know goes on from the ids of that answer."""
         if isinstance(prompt, Conversation) and len(self.trails):
-            kept = continued(
+            kept = stitch_prompt(
                 self.prompter,
                 prompt,
                 dialect,

@@ -1,10 +1,12 @@
-"""Chat templates of known families, told by what stands in their text.
+"""Models of known families, told by what stands in their chat templates, or else by their names.
 
-Rules of this file:
+A name is a weak hint, and the only one where there is no template. Rules of the tables of templates:
 - the first row that fits wins, so a family that borrows another one's markers stands above it;
 - a marker is what the model itself writes or is told to write, where a family has one of its own;
 - a family is told by the frame of its turns only where its calls look like those of others.
 """
+
+import re
 
 from msgspec import Struct
 
@@ -136,6 +138,131 @@ KNOWN_REASONING: tuple[Known, ...] = (
 """Templates that know nothing of calls. Looked at last: a name or a derivation may know of some."""
 
 
-def known(text: str, rows: tuple[Known, ...] = KNOWN) -> Known | None:
-    """`known("... <tool_call> ... <arg_key> ...").dialect` is "glm45"."""
+def match_template(text: str, rows: tuple[Known, ...] = KNOWN) -> Known | None:
+    """`match_template("... <tool_call> ... <arg_key> ...").dialect` is "glm45"."""
     return next((row for row in rows if row.fits(text)), None)
+
+
+_STEMS = {
+    "apertus": "apertus",
+    "apriel": "apriel",
+    "bielik": "hermes",
+    "command-a": "cohere_command3",
+    "command-r-plus": "cohere_command_r_plus",
+    "command-r7b": "cohere_command3",
+    "cohere2moe": "cohere_command4",
+    "deepseek-r1": "deepseek_r1",
+    "deepseek-r1-0528": "deepseek_v3",
+    "deepseek-v3": "deepseek_v3",
+    "deepseek-v3.1": "deepseek_v31",
+    "deepseek-v3.2": "deepseek_v32",
+    "deepseek-v3.2-exp": "deepseek_v31",
+    "deepseek-v4": "deepseek_v4",
+    "deepseek-v4.1": "deepseek_v41",
+    "devstral": "mistral_v11",
+    "devstral-small-2505": "mistral_v3",
+    "dots3": "dots",
+    "ernie-4.5": "ernie45",
+    "firefunction-v2": "firefunction_v2",
+    "functionary-medium-v3.1": "functionary_v31",
+    "functionary-small-v3.1": "functionary_v31",
+    "functionary-medium-v3.2": "functionary_v32",
+    "functionary-small-v3.2": "functionary_v32",
+    "functiongemma": "functiongemma",
+    "gemma-4": "gemma4",
+    "gemma4": "gemma4",
+    "gigachat3": "gigachat3",
+    "glm-4.5": "glm45",
+    "glm-4.6": "glm45",
+    "glm-4.7": "glm47",
+    "glm-5": "glm47",
+    "gpt-oss": "harmony",
+    "granite-20b-functioncalling": "granite_20b_fc",
+    "granite-3": "granite",
+    "granite-4": "granite4",
+    "hermes-2-pro": "hermes",
+    "hermes-3": "hermes",
+    "hermes-4": "hermes",
+    "holo2": "holo2",
+    "hunyuan-a13b": "hunyuan_a13b",
+    "hy3": "hy_v3",
+    "hy4": "hy_v4",
+    "inkling": "inkling",
+    "intern-s1": "internlm",
+    "internlm2": "internlm",
+    "iquest": "iquest",
+    "jamba": "jamba",
+    "k2-horizon": "k2_horizon",
+    "kimi-k2": "kimi_k2",
+    "kimi-k3": "kimi_k3",
+    "kimi-vl": "kimi",
+    "laguna": "poolside_v1",
+    "lfm2": "lfm2",
+    "ling-3": "ling3",
+    "ling3": "ling3",
+    "llama-3.1": "llama3_json",
+    "llama-3.2": "llama3_json",
+    "llama-3.3": "llama3_json",
+    "llama3.1": "llama3_json",
+    "llama3.2": "llama3_json",
+    "llama3.3": "llama3_json",
+    "llama-4": "llama4_pythonic",
+    "llama-3.1-nemotron": "nemotron_v2",
+    "llama-3.3-nemotron": "nemotron_v2",
+    "longcat": "longcat",
+    "magistral": "mistral_v13",
+    "magistral-small-2506": "mistral_v11",
+    "mimo": "qwen3_coder",
+    "mimo-vl": "hermes",
+    "minicpm5": "minicpm5",
+    "minimax-m1": "minimax_m1",
+    "minimax-m2": "minimax_m2",
+    "minimax-m3": "minimax_m3",
+    "ministral-3": "mistral_v13",
+    "ministral-8b": "mistral_v3",
+    "mistral": "mistral_v3",
+    "mistral-nemo": "mistral_v3",
+    "mistral-small-3.2": "mistral_v11",
+    "mistral-small-2506": "mistral_v11",
+    "mixtral": "mistral_v3",
+    "muse-glimmer": "muse_glimmer",
+    "nemotron-3": "nemotron_v3",
+    "nemotron-nano-9b-v2": "nemotron_v2",
+    "nemotron-nano-12b-v2": "nemotron_v2",
+    "nemotron-nano-v2": "nemotron_v2",
+    "north-mini": "cohere_command4",
+    "olmo-3": "olmo3",
+    "olmo3": "olmo3",
+    "phi-4-mini": "phi4_mini_json",
+    "qwen2.5": "hermes",
+    "qwen3": "hermes",
+    "qwen3-coder": "qwen3_coder",
+    "qwen3.5": "qwen3_coder",
+    "qwen3.6": "qwen3_coder",
+    "qwen3.8": "qwen3_coder",
+    "qwq": "hermes",
+    "reka-edge": "reka_edge",
+    "sarashina": "sarashina",
+    "seed-oss": "seed_oss",
+    "smollm3": "hermes",
+    "solar-open": "solar_open",
+    "step-3": "step3",
+    "step3": "step3",
+    "step-3.5": "step3p5",
+    "step-3.7": "step3p5",
+    "toolace": "pythonic",
+    "trinity": "hermes",
+    "xlam": "xlam",
+}
+
+
+def match_name(model: str) -> tuple[str, str] | None:
+    """The longest stem that fits: `match_name("Qwen3-Coder-30B")` is `("qwen3-coder", "qwen3_coder")`."""
+    longest = max((stem for stem in _STEMS if _contains(model.lower(), stem)), key=len, default=None)
+    return None if longest is None else (longest, _STEMS[longest])
+
+
+def _contains(model: str, stem: str) -> bool:
+    """`granite-3` is in `granite-3.3-8b`, but not in `granite-34b`. Some write `_` for `-` or `.`."""
+    pattern = rf"(?<![a-z0-9]){re.escape(stem)}(?!\d)" + (r"(?!b\b)" if stem[-1].isdigit() else "")
+    return any(re.search(pattern, re.sub(r"[\s_]", spelled, model)) for spelled in "-.")
