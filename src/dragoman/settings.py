@@ -108,8 +108,16 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = None
     runner: Annotated[
         Literal["auto", "llamacpp", "openvino"],
-        Meta(description="what computes in the engine local; auto is openvino where it can run the model"),
+        Meta(
+            description="what computes in the engine local; auto is the one that is faster here, as measured"
+        ),
     ] = "auto"
+    readers: Annotated[
+        Annotated[int, Meta(ge=1, le=256)] | None,
+        Meta(
+            description="answers expected at a time, for which runner auto decides; default: slots, or else 1"
+        ),
+    ] = None
     kv_memory: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(

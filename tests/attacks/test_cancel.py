@@ -21,12 +21,14 @@ from dragoman.settings import Settings
 from tests.attacks.bodies import GENERATING, SOCKET, VECTORS, good
 from tests.attacks.frame import attacked
 from tests.mcp.support import RawServer, raw_server
+from tests.support.engines import RUNNER
 from tests.support.parrot import call, parrot
 from tests.support.stuck import Stuck
 from tests.support.wait import becomes
 from tests.support.wire import request
 from tests.torture.aborts import Storm, settled
 
+OPTIONS = LocalOptions(runner=RUNNER, slots=1, context=2048, threads=1)
 CHAT, RESPONSES, COMPACT = "/v1/chat/completions", "/v1/responses", "/v1/responses/compact"
 METHODS = {"asked what it has": "tools/list", "called": "tools/call"}
 
@@ -144,7 +146,7 @@ def test_leaving_while_a_tool_server_is(
 
 def test_leaving_the_embedded_model() -> None:
     try:
-        engine = LocalEngine.open(default_model(), LocalOptions(slots=1, context=2048, threads=1))
+        engine = LocalEngine.open(default_model(), OPTIONS)
     except ModelFileError as error:
         pytest.skip(f"The default weights cannot be fetched: {error}")
     body = {**good(CHAT), "max_tokens": 2000, "ignore_eos": True}

@@ -109,7 +109,9 @@ def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rest.text.startswith("msgspec ")
 
 
-def test_cpu_flags(tmp_path: Path) -> None:
-    (tmp_path / "cpuinfo").write_text("processor : 0\nflags\t\t: fpu avx2\n")
+def test_what_a_cpu_is(tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text("processor : 0\nmodel name\t: A 9\nflags\t\t: fpu avx2\n")
+    assert machine.cpu_name(tmp_path / "cpuinfo") == "A 9"
+    assert machine.cpu_name(tmp_path / "gone") == ""
     assert machine.cpu_flags(tmp_path / "cpuinfo") == {"fpu", "avx2"}
     assert machine.cpu_flags(tmp_path / "gone") == frozenset()

@@ -19,6 +19,7 @@ from dragoman.http import server
 from dragoman.logs import Paint
 from dragoman.settings import Settings
 from tests.cli.conftest import Fake
+from tests.support.engines import RUNNER
 from tests.test_logs import Tty
 
 Capture = pytest.CaptureFixture[str]
@@ -230,7 +231,7 @@ def test_the_banner_says_how_answers_are_read() -> None:
 
 @pytest.mark.parametrize("flag", ["--dialect", "--tool-call-parser", "--reasoning-parser"])
 def test_an_unknown_dialect_ends_the_start(flag: str, weights: Path, capsys: Capture) -> None:
-    assert main(["serve", str(weights), "--port", "0", flag, "nobody"]) == 2
+    assert main(["serve", str(weights), "--port", "0", "--runner", RUNNER, flag, "nobody"]) == 2
     assert "hermes" in capsys.readouterr().err
 
 

@@ -48,18 +48,21 @@ def test_what_cannot_be_is_told(settings: Settings, words: str) -> None:
         served_engine(settings)
 
 
-def test_the_local_engine_is_opened_again_as_large_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_local_engine_is_opened_again_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Settings] = []
 
     def engine_of(settings: Settings) -> ScriptedEngine:
         seen.append(settings)
-        return ScriptedEngine(say("hi"), card=ModelCard(name="m", max_model_len=2560, slots=8))
+        details = {"runner": "OpenVINO 1.0, bf16 keys and values"}
+        card = ModelCard(name="m", max_model_len=2560, slots=8, details=details)
+        return ScriptedEngine(say("hi"), card=card)
 
     monkeypatch.setattr("dragoman.cli.engine.engine_of", engine_of)
     opener = Opener(Settings(threads=3))
     opener()
     opener()
     assert [(s.slots, s.context, s.threads) for s in seen] == [(None, None, 3), (8, 2560, 3)]
+    assert [s.runner for s in seen] == ["auto", "openvino"]
 
 
 def test_a_wrong_file_is_told_by_the_process_that_could_not_open_it(tmp_path: Path, capsys: Capture) -> None:

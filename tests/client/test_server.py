@@ -13,6 +13,7 @@ from dragoman.engines.weights import default_model
 from dragoman.types import ToolCall
 from tests.client.support import HELLO
 from tests.http.conftest import Serve, Served, parrot, serve
+from tests.support.engines import RUNNER
 from tests.support.parrot import call
 
 __all__ = ["parrot", "serve"]
@@ -20,6 +21,7 @@ __all__ = ["parrot", "serve"]
 TOOLS = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("f", "g")
 ]
+OPTIONS = LocalOptions(runner=RUNNER, context=128, slots=1, threads=1)
 SAID = f"<think>\nHm.\n</think>\n\nHä?\n{call('f', a=1)}\n{call('g')}"
 
 
@@ -126,7 +128,7 @@ def test_any_other_route(client: dragoman.Client) -> None:
 
 def test_an_embedded_model_and_the_ids_it_said() -> None:
     """The tree's ids are what the same prompt gives without the client."""
-    engine = LocalEngine.open(default_model(), LocalOptions(context=128, slots=1, threads=1))
+    engine = LocalEngine.open(default_model(), OPTIONS)
     fields = {"max_tokens": 6, "temperature": 0, "return_token_ids": True, "logprobs": True}
 
     async def run(url: str) -> AnswerTree:

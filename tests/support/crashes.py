@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 from msgspec import Struct, field
 
+from tests.support.engines import RUNNER
 from tests.support.own_server import address
 
 STORY = {"messages": [{"role": "user", "content": "Tell me a very long story."}]}
@@ -38,7 +39,8 @@ def isolated_server(*flags: str) -> Iterator[Server]:
     """`dragoman serve --isolate-engine`, ready; it must end well."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "log")
-        command = [sys.executable, "-m", "dragoman", "serve", "--isolate-engine", "--port", "0", *flags]
+        command = [sys.executable, "-m", "dragoman", "serve", "--isolate-engine", "--runner", RUNNER]
+        command += ["--port", "0", *flags]
         command += ["--data-dir", folder, "--threads", "1", "--context", "1024", "--shutdown-grace", "0"]
         with log.open("w") as file, subprocess.Popen(command, stdout=file, stderr=file) as process:
             try:

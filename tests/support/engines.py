@@ -1,11 +1,16 @@
 """Engines for tests."""
 
 from collections.abc import AsyncIterator
+from importlib.util import find_spec
 
 from dragoman.engines.local import LocalEngine
 from dragoman.engines.local.engine import LocalHandle
+from dragoman.engines.local.options import RunnerName
 from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.types import Job, Sink, Step
+
+RUNNER: RunnerName = "openvino" if find_spec("openvino") else "llamacpp"
+"""For tests that any will do for: to measure which is faster takes seconds, and may end either way."""
 
 
 class Shared:

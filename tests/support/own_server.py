@@ -12,6 +12,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from tests.support.engines import RUNNER
+
 
 class Served(Struct):
     url: str
@@ -30,7 +32,8 @@ def served(*flags: str) -> Iterator[Served]:
     """Ready to be asked; it is ended with the block."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "log")
-        command = [sys.executable, "-m", "dragoman", "serve", "--port", "0", "--data-dir", folder, *flags]
+        command = [sys.executable, "-m", "dragoman", "serve", "--port", "0", "--data-dir", folder]
+        command += ["--runner", RUNNER, *flags]
         with log.open("w") as file, subprocess.Popen(command, stdout=file, stderr=file) as process:
             try:
                 yield Served(address(process, log), process, log)

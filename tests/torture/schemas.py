@@ -18,7 +18,7 @@ from dragoman.engines.local import LocalEngine, LocalOptions
 from dragoman.engines.weights import default_model
 from dragoman.http.server import background
 from dragoman.settings import Settings
-from tests.support.engines import Shared
+from tests.support.engines import RUNNER, Shared
 from tests.support.messages import message_of, told
 from tests.support.random_schemas import schema, tools, wrong_calls, wrong_text
 from tests.torture.page import Row, progress, scaled
@@ -122,7 +122,8 @@ def plan(schemas: int, each: int, seed: int) -> Iterator[tuple[str, str, list[Ca
 def run(scale: float = 1.0, seed: int = 1) -> list[Row]:
     groups = list(plan(scaled(SCHEMAS, scale), scaled(EACH, scale), seed))
     tally = Tally(sum(len(cases) for _, _, cases in groups))
-    engine = LocalEngine.open(default_model(), LocalOptions(name="model", context=2048, slots=STREAMS))
+    options = LocalOptions(runner=RUNNER, name="model", context=2048, slots=STREAMS)
+    engine = LocalEngine.open(default_model(), options)
     try:
         for dialect, group, cases in groups:
             with background(Shared(engine), Settings(port=0, dialect=dialect, log_level="error")) as url:

@@ -13,6 +13,7 @@ from dragoman.engines.weights import default_model
 from dragoman.http.server import background
 from dragoman.settings import Settings
 from tests.engines.vllm.conftest import BUILD, served
+from tests.support.engines import RUNNER
 from tests.support.talks import WAYS, Talk
 from tests.torture.page import Row, progress, scaled
 
@@ -21,7 +22,8 @@ TALKS = 500
 
 @contextmanager
 def embedded() -> Iterator[str]:
-    engine = LocalEngine.open(default_model(), LocalOptions(name="smollm2", context=2048, slots=4, threads=1))
+    options = LocalOptions(runner=RUNNER, name="smollm2", context=2048, slots=4, threads=1)
+    engine = LocalEngine.open(default_model(), options)
     settings = Settings(port=0, store="memory", trajectories=True, dialect="hermes")
     with background(engine, settings) as url:
         yield url

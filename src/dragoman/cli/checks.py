@@ -105,7 +105,9 @@ def runner(patient: Patient) -> Iterator[Finding]:
         verdict: Verdict = "ok" if patient.settings.runner == "auto" else "failed"
         yield Finding("runner", verdict, f"llama.cpp; not OpenVINO, because {why}")
     else:
-        yield Finding("runner", "ok", "OpenVINO, for the models it can run; llama.cpp for the others")
+        known = patient.settings.runner == "openvino"
+        which = "OpenVINO" if known else "OpenVINO or llama.cpp, as measured for each file that both can run"
+        yield Finding("runner", "ok", which)
 
 
 def processor(_: Patient) -> Iterator[Finding]:
@@ -197,6 +199,8 @@ def model(patient: Patient) -> Iterator[Finding]:
         f"{engine.card.name} loads in {took:.1f} s by {engine.card.details['runner']}; "
         f"context {engine.card.max_model_len}",
     )
+    if why := engine.card.details.get("why"):
+        yield Finding("runner", "ok", why)
     count, rate = asyncio.run(speak(engine))
     fine = count > 0
     advice = "" if fine else "Try another file; this one may be damaged."

@@ -28,6 +28,7 @@ def local(settings: Settings) -> "LocalEngine":
         threads=settings.threads,
         adapters=adapters_of(settings),
         runner=settings.runner,
+        readers=settings.readers,
         kv_memory=settings.kv_memory and settings.kv_memory << 20,
         kv_cache=settings.kv_cache,
         guesses=LocalOptions().guesses if settings.guesses is None else settings.guesses,
@@ -92,7 +93,7 @@ def remote(settings: Settings) -> "Engine":
 
 
 def _leave_to_local(settings: Settings) -> None:
-    for name in ("runner", "kv_memory", "kv_cache", "guesses"):
+    for name in ("runner", "readers", "kv_memory", "kv_cache", "guesses"):
         if getattr(settings, name) not in ("auto", None):
             raise SettingsError(f"`{name}` is for the engine `local`; leave it out.")
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from dragoman.engines.isolated import IsolatedEngine
     from dragoman.engines.protocol import Engine, Tokenizer
 
+_RUNNERS = {"llama.cpp": "llamacpp", "OpenVINO": "openvino"}
+"""By the first word of what is said of them."""
 # Not from the folder it is started in: what lies there is not what is to be run.
 CHILD = (sys.executable, "-P", "-m", "dragoman.cli.isolated")
 
@@ -54,8 +56,11 @@ class Opener:
         made: Engine = isolated(settings) if settings.isolate_engine else engine.engine_of(settings)
         check_engine(made)
         if settings.engine == "local":
-            # As large as the first time, however much memory is free by then: the card stays true.
-            self._settings = replace(settings, slots=made.card.slots, context=made.card.max_model_len)
+            # As large as the first time, however much memory is free by then, and by the same runner: the
+            # card stays true.
+            card = made.card
+            runner = _RUNNERS.get(card.details.get("runner", "").split(" ")[0], settings.runner)
+            self._settings = replace(settings, slots=card.slots, context=card.max_model_len, runner=runner)
         return made
 
 

@@ -14,6 +14,7 @@ from dragoman.errors import SettingsError
 from dragoman.http.server import background
 from dragoman.settings import Settings
 from tests.engines.remote.support import serving
+from tests.support.engines import RUNNER
 from tests.support.http import HELLO, get, post
 
 FRONT = Settings(port=0, store="none", shutdown_grace=0)
@@ -27,7 +28,8 @@ class Pair(Struct):
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Pair]:
     """A server with the model, and one in front of it that has only the vocabulary."""
-    with serving(LocalEngine.open(default_model(), LocalOptions(context=256, slots=1, threads=1))) as urls:
+    options = LocalOptions(runner=RUNNER, context=256, slots=1, threads=1)
+    with serving(LocalEngine.open(default_model(), options)) as urls:
         engine = engine_of(Settings(engine="remote", upstream=urls, tokenizer=str(default_model())))
         with background(engine, FRONT) as outer:
             yield Pair(urls[0], outer)

@@ -8,6 +8,7 @@ _CPUS = Path("/sys/devices/system/cpu")
 _GROUP = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")
 _CPUINFO = Path("/proc/cpuinfo")
+_STAT = Path("/proc/stat")
 _FALLBACK_MEMORY = 4 << 30
 
 
@@ -20,12 +21,30 @@ def cores() -> int:
 
 def cpu_flags(source: Path = _CPUINFO) -> frozenset[str]:
     """What the first processor of the list can do; empty where the system does not say."""
+    return frozenset(_told(source, "flags", "features").split())
+
+
+def cpu_name(source: Path = _CPUINFO) -> str:
+    """What the first processor of the list is called; empty where the system does not say."""
+    return _told(source, "model name", "cpu part")
+
+
+def _told(source: Path, *fields: str) -> str:
     try:
         lines = source.read_text(errors="replace").splitlines()
     except OSError:
-        return frozenset()
-    line = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
-    return frozenset(line.partition(":")[2].split())
+        return ""
+    line = next((line for line in lines if line.lower().startswith(fields)), "")
+    return line.partition(":")[2].strip()
+
+
+def used_seconds() -> float:
+    """Processor time that everybody has had, and what a hypervisor gave to others; 0 if nobody can tell."""
+    try:
+        user, nice, system, _idle, _waiting, *others = map(int, _STAT.read_text().split("\n")[0].split()[1:9])
+    except (OSError, ValueError):
+        return 0.0
+    return (user + nice + system + sum(others)) / os.sysconf("SC_CLK_TCK")
 
 
 def free_memory() -> int:

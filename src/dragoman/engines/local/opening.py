@@ -9,6 +9,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from dragoman.engines.local import machine
+from dragoman.engines.local.calibrated import Choice, chosen
 from dragoman.engines.local.llamacpp import LlamaRunner
 from dragoman.engines.local.model import Model
 from dragoman.engines.local.numerics import numerics
@@ -38,12 +39,23 @@ def open_model(path: Path, options: LocalOptions) -> Opened:
     if options.runner == "llamacpp":
         return _open_llamacpp(path, options)
     try:
-        return _open_openvino(path, options)
+        found = _try_openvino(path, options)
     except NotForOpenVino as why:
         if options.runner == "openvino":
             message = f"OpenVINO cannot run {path.name}: {why}. Use the runner llamacpp."
             raise ModelFileError(message) from None
-        return _open_llamacpp(path, options, f"llama.cpp; not OpenVINO, because {why}")
+        found = f"llama.cpp; not OpenVINO, because {why}"
+    return _open_llamacpp(path, options, found) if isinstance(found, str) else found
+
+
+def _try_openvino(path: Path, options: LocalOptions) -> Opened | str:
+    """Opened, or why the other runner is chosen. Everything that costs nothing is asked first."""
+    check_machine(options)
+    model = Model(path, vocabulary_only=True)
+    shape = shape_of(model.metadata)
+    check_context(options.context, model.trained_context)
+    choice = Choice("openvino", "") if options.runner == "openvino" else chosen(model, shape, options)
+    return choice.why if choice.runner == "llamacpp" else _open_openvino(model, options, choice.why)
 
 
 def _open_llamacpp(path: Path, options: LocalOptions, why: str = "") -> Opened:
@@ -68,20 +80,14 @@ def _open_llamacpp(path: Path, options: LocalOptions, why: str = "") -> Opened:
     return _opened(model, runner, options, details, decided)
 
 
-def _open_openvino(path: Path, options: LocalOptions) -> Opened:
-    """Everything that costs nothing is asked first."""
-    check_machine(options)
-    model = Model(path, vocabulary_only=True)
-    shape_of(model.metadata)
-    check_context(options.context, model.trained_context)
+def _open_openvino(model: Model, options: LocalOptions, why: str) -> Opened:
+    """`model` has the vocabulary alone."""
     from dragoman.engines.local.openvino.converted import converted
     from dragoman.engines.local.openvino.opening import files_of, runner_of
 
-    graph = converted(path)
+    graph = converted(model.path)
     runner, details = runner_of(graph, model.trained_context, options)
     decided = numerics(files_of(graph), details["runner"])
-    chosen = options.runner == "openvino"
-    why = "" if chosen else "OpenVINO, which is faster on this CPU; the other is --runner llamacpp"
     return _opened(model, runner, options, details | {"why": why}, decided)
 
 

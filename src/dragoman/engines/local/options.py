@@ -13,7 +13,9 @@ class LocalOptions(Struct, frozen=True, kw_only=True):
     """Everything has a default that is worked out from the model and the machine."""
 
     runner: RunnerName = "auto"
-    """What computes. `auto` is OpenVINO where it is installed and can run the model on this CPU."""
+    """What computes. `auto` is the one that was faster when both were tried with this file on this CPU."""
+    readers: int | None = None
+    """Answers that are expected at a time, for which `auto` decides; by default `slots`, or else one."""
     name: str | None = None
     """The model's public name; by default the name of the file."""
     context: int | None = None

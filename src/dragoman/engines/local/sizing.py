@@ -8,7 +8,7 @@ from dragoman.engines.local.options import LocalOptions
 from dragoman.errors import SettingsError
 
 # Memory for keys and values is taken and touched at once, so a small model must not grab it all.
-_MOST = 2 << 30
+MOST = 2 << 30
 _SLOTS = (32, 16, 8, 4, 2, 1)
 # Conversations with tools need room; below this, fewer slots are better than shorter ones.
 _ROOM = 2048
@@ -61,7 +61,7 @@ def check_memory(needed: int, what: str) -> None:
 
 def memory_for(asked: int | None) -> int:
     """Bytes for keys and values: as many as were asked for, or a share of what is free."""
-    return asked or min(machine.free_memory() // 4, _MOST)
+    return asked or min(machine.free_memory() // 4, MOST)
 
 
 def divide(tokens: int, trained: int, slots: int | None, context: int | None) -> tuple[int, int]:

@@ -15,15 +15,13 @@ import msgspec
 import openvino as ov
 from msgspec import Struct
 
-from dragoman.engines.local.openvino.family import NotForOpenVino, shape_of
+from dragoman.engines.local.openvino.family import RECIPE, NotForOpenVino, shape_of
 from dragoman.engines.local.openvino.graph import build
 from dragoman.engines.local.openvino.tensors import Tensors
 from dragoman.engines.weights import cache_folder, show_progress, work_folder
 from dragoman.errors import ModelFileError
 
 FILE = "openvino_model.xml"
-_RECIPE = 4
-"""Goes up when the same file is converted in another way."""
 _SOURCE = "source.json"
 
 
@@ -35,15 +33,13 @@ class _Source(Struct, frozen=True):
 
 def converted(path: Path) -> Path:
     """The graph of a GGUF file. Raises NotForOpenVino where it cannot be one."""
-    folder = cache_folder() / "openvino"
-    stat = path.stat()
-    source = _Source(str(path.resolve()), stat.st_size, stat.st_mtime_ns)
+    folder, source = _place(path)
     if found := _known(folder, path, source):
         return found / FILE
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with work_folder(folder, "convert-") as work:
-            target = folder / f"{path.stem}-{_digest(path)[:16]}-{_RECIPE}"
+            target = folder / f"{path.stem}-{_digest(path)[:16]}-{RECIPE}"
             if not (target / FILE).exists():
                 _convert(path, work)
                 _keep(work)
@@ -59,8 +55,19 @@ def converted(path: Path) -> Path:
     return target / FILE
 
 
+def is_converted(path: Path) -> bool:
+    folder, source = _place(path)
+    return _known(folder, path, source) is not None
+
+
+def _place(path: Path) -> tuple[Path, _Source]:
+    """Where converted files are, and what this one would be known by."""
+    stat = path.stat()
+    return cache_folder() / "openvino", _Source(str(path.resolve()), stat.st_size, stat.st_mtime_ns)
+
+
 def _known(folder: Path, path: Path, source: _Source) -> Path | None:
-    for entry in folder.glob(f"{_literal(path.stem)}-*-{_RECIPE}"):
+    for entry in folder.glob(f"{_literal(path.stem)}-*-{RECIPE}"):
         try:
             told = msgspec.json.decode((entry / _SOURCE).read_bytes(), type=_Source)
         except (OSError, msgspec.DecodeError):

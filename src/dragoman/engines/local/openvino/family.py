@@ -35,6 +35,8 @@ FAMILIES: Mapping[str, Family] = {
     "phi3": Family(),
     "gemma3": Family(gelu=True, embedding_by_width=True, windowed=6),
 }
+RECIPE = 4
+"""Goes up when the same file is converted in another way."""
 _LARGE_GEMMA = 62
 """Layers of the one that scales attention by its width instead of its heads."""
 _LOCAL_BASE = 10000.0

@@ -1,0 +1,277 @@
+"""Which runner is taken for a file on this machine: both are tried once, and what was found is kept.
+
+    ~/.cache/dragoman/runners/SmolLM2-135M-Instruct.Q4_1-0c7b1f2d9a3e.json
+
+The name stands for the file, the machine and all else that the figures depend on. So the choice stays as it
+is until one of them changes; without that file both are measured again.
+"""
+
+import logging
+import os
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from dragoman.engines.local import machine
+from dragoman.engines.local.model import Model
+from dragoman.engines.local.numerics import numerics
+from dragoman.engines.local.openvino.family import RECIPE, NotForOpenVino, Shape
+from dragoman.engines.local.options import LocalOptions, RunnerName
+from dragoman.engines.local.sizing import MOST
+from dragoman.engines.weights import cache_folder, work_folder
+
+EVEN = 0.97
+"""Of the other's rate. What is closer than that is noise."""
+HEAVY = 1.1
+"""Of the other's memory. What takes more is not for one reader."""
+MANY = 8
+"""Readers that both are told for, beside one, where nobody has asked for another number."""
+_MOST_READERS = 32
+"""More are not tried: from there on, a step takes longer by what is added to it."""
+_SMALL = 64 << 20
+"""Below that many bytes a file is not measured: either runner is fast, and a start should be."""
+_WIDER = 2.5
+"""Memory that conversion may take, in sizes of the file."""
+_LIMIT_S = 120.0
+_BYTES_A_SECOND = 10 << 20
+"""A process gets so long, and longer by what it has to read."""
+_END_S = 2.0
+"""A process that has said what it had to say gets so long to end."""
+_MOMENT_S = 0.25
+_SHARED = 0.25
+"""Of a core may go to others while both are measured."""
+_CHILD = (sys.executable, "-P", "-m", "dragoman.engines.local.measuring")
+_NAMES = {"llamacpp": "llama.cpp", "openvino": "OpenVINO"}
+_log = logging.getLogger("dragoman.engine")
+
+
+CONTEXT = 192
+"""Tokens of a sequence that is measured."""
+
+
+class Order(Struct, frozen=True):
+    runner: Literal["llamacpp", "openvino"]
+    path: str
+    options: LocalOptions
+    readers: int
+
+
+class Measured(Struct, frozen=True, tag=True):
+    """Tokens a second, and bytes."""
+
+    one: float
+    """Of an answer by itself."""
+    many: float
+    """Of as many answers as there are readers, together."""
+    prompt: float
+    memory: int
+    """The most it had, without keys and values."""
+    others: float = 0.0
+    """Cores that were used by others meanwhile."""
+
+
+class Refused(Struct, frozen=True, tag=True):
+    """The runner cannot run the file, today or later."""
+
+    why: str
+
+
+class Converted(Struct, frozen=True, tag=True):
+    """Made OpenVINO's form of the file, which takes memory: what it takes to run shows in another process."""
+
+
+class Failed(Struct, frozen=True, tag=True):
+    why: str
+
+
+Reply: TypeAlias = Measured | Refused | Converted | Failed
+_replies: "msgspec.msgpack.Decoder[Reply]" = msgspec.msgpack.Decoder(Reply)
+
+
+class Found(Struct, frozen=True):
+    readers: int
+    """How many there are in the figures for many."""
+    llamacpp: Measured
+    openvino: Measured | Refused
+
+
+class Choice(Struct, frozen=True):
+    runner: RunnerName
+    why: str
+
+
+class _Uncertain(Exception):
+    """It could not be measured; then this runner is taken, and nothing is kept."""
+
+    def __init__(self, runner: RunnerName, why: str) -> None:
+        super().__init__(why)
+        self.runner: RunnerName = runner
+
+
+def chosen(model: Model, shape: Shape, options: LocalOptions) -> Choice:
+    """The runner for as many readers as are expected. Raises NotForOpenVino if that cannot run the file."""
+    path, readers = model.path, expected(options)
+    if path.stat().st_size < _SMALL or 0 < model.trained_context < CONTEXT:
+        return Choice("openvino", "OpenVINO, not measured, because the model is small (--runner llamacpp)")
+    try:
+        found = _found(path, options, min(readers, _MOST_READERS) if readers > 1 else MANY)
+    except _Uncertain as error:
+        _log.warning("Runners were not compared for %s: %s.", path.name, error)
+        return Choice(error.runner, f"{_NAMES[error.runner]}; not compared, because {error}")
+    if isinstance(found.openvino, Refused):
+        raise NotForOpenVino(found.openvino.why)
+    if found.openvino.memory > (free := machine.free_memory()):
+        why = f"llama.cpp, because OpenVINO needs {_mb(found.openvino.memory)}, and {_mb(free)} are free"
+        return Choice("llamacpp", why)
+    return decided(found, found.openvino, readers, _kept(shape, options))
+
+
+def expected(options: LocalOptions) -> int:
+    """How many read at once: as was said, or as many as there are to be slots, or one."""
+    return options.readers or options.slots or 1
+
+
+def decided(found: Found, openvino: Measured, readers: int, kept: int = 0) -> Choice:
+    """`kept` are the bytes of keys and values, which either runner takes.
+
+    OpenVINO is taken where it is at least as fast for so many readers, and for one reader only where it takes
+    hardly more memory: who runs a model for himself gets no less than from llama.cpp.
+    """
+    llamacpp = found.llamacpp
+    if readers == 1:
+        fast = openvino.one >= EVEN * llamacpp.one
+        light = openvino.memory + kept <= HEAVY * (llamacpp.memory + kept)
+    else:
+        fast, light = openvino.many >= EVEN * llamacpp.many, True
+    runner: RunnerName = "openvino" if fast and light else "llamacpp"
+    less = " and less memory" if fast and not light else ""
+    first, second = (openvino, llamacpp) if runner == "openvino" else (llamacpp, openvino)
+    other: RunnerName = "llamacpp" if runner == "openvino" else "openvino"
+    return Choice(
+        runner,
+        f"{_NAMES[runner]}, chosen for {'one reader' if readers == 1 else f'{readers} readers'}{less}: "
+        f"it writes {_rate(first.one)} tokens/s for one, {_rate(first.many)} for {found.readers}, "
+        f"reads {_rate(first.prompt)}, takes {_mb(first.memory)}; {_NAMES[other]} {_rate(second.one)}, "
+        f"{_rate(second.many)}, {_rate(second.prompt)}, {_mb(second.memory)} (--runner {other})",
+    )
+
+
+def _kept(shape: Shape, options: LocalOptions) -> int:
+    """Most bytes of keys and values, whatever is free just now: the choice must not depend on that."""
+    asked = options.kv_memory or MOST
+    if options.slots and options.context:
+        # A key and a value of 16 bits for each number of a head.
+        return min(asked, options.slots * options.context * shape.layers * shape.kv_heads * shape.head * 4)
+    return asked
+
+
+def _found(path: Path, options: LocalOptions, readers: int) -> Found:
+    """What is known, or else what is measured now."""
+    folder = cache_folder() / "runners"
+    file = folder / f"{path.stem}-{_key(path, options, readers)}.json"
+    if known := _read(file):
+        return known
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Servers that start at once do not disturb each other's figures: the second finds the first one's.
+        with work_folder(folder, "measure-") as work:
+            if known := _read(file):
+                return known
+            found = _measured(path, options, readers)
+            (work / file.name).write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
+            (work / file.name).rename(file)
+            return found
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise _Uncertain("openvino", f"{folder} cannot be written ({reason})") from None
+
+
+def _read(file: Path) -> Found | None:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Found)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _key(path: Path, options: LocalOptions, readers: int) -> str:
+    return numerics(
+        [path],
+        machine.cpu_name(),
+        options.threads or machine.cores(),
+        (options.kv_cache, options.flash_attention, options.batch, readers, RECIPE),
+        (version("openvino"), version("xllamacpp")),
+    )
+
+
+def _measured(path: Path, options: LocalOptions, readers: int) -> Found:
+    """llama.cpp first: it has no need to convert anything."""
+    if machine.free_memory() < _WIDER * path.stat().st_size:
+        raise _Uncertain("llamacpp", "there is too little free memory to try OpenVINO")
+    _check_cores(_used_by_others(), options)
+    _log.info("Both runners are measured for %s, once: it takes seconds, more for a large file.", path.name)
+    llamacpp = _ask(Order("llamacpp", str(path), options, readers))
+    if not isinstance(llamacpp, Measured):
+        raise _Uncertain("openvino", f"llama.cpp could not be tried ({_reason(llamacpp)})")
+    _check_cores(llamacpp.others, options)
+    openvino = _ask(order := Order("openvino", str(path), options, readers))
+    if isinstance(openvino, Converted):
+        openvino = _ask(order)
+    if not isinstance(openvino, Measured | Refused):
+        raise _Uncertain("llamacpp", f"OpenVINO could not be tried ({_reason(openvino)})")
+    if isinstance(openvino, Measured):
+        _check_cores(openvino.others, options)
+    return Found(readers, llamacpp, openvino)
+
+
+def _ask(order: Order) -> Reply:
+    """What a process says that is begun for it, and is gone then."""
+    from dragoman.engines.isolated import wire
+    from dragoman.engines.isolated.process import Process
+
+    limit = _LIMIT_S + Path(order.path).stat().st_size / _BYTES_A_SECOND
+    try:
+        process = Process(_CHILD)
+    except OSError as error:
+        return Failed(error.strerror or type(error).__name__)
+    try:
+        process.link.settimeout(limit)
+        process.link.sendall(wire.frame(order))
+        return _replies.decode(wire.receive(process.link))
+    except TimeoutError:
+        process.kill()
+        return Failed(f"it took more than {limit:.0f} seconds")
+    except (EOFError, BrokenPipeError):
+        return Failed(f"its process {process.end(_END_S)}")
+    finally:
+        process.link.close()
+        process.end(_END_S)
+
+
+def _used_by_others() -> float:
+    """Cores, in a moment in which we do nothing."""
+    began, used = time.perf_counter(), machine.used_seconds()
+    time.sleep(_MOMENT_S)
+    return (machine.used_seconds() - used) / (time.perf_counter() - began)
+
+
+def _check_cores(others: float, options: LocalOptions) -> None:
+    """Where threads have to wait for a core, figures say little: runners suffer from it in different ways."""
+    if (os.cpu_count() or 1) - others < (options.threads or machine.cores()) - _SHARED:
+        raise _Uncertain("openvino", "the machine is busy with other things")
+
+
+def _reason(reply: Reply) -> str:
+    return reply.why if isinstance(reply, Refused | Failed) else "it was not measured"
+
+
+def _rate(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 else f"{value:.1f}"
+
+
+def _mb(count: int) -> str:
+    return f"{count / 1e6:,.0f} MB"

@@ -1,0 +1,257 @@
+"""Which of two runners is taken, by what they were seen to do."""
+
+import logging
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from dragoman.engines.local import calibrated, machine, opening
+from dragoman.engines.local.calibrated import (
+    CONTEXT,
+    Choice,
+    Converted,
+    Failed,
+    Found,
+    Measured,
+    Order,
+    Refused,
+    Reply,
+    chosen,
+    decided,
+)
+from dragoman.engines.local.measuring import rate
+from dragoman.engines.local.model import Model
+from dragoman.engines.local.openvino.family import NotForOpenVino, shape_of
+from dragoman.engines.local.options import LocalOptions
+from tests.engines.local.openvino.conftest import write_model
+
+MB = 10**6
+LLAMA = Measured(one=100.0, many=200.0, prompt=300.0, memory=500 * MB)
+OPTIONS = LocalOptions(threads=1)
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAGOMAN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(calibrated, "_SMALL", 0)
+    monkeypatch.setattr(calibrated, "_used_by_others", lambda: 0.0)
+
+
+@pytest.fixture(scope="module")
+def model(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    file = write_model(tmp_path_factory.mktemp("models") / "model.gguf", weights)
+    return Model(file, vocabulary_only=True)
+
+
+class Asked:
+    """Stands for the processes: what each runner would say, and how often it was asked."""
+
+    def __init__(self, llamacpp: Reply, *openvino: Reply) -> None:
+        self.replies = {"llamacpp": [llamacpp], "openvino": list(openvino)}
+        self.orders: list[Order] = []
+
+    def __call__(self, order: Order) -> Reply:
+        self.orders.append(order)
+        replies = self.replies[order.runner]
+        return replies.pop(0) if len(replies) > 1 else replies[0]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Asked]:
+    def ask(*replies: Reply) -> Asked:
+        made = Asked(*replies)
+        monkeypatch.setattr(calibrated, "_ask", made)
+        return made
+
+    return ask
+
+
+def choice_for(model: Model, options: LocalOptions) -> Choice:
+    return chosen(model, shape_of(model.metadata), options)
+
+
+def other(one: float = 1.0, many: float = 1.0, memory: float = 1.0) -> Measured:
+    """OpenVINO beside llama.cpp."""
+    return Measured(LLAMA.one * one, LLAMA.many * many, 900.0, int(LLAMA.memory * memory))
+
+
+@pytest.mark.parametrize(
+    ("openvino", "readers", "runner"),
+    [
+        (other(), 1, "openvino"),
+        (other(one=0.98), 1, "openvino"),
+        (other(one=0.96, many=3.0), 1, "llamacpp"),
+        (other(one=0.96, many=3.0), 8, "openvino"),
+        (other(one=1.5, many=0.9), 8, "llamacpp"),
+        (other(one=1.5, memory=1.09), 1, "openvino"),
+        (other(one=1.5, memory=1.11), 1, "llamacpp"),
+        (other(many=1.5, memory=1.8), 8, "openvino"),
+    ],
+)
+def test_the_choice_for_so_many_readers(openvino: Measured, readers: int, runner: str) -> None:
+    assert decided(Found(8, LLAMA, openvino), openvino, readers).runner == runner
+
+
+def test_keys_and_values_count_as_memory_of_both() -> None:
+    heavy = other(one=1.5, memory=1.8)
+    assert decided(Found(8, LLAMA, heavy), heavy, 1, kept=3000 * MB).runner == "llamacpp"
+    assert decided(Found(8, LLAMA, heavy), heavy, 1, kept=4000 * MB).runner == "openvino"
+
+
+def test_both_figures_are_told() -> None:
+    openvino = other(one=0.5, many=4.0, memory=2.0)
+    assert decided(Found(8, LLAMA, openvino), openvino, 1).why == (
+        "llama.cpp, chosen for one reader: it writes 100 tokens/s for one, 200 for 8, reads 300, takes 500 MB"
+        "; OpenVINO 50, 800, 900, 1,000 MB (--runner openvino)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "readers", "measured"),
+    [
+        (LocalOptions(), 1, 8),
+        (LocalOptions(slots=4), 4, 4),
+        (LocalOptions(slots=4, readers=1), 1, 8),
+        (LocalOptions(readers=200), 200, 32),
+    ],
+)
+def test_for_how_many_readers(
+    options: LocalOptions, readers: int, measured: int, model: Model, asked: Callable[..., Asked]
+) -> None:
+    processes = asked(LLAMA, other())
+    why = choice_for(model, options).why
+    assert f"chosen for {'one reader' if readers == 1 else f'{readers} readers'}:" in why
+    assert {order.readers for order in processes.orders} == {measured}
+
+
+def test_it_is_measured_once(model: Model, asked: Callable[..., Asked]) -> None:
+    processes = asked(LLAMA, Converted(), other(one=1.2))
+    first = choice_for(model, OPTIONS)
+    assert [order.runner for order in processes.orders] == ["llamacpp", "openvino", "openvino"]
+    assert choice_for(model, replace(OPTIONS, name="other", context=CONTEXT)) == first
+    assert len(processes.orders) == 3
+
+
+@pytest.mark.parametrize("change", [{"threads": 2}, {"kv_cache": "int8"}, {"readers": 4}])
+def test_it_is_measured_again_for_what_may_change_it(
+    change: dict[str, object], model: Model, asked: Callable[..., Asked]
+) -> None:
+    processes = asked(LLAMA, other())
+    choice_for(model, OPTIONS)
+    choice_for(model, replace(OPTIONS, **change))
+    assert len(processes.orders) == 4
+
+
+def test_another_file_of_the_same_name_is_measured(
+    model: Model, tmp_path: Path, asked: Callable[..., Asked]
+) -> None:
+    processes = asked(LLAMA, other())
+    choice_for(model, OPTIONS)
+    data = model.path.read_bytes()
+    same, differs = tmp_path / "same" / model.path.name, tmp_path / "differs" / model.path.name
+    for file, last in ((same, data[-1]), (differs, data[-1] ^ 1)):
+        file.parent.mkdir()
+        file.write_bytes(data[:-1] + bytes([last]))
+        choice_for(Model(file, vocabulary_only=True), OPTIONS)
+        assert len(processes.orders) == (2 if file == same else 4)
+
+
+def test_what_openvino_refuses_is_known_from_then_on(model: Model, asked: Callable[..., Asked]) -> None:
+    processes = asked(LLAMA, Refused("it cannot be compiled"))
+    for _ in range(2):
+        with pytest.raises(NotForOpenVino, match="cannot be compiled"):
+            choice_for(model, OPTIONS)
+    assert len(processes.orders) == 2
+
+
+@pytest.mark.parametrize(
+    ("replies", "runner", "why"),
+    [
+        ((Failed("no memory"), other()), "openvino", "llama.cpp could not be tried (no memory)"),
+        ((LLAMA, Failed("it crashed")), "llamacpp", "OpenVINO could not be tried (it crashed)"),
+        ((LLAMA, replace(other(), others=1e6)), "openvino", "the machine is busy"),
+    ],
+)
+def test_without_figures_there_is_one_line_and_nothing_is_kept(
+    replies: tuple[Reply, ...],
+    runner: str,
+    why: str,
+    model: Model,
+    asked: Callable[..., Asked],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    processes = asked(*replies)
+    choice = choice_for(model, OPTIONS)
+    assert (choice.runner, why in choice.why) == (runner, True)
+    [line] = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert why in line.getMessage()
+    before = len(processes.orders)
+    choice_for(model, OPTIONS)
+    assert len(processes.orders) == 2 * before
+
+
+def test_without_memory_for_it_openvino_is_not_taken(
+    model: Model, asked: Callable[..., Asked], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes = asked(LLAMA, other(one=2.0))
+    assert choice_for(model, OPTIONS).runner == "openvino"
+    monkeypatch.setattr(machine, "free_memory", lambda: 400 * MB)
+    assert "needs 500 MB, and 400 MB are free" in choice_for(model, OPTIONS).why
+    monkeypatch.setattr(machine, "free_memory", lambda: 1 * MB)
+    assert "too little free memory" in choice_for(model, replace(OPTIONS, threads=2)).why
+    assert len(processes.orders) == 2
+
+
+def test_small_files_are_not_measured(
+    model: Model, asked: Callable[..., Asked], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibrated, "_SMALL", 1 << 30)
+    processes = asked(LLAMA, other())
+    assert "not measured" in choice_for(model, OPTIONS).why
+    assert not processes.orders
+
+
+def test_what_is_chosen_is_opened(model: Model, asked: Callable[..., Asked]) -> None:
+    asked(LLAMA, other(one=0.5))
+    options = LocalOptions(context=64, slots=1, threads=1)
+    opened = opening.open_model(model.path, options)
+    opened.runner.close()
+    assert opened.card.details["runner"] == "llama.cpp"
+    assert "--runner openvino" in opened.card.details["why"]
+
+
+def test_both_runners_are_measured_in_processes(model: Model) -> None:
+    """The file is new: the first one converts it."""
+    openvino, llamacpp = (Order(runner, str(model.path), OPTIONS, 2) for runner in ("openvino", "llamacpp"))
+    first, *others = map(calibrated._ask, (openvino, openvino, llamacpp))
+    assert first == Converted()
+    for found in others:
+        assert isinstance(found, Measured), found
+        assert found.one > 0 and found.many > 0 and found.prompt > 0
+        assert 10 * MB < found.memory < 4000 * MB
+
+
+def test_a_file_that_is_damaged_is_told_by_the_process(weights: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged.gguf"
+    damaged.write_bytes(weights.read_bytes()[:20_000_000])
+    reply = calibrated._ask(Order("llamacpp", str(damaged), OPTIONS, 2))
+    assert isinstance(reply, Failed) and "not downloaded to its end" in reply.why
+
+
+def test_a_process_that_crashes_or_hangs_is_told(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    order = Order("llamacpp", str(model.path), OPTIONS, 2)
+    kill = f"import os; os.kill(os.getpid(), {int(signal.SIGSEGV)})"
+    monkeypatch.setattr(calibrated, "_CHILD", (sys.executable, "-c", kill))
+    assert calibrated._ask(order) == Failed("its process was ended by SIGSEGV")
+    monkeypatch.setattr(calibrated, "_CHILD", (sys.executable, "-c", "import time; time.sleep(600)"))
+    monkeypatch.setattr(calibrated, "_LIMIT_S", 0.1)
+    reply = calibrated._ask(order)
+    assert isinstance(reply, Failed) and "took more than" in reply.why
+
+
+def test_the_rate_is_that_of_the_best_steps() -> None:
+    assert rate([0.0, 0.5, 1.0, 1.5, 2.0, 3.0], 8) == 16.0
