@@ -2,9 +2,9 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-from dragoman.constrain.bytewise import END, byte_vocabulary
-from dragoman.constrain.compiling import LEAST_BYTES, Compiled, compile_cached
+from dragoman.constrain.compiling import LEAST_BYTES, MatcherCache, compile_cached
 from dragoman.constrain.constraint import Constraint
+from dragoman.constrain.vocabulary import END, byte_vocabulary
 
 
 def constraint(number: int) -> Constraint:
@@ -15,7 +15,7 @@ SIZE = LEAST_BYTES + 16 * len(constraint(1).grammar)
 
 
 def test_it_is_compiled_once() -> None:
-    kept = Compiled(byte_vocabulary())
+    kept = MatcherCache(byte_vocabulary())
     one, two = kept.start(constraint(1)), kept.start(constraint(1))
     one.accept(ord("t"))
     assert two.allowed(ord("t")) and not one.allowed(ord("t"))
@@ -23,7 +23,7 @@ def test_it_is_compiled_once() -> None:
 
 
 def test_the_oldest_goes_when_there_are_too_many_bytes() -> None:
-    kept = Compiled(byte_vocabulary(), SIZE * 3)
+    kept = MatcherCache(byte_vocabulary(), SIZE * 3)
     for number in range(9):
         kept.start(constraint(number))
     assert kept.bytes == SIZE * 3
@@ -32,7 +32,7 @@ def test_the_oldest_goes_when_there_are_too_many_bytes() -> None:
 
 
 def test_threads_share_it() -> None:
-    kept = Compiled(byte_vocabulary())
+    kept = MatcherCache(byte_vocabulary())
     with ThreadPoolExecutor(8) as pool:
         matchers = list(pool.map(kept.start, [constraint(number % 3) for number in range(60)]))
     assert all(matcher.allowed(ord("t")) for matcher in matchers)

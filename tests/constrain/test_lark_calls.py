@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from dragoman.constrain.calls.answer_grammar import Choice, answer_grammar
+from dragoman.constrain.calls.answer_grammar import CallMode, answer_grammar
 from dragoman.constrain.constraint import Constraint
 from dragoman.dialects.registry import get_dialect
 from dragoman.dialects.render import render
@@ -29,7 +29,7 @@ def call(text: str) -> Answer:
 
 
 @every_way
-def test_patches_are_accepted_and_nothing_else(name: str, choice: Choice) -> None:
+def test_patches_are_accepted_and_nothing_else(name: str, choice: CallMode) -> None:
     dialect = get_dialect(name)
     grammar = answer_grammar(dialect, TOOLS, choice=choice, strict=CUSTOM, custom=CUSTOM)
     assert grammar.accepts(render(dialect, call(PATCH)))
@@ -39,7 +39,7 @@ def test_patches_are_accepted_and_nothing_else(name: str, choice: Choice) -> Non
 
 
 @every_way
-def test_what_is_read_back_is_in_the_language(name: str, choice: Choice) -> None:
+def test_what_is_read_back_is_in_the_language(name: str, choice: CallMode) -> None:
     """Some markers are special tokens if a call is required, and text if not."""
     dialect, walker, chance = get_dialect(name), walker_of(name, choice == "required"), random.Random(7)
     tools, plain = [as_tool("f", SMALL)], Constraint.from_lark(SMALL)

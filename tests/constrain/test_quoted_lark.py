@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dragoman.constrain.constraint import Constraint
-from dragoman.constrain.grammar.rules import Rules, possible
-from dragoman.constrain.quoted.lark_common import COMMON
+from dragoman.constrain.grammar.rules import Rules, is_possible
+from dragoman.constrain.quoted.lark_reader import COMMON
 from dragoman.constrain.quoted.quoted_lark import QuotedLark
 from dragoman.errors import BadRequest
 from tests.constrain.walks import vocabulary, walk
@@ -157,8 +157,8 @@ def test_between_tags_the_same_texts_are_accepted(grammar: str, seed: int, end: 
 def test_the_common_terminals_are_those_of_llguidance(name: str) -> None:
     said = f"%import common.{name}"
     for difference in (f"{name} & ~/{COMMON[name]}/", f"~{name} & /{COMMON[name]}/"):
-        assert not possible(f"{difference}\n{said}")
-    assert possible(f"{name} & /{COMMON[name]}/\n{said}")
+        assert not is_possible(f"{difference}\n{said}")
+    assert is_possible(f"{name} & /{COMMON[name]}/\n{said}")
 
 
 def test_a_character_of_the_next_lexeme_is_not_lost() -> None:

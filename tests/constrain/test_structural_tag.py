@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from dragoman.constrain.calls.structural_tag import Format, after_reasoning, calls_format
-from dragoman.constrain.calls.tool_schemas import tools_of
+from dragoman.constrain.calls.tool_schemas import read_tools
 from dragoman.dialects.parser import parse
 from dragoman.dialects.registry import get_dialect, list_dialects
 
 DECLARED = [{"function": {"name": name, "parameters": {"type": "object"}}} for name in ("get_weather", "add")]
-TOOLS = tools_of(DECLARED, None, None)
+TOOLS = read_tools(DECLARED, None, None)
 ARGUMENTS = '{"n": [1, "}"]}'
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dragoman.constrain.constraint import Constraint
-from dragoman.constrain.vocabulary import Matcher, Vocabulary
+from dragoman.constrain.vocabulary import GrammarMatcher, Vocabulary
 from dragoman.errors import ConstraintFailed
 
 PIECES = [b"a", b"b", b"ab", b"\xc3", b"\xa9", "é".encode(), b"<|call|>", b"", b"", b"", b"<|call|>x"]
@@ -12,14 +12,14 @@ CALL, END, EMPTY, UNNAMED = 7, 8, 9, 6
 KNOWN = Vocabulary(PIECES, {"<|call|>": CALL, "<|end|>": END}, [CALL, END])
 
 
-def allowed(matcher: Matcher, size: int = len(PIECES)) -> set[int]:
+def allowed(matcher: GrammarMatcher, size: int = len(PIECES)) -> set[int]:
     row = np.zeros(size, dtype=np.float32)
     matcher.mask(row)
     assert set(row.tolist()) <= {0.0, -np.inf}
     return {int(id_) for id_ in np.flatnonzero(row == 0)}
 
 
-def after(constraint: Constraint, *ids: int) -> Matcher:
+def after(constraint: Constraint, *ids: int) -> GrammarMatcher:
     matcher = constraint.start(KNOWN)
     for id_ in ids:
         matcher.accept(id_)

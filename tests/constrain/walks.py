@@ -5,7 +5,7 @@ import random
 import numpy as np
 
 from dragoman.constrain.constraint import Constraint
-from dragoman.constrain.vocabulary import Matcher, Vocabulary
+from dragoman.constrain.vocabulary import GrammarMatcher, Vocabulary
 
 WORDS = [
     '"',
@@ -35,7 +35,7 @@ def vocabulary() -> Vocabulary:
     return Vocabulary(PIECES, {"<|end|>": END}, [END])
 
 
-def allowed(matcher: Matcher) -> list[int]:
+def allowed(matcher: GrammarMatcher) -> list[int]:
     row = np.zeros(len(PIECES) + 3, dtype=np.float32)
     matcher.mask(row)
     return [int(id_) for id_ in np.flatnonzero(row == 0)]

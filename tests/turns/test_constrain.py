@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.constrain.vocabulary import Matcher
+from dragoman.constrain.vocabulary import GrammarMatcher
 from dragoman.dialects.declare import Dialect
 from dragoman.dialects.registry import get_dialect
 from dragoman.engines.protocol import ModelCard
@@ -72,7 +72,7 @@ def test_a_compiled_constraint_is_kept_and_every_answer_walks_alone() -> None:
     one, other = first.start(), again.start()
     one.accept(ord("1"))
     assert (one.over, other.over) == (True, False)
-    assert isinstance(one, Matcher)
+    assert isinstance(one, GrammarMatcher)
 
 
 def test_one_call_at_most_needs_no_grammar() -> None:

@@ -30,13 +30,13 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from dragoman.constrain.schema.json_schema import enforced
+    from dragoman.constrain.schema.json_schema import prepare_schema
     from dragoman.constrain.schema.problems import Problems
     from dragoman.errors import BadRequest
 
     text, problems = text_of(args.file), Problems()
     try:
-        enforced(text, problems, args.file, watched=True)
+        prepare_schema(text, problems, args.file, watched=True)
     except BadRequest as error:
         raise CommandError(error.message, exit_code=1) from error
     found = [(f"#{one.place}", one.message) for one in problems.found]

@@ -31,7 +31,7 @@ def parser_limits() -> LLParserLimits:
     )
 
 
-def compiled(vocabulary: Vocabulary, grammar: str, *, tried: bool = False) -> LLMatcher:
+def compile_grammar(vocabulary: Vocabulary, grammar: str, *, tried: bool = False) -> LLMatcher:
     """It may be in an error state; see `LLMatcher.get_error`. `tried`: its parts were compiled before."""
     if not tried:
         check_examined(grammar)

@@ -5,14 +5,14 @@ from threading import Lock
 from weakref import WeakKeyDictionary
 
 from dragoman.constrain.constraint import Constraint
-from dragoman.constrain.vocabulary import Matcher, Vocabulary
+from dragoman.constrain.vocabulary import GrammarMatcher, Vocabulary
 from dragoman.limits import Limits
 
 LEAST_BYTES = 192 * 1024
 """Of the smallest grammar, compiled: measured, with some room."""
 
 
-class Compiled:
+class MatcherCache:
     """Matchers at their start, by constraint, for one vocabulary. Threads may share it.
 
     Compiling happens outside the lock, so one large schema does not hold up the others; two threads that
@@ -23,10 +23,10 @@ class Compiled:
         self._vocabulary = vocabulary
         self._most = most_bytes
         self._lock = Lock()
-        self._kept: OrderedDict[Constraint, Matcher] = OrderedDict()
+        self._kept: OrderedDict[Constraint, GrammarMatcher] = OrderedDict()
         self.bytes = 0
 
-    def start(self, constraint: Constraint) -> Matcher:
+    def start(self, constraint: Constraint) -> GrammarMatcher:
         """A matcher of one's own, at the beginning of an answer."""
         with self._lock:
             kept = self._kept.get(constraint)
@@ -38,7 +38,7 @@ class Compiled:
         self._keep(constraint, made)
         return fresh
 
-    def _keep(self, constraint: Constraint, matcher: Matcher) -> None:
+    def _keep(self, constraint: Constraint, matcher: GrammarMatcher) -> None:
         size = _size(constraint)
         if size > self._most:
             return
@@ -51,18 +51,18 @@ class Compiled:
                 self.bytes -= _size(dropped)
 
 
-_CACHES: "WeakKeyDictionary[Vocabulary, Compiled]" = WeakKeyDictionary()
+_CACHES: "WeakKeyDictionary[Vocabulary, MatcherCache]" = WeakKeyDictionary()
 _CACHES_LOCK = Lock()
 
 
 def compile_cached(
     constraint: Constraint, vocabulary: Vocabulary, most_bytes: int = Limits().grammar_cache_bytes
-) -> Matcher:
+) -> GrammarMatcher:
     """`constraint.start(vocabulary)`, from the cache of that vocabulary if it is there."""
     with _CACHES_LOCK:
         cache = _CACHES.get(vocabulary)
         if cache is None:
-            cache = _CACHES[vocabulary] = Compiled(vocabulary, most_bytes)
+            cache = _CACHES[vocabulary] = MatcherCache(vocabulary, most_bytes)
     return cache.start(constraint)
 
 

@@ -8,17 +8,15 @@ import msgspec
 from llguidance import LLMatcher, regex_to_lark
 from msgspec import Struct
 
-from dragoman.constrain.budget import check_text, compiled
-from dragoman.constrain.bytewise import END, byte_vocabulary
+from dragoman.constrain.budget import check_text, compile_grammar
 from dragoman.constrain.grammar.gbnf import GbnfError
 from dragoman.constrain.grammar.gbnf_lark import gbnf_to_lark
 from dragoman.constrain.grammar.lark_check import check_lark
 from dragoman.constrain.grammar.patterns import PatternError, translated
-from dragoman.constrain.schema.json_schema import checked_lark, enforced, lark_of
+from dragoman.constrain.schema.json_schema import check_inner_schemas, prepare_schema, write_json
 from dragoman.constrain.schema.problems import Problems
-from dragoman.constrain.schema.unique import Watch
-from dragoman.constrain.schema.watched import WatchedMatcher
-from dragoman.constrain.vocabulary import Matcher, Vocabulary
+from dragoman.constrain.schema.unique import UniqueWatch, WatchedMatcher
+from dragoman.constrain.vocabulary import END, GrammarMatcher, Vocabulary, byte_vocabulary
 from dragoman.dialects.declare import Dialect
 from dragoman.dialects.registry import get_dialect
 from dragoman.errors import BadRequest
@@ -48,11 +46,11 @@ class Constraint(Struct, frozen=True):
     ) -> "Constraint":
         """JSON that the schema allows, with properties in the order in which the schema names them."""
         problems = Problems()
-        prepared = enforced(schema, problems, param, limits, watched=True)
+        prepared = prepare_schema(schema, problems, param, limits, watched=True)
         problems.check(param)
         if problems.watched:
             return cls(_WATCHED, msgspec.json.encode(prepared).decode())
-        return cls(f"start: {lark_of(prepared)}")
+        return cls(f"start: {write_json(prepared)}")
 
     @classmethod
     def from_json_object(cls) -> "Constraint":
@@ -86,7 +84,7 @@ class Constraint(Struct, frozen=True):
         """A grammar in Lark's notation, as llguidance reads it; its start is `start`."""
         check_text(grammar, limits.grammar_chars, param, "characters of a grammar")
         check_lark(grammar, param, limits)
-        return cls(checked_lark(grammar, param, limits))._checked(
+        return cls(check_inner_schemas(grammar, param, limits))._checked(
             param, "is no grammar in Lark that compiles"
         )
 
@@ -123,18 +121,20 @@ class Constraint(Struct, frozen=True):
             matcher.accept(byte)
         return matcher.allowed(END)
 
-    def start(self, vocabulary: Vocabulary) -> Matcher:
+    def start(self, vocabulary: Vocabulary) -> GrammarMatcher:
         """A matcher for one answer, which is stepped by token ids."""
         schema = msgspec.json.decode(self.watched) if self.watched else None
-        inner = f"\nwatched: {lark_of(schema)}" if self.watched else ""
-        native = compiled(vocabulary, self.grammar + inner, tried=True)
+        inner = f"\nwatched: {write_json(schema)}" if self.watched else ""
+        native = compile_grammar(vocabulary, self.grammar + inner, tried=True)
         if native.is_error():
             message = "The grammar of this answer cannot be compiled; make it smaller."
             if _WATCHED in self.grammar:
                 message = "'uniqueItems' cannot be enforced in an answer that also holds reasoning or calls."
             raise BadRequest(message, code="invalid_grammar")
         return (
-            WatchedMatcher(vocabulary, native, Watch(schema)) if self.watched else Matcher(vocabulary, native)
+            WatchedMatcher(vocabulary, native, UniqueWatch(schema))
+            if self.watched
+            else GrammarMatcher(vocabulary, native)
         )
 
     def _checked(self, param: str, otherwise: str) -> "Constraint":
@@ -143,7 +143,7 @@ class Constraint(Struct, frozen=True):
         wrong = wrong or any(not warning.startswith("no tokenizer") for warning in said)
         if wrong:
             raise BadRequest(f"'{param}' {otherwise}{_line(said[0])}.", param=param, code="invalid_grammar")
-        native = compiled(byte_vocabulary(), self.grammar)
+        native = compile_grammar(byte_vocabulary(), self.grammar)
         if not native.is_error():
             native.compute_bitmask()
             if native.is_error():

@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 from typing import BinaryIO
 
-from dragoman.constrain.budget import compiled
-from dragoman.constrain.bytewise import byte_vocabulary
+from dragoman.constrain.budget import compile_grammar
 from dragoman.constrain.examined import FINE, LENGTH, REFUSED
+from dragoman.constrain.vocabulary import byte_vocabulary
 
 SECONDS = 0.25
 """Of processor time, so that a busy machine refuses nothing that an idle one takes."""
@@ -44,7 +44,7 @@ def _compile(grammar: str) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.setitimer(signal.ITIMER_PROF, SECONDS)
-    native = compiled(byte_vocabulary(), grammar)
+    native = compile_grammar(byte_vocabulary(), grammar)
     if not native.is_error():
         native.compute_bitmask()
     os._exit(0)

@@ -8,11 +8,32 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+from msgspec import Struct
 
+from dragoman.constrain.constraint import Constraint
 from dragoman.constrain.grammar.rules import Rules
-from dragoman.constrain.recipe import BudgetRecipe, Markers, Recipe
 from dragoman.dialects.declare import Dialect
 from dragoman.types import Matcher, Preparing
+
+
+class ReasoningMarkers(Struct, frozen=True):
+    """What opens reasoning, what ends it, and how its end is written."""
+
+    opens: tuple[str, ...]
+    closes: tuple[str, ...]
+    end: str
+
+
+class BudgetRecipe(Struct, frozen=True):
+    markers: ReasoningMarkers
+    tokens: int
+    starts_in_reasoning: bool
+
+
+class Recipe(Struct, frozen=True):
+    grammar: Constraint | None = None
+    budget: BudgetRecipe | None = None
+
 
 MOST_DELAY = 8
 """Ids that may still come where the end cannot stand yet: the rest of a character, for example."""
@@ -20,7 +41,7 @@ _SPECIAL = b"\xff"
 """Leads in the id of a special token in the bytes of an answer. No text has this byte."""
 
 
-class Spelling(Protocol):
+class MarkerTokenizer(Protocol):
     """What is asked of a tokenizer."""
 
     @property
@@ -37,14 +58,14 @@ class ReasoningBudget:
 
     def __init__(
         self,
-        written: Dialect | Markers,
+        written: Dialect | ReasoningMarkers,
         tokens: int,
-        tokenizer: Spelling,
+        tokenizer: MarkerTokenizer,
         *,
         starts_in_reasoning: bool = False,
     ) -> None:
         """`written` says how the model writes reasoning."""
-        markers = written if isinstance(written, Markers) else _markers(written)
+        markers = written if isinstance(written, ReasoningMarkers) else _markers(written)
         self.recipe = BudgetRecipe(markers, tokens, starts_in_reasoning)
         self.tokens = tokens
         self.starts_in_reasoning = starts_in_reasoning
@@ -167,20 +188,22 @@ class Budgeted:
         return self._budget.start(self._constraint() if self._constraint is not None else None)
 
 
-def _markers(dialect: Dialect) -> Markers:
+def _markers(dialect: Dialect) -> ReasoningMarkers:
     thinking, channels = dialect.reasoning, dialect.channels
     if channels is not None and channels.written[0]:
         before, _, after = channels.written[0].partition("{body}")
         # The next block is begun as well: else the model may go on with another one of reasoning.
-        return Markers((before.strip(),), (*channels.ends, *channels.start), after + channels.start[0])
+        return ReasoningMarkers(
+            (before.strip(),), (*channels.ends, *channels.start), after + channels.start[0]
+        )
     if thinking is None:
-        return Markers((), (), "")
+        return ReasoningMarkers((), (), "")
     closes = [*thinking.close, *thinking.ended_by]
     if thinking.ended_by_call:
         for shape in dialect.calls:
             closes += [*shape.open, *(shape.section.open if shape.section else ())]
     opens = tuple(mark.strip() for mark in thinking.open)
-    return Markers(opens, tuple(mark.strip() for mark in closes), thinking.close[0])
+    return ReasoningMarkers(opens, tuple(mark.strip() for mark in closes), thinking.close[0])
 
 
 def _marked(id_: int) -> bytes:

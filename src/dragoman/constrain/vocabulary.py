@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
@@ -74,7 +75,7 @@ class _Wrapper:
         return []
 
 
-class Matcher:
+class GrammarMatcher:
     """One answer's way: `mask(row)` forbids what cannot come next, `accept(id)` goes on.
 
     It never fails open: a matcher that cannot say what may come next raises `ConstraintFailed`.
@@ -134,9 +135,9 @@ class Matcher:
             self._refused = "The constraint of this answer took too long or too much memory for one step."
         return self._refused
 
-    def copy(self) -> "Matcher":
+    def copy(self) -> "GrammarMatcher":
         """A second walk from the same place, for another answer."""
-        other = Matcher(self.vocabulary, self._native.deep_copy())
+        other = GrammarMatcher(self.vocabulary, self._native.deep_copy())
         other._ended, other._refused = self._ended, self._refused
         return other
 
@@ -166,3 +167,11 @@ class Matcher:
     @staticmethod
     def _has(words: NDArray[np.uint32], id_: int) -> bool:
         return bool((int(words[id_ >> 5]) >> (id_ & 31)) & 1)
+
+
+END = 256
+
+
+@cache
+def byte_vocabulary() -> Vocabulary:
+    return Vocabulary([*(bytes([byte]) for byte in range(256)), b""], {}, [END])

@@ -5,14 +5,13 @@ from functools import cached_property
 
 from msgspec.structs import replace
 
-from dragoman.constrain.calls.answer_grammar import Choice, answer_grammar
+from dragoman.constrain.calls.answer_grammar import CallMode, answer_grammar
 from dragoman.constrain.calls.tool_schemas import strict_names
 from dragoman.constrain.compiling import compile_cached
 from dragoman.constrain.constraint import Constraint
 from dragoman.constrain.examined import examine
-from dragoman.constrain.reasoning_budget import Budgeted, ReasoningBudget
-from dragoman.constrain.recipe import Recipe
-from dragoman.constrain.vocabulary import Matcher, Vocabulary
+from dragoman.constrain.reasoning_budget import Budgeted, ReasoningBudget, Recipe
+from dragoman.constrain.vocabulary import GrammarMatcher, Vocabulary
 from dragoman.dialects.declare import Dialect
 from dragoman.dialects.registry import with_calls
 from dragoman.engines.protocol import ModelCard, Tokenizer
@@ -29,23 +28,23 @@ class Ready:
 
     source = None
 
-    def __init__(self, matcher: Matcher, recipe: Recipe | None = None) -> None:
+    def __init__(self, matcher: GrammarMatcher, recipe: Recipe | None = None) -> None:
         self._matcher = matcher
         self.recipe = recipe
 
-    def start(self) -> Matcher:
+    def start(self) -> GrammarMatcher:
         return self._matcher.copy()
 
 
 class Handed:
     """A constraint that the engine keeps to by itself; compiled only if a matcher is asked for after all."""
 
-    def __init__(self, source: ConstraintSource, compile: Callable[[], Matcher]) -> None:
+    def __init__(self, source: ConstraintSource, compile: Callable[[], GrammarMatcher]) -> None:
         self.source = source
         self.recipe = None
         self._compile = compile
 
-    def start(self) -> Matcher:
+    def start(self) -> GrammarMatcher:
         return self._compile()
 
 
@@ -113,7 +112,7 @@ class Constrainer:
                 error.param = asked.param
             raise
 
-    def _compiled(self, whole: Constraint) -> Matcher:
+    def _compiled(self, whole: Constraint) -> GrammarMatcher:
         return compile_cached(whole, self.vocabulary, self._limits.grammar_cache_bytes)
 
     def _handed(self, spec: TurnSpec, dialect: Dialect, whole: Constraint, in_reasoning: bool) -> Handed:
@@ -135,7 +134,7 @@ class Constrainer:
             dialect = _reasoning_as_text(dialect, in_reasoning)
         if spec.thinking is not None and not spec.thinking.tokens and not in_reasoning:
             dialect = _without_reasoning(dialect)
-        choice: Choice = "none"
+        choice: CallMode = "none"
         if reading.calls:
             choice = "required" if calling.required else "auto"
         return answer_grammar(

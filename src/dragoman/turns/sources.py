@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 
 from dragoman.constrain.calls.structural_tag import Format, after_reasoning, calls_format, either
-from dragoman.constrain.calls.tool_schemas import strict_names, tools_of
+from dragoman.constrain.calls.tool_schemas import read_tools, strict_names
 from dragoman.constrain.constraint import Constraint
 from dragoman.dialects.declare import Dialect
 from dragoman.engines.protocol import ModelCard
@@ -48,8 +48,8 @@ def _wraps_text(dialect: Dialect) -> bool:
 def _reasons(spec: TurnSpec, dialect: Dialect, in_reasoning: bool) -> bool:
     """Whether reasoning may come before what is wanted."""
     unwanted = spec.thinking is not None and not spec.thinking.tokens
-    apart = spec.reading is not None and spec.reading.reasoning
-    return in_reasoning or (dialect.reasoning is not None and apart and not unwanted)
+    exclude = spec.reading is not None and spec.reading.reasoning
+    return in_reasoning or (dialect.reasoning is not None and exclude and not unwanted)
 
 
 def _written(wanted: Wanted) -> Iterator[ConstraintSource]:
@@ -90,7 +90,7 @@ def _format(spec: TurnSpec, dialect: Dialect) -> Format | None:
         return None
     alone = calling.required or text is not None
     held = None if calling.required else strict_names(reading.tools)
-    tools = tools_of(reading.tools, calling.names, held, reading.custom, reading.places)
+    tools = read_tools(reading.tools, calling.names, held, reading.custom, reading.places)
     calls = calls_format(dialect, tools, required=alone, parallel=reading.most_calls is None)
     return calls if calls is None or text is None or calling.required else either([calls, text])
 

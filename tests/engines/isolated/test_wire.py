@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.constrain.constraint import Constraint
-from dragoman.constrain.reasoning_budget import Budgeted, ReasoningBudget
-from dragoman.constrain.recipe import Recipe
+from dragoman.constrain.reasoning_budget import Budgeted, ReasoningBudget, Recipe
 from dragoman.constrain.vocabulary import Vocabulary
 from dragoman.dialects.registry import get_dialect
 from dragoman.engines.isolated import wire

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dragoman.constrain.constraint import Constraint
-from dragoman.constrain.vocabulary import Matcher, Vocabulary
+from dragoman.constrain.vocabulary import GrammarMatcher, Vocabulary
 from dragoman.engines.local import LocalEngine
 from dragoman.turns.constrain import Ready
 from dragoman.types import Job, Sampling, Step
@@ -129,4 +129,4 @@ def test_a_client_that_leaves(local_engine: LocalEngine, vocabulary: Vocabulary)
     steps = asyncio.run(run())
     assert [step.finish for step in steps if step.finish] == ["abort", "abort"]
     assert len(steps) < 12
-    assert isinstance(constraint.start(), Matcher)
+    assert isinstance(constraint.start(), GrammarMatcher)

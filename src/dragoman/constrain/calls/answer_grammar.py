@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from dragoman.constrain.calls.call_grammar import CallGrammar, json_rule
-from dragoman.constrain.calls.tool_schemas import Tool, tools_of
+from dragoman.constrain.calls.tool_schemas import ToolSchema, read_tools
 from dragoman.constrain.constraint import Constraint
 from dragoman.constrain.grammar.rules import Rules, Symbol, either, literal, regex
 from dragoman.dialects.declare import Calls, Channels, Dialect, JsonCalls, PythonCalls, Reasoning, TaggedCalls
@@ -13,14 +13,14 @@ from dragoman.dialects.render import render
 from dragoman.errors import BadRequest
 from dragoman.types import Answer, ToolCall
 
-Choice: TypeAlias = Literal["auto", "required", "none"]
+CallMode: TypeAlias = Literal["auto", "required", "none"]
 
 
 def answer_grammar(
     dialect: Dialect,
     tools: Sequence[Mapping[str, Any]] = (),
     *,
-    choice: Choice = "required",
+    choice: CallMode = "required",
     names: Collection[str] | None = None,
     parallel: bool = True,
     strict: Collection[str] | None = None,
@@ -47,7 +47,7 @@ def answer_grammar(
     if choice == "none":
         return Constraint(made.grammar(made.wrapped(text) if text else made.free_text(())))
     held = strict if choice == "auto" and _holds_any_name(dialect) else None
-    chosen = tools_of(tools, names, held, custom, places)
+    chosen = read_tools(tools, names, held, custom, places)
     _check(dialect, chosen)
     calls = CallGrammar(made.rules, dialect, chosen, parallel=parallel)
     if choice == "required":
@@ -62,7 +62,7 @@ def answer_grammar(
     return Constraint(made.grammar(made.mixed(calls)))
 
 
-def _check(dialect: Dialect, tools: Sequence[Tool]) -> None:
+def _check(dialect: Dialect, tools: Sequence[ToolSchema]) -> None:
     """Every tool can be called in this dialect, by its name."""
     if not tools:
         raise BadRequest("There is no tool to call.", param="tools", code="invalid_value")

@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from dragoman.constrain.calls.literal_grammar import JSON, PYTHON, Literals, Style, brace
-from dragoman.constrain.calls.schema_parts import Schemas, Where
+from dragoman.constrain.calls.literal_grammar import JSON, PYTHON, Literals, LiteralStyle, brace_style
+from dragoman.constrain.calls.schema_parts import SchemaPlace, Schemas
 from dragoman.constrain.calls.tagged_grammar import Tags
-from dragoman.constrain.calls.tool_schemas import Tool
-from dragoman.constrain.grammar.rules import Part, Rules, Symbol, either, literal, regex
-from dragoman.constrain.schema.json_schema import EXACT, lark_of
+from dragoman.constrain.calls.tool_schemas import ToolSchema
+from dragoman.constrain.grammar.rules import GrammarPart, Rules, Symbol, either, literal, regex
+from dragoman.constrain.schema.json_schema import EXACT, write_json
 from dragoman.dialects.declare import (
     BraceCalls,
     Calls,
@@ -38,7 +38,7 @@ class Way(Struct, frozen=True):
     """Everything after that."""
 
 
-class Group(Struct, frozen=True):
+class CallLayout(Struct, frozen=True):
     """How the calls of an answer are put together."""
 
     ways: tuple[Way, ...]
@@ -49,13 +49,15 @@ class Group(Struct, frozen=True):
 class CallGrammar:
     """The calls of some tools in the syntax of one dialect."""
 
-    def __init__(self, rules: Rules, dialect: Dialect, tools: Sequence[Tool], *, parallel: bool) -> None:
+    def __init__(
+        self, rules: Rules, dialect: Dialect, tools: Sequence[ToolSchema], *, parallel: bool
+    ) -> None:
         self.rules = rules
         self.tools = tools
         self.parallel = parallel
         self.banned = "".join(one for one, _ in dialect.replaced)
 
-    def group(self, shape: Calls) -> Group:
+    def group(self, shape: Calls) -> CallLayout:
         if isinstance(shape, JsonCalls):
             return self._objects(shape)
         if isinstance(shape, PythonCalls):
@@ -63,21 +65,21 @@ class CallGrammar:
         calls = [self._call(shape, tool) for tool in self.tools]
         section, separate = shape.section, shape.between if self.parallel else None
         if section is None:
-            return Group(self._ways(shape.open[0], calls, shape.closing), separate)
+            return CallLayout(self._ways(shape.open[0], calls, shape.closing), separate)
         if section.each:
             closing = shape.closing + "".join(section.close[:1])
-            return Group(self._ways(section.open[0] + shape.open[0], calls, closing), separate)
+            return CallLayout(self._ways(section.open[0] + shape.open[0], calls, closing), separate)
         further = self._more(self._one(calls, shape.closing, shape.between + shape.open[0]))
         # A newline that ends the last call also begins the end of the section.
         close = section.close[0].removeprefix("\n" if shape.closing.endswith("\n") else "")
         first = self._one(calls, shape.closing)
         body = self.rules.rule(self.rules.sequence(first, further, close))
-        return Group((Way(section.open[0] + shape.open[0], body),))
+        return CallLayout((Way(section.open[0] + shape.open[0], body),))
 
-    def _ways(self, opening: str, calls: Sequence[Sequence[Part]], closing: str) -> tuple[Way, ...]:
+    def _ways(self, opening: str, calls: Sequence[Sequence[GrammarPart]], closing: str) -> tuple[Way, ...]:
         return (Way(opening, self._one(calls, closing)),)
 
-    def _one(self, calls: Sequence[Sequence[Part]], closing: str, opening: str = "") -> Symbol:
+    def _one(self, calls: Sequence[Sequence[GrammarPart]], closing: str, opening: str = "") -> Symbol:
         """One call of any tool."""
         return self.rules.rule(
             either(self.rules.rule(self.rules.sequence(opening, *parts, closing)) for parts in calls)
@@ -88,22 +90,24 @@ class CallGrammar:
 
     # A JSON object or a Python expression for each call
 
-    def _objects(self, shape: JsonCalls) -> Group:
+    def _objects(self, shape: JsonCalls) -> CallLayout:
         objects = [self._object(shape, tool) for tool in self.tools]
         opening, closing = shape.open[0] if shape.open else "", shape.closing
         section = shape.section
         if section is not None and section.each:
             opening, closing = section.open[0] + opening, closing + "".join(section.close[:1])
         if shape.list == "must":
-            return Group(self._listed(shape, objects, opening, closing, self._more))
+            return CallLayout(self._listed(shape, objects, opening, closing, self._more))
         if shape.list == "may":
             alone = self._ways_of(objects, opening, [closing])
             several = self._listed(shape, objects, opening, closing, lambda further: Symbol(f"({further})+"))
-            return Group(alone + (several if self.parallel else ()))
+            return CallLayout(alone + (several if self.parallel else ()))
         if shape.several:
             further = self._more(self._any(objects, shape.separator))
-            return Group(self._ways_of(objects, opening, [further, closing]))
-        return Group(self._ways_of(objects, opening, [closing]), shape.between if self.parallel else None)
+            return CallLayout(self._ways_of(objects, opening, [further, closing]))
+        return CallLayout(
+            self._ways_of(objects, opening, [closing]), shape.between if self.parallel else None
+        )
 
     def _listed(
         self,
@@ -125,7 +129,7 @@ class CallGrammar:
         return self.rules.rule(either(self.rules.sequence(lead + head, body) for head, body in objects))
 
     def _ways_of(
-        self, objects: list[tuple[str, Symbol]], opening: str, rest: Sequence[Part]
+        self, objects: list[tuple[str, Symbol]], opening: str, rest: Sequence[GrammarPart]
     ) -> tuple[Way, ...]:
         if opening.strip() not in ("", "["):
             return (Way(opening, self.rules.rule(self.rules.sequence(self._any(objects), *rest))),)
@@ -134,7 +138,7 @@ class CallGrammar:
             Way(opening + head, self.rules.rule(self.rules.sequence(body, *rest))) for head, body in objects
         )
 
-    def _object(self, shape: JsonCalls, tool: Tool) -> tuple[str, Symbol]:
+    def _object(self, shape: JsonCalls, tool: ToolSchema) -> tuple[str, Symbol]:
         """The beginning of an object, which has the name in it where no id may come first; and the rest."""
         if shape.python:
             head = f"{{{shape.name[0]!r}: {tool.name!r}, {shape.arguments[0]!r}: "
@@ -152,17 +156,17 @@ class CallGrammar:
         )
         return "{", either([with_id, self.rules.rule(self.rules.sequence(fields, arguments, "}"))])
 
-    def _expressions(self, shape: PythonCalls) -> Group:
+    def _expressions(self, shape: PythonCalls) -> CallLayout:
         objects = [(f"{tool.name}(", self._keywords(tool)) for tool in self.tools]
         opening, closing = shape.open[0] if shape.open else "", shape.closing
         lead, end = ("[", "]") if shape.brackets else ("", "")
         further = self._more(self._any(objects, shape.separator))
-        return Group(self._ways_of(objects, opening + lead, [further, end + closing]))
+        return CallLayout(self._ways_of(objects, opening + lead, [further, end + closing]))
 
-    def _keywords(self, tool: Tool) -> Symbol:
+    def _keywords(self, tool: ToolSchema) -> Symbol:
         literals = literals_of(self.rules, tool, PYTHON)
 
-        def member(key: str | None, value: Symbol, others: Sequence[str], where: Where) -> Symbol:
+        def member(key: str | None, value: Symbol, others: Sequence[str], where: SchemaPlace) -> Symbol:
             if key is None:
                 taken = f" & ~{either(map(literal, others))}" if others else ""
                 return self.rules.rule(f'{self.rules.terminal(regex(KEYWORD) + taken)} "=" {value}')
@@ -177,12 +181,12 @@ class CallGrammar:
 
     # A name and then its arguments
 
-    def _call(self, shape: CallShape, tool: Tool) -> list[Part]:
+    def _call(self, shape: CallShape, tool: ToolSchema) -> list[GrammarPart]:
         """What stands between the opening of a call and its end."""
         if isinstance(shape, NamedCalls):
             return [*self._name(shape, tool), shape.then[0], self._json(tool)]
         if isinstance(shape, BraceCalls):
-            literals = literals_of(self.rules, tool, brace(shape.quote))
+            literals = literals_of(self.rules, tool, brace_style(shape.quote))
             return [tool.name, self._literal(tool, literals, Place(tool.declared, tool.declared))]
         assert isinstance(shape, TaggedCalls)
         arguments = Tags(self.rules, shape, tool, self.banned).arguments()
@@ -190,7 +194,7 @@ class CallGrammar:
         count = regex(COUNT) if counted else Symbol("")
         return [tool.name, before, count, after, shape.then[0], arguments or Symbol("")]
 
-    def _name(self, shape: NamedCalls, tool: Tool) -> list[Part]:
+    def _name(self, shape: NamedCalls, tool: ToolSchema) -> list[GrammarPart]:
         if shape.prefixed:
             return [f"{shape.prefixed}{tool.name}:", regex(INDEX)]
         if shape.id_first:
@@ -202,22 +206,22 @@ class CallGrammar:
 
     # Arguments
 
-    def _json(self, tool: Tool) -> Symbol:
+    def _json(self, tool: ToolSchema) -> Symbol:
         return json_rule(self.rules, tool)
 
-    def _literal(self, tool: Tool, literals: Literals, place: Place | None = None) -> Symbol:
+    def _literal(self, tool: ToolSchema, literals: Literals, place: Place | None = None) -> Symbol:
         options = literals.schemas.objects(tool.where)
         return self.rules.rule(either(literals.option(option, tool.where, place) for option in options))
 
 
-def literals_of(rules: Rules, tool: Tool, style: Style) -> Literals:
+def literals_of(rules: Rules, tool: ToolSchema, style: LiteralStyle) -> Literals:
     return Literals(rules, Schemas(tool.schema), style, tool.text(rules))
 
 
-def json_rule(rules: Rules, tool: Tool) -> Symbol:
+def json_rule(rules: Rules, tool: ToolSchema) -> Symbol:
     """The arguments of a tool as an object of JSON."""
     if tool.lark:
         literals = literals_of(rules, tool, JSON)
         [option] = literals.schemas.objects(tool.where)
         return literals.option(option, tool.where)
-    return rules.rule(lark_of(tool.native, EXACT))
+    return rules.rule(write_json(tool.native, EXACT))

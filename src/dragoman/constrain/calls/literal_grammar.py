@@ -9,10 +9,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from dragoman.constrain.calls.members import object_parts, repeated, separated
-from dragoman.constrain.calls.schema_parts import Option, Schemas, Where
+from dragoman.constrain.calls.schema_parts import EVERYTHING, SchemaPlace, Schemas, TypeOption
 from dragoman.constrain.calls.text_language import languages, lengths
-from dragoman.constrain.grammar.rules import Rules, Symbol, either, literal, possible, regex
+from dragoman.constrain.grammar.rules import Rules, Symbol, either, is_possible, literal, regex
 from dragoman.constrain.quoted.quoted_lark import QuotedLark
 from dragoman.constrain.schema.json_schema import EXACT
 from dragoman.dialects.literal_text import python_value
@@ -30,7 +29,7 @@ _PLAIN = r"[^'\"\\\x00-\x1f\x7f]*"
 the characters themselves."""
 
 
-class Style(Struct, frozen=True):
+class LiteralStyle(Struct, frozen=True):
     """How literals are written."""
 
     words: Mapping[str, str]
@@ -45,18 +44,22 @@ class Style(Struct, frozen=True):
 
 
 _WORDS = {"true": "true", "false": "false", "null": "null"}
-JSON = Style(_WORDS, regex(", ?"), regex(": ?"))
-PYTHON = Style({"true": "True", "false": "False", "null": "None"}, regex(", ?"), regex(": ?"), python=True)
+JSON = LiteralStyle(_WORDS, regex(", ?"), regex(": ?"))
+PYTHON = LiteralStyle(
+    {"true": "True", "false": "False", "null": "None"}, regex(", ?"), regex(": ?"), python=True
+)
 
 
-def brace(quote: str) -> Style:
-    return Style(_WORDS, literal(","), literal(":"), quote=quote)
+def brace_style(quote: str) -> LiteralStyle:
+    return LiteralStyle(_WORDS, literal(","), literal(":"), quote=quote)
 
 
 class Literals:
     """Rules for the values of one tool. A schema that refers to itself gives a rule that does."""
 
-    def __init__(self, rules: Rules, schemas: Schemas, style: Style, text: QuotedLark | None = None) -> None:
+    def __init__(
+        self, rules: Rules, schemas: Schemas, style: LiteralStyle, text: QuotedLark | None = None
+    ) -> None:
         self.rules = rules
         self.schemas = schemas
         self.style = style
@@ -64,20 +67,20 @@ class Literals:
         """What strings must be, if a grammar says so."""
         self._known: dict[str, Symbol] = {}
 
-    def value(self, schema: Any, where: Where, place: Place | None = None) -> Symbol:
+    def value(self, schema: Any, where: SchemaPlace, place: Place | None = None) -> Symbol:
         """One value that the schema allows. `place` is what the reader knows of it, where it asks."""
         key = json.dumps([schema, place.options if place else None])
         if key not in self._known:
             self._known[key] = name = self.rules.reserve()
             options = [
-                option for option in self.schemas.options(schema, where) if readable(option.kind, place)
+                option for option in self.schemas.options(schema, where) if is_readable(option.kind, place)
             ]
             if not options:
                 where.refuse("allows no value that can be written in this model's syntax for calls")
             self.rules.define(name, either(self.option(option, where, place) for option in options))
         return self._known[key]
 
-    def option(self, option: Option, where: Where, place: Place | None = None) -> Symbol:
+    def option(self, option: TypeOption, where: SchemaPlace, place: Place | None = None) -> Symbol:
         if option.values is not None:
             return either(spelling for value in option.values for spelling in self.spellings(value, where))
         match option.kind:
@@ -97,13 +100,13 @@ class Literals:
 
     # Scalars
 
-    def number(self, option: Option) -> Symbol:
+    def number(self, option: TypeOption) -> Symbol:
         """Numbers are written alike everywhere, so llguidance's own are used."""
         said = {key: value for key, value in option.schema.items() if key in NUMBER_WORDS}
         schema = {"type": option.kind, **said, "x-guidance": EXACT}
         return self.rules.rule(f"%json {json.dumps(schema)}")
 
-    def spellings(self, value: Any, where: Where) -> list[Symbol]:
+    def spellings(self, value: Any, where: SchemaPlace) -> list[Symbol]:
         """The ways to write one value that is known beforehand.
 
         In the same lexemes as any other value of its type: the lexer takes the longest and never goes back,
@@ -124,13 +127,13 @@ class Literals:
             return [self.rules.sequence(self.style.quote, self.rules.ended(self.style.quote, literal(value)))]
         return [literal(python_value(text)), literal(text)] if self.style.python else [literal(text)]
 
-    def _pair(self, key: str, value: Any, where: Where) -> Symbol:
+    def _pair(self, key: str, value: Any, where: SchemaPlace) -> Symbol:
         return self._member(key, either(self.spellings(value, where)), (), where)
 
     def _between(self, opening: str, members: Sequence[Symbol], closing: str) -> str:
         return f"{literal(opening)} {f' {self.style.separator} '.join(members)} {literal(closing)}"
 
-    def string(self, schema: Mapping[str, Any], where: Where) -> Symbol:
+    def string(self, schema: Mapping[str, Any], where: SchemaPlace) -> Symbol:
         if self.text is not None:
             if self.style.quote:
                 return self.rules.sequence(
@@ -138,7 +141,7 @@ class Literals:
                 )
             return either(map(self.text.escaped, "'\"" if self.style.python else '"'))
         wanted = languages(schema, where)
-        if wanted and not possible(" & ".join([*([] if self.style.quote else [regex(_PLAIN)]), *wanted])):
+        if wanted and not is_possible(" & ".join([*([] if self.style.quote else [regex(_PLAIN)]), *wanted])):
             where.refuse("allows no text that can be written in this model's syntax for calls")
         if self.style.quote:
             return self.rules.sequence(self.style.quote, self.rules.ended(self.style.quote, *wanted))
@@ -157,7 +160,7 @@ class Literals:
 
     # Containers
 
-    def array(self, schema: Mapping[str, Any], where: Where, place: Place | None) -> Symbol:
+    def array(self, schema: Mapping[str, Any], where: SchemaPlace, place: Place | None) -> Symbol:
         first = schema.get("prefixItems", [])
         if first and place is not None:
             where.at("prefixItems").refuse("is not understood in this model's syntax for calls")
@@ -165,14 +168,14 @@ class Literals:
         items = schema.get("items", True)
         rest = None if items is False else self.value(items, where.at("items"), place and place.item())
         members = [self.value(one, where.at("prefixItems", str(at))) for at, one in enumerate(first)]
-        inside = repeated(self.rules, self.style.separator, members, rest, least, most, where)
+        inside = write_items(self.rules, self.style.separator, members, rest, least, most, where)
         return self.rules.rule(f'"[" {inside} "]"')
 
-    def object(self, schema: Mapping[str, Any], where: Where, place: Place | None) -> Symbol:
+    def object(self, schema: Mapping[str, Any], where: SchemaPlace, place: Place | None) -> Symbol:
         inside = self.members(schema, where, self._member, place)
         return self.rules.rule(f'"{{" {inside} "}}"')
 
-    def _member(self, key: str | None, value: Symbol, others: Sequence[str], where: Where) -> Symbol:
+    def _member(self, key: str | None, value: Symbol, others: Sequence[str], where: SchemaPlace) -> Symbol:
         """One property; without a key any but the others."""
         if key is None:
             return self.rules.rule(f"{self._any_key(others, where)} {self.style.colon} {value}")
@@ -181,24 +184,24 @@ class Literals:
             return self.rules.rule(f"{literal(key)} {self.style.colon} {value}")
         return self.rules.rule(f"{either(self.spellings(key, where))} {self.style.colon} {value}")
 
-    def _any_key(self, others: Sequence[str], where: Where) -> Symbol:
+    def _any_key(self, others: Sequence[str], where: SchemaPlace) -> Symbol:
         if self.style.quote:
-            return self.rules.terminal(apart(regex(BARE_KEY), map(literal, others)))
+            return self.rules.terminal(exclude(regex(BARE_KEY), map(literal, others)))
         taken = [spelling for other in others for spelling in self.spellings(other, where)]
         quotes = "'\"" if self.style.python else '"'
         return self.rules.terminal(
-            apart(self._quoted([f"/{quote}{_PLAIN}{quote}/" for quote in quotes]), taken)
+            exclude(self._quoted([f"/{quote}{_PLAIN}{quote}/" for quote in quotes]), taken)
         )
 
     def members(
         self,
         schema: Mapping[str, Any],
-        where: Where,
-        member: Callable[[str | None, Symbol, Sequence[str], Where], Symbol],
+        where: SchemaPlace,
+        member: Callable[[str | None, Symbol, Sequence[str], SchemaPlace], Symbol],
         place: Place | None = None,
     ) -> str:
         """The properties of an object with separators between them."""
-        properties, required, extra = object_parts(schema, where)
+        properties, required, extra = split_object(schema, where)
         present = []
         for key, inner in properties.items():
             at = where.at("properties", key)
@@ -210,10 +213,10 @@ class Literals:
             at = where.at("additionalProperties")
             value = self.value(extra, at, place and place.member(""))
             further = member(None, value, list(properties), at)
-        return separated(self.rules, self.style.separator, present, further)
+        return write_members(self.rules, self.style.separator, present, further)
 
 
-def readable(kind: str, place: Place | None) -> bool:
+def is_readable(kind: str, place: Place | None) -> bool:
     """Whether the reader, who asks the schema what a bare word is, takes a value of this type for one."""
     if place is None or kind in ("string", "object", "array") or not place.types:
         return True
@@ -225,11 +228,98 @@ BARE_KEY = r"[a-zA-Z_][a-zA-Z0-9_-]{0,63}"
 PLAIN_KEY = frozenset(" \t\r\n:,{}[]<>\"'|")
 
 
-def apart(terminal: str, taken: Any) -> Symbol:
+def exclude(terminal: str, taken: Any) -> Symbol:
     others = list(taken)
     return Symbol(f"{terminal} & ~{either(others)}" if others else terminal)
 
 
-def check_bare_key(key: str, where: Where) -> None:
+def check_bare_key(key: str, where: SchemaPlace) -> None:
     if not key or PLAIN_KEY & set(key):
         where.refuse("has a name that cannot be written in this model's syntax for calls")
+
+
+def split_object(schema: Mapping[str, Any], where: SchemaPlace) -> tuple[Mapping[str, Any], set[str], Any]:
+    """The properties, which of them must be there, and the schema of others, which may be False.
+
+    Where properties are declared and nothing is said of others, a call has none: those who mean more say so.
+    """
+    properties = schema.get("properties", {})
+    required = set(schema.get("required", ()))
+    extra = schema.get("additionalProperties", "properties" not in schema)
+    extra = EVERYTHING if extra is True else extra
+    missing = required - set(properties)
+    if missing:
+        if extra is False:
+            where.at("required").refuse(f"asks for {min(missing)!r}, which is not declared")
+        properties = {**properties, **{key: extra for key in schema["required"] if key in missing}}
+    for key in required:
+        if properties[key] is False:
+            where.at("properties", key).refuse("is required and forbidden")
+    least, most = schema.get("minProperties", 0), schema.get("maxProperties")
+    if least > len(required):
+        where.at("minProperties").refuse("is enforced only as far as properties are required")
+    if most is not None and (extra is not False or most < len(properties)):
+        where.at("maxProperties").refuse("is enforced only where there are no more properties than that")
+    return properties, required, extra
+
+
+def write_members(
+    rules: Rules, separator: str, members: Sequence[tuple[Symbol, bool]], further: Symbol | None
+) -> str:
+    """Members in order, some of which may be missing, with separators between those that are there."""
+    tail = f"({separator} {further})*" if further else ""
+    ways = [f"{further} {tail}"] if further else []
+    none_required = True
+    for member, required in reversed(members):
+        none_required = none_required and not required
+        # Beginning with this member, all that were optional before it are missing.
+        ways = [f"{member} {tail}"] if required else [f"{member} {tail}", *ways]
+        following = f"{separator} {member}" if required else f"({separator} {member})?"
+        tail = rules.rule(f"{following} {tail}")
+    inside = either(rules.rule(way) for way in ways) if ways else ""
+    return f"{inside}?" if none_required and inside else inside
+
+
+def write_items(
+    rules: Rules,
+    separator: str,
+    first: Sequence[Symbol],
+    rest: Symbol | None,
+    least: int,
+    most: int | None,
+    where: SchemaPlace,
+) -> str:
+    """Items with separators between them, at least and at most so many."""
+    if rest is None:
+        most = len(first) if most is None else min(most, len(first))
+    if most is not None and most < least:
+        where.refuse("allows no list at all")
+    if most == 0:
+        return ""
+    leading = list(first[:most])
+    if not leading:
+        assert rest is not None
+        upper = "" if most is None else most - 1
+        body = f"{rest} ({separator} {rest}){{{max(least - 1, 0)},{upper}}}" if most != 1 else rest
+        return f"({body})" if least else f"({body})?"
+    members = [(item, at < least) for at, item in enumerate(leading)]
+    return _in_turn(rules, separator, members, rest, least, most)
+
+
+def _in_turn(
+    rules: Rules,
+    separator: str,
+    members: Sequence[tuple[Symbol, bool]],
+    rest: Symbol | None,
+    least: int,
+    most: int | None,
+) -> str:
+    """Items of which each has its own schema: one may be there only if all before it are."""
+    tail = ""
+    if rest is not None and most != len(members):
+        upper = "" if most is None else most - len(members)
+        tail = f"({separator} {rest}){{{max(least - len(members), 0)},{upper}}}"
+    for at, (item, needed) in reversed(list(enumerate(members))):
+        lead = f"{separator} " if at else ""
+        tail = f"({lead}{item} {tail})" + ("" if needed else "?")
+    return tail

@@ -32,7 +32,7 @@ MOST_STEPS = 64
 EVERYTHING: Mapping[str, Any] = {}
 
 
-class Where(Struct, frozen=True):
+class SchemaPlace(Struct, frozen=True):
     """A place in a tool's schema, for messages."""
 
     tool: str
@@ -41,8 +41,8 @@ class Where(Struct, frozen=True):
     place: str = ""
     """A JSON pointer within it."""
 
-    def at(self, *steps: str) -> "Where":
-        return Where(self.tool, self.param, at(self.place, *steps))
+    def at(self, *steps: str) -> "SchemaPlace":
+        return SchemaPlace(self.tool, self.param, at(self.place, *steps))
 
     def refuse(self, what: str) -> NoReturn:
         param = f"{self.param}#{self.place}" if self.place else self.param
@@ -50,7 +50,7 @@ class Where(Struct, frozen=True):
         raise BadRequest(message, param=param, code="unsupported_schema")
 
 
-class Option(Struct, frozen=True):
+class TypeOption(Struct, frozen=True):
     """One JSON type with all that is said of it, or a few values of one type."""
 
     kind: str
@@ -67,21 +67,21 @@ class Schemas:
     def __init__(self, root: Mapping[str, Any]) -> None:
         self.root = root
 
-    def options(self, schema: Any, where: Where) -> list[Option]:
+    def options(self, schema: Any, where: SchemaPlace) -> list[TypeOption]:
         """Everything that may stand here, one type at a time."""
         found = [option for flat in self._flat(schema, where, 0) for option in _by_type(flat, where)]
         if len(found) > MOST_OPTIONS:
             where.refuse("has too many alternatives")
         return found
 
-    def objects(self, where: Where) -> list[Option]:
+    def objects(self, where: SchemaPlace) -> list[TypeOption]:
         """What arguments may be: objects."""
         found = [option for option in self.options(self.root, where) if option.kind == "object"]
         if not found or any(option.values is not None for option in found):
             where.refuse("must be the schema of an object")
         return found
 
-    def _flat(self, schema: Any, where: Where, depth: int) -> list[Mapping[str, Any]]:
+    def _flat(self, schema: Any, where: SchemaPlace, depth: int) -> list[Mapping[str, Any]]:
         """Alternatives without references and unions."""
         if schema is True:
             return [EVERYTHING]
@@ -97,12 +97,12 @@ class Schemas:
         for key in ("$ref", "allOf", "anyOf", "oneOf"):
             if key in schema:
                 inner = self._inner(key, schema[key], where.at(key), depth + 1)
-                found = [merged(one, other, where) for one in found for other in inner]
+                found = [merge_schemas(one, other, where) for one in found for other in inner]
             if len(found) > MOST_OPTIONS:
                 where.refuse("has too many alternatives")
         return found
 
-    def _inner(self, key: str, value: Any, where: Where, depth: int) -> list[Mapping[str, Any]]:
+    def _inner(self, key: str, value: Any, where: SchemaPlace, depth: int) -> list[Mapping[str, Any]]:
         if key == "$ref":
             return self._flat(self._target(value, where), where, depth)
         if not isinstance(value, Sequence) or isinstance(value, str):
@@ -111,13 +111,13 @@ class Schemas:
             whole: list[Mapping[str, Any]] = [{}]
             for part in value:
                 flat = self._flat(part, where, depth)
-                whole = [merged(one, other, where) for one in whole for other in flat]
+                whole = [merge_schemas(one, other, where) for one in whole for other in flat]
             return whole
         each = [self._flat(part, where, depth) for part in value]
         # oneOf passes the check of the whole schema only where it says the same as anyOf.
         return [option for options in each for option in options]
 
-    def _target(self, reference: Any, where: Where) -> Any:
+    def _target(self, reference: Any, where: SchemaPlace) -> Any:
         if reference == "#":
             return self.root
         if not isinstance(reference, str) or not reference.startswith("#/"):
@@ -134,7 +134,7 @@ class Schemas:
         return target
 
 
-def merged(one: Mapping[str, Any], other: Mapping[str, Any], where: Where) -> Mapping[str, Any]:
+def merge_schemas(one: Mapping[str, Any], other: Mapping[str, Any], where: SchemaPlace) -> Mapping[str, Any]:
     """What satisfies both."""
     if not one or not other:
         return one or other
@@ -169,7 +169,7 @@ def silent(key: str) -> bool:
     return key in SILENT or (row is not None and row.fate == "note")
 
 
-def _check_closed(one: Mapping[str, Any], other: Mapping[str, Any], where: Where) -> None:
+def _check_closed(one: Mapping[str, Any], other: Mapping[str, Any], where: SchemaPlace) -> None:
     """A schema that forbids further properties speaks of its own, not of what another one allows."""
     for closed, opening in ((one, other), (other, one)):
         extra = set(opening.get("properties", ())) - set(closed.get("properties", ()))
@@ -190,7 +190,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def _by_type(schema: Mapping[str, Any], where: Where) -> list[Option]:
+def _by_type(schema: Mapping[str, Any], where: SchemaPlace) -> list[TypeOption]:
     said = {key for key in schema if not silent(key)}
     known = APPLICATORS.union(*OF_TYPES.values())
     for key in schema:
@@ -201,10 +201,10 @@ def _by_type(schema: Mapping[str, Any], where: Where) -> list[Option]:
     kinds = _kinds(schema, said, where)
     if "enum" in schema or "const" in schema:
         return _by_value(schema, kinds, where)
-    return [Option(kind, schema, free=not said) for kind in kinds]
+    return [TypeOption(kind, schema, free=not said) for kind in kinds]
 
 
-def _kinds(schema: Mapping[str, Any], said: set[str], where: Where) -> list[str]:
+def _kinds(schema: Mapping[str, Any], said: set[str], where: SchemaPlace) -> list[str]:
     """The types that are stated; else those that something is said of; else all of them."""
     if "type" in schema:
         kinds = _listed(schema["type"])
@@ -215,7 +215,7 @@ def _kinds(schema: Mapping[str, Any], said: set[str], where: Where) -> list[str]
     return spoken_of if spoken_of and not said & {"enum", "const"} else list(OF_TYPES)
 
 
-def _by_value(schema: Mapping[str, Any], kinds: Sequence[str], where: Where) -> list[Option]:
+def _by_value(schema: Mapping[str, Any], kinds: Sequence[str], where: SchemaPlace) -> list[TypeOption]:
     values = schema.get("enum", [schema.get("const")])
     if not isinstance(values, list):
         where.at("enum").refuse("must be a list")
@@ -231,4 +231,4 @@ def _by_value(schema: Mapping[str, Any], kinds: Sequence[str], where: Where) -> 
             kind = "integer"
         if kind in kinds or (kind == "integer" and "number" in kinds):
             found.setdefault(kind, []).append(value)
-    return [Option(kind, schema, values=tuple(some)) for kind, some in found.items()]
+    return [TypeOption(kind, schema, values=tuple(some)) for kind, some in found.items()]

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from msgspec import Struct
 
-from dragoman.constrain.calls.tool_schemas import Tool
+from dragoman.constrain.calls.tool_schemas import ToolSchema
 from dragoman.dialects.declare import Dialect
 from dragoman.dialects.render import render
 from dragoman.types import Answer, ToolCall
@@ -20,7 +20,7 @@ Format: TypeAlias = dict[str, Any]
 _ARGUMENTS = '{"probe": 0}'
 
 
-class Markers(Struct, frozen=True):
+class CallMarkers(Struct, frozen=True):
     """The text around the arguments of calls."""
 
     section: str
@@ -32,7 +32,9 @@ class Markers(Struct, frozen=True):
     end: str
 
 
-def calls_format(dialect: Dialect, tools: Sequence[Tool], *, required: bool, parallel: bool) -> Format | None:
+def calls_format(
+    dialect: Dialect, tools: Sequence[ToolSchema], *, required: bool, parallel: bool
+) -> Format | None:
     """Calls alone where they are required, and else calls in text; None where tags cannot say it."""
     markers = None if dialect.channels or any(tool.lark for tool in tools) else _markers(dialect, tools)
     if markers is None:
@@ -87,7 +89,7 @@ def _tag(begin: str, content: Format, end: str) -> Format:
     return {"type": "tag", "begin": begin, "content": content, "end": end}
 
 
-def _section(markers: Markers, tags: list[Format], *, single: bool) -> Format:
+def _section(markers: CallMarkers, tags: list[Format], *, single: bool) -> Format:
     group = {
         "type": "tags_with_separator",
         "tags": tags,
@@ -98,16 +100,16 @@ def _section(markers: Markers, tags: list[Format], *, single: bool) -> Format:
     return _tag(markers.section, group, markers.end) if markers.section or markers.end else group
 
 
-def _markers(dialect: Dialect, tools: Sequence[Tool]) -> Markers | None:
+def _markers(dialect: Dialect, tools: Sequence[ToolSchema]) -> CallMarkers | None:
     found = [_of_one(dialect, tool.name) for tool in tools]
     first = found[0]
     if all(one is not None and _same(one, first) for one in found) and first is not None:
         calls = {name: text for one in found if one is not None for name, text in one.calls.items()}
-        return Markers(first.section, calls, first.close, first.between, first.end)
+        return CallMarkers(first.section, calls, first.close, first.between, first.end)
     return _single(dialect, tools)
 
 
-def _same(one: Markers, other: Markers | None) -> bool:
+def _same(one: CallMarkers, other: CallMarkers | None) -> bool:
     if other is None:
         return False
     return (one.section, one.close, one.between, one.end) == (
@@ -118,7 +120,7 @@ def _same(one: Markers, other: Markers | None) -> bool:
     )
 
 
-def _of_one(dialect: Dialect, name: str) -> Markers | None:
+def _of_one(dialect: Dialect, name: str) -> CallMarkers | None:
     """From what three calls look like: what stands between two of them ends one and begins the next."""
     parts = _around(dialect, name, name, name)
     if parts is None or parts[1] != parts[2]:
@@ -130,7 +132,7 @@ def _of_one(dialect: Dialect, name: str) -> Markers | None:
     between = middle[len(close) : len(middle) - len(call)]
     if name not in call or _around(dialect, name) != [before, after]:
         return None
-    return Markers(before[: len(before) - len(call)], {name: call}, close, between, after[len(close) :])
+    return CallMarkers(before[: len(before) - len(call)], {name: call}, close, between, after[len(close) :])
 
 
 def _shared(one: str, other: str) -> str:
@@ -141,13 +143,13 @@ def _shared(one: str, other: str) -> str:
     return one[:size]
 
 
-def _single(dialect: Dialect, tools: Sequence[Tool]) -> Markers | None:
+def _single(dialect: Dialect, tools: Sequence[ToolSchema]) -> CallMarkers | None:
     around = {tool.name: _around(dialect, tool.name) for tool in tools}
     ends = {None if one is None else one[1] for one in around.values()}
     if len(ends) != 1 or None in ends:
         return None
     calls = {name: one[0] for name, one in around.items() if one is not None}
-    return Markers("", calls, ends.pop() or "", None, "")
+    return CallMarkers("", calls, ends.pop() or "", None, "")
 
 
 def _around(dialect: Dialect, *names: str) -> list[str] | None:

@@ -7,17 +7,23 @@ must not look like one of them; and what the reader would not take for what the 
 import json
 from collections.abc import Mapping
 from html import escape
+from math import ceil, floor
 from typing import Any
 
 import msgspec
 
-from dragoman.constrain.calls.literal_grammar import JSON, NUMBER_WORDS, Literals, readable
-from dragoman.constrain.calls.members import object_parts, repeated
-from dragoman.constrain.calls.number_range import integer_range
-from dragoman.constrain.calls.schema_parts import Option, Schemas, Where
+from dragoman.constrain.calls.literal_grammar import (
+    JSON,
+    NUMBER_WORDS,
+    Literals,
+    is_readable,
+    split_object,
+    write_items,
+)
+from dragoman.constrain.calls.schema_parts import SchemaPlace, Schemas, TypeOption
 from dragoman.constrain.calls.text_language import languages
-from dragoman.constrain.calls.tool_schemas import Tool
-from dragoman.constrain.grammar.rules import Rules, Symbol, either, literal, possible, regex
+from dragoman.constrain.calls.tool_schemas import ToolSchema
+from dragoman.constrain.grammar.rules import Rules, Symbol, either, is_possible, literal, regex
 from dragoman.constrain.quoted.quoted_lark import QuotedLark
 from dragoman.dialects.declare import TaggedCalls
 from dragoman.dialects.schema import Place
@@ -33,7 +39,7 @@ NAMES = {"integer": "number"}
 class Tags:
     """The arguments of one tool."""
 
-    def __init__(self, rules: Rules, shape: TaggedCalls, tool: Tool, banned: str = "") -> None:
+    def __init__(self, rules: Rules, shape: TaggedCalls, tool: ToolSchema, banned: str = "") -> None:
         self.rules = rules
         self.shape = shape
         self.tool = tool
@@ -59,8 +65,8 @@ class Tags:
             return None
         return Symbol(either(bodies) + ("" if all(written) else "?"))
 
-    def _members(self, schema: Mapping[str, Any], where: Where, place: Place) -> str:
-        properties, required, extra = object_parts(schema, where)
+    def _members(self, schema: Mapping[str, Any], where: SchemaPlace, place: Place) -> str:
+        properties, required, extra = split_object(schema, where)
         found = []
         for key, inner in properties.items():
             if inner is False:
@@ -72,7 +78,7 @@ class Tags:
             found.append(f"{self._further(list(properties), extra, where, place)}*")
         return " ".join(found)
 
-    def _member(self, key: str, schema: Any, where: Where, place: Place) -> Symbol:
+    def _member(self, key: str, schema: Any, where: SchemaPlace, place: Place) -> Symbol:
         shape = self.shape
         if not key or key != key.strip() or FORBIDDEN_IN_KEYS & set(key):
             where.refuse("has a name that cannot be written in this model's syntax for calls")
@@ -83,7 +89,7 @@ class Tags:
         lead = shape.key[0] + written + shape.key_end[0]
         return self.rules.rule(either(self._typed(lead, schema, where, place)))
 
-    def _further(self, others: list[str], schema: Any, where: Where, place: Place) -> Symbol:
+    def _further(self, others: list[str], schema: Any, where: SchemaPlace, place: Place) -> Symbol:
         """A property that is not declared."""
         shape, at = self.shape, where.at("additionalProperties")
         if shape.nested:
@@ -93,21 +99,23 @@ class Tags:
         ways = self._typed(shape.key_end[0], schema, at, place.member(""))
         return self.rules.rule(self.rules.sequence(shape.key[0], key, self.rules.rule(either(ways))))
 
-    def _typed(self, lead: str, schema: Any, where: Where, place: Place) -> list[Symbol]:
+    def _typed(self, lead: str, schema: Any, where: SchemaPlace, place: Place) -> list[Symbol]:
         """What follows the key: the stated type if the syntax has one, the value and the end of it."""
         shape = self.shape
         options = self.schemas.options(schema, where)
         if not shape.types:
-            value = Value(self, shape.value_end[0], where, place, shape.untyped)
+            value = TagValue(self, shape.value_end[0], where, place, shape.untyped)
             return [self.rules.sequence(lead + shape.value, value.any_of(options))]
         found = []
         for option in options:
             # A stated type is believed, but for a text that is said to be none where only text may stand.
-            if option.kind != "string" and not (readable(option.kind, place) and place.types != {"string"}):
+            if option.kind != "string" and not (
+                is_readable(option.kind, place) and place.types != {"string"}
+            ):
                 continue
             name = "true" if option.kind == "string" else "false"
             stated = name if shape.types == "string" else NAMES.get(option.kind, option.kind)
-            value = Value(self, shape.value_end[0], where, place, "text")
+            value = TagValue(self, shape.value_end[0], where, place, "text")
             found.append(
                 self.rules.sequence(lead + stated + shape.type_end[0] + shape.value, value.one(option))
             )
@@ -117,7 +125,7 @@ class Tags:
 
     # Trees of tags
 
-    def _tree(self, key: str, schema: Any, where: Where, place: Place) -> Symbol:
+    def _tree(self, key: str, schema: Any, where: SchemaPlace, place: Place) -> Symbol:
         """What stands in a tag, and its end."""
         known = json.dumps([key, schema, place.options])
         if known not in self._trees:
@@ -126,12 +134,12 @@ class Tags:
             self.rules.define(name, either(self.rules.rule(way) for way in ways))
         return self._trees[known]
 
-    def _ways(self, end: str, schema: Any, where: Where, place: Place) -> list[Symbol]:
+    def _ways(self, end: str, schema: Any, where: SchemaPlace, place: Place) -> list[Symbol]:
         options = self.schemas.options(schema, where)
         if {"object", "array"} <= place.types and any(map(_is_tree, options)):
             where.refuse("allows a list and an object, which cannot be told apart when they are empty")
         scalars = [option for option in options if not _is_tree(option)]
-        found = [Value(self, end, where, place, "json").any_of(scalars)] if scalars else []
+        found = [TagValue(self, end, where, place, "json").any_of(scalars)] if scalars else []
         for option in options:
             if _is_tree(option) and option.kind == "object":
                 inside = self._members(option.schema, where, place)
@@ -142,7 +150,7 @@ class Tags:
             where.refuse("allows no value")
         return found
 
-    def _items(self, schema: Mapping[str, Any], where: Where, place: Place) -> str:
+    def _items(self, schema: Mapping[str, Any], where: SchemaPlace, place: Place) -> str:
         if schema.get("prefixItems"):
             where.at("prefixItems").refuse("is not understood in this model's syntax for calls")
         items = schema.get("items", True)
@@ -151,20 +159,20 @@ class Tags:
         inner = self._tree("item", items, where.at("items"), place.item())
         item = self.rules.rule(self.rules.sequence(f"{self.shape.nested}<item>", inner))
         least, most = schema.get("minItems", 0), schema.get("maxItems")
-        return repeated(self.rules, "", [], item, least, most, where)
+        return write_items(self.rules, "", [], item, least, most, where)
 
 
-def _is_tree(option: Option) -> bool:
+def _is_tree(option: TypeOption) -> bool:
     """A list or an object with a schema is tags in tags; without one it is JSON, in which names are free."""
     if option.values is not None or option.kind not in ("object", "array"):
         return False
     return "properties" in option.schema if option.kind == "object" else "items" in option.schema
 
 
-class Value:
+class TagValue:
     """One value up to the end of its tag."""
 
-    def __init__(self, tags: Tags, end: str, where: Where, place: Place, untyped: str) -> None:
+    def __init__(self, tags: Tags, end: str, where: SchemaPlace, place: Place, untyped: str) -> None:
         self.tags = tags
         self.rules = tags.rules
         self.end = end
@@ -172,13 +180,13 @@ class Value:
         self.place = place
         self.kinds = _read_as(place, untyped)
 
-    def one(self, option: Option) -> Symbol:
+    def one(self, option: TypeOption) -> Symbol:
         """A value whose type is stated."""
         if option.kind == "string":
             return self._text(option)
         return self.rules.sequence(self.tags.json.option(option, self.where), self.end)
 
-    def any_of(self, options: list[Option]) -> Symbol:
+    def any_of(self, options: list[TypeOption]) -> Symbol:
         """A value whose type is for the reader to find."""
         known = [
             option for option in options if option.kind in self.kinds or NAMES.get(option.kind) in self.kinds
@@ -194,13 +202,13 @@ class Value:
             self.where.refuse("allows no value that can be written in this model's syntax for calls")
         return self.rules.rule(either(ways))
 
-    def _found(self, option: Option, options: list[Option]) -> Symbol | None:
+    def _found(self, option: TypeOption, options: list[TypeOption]) -> Symbol | None:
         if option.values is not None:
             return self._listed(option)
         if option.kind == "string":
             apart = all(_number(other) for other in options if other.kind in ("number", "integer"))
             wanted = [*languages(option.schema, self.where), *self._no_other(apart)]
-            return self._raw(wanted) if not wanted or possible(" & ".join(wanted)) else None
+            return self._raw(wanted) if not wanted or is_possible(" & ".join(wanted)) else None
         pattern = _number(option) if "string" in self.kinds else None
         if pattern:
             # One lexeme with the end of the tag, as a string is, so that neither hides the other.
@@ -225,7 +233,7 @@ class Value:
             found += [regex(rf"{SPACE}[{{\[(](?s:.*)"), *([regex(SPACE)] if self.tags.shape.nested else [])]
         return [Symbol(f"~{either(found)}")]
 
-    def _listed(self, option: Option) -> Symbol | None:
+    def _listed(self, option: TypeOption) -> Symbol | None:
         """Values that are known beforehand: those that the reader gives back as they are."""
         assert option.values is not None
         texts = []
@@ -239,11 +247,11 @@ class Value:
                 texts.append(literal(written))
         return self._whole(either(texts)) if texts else None
 
-    def _text(self, option: Option) -> Symbol:
+    def _text(self, option: TypeOption) -> Symbol:
         if option.values is not None:
             return self._listed(option) or self.where.refuse("allows no value")
         wanted = languages(option.schema, self.where)
-        if wanted and not possible(" & ".join(wanted)):
+        if wanted and not is_possible(" & ".join(wanted)):
             self.where.refuse("allows no text")
         return self._raw(wanted)
 
@@ -275,7 +283,7 @@ class Value:
         return self.rules.sequence(whole, self.end[len(lead) :])
 
 
-def _number(option: Option) -> str | None:
+def _number(option: TypeOption) -> str | None:
     """Numbers as an expression, where one can say what the schema says of them."""
     if option.values is not None or option.kind == "integer":
         return integer_range(option.schema) if option.values is None else NUMBERISH
@@ -290,3 +298,63 @@ def _read_as(place: Place, untyped: str) -> frozenset[str]:
         return place.types
     every = {"string", "number", "integer", "boolean", "null", "object", "array"}
     return frozenset({"string"} if untyped == "text" else every)
+
+
+MOST_DIGITS = 30
+
+
+def integer_range(schema: Mapping[str, Any]) -> str | None:
+    """The expression of the integers that the schema allows; None where it takes more than an expression."""
+    if "multipleOf" in schema:
+        return None
+    least, most = _bounds(schema)
+    if any(bound is not None and len(str(abs(bound))) > MOST_DIGITS for bound in (least, most)):
+        return None
+    ways = []
+    if least is None or least < 0:
+        ways += [f"-{way}" for way in _positive(max(1, 1 if most is None else -most), least and -least)]
+    if (least is None or least <= 0) and (most is None or most >= 0):
+        ways.append("0")
+    if most is None or most > 0:
+        ways += _positive(max(1, least or 0), most)
+    return f"(?:{'|'.join(ways)})" if ways else None
+
+
+def _bounds(schema: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    least = [ceil(schema["minimum"])] if "minimum" in schema else []
+    least += [floor(schema["exclusiveMinimum"]) + 1] if "exclusiveMinimum" in schema else []
+    most = [floor(schema["maximum"])] if "maximum" in schema else []
+    most += [ceil(schema["exclusiveMaximum"]) - 1] if "exclusiveMaximum" in schema else []
+    return max(least, default=None), min(most, default=None)
+
+
+def _positive(least: int, most: int | None) -> list[str]:
+    """From 1 on: one way for each number of digits, and one for all above."""
+    if most is not None and most < least:
+        return []
+    longest = len(str(least if most is None else most))
+    ways = []
+    for digits in range(len(str(least)), longest + 1):
+        low, high = max(least, 10 ** (digits - 1)), 10**digits - 1
+        ways += _alike(str(low), str(high if most is None else min(most, high)))
+    return ways if most is not None else [*ways, f"[1-9][0-9]{{{longest},}}"]
+
+
+def _alike(low: str, high: str) -> list[str]:
+    """Both have the same number of digits."""
+    if low == high:
+        return [low]
+    if low[0] == high[0]:
+        return [low[0] + way for way in _alike(low[1:], high[1:])]
+    rest = len(low) - 1
+    first, last = int(low[0]), int(high[0])
+    ways = []
+    if int(low[1:] or 0) > 0:
+        ways += [low[0] + way for way in _alike(low[1:], "9" * rest)]
+        first += 1
+    if int(high[1:] or 0) < 10**rest - 1:
+        ways += [high[0] + way for way in _alike("0" * rest, high[1:])]
+        last -= 1
+    if first <= last:
+        ways.append(f"[{first}-{last}]" + (f"[0-9]{{{rest}}}" if rest else ""))
+    return ways

@@ -5,7 +5,7 @@ from typing import Any
 
 from llguidance import regex_to_lark
 
-from dragoman.constrain.calls.schema_parts import Where
+from dragoman.constrain.calls.schema_parts import SchemaPlace
 from dragoman.constrain.grammar.patterns import PatternError, translated
 from dragoman.constrain.grammar.rules import Symbol, regex
 from dragoman.constrain.schema import formats
@@ -47,12 +47,12 @@ FORMATS = {
 it, and nothing that is wrong."""
 
 
-def languages(schema: Mapping[str, Any], where: Where) -> list[Symbol]:
+def languages(schema: Mapping[str, Any], where: SchemaPlace) -> list[Symbol]:
     """The terminals that a string must all be in; none where any string will do."""
     found = []
     patterns = schema.get("pattern", [])
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        found.append(searched(pattern, where.at("pattern")))
+        found.append(write_search(pattern, where.at("pattern")))
     if "format" in schema:
         found += _format(schema["format"], where.at("format"))
     length = lengths(schema, where)
@@ -61,7 +61,7 @@ def languages(schema: Mapping[str, Any], where: Where) -> list[Symbol]:
     return found
 
 
-def lengths(schema: Mapping[str, Any], where: Where) -> str:
+def lengths(schema: Mapping[str, Any], where: SchemaPlace) -> str:
     """`{2,5}`: how many characters there are; "" where any number will do."""
     least, most = schema.get("minLength", 0), schema.get("maxLength")
     for word, value in (("minLength", least), ("maxLength", most)):
@@ -74,9 +74,9 @@ def lengths(schema: Mapping[str, Any], where: Where) -> str:
     return f"{{{int(least)},{int(most)}}}"
 
 
-def _format(name: Any, where: Where) -> list[Symbol]:
+def _format(name: Any, where: SchemaPlace) -> list[Symbol]:
     if name in formats.PATTERNS:
-        return [searched(formats.PATTERNS[name], where)]
+        return [write_search(formats.PATTERNS[name], where)]
     if name in FORMATS:
         return [regex(FORMATS[name])]
     if name not in formats.FREE:
@@ -84,7 +84,7 @@ def _format(name: Any, where: Where) -> list[Symbol]:
     return []
 
 
-def searched(pattern: str, where: Where) -> Symbol:
+def write_search(pattern: str, where: SchemaPlace) -> Symbol:
     """An expression that must match somewhere, as one that matches from end to end."""
     whole = []
     for alternative in _alternatives(pattern):

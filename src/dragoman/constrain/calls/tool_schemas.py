@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from dragoman.constrain.calls.schema_parts import Where
+from dragoman.constrain.calls.schema_parts import SchemaPlace
 from dragoman.constrain.constraint import Constraint
 from dragoman.constrain.grammar.rules import Rules
 from dragoman.constrain.quoted.quoted_lark import QuotedLark
-from dragoman.constrain.schema.json_schema import enforced
+from dragoman.constrain.schema.json_schema import prepare_schema
 from dragoman.constrain.schema.problems import Problems
 
 NOTHING: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -22,7 +22,7 @@ LARK = "x-lark"
 """A word of our own in the schema of a custom tool's text: the grammar that it must be in."""
 
 
-class Tool(Struct, frozen=True):
+class ToolSchema(Struct, frozen=True):
     name: str
     declared: Mapping[str, Any]
     """The schema of its arguments as the client sent it, which the reader knows."""
@@ -30,7 +30,7 @@ class Tool(Struct, frozen=True):
     """What is enforced, in the words of the client."""
     native: Mapping[str, Any]
     """The same in those of llguidance."""
-    where: Where
+    where: SchemaPlace
     lark: str = ""
     """A grammar that the one argument of the tool, a text, must be in."""
 
@@ -39,13 +39,13 @@ class Tool(Struct, frozen=True):
         return QuotedLark(rules, self.lark, _format(self.where.param)) if self.lark else None
 
 
-def tools_of(
+def read_tools(
     declared: Sequence[Mapping[str, Any]],
     names: Collection[str] | None,
     strict: Collection[str] | None,
     custom: Collection[str] = (),
     places: Sequence[str] = (),
-) -> list[Tool]:
+) -> list[ToolSchema]:
     """Those that may be called. `strict` are those that are held to their schemas; None: all of them.
 
     `custom` are those that stand for a tool with one text, `places` is where each was declared.
@@ -59,11 +59,11 @@ def tools_of(
             continue
         schema = function.get("parameters") or function.get("input_schema") or NOTHING
         place = places[number] if places else f"tools[{number}]{'.function' if inner else ''}"
-        where = Where(name, f"{place}.parameters")
+        where = SchemaPlace(name, f"{place}.parameters")
         loose = strict is not None and name not in strict
         wanted = ANYTHING if loose else {"type": "object", **closed(schema)}
         lark = _lark(schema, _format(where.param)) if name in custom and not loose else ""
-        found.append(Tool(name, schema, wanted, _native(wanted, where), where, lark))
+        found.append(ToolSchema(name, schema, wanted, _native(wanted, where), where, lark))
     return found
 
 
@@ -85,10 +85,10 @@ def _lark(schema: Mapping[str, Any], param: str) -> str:
     return str(text.get(LARK, ""))
 
 
-def _native(schema: Mapping[str, Any], where: Where) -> Mapping[str, Any]:
+def _native(schema: Mapping[str, Any], where: SchemaPlace) -> Mapping[str, Any]:
     """Checked word by word, whatever the syntax of calls is: what cannot be enforced is refused."""
     problems = Problems()
-    prepared: Any = enforced(schema, problems, where.param)
+    prepared: Any = prepare_schema(schema, problems, where.param)
     for place in problems.watched:
         problems.add(place, "cannot be enforced in the arguments of a call; leave it out")
     if problems.found:

@@ -7,8 +7,7 @@ the runs that `gbnf_lexemes.py` finds.
 
 from collections.abc import Mapping
 
-from dragoman.constrain.budget import compiled
-from dragoman.constrain.bytewise import byte_vocabulary
+from dragoman.constrain.budget import compile_grammar
 from dragoman.constrain.grammar.gbnf import (
     Characters,
     Either,
@@ -22,6 +21,7 @@ from dragoman.constrain.grammar.gbnf import (
     read,
 )
 from dragoman.constrain.grammar.gbnf_lexemes import Lexemes, inside
+from dragoman.constrain.vocabulary import byte_vocabulary
 
 _MOST_NODES = 50_000
 
@@ -52,7 +52,7 @@ def _ends_itself(run: Node, terminals: Mapping[str, str], lines: list[str]) -> b
     """No text of the run with something behind it is a text of the run: their intersection is empty."""
     text = _lark(run, terminals, {})
     both = "\n".join(["start: BOTH", "BOTH: RUN & MORE", f"RUN: {text}", "MORE: RUN /(?s:.)/+", *lines])
-    native = compiled(byte_vocabulary(), both)
+    native = compile_grammar(byte_vocabulary(), both)
     if not native.is_error():
         native.compute_bitmask()
     return native.is_error()

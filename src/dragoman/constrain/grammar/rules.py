@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import TypeAlias
 
-from dragoman.constrain.budget import compiled
-from dragoman.constrain.bytewise import byte_vocabulary
+from dragoman.constrain.budget import compile_grammar
+from dragoman.constrain.vocabulary import byte_vocabulary
 from dragoman.errors import BadRequest
 
 MOST_BYTES = 4 * 1024 * 1024
@@ -25,7 +25,7 @@ class Symbol(str):
     __slots__ = ()
 
 
-Part: TypeAlias = str | Symbol
+GrammarPart: TypeAlias = str | Symbol
 
 
 def literal(text: str) -> Symbol:
@@ -43,9 +43,9 @@ def either(options: Iterable[str]) -> Symbol:
 
 
 @lru_cache(maxsize=1024)
-def possible(expression: str) -> bool:
+def is_possible(expression: str) -> bool:
     """Whether there is a text in a language. One without any would be a dead end for whoever enters it."""
-    native = compiled(byte_vocabulary(), f"start: T\nT: {expression}")
+    native = compile_grammar(byte_vocabulary(), f"start: T\nT: {expression}")
     return not native.is_error() and any(native.compute_bitmask()) and not native.is_error()
 
 
@@ -109,9 +109,9 @@ class Rules:
             at = match.end()
         return [piece for piece in (*found, text[at:]) if piece != ""]
 
-    def sequence(self, *parts: Part) -> Symbol:
+    def sequence(self, *parts: GrammarPart) -> Symbol:
         """Texts and symbols after each other. Texts that meet are one, so that they are one lexeme."""
-        joined: list[Part] = []
+        joined: list[GrammarPart] = []
         for part in parts:
             if not isinstance(part, Symbol) and joined and not isinstance(joined[-1], Symbol):
                 joined[-1] += part

@@ -5,7 +5,15 @@ Only expressions that llguidance has compiled come here; what is refused is what
 
 import re
 
-from dragoman.constrain.grammar.trees import EMPTY, Class, Node, Text, choice, repeat, sequence
+from dragoman.constrain.grammar.trees import (
+    EMPTY,
+    CharClass,
+    LiteralText,
+    Tree,
+    alternate,
+    concatenate,
+    repeat,
+)
 
 DEEPEST = 100
 _GROUP = re.compile(r"\((?:\?(?:P?<\w+>|(?P<flags>[a-zA-Z-]*)(?P<end>[:)])))?")
@@ -20,7 +28,7 @@ class UnreadPattern(ValueError):
     """What of the expression is not read."""
 
 
-def pattern_tree(pattern: str, flags: str = "") -> Node:
+def pattern_tree(pattern: str, flags: str = "") -> Tree:
     """`pattern_tree("a|[b-d]+", "i")`: flags are those behind the closing slash."""
     reader = _Reader(pattern)
     reader.set_flags(flags)
@@ -42,7 +50,7 @@ class _Reader:
         self.any_case = (self.any_case or "i" in wanted) and "i" not in unwanted
         self.dot_all = (self.dot_all or "s" in wanted) and "s" not in unwanted
 
-    def alternatives(self, depth: int) -> Node:
+    def alternatives(self, depth: int) -> Tree:
         """Up to the end of the group. Flags that are set within it end with it."""
         if depth > DEEPEST:
             raise UnreadPattern(f"has more than {DEEPEST} groups within each other")
@@ -51,15 +59,15 @@ class _Reader:
         while self._took("|"):
             options.append(self._sequence(depth))
         self.any_case, self.dot_all = flags
-        return choice(options)
+        return alternate(options)
 
-    def _sequence(self, depth: int) -> Node:
+    def _sequence(self, depth: int) -> Tree:
         parts = []
         while self.at < len(self.pattern) and self.pattern[self.at] not in "|)":
             parts.append(self._repeated(self._atom(depth)))
-        return sequence(parts)
+        return concatenate(parts)
 
-    def _repeated(self, inner: Node) -> Node:
+    def _repeated(self, inner: Tree) -> Tree:
         while True:
             counted = _COUNT.match(self.pattern, self.at)
             times = _TIMES.get(self.pattern[self.at : self.at + 1])
@@ -75,18 +83,18 @@ class _Reader:
             self._took("?")
             inner = repeat(inner, *times)
 
-    def _atom(self, depth: int) -> Node:
+    def _atom(self, depth: int) -> Tree:
         character = self.pattern[self.at]
         match character:
             case "(":
                 return self._group(depth)
             case "[":
-                return Class(self._class(), self.any_case)
+                return CharClass(self._class(), self.any_case)
             case "\\":
                 return self._escape()
             case ".":
                 self.at += 1
-                return Class(r"\s\S" if self.dot_all else r"^\n")
+                return CharClass(r"\s\S" if self.dot_all else r"^\n")
             case "^" | "$":
                 # llguidance has them at the ends only, where they say nothing.
                 self.at += 1
@@ -94,7 +102,7 @@ class _Reader:
         self.at += 1
         return self._character(character)
 
-    def _group(self, depth: int) -> Node:
+    def _group(self, depth: int) -> Tree:
         opening = _GROUP.match(self.pattern, self.at)
         if opening is None:
             raise UnreadPattern("has a group of an unknown kind")
@@ -108,24 +116,24 @@ class _Reader:
         self.any_case, self.dot_all = before
         return inner
 
-    def _escape(self) -> Node:
+    def _escape(self) -> Tree:
         code, kind = _CODE.match(self.pattern, self.at), _KIND.match(self.pattern, self.at)
         if code:
             self.at = code.end()
             return self._character(chr(int(next(filter(None, code.groups())), 16)))
         if kind:
             self.at = kind.end()
-            return Class(kind[0])
+            return CharClass(kind[0])
         letter = self.pattern[self.at + 1]
         self.at += 2
         if letter.isalnum() and letter not in _CONTROLS:
             raise UnreadPattern(f"has the escape \\{letter}")
         return self._character(_CONTROLS.get(letter, letter))
 
-    def _character(self, character: str) -> Node:
+    def _character(self, character: str) -> Tree:
         if self.any_case and character.isalpha():
-            return Class(character, any_case=True)
-        return Text(character)
+            return CharClass(character, any_case=True)
+        return LiteralText(character)
 
     def _class(self) -> str:
         """`[^a-z[0-9]]`, with its brackets."""

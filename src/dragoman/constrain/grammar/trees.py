@@ -4,18 +4,23 @@ A node is itself, not its content: two that look alike are two places in the gra
 """
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import TypeAlias
 
 from msgspec import Struct
 
+from dragoman.constrain.budget import compile_grammar
+from dragoman.constrain.grammar.rules import Rules, Symbol, literal, regex
+from dragoman.constrain.vocabulary import byte_vocabulary
 
-class Text(Struct, frozen=True, eq=False):
+
+class LiteralText(Struct, frozen=True, eq=False):
     """Characters that stand for themselves."""
 
     text: str
 
 
-class Class(Struct, frozen=True, eq=False):
+class CharClass(Struct, frozen=True, eq=False):
     """One character of several; `inner` is what an expression has within brackets, or brackets with that."""
 
     inner: str
@@ -26,85 +31,217 @@ class Class(Struct, frozen=True, eq=False):
         return f"(?i:[{self.inner}])" if self.any_case else f"[{self.inner}]"
 
 
-class Name(Struct, frozen=True, eq=False):
+class Reference(Struct, frozen=True, eq=False):
     """A rule or a terminal."""
 
     name: str
     line: int
 
 
-class Sequence(Struct, frozen=True, eq=False):
-    parts: "tuple[Node, ...]"
+class Concatenation(Struct, frozen=True, eq=False):
+    parts: "tuple[Tree, ...]"
 
 
-class Choice(Struct, frozen=True, eq=False):
+class Alternation(Struct, frozen=True, eq=False):
     """Without options it is a language without texts."""
 
-    options: "tuple[Node, ...]"
+    options: "tuple[Tree, ...]"
 
 
-class Repeat(Struct, frozen=True, eq=False):
-    inner: "Node"
+class Repetition(Struct, frozen=True, eq=False):
+    inner: "Tree"
     least: int
     most: int | None
     """None: as often as one likes."""
 
 
-class Both(Struct, frozen=True, eq=False):
+class Intersection(Struct, frozen=True, eq=False):
     """What is in all of these languages."""
 
-    parts: "tuple[Node, ...]"
+    parts: "tuple[Tree, ...]"
 
 
-class Not(Struct, frozen=True, eq=False):
-    inner: "Node"
+class Complement(Struct, frozen=True, eq=False):
+    inner: "Tree"
 
 
 class Lexeme(Struct, frozen=True, eq=False):
     """In a rule: the terminal that is read here, in one piece."""
 
-    inner: "Node"
+    inner: "Tree"
 
 
-Node: TypeAlias = Text | Class | Name | Sequence | Choice | Repeat | Both | Not | Lexeme
+Tree: TypeAlias = (
+    LiteralText
+    | CharClass
+    | Reference
+    | Concatenation
+    | Alternation
+    | Repetition
+    | Intersection
+    | Complement
+    | Lexeme
+)
 
-EMPTY = Sequence(())
-NEVER = Choice(())
+EMPTY = Concatenation(())
+NEVER = Alternation(())
 
 
-class Source(Struct, frozen=True):
+class LarkGrammar(Struct, frozen=True):
     """A whole grammar."""
 
-    rules: Mapping[str, Node]
-    terminals: Mapping[str, Node]
-    ignored: Node | None = None
+    rules: Mapping[str, Tree]
+    terminals: Mapping[str, Tree]
+    ignored: Tree | None = None
     """What may stand between lexemes."""
 
 
-def sequence(parts: Iterable[Node]) -> Node:
+def concatenate(parts: Iterable[Tree]) -> Tree:
     """Texts that meet are one."""
-    found: list[Node] = []
+    found: list[Tree] = []
     for part in parts:
         if part is NEVER:
             return NEVER
-        for one in part.parts if isinstance(part, Sequence) else (part,):
-            if isinstance(one, Text) and found and isinstance(found[-1], Text):
-                found[-1] = Text(found[-1].text + one.text)
+        for one in part.parts if isinstance(part, Concatenation) else (part,):
+            if isinstance(one, LiteralText) and found and isinstance(found[-1], LiteralText):
+                found[-1] = LiteralText(found[-1].text + one.text)
             else:
                 found.append(one)
     if not found:
         return EMPTY
-    return found[0] if len(found) == 1 else Sequence(tuple(found))
+    return found[0] if len(found) == 1 else Concatenation(tuple(found))
 
 
-def choice(options: Iterable[Node]) -> Node:
+def alternate(options: Iterable[Tree]) -> Tree:
     found = tuple(option for option in options if option is not NEVER)
     if not found:
         return NEVER
-    return found[0] if len(found) == 1 else Choice(found)
+    return found[0] if len(found) == 1 else Alternation(found)
 
 
-def repeat(inner: Node, least: int, most: int | None) -> Node:
+def repeat(inner: Tree, least: int, most: int | None) -> Tree:
     if inner is NEVER or most == 0:
         return NEVER if least else EMPTY
-    return Repeat(inner, least, most)
+    return Repetition(inner, least, most)
+
+
+ALL = frozenset(range(256))
+
+
+@lru_cache(maxsize=4096)
+def first_bytes(pattern: str) -> frozenset[int]:
+    """The bytes that a text of this expression may begin with."""
+    native = compile_grammar(byte_vocabulary(), f"start: T\nT: /{pattern}/")
+    bits = b"" if native.is_error() else native.compute_bitmask()
+    return frozenset(byte for byte in range(256) if bits[byte // 8 :] and bits[byte // 8] >> byte % 8 & 1)
+
+
+class Terminals:
+    """Terminals by name, written into `rules` where they are used. None of them refers to itself."""
+
+    def __init__(self, rules: Rules, known: Mapping[str, Tree]) -> None:
+        self.rules = rules
+        self.known = known
+        self._nullable: dict[str, bool] = {}
+        self._first: dict[str, frozenset[int]] = {}
+        self._written: dict[str, Symbol] = {}
+        self._possible: dict[str, bool] = {}
+
+    def nullable(self, node: Tree) -> bool:
+        """Whether the empty text is in the language."""
+        match node:
+            case LiteralText():
+                return not node.text
+            case CharClass():
+                return False
+            case Reference():
+                if node.name not in self._nullable:
+                    self._nullable[node.name] = self.nullable(self.known[node.name])
+                return self._nullable[node.name]
+            case Concatenation() | Intersection():
+                return all(map(self.nullable, node.parts))
+            case Alternation():
+                return any(map(self.nullable, node.options))
+            case Repetition():
+                return node.least == 0 or self.nullable(node.inner)
+            case Complement():
+                return not self.nullable(node.inner)
+            case Lexeme():
+                return self.nullable(node.inner)
+
+    def first(self, node: Tree) -> frozenset[int]:
+        """The bytes that a text may begin with, and perhaps some more."""
+        match node:
+            case LiteralText():
+                return frozenset(node.text.encode()[:1])
+            case CharClass():
+                return first_bytes(node.pattern)
+            case Reference():
+                if node.name not in self._first:
+                    self._first[node.name] = self.first(self.known[node.name])
+                return self._first[node.name]
+            case Concatenation():
+                found: frozenset[int] = frozenset()
+                for part in node.parts:
+                    found |= self.first(part)
+                    if not self.nullable(part):
+                        break
+                return found
+            case Alternation():
+                return frozenset().union(*map(self.first, node.options))
+            case Intersection():
+                return ALL.intersection(*map(self.first, node.parts))
+            case Repetition() | Lexeme():
+                return self.first(node.inner)
+            case Complement():
+                return ALL
+
+    def written(self, node: Tree) -> Symbol:
+        """The body of a terminal."""
+        match node:
+            case LiteralText():
+                return literal(node.text)
+            case CharClass():
+                return regex(node.pattern)
+            case Reference():
+                if node.name not in self._written:
+                    self._written[node.name] = self.rules.terminal(self.written(self.known[node.name]))
+                return self._written[node.name]
+            case Concatenation():
+                return Symbol(f"({' '.join(map(self.written, node.parts))})" if node.parts else '""')
+            case Alternation():
+                return Symbol(f"({' | '.join(map(self.written, node.options))})")
+            case Intersection():
+                return Symbol(f"({' & '.join(map(self.written, node.parts))})")
+            case Repetition():
+                most = "" if node.most is None else node.most
+                return Symbol(f"({self.written(node.inner)}){{{node.least},{most}}}")
+            case Complement():
+                return Symbol(f"~({self.written(node.inner)})")
+            case Lexeme():
+                return self.written(node.inner)
+
+    def goes_on(self, node: Tree, apart: frozenset[int]) -> bool:
+        """Whether every text can become longer by a character that does not begin with one of these bytes."""
+        match node:
+            case Repetition():
+                return node.most is None and bool(self.first(node.inner) - apart)
+            case Concatenation():
+                return bool(node.parts) and self.goes_on(node.parts[-1], apart)
+            case Alternation():
+                return all(self.goes_on(option, apart) for option in node.options)
+            case Reference():
+                return self.goes_on(self.known[node.name], apart)
+            case Lexeme():
+                return self.goes_on(node.inner, apart)
+        return False
+
+    def is_possible(self, body: str) -> bool:
+        """Whether there is a text in the language of this body of a terminal."""
+        if body not in self._possible:
+            self._possible[body] = self._compiles(body)
+        return self._possible[body]
+
+    def _compiles(self, body: str) -> bool:
+        native = compile_grammar(byte_vocabulary(), f"{self.rules.grammar('ASKED')}\nASKED: {body}")
+        return not native.is_error() and any(native.compute_bitmask()) and not native.is_error()

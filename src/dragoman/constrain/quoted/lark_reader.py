@@ -11,19 +11,49 @@ from typing import NamedTuple, NoReturn
 from dragoman.constrain.grammar.rust_patterns import UnreadPattern, pattern_tree
 from dragoman.constrain.grammar.trees import (
     EMPTY,
-    Both,
-    Class,
+    CharClass,
+    Complement,
+    Intersection,
+    LarkGrammar,
     Lexeme,
-    Name,
-    Node,
-    Not,
-    Source,
-    Text,
-    choice,
+    LiteralText,
+    Reference,
+    Tree,
+    alternate,
+    concatenate,
     repeat,
-    sequence,
 )
-from dragoman.constrain.quoted.lark_common import COMMON
+
+_DECIMAL = r"(?:[0-9]+\.[0-9]*|\.[0-9]+)"
+_EXPONENT = r"(?:[eE][+-]?[0-9]+)"
+_FLOAT = rf"(?:[0-9]+{_EXPONENT}|{_DECIMAL}{_EXPONENT}?)"
+COMMON = {
+    "DIGIT": "[0-9]",
+    "HEXDIGIT": "[a-fA-F0-9]",
+    "INT": "[0-9]+",
+    "SIGNED_INT": "[+-]?[0-9]+",
+    "DECIMAL": _DECIMAL,
+    "_EXP": _EXPONENT,
+    "FLOAT": _FLOAT,
+    "SIGNED_FLOAT": f"[+-]?{_FLOAT}",
+    "NUMBER": f"(?:{_FLOAT}|[0-9]+)",
+    "SIGNED_NUMBER": f"[+-]?(?:{_FLOAT}|[0-9]+)",
+    "ESCAPED_STRING": r'"(?:[^"\\]|\\.)*"',
+    "LCASE_LETTER": "[a-z]",
+    "UCASE_LETTER": "[A-Z]",
+    "LETTER": "[A-Za-z]",
+    "WORD": "[A-Za-z]+",
+    "CNAME": "[_A-Za-z][_A-Za-z0-9]*",
+    "WS_INLINE": r"[ \t]+",
+    "WS": r"[ \t\f\r\n]+",
+    "CR": r"\r",
+    "LF": r"\n",
+    "NEWLINE": r"(?:\r?\n)+",
+    "SH_COMMENT": r"#[^\n]*",
+    "CPP_COMMENT": r"\/\/[^\n]*",
+    "C_COMMENT": r"\/\*[^*]*\*+(?:[^\/*][^*]*\*+)*\/",
+    "SQL_COMMENT": r"--[^\n]*",
+}
 
 DEEPEST = 100
 _TOKENS = re.compile(
@@ -51,9 +81,9 @@ class _Token(NamedTuple):
     line: int
 
 
-def read_lark(grammar: str) -> Source:
+def read_lark(grammar: str) -> LarkGrammar:
     """The tree of a grammar that llguidance has compiled."""
-    return _Reader(_tokens(grammar)).source()
+    return _LarkReader(_tokens(grammar)).source()
 
 
 def _tokens(grammar: str) -> list[_Token]:
@@ -77,20 +107,20 @@ def _tokens(grammar: str) -> list[_Token]:
     return [*kept, _Token("end", "", line)]
 
 
-class _Reader:
+class _LarkReader:
     def __init__(self, tokens: list[_Token]) -> None:
         self.tokens = tokens
         self.at = 0
         self.in_terminal = False
-        self.rules: dict[str, Node] = {}
-        self.terminals: dict[str, Node] = {}
-        self.ignored: list[Node] = []
+        self.rules: dict[str, Tree] = {}
+        self.terminals: dict[str, Tree] = {}
+        self.ignored: list[Tree] = []
 
-    def source(self) -> Source:
+    def source(self) -> LarkGrammar:
         while self._next.kind != "end":
             if not self._took_kind("newline"):
                 self._item()
-        return Source(self.rules, self.terminals, choice(self.ignored) if self.ignored else None)
+        return LarkGrammar(self.rules, self.terminals, alternate(self.ignored) if self.ignored else None)
 
     # What a grammar is made of
 
@@ -128,27 +158,27 @@ class _Reader:
 
     # Bodies
 
-    def _body(self, *, in_terminal: bool) -> Node:
+    def _body(self, *, in_terminal: bool) -> Tree:
         self.in_terminal = in_terminal
         return self._options(0)
 
-    def _options(self, depth: int) -> Node:
+    def _options(self, depth: int) -> Tree:
         if depth > DEEPEST:
             self._refuse(f"there are more than {DEEPEST} brackets within each other", self._next.line)
         options = [self._all_of(depth)]
         while self._took("|"):
             options.append(self._all_of(depth))
-        return choice(options)
+        return alternate(options)
 
-    def _all_of(self, depth: int) -> Node:
+    def _all_of(self, depth: int) -> Tree:
         parts = [self._sequence(depth)]
         while self._took("&"):
             parts.append(self._sequence(depth))
         if self._took("->"):
             self._taken()
-        return parts[0] if len(parts) == 1 else Both(tuple(parts))
+        return parts[0] if len(parts) == 1 else Intersection(tuple(parts))
 
-    def _sequence(self, depth: int) -> Node:
+    def _sequence(self, depth: int) -> Tree:
         parts = []
         while self._next.kind != "end" and self._next.text not in ("|", "&", ")", "]", "->"):
             if self._next.kind == "newline":
@@ -157,9 +187,9 @@ class _Reader:
                 self._taken()
             else:
                 parts.append(self._repeated(depth))
-        return sequence(parts)
+        return concatenate(parts)
 
-    def _repeated(self, depth: int) -> Node:
+    def _repeated(self, depth: int) -> Tree:
         atom = self._atom(depth)
         times = _TIMES.get(self._next.text)
         if times:
@@ -180,7 +210,7 @@ class _Reader:
         self._took("}")
         return repeat(atom, least, most)
 
-    def _atom(self, depth: int) -> Node:
+    def _atom(self, depth: int) -> Tree:
         token = self._taken()
         match token.kind, token.text:
             case _, "(":
@@ -193,13 +223,13 @@ class _Reader:
                 return repeat(inner, 0, 1)
             case _, "~":
                 outside, self.in_terminal = self.in_terminal, True
-                inner = Not(self._atom(depth + 1))
+                inner = Complement(self._atom(depth + 1))
                 self.in_terminal = outside
                 return self._lexeme(inner)
             case "rule", _:
-                return Name(token.text, token.line)
+                return Reference(token.text, token.line)
             case "terminal", _:
-                return self._lexeme(Name(token.text, token.line))
+                return self._lexeme(Reference(token.text, token.line))
             case "string", _:
                 return self._lexeme(self._string(token))
         if token.kind != "regexp":
@@ -207,24 +237,24 @@ class _Reader:
         pattern, _, flags = token.text[1:].rpartition("/")
         return self._lexeme(self._pattern(pattern, flags, token.line))
 
-    def _lexeme(self, node: Node) -> Node:
+    def _lexeme(self, node: Tree) -> Tree:
         return node if self.in_terminal or node is EMPTY else Lexeme(node)
 
-    def _string(self, token: _Token) -> Node:
+    def _string(self, token: _Token) -> Tree:
         any_case = token.text.endswith("i")
         text = _unquoted(token.text.removesuffix("i"))
         if text is None:
             self._refuse(f"{token.text[:32]} has an escape that is not known", token.line)
         if self._took(".."):
             last = _unquoted(self._taken().text)
-            return Class(rf"\x{{{ord(text):x}}}-\x{{{ord(last or text):x}}}")
+            return CharClass(rf"\x{{{ord(text):x}}}-\x{{{ord(last or text):x}}}")
         return (
             self._pattern(re.escape(text), "i", token.line)
             if any_case
-            else sequence([Text(text)][: len(text)])
+            else concatenate([LiteralText(text)][: len(text)])
         )
 
-    def _pattern(self, pattern: str, flags: str, line: int) -> Node:
+    def _pattern(self, pattern: str, flags: str, line: int) -> Tree:
         try:
             return pattern_tree(pattern, flags)
         except UnreadPattern as error:

@@ -1,22 +1,229 @@
-"""How the text of a tool may stand inside of a call, lexeme by lexeme."""
+"""A text in quotes: its lexemes with every character as it is written there.
 
-from typing import Protocol
+llguidance takes the longest lexeme and never goes back. But a backslash may begin a character of this lexeme
+or of the next, and that is seen one character later. So a lexeme also comes with the backslash of the
+next one at its end, and without its own at its beginning. What is longest is then found among whole
+characters, as in the plain text: the same texts are accepted.
+"""
 
-from dragoman.constrain.grammar.rules import Symbol
-from dragoman.constrain.grammar.trees import Lexeme
+from collections.abc import Collection, Mapping
 
-FRESH, INSIDE, AHEAD = 0, 1, 2
-"""Before the first lexeme; after one; and after one together with something that is not of it."""
+from dragoman.constrain.grammar.rules import Symbol, either, literal
+from dragoman.constrain.grammar.trees import (
+    EMPTY,
+    NEVER,
+    Alternation,
+    CharClass,
+    Complement,
+    Concatenation,
+    Intersection,
+    Lexeme,
+    LiteralText,
+    Reference,
+    Repetition,
+    Terminals,
+    Tree,
+    alternate,
+    concatenate,
+    first_bytes,
+    repeat,
+)
+from dragoman.constrain.quoted.productions import AHEAD, INSIDE, Unquotable
+
+MOST_CLASSES = 500
+MOST_OPTIONAL = 100
+BACKSLASH = "\\"
+ESCAPES = {"\\": "\\", "\n": "n", "\r": "r", "\t": "t", "\b": "b", "\f": "f"}
 
 
-class Unquotable(ValueError):
-    """Why the texts of a grammar cannot be written inside of a call."""
+class Escaped:
+    """In quotes, with a backslash before what cannot stand for itself.
 
+    Each character is written in one way. Control characters without a short escape are not written.
+    """
 
-class Quotation(Protocol):
-    last: int
-    """The state in which a text may end."""
+    last = INSIDE
+
+    def __init__(self, terminals: Terminals, quote: str) -> None:
+        self.plain = terminals
+        self.spelled = {quote: quote, **ESCAPES}
+        self.cut = rf"{quote}\\\x00-\x1f"
+        self.known: dict[str, Tree] = {}
+        self.terminals = Terminals(terminals.rules, self.known)
+        self.classes: dict[str, Tree] = {}
+        self._lexemes: dict[Lexeme, Tree] = {}
 
     def lexeme(self, node: Lexeme, before: int, after: int) -> Symbol | None:
-        """What is written for a lexeme between two states; None where there is nothing."""
-        ...
+        if node not in self._lexemes:
+            self._lexemes[node] = self._quoted(node.inner)
+        whole = self._lexemes[node]
+        rest = self._rest(whole) if before == AHEAD else whole
+        if rest is NEVER or rest is EMPTY:
+            return None
+        body = self.terminals.written(rest)
+        if ("&" in body or "~" in body or isinstance(rest, Reference)) and not self.terminals.is_possible(
+            body
+        ):
+            return None
+        if after == AHEAD:
+            body = Symbol(f"{body} {literal(BACKSLASH)}")
+        return self.terminals.rules.terminal(body)
+
+    # A language with every character as it is written
+
+    def _quoted(self, node: Tree) -> Tree:
+        match node:
+            case LiteralText():
+                return self._text(node.text)
+            case CharClass():
+                return self._class(node)
+            case Reference():
+                if node.name not in self.known:
+                    self.known[node.name] = self._quoted(self.plain.known[node.name])
+                return NEVER if self.known[node.name] is NEVER else node
+            case Concatenation():
+                return concatenate(map(self._quoted, node.parts))
+            case Alternation():
+                return alternate(map(self._quoted, node.options))
+            case Repetition():
+                return repeat(self._quoted(node.inner), node.least, node.most)
+            case Intersection():
+                parts = tuple(map(self._quoted, node.parts))
+                return NEVER if NEVER in parts else Intersection(parts)
+            case Complement():
+                anything = Repetition(self._class(CharClass(r"\s\S")), 0, None)
+                inner = self._quoted(node.inner)
+                return anything if inner is NEVER else Intersection((anything, Complement(inner)))
+            case Lexeme():
+                return self._quoted(node.inner)
+
+    def _text(self, text: str) -> Tree:
+        written = [BACKSLASH + self.spelled[one] if one in self.spelled else one for one in text]
+        unwritable = any(one < " " and one not in self.spelled for one in text)
+        return NEVER if unwritable else LiteralText("".join(written))
+
+    def _class(self, node: CharClass) -> Tree:
+        if node.pattern not in self.classes:
+            if len(self.classes) >= MOST_CLASSES:
+                raise Unquotable(f"has more than {MOST_CLASSES} classes of characters")
+            found = first_bytes(node.pattern)
+            special = {one for one in self.spelled if ord(one) in found}
+            changed = {byte for byte in found if byte < 32 or chr(byte) in special}
+            plain = CharClass(f"[{node.inner}]&&[^{self.cut}]", node.any_case) if changed else node
+            letters = alternate(LiteralText(self.spelled[one]) for one in self.spelled if one in special)
+            options = [NEVER if changed == found else plain, concatenate([LiteralText(BACKSLASH), letters])]
+            self.classes[node.pattern] = alternate(options)
+        return self.classes[node.pattern]
+
+    # The same after a backslash was read: no class has one, so only texts do
+
+    def _rest(self, node: Tree) -> Tree:
+        match node:
+            case LiteralText():
+                return LiteralText(node.text[1:]) if node.text.startswith(BACKSLASH) else NEVER
+            case Reference():
+                name = node.name + BACKSLASH
+                if name not in self.known:
+                    self.known[name] = self._rest(self.known[node.name])
+                return NEVER if self.known[name] is NEVER else Reference(name, node.line)
+            case Concatenation():
+                return self._rest_of(node.parts)
+            case Alternation():
+                return alternate(map(self._rest, node.options))
+            case Repetition():
+                most = None if node.most is None else node.most - 1
+                return concatenate([self._rest(node.inner), repeat(node.inner, max(node.least - 1, 0), most)])
+            case Intersection():
+                parts = tuple(map(self._rest, node.parts))
+                return NEVER if NEVER in parts else Intersection(parts)
+            case Complement():
+                # It stands beside what any text may be, and that is what it then leaves.
+                inner = self._rest(node.inner)
+                return Repetition(CharClass(r"\s\S"), 0, None) if inner is NEVER else Complement(inner)
+            case CharClass() | Lexeme():
+                return NEVER
+
+    def _rest_of(self, parts: tuple[Tree, ...]) -> Tree:
+        found = []
+        for at, part in enumerate(parts):
+            found.append(concatenate([self._rest(part), *parts[at + 1 :]]))
+            if not self.terminals.nullable(part):
+                break
+            if at > MOST_OPTIONAL:
+                raise Unquotable("begins a terminal with more parts than can be left out")
+        return alternate(found)
+
+
+ANYTHING = "/(?s:.*)/"
+
+
+class Raw:
+    """As it is, up to what ends it, which is never a part of the text.
+
+    `mark` is what the text must not have in it; `follow` says of each lexeme which bytes may come next.
+    """
+
+    last = AHEAD
+
+    def __init__(
+        self, terminals: Terminals, end: str, mark: str, follow: Mapping[Lexeme, frozenset[int]]
+    ) -> None:
+        self.terminals = terminals
+        self.rules = terminals.rules
+        self.end = end
+        self.mark = mark if self.rules.is_text(mark) else ""
+        self.follow = follow
+        self._written: dict[tuple[Lexeme, int], Symbol | None] = {}
+
+    def lexeme(self, node: Lexeme, before: int, after: int) -> Symbol | None:
+        if before == AHEAD:
+            return None
+        if (node, after) not in self._written:
+            self._written[node, after] = self._ended(node) if after == AHEAD else self._within(node)
+        return self._written[node, after]
+
+    def _within(self, node: Lexeme) -> Symbol | None:
+        return self._limited(node, self._begun(node))
+
+    def _limited(self, node: Lexeme, begun: Collection[str] = ()) -> Symbol | None:
+        """The lexeme without the mark in it, and without these at its end."""
+        body = self.terminals.written(node)
+        limits = [f"~({ANYTHING} {either(map(literal, begun))})"] if begun else []
+        if self.mark and self._may_be(node, f"({ANYTHING} {literal(self.mark)} {ANYTHING})", self.mark[0]):
+            limits.append(f"~({ANYTHING} {literal(self.mark)} {ANYTHING})")
+        if not limits and not self.rules.banned:
+            return self.rules.terminal(body)
+        whole = " & ".join([body, self.rules.any, *limits])
+        return self.rules.terminal(whole) if self.terminals.is_possible(whole) else None
+
+    def _begun(self, node: Lexeme) -> list[str]:
+        """Parts of the mark that the lexeme may end with and the next one go on with.
+
+        A lexeme that is kept from that must be one that can go on: else a shorter one would be read instead.
+        """
+        follow = self.follow.get(node, frozenset())
+        parts = [self.mark[:at] for at in range(1, len(self.mark)) if self.mark[at].encode()[0] in follow]
+        if not parts or not self._may_be(node, f"({ANYTHING} {either(map(literal, parts))})", self.mark[0]):
+            return []
+        if not self.terminals.goes_on(node, frozenset(self.mark.encode())):
+            message = f"can write {self.mark!r} in several lexemes, and that ends a text"
+            raise Unquotable(message)
+        return parts
+
+    def _ended(self, node: Lexeme) -> Symbol | None:
+        """The lexeme and the end of the text: one lexeme where the first could go on into the second."""
+        alone = self._limited(node)
+        if alone is None:
+            return None
+        first = self.rules.pieces(self.end)[0]
+        if isinstance(first, int) or not self._may_be(
+            node, f"({self.terminals.written(node)} {literal(first[0])} {ANYTHING})", first[0]
+        ):
+            return self.rules.rule(self.rules.sequence(alone, self.end))
+        return self.rules.ended(self.end, alone, core=self.mark or None)
+
+    def _may_be(self, node: Lexeme, language: str, sign: str) -> bool:
+        """Whether a text of the lexeme is in this language, in all of whose texts there is the sign."""
+        if isinstance(node.inner, LiteralText) and sign not in node.inner.text:
+            return False
+        return self.terminals.is_possible(f"{self.terminals.written(node)} & {language}")

@@ -3,18 +3,32 @@
 from collections.abc import Callable
 
 from dragoman.constrain.grammar.rules import Rules, Symbol, either, literal
-from dragoman.constrain.grammar.terminals import Terminals
-from dragoman.constrain.grammar.trees import Both, Class, Lexeme, Node, Not, Repeat
-from dragoman.constrain.quoted.escaped_lexemes import Escaped
-from dragoman.constrain.quoted.following import following
+from dragoman.constrain.grammar.trees import (
+    CharClass,
+    Complement,
+    Intersection,
+    Lexeme,
+    Repetition,
+    Terminals,
+    Tree,
+)
 from dragoman.constrain.quoted.lark_reader import UnreadGrammar, read_lark
-from dragoman.constrain.quoted.productions import Key, Production, Productions
-from dragoman.constrain.quoted.quotations import AHEAD, FRESH, INSIDE, Quotation, Unquotable
-from dragoman.constrain.quoted.raw_lexemes import Raw
+from dragoman.constrain.quoted.productions import (
+    AHEAD,
+    FRESH,
+    INSIDE,
+    Key,
+    Production,
+    Productions,
+    Quotation,
+    Unquotable,
+    find_following,
+)
+from dragoman.constrain.quoted.quotations import Escaped, Raw
 from dragoman.errors import BadRequest
 
 NOTHING = Symbol('""')
-SOMETHING = Repeat(Class(r"\s\S"), 1, None)
+SOMETHING = Repetition(CharClass(r"\s\S"), 1, None)
 
 
 class QuotedLark:
@@ -44,7 +58,7 @@ class QuotedLark:
         plain = Productions(
             self.source, lambda node, before, _: self._lexeme(node, before), self._nullable, [INSIDE], INSIDE
         )
-        return Raw(self.terminals, end, mark, following(plain, self.terminals))
+        return Raw(self.terminals, end, mark, find_following(plain, self.terminals))
 
     def _written(self, quotation: Callable[[], Quotation], nothing: Symbol) -> Symbol:
         try:
@@ -70,7 +84,7 @@ class QuotedLark:
             ways.append(_rules_of(self.rules, made))
         return self.rules.rule(either(ways)) if ways else None
 
-    def _nullable(self, node: Node) -> bool:
+    def _nullable(self, node: Tree) -> bool:
         return self.terminals.nullable(node)
 
     def _lexeme(self, node: Lexeme, before: int) -> Lexeme:
@@ -86,15 +100,15 @@ class QuotedLark:
                 and inner is not ignored
                 and self.terminals.first(inner) & self.terminals.first(ignored)
             ):
-                inner = Both((inner, Not(ignored)))
+                inner = Intersection((inner, Complement(ignored)))
             self._read[known] = node if inner is node.inner else Lexeme(inner)
         return self._read[known]
 
 
-def _not_empty(node: Node, terminals: Terminals) -> Node:
-    if isinstance(node, Repeat) and not terminals.nullable(node.inner):
-        return Repeat(node.inner, max(node.least, 1), node.most)
-    return Both((node, SOMETHING))
+def _not_empty(node: Tree, terminals: Terminals) -> Tree:
+    if isinstance(node, Repetition) and not terminals.nullable(node.inner):
+        return Repetition(node.inner, max(node.least, 1), node.most)
+    return Intersection((node, SOMETHING))
 
 
 def _rules_of(rules: Rules, made: Productions) -> Symbol:

@@ -36,7 +36,7 @@ class Disjoint:
         for word in ("anyOf", "oneOf"):
             if word in one and all(self.two(part, other, depth + 1) for part in one[word]):
                 return True
-        demands = [*one.get("allOf", []), *([resolved(self.root, one["$ref"])] if "$ref" in one else [])]
+        demands = [*one.get("allOf", []), *([resolve(self.root, one["$ref"])] if "$ref" in one else [])]
         return any(self.two(part, other, depth + 1) for part in demands if part is not None)
 
     def _by_property(self, one: Mapping[str, Any], other: Mapping[str, Any], depth: int) -> bool:
@@ -53,7 +53,7 @@ class Disjoint:
         return False
 
 
-def resolved(root: Any, reference: str) -> Any:
+def resolve(root: Any, reference: str) -> Any:
     """What `#/$defs/name` points at; None where it leads nowhere."""
     found = root
     for step in unquote(reference.removeprefix("#")).split("/")[1:]:

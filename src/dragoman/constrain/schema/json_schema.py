@@ -3,12 +3,11 @@
 import json
 from typing import Any
 
-from dragoman.constrain.budget import compiled, read_schema
-from dragoman.constrain.bytewise import byte_vocabulary
+from dragoman.constrain.budget import compile_grammar, read_schema
 from dragoman.constrain.calls.schema_parts import APPLICATORS, OF_TYPES
-from dragoman.constrain.schema.endless import is_endless
-from dragoman.constrain.schema.problems import Problem, Problems, at
-from dragoman.constrain.schema.schema_check import checked
+from dragoman.constrain.schema.problems import Problems, SchemaProblem, at
+from dragoman.constrain.schema.schema_check import checked, is_endless
+from dragoman.constrain.vocabulary import byte_vocabulary
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits
 
@@ -43,12 +42,12 @@ def json_lark(
 ) -> str:
     """`%json {...}` for a rule; raises `BadRequest` where the schema cannot be enforced in full."""
     problems = Problems()
-    prepared = enforced(schema, problems, param, limits)
+    prepared = prepare_schema(schema, problems, param, limits)
     problems.check(param)
-    return lark_of(prepared, options)
+    return write_json(prepared, options)
 
 
-def checked_lark(grammar: str, param: str, limits: Limits) -> str:
+def check_inner_schemas(grammar: str, param: str, limits: Limits) -> str:
     """A person's grammar, with each `%json {...}` in it checked like any other schema."""
     before, *pieces = grammar.split("%json")
     found = [before]
@@ -73,7 +72,7 @@ def _own_options(schema: Any) -> dict[str, Any]:
     return options
 
 
-def lark_of(prepared: Any, options: dict[str, Any] = OPTIONS) -> str:
+def write_json(prepared: Any, options: dict[str, Any] = OPTIONS) -> str:
     words = prepared if isinstance(prepared, dict) else {"allOf": [prepared]}
     return f"%json {json.dumps({**words, 'x-guidance': options}, ensure_ascii=False)}"
 
@@ -89,7 +88,7 @@ def with_type(schema: Any) -> Any:
     return {"type": kinds[0], **schema} if len(kinds) == 1 else schema
 
 
-def enforced(
+def prepare_schema(
     schema: Any,
     problems: Problems,
     param: str = "schema",
@@ -117,7 +116,7 @@ def enforced(
 
 def _wrong(prepared: Any) -> str | None:
     """What llguidance has against it."""
-    native = compiled(byte_vocabulary(), "start: " + lark_of(prepared))
+    native = compile_grammar(byte_vocabulary(), "start: " + write_json(prepared))
     if native.is_error():
         error = native.get_error()
         return next((message for sign, message in _LIKELY if sign in error), "cannot be compiled")
@@ -125,7 +124,7 @@ def _wrong(prepared: Any) -> str | None:
     return "allows no value at all" if native.is_error() else None
 
 
-def _narrowed(prepared: Any, message: str) -> Problem:
+def _narrowed(prepared: Any, message: str) -> SchemaProblem:
     """The smallest part with the same trouble, so that a person finds the place."""
     place, part = "", prepared
     shared = {
@@ -141,7 +140,7 @@ def _narrowed(prepared: Any, message: str) -> Problem:
             if found is not None:
                 place, part, message, searching = at(place, *step), inner, found, True
                 break
-    return Problem(place, message)
+    return SchemaProblem(place, message)
 
 
 def _parts(schema: Any) -> list[tuple[tuple[str | int, ...], dict[str, Any]]]:

@@ -5,7 +5,7 @@ from msgspec import Struct
 from dragoman.errors import BadRequest
 
 
-class Problem(Struct, frozen=True):
+class SchemaProblem(Struct, frozen=True):
     place: str
     """A JSON pointer: `/properties/a/pattern`; "" is the whole schema."""
     message: str
@@ -20,7 +20,7 @@ class Problems:
     """Those of one schema, as they are found."""
 
     def __init__(self) -> None:
-        self.found: list[Problem] = []
+        self.found: list[SchemaProblem] = []
         self.watched: list[str] = []
         """Places that no grammar can enforce, but a watch over the answer can; see `unique.py`."""
 
@@ -28,7 +28,7 @@ class Problems:
         self.watched.append(place)
 
     def add(self, place: str, message: str) -> None:
-        self.found.append(Problem(place, message))
+        self.found.append(SchemaProblem(place, message))
 
     def check(self, param: str) -> None:
         """Raises with the first one, and says how many there are."""

@@ -2,16 +2,16 @@
 
 import re
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from functools import partial
 from typing import Any
 
 from dragoman.constrain.grammar.patterns import PatternError, translated
 from dragoman.constrain.schema import formats
-from dragoman.constrain.schema.disjoint import Disjoint, resolved
+from dragoman.constrain.schema.disjoint import Disjoint, resolve
 from dragoman.constrain.schema.keywords import fate_of
 from dragoman.constrain.schema.problems import Problems, at
 from dragoman.constrain.schema.unique import MARK
-from dragoman.constrain.schema.values import check_multiple, check_number, check_value
 
 _BESIDE = ("$ref", "allOf", "anyOf", "oneOf", "dependentSchemas", "dependencies", "if")
 _DEPENDENCIES = ("dependentRequired", "dependentSchemas", "dependencies")
@@ -48,7 +48,7 @@ class Rewrite:
         self.words["allOf"] = [*self.words.pop("allOf", []), *schemas]
 
 
-def rewritten(
+def rewrite_words(
     words: dict[str, Any], said: Mapping[str, Any], document: Disjoint, place: str, problems: Problems
 ) -> Any:
     rewrite = Rewrite(words, said, document, place, problems)
@@ -244,9 +244,7 @@ def _unique(rewrite: Rewrite) -> None:
         return
     items = rewrite.said.get("items")
     for _ in range(_MOST_STEPS):
-        items = (
-            resolved(rewrite.root, items["$ref"]) if isinstance(items, dict) and "$ref" in items else items
-        )
+        items = resolve(rewrite.root, items["$ref"]) if isinstance(items, dict) and "$ref" in items else items
     known = (
         {word: value for word, value in items.items() if not _is_note(word)}
         if isinstance(items, dict)
@@ -295,3 +293,48 @@ _STEPS: tuple[Callable[[Rewrite], None], ...] = (
     _unique,
     _sizes,
 )
+
+EXACT = 2**53
+"""Above this, a bound is rounded to the nearest number that fits into 64 bits of floating point."""
+_MOST_STATES = 10_000
+
+_UNWRITTEN = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f\ud800-\udfff]")
+"""Characters that JSON writes with \\u only, which is not allowed here; and halves of pairs."""
+
+Refuse = Callable[[str], None]
+
+
+def check_number(value: Any, refuse: Refuse) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        refuse("must be a number")
+    elif abs(value) > EXACT:
+        refuse("may be at most 2^53 in size: larger numbers are not exact")
+
+
+def check_multiple(value: Any, refuse: Refuse) -> None:
+    """A large divisor has as many states as it is large."""
+    check_number(value, refuse)
+    if value <= 0:
+        refuse("must be above 0")
+        return
+    exact = Decimal(str(value))
+    decimals = max(0, -int(exact.normalize().as_tuple().exponent))
+    if decimals > 9 or exact.scaleb(decimals) > _MOST_STATES:
+        refuse(f"may be at most {_MOST_STATES}, not counting the decimal point")
+
+
+def check_value(value: Any, refuse: Refuse) -> None:
+    """A value of `enum` or `const`, however nested."""
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            waiting += [*one, *one.values()]
+        elif isinstance(one, list):
+            waiting += one
+        elif isinstance(one, str) and _UNWRITTEN.search(one):
+            refuse("holds a control character that cannot be written")
+            return
+        elif isinstance(one, int | float) and abs(one) > EXACT:
+            refuse("holds a number above 2^53 in size, which is not exact")
+            return

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
-from dragoman.constrain.schema.disjoint import Disjoint
+from dragoman.constrain.schema.disjoint import Disjoint, resolve
 from dragoman.constrain.schema.keywords import SHAPES, Keyword, fate_of, fits
 from dragoman.constrain.schema.problems import Problems, at
-from dragoman.constrain.schema.rewrites import rewritten
+from dragoman.constrain.schema.rewrites import rewrite_words
 
 _EMPTY: dict[str, tuple[str, ...]] = {
     "if": ("then", "else"),
@@ -68,7 +68,7 @@ class _Walk:
         }
         if len(self.problems.found) > before:
             return False
-        return rewritten(result, schema, self.document, place, self.problems)
+        return rewrite_words(result, schema, self.document, place, self.problems)
 
     def _counts(self, name: str, schema: Mapping[str, Any], place: str) -> bool:
         """Whether the word is to be enforced. Adds a problem where it cannot be."""
@@ -147,3 +147,47 @@ class _Walk:
                 reached.add(found)
         if sum(self.heights[place] for place in reached) > _MOST_LEVELS:
             self.problems.add("", "refers to more schemas than can be followed; use fewer of $ref")
+
+
+_MOST_ROUNDS = 20
+
+
+def is_endless(root: Any) -> bool:
+    """Whether no value fits that ever ends. It says no where it does not know."""
+    known: dict[str, bool] = {}
+    look = _Look(known)
+    # Every reference counts as endless until something is found that ends it; each round finds more.
+    for _ in range(_MOST_ROUNDS):
+        before = dict(known)
+        look.endless(root)
+        for reference in before:
+            known[reference] = known[reference] and look.endless(resolve(root, reference))
+        if known == before:
+            return look.endless(root)
+    return False
+
+
+class _Look:
+    def __init__(self, known: dict[str, bool]) -> None:
+        self.known = known
+
+    def endless(self, schema: Any) -> bool:
+        if not isinstance(schema, Mapping):
+            return False
+        parts = [self.endless(one) for one in schema.get("allOf", [])]
+        options = [self.endless(one) for one in schema.get("anyOf", [])]
+        referred = "$ref" in schema and self.known.setdefault(schema["$ref"], True)
+        return referred or any(parts) or (bool(options) and all(options)) or self._holds_one(schema)
+
+    def _holds_one(self, schema: Mapping[str, Any]) -> bool:
+        """An object or a list, and nothing else, with an endless value in it that must be there."""
+        kind = schema.get("type")
+        if kind == "object":
+            named = schema.get("properties", {})
+            return any(self.endless(named.get(name, True)) for name in schema.get("required", []))
+        first = schema.get("prefixItems", [])
+        least = schema.get("minItems", 0)
+        if kind != "array" or not least:
+            return False
+        must = [*first[:least], *([schema.get("items", True)] if least > len(first) else [])]
+        return any(self.endless(one) for one in must)

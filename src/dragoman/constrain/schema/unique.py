@@ -5,16 +5,25 @@ remembers the strings of the lists that are marked with `x-unique` (see `rewrite
 """
 
 import json
-from typing import Any
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
-from dragoman.constrain.schema.disjoint import resolved
+import numpy as np
+from llguidance import LLMatcher
+from numpy.typing import NDArray
+
+from dragoman.constrain.schema.disjoint import resolve
+from dragoman.constrain.vocabulary import GrammarMatcher, Vocabulary
+from dragoman.errors import ConstraintFailed
 
 MARK = "x-unique"
 _QUOTE, _BACKSLASH = ord('"'), ord("\\")
 _MOST_SCHEMAS = 256
 
 
-class Frame:
+class OpenValue:
     """An object or a list that is open, with the schemas that its value has to be in."""
 
     __slots__ = ("choices", "index", "is_list", "key", "schemas", "seen", "unique")
@@ -28,33 +37,33 @@ class Frame:
         self.seen: set[bytes] = set()
         self.choices = _choices(schemas) if self.unique else None
 
-    def copy(self) -> "Frame":
-        other = Frame.__new__(Frame)
-        for name in Frame.__slots__:
+    def copy(self) -> "OpenValue":
+        other = OpenValue.__new__(OpenValue)
+        for name in OpenValue.__slots__:
             setattr(other, name, getattr(self, name))
         other.seen = set(self.seen)
         return other
 
 
-class Watch:
+class UniqueWatch:
     """One answer's JSON so far. `feed` says whether it is still without a string that comes twice."""
 
     def __init__(self, root: Any) -> None:
         self.root = root
-        self.frames: list[Frame] = []
+        self.frames: list[OpenValue] = []
         self.text = bytearray()
         """The string that is open, with its quote and its escapes; empty outside of one."""
         self.escaped = False
 
-    def copy(self) -> "Watch":
-        other = Watch(self.root)
+    def copy(self) -> "UniqueWatch":
+        other = UniqueWatch(self.root)
         other.frames = [frame.copy() if frame.unique else frame for frame in self.frames[:-1]]
         other.frames += [frame.copy() for frame in self.frames[-1:]]
         other.text, other.escaped = self.text.copy(), self.escaped
         return other
 
     @property
-    def unique(self) -> Frame | None:
+    def unique(self) -> OpenValue | None:
         """The list without repetition that the text is directly in."""
         return self.frames[-1] if self.frames and self.frames[-1].unique else None
 
@@ -86,7 +95,7 @@ class Watch:
 
     def _open(self, is_list: bool) -> None:
         # A frame below is changed by what is in it, so it must not be shared with a copy.
-        self.frames.append(Frame(is_list, self._value_schemas()))
+        self.frames.append(OpenValue(is_list, self._value_schemas()))
 
     def _next(self) -> None:
         if self.frames:
@@ -123,7 +132,7 @@ class Watch:
         return _expanded(self.root, found)
 
 
-def _inside(schema: Any, frame: Frame) -> list[Any]:
+def _inside(schema: Any, frame: OpenValue) -> list[Any]:
     """The schemas that a schema has for the value at which the frame is."""
     if frame.is_list:
         first = schema.get("prefixItems", [])
@@ -144,7 +153,7 @@ def _expanded(root: Any, schemas: list[Any]) -> list[Any]:
         found.append(schema)
         waiting += [*schema.get("anyOf", []), *schema.get("allOf", [])]
         if "$ref" in schema:
-            waiting.append(resolved(root, schema["$ref"]))
+            waiting.append(resolve(root, schema["$ref"]))
     return found
 
 
@@ -155,3 +164,85 @@ def _choices(schemas: list[Any]) -> frozenset[bytes] | None:
         if isinstance(values, list):
             return frozenset(json.dumps(value, ensure_ascii=False).encode() for value in values)
     return None
+
+
+_MOST_TRIED = 4096
+
+
+class WatchedMatcher(GrammarMatcher):
+    def __init__(self, vocabulary: Vocabulary, native: LLMatcher, watch: UniqueWatch) -> None:
+        super().__init__(vocabulary, native)
+        self._watch = watch
+        self._pieces = SortedPieces.of(vocabulary)
+
+    def mask(self, row: NDArray[np.float32]) -> None:
+        super().mask(row)
+        forbidden = self._forbidden(row)
+        if forbidden:
+            row[forbidden] = -np.inf
+            if not (row > -np.inf).any():
+                raise self._fail("The constraint of this answer leaves nothing that may follow.")
+
+    def accept(self, id_: int) -> None:
+        super().accept(id_)
+        if not self._watch.feed(self._pieces.of_id(id_)):
+            raise self._fail("The same string may not come twice in this list.")
+
+    def copy(self) -> "WatchedMatcher":
+        other = WatchedMatcher(self.vocabulary, self._native.deep_copy(), self._watch.copy())
+        other._ended, other._refused = self._ended, self._refused
+        return other
+
+    def _fail(self, message: str) -> ConstraintFailed:
+        self._refused = message
+        return ConstraintFailed(message)
+
+    def _forbidden(self, row: NDArray[np.float32]) -> list[int]:
+        """The ids that are still allowed, or not, and would write a string a second time."""
+        open_list = self._watch.unique
+        if open_list is None:
+            return self._failing(self._pieces.with_quotes(4), row)
+        if open_list.choices is not None:
+            return self._failing(np.flatnonzero(row > -np.inf).tolist(), row)
+        begun = bytes(self._watch.text)
+        ends = [text[len(begun) :] for text in open_list.seen if text.startswith(begun)]
+        found = [id_ for end in ends for id_ in self._pieces.beginning_with(end)]
+        # Tokens that hold a whole string, or end one and hold another: there are few, so they are tried.
+        return found + self._failing(self._pieces.with_quotes(3 if begun else 2), row)
+
+    def _failing(self, ids: Sequence[int], row: NDArray[np.float32]) -> list[int]:
+        tried = [id_ for id_ in ids if id_ < len(row) and row[id_] > -np.inf]
+        if len(tried) > _MOST_TRIED:
+            raise self._fail("The constraint of this answer took too long for one step.")
+        return [id_ for id_ in tried if not self._watch.copy().feed(self._pieces.of_id(id_))]
+
+
+class SortedPieces:
+    """The bytes of the ids of a vocabulary, in order, so that those with one beginning are found at once."""
+
+    _made: ClassVar["WeakKeyDictionary[Vocabulary, SortedPieces]"] = WeakKeyDictionary()
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._texts = vocabulary.texts
+        self._order = sorted(range(len(self._texts)), key=self._texts.__getitem__)
+        self._sorted = [self._texts[id_] for id_ in self._order]
+        quotes = [text.count(b'"') for text in self._texts]
+        self._several = {least: [id_ for id_, n in enumerate(quotes) if n >= least] for least in (2, 3, 4)}
+
+    @classmethod
+    def of(cls, vocabulary: Vocabulary) -> "SortedPieces":
+        if vocabulary not in cls._made:
+            cls._made[vocabulary] = cls(vocabulary)
+        return cls._made[vocabulary]
+
+    def of_id(self, id_: int) -> bytes:
+        return self._texts[id_] if 0 <= id_ < len(self._texts) else b""
+
+    def beginning_with(self, start: bytes) -> list[int]:
+        first = bisect_left(self._sorted, start)
+        # The first text behind all that begin so: 0xff is in no UTF-8.
+        last = bisect_left(self._sorted, start + b"\xff" * 8, lo=first)
+        return self._order[first:last]
+
+    def with_quotes(self, least: int) -> list[int]:
+        return self._several[least]

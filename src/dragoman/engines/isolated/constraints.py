@@ -4,8 +4,7 @@ from collections.abc import Callable
 from functools import cached_property
 
 from dragoman.constrain.compiling import compile_cached
-from dragoman.constrain.reasoning_budget import Budgeted, ReasoningBudget
-from dragoman.constrain.recipe import Recipe
+from dragoman.constrain.reasoning_budget import Budgeted, ReasoningBudget, Recipe
 from dragoman.constrain.vocabulary import Vocabulary
 from dragoman.engines.protocol import Tokenizer
 from dragoman.errors import BadRequest, EngineFailed

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from dragoman import errors
-from dragoman.constrain.recipe import Recipe
+from dragoman.constrain.reasoning_budget import Recipe
 from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.errors import DragomanError, EngineFailed
 from dragoman.types import ConstraintSource, Job, Step
