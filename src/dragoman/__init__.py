@@ -17,8 +17,7 @@ from dragoman.types import Answer, Event, Job, Sampling, Step, ToolCall
 if TYPE_CHECKING:
     from dragoman.client import AsyncClient, Client
     from dragoman.constrain.constraint import Constraint
-    from dragoman.dialects.complete import parse_reasoning_complete, parse_tool_call_complete
-    from dragoman.dialects.parser import Parser, parse
+    from dragoman.dialects.parser import Parser, parse, parse_reasoning_complete, parse_tool_call_complete
     from dragoman.dialects.registry import list_dialects
     from dragoman.dialects.render import render
     from dragoman.engines.supervised import Supervised
@@ -74,8 +73,8 @@ _LAZY = {
     "fold": "dragoman.folding",
     "list_dialects": "dragoman.dialects.registry",
     "parse": "dragoman.dialects.parser",
-    "parse_reasoning_complete": "dragoman.dialects.complete",
-    "parse_tool_call_complete": "dragoman.dialects.complete",
+    "parse_reasoning_complete": "dragoman.dialects.parser",
+    "parse_tool_call_complete": "dragoman.dialects.parser",
     "render": "dragoman.dialects.render",
     "serve": "dragoman.http.server",
     "serve_oai": "dragoman.http.serve_oai",

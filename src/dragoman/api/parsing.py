@@ -7,9 +7,8 @@ from msgspec import Raw, Struct
 from dragoman.api.read import Reader
 from dragoman.api.sse import encode
 from dragoman.api.tools import Declared, Tool, check_tools, for_template
-from dragoman.dialects.complete import begins_inside
 from dragoman.dialects.declare import Dialect
-from dragoman.dialects.parser import parse
+from dragoman.dialects.parser import begins_inside, parse
 from dragoman.dialects.registry import get_dialect
 from dragoman.errors import BadRequest, SettingsError
 from dragoman.limits import Limits, check_count

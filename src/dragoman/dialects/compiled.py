@@ -53,7 +53,7 @@ class Table:
         self.marks = Marks(meanings)
 
 
-class Compiled:
+class CompiledDialect:
     """`text` and `reasoning` are the tables of the two states an answer can be in."""
 
     def __init__(self, dialect: Dialect, sentinels: dict[str, str], *, calls: bool, reasoning: bool) -> None:
@@ -76,7 +76,7 @@ def compile_dialect(
     calls: bool = True,
     reasoning: bool = True,
     json_answer: bool = False,
-) -> Compiled:
+) -> CompiledDialect:
     """Shared between answers, and never changed. A `json_answer` that the model puts in a fence loses it."""
     chosen = msgspec.structs.replace(dialect, own=None)
     if not reasoning and not dialect.channels:
@@ -87,7 +87,7 @@ def compile_dialect(
     used = sorted(token for token in special if token and token in spelled)[:MOST_SENTINELS]
     sentinels = {token: chr(FIRST_SENTINEL + number) for number, token in enumerate(used)}
     by_id = msgspec.structs.replace(_by_id(chosen, sentinels), prepends=dialect.prepends)
-    return Compiled(by_id, sentinels, calls=calls, reasoning=reasoning)
+    return CompiledDialect(by_id, sentinels, calls=calls, reasoning=reasoning)
 
 
 def _by_id(value: D, sentinels: dict[str, str]) -> D:

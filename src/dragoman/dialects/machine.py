@@ -6,29 +6,210 @@ may still turn out to be text, and is then given back as such. Nothing is read t
 
 import re
 from collections.abc import Generator, Iterable
+from itertools import count
+from secrets import token_hex
+
+from msgspec import Struct
 
 from dragoman.dialects.channels import read_channels
-from dragoman.dialects.compiled import Compiled, Meaning, marks_of
+from dragoman.dialects.compiled import CompiledDialect, Meaning, marks_of
 from dragoman.dialects.declare import Calls, Spellings
 from dragoman.dialects.readers import fits, read_calls
-from dragoman.dialects.scan import Marks, Wait
-from dragoman.dialects.schema import Tools, escaped
-from dragoman.dialects.speech import Speaker
-from dragoman.types import Event
+from dragoman.dialects.scan import Marks, Quick, Scanner, Sink, Wait
+from dragoman.dialects.schema import Tools, escape_json
+from dragoman.folding import coalesce
+from dragoman.types import Event, Kind
 
 HEADER = re.compile(r"[\w.\-]*")
 MOST_MARKER = 64
 SPAN = re.compile(r"[\s\d:,\[\]]*")
 
 
-class Machine(Speaker):
+class TrialState(Struct, frozen=True):
+    """What must be as it was when a trial fails."""
+
+    reasoning: bool
+    said: bool
+    blank: str | None
+    calls: int
+    awaited: frozenset[frozenset[str]]
+
+
+class Emitter(Scanner):
+    """Says what is read: events, some of which are a draft until a call has proved to be one.
+
+    The sinks of the readers are its methods.
+    """
+
+    def __init__(self, compiled: CompiledDialect, tools: Tools) -> None:
+        super().__init__()
+        self.compiled = compiled
+        self.dialect = compiled.dialect
+        self.tools = tools
+        self.calls = 0
+        self.reasoning = False
+        self.awaited: frozenset[frozenset[str]] = frozenset()
+        """Closing markers that have yet to come, each with its other spellings; they will be no text."""
+        self._said = False
+        self._blank: list[str] | None = []
+        """Whitespace that may turn out to be layout around calls; None after text."""
+        self._events: list[Event] = []
+        self._draft: list[Event] | None = None
+        self._ids: set[str] = set()
+        self._before = self.state()
+        """How things were when the present trial began."""
+
+    def take_events(self) -> list[Event]:
+        """What was said since the last time."""
+        if not self._events:
+            return []
+        events, self._events = self._events, []
+        if self.compiled.sentinels:
+            for event in events:
+                event.text = event.text.translate(self.compiled.unseen)
+            events = [event for event in events if event.text or event.kind in ("call_open", "call_close")]
+        return coalesce(events) if len(events) > 1 else events
+
+    def last_words(self) -> None:
+        """An answer that is nothing but whitespace is that."""
+        if self._blank and not self._said:
+            self._emit("text", "".join(self._blank))
+
+    # Sinks
+
+    def _emit(self, kind: Kind, text: str) -> None:
+        if text:
+            self._said = True
+            into = self._events if self._draft is None else self._draft
+            into.append(Event(kind, 0, text, call=self.calls - 1))
+
+    def say(self, text: str) -> None:
+        if self._blank is not None:
+            if not text.strip():
+                self._blank.append(text)
+                return
+            text = "".join(self._blank) + text
+            self._blank = None
+        self._emit("text", text)
+
+    def think(self, text: str) -> None:
+        self._emit("reasoning", text)
+
+    def arguments(self, text: str) -> None:
+        self._emit("call_arguments", text)
+
+    def string_arguments(self, text: str) -> None:
+        """A piece of a string, which has yet to be escaped."""
+        self._emit("call_arguments", escape_json(text))
+
+    @property
+    def in_text(self) -> bool:
+        """Whether the last thing said was text, and not just whitespace."""
+        return not self.reasoning and self._blank is None
+
+    @property
+    def sink(self) -> Sink:
+        """Where text goes that is no part of a call."""
+        return self.think if self.reasoning else self.say
+
+    def quickly(self, sink: Sink, other: re.Pattern[str]) -> Quick | None:
+        if sink == self.say:
+            return ("text", other, False) if self._blank is None else None
+        if sink == self.think:
+            return "reasoning", other, False
+        if sink in (self.arguments, self.string_arguments):
+            return "call_arguments", other, sink == self.string_arguments
+        return None
+
+    def say_or_draft(self, event: Event, text: str) -> list[Event]:
+        """The event of a text that need not be read: said at once, unless it belongs to a draft."""
+        self._said = True
+        if self._draft is None:
+            return [event]
+        self.append(text)
+        self.at = len(self.text)
+        self._draft.append(event)
+        return []
+
+    def escaping(self, sink: Sink) -> Sink:
+        return self.string_arguments if sink == self.arguments else super().escaping(sink)
+
+    # Turning points
+
+    def new_paragraph(self, *, reasoning: bool = False) -> None:
+        """What was said is over: whitespace from here on may be layout."""
+        self.reasoning, self._said, self._blank = reasoning, True, []
+
+    def forget_layout(self) -> None:
+        self._blank = None if self._blank is None else []
+
+    def begin_call(self, shape: Calls) -> None:
+        """A call may begin here; what is read is on trial."""
+        if not self.holding:
+            self.hold()
+        if shape.whole and self._draft is None:
+            self._draft = []
+
+    def open_call(self, name: str, id_: str | None, shape: Calls) -> None:
+        """The name is certain. What follows is said as it comes, unless the shape wants the whole."""
+        if not shape.whole:
+            self.keep()
+        into = self._events if self._draft is None else self._draft
+        into.append(Event("call_open", 0, name, call=self.calls, call_id=self._id(name, id_, shape)))
+        self.calls += 1
+        self.new_paragraph()
+
+    def close_call(self) -> None:
+        """The call is complete."""
+        if self._draft is not None:
+            self._events += self._draft
+            self._draft = None
+            self.keep()
+        self._events.append(Event("call_close", 0, call=self.calls - 1))
+
+    def _id(self, name: str, id_: str | None, shape: Calls) -> str:
+        """The id the model wrote, unless it has written it before; else one in the way of its family."""
+        numbers = count(self.calls)
+        while not id_ or id_ in self._ids:
+            if shape.ids == "kimi":
+                id_ = f"functions.{name}:{next(numbers)}"
+            else:
+                id_ = token_hex(5)[:9] if shape.ids == "mistral" else "call_" + token_hex(12)
+        self._ids.add(id_)
+        return id_
+
+    # Trials
+
+    def state(self) -> TrialState:
+        blank = None if self._blank is None else "".join(self._blank)
+        return TrialState(self.reasoning, self._said, blank, self.calls, self.awaited)
+
+    def hold(self, back: int = 0) -> None:
+        super().hold(back)
+        self._before = self.state()
+
+    def retract(self) -> str:
+        """The trial has failed: all is as it was, but for the text that was read, which is given back."""
+        state = self._before
+        self.reasoning, self._said = state.reasoning, state.said
+        self._blank = None if state.blank is None else [state.blank]
+        self.calls, self.awaited, self._draft = state.calls, state.awaited, None
+        return self.give_back()
+
+
+class Machine(Emitter):
     """Feed it text; it says events. One machine reads one answer.
 
     `verbatim` says that text, once it has begun, is all that comes: a marker in it is a quotation.
     """
 
     def __init__(
-        self, compiled: Compiled, tools: Tools, *, starts_in_reasoning: bool = False, verbatim: bool = False
+        self,
+        compiled: CompiledDialect,
+        tools: Tools,
+        *,
+        starts_in_reasoning: bool = False,
+        verbatim: bool = False,
     ) -> None:
         super().__init__(compiled, tools)
         self.verbatim = verbatim
@@ -49,19 +230,19 @@ class Machine(Speaker):
         if self.quick is not None and not self._events:
             kind, other, to_escape = self.quick
             if other.search(text) is None:
-                said = escaped(text) if to_escape else text
-                return self.drafted(Event(kind, 0, said, call=self.calls - 1), text)
+                said = escape_json(text) if to_escape else text
+                return self.say_or_draft(Event(kind, 0, said, call=self.calls - 1), text)
         self.append(text)
         next(self._run, None)
-        return self.taken()
+        return self.take_events()
 
     def finish(self) -> list[Event]:
         self.ended = True
-        if self._between_calls and self._half_of(close for group in self.awaited for close in group):
+        if self._between_calls and self._is_half_of(close for group in self.awaited for close in group):
             self.at = len(self.text)
         next(self._run, None)
         self.last_words()
-        return self.taken()
+        return self.take_events()
 
     def _main(self) -> Generator[None, None, None]:
         if self.dialect.channels is not None:
@@ -74,12 +255,12 @@ class Machine(Speaker):
             self._between_calls = False
             if not mark:
                 return
-            if self.verbatim and self._quoted(mark):
+            if self.verbatim and self._is_quoted(mark):
                 self.sink(mark)
             else:
                 yield from self.obey(mark, table.meanings[mark])
 
-    def _quoted(self, mark: str) -> bool:
+    def _is_quoted(self, mark: str) -> bool:
         """Whether a marker stands inside of text. A special token never does, nor does what ends the text."""
         special = not self.compiled.unseen.keys().isdisjoint(map(ord, mark))
         return self.in_text and not special and mark.strip() != self.dialect.text_close.strip()
@@ -99,7 +280,7 @@ class Machine(Speaker):
                 self.new_paragraph()
             case "span":
                 yield from self._drop_span(mark, meaning)
-            case "end" if self._expected(meaning.core):
+            case "end" if self._take_awaited(meaning.core):
                 self.forget_layout()
             case "end":
                 self.sink(mark)
@@ -118,7 +299,7 @@ class Machine(Speaker):
         if closes:
             self.awaited |= {frozenset(spelling.strip() for spelling in closes)}
 
-    def _expected(self, close: str) -> bool:
+    def _take_awaited(self, close: str) -> bool:
         """Whether a closing marker closes something that was opened."""
         groups = {group for group in self.awaited if close in group}
         self.awaited -= groups
@@ -158,13 +339,13 @@ class Machine(Speaker):
         """Of the calls that the marker may lead to, the one whose beginning is here."""
         if meaning.action == "section":
             return (yield from self._in_section(meaning))
-        shapes = [shape for shape in meaning.shapes if self._allowed(shape)]
+        shapes = [shape for shape in meaning.shapes if self._is_allowed(shape)]
         if len(shapes) < 2:
             return shapes[0] if shapes else None
         following = yield from self.space()
         return next((shape for shape in shapes if fits(shape, following)), None)
 
-    def _allowed(self, shape: Calls) -> bool:
+    def _is_allowed(self, shape: Calls) -> bool:
         section = shape.section
         if section is None or not section.required:
             return True
@@ -199,9 +380,9 @@ class Machine(Speaker):
             closes = marks_of(shape.close)
             if not (yield from self.match(closes)):
                 self._await(shape.close)
-                self.at = len(self.text) if self.ended and self._half_of(closes.all) else self.at
+                self.at = len(self.text) if self.ended and self._is_half_of(closes.all) else self.at
 
-    def _half_of(self, closes: Iterable[str]) -> bool:
+    def _is_half_of(self, closes: Iterable[str]) -> bool:
         """Whether all that is left is the beginning of a closing marker, which the end has cut off."""
         rest = self.text[self.at : self.at + MOST_MARKER]
         return bool(rest) and any(close.startswith(rest) for close in closes)

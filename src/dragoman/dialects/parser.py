@@ -1,18 +1,36 @@
 """The parsers as a library: text or tokens in, events out, and the whole answer as their fold."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from dragoman.dialects.compiled import compile_dialect
 from dragoman.dialects.declare import Dialect
 from dragoman.dialects.machine import Machine
-from dragoman.dialects.reader import Reader
 from dragoman.dialects.registry import get_dialect, own_dialect
 from dragoman.dialects.schema import Tools
+from dragoman.errors import SettingsError
 from dragoman.folding import Fold
 from dragoman.types import Answer, Event
 
 PIECE = 64 * 1024
+
+
+class AnswerReader(Protocol):
+    """Fed as the text comes. What it holds back must come out of a later `feed`, or of `finish`."""
+
+    def feed(self, text: str) -> list[Event]: ...
+
+    def finish(self) -> list[Event]: ...
+
+
+class PlainReader:
+    """The dialect of models that write text and nothing else: all of it passes through."""
+
+    def feed(self, text: str) -> list[Event]:
+        return [Event("text", 0, text)]
+
+    def finish(self) -> list[Event]:
+        return []
 
 
 class Parser:
@@ -35,10 +53,10 @@ class Parser:
         special_tokens: Mapping[int, str] | None = None,
         prompt: str = "",
     ) -> None:
-        self.dialect = _declared(dialect)
+        self.dialect = _find_declaration(dialect)
         self._special = dict(special_tokens or {})
         self._sentinels: Mapping[str, str] = {}
-        self._reader: Reader
+        self._reader: AnswerReader
         if self.dialect.own is not None:
             self._reader = self.dialect.own.reader(prompt, tools)
             self._sentinels = {token: token for token in self._special.values()}
@@ -67,7 +85,7 @@ class Parser:
         return self._reader.finish()
 
 
-def _declared(dialect: str | Dialect | Mapping[str, Any]) -> Dialect:
+def _find_declaration(dialect: str | Dialect | Mapping[str, Any]) -> Dialect:
     if isinstance(dialect, Dialect):
         return dialect
     return get_dialect(dialect) if isinstance(dialect, str) else own_dialect(dialect)
@@ -108,3 +126,49 @@ def starts_in_reasoning(dialect: Dialect, prompt: str, *, continues: bool = Fals
     if not continues:
         return prompt.rstrip().endswith(tuple(opens))
     return max(map(prompt.rfind, opens)) > max(map(prompt.rfind, closes))
+
+
+# Whole texts read by the name of a parser, in the shapes that engine authors know from smg
+
+
+def parse_tool_call_complete(text: str, parser_name: str) -> dict[str, Any]:
+    """`{"normal_text": "...", "tool_calls": [{"name": "f", "arguments": "{...}"}]}`.
+
+    Reasoning is left in the text. A name that stands for no dialect is a ValueError.
+    """
+    answer = parse(text, _get_named(parser_name, "tool"), reasoning=False)
+    calls = [{"name": call.name, "arguments": call.arguments} for call in answer.calls]
+    return {"normal_text": answer.text, "tool_calls": calls}
+
+
+def parse_reasoning_complete(text: str, parser_name: str) -> dict[str, Any]:
+    """`{"normal_text": "...", "reasoning_text": "..."}`.
+
+    Calls are left in the text. A name that stands for no dialect is a ValueError.
+    """
+    dialect = _get_named(parser_name, "reasoning")
+    answer = parse(text, dialect, (), begins_inside(dialect, text), calls=False)
+    return {"normal_text": answer.text, "reasoning_text": answer.reasoning}
+
+
+def begins_inside(dialect: Dialect, text: str) -> bool:
+    """Whether the text closes reasoning before it opens any: then the prompt had opened it.
+
+    `Hm.</think>Yes.` begins inside, `<think>Hm.</think>Yes.` does not.
+    """
+    if dialect.reasoning is None:
+        return False
+    closed = _first(text, dialect.reasoning.close)
+    return closed is not None and _first(text[:closed], dialect.reasoning.open) is None
+
+
+def _first(text: str, spellings: tuple[str, ...]) -> int | None:
+    places = [text.find(spelling.strip()) for spelling in spellings]
+    return min((place for place in places if place >= 0), default=None)
+
+
+def _get_named(name: str, kind: str) -> Dialect:
+    try:
+        return get_dialect(name)
+    except SettingsError as error:
+        raise ValueError(f"unknown {kind} parser {name!r}. {error.message}") from None

@@ -1,6 +1,8 @@
 """An answer written as a model would write it: the way back from what `parse` gives."""
 
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
 from html import escape
 
 from dragoman.dialects.declare import (
@@ -12,9 +14,8 @@ from dragoman.dialects.declare import (
     PythonCalls,
     TaggedCalls,
 )
-from dragoman.dialects.literal_text import brace_value, members, python_value, text_of, written
 from dragoman.dialects.registry import get_dialect
-from dragoman.dialects.schema import quoted
+from dragoman.dialects.schema import quote_json, whole_characters
 from dragoman.types import Answer, ToolCall
 
 PYTHON_CALL = "{name}({arguments})"
@@ -28,7 +29,7 @@ def render(dialect: str | Dialect, answer: Answer) -> str:
     """
     dialect = get_dialect(dialect) if isinstance(dialect, str) else dialect
     if dialect.channels is not None:
-        return _blocks(dialect, answer)
+        return _write_blocks(dialect, answer)
     parts = []
     if answer.reasoning and dialect.reasoning is not None:
         preface = dialect.reasoning.preface
@@ -44,7 +45,7 @@ def render(dialect: str | Dialect, answer: Answer) -> str:
     return "".join(parts)
 
 
-def _blocks(dialect: Dialect, answer: Answer) -> str:
+def _write_blocks(dialect: Dialect, answer: Answer) -> str:
     channels = dialect.channels
     assert channels is not None
     reasoning, text, call = channels.written
@@ -59,9 +60,9 @@ def _blocks(dialect: Dialect, answer: Answer) -> str:
 def render_calls(shape: Calls, calls: Sequence[ToolCall]) -> str:
     """The calls of one answer, with what stands around and between them."""
     if isinstance(shape, JsonCalls | PythonCalls):
-        return _together(shape, calls)
+        return _write_together(shape, calls)
     section = shape.section
-    written = [_one(shape, call, index) for index, call in enumerate(calls)]
+    written = [_write_one(shape, call, index) for index, call in enumerate(calls)]
     if section is not None and section.each:
         written = [section.open[0] + one + section.close[0] for one in written]
     joined = shape.between.join(written)
@@ -72,21 +73,21 @@ def render_calls(shape: Calls, calls: Sequence[ToolCall]) -> str:
     )
 
 
-def _one(shape: NamedCalls | TaggedCalls | BraceCalls, call: ToolCall, index: int) -> str:
+def _write_one(shape: NamedCalls | TaggedCalls | BraceCalls, call: ToolCall, index: int) -> str:
     if isinstance(shape, NamedCalls):
-        return _named(shape, call, index)
-    return _tagged(shape, call, index) if isinstance(shape, TaggedCalls) else _brace(shape, call)
+        return _write_named(shape, call, index)
+    return _write_tagged(shape, call, index) if isinstance(shape, TaggedCalls) else _write_brace(shape, call)
 
 
-def _together(shape: JsonCalls | PythonCalls, calls: Sequence[ToolCall]) -> str:
+def _write_together(shape: JsonCalls | PythonCalls, calls: Sequence[ToolCall]) -> str:
     """Calls that share one list, or else one marker each."""
     opening, closing = shape.open[0] if shape.open else "", shape.closing
     if isinstance(shape, PythonCalls):
-        inside = shape.separator.join(map(_python, calls))
+        inside = shape.separator.join(map(_write_python, calls))
         return opening + (f"[{inside}]" if shape.brackets else inside) + closing
-    objects = [_object(shape, call) for call in calls]
+    objects = [_write_object(shape, call) for call in calls]
     if shape.list == "must" or (shape.list == "may" and len(calls) > 1):
-        return opening + _list(shape, objects) + closing
+        return opening + _write_list(shape, objects) + closing
     if shape.several:
         return opening + shape.separator.join(objects) + closing
     section = shape.section
@@ -96,24 +97,26 @@ def _together(shape: JsonCalls | PythonCalls, calls: Sequence[ToolCall]) -> str:
     return shape.between.join(wrapped)
 
 
-def _list(shape: JsonCalls, objects: list[str]) -> str:
+def _write_list(shape: JsonCalls, objects: list[str]) -> str:
     if not shape.indent:
         return "[" + shape.separator.join(objects) + "]"
     return "[\n" + ",\n".join(shape.indent + one for one in objects) + "\n]"
 
 
-def _object(shape: JsonCalls, call: ToolCall) -> str:
+def _write_object(shape: JsonCalls, call: ToolCall) -> str:
     if shape.name_is_key:
-        return f"{{{quoted(call.name)}: {call.arguments}}}"
-    fields = [(shape.name[0], quoted(call.name)), (shape.arguments[0], call.arguments)]
+        return f"{{{quote_json(call.name)}: {call.arguments}}}"
+    fields = [(shape.name[0], quote_json(call.name)), (shape.arguments[0], call.arguments)]
     if shape.id and call.id:
-        fields.insert(0, (shape.id[0], quoted(call.id)))
+        fields.insert(0, (shape.id[0], quote_json(call.id)))
     if shape.python:
-        return "{" + ", ".join(f"{key!r}: {written(python_value, value)}" for key, value in fields) + "}"
+        return (
+            "{" + ", ".join(f"{key!r}: {write_or_keep(python_value, value)}" for key, value in fields) + "}"
+        )
     return "{" + ", ".join(f'"{key}": {value}' for key, value in fields) + "}"
 
 
-def _named(shape: NamedCalls, call: ToolCall, index: int) -> str:
+def _write_named(shape: NamedCalls, call: ToolCall, index: int) -> str:
     head = call.name
     if shape.prefixed:
         own = call.id is not None and call.id.rpartition(":")[0] in (call.name, shape.prefixed + call.name)
@@ -125,22 +128,24 @@ def _named(shape: NamedCalls, call: ToolCall, index: int) -> str:
     return shape.open[0] + head + shape.then[0] + call.arguments + shape.closing
 
 
-def _tagged(shape: TaggedCalls, call: ToolCall, index: int) -> str:
+def _write_tagged(shape: TaggedCalls, call: ToolCall, index: int) -> str:
     name = escape(call.name) if shape.entities else call.name
     opening = shape.open[0] + name + shape.rest.format(index=index + 1) + shape.then[0]
-    write = _tag if shape.nested else _argument
-    tags = written(lambda text: "".join(write(shape, *member) for member in members(text)), call.arguments)
+    write = _write_tag if shape.nested else _write_argument
+    tags = write_or_keep(
+        lambda text: "".join(write(shape, *member) for member in members(text)), call.arguments
+    )
     return opening + tags + shape.close[0]
 
 
-def _argument(shape: TaggedCalls, key: str, value: str) -> str:
+def _write_argument(shape: TaggedCalls, key: str, value: str) -> str:
     is_text = value.startswith('"')
     stated = ""
     if shape.types == "string":
         stated = "true" if is_text else "false"
     elif shape.types == "name":
         stated = _type_name(value)
-    inside = text_of(value) if is_text else value
+    inside = string_of(value) if is_text else value
     if shape.cdata and is_text and ("<" in inside or inside != inside.strip()):
         inside = f"<![CDATA[{inside}]]>"
     typed = stated + shape.type_end[0] if shape.type_end else ""
@@ -153,27 +158,100 @@ def _type_name(value: str) -> str:
     return names.get(value[0], "number")
 
 
-def _tag(shape: TaggedCalls, key: str, value: str) -> str:
+def _write_tag(shape: TaggedCalls, key: str, value: str) -> str:
     """A value as a tag with tags in it."""
     if value.startswith('"'):
-        inside = text_of(value)
+        inside = string_of(value)
     elif value.startswith("{"):
-        inside = "".join(_tag(shape, *member) for member in members(value))
+        inside = "".join(_write_tag(shape, *member) for member in members(value))
     elif value.startswith("["):
-        inside = "".join(_tag(shape, "item", item) for _, item in members(value))
+        inside = "".join(_write_tag(shape, "item", item) for _, item in members(value))
     else:
         inside = value
     return f"{shape.nested}<{key}>{inside}{shape.nested}</{key}>"
 
 
-def _python(call: ToolCall) -> str:
-    return PYTHON_CALL.format(name=call.name, arguments=written(_keywords, call.arguments))
+def _write_python(call: ToolCall) -> str:
+    return PYTHON_CALL.format(name=call.name, arguments=write_or_keep(_write_keywords, call.arguments))
 
 
-def _keywords(arguments: str) -> str:
+def _write_keywords(arguments: str) -> str:
     return ", ".join(f"{key}={python_value(value)}" for key, value in members(arguments))
 
 
-def _brace(shape: BraceCalls, call: ToolCall) -> str:
-    arguments = written(lambda text: brace_value(text, shape.quote), call.arguments)
+def _write_brace(shape: BraceCalls, call: ToolCall) -> str:
+    arguments = write_or_keep(lambda text: brace_value(text, shape.quote), call.arguments)
     return shape.open[0] + call.name + arguments + shape.close[0]
+
+
+# JSON text written over as the literals of other syntaxes. Numbers keep their spelling.
+
+_decode = json.JSONDecoder(strict=False, parse_int=len, parse_float=len).raw_decode
+SPACE = re.compile(r"[\s,:]*")
+PYTHON_WORDS = {"true": "True", "false": "False", "null": "None"}
+BARE_KEY = re.compile(r"[\w.\-]+")
+
+
+def write_or_keep(write: Callable[[str], str], arguments: str) -> str:
+    """The arguments as `write` writes them, or as they are where they are no JSON object: a call may have
+    been cut off, and a client may send anything."""
+    try:
+        return write(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def string_of(text: str) -> str:
+    """What a JSON string says."""
+    return whole_characters(json.loads(text, strict=False))
+
+
+def members(text: str) -> Iterator[tuple[str, str]]:
+    """The keys and values of an object, or the values of a list with "" for keys; values as JSON text."""
+    text = text.strip()
+    if text[:1] not in ("{", "["):
+        raise ValueError(f"arguments must be a JSON object, not {text[:20]!r}")
+    is_object, at = text[0] == "{", 1
+    while True:
+        at = _skip_layout(text, at)
+        if at >= len(text) or text[at] in "}]":
+            return
+        key = ""
+        if is_object:
+            key, at = _decode(text, at)
+            if not isinstance(key, str):
+                raise ValueError("a key must be a string")
+            at = _skip_layout(text, at)
+        _, end = _decode(text, at)
+        yield key, text[at:end]
+        at = end
+
+
+def _skip_layout(text: str, at: int) -> int:
+    found = SPACE.match(text, at)
+    return found.end() if found else at
+
+
+def python_value(text: str) -> str:
+    """`{"a": true}` as `{'a': True}`."""
+    if text.startswith('"'):
+        return repr(json.loads(text, strict=False))
+    if text.startswith("{"):
+        return "{" + ", ".join(f"{key!r}: {python_value(value)}" for key, value in members(text)) + "}"
+    if text.startswith("["):
+        return "[" + ", ".join(python_value(value) for _, value in members(text)) + "]"
+    return PYTHON_WORDS.get(text, text)
+
+
+def brace_value(text: str, quote: str) -> str:
+    """`{"a": "x"}` as `{a:<|"|>x<|"|>}`."""
+    if text.startswith('"'):
+        return f"{quote}{string_of(text)}{quote}"
+    if text.startswith("{"):
+        pairs = (
+            (key if BARE_KEY.fullmatch(key) else quote + key + quote, value) for key, value in members(text)
+        )
+        return "{" + ",".join(f"{key}:{brace_value(value, quote)}" for key, value in pairs) + "}"
+    if text.startswith("["):
+        return "[" + ",".join(brace_value(value, quote) for _, value in members(text)) + "]"
+    return text

@@ -10,17 +10,19 @@ The older `response_schema` is not read.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from dragoman.dialects.pattern import Pattern
 from dragoman.dialects.pattern_syntax import compiled, of_literals
-from dragoman.dialects.reader import Reader
 from dragoman.dialects.response_values import CONTENTS, PLACEHOLDER, STREAMED
 from dragoman.dialects.schema import Tools
 from dragoman.errors import SettingsError
+
+if TYPE_CHECKING:
+    from dragoman.dialects.response_reader import ResponseReader
 
 KEY = "response_template"
 VERSION = 1
@@ -117,7 +119,7 @@ class ResponseTemplate:
             raise SettingsError(f"{KEY}: only one field may have no `open`; here {' and '.join(implicit)}.")
         return cls(fields, _anchor(written))
 
-    def reader(self, prompt: str = "", tools: Sequence[Mapping[str, Any]] = ()) -> Reader:
+    def reader(self, prompt: str = "", tools: Sequence[Mapping[str, Any]] = ()) -> "ResponseReader":
         """Reads one answer to this prompt, the end of which may have begun the answer already."""
         # Here for the cycle: the reader needs the fields, and the template hands out readers.
         from dragoman.dialects.response_reader import ResponseReader

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Raw
 
 from dragoman.dialects.pattern import Pattern
-from dragoman.dialects.schema import Place, Tools, quoted
+from dragoman.dialects.schema import Place, Tools, quote_json
 from dragoman.types import ToolCall
 
 Value: TypeAlias = Any
@@ -74,7 +74,7 @@ def _strict(text: str, args: Arguments) -> str:
             end = text.find(close, found.end())
             if end < 0:
                 raise Malformed
-            made.append(quoted(text[found.end() : end]))
+            made.append(quote_json(text[found.end() : end]))
             end += len(close)
         at = end
     return "".join([*made, _quoted_keys(text[at:], args)])
@@ -196,7 +196,7 @@ def _call(value: Value, tools: Tools) -> ToolCall:
 
 def _arguments(value: Value, place: Place) -> str:
     if isinstance(value, dict):
-        pairs = (f"{quoted(key)}: {_written(one, place.member(key))}" for key, one in value.items())
+        pairs = (f"{quote_json(key)}: {_written(one, place.member(key))}" for key, one in value.items())
         return "{" + ", ".join(pairs) + "}"
     if isinstance(value, str):
         return str(value).strip() or "{}"
@@ -215,5 +215,5 @@ def _written(value: Value, place: Place) -> str:
     if isinstance(value, dict):
         return _arguments(value, place)
     if isinstance(value, str):
-        return str(value) if isinstance(value, JsonText) else quoted(value)
+        return str(value) if isinstance(value, JsonText) else quote_json(value)
     return msgspec.json.encode(value).decode()

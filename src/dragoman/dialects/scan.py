@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterable
 from functools import lru_cache
 from typing import TypeAlias, TypeVar
 
-from dragoman.dialects.schema import escaped
+from dragoman.dialects.schema import escape_json
 from dragoman.types import Kind
 
 T = TypeVar("T")
@@ -88,7 +88,7 @@ class Scanner:
 
     def escaping(self, sink: Sink) -> Sink:
         """A sink for pieces of a string, which are escaped on their way to the other."""
-        return lambda text: sink(escaped(text))
+        return lambda text: sink(escape_json(text))
 
     def append(self, text: str) -> None:
         if self.holding:

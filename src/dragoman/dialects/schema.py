@@ -38,14 +38,14 @@ def whole_characters(text: str) -> str:
     return SURROGATE.sub("", text)
 
 
-def quoted(text: str) -> str:
+def quote_json(text: str) -> str:
     """The text as a JSON string."""
     return str(encode_basestring(whole_characters(text)))
 
 
-def escaped(text: str) -> str:
-    """The inside of `quoted`, which may be made piece by piece."""
-    return quoted(text)[1:-1] if TO_ESCAPE.search(text) else text
+def escape_json(text: str) -> str:
+    """The inside of `quote_json`, which may be made piece by piece."""
+    return quote_json(text)[1:-1] if TO_ESCAPE.search(text) else text
 
 
 class Tools:
@@ -113,11 +113,11 @@ class Place:
         """The text as JSON of a type that may stand here; a string if it fits none."""
         types = self.types
         if types == {"string"} or (not types and untyped == "text"):
-            return quoted(text)
+            return quote_json(text)
         stripped = text.strip()
         value = WORDS.get(stripped) or _as_json(stripped) or _as_python(stripped)
         if value is None or (types and not _fits(value, types)):
-            return quoted(text)
+            return quote_json(text)
         return value
 
 

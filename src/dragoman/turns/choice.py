@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from dragoman.dialects.reader import Reader
+from dragoman.dialects.parser import AnswerReader
 from dragoman.turns.detokenize import Detokenizer
 from dragoman.turns.stops import StopFinder
 from dragoman.types import Event, FinishReason, Step, TokenLogprob
@@ -16,7 +16,7 @@ class ChoiceReader:
         choice: int,
         text: Detokenizer,
         stops: StopFinder | None,
-        dialect: Reader,
+        dialect: AnswerReader,
         *,
         min_tokens: int = 0,
         hidden_ids: frozenset[int] = frozenset(),

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Collection, Sequence
 
-from dragoman.dialects.reader import Reader
+from dragoman.dialects.parser import AnswerReader
 from dragoman.prompt.encode import sound
 from dragoman.types import Event
 
@@ -44,7 +44,7 @@ class Unquoted:
 class CustomCalls:
     """A reader whose calls of the given tools have their text for arguments."""
 
-    def __init__(self, reader: Reader, names: Collection[str]) -> None:
+    def __init__(self, reader: AnswerReader, names: Collection[str]) -> None:
         self._reader = reader
         self._names = names
         self._open: dict[int, Unquoted] = {}

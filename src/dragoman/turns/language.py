@@ -4,17 +4,17 @@ from collections.abc import Callable, Sequence
 from itertools import product
 from typing import TypeAlias
 
-from dragoman.dialects.compiled import Compiled, compile_dialect
+from dragoman.dialects.compiled import CompiledDialect, compile_dialect
 from dragoman.dialects.declare import Dialect
 from dragoman.dialects.machine import Machine
-from dragoman.dialects.reader import Plain, Reader
+from dragoman.dialects.parser import AnswerReader, PlainReader
 from dragoman.dialects.schema import Tools
 from dragoman.engines.protocol import Tokenizer
 from dragoman.turns.custom_calls import CustomCalls
 from dragoman.turns.detokenize import Pieces
 from dragoman.turns.spec import Reading
 
-MakeReader: TypeAlias = Callable[[bool, Sequence[int]], Reader]
+MakeReader: TypeAlias = Callable[[bool, Sequence[int]], AnswerReader]
 """The reader of one answer, told whether the prompt has opened reasoning, and the prompt."""
 MOST_PROMPT_IDS = 4096
 """Of a prompt's end, which a response_template looks at."""
@@ -41,7 +41,7 @@ class Language:
             shown = self.plain.marked({id_: token for token, id_ in tokenizer.special.items()})
             self._pieces = dict.fromkeys(self._pieces, shown)
 
-    def _mark(self, calls: bool, compiled: Compiled, tokenizer: Tokenizer) -> Pieces:
+    def _mark(self, calls: bool, compiled: CompiledDialect, tokenizer: Tokenizer) -> Pieces:
         marks = {tokenizer.special[token]: mark for token, mark in compiled.sentinels.items()}
         if not calls and self.dialect.channels is None:
             # The markers of calls are special tokens like any other then: skipped, or shown on demand.
@@ -64,7 +64,7 @@ class Language:
 
     def _readers(self, reading: Reading | None) -> MakeReader:
         if reading is None or self.dialect.name == "plain":
-            return lambda in_reasoning, prompt: Plain()
+            return lambda in_reasoning, prompt: PlainReader()
         if self.dialect.own is not None:
             return lambda in_reasoning, prompt: self._own_reader(reading, prompt)
         compiled, tools = self._compiled[reading.calls, reading.reasoning], Tools(reading.tools)
@@ -73,7 +73,7 @@ class Language:
             compiled, tools, starts_in_reasoning=in_reasoning and apart, verbatim=verbatim
         )
 
-    def _own_reader(self, reading: Reading, prompt: Sequence[int]) -> Reader:
+    def _own_reader(self, reading: Reading, prompt: Sequence[int]) -> AnswerReader:
         said = self.plain.text(prompt[-MOST_PROMPT_IDS:])
-        reader: Reader = self.dialect.own.reader(said, reading.tools)
+        reader: AnswerReader = self.dialect.own.reader(said, reading.tools)
         return reader

@@ -20,7 +20,7 @@ from dragoman.dialects.declare import (
     PythonCalls,
     TaggedCalls,
 )
-from dragoman.dialects.schema import Place, quoted
+from dragoman.dialects.schema import Place, quote_json
 
 ID = "[a-zA-Z0-9_.:-]{1,64}"
 IDS = {"mistral": "[a-zA-Z0-9]{9}", "first": "[a-zA-Z0-9]{10}"}
@@ -146,8 +146,8 @@ class CallGrammar:
             return head, self.rules.sequence(arguments, "}")
         arguments = self._json(tool)
         if shape.name_is_key:
-            return f"{{{quoted(tool.name)}: ", self.rules.sequence(arguments, "}")
-        fields = f'"{shape.name[0]}": {quoted(tool.name)}, "{shape.arguments[0]}": '
+            return f"{{{quote_json(tool.name)}: ", self.rules.sequence(arguments, "}")
+        fields = f'"{shape.name[0]}": {quote_json(tool.name)}, "{shape.arguments[0]}": '
         if not shape.id:
             return "{" + fields, self.rules.sequence(arguments, "}")
         id_ = regex(IDS.get(shape.ids, ID))

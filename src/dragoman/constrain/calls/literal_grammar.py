@@ -14,7 +14,7 @@ from dragoman.constrain.calls.text_language import languages, lengths
 from dragoman.constrain.grammar.rules import Rules, Symbol, either, is_possible, literal, regex
 from dragoman.constrain.quoted.quoted_lark import QuotedLark
 from dragoman.constrain.schema.json_schema import EXACT
-from dragoman.dialects.literal_text import python_value
+from dragoman.dialects.render import python_value
 from dragoman.dialects.schema import Place
 
 _JSON_CHARACTER = r'(?:[^"\\\x00-\x1f\x7f]|\\["\\bfnrt]|\\u00[01][0-9a-f])'

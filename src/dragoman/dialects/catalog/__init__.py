@@ -1,1 +1,1 @@
-"""One small file a family."""
+"""The families, each in its own file or beside those that write as it does; a file ends with `DIALECTS`."""

@@ -1,6 +1,6 @@
 """DeepSeek: sections of named calls with JSON, and from V3.2 on tags under the DSML prefix."""
 
-from dragoman.dialects.catalog.hermes import CALLS as HERMES
+from dragoman.dialects.catalog.json_objects import CALLS as HERMES
 from dragoman.dialects.declare import Dialect, NamedCalls, Reasoning, Section, TaggedCalls
 
 THINK = Reasoning(open=("<think>",), close=("</think>",))

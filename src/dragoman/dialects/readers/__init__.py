@@ -7,11 +7,9 @@ is none or was cut short; what it did not say by then is given back as text by t
 from typing import TYPE_CHECKING
 
 from dragoman.dialects.declare import BraceCalls, Calls, JsonCalls, NamedCalls, PythonCalls, TaggedCalls
-from dragoman.dialects.readers.json_calls import read_json_calls
+from dragoman.dialects.readers.json_calls import read_json_calls, read_named_call
 from dragoman.dialects.readers.literals import read_brace_call, read_python_calls
-from dragoman.dialects.readers.named import read_named_call
-from dragoman.dialects.readers.nested import read_nested_call
-from dragoman.dialects.readers.tagged import read_tagged_call
+from dragoman.dialects.readers.tagged import read_nested_call, read_tagged_call
 from dragoman.dialects.scan import Wait
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from msgspec import Struct
 from dragoman.dialects.compiled import marks_of
 from dragoman.dialects.declare import BraceCalls, PythonCalls
 from dragoman.dialects.scan import Marks, Scanner, Sink, Wait
-from dragoman.dialects.schema import NUMBER, WORDS, Place, escaped, quoted
+from dragoman.dialects.schema import NUMBER, WORDS, Place, escape_json, quote_json
 
 if TYPE_CHECKING:
     from dragoman.dialects.machine import Machine
@@ -35,8 +35,8 @@ CODES = {"x": 2, "u": 4, "U": 8}
 PLACELESS = Place(None, {})
 
 
-class Style(Struct, frozen=True):
-    """How strings are quoted, and what ends a bare word."""
+class LiteralStyle(Struct, frozen=True):
+    """How strings are quote_json, and what ends a bare word."""
 
     quotes: tuple[str, ...]
     word_end: Marks
@@ -45,13 +45,13 @@ class Style(Struct, frozen=True):
     """A bare word that means nothing is text."""
 
 
-PYTHON = Style(("'", '"'), Marks(" \n\t\r,[](){}:'\"="), escapes=True)
+PYTHON = LiteralStyle(("'", '"'), Marks(" \n\t\r,[](){}:'\"="), escapes=True)
 STRICT_PYTHON = msgspec.structs.replace(PYTHON, any_word=False)
 
 
 @cache
-def brace_style(quote: str) -> Style:
-    return Style((quote,), Marks((*",[]{}", quote)), escapes=False)
+def brace_style(quote: str) -> LiteralStyle:
+    return LiteralStyle((quote,), Marks((*",[]{}", quote)), escapes=False)
 
 
 class _Level(Struct):
@@ -127,7 +127,7 @@ def _python_call(m: "Machine", shape: PythonCalls) -> Wait[bool]:
         if not opened:
             opened = True
             m.open_call(name.strip(), None, shape)
-        m.arguments(f"{lead}{quoted(key.strip())}: ")
+        m.arguments(f"{lead}{quote_json(key.strip())}: ")
         lead = ", "
         if not (yield from read_literal(m, m.arguments, PYTHON)):
             return False
@@ -149,7 +149,7 @@ def read_brace_call(m: "Machine", shape: BraceCalls) -> Wait[bool]:
 
 
 def read_literal(
-    m: Scanner, sink: Sink, style: Style, place: Place = PLACELESS, stops: Marks = NO_MARKS
+    m: Scanner, sink: Sink, style: LiteralStyle, place: Place = PLACELESS, stops: Marks = NO_MARKS
 ) -> Wait[bool]:
     """One value, written to the sink as JSON. False if it ended before its time."""
     levels: list[_Level] = []
@@ -190,7 +190,7 @@ def read_literal(
         levels[-1].at_key, levels[-1].full = levels[-1].is_object, True
 
 
-def _key(m: Scanner, sink: Sink, level: _Level, style: Style, quotes: Marks) -> Wait[bool]:
+def _key(m: Scanner, sink: Sink, level: _Level, style: LiteralStyle, quotes: Marks) -> Wait[bool]:
     parts: list[str] = []
     if (yield from m.stands(quotes)):
         if not (yield from read_string(m, parts.append, style)):
@@ -200,7 +200,7 @@ def _key(m: Scanner, sink: Sink, level: _Level, style: Style, quotes: Marks) -> 
         found = yield from m.until(KEY_END, parts.append)
         m.at -= len(found)
         key = "".join(parts).strip()
-    sink(("" if level.empty else ", ") + quoted(key) + ": ")
+    sink(("" if level.empty else ", ") + quote_json(key) + ": ")
     level.empty, level.at_key, level.item = False, False, level.place.member(key)
     if (yield from m.space()) != ":":
         return False
@@ -208,7 +208,7 @@ def _key(m: Scanner, sink: Sink, level: _Level, style: Style, quotes: Marks) -> 
     return True
 
 
-def _scalar(m: Scanner, sink: Sink, style: Style, place: Place, quotes: Marks) -> Wait[bool]:
+def _scalar(m: Scanner, sink: Sink, style: LiteralStyle, place: Place, quotes: Marks) -> Wait[bool]:
     if (yield from m.stands(quotes)):
         return (yield from read_string(m, sink, style))
     parts: list[str] = []
@@ -231,14 +231,14 @@ def _word(word: str) -> str:
     if NUMBER.fullmatch(word):
         return word
     if not NUMBERISH.fullmatch(word) or not any(c.isdigit() for c in word):
-        return quoted(word)
+        return quote_json(word)
     try:
         return str(int(word, 0)) if "." not in word and "e" not in word.lower() else repr(float(word))
     except (ValueError, OverflowError):
-        return quoted(word)
+        return quote_json(word)
 
 
-def read_string(m: Scanner, sink: Sink, style: Style) -> Wait[bool]:
+def read_string(m: Scanner, sink: Sink, style: LiteralStyle) -> Wait[bool]:
     """A string with its quotes, as a JSON string."""
     quote = yield from m.match(Marks(style.quotes))
     ends = Marks((quote, "\\") if style.escapes else (quote,))
@@ -259,15 +259,15 @@ def _escape(m: Scanner) -> Wait[str]:
     character = yield from m.peek()
     m.at += len(character)
     if character not in CODES:
-        return escaped(ESCAPES.get(character, "\\" + character))
+        return escape_json(ESCAPES.get(character, "\\" + character))
     digits = ""
     while len(digits) < CODES[character] and HEXADECIMAL.match((yield from m.peek())):
         digits += m.text[m.at]
         m.at += 1
     if len(digits) < CODES[character] or int(digits, 16) > 0x10FFFF:
-        return escaped("\\" + character + digits)
+        return escape_json("\\" + character + digits)
     # Halves of a surrogate pair come one after the other; JSON writes them the same way.
-    return "\\u" + digits if character == "u" else escaped(chr(int(digits, 16)))
+    return "\\u" + digits if character == "u" else escape_json(chr(int(digits, 16)))
 
 
 def python_as_json(text: str) -> str | None:

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 from dragoman.dialects.compiled import marks_of, variants
 from dragoman.dialects.declare import Spellings, TaggedCalls
 from dragoman.dialects.scan import Marks, Wait, structure_of
-from dragoman.dialects.schema import Place, quoted
+from dragoman.dialects.schema import Place, quote_json
+
+if TYPE_CHECKING:
+    from dragoman.dialects.machine import Machine
+
+from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
 
 if TYPE_CHECKING:
     from dragoman.dialects.machine import Machine
@@ -158,7 +165,7 @@ class TagReader:
                 return self._without_value()
         yield from m.skip(shape.value[len(shape.value.rstrip()) :])
         key = unescape(key) if shape.entities else key
-        m.arguments(f"{self.lead}{quoted(key)}: ")
+        m.arguments(f"{self.lead}{quote_json(key)}: ")
         self.lead = ", "
         return (yield from self._value(self.place.member(key), stated))
 
@@ -226,3 +233,71 @@ def _trail(spellings: Spellings, found: str) -> str:
 def _marks_before(spellings: Spellings) -> Marks:
     """Markers together with the layout before them, which is no part of what they end."""
     return Marks(variants(spellings))
+
+
+TAG_NAME = re.compile(r"[^\s<>]*")
+TAG = re.compile(r"<?/?[^<>]*")
+TAG_END = Marks((">",))
+ITEM = "item"
+MOST_LEVELS = 128
+
+
+class Node(Struct):
+    tag: str
+    texts: list[str] = field(default_factory=list)
+    children: list["Node"] = field(default_factory=list)
+
+
+def read_nested_call(m: "Machine", shape: TaggedCalls) -> Wait[bool]:
+    """The whole tree is read before anything is said: a wrong closing tag makes all of it text."""
+    name, found = yield from m.collect(marks_of(shape.then), TAG_NAME)
+    if not found:
+        return False
+    root = yield from _tree(m, shape, Node(name))
+    if root is None:
+        return False
+    m.open_call(name, None, shape)
+    m.arguments(_tree_object(root, m.tools.arguments(name)))
+    m.close_call()
+    return True
+
+
+def _tree(m: "Machine", shape: TaggedCalls, root: Node) -> Wait[Node | None]:
+    """Everything up to the closing tag of the call, which is left to be read."""
+    path, lead = [root], Marks((shape.nested,))
+    while len(path) <= MOST_LEVELS:
+        if len(path) == 1:
+            yield from m.space()
+            if (yield from m.stands(marks_of(shape.close))):
+                return root
+        if not (yield from m.until(lead, path[-1].texts.append)):
+            return None
+        tag, found = yield from m.collect(TAG_END, TAG)
+        if not found or not tag.startswith("<"):
+            return None
+        if not tag.startswith("</"):
+            path.append(Node(tag[1:]))
+            path[-2].children.append(path[-1])
+        elif len(path) > 1 and tag[2:] == path[-1].tag:
+            path.pop()
+        else:
+            return None
+    return None
+
+
+def _tree_object(node: Node, place: Place) -> str:
+    members = (
+        f"{quote_json(child.tag)}: {_tree_value(child, place.member(child.tag))}" for child in node.children
+    )
+    return "{" + ", ".join(members) + "}"
+
+
+def _tree_value(node: Node, place: Place) -> str:
+    if not node.children:
+        text = "".join(node.texts)
+        empty = {"array": "[]", "object": "{}"} if not text.strip() else {}
+        return next((empty[kind] for kind in place.types if kind in empty), None) or place.json(text)
+    listed = all(child.tag == ITEM for child in node.children) and not place.has(ITEM)
+    if listed and place.types != {"object"}:
+        return "[" + ", ".join(_tree_value(child, place.item()) for child in node.children) + "]"
+    return _tree_object(node, place)
