@@ -6,17 +6,22 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from dragoman.engines.choosing.arrays import Logits
 from dragoman.engines.choosing.continuation import Continuation
 from dragoman.engines.choosing.together import Choice, Choosers
 from dragoman.types import Job, Sampling, Step
 
 PROMPT = np.array([1], np.int32)
+SAME: Logits = np.zeros((1, 500), np.float32)
+
+
+def rows(count: int) -> Logits:
+    return np.random.default_rng(5).normal(size=(count, 500)).astype(np.float32)
 
 
 def choices(count: int) -> list[Choice]:
-    rows = np.random.default_rng(5).normal(size=(count, 500)).astype(np.float32)
     made = []
-    for number, row in enumerate(rows):
+    for number in range(count):
         heat = 0.0 if number % 3 == 0 else 0.8
         sampling = Sampling(
             max_tokens=9, temperature=heat, top_p=0.9, seed=number, logprobs=number % 2 or None
@@ -24,7 +29,7 @@ def choices(count: int) -> list[Choice]:
         answer = Continuation(
             Job(id="job", prompt=(1,), sampling=sampling), 0, PROMPT, vocabulary=500, ends=frozenset(), room=9
         )
-        made.append(Choice(answer, row[None]))
+        made.append(Choice(answer, number))
     return made
 
 
@@ -38,7 +43,7 @@ def test_the_order_and_the_choices_are_those_of_one_thread(count: int, threads: 
     many, one = Choosers(threads), Choosers(1)
     ours, theirs = choices(count), choices(count)
     for _ in range(3):
-        assert said(many.advance(ours)) == said(one.advance(theirs))
+        assert said(many.advance(ours, rows(count))) == said(one.advance(theirs, rows(count)))
 
 
 class Slow:
@@ -65,25 +70,25 @@ class Slow:
 def constrained(constraint: Slow, most: int = 9) -> Choice:
     asked = Job(id="job", prompt=(1,), sampling=Sampling(max_tokens=most), constraint=cast(Any, constraint))
     answer = Continuation(asked, 0, PROMPT, vocabulary=500, ends=frozenset(), room=9)
-    return Choice(answer, np.zeros((1, 500), np.float32))
+    return Choice(answer, 0)
 
 
 def test_masks_are_prepared_by_other_threads_before_the_next_choice() -> None:
     constraints = [Slow(number) for number in range(5)]
     choosers, made = Choosers(2), [constrained(each) for each in constraints]
     for _ in range(2):
-        assert [step.ids for step in choosers.advance(made)] == [[each.allowed] for each in constraints]
+        assert [step.ids for step in choosers.advance(made, SAME)] == [[each.allowed] for each in constraints]
     assert all(each.prepared[0].startswith("dragoman-mask") for each in constraints)
 
 
 def test_nothing_is_prepared_for_an_answer_that_has_ended() -> None:
     constraint, choosers = Slow(3), Choosers(2)
-    choosers.advance([constrained(constraint, most=1)])
-    choosers.advance([])
+    choosers.advance([constrained(constraint, most=1)], SAME)
+    choosers.advance([], SAME)
     assert constraint.prepared == []
 
 
 def test_what_goes_wrong_in_a_choice_is_told() -> None:
     broken = np.array([["x"]], dtype=object)
     with pytest.raises(Exception, match=r".+"):
-        Choosers(3).advance([Choice(choices(2)[1].answer, broken)])
+        Choosers(3).advance([Choice(choices(2)[1].answer, 0)], broken)

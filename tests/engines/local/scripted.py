@@ -48,6 +48,7 @@ class ScriptedRunner(ABC):
     """What a sequence reads decides what comes next, so that its answers show any mistake in the contents."""
 
     equal_pieces = False
+    maxima = None
     adapters: tuple[str, ...] = ("red", "blue")
 
     def __init__(

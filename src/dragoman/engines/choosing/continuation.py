@@ -29,12 +29,13 @@ class Continuation:
             # The mask comes after all other rules, so that none of them lets a wrong id pass.
             self._sampler.add(lambda row, output: matcher.mask(row))
 
-    def advance(self, row: Logits) -> Step:
-        """Choose the next id. A step with a finish is the last one."""
+    def advance(self, row: Logits, token: int | None = None) -> Step:
+        """Choose the next id, unless it has been chosen. A step with a finish is the last one."""
         if self._most <= 0:
             return Step([], self.index, finish="length")
         try:
-            token = self._sampler.sample(row, self.output)
+            if token is None:
+                token = self._sampler.sample(row, self.output)
             if self._matcher is not None:
                 self._matcher.accept(token)
         except NoTokenLeft:

@@ -27,7 +27,7 @@ _REST = 1e-2
 # Where more than one in so many ids is likely, to compute the whole row takes no longer.
 _MANY = 32
 # Nothing changes below that, and 1 / temperature stays a number.
-_COLDEST = 1e-30
+COLDEST = 1e-30
 _NEVER = np.float32(-np.inf)
 
 
@@ -145,7 +145,7 @@ def _weights(values: Logits, peak: np.float32, temperature: float) -> Weights:
     """How likely each is, against the likeliest."""
     weights = np.subtract(values, peak, out=scratch(values.size))
     if temperature != 1:
-        weights *= np.float32(1 / max(temperature, _COLDEST))
+        weights *= np.float32(1 / max(temperature, COLDEST))
     return np.exp(weights, out=weights)
 
 

@@ -59,6 +59,8 @@ class _BatchBuffer:
 
 
 class LlamaRunner:
+    maxima = None
+
     def __init__(
         self,
         model: Model,

@@ -65,6 +65,11 @@ class Runner(Protocol):
     """Whether pieces of prompts are computed together only as far as they are equally long."""
     adapters: tuple[str, ...]
 
+    @property
+    def maxima(self) -> Logits | None:
+        """Of each row of the last step's logits the largest of each block (see `choosing/blocks.py`), where
+        they were found on the way."""
+
     def warm_up(self) -> None:
         """Read the weights and set up threads, on the thread that will compute, before the first request."""
 

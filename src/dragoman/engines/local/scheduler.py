@@ -166,15 +166,15 @@ class Scheduler:
         answering: list[Piece] = []
         choices: list[Choice] = []
         for piece in plan.pieces:
-            rows = logits[row : row + piece.outputs]
-            row += piece.outputs
+            end = row + piece.outputs
             if piece.newest is None:
-                self._read_prompt(piece, rows)
-                rows = rows[-1:]
+                self._read_prompt(piece, logits[row:end])
             if piece.sequence.decoding:
                 answering.append(piece)
-                choices.append(Choice(piece.sequence.answer, rows, piece.guesses))
-        for piece, step in zip(answering, self._choosers.advance(choices), strict=True):
+                choices.append(Choice(piece.sequence.answer, end - 1 - len(piece.guesses), piece.guesses))
+            row = end
+        steps = self._choosers.advance(choices, logits, self._runner.maxima)
+        for piece, step in zip(answering, steps, strict=True):
             if piece.newest is not None:
                 self._keep_followed(piece, step)
             if step.finish is not None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dragoman.engines.choosing.arrays import Logits
+from dragoman.engines.choosing.blocks import BLOCK
 from dragoman.engines.local import machine
 from dragoman.engines.local.openvino.compiled import compile_graph
 from dragoman.engines.local.openvino.converted import converted
@@ -47,6 +48,12 @@ def test_it_is_a_runner_with_pages(runner: OpenVinoRunner) -> None:
 
 def test_where_the_pages_are_changes_nothing(runner: OpenVinoRunner) -> None:
     assert np.array_equal(read(runner, [0, 1], 0, PROMPT), read(runner, [9, 4], 0, PROMPT))
+
+
+def test_the_largest_of_each_block_comes_with_the_logits(runner: OpenVinoRunner) -> None:
+    logits = read(runner, [0, 1], 0, PROMPT)
+    assert runner.maxima is not None
+    assert np.array_equal(runner.maxima[0], logits.reshape(-1, BLOCK).max(axis=1))
 
 
 def test_a_copied_page_goes_on_like_its_source(runner: OpenVinoRunner) -> None:

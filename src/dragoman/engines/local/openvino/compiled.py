@@ -1,7 +1,8 @@
 """A graph, compiled for this machine: the body, which keeps keys and values in pages, and the head.
 
 They are two, because the head gives logits. In the precision of the body, bfloat16, a logit of 20 would be
-known to a sixteenth; the head computes in float32, and only for the rows that are wanted.
+known to a sixteenth; the head computes in float32, and only for the rows that are wanted. It also gives the
+largest of each block of logits, so that what is likely is found without going through all of them.
 """
 
 import logging
@@ -15,6 +16,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 from openvino._offline_transformations import paged_attention_transformation
 
+from dragoman.engines.choosing.blocks import BLOCK
 from dragoman.engines.local import machine
 from dragoman.engines.local.openvino.family import NotForOpenVino
 from dragoman.engines.local.openvino.graph import HEAD_QUANTIZED, QUANTIZED, WINDOWS
@@ -137,12 +139,16 @@ class Body:
 class Head:
     def __init__(self, compiled: Compiled) -> None:
         self._request = compiled.head.create_infer_request()
+        self._has_maxima = len(compiled.head.outputs) > 1
+        self.maxima: Array | None = None
 
     def run(self, states: Array) -> Array:
-        """Rows of logits: a view that the next run overwrites."""
+        """Rows of logits: a view that the next run overwrites. So are the maxima."""
         self._request.set_input_tensor(0, ov.Tensor(states[:, None]))
         self._request.infer()
         logits: Array = self._request.get_output_tensor(0).data
+        if self._has_maxima:
+            self.maxima = self._request.get_output_tensor(1).data
         return logits.reshape(len(states), -1)
 
 
@@ -177,7 +183,16 @@ def _divided(model: ov.Model) -> tuple[ov.Model, ov.Model]:
     parameter = ops.parameter(states.get_partial_shape(), np.float32)
     node.input(0).replace_source_output(parameter.output(0))
     body = ov.Model([ops.result(states)], model.get_parameters(), "body")
-    return body, ov.Model([result], [parameter], "head")
+    return body, ov.Model([result, *_maxima(result.input_value(0))], [parameter], "head")
+
+
+def _maxima(logits: ov.Output) -> list[ov.Node]:
+    """The largest of each block, where the vocabulary can be divided into blocks."""
+    vocabulary = logits.get_partial_shape()[-1].get_length()
+    if vocabulary % BLOCK:
+        return []
+    blocks = ops.reshape(logits, np.array([-1, vocabulary // BLOCK, BLOCK]), special_zero=False)
+    return [ops.result(ops.reduce_max(blocks, np.array([-1])))]
 
 
 def _shape(port: Any, pages: int) -> list[int]:

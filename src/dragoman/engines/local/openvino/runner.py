@@ -49,6 +49,10 @@ class OpenVinoRunner:
         self._closing = threading.Lock()
 
     @property
+    def maxima(self) -> Logits | None:
+        return None if self._head is None else self._head.maxima
+
+    @property
     def pulse(self) -> int:
         """The runtime does not tell how far a step is, but the thread that computes has used time."""
         try:

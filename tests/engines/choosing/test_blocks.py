@@ -1,0 +1,104 @@
+"""What is chosen from many rows at once is what each gives by itself."""
+
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dragoman.engines.choosing.arrays import Logits
+from dragoman.engines.choosing.blocks import BLOCK, draw_few, largest_ids
+from dragoman.engines.choosing.continuation import Continuation
+from dragoman.engines.choosing.sampler import draw
+from dragoman.engines.choosing.together import Choice, Choosers
+from dragoman.types import Job, Sampling
+
+SIZE = 200 * BLOCK
+PROMPT = np.array([1], np.int32)
+
+
+@st.composite
+def several(draw_: st.DrawFn) -> Logits:
+    """Rows as models make them, flat ones, steep ones, and some with many equal values."""
+    random = np.random.default_rng(draw_(st.integers(0, 2**32 - 1)))
+    rows = random.normal(size=(draw_(st.integers(1, 6)), SIZE))
+    rows *= random.choice([0.3, 2.0, 8.0], size=(len(rows), 1))
+    if draw_(st.booleans()):
+        rows = rows.round(draw_(st.integers(0, 1)))
+    made: Logits = rows.astype(np.float32)
+    return made
+
+
+def maxima_of(rows: Logits) -> Logits:
+    found: Logits = rows.reshape(len(rows), -1, BLOCK).max(axis=2)
+    return found
+
+
+kinds = st.builds(
+    Sampling,
+    max_tokens=st.just(9),
+    temperature=st.sampled_from([0.2, 0.8, 1.0, 2.0]),
+    min_p=st.sampled_from([0.01, 0.05, 0.5, 1.0]),
+    top_k=st.sampled_from([0, 1, 2, 40, 5000]),
+    top_p=st.sampled_from([0.0, 0.5, 0.95, 0.9999999, 1.0]),
+)
+uniforms = st.floats(0, 1, exclude_max=True)
+
+
+@settings(max_examples=300, deadline=None)
+@given(several(), st.data())
+def test_each_row_gives_what_it_gives_alone(rows: Logits, data: st.DataObject) -> None:
+    asked = [data.draw(kinds) for _ in rows]
+    numbers = [data.draw(uniforms) for _ in rows]
+    alone = [draw(*each) for each in zip(rows, asked, numbers, strict=True)]
+    assert draw_few(rows, maxima_of(rows), range(len(rows)), asked, numbers) == alone
+
+
+@given(several())
+def test_the_largest_is_the_first_of_equals(rows: Logits) -> None:
+    assert largest_ids(rows, maxima_of(rows), range(len(rows))) == rows.argmax(axis=1).tolist()
+
+
+def test_of_the_rows_some_can_be_asked_for() -> None:
+    rows = np.random.default_rng(1).normal(size=(5, SIZE), scale=4).astype(np.float32)
+    asked = Sampling(max_tokens=1, min_p=0.1)
+    expected = [draw(rows[3], asked, 0.3), draw(rows[1], asked, 0.6)]
+    assert draw_few(rows, maxima_of(rows), [3, 1], [asked] * 2, [0.3, 0.6]) == expected
+    assert largest_ids(rows, maxima_of(rows), [4, 0]) == rows[[4, 0]].argmax(axis=1).tolist()
+
+
+def test_where_a_row_leaves_nothing_there_is_no_id() -> None:
+    rows = np.zeros((2, SIZE), np.float32)
+    rows[0] = -np.inf
+    asked = [Sampling(max_tokens=1, min_p=0.1)] * 2
+    assert draw_few(rows, maxima_of(rows), [0, 1], asked, [0.5, 0.5]) == [None, draw(rows[1], asked[1], 0.5)]
+
+
+def answers(count: int) -> list[Choice]:
+    """Of all kinds, side by side: greedy, with min-p, without, with rules of their own."""
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"min_p": 0.05, "top_k": 40, "logprobs": 1},
+        {"top_p": 0.9},
+        {"min_p": 0.05, "frequency_penalty": 0.5},
+    ]
+    made = []
+    for number in range(count):
+        asked = Sampling(max_tokens=99, seed=number, **kinds[number % len(kinds)])
+        job = Job(id="job", prompt=(1,), sampling=asked)
+        answer = Continuation(job, 0, PROMPT, vocabulary=SIZE, ends=frozenset(), room=99)
+        made.append(Choice(answer, number))
+    return made
+
+
+def test_a_step_is_the_same_with_maxima_and_without() -> None:
+    random = np.random.default_rng(2)
+    choosers, ours, theirs = Choosers(1), answers(40), answers(40)
+    for _ in range(4):
+        rows = random.normal(size=(40, SIZE), scale=3).astype(np.float32)
+        rows[[0, 1]] = -np.inf
+        steps = choosers.advance(ours, rows, maxima_of(rows))
+        expected = choosers.advance(theirs, rows)
+        assert [(each.ids, each.logprobs, each.finish) for each in steps] == [
+            (each.ids, each.logprobs, each.finish) for each in expected
+        ]
