@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.dialects.pattern import Pattern
-from dragoman.dialects.pattern_syntax import compiled, of_literals
+from dragoman.dialects.pattern import compile_literals, compile_pattern
 from dragoman.errors import SettingsError
 
 PATTERNS = [
@@ -29,7 +28,7 @@ TEXTS = st.text(alphabet='ab<>/= \n;"cd', max_size=40)
 
 
 def spans(pattern: str, text: str) -> list[tuple[int, int, dict[str, str]]]:
-    found = Pattern(compiled(pattern, "test")).find_all(text)
+    found = compile_pattern(pattern, "test").find_all(text)
     return [(one.start, one.end, {k: text[a:b] for k, (a, b) in one.groups.items()}) for one in found]
 
 
@@ -53,7 +52,7 @@ def test_no_pattern_takes_long(pattern: str) -> None:
 
 
 def test_longest_literal_wins() -> None:
-    pattern = Pattern(of_literals(("<a", "<a>", "b")))
+    pattern = compile_literals(("<a", "<a>", "b"), "test")
     assert [(one.start, one.end) for one in pattern.find_all("x<a>b<a")] == [(1, 4), (4, 5), (5, 7)]
 
 
@@ -70,6 +69,8 @@ def test_longest_literal_wins() -> None:
         (r"*a", "repeats nothing"),
         (r"a{500}", "more than"),
         (r"((((a{99}){99}){99}){99})", "too large"),
+        (r"((((){99}){99}){99}){99}", "too large"),
+        ("(" * 400 + ")" * 400, "nested too deeply"),
         (r"[z-a]", "class"),
         ("a" * 1001, "1001 characters"),
         (r"(?P<a>x)(?P<a>y)", "two groups"),
@@ -77,4 +78,4 @@ def test_longest_literal_wins() -> None:
 )
 def test_what_is_not_supported_is_refused(pattern: str, word: str) -> None:
     with pytest.raises(SettingsError, match=word):
-        compiled(pattern, "fields.x.open_pattern")
+        compile_pattern(pattern, "fields.x.open_pattern")

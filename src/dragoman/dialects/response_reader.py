@@ -2,14 +2,17 @@
 
 import re
 from secrets import token_hex
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from dragoman.dialects.pattern import Match, Search
-from dragoman.dialects.response_template import Field, ResponseTemplate
-from dragoman.dialects.response_values import Malformed, Value, calls_of, opened, read, transformed
+from dragoman.dialects.response_values import Malformed, Value, fill_in, open_json, read_call_list, read_value
 from dragoman.dialects.schema import Tools
 from dragoman.types import Event, ToolCall
+
+if TYPE_CHECKING:
+    from dragoman.dialects.response_template import Field, ResponseTemplate
 
 MAX_HELD = 4096
 """A marker that is longer is none: text is not held back for more than this many characters."""
@@ -18,7 +21,7 @@ MAX_HELD = 4096
 class _Watch:
     """A marker that is looked for."""
 
-    def __init__(self, field: Field, opens: bool, before: str) -> None:
+    def __init__(self, field: "Field", opens: bool, before: str) -> None:
         pattern = field.open if opens else field.close
         assert pattern is not None
         self.field = field
@@ -34,7 +37,7 @@ class _Watch:
 class _Trim:
     """The text of a field without the space around it, also where calls stand in between."""
 
-    def __init__(self, field: Field) -> None:
+    def __init__(self, field: "Field") -> None:
         self._strips = bool(field.args.get("strip", True))
         self._held: list[str] = []
         self._begun = False
@@ -64,17 +67,17 @@ class _Trim:
 class _Region(Struct):
     """What is being read; outside of all regions its field is the one without an opener, if there is one."""
 
-    field: Field | None
+    field: "Field | None"
     captures: dict[str, str]
     source: list[str]
     """All its text with its markers, where it is not told as it comes."""
     body: list[str]
 
 
-class ResponseReader:
+class TemplateReader:
     """`ResponseTemplate.reader` makes it."""
 
-    def __init__(self, template: ResponseTemplate, begun: str, tools: Tools) -> None:
+    def __init__(self, template: "ResponseTemplate", begun: str, tools: Tools) -> None:
         self._template = template
         self._tools = tools
         self._held = ""
@@ -99,7 +102,7 @@ class ResponseReader:
         while (found := self._scan()) is not None:
             self._commit(*found)
         self._release(self._free())
-        return self._told()
+        return self._take_events()
 
     def finish(self) -> list[Event]:
         end = self._base + len(self._held)
@@ -107,9 +110,9 @@ class ResponseReader:
             self._commit(*found)
         self._release(self._base + len(self._held))
         self._close("")
-        return self._told()
+        return self._take_events()
 
-    def _told(self) -> list[Event]:
+    def _take_events(self) -> list[Event]:
         events, self._events = self._events, []
         return events
 
@@ -159,7 +162,7 @@ class ResponseReader:
         place = found.start() if found else len(self._held)
         if place > self._scanned:
             for watch in self._watches:
-                watch.search.skipped(self._held[place - 1])
+                watch.search.skip(self._held[place - 1])
         self._scanned = place
         return found is not None
 
@@ -222,14 +225,14 @@ class ResponseReader:
             self._region.source.append(text)
             self._region.body.append(text)
 
-    def _begin(self, field: Field) -> None:
+    def _begin(self, field: "Field") -> None:
         """Texts that are joined are trimmed one by one."""
         times = self._times[field.name] = self._times.get(field.name, 0) + 1
         if field.join is not None and field.streams and times > 1:
             self._trims[field.name].begin_again()
             self._tell(field, field.join)
 
-    def _say(self, field: Field, text: str) -> None:
+    def _say(self, field: "Field", text: str) -> None:
         quiet = max(self._silent - (self._base - len(text)), 0)
         trim = self._trims[field.name]
         if quiet:
@@ -237,7 +240,7 @@ class ResponseReader:
             trim.drop()
         self._tell(field, trim.feed(text[quiet:]))
 
-    def _tell(self, field: Field, text: str) -> None:
+    def _tell(self, field: "Field", text: str) -> None:
         if text and self._base > self._silent:
             self._events.append(Event("reasoning" if field.kind == "reasoning" else "text", 0, text))
 
@@ -254,14 +257,14 @@ class ResponseReader:
             if self._base > self._silent:
                 self._events.append(Event("text", 0, said))
 
-    def _deliver(self, field: Field, region: _Region) -> None:
+    def _deliver(self, field: "Field", region: _Region) -> None:
         body = "".join(region.body)
         value = _value(field, body, region.captures)
         if field.kind == "calls":
-            for call in calls_of(value, self._tools):
+            for call in read_call_list(value, self._tools):
                 self._call(call)
         else:
-            said = opened(value)
+            said = open_json(value)
             self._tell(field, said if isinstance(said, str) else body.strip())
 
     def _call(self, call: ToolCall) -> None:
@@ -276,16 +279,16 @@ class ResponseReader:
         ]
 
 
-def _value(field: Field, body: str, captures: dict[str, str]) -> Value:
-    value = read(body, field.content, field.args, field.patterns)
+def _value(field: "Field", body: str, captures: dict[str, str]) -> Value:
+    value = read_value(body, field.content, field.args, field.patterns)
     if field.transform is None:
         return value
     if not field.transform_each:
-        return transformed(field.transform, {**captures, "content": value})
-    items = opened(value)
+        return fill_in(field.transform, {**captures, "content": value})
+    items = open_json(value)
     if not isinstance(items, list):
         raise Malformed
-    scopes = [opened(item) for item in items]
+    scopes = [open_json(item) for item in items]
     if not all(isinstance(scope, dict) for scope in scopes):
         raise Malformed
-    return [transformed(field.transform, {**captures, **scope}) for scope in scopes]
+    return [fill_in(field.transform, {**captures, **scope}) for scope in scopes]

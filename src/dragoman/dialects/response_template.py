@@ -5,24 +5,21 @@
     events = [*reader.feed(text), *reader.finish()]
 
 An answer is cut into regions, each of a field of the message. Text streams; a call is told when it is whole.
-Its patterns are run by pattern.py, which takes one pass over the text whatever the pattern is.
+Its patterns are run by pattern.py, in one pass over the text whatever the pattern is.
 The older `response_schema` is not read.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Struct
 
-from dragoman.dialects.pattern import Pattern
-from dragoman.dialects.pattern_syntax import compiled, of_literals
+from dragoman.dialects.pattern import Pattern, compile_literals, compile_pattern
+from dragoman.dialects.response_reader import TemplateReader
 from dragoman.dialects.response_values import CONTENTS, PLACEHOLDER, STREAMED
 from dragoman.dialects.schema import Tools
 from dragoman.errors import SettingsError
-
-if TYPE_CHECKING:
-    from dragoman.dialects.response_reader import ResponseReader
 
 KEY = "response_template"
 VERSION = 1
@@ -108,7 +105,7 @@ class ResponseTemplate:
     @classmethod
     def load(cls, config: Mapping[str, Any]) -> "ResponseTemplate":
         """From the whole `tokenizer_config.json`, or from its `response_template` alone."""
-        written = _converted(config.get(KEY, config), _Written, KEY)
+        written = _convert(config.get(KEY, config), _Written, KEY)
         if written.version != VERSION:
             raise SettingsError(f"{KEY}.version is {written.version}; only {VERSION} is known.")
         if not 0 < len(written.fields) <= MAX_FIELDS:
@@ -119,12 +116,9 @@ class ResponseTemplate:
             raise SettingsError(f"{KEY}: only one field may have no `open`; here {' and '.join(implicit)}.")
         return cls(fields, _anchor(written))
 
-    def reader(self, prompt: str = "", tools: Sequence[Mapping[str, Any]] = ()) -> "ResponseReader":
+    def reader(self, prompt: str = "", tools: Sequence[Mapping[str, Any]] = ()) -> TemplateReader:
         """Reads one answer to this prompt, the end of which may have begun the answer already."""
-        # Here for the cycle: the reader needs the fields, and the template hands out readers.
-        from dragoman.dialects.response_reader import ResponseReader
-
-        return ResponseReader(self, self.begun(prompt), Tools(tools))
+        return TemplateReader(self, self.begun(prompt), Tools(tools))
 
     def begun(self, prompt: str) -> str:
         """What the prompt holds of the answer: all that stands after its last anchor."""
@@ -142,7 +136,7 @@ def _anchor(written: _Written) -> tuple[str, ...] | Pattern:
         raise SettingsError(f"{KEY}: one of start_anchor and start_anchor_pattern is wanted.")
     if written.start_anchor is not None:
         return _literals(written.start_anchor, where)
-    return Pattern(compiled(written.start_anchor_pattern or "", f"{where}_pattern"))
+    return compile_pattern(written.start_anchor_pattern or "", f"{where}_pattern")
 
 
 def _literals(written: str | list[str], where: str) -> tuple[str, ...]:
@@ -152,7 +146,7 @@ def _literals(written: str | list[str], where: str) -> tuple[str, ...]:
     return texts
 
 
-def _converted(written: Any, kind: type[_Shape], where: str) -> _Shape:
+def _convert(written: Any, kind: type[_Shape], where: str) -> _Shape:
     try:
         return msgspec.convert(written, kind)
     except msgspec.ValidationError as error:
@@ -162,7 +156,7 @@ def _converted(written: Any, kind: type[_Shape], where: str) -> _Shape:
 
 def _field(name: str, written: Any) -> Field:
     where = f"{KEY}.fields.{name}"
-    spec = _converted(written, _Spec, where)
+    spec = _convert(written, _Spec, where)
     if name not in KINDS:
         raise SettingsError(f"{where}: this is no field of an answer. There are: {', '.join(KINDS)}.")
     opener = _marker(spec.open, spec.open_pattern, f"{where}.open")
@@ -188,13 +182,13 @@ def _marker(literal: str | list[str] | None, pattern: str | None, where: str) ->
     if literal is not None and pattern is not None:
         raise SettingsError(f"{where} and {where}_pattern are both there; one is wanted.")
     if literal is not None:
-        return Pattern(of_literals(_literals(literal, where)))
+        return compile_literals(_literals(literal, where), where)
     if pattern is None:
         return None
-    program = compiled(pattern, f"{where}_pattern")
-    if program.nullable:
+    compiled = compile_pattern(pattern, f"{where}_pattern")
+    if compiled.matches_nothing:
         raise SettingsError(f"{where}_pattern matches the empty text, so it would match everywhere.")
-    return Pattern(program)
+    return compiled
 
 
 def _argument_patterns(content: str, args: Mapping[str, Any], where: str) -> dict[str, Pattern]:
@@ -216,15 +210,14 @@ def _argument_patterns(content: str, args: Mapping[str, Any], where: str) -> dic
             raise SettingsError(f"{where}.value_parser: tags within tags are not supported.")
     if content == "xml-inline":
         place = f"{where}.content_args.tag_pattern"
-        program = compiled(str(args.get("tag_pattern", "")), place)
-        if not {"key<", "value<"} <= set(program.slots):
+        patterns["tag_pattern"] = pattern = compile_pattern(str(args.get("tag_pattern", "")), place)
+        if not {"key", "value"} <= set(pattern.groups):
             raise SettingsError(f"{place}: the groups `key` and `value` are wanted.")
-        patterns["tag_pattern"] = Pattern(program)
     return patterns
 
 
 def _check_transform(spec: _Spec, markers: list[Pattern | None], where: str) -> None:
-    groups = [slot[:-1] for marker in markers if marker for slot in marker.program.slots if slot[-1] == "<"]
+    groups = [name for marker in markers if marker for name in marker.groups]
     if spec.transform is None and groups:
         raise SettingsError(f"{where}: the group {groups[0]!r} is for a `transform`, and there is none.")
     if spec.transform is None and spec.transform_each:

@@ -36,8 +36,8 @@ class JsonText(str):
     __slots__ = ()
 
 
-def read(text: str, content: str, args: Arguments, patterns: Mapping[str, Pattern]) -> Value:
-    """`read("a: 1", "kv-lines", {}, {})` is `{"a": "1"}`."""
+def read_value(text: str, content: str, args: Arguments, patterns: Mapping[str, Pattern]) -> Value:
+    """`read_value("a: 1", "kv-lines", {}, {})` is `{"a": "1"}`."""
     return _READERS[content](text, args, patterns)
 
 
@@ -100,11 +100,11 @@ def _pairs(text: str, args: Arguments, patterns: Mapping[str, Pattern]) -> Value
         if "key" not in match.groups:
             raise Malformed
         key, value = (text[slice(*match.groups.get(name, (0, 0)))] for name in ("key", "value"))
-        read_value = _of_parser(value, args, patterns)
+        parsed = _parse_value(value, args, patterns)
         if key in found and args.get("merge_duplicates"):
-            found[key] = [*(found[key] if isinstance(found[key], list) else [found[key]]), read_value]
+            found[key] = [*(found[key] if isinstance(found[key], list) else [found[key]]), parsed]
         else:
-            found[key] = read_value
+            found[key] = parsed
     return found
 
 
@@ -113,7 +113,7 @@ def _lines(text: str, args: Arguments, patterns: Mapping[str, Pattern]) -> Value
     for line in text.split(args.get("line_sep", "\n")):
         key, separator, value = _text(line, args, {}).partition(args.get("kv_sep", ":"))
         if separator:
-            found[_text(key, args, {})] = _of_parser(_text(value, args, {}), args, patterns)
+            found[_text(key, args, {})] = _parse_value(_text(value, args, {}), args, patterns)
     return found
 
 
@@ -124,9 +124,13 @@ class Typed(msgspec.Struct, frozen=True):
     value: Value
 
 
-def _of_parser(written: str, args: Arguments, patterns: Mapping[str, Pattern]) -> Typed:
+def _parse_value(written: str, args: Arguments, patterns: Mapping[str, Pattern]) -> Typed:
     parser = args.get("value_parser") or {}
-    value = read(written, parser.get("name", "text"), parser.get("args", {}), patterns) if parser else written
+    value = (
+        read_value(written, parser.get("name", "text"), parser.get("args", {}), patterns)
+        if parser
+        else written
+    )
     return Typed(written, value)
 
 
@@ -144,8 +148,8 @@ STREAMED = frozenset({"text", "int", "float", "bool"})
 """Their text is their value, so that it can be told as it comes."""
 
 
-def opened(value: Value) -> Value:
-    """One level of JSON: `opened(JsonText('{"a": [1]}'))` is `{"a": JsonText("[1]")}`."""
+def open_json(value: Value) -> Value:
+    """One level of JSON: `open_json(JsonText('{"a": [1]}'))` is `{"a": JsonText("[1]")}`."""
     if not isinstance(value, JsonText):
         return value
     try:
@@ -159,35 +163,35 @@ def opened(value: Value) -> Value:
     return found
 
 
-def transformed(shape: Any, scope: Mapping[str, Value]) -> Value:
-    """`transformed({"name": "{content.f}"}, {"content": {"f": "x"}})` is `{"name": "x"}`."""
+def fill_in(shape: Any, scope: Mapping[str, Value]) -> Value:
+    """`fill_in({"name": "{content.f}"}, {"content": {"f": "x"}})` is `{"name": "x"}`."""
     if isinstance(shape, dict):
-        return {key: transformed(part, scope) for key, part in shape.items()}
+        return {key: fill_in(part, scope) for key, part in shape.items()}
     if isinstance(shape, list):
-        return [transformed(part, scope) for part in shape]
+        return [fill_in(part, scope) for part in shape]
     whole = PLACEHOLDER.fullmatch(shape) if isinstance(shape, str) else None
     if not whole:
         return shape
     value: Value = scope
     for key in whole[1].split("."):
-        value = opened(value)
+        value = open_json(value)
         if not isinstance(value, Mapping) or key not in value:
             raise Malformed
         value = value[key]
     return value
 
 
-def calls_of(value: Value, tools: Tools) -> list[ToolCall]:
+def read_call_list(value: Value, tools: Tools) -> list[ToolCall]:
     """The calls of a value in OpenAI's shape, or in that of its `function`; one, or a list."""
-    value = opened(value)
-    return [_call(opened(one), tools) for one in (value if isinstance(value, list) else [value])]
+    value = open_json(value)
+    return [_call(open_json(one), tools) for one in (value if isinstance(value, list) else [value])]
 
 
 def _call(value: Value, tools: Tools) -> ToolCall:
-    inner = opened(value["function"]) if isinstance(value, dict) and "function" in value else value
+    inner = open_json(value["function"]) if isinstance(value, dict) and "function" in value else value
     if not isinstance(inner, dict):
         raise Malformed
-    name, id_ = opened(inner.get("name")), opened(value.get("id"))
+    name, id_ = open_json(inner.get("name")), open_json(value.get("id"))
     if not isinstance(name, str) or not name:
         raise Malformed
     arguments = _arguments(inner.get("arguments", inner.get("parameters")), tools.arguments(name))
