@@ -38,14 +38,18 @@ def write_adapter(path: Path, seed: int, strength: float) -> None:
     writer.close()
 
 
-@pytest.fixture(scope="module")
-def adapted(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalEngine]:
+@pytest.fixture(scope="module", params=["llamacpp", "openvino"])
+def adapted(
+    request: pytest.FixtureRequest, weights: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LocalEngine]:
+    if request.param == "openvino":
+        pytest.importorskip("openvino", reason="OPENVINO IS NOT INSTALLED, so its adapters are not tested")
     folder = tmp_path_factory.mktemp("adapters")
     files = {}
     for seed, (name, strength) in enumerate({"nothing": 0.0, "red": 0.3, "blue": 0.3}.items()):
         files[name] = str(folder / f"{name}.gguf")
         write_adapter(Path(files[name]), seed, strength)
-    options = LocalOptions(slots=4, context=256, batch=64, threads=1, adapters=files)
+    options = LocalOptions(slots=4, context=256, batch=64, threads=1, adapters=files, runner=request.param)
     engine = LocalEngine.open(weights, options)
     yield engine
     engine.close()

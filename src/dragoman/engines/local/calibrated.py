@@ -200,7 +200,7 @@ def _read(file: Path) -> Found | None:
 
 def _key(path: Path, options: LocalOptions, readers: int) -> str:
     return numerics(
-        [path],
+        [path, *options.adapter_files],
         machine.cpu_name(),
         options.threads or machine.cores(),
         (options.kv_cache, options.flash_attention, options.batch, readers, RECIPE),

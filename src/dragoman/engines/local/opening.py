@@ -1,10 +1,11 @@
 """From a file or folder to a runner with its tokenizer and card, and which runner that is."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -21,6 +22,9 @@ from dragoman.engines.local.tokenizer import LlamaTokenizer
 from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.engines.recommended import LLAMA_CPP, in_gguf
 from dragoman.errors import ModelFileError, SettingsError
+
+if TYPE_CHECKING:
+    from dragoman.engines.local.openvino.adapters import Adapter
 
 _INT8 = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
 _INSTALL = "pip install 'dragoman[openvino]'"
@@ -54,8 +58,11 @@ def _try_openvino(path: Path, options: LocalOptions) -> Opened | str:
     model = Model(path, vocabulary_only=True)
     shape = shape_of(model.metadata)
     check_context(options.context, model.trained_context)
+    from dragoman.engines.local.openvino.adapters import read_adapters
+
+    adapters = read_adapters(options.adapters, model.metadata["general.architecture"])
     choice = Choice("openvino", "") if options.runner == "openvino" else chosen(model, shape, options)
-    return choice.why if choice.runner == "llamacpp" else _open_openvino(model, options, choice.why)
+    return choice.why if choice.runner == "llamacpp" else _open_openvino(model, options, adapters, choice.why)
 
 
 def _open_llamacpp(path: Path, options: LocalOptions, why: str = "") -> Opened:
@@ -76,18 +83,18 @@ def _open_llamacpp(path: Path, options: LocalOptions, why: str = "") -> Opened:
     kept = size.slots * size.context * model.token_bytes * (17 if options.kv_cache == "int8" else 32) // 32
     details = {"runner": "llama.cpp", "why": why, "threads": str(size.threads), "kv_bytes": str(kept)}
     facts = (version("xllamacpp"), options.kv_cache, options.flash_attention, size.threads)
-    decided = numerics([path, *map(Path, options.adapters.values())], "llama.cpp", *facts)
+    decided = numerics([path, *options.adapter_files], "llama.cpp", *facts)
     return _opened(model, runner, options, details, decided)
 
 
-def _open_openvino(model: Model, options: LocalOptions, why: str) -> Opened:
+def _open_openvino(model: Model, options: LocalOptions, adapters: Sequence["Adapter"], why: str) -> Opened:
     """`model` has the vocabulary alone."""
     from dragoman.engines.local.openvino.converted import converted
     from dragoman.engines.local.openvino.opening import files_of, runner_of
 
     graph = converted(model.path)
-    runner, details = runner_of(graph, model.trained_context, options)
-    decided = numerics(files_of(graph), details["runner"])
+    runner, details = runner_of(graph, model.trained_context, options, adapters)
+    decided = numerics([*files_of(graph), *options.adapter_files], details["runner"])
     return _opened(model, runner, options, details | {"why": why}, decided)
 
 
@@ -96,6 +103,8 @@ def _open_folder(path: Path, options: LocalOptions) -> Opened:
     if options.runner == "llamacpp":
         raise ModelFileError(f"{path} is a folder; llama.cpp needs a GGUF file.")
     try:
+        if options.adapters:
+            raise NotForOpenVino("LoRA adapters are for GGUF files")
         check_machine(options, any_cpu=True)
         from dragoman.engines.local.openvino.opening import card_and_tokenizer, folder_graph, runner_of
 
@@ -109,8 +118,6 @@ def _open_folder(path: Path, options: LocalOptions) -> Opened:
 
 def check_machine(options: LocalOptions, any_cpu: bool = False) -> None:
     """Raise NotForOpenVino where no model can be run by OpenVINO, or `auto` does not take it."""
-    if options.adapters:
-        raise NotForOpenVino("it has no LoRA adapters here")
     if find_spec("openvino") is None or find_spec("gguf") is None:
         raise NotForOpenVino(f"it is not installed ({_INSTALL})")
     if options.runner == "auto" and not any_cpu and not machine.cpu_flags() & _INT8:

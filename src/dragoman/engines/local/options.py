@@ -1,6 +1,7 @@
 """What can be set about the embedded engine."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 from msgspec import Struct, field
@@ -38,3 +39,7 @@ class LocalOptions(Struct, frozen=True, kw_only=True):
     """LoRA adapters: public name to GGUF file."""
     flash_attention: bool = True
     """Fused attention where the architecture can do it: faster on every machine measured."""
+
+    @property
+    def adapter_files(self) -> list[Path]:
+        return [Path(file).expanduser() for file in self.adapters.values()]

@@ -10,7 +10,7 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
 from gguf.quants import quantize
 
 WIDTH, LAYERS, HEADS, KV_HEADS, INNER = 64, 2, 4, 2, 96
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "granite", "smollm3", "phi3", "gemma3")
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "granite", "smollm3", "phi3", "gemma3")
 
 KINDS = {int: GGUFValueType.UINT32, float: GGUFValueType.FLOAT32, str: GGUFValueType.STRING}
 MEASURES: dict[str, dict[str, Any]] = {
@@ -21,6 +21,7 @@ MEASURES: dict[str, dict[str, Any]] = {
         "logit_scale": 2.0,
     },
     "phi3": {"rope.dimension_count": 8, "attention.sliding_window": 16},
+    "qwen3moe": {"expert_count": 8, "expert_used_count": 3, "expert_feed_forward_length": 32},
     "gemma3": {"attention.sliding_window": 16, "rope.freq_base": 50000.0},
 }
 """What architectures have beside the usual."""
@@ -47,7 +48,7 @@ def write_model(
     random = np.random.default_rng(seed)
     writer = GGUFWriter(file, architecture)
     _write_vocabulary(writer, vocabulary)
-    head = 32 if architecture in ("qwen3", "gemma3") else WIDTH // HEADS
+    head = 32 if architecture in ("qwen3", "qwen3moe", "gemma3") else WIDTH // HEADS
     layers = {"gemma3": 6, "smollm3": 4}.get(architecture, LAYERS)
     measures: dict[str, Any] = {
         "context_length": 256,
@@ -78,7 +79,7 @@ def write_model(
     add("token_embd.weight", 49152, WIDTH)
     add("output_norm.weight", WIDTH)
     for layer in range(layers):
-        for name, *shape in _layer(architecture, head):
+        for name, *shape in _layer(architecture, head, measures):
             add(f"blk.{layer}.{name}", *shape)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -87,27 +88,53 @@ def write_model(
     return file
 
 
-def _layer(architecture: str, head: int) -> list[tuple[Any, ...]]:
+def write_adapter(file: Path, model: Path, seed: int = 2, rank: int = 4) -> Path:
+    """A LoRA of all products in the layers of a model."""
+    random = np.random.default_rng(seed)
+    reader = GGUFReader(model)
+    writer = GGUFWriter(file, str(reader.fields["general.architecture"].contents()))
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", 2.0 * rank)
+    for tensor in reader.tensors:
+        if tensor.name.startswith("blk.") and len(tensor.shape) > 1:
+            inputs, outputs = map(int, tensor.shape)
+            for name, shape in (("lora_a", (rank, inputs)), ("lora_b", (outputs, rank))):
+                values = random.normal(size=shape, scale=0.15).astype(np.float32)
+                writer.add_tensor(f"{tensor.name}.{name}", values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def _layer(architecture: str, head: int, measures: dict[str, Any]) -> list[tuple[Any, ...]]:
     queries, keys = HEADS * head, KV_HEADS * head
     apart = [
         ("attn_q.weight", queries, WIDTH),
         ("attn_k.weight", keys, WIDTH),
         ("attn_v.weight", keys, WIDTH),
     ]
-    gates = [("ffn_gate.weight", INNER, WIDTH), ("ffn_up.weight", INNER, WIDTH)]
+    gates: list[tuple[Any, ...]] = [("ffn_gate.weight", INNER, WIDTH), ("ffn_up.weight", INNER, WIDTH)]
     if architecture == "phi3":
         apart, gates = [("attn_qkv.weight", queries + 2 * keys, WIDTH)], [("ffn_up.weight", 2 * INNER, WIDTH)]
+    down: list[tuple[Any, ...]] = [("ffn_down.weight", WIDTH, INNER)]
+    if experts := measures.get("expert_count"):
+        inner = measures["expert_feed_forward_length"]
+        gates = [(f"ffn_{part}_exps.weight", experts, inner, WIDTH) for part in ("gate", "up")]
+        down = [("ffn_down_exps.weight", experts, WIDTH, inner), ("ffn_gate_inp.weight", experts, WIDTH)]
     tensors: list[tuple[Any, ...]] = [
         ("attn_norm.weight", WIDTH),
         *apart,
         ("attn_output.weight", WIDTH, queries),
         ("ffn_norm.weight", WIDTH),
         *gates,
-        ("ffn_down.weight", WIDTH, INNER),
+        *down,
     ]
     if architecture == "qwen2":
         tensors += [("attn_q.bias", queries), ("attn_k.bias", keys), ("attn_v.bias", keys)]
-    if architecture in ("qwen3", "gemma3"):
+    if architecture in ("qwen3", "qwen3moe", "gemma3"):
         tensors += [("attn_q_norm.weight", head), ("attn_k_norm.weight", head)]
     if architecture == "gemma3":
         tensors += [("post_attention_norm.weight", WIDTH), ("post_ffw_norm.weight", WIDTH)]

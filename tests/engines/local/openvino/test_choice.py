@@ -32,7 +32,8 @@ def test_the_measures_of_a_model() -> None:
         ({"llama.expert_count": 8}, "experts"),
         ({"llama.rope.scaling.type": "longrope"}, "longrope"),
         ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.yarn_beta_fast": 16.0}, "yarn"),
-        ({"llama.attn_logit_softcapping": 50.0}, "soft caps"),
+        ({"general.architecture": "gemma2", "gemma2.attn_logit_softcapping": 50.0}, "attention has"),
+        ({"llama.final_logit_softcapping": 30.0}, "logits have a soft cap"),
         ({"llama.attention.value_length": 8}, "same width"),
     ],
 )

@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.engines.choosing.arrays import Logits
+from dragoman.engines.local.openvino.adapters import read_adapters
 from dragoman.engines.local.openvino.compiled import compile_graph
 from dragoman.engines.local.openvino.converted import converted
 from dragoman.engines.local.openvino.family import NotForOpenVino
 from dragoman.engines.local.openvino.layout import Layout
 from dragoman.engines.local.openvino.runner import OpenVinoRunner
 from dragoman.engines.local.runner import Rows
-from tests.engines.local.openvino.conftest import write_model
+from tests.engines.local.openvino.conftest import write_adapter, write_model
 
 PROMPT, ANSWER = list(range(2000, 2075)), [7, 8, 9, 10, 11, 12]
 PLACES = [3, 1, 4]
@@ -25,14 +26,27 @@ PLACES = [3, 1, 4]
 LENGTH = len(PROMPT) + len(ANSWER)
 
 
-@pytest.fixture(scope="module", params=[("int8", 2), ("f16", 1), ("bf16", 2)], ids=lambda each: each[0])
+CASES = [
+    ("llama", "int8", 2, 0),
+    ("llama", "f16", 1, 0),
+    ("llama", "bf16", 2, 0),
+    ("llama", "int8", 2, 2),
+    ("qwen3moe", "int8", 2, 0),
+]
+"""Architecture, keys and values, threads and adapters."""
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join(map(str, case)))
 def runner(
     request: pytest.FixtureRequest, weights: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[OpenVinoRunner]:
-    kv_cache, threads = request.param
-    graph = converted(write_model(tmp_path_factory.mktemp("models") / "model.gguf", weights))
+    architecture, kv_cache, threads, adapters = request.param
+    folder = tmp_path_factory.mktemp("models")
+    file = write_model(folder / "model.gguf", weights, architecture)
+    files = {name: str(write_adapter(folder / name, file)) for name in "ab"[:adapters]}
+    read = read_adapters(files, architecture)
     try:
-        compiled = compile_graph(graph, threads=threads, kv_cache=kv_cache)
+        compiled = compile_graph(converted(file), threads=threads, kv_cache=kv_cache, adapters=read)
     except NotForOpenVino:
         pytest.skip(f"THIS CPU HAS NO {kv_cache}, so keys and values in it are not tested")
     made = OpenVinoRunner(compiled, slots=8, context=128, pages=32, batch=128)
@@ -79,7 +93,8 @@ def _add_others(rows: Rows, company: Random | None, *, before: bool) -> None:
 
 def logits(runner: OpenVinoRunner, steps: Iterator[Rows]) -> Logits:
     """Of the prompt's last token and the answer."""
-    return np.concatenate([runner.step(rows, ()).copy() for rows in steps])
+    adapters = tuple((name, 0.5) for name in runner.adapters)
+    return np.concatenate([runner.step(rows, adapters).copy() for rows in steps])
 
 
 @settings(max_examples=10)

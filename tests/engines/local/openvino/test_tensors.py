@@ -5,7 +5,7 @@ import pytest
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
-from dragoman.engines.local.openvino.tensors import COARSE, FINE, _as_int8, _half_apart
+from dragoman.engines.local.openvino.tensors import COARSE, FINE, _as_int8, half_apart
 
 KINDS = [GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1]
 
@@ -29,4 +29,4 @@ def test_zeros_stay_zeros() -> None:
 
 
 def test_pairs_come_to_lie_half_a_head_apart() -> None:
-    assert _half_apart(8, 2).tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
+    assert half_apart(8, 2).tolist() == [0, 2, 1, 3, 4, 6, 5, 7]

@@ -6,6 +6,7 @@ largest of each block of logits, so that what is likely is found without going t
 """
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,6 +19,7 @@ from openvino._offline_transformations import paged_attention_transformation
 
 from dragoman.engines.choosing.blocks import BLOCK
 from dragoman.engines.local import machine
+from dragoman.engines.local.openvino.adapters import Adapter, add_adapters
 from dragoman.engines.local.openvino.family import NotForOpenVino
 from dragoman.engines.local.openvino.graph import HEAD_QUANTIZED, QUANTIZED, WINDOWS
 from dragoman.engines.local.openvino.signal_stack import signal_stack_kept
@@ -45,6 +47,7 @@ class Compiled(Struct):
     page_bytes: int
     """Of one page in all layers."""
     threads: int
+    adapters: tuple[str, ...] = ()
 
 
 def best_kv_cache() -> str:
@@ -69,9 +72,11 @@ def _has_tiles() -> bool:
     return "amx_bf16" in machine.cpu_flags()
 
 
-def compile_graph(file: Path, *, threads: int, kv_cache: str) -> Compiled:
+def compile_graph(file: Path, *, threads: int, kv_cache: str, adapters: Sequence[Adapter] = ()) -> Compiled:
     core = ov.Core()
     model = core.read_model(file)
+    if adapters:
+        add_adapters(model, adapters, _groups(model, QUANTIZED)[QUANTIZED[-1]])
     try:
         paged_attention_transformation(model)
     except RuntimeError as error:
@@ -105,6 +110,7 @@ def compile_graph(file: Path, *, threads: int, kv_cache: str) -> Compiled:
         page=values[0].partial_shape[2].get_length(),
         page_bytes=sum(_size(port, 1) for port in caches),
         threads=threads,
+        adapters=tuple(adapter.name for adapter in adapters),
     )
 
 
@@ -113,6 +119,7 @@ class Body:
 
     def __init__(self, compiled: Compiled, pages: int) -> None:
         self._request = compiled.body.create_infer_request()
+        self._inputs = {port.any_name for port in compiled.body.inputs}
         self._caches: list[Array] = []
         for port in compiled.body.inputs:
             if port.any_name.startswith(_CACHES):
@@ -122,8 +129,8 @@ class Body:
 
     def run(self, inputs: dict[str, Array]) -> Array:
         """The hidden states of all rows: a view that the next run overwrites."""
-        for name, value in inputs.items():
-            self._request.set_tensor(name, ov.Tensor(value))
+        for name in self._inputs & inputs.keys():
+            self._request.set_tensor(name, ov.Tensor(inputs[name]))
         self._request.infer()
         states: Array = self._request.get_output_tensor(0).data
         return states.reshape(len(inputs["input_ids"]), -1)

@@ -24,18 +24,21 @@ class Family(Struct, frozen=True):
     """Every so-and-so-manieth layer knows no positions."""
     windowed: int = 0
     """Every so-and-so-manieth layer sees all, the others a window, with a rotation of their own."""
+    mixes: bool = False
+    """Whether it may have experts, chosen by the largest shares, which then add up to 1."""
 
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(paired=True),
     "qwen2": Family(),
     "qwen3": Family(),
+    "qwen3moe": Family(mixes=True),
     "granite": Family(paired=True),
     "smollm3": Family(paired=True, unrotated=4),
     "phi3": Family(),
     "gemma3": Family(gelu=True, embedding_by_width=True, windowed=6),
 }
-RECIPE = 4
+RECIPE = 6
 """Goes up when the same file is converted in another way."""
 _LARGE_GEMMA = 62
 """Layers of the one that scales attention by its width instead of its heads."""
@@ -98,6 +101,8 @@ class Shape(Struct, frozen=True):
     embedding_scale: float
     residual_scale: float
     logit_scale: float
+    used_experts: int
+    """Of layers that have experts."""
 
     def window_of(self, layer: int) -> int:
         """Tokens that a layer sees; 0: all."""
@@ -120,16 +125,18 @@ class _Read:
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         self._metadata = metadata
         self._architecture = str(metadata.get("general.architecture", "unknown"))
+        if self._number("attn_logit_softcapping"):
+            raise NotForOpenVino("its attention has a soft cap, which OpenVINO's attention in pages has not")
         if self._architecture not in FAMILIES:
             known = ", ".join(FAMILIES)
             raise NotForOpenVino(f"the architecture {self._architecture} is not among {known}")
         self._family = FAMILIES[self._architecture]
 
     def shape(self) -> Shape:
-        if self._number("expert_count"):
-            raise NotForOpenVino("mixtures of experts are not among what it runs")
-        if self._number("attn_logit_softcapping") or self._number("final_logit_softcapping"):
-            raise NotForOpenVino("its logits have soft caps")
+        if self._number("expert_count") and not self._family.mixes:
+            raise NotForOpenVino("its mixture of experts is not among what it runs")
+        if self._number("final_logit_softcapping"):
+            raise NotForOpenVino("its logits have a soft cap")
         width, heads = self._integer("embedding_length"), self._integer("attention.head_count")
         head = self._integer("attention.key_length", width // heads)
         if self._integer("attention.value_length", head) != head:
@@ -150,6 +157,7 @@ class _Read:
             embedding_scale=width**0.5 if self._family.embedding_by_width else self._scale("embedding_scale"),
             residual_scale=self._scale("residual_scale"),
             logit_scale=1 / self._scale("logit_scale"),
+            used_experts=self._integer("expert_used_count", 0),
         )
 
     def _attention_scale(self, width: int, heads: int, head: int, layers: int) -> float:

@@ -12,7 +12,10 @@ import openvino.opset15 as ops
 from numpy.typing import NDArray
 from openvino.op.util import Variable, VariableInfo
 
+from dragoman.engines.local.openvino.adapters import Product
+from dragoman.engines.local.openvino.experts import mixed
 from dragoman.engines.local.openvino.family import Rotation, Shape
+from dragoman.engines.local.openvino.layout import READ
 from dragoman.engines.local.openvino.tensors import FINE, Node, Part, Tensors
 
 QUANTIZED = ("runtime_options", "DYNAMIC_QUANTIZATION_GROUP_SIZE")
@@ -37,6 +40,7 @@ class _Decoder:
         self._mask = _parameter("attention_mask", [-1, -1], np.int64)
         self._positions = _parameter("position_ids", [-1, -1], np.int64)
         self._beams = _parameter("beam_idx", [-1], np.int32)
+        self._read = _parameter(READ, [1], np.int64)
         self._batch = _dimension(self._ids, 0)
         self._angles: dict[Rotation, tuple[Node, Node]] = {}
         self._bias = self._causal()
@@ -52,6 +56,8 @@ class _Decoder:
         logits = _scaled(ops.matmul(states, head, False, True), self._shape.logit_scale)
         logits.output(0).get_tensor().set_names({"logits"})
         inputs = [self._ids, self._mask, self._positions, self._beams]
+        if self._shape.used_experts:
+            inputs.append(self._read)
         model = ov.Model([ops.result(logits)], self._kept, inputs, "decoder")
         model.set_rt_info(self._tensors.group, [*QUANTIZED])
         model.set_rt_info(FINE, [*HEAD_QUANTIZED])
@@ -65,13 +71,20 @@ class _Decoder:
         found = self._attention(self._norm(states, name + "attn_norm.weight"), layer)
         states = self._added(states, found, name + "post_attention_norm.weight")
         inner = self._norm(states, name + "ffn_norm.weight")
-        raised = self._linear(self._gated(inner, name), Part(name + "ffn_down"))
-        return self._added(states, raised, name + "post_ffw_norm.weight")
+        return self._added(states, self._inner(inner, name), name + "post_ffw_norm.weight")
 
     def _added(self, states: Node, more: Node, norm: str) -> Node:
         if norm in self._tensors:
             more = self._norm(more, norm)
         return ops.add(states, _scaled(more, self._shape.residual_scale))
+
+    def _inner(self, states: Node, name: str) -> Node:
+        if name + "ffn_gate_inp.weight" not in self._tensors:
+            return self._linear(self._gated(states, name), Part(name + "ffn_down"))
+        router = self._tensors.vector(name + "ffn_gate_inp.weight")
+        parts = (f"{name}ffn_{part}_exps.weight" for part in ("gate", "up", "down"))
+        experts = [self._tensors.experts(part) for part in parts]
+        return mixed(states, self._read, router, experts, self._shape.used_experts)
 
     def _gated(self, states: Node, name: str) -> Node:
         # What is multiplied by the same states is one product: fewer, larger ones are faster.
@@ -118,6 +131,8 @@ class _Decoder:
     def _linear(self, states: Node, *parts: Part) -> Node:
         weights = [Part(part.name + ".weight", part.paired_heads) for part in parts]
         product = ops.matmul(states, self._tensors.matrix(*weights), False, True)
+        sizes = [self._tensors.outputs(weight.name) for weight in weights]
+        product.set_friendly_name(Product(tuple(zip(weights, sizes, strict=True))).label)
         if parts[0].name + ".bias" not in self._tensors:
             return product
         biases = [self._tensors.vector(part.name + ".bias") for part in parts]

@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 
 from dragoman.engines.local.runner import Rows
 
+READ = "read_rows"
+"""An input that graphs may have: how many rows are read, if not all that come after them."""
 _NO_TOKEN = 0
 _FEW, _EVEN = 64, 16
 """Up to so many rows each number of them is a step of its own; above, it is a multiple of this."""
@@ -51,6 +53,7 @@ class Layout:
             tokens = np.insert(tokens, lone + 1, _NO_TOKEN)
             positions = np.insert(positions, lone + 1, positions[lone] + 1)
             places += np.searchsorted(lone, places)
+        read = max(len(tokens), self.least)
         # As many pieces of one row as there are threads, or one that goes through tiles.
         missing = min(self._threads - len(sizes), 2) if sizes.max() == 1 else 0
         if (more := max(missing, self.least - len(tokens), _until_even(len(tokens)))) > 0:
@@ -58,7 +61,8 @@ class Layout:
             tokens = np.append(tokens, [_NO_TOKEN] * more)
             positions = np.append(positions, np.arange(more))
             tables.append([self._unread])
-        return self._inputs(tokens, positions, sizes, tables), places
+        inputs = self._inputs(tokens, positions, sizes, tables)
+        return {**inputs, READ: np.array([read])}, places
 
     def _inputs(
         self, tokens: NDArray[Any], positions: NDArray[Any], sizes: NDArray[Any], tables: list[Any]

@@ -1,7 +1,7 @@
 """A compiled graph as a runner, and folders that were exported for OpenVINO."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import openvino as ov
 from dragoman.engines.hf_tokenizer import HfTokenizer, card_of
 from dragoman.engines.local import machine
 from dragoman.engines.local.numerics import numerics
+from dragoman.engines.local.openvino.adapters import Adapter
 from dragoman.engines.local.openvino.compiled import best_kv_cache, compile_graph
 from dragoman.engines.local.openvino.converted import FILE
 from dragoman.engines.local.openvino.runner import OpenVinoRunner
@@ -23,11 +24,13 @@ from dragoman.errors import ModelFileError
 _CONTEXT = 2048
 
 
-def runner_of(graph: Path, trained: int, options: LocalOptions) -> tuple[OpenVinoRunner, dict[str, str]]:
+def runner_of(
+    graph: Path, trained: int, options: LocalOptions, adapters: Sequence[Adapter] = ()
+) -> tuple[OpenVinoRunner, dict[str, str]]:
     """The runner, and what there is to say about it."""
     threads = options.threads or machine.cores()
     kept = best_kv_cache() if options.kv_cache == "auto" else options.kv_cache
-    compiled = compile_graph(graph, threads=threads, kv_cache=kept)
+    compiled = compile_graph(graph, threads=threads, kv_cache=kept, adapters=adapters)
     slots, context, pages = pages_for(compiled.page, compiled.page_bytes, trained, options)
     runner = OpenVinoRunner(compiled, slots=slots, context=context, pages=pages, batch=options.batch)
     version = ov.__version__.split("-")[0]

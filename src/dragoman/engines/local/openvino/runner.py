@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.engines.choosing.arrays import Logits
+from dragoman.engines.local.openvino.adapters import INPUT, scales_of
 from dragoman.engines.local.openvino.compiled import Body, Compiled, Head
 from dragoman.engines.local.openvino.layout import Layout
 from dragoman.engines.local.runner import Rows, StepFailed, StepInterrupted
@@ -28,7 +29,6 @@ class OpenVinoRunner:
     rereads = True
     # On CPUs weights are read more slowly than rows are computed.
     pass_rows = 16
-    adapters: tuple[str, ...] = ()
 
     def __init__(self, compiled: Compiled, *, slots: int, context: int, pages: int, batch: int) -> None:
         self.slots = slots
@@ -36,6 +36,7 @@ class OpenVinoRunner:
         self.page = compiled.page
         self.pages = pages
         self.vocabulary = compiled.vocabulary
+        self.adapters = compiled.adapters
         self.max_rows = batch + slots
         self.max_outputs = slots + _EXTRA_OUTPUTS
         # Embeddings have pages of their own, behind those of the sequences.
@@ -76,7 +77,7 @@ class OpenVinoRunner:
 
     def step(self, rows: Rows, adapters: Adapters) -> Logits:
         self._interrupted = False
-        states = self._states(rows)
+        states = self._states(rows, adapters)
         wanted = np.flatnonzero(rows.outputs)
         assert self._head is not None
         return self._head.run(states[wanted]) if len(wanted) else np.empty((0, self.vocabulary), np.float32)
@@ -118,12 +119,14 @@ class OpenVinoRunner:
         rows = Rows()
         rows.extend(0, 0, range(count), [False] * count, said=said)
         rows.tables[0] = self._spare[:1]
-        return self._states(rows)
+        return self._states(rows, tuple((name, 1.0) for name in self.adapters))
 
-    def _states(self, rows: Rows) -> NDArray[np.float32]:
+    def _states(self, rows: Rows, adapters: Adapters = ()) -> NDArray[np.float32]:
         assert self._body is not None
         try:
             inputs, places = self._layout.of(rows)
+            if self.adapters:
+                inputs[INPUT] = scales_of(adapters, self.adapters)
             return self._body.run(inputs)[places]
         except RuntimeError as error:
             if self._interrupted:

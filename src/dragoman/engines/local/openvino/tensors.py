@@ -62,6 +62,9 @@ class Tensors:
     def __contains__(self, name: str) -> bool:
         return name in self._found
 
+    def outputs(self, name: str) -> int:
+        return int(self._found[name].shape[1])
+
     def vector(self, name: str) -> NDArray[np.float32]:
         tensor = self._take(name)
         return np.asarray(dequantize(tensor.data, tensor.tensor_type), np.float32)
@@ -74,6 +77,15 @@ class Tensors:
         """Weights of [outputs, inputs], one below the other."""
         return self._matrix(parts, self.group)
 
+    def experts(self, name: str) -> Node:
+        """Weights of [experts, outputs, inputs]."""
+        tensor = self._take(name)
+        count, outputs = tensor.data.shape[:2]
+        rows = tensor.data.reshape(count * outputs, -1)
+        numbers, scales = _grouped(rows, tensor.tensor_type, self.group)
+        shape = (count, outputs, -1)
+        return _scaled(numbers.reshape(*shape, self.group), scales.reshape(*shape, 1))
+
     def _matrix(self, parts: Sequence[Part], group: int) -> Node:
         taken = [(self._take(part.name), part) for part in parts]
         if any(tensor.tensor_type in _PLAIN for tensor, _ in taken):
@@ -81,8 +93,7 @@ class Tensors:
             return ops.convert(ops.constant(np.concatenate(values)), "f32")
         grouped = [_grouped(*_ordered(tensor, part), group) for tensor, part in taken]
         numbers, scales = (np.concatenate(each) for each in zip(*grouped, strict=True))
-        scaled = ops.multiply(ops.convert(ops.constant(numbers), "f16"), ops.constant(scales))
-        return ops.convert(ops.reshape(scaled, np.array([len(numbers), -1], np.int64), False), "f32")
+        return _scaled(numbers, scales)
 
     def _take(self, name: str) -> Any:
         tensor = self._found[name]
@@ -91,10 +102,21 @@ class Tensors:
         return tensor
 
 
+def int8_matrix(values: NDArray[np.float32], group: int) -> Node:
+    """Weights of [outputs, inputs] that are in no file."""
+    return _scaled(*_grouped(values, GGMLQuantizationType.F32, group))
+
+
+def _scaled(numbers: NDArray[np.int8], scales: NDArray[np.float16]) -> Node:
+    """[..., outputs, groups, numbers] as floats of [..., outputs, inputs]."""
+    scaled = ops.multiply(ops.convert(ops.constant(numbers), "f16"), ops.constant(scales))
+    return ops.convert(ops.reshape(scaled, np.array([*numbers.shape[:-2], -1], np.int64), False), "f32")
+
+
 def _ordered(tensor: Any, part: Part) -> tuple[NDArray[Any], GGMLQuantizationType]:
     if not part.paired_heads:
         return tensor.data, tensor.tensor_type
-    return tensor.data[_half_apart(int(tensor.shape[1]), part.paired_heads)], tensor.tensor_type
+    return tensor.data[half_apart(int(tensor.shape[1]), part.paired_heads)], tensor.tensor_type
 
 
 def _grouped(
@@ -115,6 +137,6 @@ def _as_int8(
     return np.rint(values / divisors).clip(-127, 127).astype(np.int8), scales
 
 
-def _half_apart(rows: int, heads: int) -> NDArray[np.intp]:
-    """`_half_apart(4, 1)` is `0, 2, 1, 3`: the pairs 0-1 and 2-3 come to lie half a head apart."""
+def half_apart(rows: int, heads: int) -> NDArray[np.intp]:
+    """`half_apart(4, 1)` is `0, 2, 1, 3`: the pairs 0-1 and 2-3 come to lie half a head apart."""
     return np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(-1)

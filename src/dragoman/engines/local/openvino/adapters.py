@@ -1,0 +1,168 @@
+"""LoRA adapters in a graph: a small term beside each product that they change.
+
+`W x` becomes `W x + B (s * (A x))`. The A of all adapters are one below the other, and their B one beside the
+other; `s` is an input of the graph, with the scales of the adapters that are asked for, and zeros for the
+others. A graph without adapters has nothing of this.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import openvino.opset15 as ops
+from gguf import GGUFReader
+from gguf.quants import dequantize
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from dragoman.engines.local.model import check_file
+from dragoman.engines.local.openvino.family import NotForOpenVino
+from dragoman.engines.local.openvino.tensors import Node, Part, half_apart, int8_matrix
+from dragoman.types import Adapters
+
+INPUT = "adapters"
+"""[rows or 1, 1, adapters]: how much of each there is."""
+_A, _B = ".lora_a", ".lora_b"
+
+
+class Term(Struct, frozen=True):
+    """A has as many rows as B has columns: the rank."""
+
+    a: NDArray[np.float32]
+    b: NDArray[np.float32]
+
+
+class Adapter(Struct, frozen=True):
+    name: str
+    terms: dict[str, Term]
+    """By the weights that they are added to."""
+
+
+class Product(Struct, frozen=True):
+    """What a product is of, as the name of its node says: names, outputs, and heads with paired rows."""
+
+    parts: tuple[tuple[Part, int], ...]
+
+    @property
+    def label(self) -> str:
+        return " ".join(f"{part.name}:{outputs}:{part.paired_heads}" for part, outputs in self.parts)
+
+    @classmethod
+    def of(cls, label: str) -> "Product":
+        """Of no parts, where this is the name of something else."""
+        found = [each.split(":") for each in label.split(" ")]
+        if any(len(each) != 3 for each in found):
+            return cls(())
+        return cls(tuple((Part(name, int(heads)), int(outputs)) for name, outputs, heads in found))
+
+
+def scales_of(adapters: Adapters, names: Sequence[str]) -> NDArray[np.float32]:
+    """One set for all rows of a step."""
+    chosen = dict(adapters)
+    return np.array([chosen.get(name, 0.0) for name in names], np.float32).reshape(1, 1, -1)
+
+
+def read_adapters(files: Mapping[str, str], architecture: str) -> list[Adapter]:
+    """Raises NotForOpenVino for what is no LoRA of such a model; llama.cpp says better what is wrong."""
+    found = []
+    for name, file in files.items():
+        path = Path(file).expanduser()
+        check_file(path)
+        try:
+            found.append(Adapter(name, _terms(GGUFReader(path), architecture)))
+        except (OSError, ValueError, LookupError, NotImplementedError) as error:
+            raise NotForOpenVino(f"the adapter {name!r} cannot be read") from error
+    return found
+
+
+def _terms(reader: GGUFReader, architecture: str) -> dict[str, Term]:
+    told = {key: reader.fields[key].contents() for key in ("general.architecture", "adapter.type")}
+    if list(told.values()) != [architecture, "lora"] or "adapter.alora.invocation_tokens" in reader.fields:
+        raise ValueError(f"not a LoRA of {architecture}")
+    alpha = float(reader.fields["adapter.lora.alpha"].contents())
+    values = {each.name: _floats(each) for each in reader.tensors}
+    names = {name.removesuffix(_A) for name in values if name.endswith(_A)}
+    if len(values) != 2 * len(names):
+        raise ValueError("not all tensors are pairs")
+    return {name: _term(values[name + _A], values[name + _B], alpha) for name in names}
+
+
+def _floats(tensor: Any) -> NDArray[np.float32]:
+    return np.asarray(dequantize(tensor.data, tensor.tensor_type), np.float32)
+
+
+def _term(a: NDArray[np.float32], b: NDArray[np.float32], alpha: float) -> Term:
+    return Term(a, b * np.float32(alpha / len(a)) if alpha else b)
+
+
+def add_adapters(model: ov.Model, adapters: Sequence[Adapter], group: int) -> None:
+    """Change the graph, before its attention is that of pages. `group` is as in the weights of the layers."""
+    scales = ops.parameter([-1, 1, len(adapters)], np.float32)
+    scales.output(0).get_tensor().set_names({INPUT})
+    model.add_parameters([scales])
+    added: set[str] = set()
+    for node in model.get_ordered_ops():
+        product = Product.of(node.get_friendly_name())
+        if any(part.name in adapter.terms for part, _ in product.parts for adapter in adapters):
+            _add_term(node, product, _Stack(product, adapters), scales, group)
+            added.update(part.name for part, _ in product.parts)
+    for adapter in adapters:
+        if strange := adapter.terms.keys() - added:
+            raise NotForOpenVino(f"the adapter {adapter.name!r} changes {min(strange)}, which it cannot here")
+
+
+class _Stack:
+    """The terms of all adapters for one product."""
+
+    def __init__(self, product: Product, adapters: Sequence[Adapter]) -> None:
+        self.lowering: list[NDArray[np.float32]] = []
+        self.raising: list[NDArray[np.float32]] = []
+        self.owners: list[int] = []
+        """Which adapter each of them is of."""
+        whole, start = sum(outputs for _, outputs in product.parts), 0
+        for part, outputs in product.parts:
+            for number, adapter in enumerate(adapters):
+                if term := adapter.terms.get(part.name):
+                    _check(term, adapter.name, part.name, outputs)
+                    order = half_apart(outputs, part.paired_heads) if part.paired_heads else slice(None)
+                    b = np.zeros((whole, len(term.a)), np.float32)
+                    b[start : start + outputs] = term.b[order]
+                    self.lowering.append(term.a)
+                    self.raising.append(b)
+                    self.owners += [number] * len(term.a)
+            start += outputs
+
+    def matrices(self, group: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """A and B, with zeros up to a multiple of `group`."""
+        a, b = np.concatenate(self.lowering), np.concatenate(self.raising, axis=1)
+        missing = -len(a) % group
+        self.owners += [0] * missing
+        return np.pad(a, ((0, missing), (0, 0))), np.pad(b, ((0, 0), (0, missing)))
+
+
+def _check(term: Term, adapter: str, name: str, outputs: int) -> None:
+    if len(term.b) != outputs or term.b.shape[1] != len(term.a):
+        raise NotForOpenVino(f"the adapter {adapter!r} has another shape than {name}")
+
+
+def _add_term(node: Node, product: Product, stack: _Stack, scales: Node, group: int) -> None:
+    states = _states(node)
+    a, b = stack.matrices(group)
+    if a.shape[1] != states.get_partial_shape()[2].get_length():
+        raise NotForOpenVino(f"an adapter has another width than {product.parts[0][0].name}")
+    users = node.output(0).get_target_inputs()
+    lowered = ops.matmul(states, int8_matrix(a, group), False, True)
+    shares = ops.gather(scales, ops.constant(np.array(stack.owners)), ops.constant(np.int64(2)))
+    raised = ops.matmul(ops.multiply(lowered, shares), int8_matrix(b, group), False, True)
+    whole = ops.add(node, raised)
+    for user in users:
+        user.replace_source_output(whole.output(0))
+
+
+def _states(node: Node) -> ov.Output:
+    """What is multiplied. Products may be put together from several."""
+    while node.get_type_name() != "MatMul":
+        node = node.input_value(0).get_node()
+    return node.input_value(0)
