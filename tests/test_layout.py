@@ -9,6 +9,7 @@ FILE_LINES, FUNCTION_LINES = 500, 50
 ROOMS = [
     "cli",
     "http",
+    "responses",
     "api",
     "turns",
     "store",

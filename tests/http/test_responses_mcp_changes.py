@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from dragoman.api.responses.approvals import is_as_approved, pin_of, prefix_of
+from dragoman.api.responses.approvals import pin_in, prefix_of
 from dragoman.mcp import McpTool
+from dragoman.mcp.policy import pin_of
 from tests.http.conftest import Serve
 from tests.mcp.support import TOOL, RawServer, raw_server
 from tests.support.parrot import call, parrot
@@ -75,6 +76,6 @@ def test_who_keeps_no_list_is_told_too(url: str, raw: RawServer) -> None:
 def test_the_order_of_a_schema_is_no_change() -> None:
     one = McpTool("f", "d", {"type": "object", "properties": {}})
     other = McpTool("f", "d", {"properties": {}, "type": "object"}, {"readOnlyHint": True})
-    assert is_as_approved(prefix_of(pin_of(one)) + "0", other)
-    assert not is_as_approved(prefix_of(pin_of(one)) + "0", McpTool("f", "d.", one.input_schema))
-    assert is_as_approved("mcpr_of_somebody_else", one)
+    assert pin_in(prefix_of(pin_of(one)) + "0") == pin_of(other)
+    assert pin_of(one) != pin_of(McpTool("f", "d.", one.input_schema))
+    assert pin_in("mcpr_of_somebody_else") is None

@@ -127,7 +127,7 @@ def test_a_client_may_ask_for_it(serve: Serve, heard: Heard) -> None:
     assert sampled(segment) == heard.ids(0)
 
 
-@pytest.mark.parametrize(("where", "name"), [("http", "MOST_BYTES"), ("api", "MOST_IDS")])
+@pytest.mark.parametrize(("where", "name"), [("http.routes", "MOST_BYTES"), ("api", "MOST_IDS")])
 def test_a_trajectory_has_a_size(
     url: str, heard: Heard, monkeypatch: pytest.MonkeyPatch, where: str, name: str
 ) -> None:

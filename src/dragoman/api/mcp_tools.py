@@ -1,6 +1,6 @@
 """MCP servers that a request names: where each is, and which of its tools may be used."""
 
-from typing import Annotated, Any, Literal, Protocol, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
@@ -8,6 +8,7 @@ from dragoman.api.read import Reader
 from dragoman.api.tools import wrong
 from dragoman.errors import BadRequest
 from dragoman.mcp.policy import AllowedTools, RequireApproval
+from dragoman.turns.toolbox import ServerWish
 
 Label: TypeAlias = Annotated[str, Meta(min_length=1, max_length=128)]
 
@@ -29,16 +30,16 @@ class McpDeclaration(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     defer_loading: bool | None = None
     allowed_callers: list[str] | None = None
 
-
-class McpToolLike(Protocol):
-    """A tool that a server listed."""
-
     @property
-    def name(self) -> str: ...
-    @property
-    def description(self) -> str | None: ...
-    @property
-    def input_schema(self) -> dict[str, Any]: ...
+    def wish(self) -> ServerWish:
+        return ServerWish(
+            label=self.server_label,
+            url=self.server_url,
+            headers=self.headers,
+            authorization=self.authorization,
+            allowed_tools=self.allowed_tools,
+            require_approval=self.require_approval,
+        )
 
 
 _READER = Reader.of(McpDeclaration)

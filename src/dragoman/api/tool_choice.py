@@ -28,6 +28,14 @@ def calling(choice: Any, param: str, declared: Declared) -> Calling | None:
     return replace(asked, param=param)
 
 
+def eased(found: Calling | None, declared: Declared) -> Calling | None:
+    """What holds once a call has been made: one that was asked for is not asked for again."""
+    if found is None or not found.required:
+        return found
+    allowed = None if found.named or found.names is None else replace(found, required=False)
+    return allowed or calling(None, found.param, declared)
+
+
 def _strict(declared: Declared) -> str | None:
     """The place of the first tool whose calls must be in its schema."""
     places = (f"{place}.strict" for place, function in declared.placed() if function.get("strict"))

@@ -1,6 +1,7 @@
 """The tools of a request: how they are declared, and what may be said about calling them."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
+from itertools import count
 from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
@@ -110,6 +111,20 @@ def for_template(functions: Iterable[Function]) -> tuple[Function, ...]:
         {"type": "function", "function": {key: value for key, value in one.items() if value is not None}}
         for one in functions
     )
+
+
+def joined_name(space: str, name: str) -> str:
+    """`joined_name("files", "read")` and `joined_name("files__", "read")` give `files__read`."""
+    return f"{space.rstrip('_')}__{name}"
+
+
+def free_name(name: str, label: str, taken: Container[str]) -> str:
+    """What the model knows a tool of an MCP server by: its name, or a longer one where that is taken."""
+    if name not in taken:
+        return name
+    longer = joined_name(label, name)
+    numbered = (f"{longer}_{number}" for number in count(2))
+    return longer if longer not in taken else next(each for each in numbered if each not in taken)
 
 
 def wrong(place: str, what: str) -> BadRequest:

@@ -13,7 +13,7 @@ from dragoman.engines.protocol import Engine
 from dragoman.errors import DragomanError, EngineFailed, MethodNotAllowed, NotFound
 from dragoman.http.connection.places import Place
 from dragoman.http.connection.stall import StallWatch
-from dragoman.http.exchange import ClientGone, Exchange, advice
+from dragoman.http.exchange import Exchange, advice
 from dragoman.http.guard import Guard, preflight
 from dragoman.http.host import Host
 from dragoman.http.keys import Keys, keys_of
@@ -31,6 +31,7 @@ from dragoman.http.routes.table import (
     Handler,
 )
 from dragoman.settings import Settings
+from dragoman.turns.outlet import ClientGone
 
 logger = logging.getLogger("dragoman.http")
 

@@ -20,6 +20,7 @@ from dragoman.http.connection.budget import Budget, Holding, Replies
 from dragoman.http.connection.short_cut import has_left, together
 from dragoman.limits import Limits
 from dragoman.store import Item, Record
+from dragoman.turns.outlet import ClientGone
 from dragoman.turns.workers import Workers
 
 P = ParamSpec("P")
@@ -27,10 +28,6 @@ R = TypeVar("R")
 _SANE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _encode = msgspec.json.Encoder().encode
 PIECE_BYTES = 32 * 1024
-
-
-class ClientGone(Exception):
-    """The client closed the connection: nobody is there to answer."""
 
 
 class Exchange:

@@ -1,16 +1,24 @@
 """A turn over HTTP, streamed or whole. On every way out the turn's scope aborts the engine's work."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Protocol
+from functools import partial
+from typing import Protocol, TypeAlias
 
 from dragoman.api.sse import KEEP_ALIVE
-from dragoman.errors import DragomanError
-from dragoman.http.exchange import ClientGone, Exchange
+from dragoman.folding import Fold
+from dragoman.http.exchange import Exchange, unless_gone
+from dragoman.http.sse import Sse
 from dragoman.http.stream import Pump, TurnStream
+from dragoman.turns.facts import note_turn
+from dragoman.turns.outlet import ClientGone, Quiet
+from dragoman.turns.tool_loop import HiddenCalls
 from dragoman.turns.turn import Turn
-from dragoman.types import Answer, Event, Usage
+from dragoman.types import Answer, Event
+
+AnyTurn: TypeAlias = Turn | HiddenCalls
+"""An answer of one turn, or of several with calls between them that the client does not see."""
 
 
 class Writer(Protocol):
@@ -30,7 +38,7 @@ async def watched(exchange: Exchange, turn: Turn) -> AsyncIterator[None]:
             yield
         finally:
             watcher.cancel()
-            note(exchange.facts, turn)
+            note_turn(exchange.facts, turn)
 
 
 async def _close_when_gone(exchange: Exchange, turn: Turn) -> None:
@@ -39,7 +47,9 @@ async def _close_when_gone(exchange: Exchange, turn: Turn) -> None:
     turn.close()
 
 
-async def whole(exchange: Exchange, turn: Turn) -> list[Answer]:
+async def whole(exchange: Exchange, turn: AnyTurn) -> list[Answer]:
+    if isinstance(turn, HiddenCalls):
+        return await _whole_rounds(exchange, turn)
     async with watched(exchange, turn):
         answers = await turn.answers()
         if exchange.facts.get("finish") == "disconnect":
@@ -49,7 +59,7 @@ async def whole(exchange: Exchange, turn: Turn) -> list[Answer]:
 
 async def stream(
     exchange: Exchange,
-    turn: Turn,
+    turn: AnyTurn,
     writer: Writer,
     opening: Callable[[], bytes],
     pump: Pump,
@@ -61,6 +71,10 @@ async def stream(
 
     `opening_bytes`: how long the opening is, about, if it may be long.
     """
+    if isinstance(turn, HiddenCalls):
+        outlet = Sse(exchange, pump, keep_alive, partial(exchange.made, opening_bytes, opening))
+        await _stream_rounds(exchange, turn, writer, outlet, before_end)
+        return
     async with watched(exchange, turn):
         # While it waits in line, what goes wrong can still be told by the status.
         await turn.begun(most=keep_alive)
@@ -84,44 +98,47 @@ async def stream(
         await exchange.end_stream(last)
 
 
-@asynccontextmanager
-async def ended_when_gone(exchange: Exchange) -> AsyncIterator[None]:
-    """Inside is work that is not yet a turn: it is cancelled when the client leaves."""
-
-    async def watch() -> None:
-        await exchange.gone()
-        exchange.visit.end(ClientGone())
-
-    watcher = asyncio.create_task(watch())
-    try:
-        yield
-    finally:
-        watcher.cancel()
+async def _whole_rounds(exchange: Exchange, turns: HiddenCalls) -> list[Answer]:
+    folding = _Folding()
+    finish = await unless_gone(exchange, turns.run(Quiet(), folding))
+    if finish.error is not None:
+        raise finish.error
+    return folding.fold.done()
 
 
-def count(facts: dict[str, Any], usage: Usage) -> None:
-    facts.update(
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
-        cached_tokens=usage.cached_tokens,
-    )
+async def _stream_rounds(
+    exchange: Exchange,
+    turns: HiddenCalls,
+    writer: Writer,
+    outlet: Sse,
+    before_end: Callable[[], Awaitable[None]] | None,
+) -> None:
+    finish = await unless_gone(exchange, turns.run(outlet, _Writing(writer)))
+    if finish.error is None and before_end is not None:
+        await before_end()
+    await exchange.end_stream(b"" if finish.error else writer.end())
 
 
-def note(facts: dict[str, Any], turn: Turn) -> None:
-    """What the access log and the metrics say of a turn; of several, how the last one ended."""
-    usage = turn.usage
-    now = asyncio.get_running_loop().time()
-    count(facts, usage)
-    if turn.finishes and facts.get("finish") != "disconnect":
-        reasons = {event.finish or "" for event in turn.finishes.values()}
-        facts["finish"] = ",".join(sorted(reasons))
-    for event in turn.finishes.values():
-        if event.error is not None:
-            # The text of a foreign exception may hold anything, so only our own words are logged.
-            known = isinstance(event.error, DragomanError)
-            facts["error"] = str(event.error) if known else "the engine failed"
-    if turn.first_token_at is not None:
-        facts.setdefault("ttft_ms", round((turn.first_token_at - turn.started_at) * 1000, 1))
-        writing = now - turn.first_token_at
-        if usage.completion_tokens > 1 and writing > 0:
-            facts["tokens_per_s"] = round((usage.completion_tokens - 1) / writing, 1)
+class _Folding:
+    """A speaker who says nothing: what was said is wanted as a whole."""
+
+    def __init__(self) -> None:
+        self.fold = Fold()
+
+    def write(self, events: Sequence[Event]) -> bytes:
+        self.fold.add(events)
+        return b""
+
+    def idle(self) -> bytes:
+        return b""
+
+
+class _Writing:
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+
+    def write(self, events: Sequence[Event]) -> bytes:
+        return self._writer.write(list(events))
+
+    def idle(self) -> bytes:
+        return KEEP_ALIVE

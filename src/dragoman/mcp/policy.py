@@ -3,8 +3,10 @@
 Whether a tool only reads is what its server says of it. Where a server is not trusted, tools should be named.
 """
 
+import hashlib
 from typing import Literal, TypeAlias
 
+import msgspec
 from msgspec import Struct
 
 from dragoman.mcp.spec import McpTool
@@ -49,3 +51,12 @@ def needs_approval(tool: McpTool, policy: RequireApproval) -> bool:
         return True
     never = policy.never
     return never is None or never.is_empty or not never.matches(tool)
+
+
+_ENCODER = msgspec.json.Encoder(order="sorted")
+
+
+def pin_of(tool: McpTool) -> str:
+    """What is approved is a call of a tool as it was described: another word of that, another pin."""
+    described = _ENCODER.encode([tool.name, tool.description, tool.input_schema])
+    return hashlib.sha256(described).hexdigest()[:16]

@@ -75,6 +75,15 @@ class Constrainer:
             message = f"This engine cannot constrain its answers; leave out '{asked.param}'."
             raise BadRequest(message, param=asked.param, code="unsupported_field")
 
+    def check_grammar(self, spec: TurnSpec, dialect: Dialect) -> None:
+        """Raises for what no grammar could be written of. None is compiled: not all tools may be known."""
+        asked = spec.wanted or spec.calling
+        if asked is not None and (self._card.constrains or self._card.sources):
+            try:
+                self._whole(spec, dialect, in_reasoning=False)
+            except BadRequest as error:
+                raise _named(error, asked) from None
+
     def constraint(self, spec: TurnSpec, dialect: Dialect, *, in_reasoning: bool) -> JobConstraint | None:
         """What the engine is to keep to. Whatever is wrong with it is told here, by the name of its field."""
         if not self._card.constrains and not self._card.sources:
@@ -108,9 +117,7 @@ class Constrainer:
             if asked is None:
                 # At most one call was asked for: the turn ends before a second one without a grammar too.
                 return None
-            if error.param in (None, "response_format"):
-                error.param = asked.param
-            raise
+            raise _named(error, asked) from None
 
     def _compiled(self, whole: Constraint) -> GrammarMatcher:
         return compile_cached(whole, self.vocabulary, self._limits.grammar_cache_bytes)
@@ -150,6 +157,13 @@ class Constrainer:
             custom=reading.custom,
             places=reading.places,
         )
+
+
+def _named(error: BadRequest, asked: Wanted | Calling) -> BadRequest:
+    """The error with the field that asked for what is wrong."""
+    if error.param in (None, "response_format"):
+        error.param = asked.param
+    return error
 
 
 def dialect_for(spec: TurnSpec, dialect: Dialect) -> Dialect:

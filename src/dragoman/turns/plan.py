@@ -24,7 +24,7 @@ from dragoman.turns.opened import ids_opened_reasoning, opened_reasoning
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.trails import Trails
 from dragoman.turns.unsupported import refuse_unsupported
-from dragoman.types import Conversation, IdsPrompt, Job, Prompt, Sampling, Traced
+from dragoman.types import Adapters, Conversation, IdsPrompt, Job, Prompt, Sampling, Traced
 
 Rendered: TypeAlias = tuple[str, tuple[int, ...], Traced | None]
 """A prompt as text and as ids, and the turn that it goes on from."""
@@ -85,13 +85,21 @@ class Planner:
         known = ", ".join([*self.names, *self.card.adapters])
         raise ModelNotFound(f"The model '{model}' does not exist here; there is: {known}.", param="model")
 
-    def plan(self, spec: TurnSpec) -> Plan:
+    def check(self, spec: TurnSpec) -> None:
+        """Raises for all that is wrong with a turn, whatever its prompt will be."""
+        self._checked(spec)
+        self._constrainer.check_grammar(spec, dialect_for(spec, self.dialect))
+
+    def _checked(self, spec: TurnSpec) -> tuple[Adapters, Sampling]:
         check_turn(spec, self._limits)
         adapters = chosen_adapters(self.card, self.adapter(spec.model), spec.adapters)
-        dialect = dialect_for(spec, self.dialect)
         self._constrainer.check(spec)
         refuse_unsupported(spec, self.card)
-        sampling = self._sampling(spec)
+        return adapters, self._sampling(spec)
+
+    def plan(self, spec: TurnSpec) -> Plan:
+        adapters, sampling = self._checked(spec)
+        dialect = dialect_for(spec, self.dialect)
         salt = f"{adapters or ''}\0{spec.salt}"
         prompts = [*self._fit_all(spec, dialect, salt)]
         check_told_prompts(spec, [len(ids) for _, ids, _ in prompts], self._limits)

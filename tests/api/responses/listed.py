@@ -1,11 +1,7 @@
-"""A tool that an MCP server has listed, as far as offers know it."""
+"""Tools that an MCP server has listed."""
 
-from typing import Any
-
-from msgspec import Struct, field
+from dragoman.mcp import McpTool
 
 
-class Listed(Struct):
-    name: str
-    description: str | None = None
-    input_schema: dict[str, Any] = field(default_factory=lambda: {"type": "object"})
+def listed_tool(name: str, description: str | None = None) -> McpTool:
+    return McpTool(name, description, {"type": "object"})

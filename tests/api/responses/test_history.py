@@ -157,11 +157,10 @@ def test_an_answer_to_nothing_is_refused(items: list[dict[str, Any]]) -> None:
     ("result", "text"),
     [
         ({"output": "42"}, "42"),
-        ({"error": "gone"}, "error: gone"),
-        (
-            {"error": {"type": "http_error", "code": 500, "message": "oh"}},
-            "type: http_error\ncode: 500\nmessage: oh",
-        ),
+        ({"error": "gone"}, "Error: gone"),
+        ({"error": {"type": "http_error", "code": 500, "message": "oh"}}, "Error: oh"),
+        ({"error": {"content": [{"type": "text", "text": "oh"}]}}, "Error: oh"),
+        ({"error": {"code": 500}}, "Error: code: 500"),
         ({}, ""),
     ],
 )

@@ -7,14 +7,14 @@ from dragoman.api.responses.tools import Offer, offered
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits
 from dragoman.turns.spec import Calling
-from tests.api.responses.listed import Listed
+from tests.api.responses.listed import listed_tool
 
 F: dict[str, Any] = {"type": "function", "name": "f"}
 C: dict[str, Any] = {"type": "custom", "name": "c"}
 SPACE = {"type": "namespace", "name": "n", "description": "", "tools": [F]}
 MCP: dict[str, Any] = {"type": "mcp", "server_label": "files"}
 BEFORE = offered([F, {**F, "name": "g"}, C, SPACE, MCP], Limits())
-OFFER = BEFORE.with_mcp("files", [Listed("read"), Listed("write")])
+OFFER = BEFORE.with_mcp("files", [listed_tool("read"), listed_tool("write")])
 
 
 def allowed(mode: str, *tools: dict[str, Any]) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def test_what_is_asked_in_the_first_round(choice: Any, calling: Calling | None) 
     ],
 )
 def test_later_rounds_require_no_call(choice: Any, calling: Calling | None) -> None:
-    offer = offered([F, MCP], Limits()).with_mcp("files", [Listed("read"), Listed("write")])
+    offer = offered([F, MCP], Limits()).with_mcp("files", [listed_tool("read"), listed_tool("write")])
     assert asked(choice, offer, first=False) == calling
 
 

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 from dragoman.api.responses.tools import Offer, Ref, echo, offered
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits
-from tests.api.responses.listed import Listed
+from tests.api.responses.listed import listed_tool
 
 FUNCTION = {"type": "function", "name": "f"}
 CUSTOM = {"type": "custom", "name": "c"}
@@ -118,7 +118,7 @@ def test_a_server_is_kept_as_it_was_declared() -> None:
 
 
 def test_the_tools_of_a_server_keep_their_names_where_they_can() -> None:
-    made = offer(FUNCTION, MCP).with_mcp("files", [Listed("read", "Reads."), Listed("f")])
+    made = offer(FUNCTION, MCP).with_mcp("files", [listed_tool("read", "Reads."), listed_tool("f")])
     refs = {name: replace(ref, pin="") for name, ref in made.refs.items()}
     assert refs["read"] == Ref("mcp", "read", server_label="files")
     assert refs["files__f"] == Ref("mcp", "f", server_label="files")
@@ -127,12 +127,16 @@ def test_the_tools_of_a_server_keep_their_names_where_they_can() -> None:
 
 
 def test_no_tool_of_a_server_covers_another() -> None:
-    made = offer(FUNCTION).with_mcp("files", [Listed("f"), Listed("f"), Listed("f")])
+    made = offer(FUNCTION).with_mcp("files", [listed_tool("f"), listed_tool("f"), listed_tool("f")])
     assert list(made.refs) == ["f", "files__f", "files__f_2", "files__f_3"]
 
 
 def test_a_call_of_the_history_gets_the_name_that_the_model_sees() -> None:
-    visible = offer(FUNCTION, space("n", FUNCTION)).with_mcp("files", [Listed("f"), Listed("g")]).visible()
+    visible = (
+        offer(FUNCTION, space("n", FUNCTION))
+        .with_mcp("files", [listed_tool("f"), listed_tool("g")])
+        .visible()
+    )
     assert visible(None, "f") == "f"
     assert visible("n", "f") == "n__f"
     assert visible("files", "f") == "files__f"

@@ -12,13 +12,13 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from dragoman.api.logprobs import Speller
-from dragoman.api.responses.server_calls import execution_error
 from dragoman.api.responses.tools import Ref
 from dragoman.api.responses.wire import Wire, Written
 from dragoman.api.responses.writer import Manner, ResponseWriter
 from dragoman.api.sse import encode
 from dragoman.engines.scripted import ByteTokenizer
 from dragoman.errors import EngineFailed
+from dragoman.mcp import CallResult
 from dragoman.turns.detokenize import Pieces
 from dragoman.types import Event, FinishReason, Kind, TokenLogprob
 from tests.support.responses import fold, numbers, payloads, texts
@@ -109,7 +109,7 @@ def written(writer: ResponseWriter, run: Sequence[Round], group: int = 1) -> byt
         if each.finish != "stop":
             break
         for call in writer.for_server:
-            done, item = call.done("42", None) if each.succeeds else call.done(None, execution_error("no"))
+            done, item = call.done(CallResult("42" if each.succeeds else "no", not each.succeeds))
             writer.finished(call.item.place, item)
             data += done
     return data + joined(writer.abandon())

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from dragoman.api.custom_tools import as_arguments
 from dragoman.api.messages import part_text
-from dragoman.api.responses.hosted_items import lines, plainly
+from dragoman.api.responses.hosted_items import leaves, lines, plainly
 from dragoman.api.responses.item_kinds import CALLS, SILENT, ItemDict, Parts
 from dragoman.errors import BadRequest
 from dragoman.types import Message, Role, ToolCall
@@ -225,5 +225,9 @@ def _content(given: str | Parts) -> Content:
 
 
 def _outcome(item: ItemDict) -> str:
+    """The result of a call; or what went wrong, in the words that the model has for it in every API."""
     texts = [item["output"]] if item.get("output") is not None else []
-    return "\n".join([*texts, *lines(item.get("error"), "error")])
+    if (error := item.get("error")) is not None:
+        said = [text for key, text in leaves(error, "message") if key in ("message", "text")]
+        texts.append("Error: " + "\n".join(said or lines(error, "error")))
+    return "\n".join(texts)

@@ -5,7 +5,12 @@ from typing import Any
 
 from msgspec import Struct
 
+from dragoman.api.responses.approvals import pin_in
 from dragoman.api.responses.output import CallItem, Place, Status
+from dragoman.mcp import CallResult
+from dragoman.turns.toolbox import TOO_MANY, Outcome, ServedCall
+
+GATEWAY_TIMEOUT, BAD_GATEWAY = 504, 502
 
 
 class ServerCall(Struct):
@@ -21,8 +26,14 @@ class ServerCall(Struct):
     def arguments(self) -> str:
         return "".join(self.item.texts)
 
-    def done(self, output: str | None, error: dict[str, Any] | None) -> tuple[bytes, dict[str, Any]]:
+    @property
+    def asked(self) -> ServedCall:
+        pin = None if self.approval is None else pin_in(self.approval)
+        return ServedCall(self.label, self.name, self.arguments, pin)
+
+    def done(self, outcome: Outcome) -> tuple[bytes, dict[str, Any]]:
         """The result, or what went wrong."""
+        output, error = _spelled(outcome)
         status: Status = "failed" if error else "completed"
         item = {**self.item.body(status, self.arguments), "output": output, "error": error}
         place = self.item.place
@@ -89,13 +100,17 @@ def listed(
     return b"".join(written), item
 
 
-def protocol_error(code: int, message: str) -> dict[str, Any]:
-    return {"type": "mcp_protocol_error", "code": code, "message": message}
+def _spelled(outcome: Outcome) -> tuple[str | None, dict[str, Any] | None]:
+    """What came of a call as the output of its item, or as its error."""
+    if outcome is TOO_MANY:
+        return None, _execution_error("The call was not made: max_tool_calls is reached.")
+    if isinstance(outcome, CallResult):
+        return (None, _execution_error(outcome.text)) if outcome.is_error else (outcome.text, None)
+    if outcome.kind == "protocol":
+        return None, {"type": "mcp_protocol_error", "code": outcome.code or 0, "message": outcome.message}
+    code = outcome.code or (GATEWAY_TIMEOUT if outcome.kind == "timeout" else BAD_GATEWAY)
+    return None, {"type": "http_error", "code": code, "message": outcome.message}
 
 
-def http_error(code: int, message: str) -> dict[str, Any]:
-    return {"type": "http_error", "code": code, "message": message}
-
-
-def execution_error(text: str) -> dict[str, Any]:
+def _execution_error(text: str) -> dict[str, Any]:
     return {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": text}]}

@@ -3,11 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from msgspec.structs import replace
-
 from dragoman.api.responses.history import Visible
 from dragoman.api.responses.tools import HOSTED, Offer
-from dragoman.api.tool_choice import calling
+from dragoman.api.tool_choice import calling, eased
 from dragoman.api.tools import wrong
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits, check_count
@@ -22,10 +20,7 @@ def asked(choice: Any, offer: Offer, *, first: bool) -> Calling | None:
     `{"type": "mcp", "server_label": "files"}` asks for a call of any tool which that server has.
     """
     found = calling(_in_chat_form(choice, offer), PARAM, offer)
-    if first or found is None or not found.required:
-        return found
-    eased = None if found.named or found.names is None else replace(found, required=False)
-    return eased or calling(None, PARAM, offer)
+    return found if first else eased(found, offer)
 
 
 def check_choice(choice: Any, offer: Offer, limits: Limits) -> None:

@@ -6,19 +6,19 @@ name stands for is kept beside it, as a `Ref`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import count
 from typing import Any, Literal
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from dragoman.api.custom_tools import CustomFormat, CustomTool, Grammar, as_function
-from dragoman.api.mcp_tools import McpDeclaration, McpToolLike, read_mcp, without_secrets
+from dragoman.api.mcp_tools import McpDeclaration, read_mcp, without_secrets
 from dragoman.api.read import Reader
-from dragoman.api.responses.approvals import pin_of
 from dragoman.api.responses.item_kinds import ItemDict
-from dragoman.api.tools import Declared, Function, check_tools, wrong
+from dragoman.api.tools import Declared, Function, check_tools, free_name, joined_name, wrong
 from dragoman.limits import Limits, check_count
+from dragoman.mcp import McpTool
+from dragoman.mcp.policy import pin_of
 
 # fmt: off
 HOSTED = (
@@ -91,11 +91,11 @@ class Offer(Declared, frozen=True):
     hidden: tuple[str, ...] = ()
     """The types of declared tools that nobody here can run."""
 
-    def with_mcp(self, label: str, tools: Sequence[McpToolLike]) -> "Offer":
+    def with_mcp(self, label: str, tools: Sequence[McpTool]) -> "Offer":
         """With what an MCP server has listed; a tool whose name is taken is `label__name`."""
         functions, places, refs = list(self.functions), list(self.places), dict(self.refs)
         for tool in tools:
-            name = _free(tool.name, label, refs)
+            name = free_name(tool.name, label, refs)
             refs[name] = Ref("mcp", tool.name, server_label=label, pin=pin_of(tool))
             functions.append({"name": name, "description": tool.description, "parameters": tool.input_schema})
             places.append(f"tools.{label}.{tool.name}")
@@ -121,19 +121,6 @@ class Offer(Declared, frozen=True):
         """
         shown = {(ref.space, ref.name): name for name, ref in self.refs.items()}
         return lambda space, name: shown.get((space, name)) or (joined_name(space, name) if space else name)
-
-
-def joined_name(space: str, name: str) -> str:
-    """`joined_name("files", "read")` and `joined_name("files__", "read")` give `files__read`."""
-    return f"{space.rstrip('_')}__{name}"
-
-
-def _free(name: str, label: str, taken: dict[str, Ref]) -> str:
-    if name not in taken:
-        return name
-    longer = joined_name(label, name)
-    numbered = (f"{longer}_{number}" for number in count(2))
-    return longer if longer not in taken else next(each for each in numbered if each not in taken)
 
 
 _FUNCTION, _CUSTOM, _NAMESPACE = Reader.of(FunctionTool), Reader.of(FlatCustomTool), Reader.of(NamespaceTool)

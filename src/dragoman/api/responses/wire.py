@@ -1,20 +1,19 @@
 """Events of a response as bytes: numbered without a gap, each as one server-sent event with its name."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 from uuid import uuid4
 
 from msgspec import Raw
 
 from dragoman.api.sse import DONE, encode
+from dragoman.turns.outlet import Written
 
 __all__ = ["DATA", "DONE", "END", "HOLE", "Fragment", "Wire", "Written", "unwrapped"]
 
 DATA, END = b"data: ", b"\n\n"
 HOLE = Raw(b"\x00")
 """Stands in an event for something large; no JSON has such a byte."""
-Written: TypeAlias = bytes | list[bytes]
-"""Events; or their pieces, where some are large and in several events: they are passed on as they are."""
 
 TELL_IDS = frozenset(
     {

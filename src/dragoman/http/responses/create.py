@@ -1,32 +1,17 @@
 """`POST /v1/responses`: made while the client waits, streamed to it, or made in the background."""
 
 import asyncio
-import logging
-import time
 from contextlib import AsyncExitStack
 from functools import partial
 
-from dragoman.api.logprobs import Speller
 from dragoman.api.responses import request as requests
-from dragoman.api.responses.request import ResponseRequest
-from dragoman.api.responses.response import Response, described
-from dragoman.api.responses.tools import Offer, offered
-from dragoman.api.responses.writer import Manner
 from dragoman.http.admission import Visit
-from dragoman.http.exchange import ClientGone, Exchange, unless_gone
+from dragoman.http.exchange import Exchange, unless_gone
 from dragoman.http.host import Host
-from dragoman.http.responses.context import Context
-from dragoman.http.responses.ids import new_id
-from dragoman.http.responses.making import Making
-from dragoman.http.responses.outlets import Quiet, Sse
-from dragoman.http.responses.tool_rounds import ToolRounds
-from dragoman.limits import check_count
-from dragoman.turns.stored_trails import recall
-
-logger = logging.getLogger("dragoman.http")
-
-REPEATED = ("tools", "tool_choice", "text")
-"""Fields of a request that are told again, as they came, with each event of a response's life."""
+from dragoman.http.sse import Sse
+from dragoman.responses.beginning import begin_making
+from dragoman.responses.making import Making
+from dragoman.turns.outlet import ClientGone, Quiet
 
 
 async def create(host: Host, exchange: Exchange) -> None:
@@ -38,7 +23,7 @@ async def create(host: Host, exchange: Exchange) -> None:
         context = await stack.enter_async_context(
             host.desk.context(request, exchange.owner, size, exchange.aside)
         )
-        making = await prepared(host, request, context)
+        making = await begin_making(host.desk, request, context)
         await making.prepare(streams=bool(request.stream))
         if request.background:
             if held := exchange.hand_on():
@@ -52,48 +37,9 @@ async def create(host: Host, exchange: Exchange) -> None:
             await in_foreground(host, exchange, making)
 
 
-async def prepared(host: Host, request: ResponseRequest, context: Context) -> Making:
-    store = keeps(host, request)
-    most = request.max_tool_calls or host.limits.tool_calls
-
-    def work() -> tuple[Offer, Response]:
-        recall(host.planner.trails, context.trails, context.owner)
-        model = request.model or host.card.name
-        id_, now = new_id("resp_"), int(time.time())
-        made = described(request, id_=id_, created_at=now, model=model, store=store, size=context.size)
-        for field in REPEATED:
-            size = memoryview(made.fields[field]).nbytes
-            check_count(size, 2 * host.limits.tool_bytes, field, "bytes, which events repeat,")
-        return offered(request.tools, host.limits, context.all), made
-
-    offer, response = await context.aside(context.size + sum(map(len, context.trails)), work)
-    if offer.hidden:
-        logger.info("Tools that this server does not have are left out: %s", ", ".join(offer.hidden))
-    tools = ToolRounds(host.mcp, offer, context.all, min(most, host.limits.tool_calls))
-    return Making(host, request, context, tools, _manner(host, request, context), response)
-
-
-def _manner(host: Host, request: ResponseRequest, context: Context) -> Manner:
-    return Manner(
-        new_id=new_id,
-        summary=request.wants_summary,
-        seal=context.seal if request.wants_encrypted_reasoning else None,
-        speller=Speller(host.pieces) if request.logprobs is not None else None,
-        token_ids=bool(request.return_token_ids),
-    )
-
-
-def keeps(host: Host, request: ResponseRequest) -> bool:
-    """Responses are stored unless somebody does not want it."""
-    for field in ("store", "background"):
-        if getattr(request, field):
-            host.desk.required(field)
-    return request.stored and host.desk.keeps
-
-
 async def in_foreground(host: Host, exchange: Exchange, making: Making) -> None:
     """The client waits: if it leaves, the work ends."""
-    making.facts, making.visit = exchange.facts, exchange.visit
+    making.facts, making.reason = exchange.facts, lambda: exchange.visit.error
     if not making.request.stream:
         await unless_gone(exchange, making.make(Quiet()))
         await exchange.json(making.response.body(), size=making.amount)
@@ -117,7 +63,8 @@ async def in_background(host: Host, visit: Visit, making: Making, stack: AsyncEx
     making.response.status = "queued"
     await making.context.save(making.response, b"")
     making_it = stack.pop_all()
-    making.visit = visit = visit.handed_on()
+    visit = visit.handed_on()
+    making.reason = lambda: visit.error
     visit.within(making.request.timeout)
 
     async def work() -> None:

@@ -2,10 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.types import Receive, Send
@@ -16,18 +16,18 @@ from dragoman.api.responses.wire import DATA, END, Written, one_by_one, unwrappe
 from dragoman.errors import BadRequest, BodyTooLarge, DragomanError, Overloaded
 from dragoman.http.admission import Visit
 from dragoman.http.connection.budget import Holding
-from dragoman.http.exchange import ClientGone
 from dragoman.http.host import Host
-from dragoman.http.responses.context import stored
-from dragoman.http.responses.create import prepared
-from dragoman.http.responses.making import Making
-from dragoman.http.responses.outlets import Speaker
 from dragoman.limits import Limits
+from dragoman.responses.beginning import begin_making
+from dragoman.responses.context import stored
+from dragoman.responses.making import Making
 from dragoman.store import Item
+from dragoman.turns.outlet import ClientGone, Speaker, wait_patiently
 from dragoman.turns.turn import Turn
 
 logger = logging.getLogger("dragoman.http")
 
+R = TypeVar("R")
 MOST_WAITING = 8
 """Requests that may wait on one socket for the one before them."""
 LONGEST_S = 60 * 60
@@ -42,7 +42,7 @@ _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
 
 
-class Message:
+class SocketMessage:
     """One request on a socket. Its members stay JSON until it is answered."""
 
     def __init__(self, raw: str | bytes, limits: Limits) -> None:
@@ -80,7 +80,7 @@ class Socket:
         self._owner = owner
         self._receive = receive
         self._send = send
-        self._inbox: asyncio.Queue[tuple[Message, Holding]] = asyncio.Queue()
+        self._inbox: asyncio.Queue[tuple[SocketMessage, Holding]] = asyncio.Queue()
         self._last: tuple[str, Sequence[Item]] | None = None
         """The last response and all items up to it: it can be continued even if it is not stored."""
         self._held = host.bodies.of(owner)
@@ -132,20 +132,22 @@ class Socket:
                 held.end()
         return True
 
-    async def _message(self, raw: str | bytes, held: Holding) -> Message:
+    async def _message(self, raw: str | bytes, held: Holding) -> SocketMessage:
         if len(raw) > self._host.limits.body_bytes:
             raise BodyTooLarge(f"The message is larger than {self._host.limits.body_bytes} bytes.")
         if self._inbox.qsize() >= MOST_WAITING:
             raise Overloaded(f"{MOST_WAITING} requests wait on this socket; wait for their answers.")
         held.be(len(raw))
-        return await self._host.workers.run(self._owner, len(raw), partial(Message, raw, self._host.limits))
+        return await self._host.workers.run(
+            self._owner, len(raw), partial(SocketMessage, raw, self._host.limits)
+        )
 
     async def _answer_all(self) -> None:
         with suppress(ClientGone):
             while True:
                 await self._answer_next(*await self._inbox.get())
 
-    async def _answer_next(self, message: Message, held: Holding) -> None:
+    async def _answer_next(self, message: SocketMessage, held: Holding) -> None:
         self._lane = message.lane
         try:
             with (
@@ -165,7 +167,7 @@ class Socket:
         finally:
             held.end()
 
-    async def _answer(self, message: Message, facts: dict[str, Any], visit: Visit) -> None:
+    async def _answer(self, message: SocketMessage, facts: dict[str, Any], visit: Visit) -> None:
         body = message.body()
         reading = partial(requests.read, body, self._host.limits)
         request = await self._host.workers.run(self._owner, len(body), reading)
@@ -174,8 +176,8 @@ class Socket:
         if self._last is not None and request.previous_response_id == self._last[0]:
             known = self._last[1]
         async with self._host.desk.context(request, self._owner, len(body), known=known) as context:
-            making = await prepared(self._host, request, context)
-            making.facts, making.visit = facts, visit
+            making = await begin_making(self._host.desk, request, context)
+            making.facts, making.reason = facts, lambda: visit.error
             facts |= {"model": making.response.fields["model"], "request_id": making.id}
             making.generates = message.said("generate") is not False
             await making.prepare(streams=True)
@@ -229,6 +231,10 @@ class Socket:
                     await self.write(speaker.idle())
                 else:
                     await self.write(speaker.write(events))
+
+    async def wait(self, work: Awaitable[R], speaker: Speaker) -> R:
+        period = self._host.settings.keep_alive
+        return await wait_patiently(work, period, lambda: self.write(speaker.idle()))
 
     async def _fail(self, error: DragomanError, lane: str | None = None) -> None:
         """Flat for one generation of SDKs, nested for the other; Codex reads the status."""

@@ -9,10 +9,9 @@ from dragoman.errors import BadRequest
 from dragoman.http.exchange import Exchange
 from dragoman.http.host import Host
 from dragoman.http.responses.create import follow
-from dragoman.http.responses.desk import unknown_response
-from dragoman.http.responses.log import place_of
-from dragoman.http.routes import trajectories
 from dragoman.http.routes.query import Query
+from dragoman.responses.desk import unknown_response
+from dragoman.responses.event_log import place_of
 
 
 class _Manner(msgspec.Struct):
@@ -60,7 +59,7 @@ async def delete(host: Host, exchange: Exchange) -> None:
     making = host.desk.making(exchange.owner, id_)
     if making is not None:
         await host.desk.cancel(making)
-    await trajectories.forget(host, exchange.owner, id_)
+    await host.desk.forget_ids(exchange.owner, id_)
     if not await host.desk.store.delete("response", exchange.owner, id_):
         raise unknown_response(id_)
     await exchange.json({"id": id_, "object": "response", "deleted": True})

@@ -8,9 +8,8 @@ from dragoman.api.conversations import check_items, shown, unknown_conversation,
 from dragoman.api.responses.request import check_include
 from dragoman.http.exchange import Exchange
 from dragoman.http.host import Host
-from dragoman.http.responses.context import stored
-from dragoman.http.responses.ids import new_id
 from dragoman.http.routes.query import Query
+from dragoman.responses.context import new_id, stored
 from dragoman.store import Conversation, Item
 
 

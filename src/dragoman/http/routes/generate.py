@@ -8,7 +8,7 @@ from typing import Any
 from dragoman.api import chat_reply, chat_request, completions_reply, completions_request
 from dragoman.api.chat_reply import ChatSpelling
 from dragoman.api.chat_request import ChatRequest
-from dragoman.api.chat_servers import servers
+from dragoman.api.chat_servers import has_servers
 from dragoman.api.completions_reply import CompletionSpelling, Echo
 from dragoman.api.completions_request import CompletionRequest
 from dragoman.api.fields import SharedFields
@@ -16,10 +16,12 @@ from dragoman.api.logprobs import Speller
 from dragoman.api.reply import Head, StreamOptions, StreamWriter, about_bytes
 from dragoman.api.stored_chat import KeptStream
 from dragoman.engines.sound import checked, wrong_prompt_entries
-from dragoman.http import chat_tools, run_turn
+from dragoman.http import run_turn
 from dragoman.http.exchange import Exchange, unless_gone
 from dragoman.http.host import Host
 from dragoman.http.routes import stored_chat
+from dragoman.http.routes.chat_tools import plan_with_servers
+from dragoman.http.run_turn import AnyTurn
 from dragoman.limits import check_count
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.turn import Turn
@@ -39,18 +41,17 @@ async def chat(host: Host, exchange: Exchange) -> None:
 
 async def _chat_turn(
     host: Host, exchange: Exchange, request: ChatRequest, body_bytes: int, id_: str, stack: AsyncExitStack
-) -> Turn:
-    if servers(request):
+) -> AnyTurn:
+    if has_servers(request):
         # They are asked what they have, which may take its time.
-        async with run_turn.ended_when_gone(exchange):
-            return await chat_tools.turn(host, request, exchange.owner, body_bytes, id_, stack)
+        return await unless_gone(exchange, plan_with_servers(host, exchange, request, body_bytes, id_, stack))
     spec = await exchange.aside(body_bytes, partial(chat_request.spec, request))
     return await _turn(host, exchange, spec, body_bytes, id_)
 
 
 async def _turn(host: Host, exchange: Exchange, spec: TurnSpec, body_bytes: int, id_: str = "") -> Turn:
     """A client that leaves while it is planned is not planned for any longer, where that takes its time."""
-    planning = host.turn(spec, exchange.owner, body_bytes, id_)
+    planning = host.model.turn(spec, exchange.owner, body_bytes, id_)
     takes_time = spec.constrained or host.workers.needed(body_bytes)
     return await (unless_gone(exchange, planning) if takes_time else planning)
 
@@ -61,7 +62,9 @@ def _check_told(host: Host, request: SharedFields, turn: Turn) -> None:
         check_count(_told_ids(turn), host.limits.told_ids, field, "ids of prompts, of all answers together,")
 
 
-async def _answer_chat(host: Host, exchange: Exchange, request: ChatRequest, turn: Turn, head: Head) -> None:
+async def _answer_chat(
+    host: Host, exchange: Exchange, request: ChatRequest, turn: AnyTurn, head: Head
+) -> None:
     spelling = ChatSpelling(
         _speller(host, request),
         logprobs=bool(request.logprobs),
@@ -77,7 +80,7 @@ async def _answer_chat(host: Host, exchange: Exchange, request: ChatRequest, tur
 
 
 async def _stream_chat(
-    host: Host, exchange: Exchange, request: ChatRequest, turn: Turn, head: Head, spelling: ChatSpelling
+    host: Host, exchange: Exchange, request: ChatRequest, turn: AnyTurn, head: Head, spelling: ChatSpelling
 ) -> None:
     writer = _writer(head, spelling, request, turn, plain=not request.logprobs)
     prompt = turn.jobs[0].prompt if request.return_token_ids else None
@@ -104,7 +107,7 @@ async def _stream_chat(
 
 
 async def _whole_chat(
-    host: Host, exchange: Exchange, request: ChatRequest, turn: Turn, head: Head, spelling: ChatSpelling
+    host: Host, exchange: Exchange, request: ChatRequest, turn: AnyTurn, head: Head, spelling: ChatSpelling
 ) -> None:
     answers = await run_turn.whole(exchange, turn)
 
@@ -120,7 +123,12 @@ async def _whole_chat(
 
 
 def _chat_reply(
-    host: Host, request: ChatRequest, turn: Turn, head: Head, spelling: ChatSpelling, answers: list[Answer]
+    host: Host,
+    request: ChatRequest,
+    turn: AnyTurn,
+    head: Head,
+    spelling: ChatSpelling,
+    answers: list[Answer],
 ) -> dict[str, Any]:
     reply = chat_reply.whole(
         head,
@@ -213,20 +221,20 @@ def _completions_reply(
     return reply
 
 
-def _opening_bytes(request: SharedFields, turn: Turn) -> int:
+def _opening_bytes(request: SharedFields, turn: AnyTurn) -> int:
     """About how long the beginning of a stream is, which may say the prompt once for each answer."""
     tells = request.return_token_ids or request.echo
     return 8 * _told_ids(turn) if tells else 0
 
 
-def _reply_bytes(request: SharedFields, turn: Turn, answers: Sequence[Answer]) -> int:
+def _reply_bytes(request: SharedFields, turn: AnyTurn, answers: Sequence[Answer]) -> int:
     """About how long a whole reply is: a long one is written in a thread."""
     beside = 0 if request.prompt_logprobs is None else 1 + request.prompt_logprobs
     tells = beside or request.return_token_ids or request.echo
     return about_bytes(answers, _told_ids(turn) if tells else 0, beside)
 
 
-def _told_ids(turn: Turn) -> int:
+def _told_ids(turn: AnyTurn) -> int:
     """Of prompts, where each answer says its own."""
     return sum(len(job.prompt) for job in turn.jobs) * turn.choices // len(turn.jobs)
 
@@ -236,7 +244,7 @@ def _echoes(host: Host, request: CompletionRequest, turn: Turn) -> list[Echo]:
         return []
     return [
         Echo(
-            host.pieces.text(job.prompt, skip_special=request.skip_special_tokens is not False),
+            host.model.pieces.text(job.prompt, skip_special=request.skip_special_tokens is not False),
             job.prompt,
             logprobs,
         )
@@ -244,7 +252,7 @@ def _echoes(host: Host, request: CompletionRequest, turn: Turn) -> list[Echo]:
     ]
 
 
-def _prompt_logprobs(host: Host, turn: Turn) -> list[list[TokenLogprob | None] | None]:
+def _prompt_logprobs(host: Host, turn: AnyTurn) -> list[list[TokenLogprob | None] | None]:
     """Looked at where they are told, not where the engine gives them: they are many, and here is a thread."""
     size = len(host.engine.tokenizer.pieces)
     for job, told in zip(turn.jobs, turn.prompt_logprobs, strict=True):
@@ -259,14 +267,19 @@ def _head(host: Host, exchange: Exchange, prefix: str, request: SharedFields) ->
 
 def _speller(host: Host, request: SharedFields) -> Speller:
     return Speller(
-        host.pieces,
+        host.model.pieces,
         as_ids=bool(request.return_tokens_as_token_ids),
         skip_special=request.skip_special_tokens is not False,
     )
 
 
 def _writer(
-    head: Head, spelling: ChatSpelling | CompletionSpelling, request: SharedFields, turn: Turn, *, plain: bool
+    head: Head,
+    spelling: ChatSpelling | CompletionSpelling,
+    request: SharedFields,
+    turn: AnyTurn,
+    *,
+    plain: bool,
 ) -> StreamWriter:
     options = StreamOptions(request.wants_usage, request.wants_running_usage, bool(request.return_token_ids))
     return StreamWriter(

@@ -11,14 +11,14 @@ from dragoman.types import Prompt
 
 
 async def list_models(host: Host, exchange: Exchange) -> None:
-    names = [*host.planner.names, *host.card.adapters]
+    names = [*host.model.planner.names, *host.card.adapters]
     await exchange.json({"object": "list", "data": [_model(host, name) for name in names]})
 
 
 async def get_model(host: Host, exchange: Exchange) -> None:
     name = exchange.path_params["model"]
     try:
-        host.planner.adapter(name)
+        host.model.planner.adapter(name)
     except ModelNotFound:
         raise ModelNotFound(f"The model '{name}' does not exist here.", param="model") from None
     await exchange.json(_model(host, name))
@@ -37,7 +37,7 @@ def _model(host: Host, name: str) -> dict[str, Any]:
         "parent": host.card.name if name in adapters else None,
         **number,
         "max_model_len": host.card.max_model_len,
-        "dialect": host.found.dialect.name,
+        "dialect": host.model.found.dialect.name,
     }
 
 
@@ -47,11 +47,11 @@ async def tokenize(host: Host, exchange: Exchange) -> None:
 
 def _tokenized(host: Host, body: bytes) -> dict[str, Any]:
     request = tokens.read_tokenize(body, host.limits)
-    host.planner.adapter(request.model)
-    ids = host.prompter.encode(tokens.prompt(request))
+    host.model.planner.adapter(request.model)
+    ids = host.model.prompter.encode(tokens.prompt(request))
     names = None
     if request.return_token_strs:
-        names = [host.pieces.bytes[id_].decode("utf-8", "replace") for id_ in ids]
+        names = [host.model.pieces.bytes[id_].decode("utf-8", "replace") for id_ in ids]
     return tokens.tokenized(ids, host.card.max_model_len, names)
 
 
@@ -60,9 +60,9 @@ async def detokenize(host: Host, exchange: Exchange) -> None:
 
 
 def _detokenized(host: Host, body: bytes) -> dict[str, Any]:
-    request = tokens.read_detokenize(body, len(host.pieces))
-    host.planner.adapter(request.model)
-    return {"prompt": host.pieces.text(request.tokens)}
+    request = tokens.read_detokenize(body, len(host.model.pieces))
+    host.model.planner.adapter(request.model)
+    return {"prompt": host.model.pieces.text(request.tokens)}
 
 
 async def render_chat(host: Host, exchange: Exchange) -> None:
@@ -71,7 +71,7 @@ async def render_chat(host: Host, exchange: Exchange) -> None:
 
 def _rendered_chat(host: Host, body: bytes) -> dict[str, Any]:
     request = chat_request.read_to_render(body, host.limits)
-    host.planner.adapter(request.model)
+    host.model.planner.adapter(request.model)
     return _rendered(host, chat_request.prompt(request))
 
 
@@ -81,12 +81,12 @@ async def render_completions(host: Host, exchange: Exchange) -> None:
 
 def _rendered_completions(host: Host, body: bytes) -> list[dict[str, Any]]:
     request = completions_request.read(body, host.limits)
-    host.planner.adapter(request.model)
+    host.model.planner.adapter(request.model)
     return [_rendered(host, prompt) for prompt in completions_request.prompts(request)]
 
 
 def _rendered(host: Host, prompt: Prompt) -> dict[str, Any]:
-    text, ids = host.prompter.render(prompt)
+    text, ids = host.model.prompter.render(prompt)
     return {"prompt": text, "prompt_token_ids": ids}
 
 
@@ -96,6 +96,6 @@ async def count_chat(host: Host, exchange: Exchange) -> None:
 
 def _counted_chat(host: Host, body: bytes) -> dict[str, Any]:
     request = chat_request.read_to_render(body, host.limits)
-    host.planner.adapter(request.model)
-    ids = host.prompter.encode(chat_request.prompt(request))
+    host.model.planner.adapter(request.model)
+    ids = host.model.prompter.encode(chat_request.prompt(request))
     return {"object": "chat.completion.input_tokens", "input_tokens": len(ids)}

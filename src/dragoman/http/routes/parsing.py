@@ -23,8 +23,8 @@ async def reasoning_sglang(host: Host, exchange: Exchange) -> None:
 
 
 def _calls(host: Host, body: bytes) -> Answer:
-    return parsing.parse_calls(parsing.read_calls(body, host.limits), host.found.dialect)
+    return parsing.parse_calls(parsing.read_calls(body, host.limits), host.model.found.dialect)
 
 
 def _reasoning(host: Host, body: bytes) -> Answer:
-    return parsing.parse_reasoning(parsing.read_reasoning(body, host.limits), host.found.dialect)
+    return parsing.parse_reasoning(parsing.read_reasoning(body, host.limits), host.model.found.dialect)

@@ -9,7 +9,6 @@ from dragoman.api.chat_request import ChatRequest
 from dragoman.api.stored_chat import deleted, record, relabelled, unknown_completion
 from dragoman.http.exchange import Exchange
 from dragoman.http.host import Host
-from dragoman.http.routes import trajectories
 from dragoman.http.routes.query import Query
 from dragoman.store import Record
 from dragoman.types import Traced
@@ -33,8 +32,7 @@ async def save(
         work = partial(record, reply, request, exchange.request_id, exchange.owner)
         made = await host.workers.run(exchange.owner, exchange.body_bytes + reply_bytes, work)
         await host.desk.required("store").save(made)
-    await trajectories.keep(
-        host,
+    await host.desk.keep_ids(
         exchange.owner,
         reply["id"],
         turns,
@@ -71,7 +69,7 @@ async def update(host: Host, exchange: Exchange) -> None:
 
 
 async def delete(host: Host, exchange: Exchange) -> None:
-    await trajectories.forget(host, exchange.owner, _id(exchange))
+    await host.desk.forget_ids(exchange.owner, _id(exchange))
     if not await host.desk.required().delete("chat", exchange.owner, _id(exchange)):
         raise unknown_completion(_id(exchange))
     await exchange.json(deleted(_id(exchange)))

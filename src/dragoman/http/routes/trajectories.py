@@ -1,60 +1,27 @@
 """The routes of trajectories: the exact ids of answers that were stored."""
 
-from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
-from dragoman.api.trajectories import read_rewards, record, rewarded, shown, unknown_trajectory
+from dragoman.api.trajectories import read_rewards, rewarded, shown, unknown_trajectory
 from dragoman.errors import TrajectoryTooLarge
 from dragoman.http.exchange import Exchange
+from dragoman.http.host import Host
 from dragoman.store import Record, Store
-from dragoman.types import Traced
-
-if TYPE_CHECKING:
-    from dragoman.http.host import Host
 
 LONGEST = 4096
 """Answers that may continue each other."""
 PAGE = 100
 MOST_BYTES = 32 * 1024 * 1024
 """Of the answers that one reply is made of, as they are stored."""
-ID_BYTES = 8
-"""Of an id in JSON, about."""
 
 
-async def keep(
-    host: "Host",
-    owner: str,
-    id_: str,
-    turns: Sequence[Traced],
-    *,
-    asked: bool,
-    model: str,
-    created_at: float,
-    previous: str | None = None,
-    conversation: str | None = None,
-) -> None:
-    """Stores the ids of an answer, if the client or the server's settings ask for it."""
-    if turns and (asked or host.settings.trajectories):
-        work = partial(
-            record, id_, owner, created_at, model, turns, previous=previous, conversation=conversation
-        )
-        size = ID_BYTES * sum(len(turn.prompt) + len(turn.ids) for turn in turns)
-        await host.desk.store.save(await host.workers.run(owner, size, work))
-
-
-async def forget(host: "Host", owner: str, id_: str) -> None:
-    """With an answer goes what it was trained on."""
-    await host.desk.store.delete("trajectory", owner, id_)
-
-
-async def retrieve(host: "Host", exchange: Exchange) -> None:
+async def retrieve(host: Host, exchange: Exchange) -> None:
     id_ = exchange.path_params["id"]
     made = await exchange.loaded(_shown, exchange, host.desk.required(), id_)
     await exchange.reply(made, b"application/json")
 
 
-async def reward(host: "Host", exchange: Exchange) -> None:
+async def reward(host: Host, exchange: Exchange) -> None:
     """Rewards of an answer; those that have a name already are replaced."""
     rewards, _ = await exchange.read(read_rewards)
     id_, store = exchange.path_params["id"], host.desk.required()

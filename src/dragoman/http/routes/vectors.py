@@ -182,7 +182,7 @@ def _encode(host: Host, asked: dict[str, Prompt]) -> list[tuple[int, ...]]:
     found = []
     for place, prompt in asked.items():
         try:
-            found.append(host.prompter.encode(prompt, host.prompter.most_tokens))
+            found.append(host.model.prompter.encode(prompt, host.model.prompter.most_tokens))
         except BadRequest as error:
             error.param = place
             raise
@@ -191,13 +191,13 @@ def _encode(host: Host, asked: dict[str, Prompt]) -> list[tuple[int, ...]]:
 
 
 def _check_length(host: Host, tokens: int, place: str) -> None:
-    most = host.prompter.most_tokens
+    most = host.model.prompter.most_tokens
     if tokens > most:
         message = f"The text at '{place}' has {tokens} tokens, but this model takes {most}."
         raise ContextOverflow(message, param=place)
 
 
 def _check_model(host: Host, name: str | None) -> None:
-    if host.planner.adapter(name) is not None:
+    if host.model.planner.adapter(name) is not None:
         message = "Adapters have no embeddings; ask the model itself."
         raise BadRequest(message, param="model", code="invalid_value")

@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from os import urandom
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,6 +21,11 @@ from dragoman.types import Traced
 R = TypeVar("R")
 BYTES_AN_ID = 4
 _encode = msgspec.json.Encoder().encode
+
+
+def new_id(prefix: str) -> str:
+    """`new_id("msg_")` gives `msg_` and 32 hexadecimal digits."""
+    return prefix + urandom(16).hex()
 
 
 class Context:

@@ -11,22 +11,27 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
+from dragoman.api import trajectories
 from dragoman.api.responses.items import Told, normalise, references, told
 from dragoman.api.responses.request import ResponseRequest
 from dragoman.api.responses.seal import Sealer
 from dragoman.errors import BadRequest, Conflict, MissingRecord, NotFound
-from dragoman.http.responses.context import Context, record
-from dragoman.http.responses.ids import new_id
-from dragoman.http.responses.making import Making
-from dragoman.http.responses.seal_key import seal_key
-from dragoman.limits import Limits, check_count
+from dragoman.limits import check_count
+from dragoman.mcp import McpServers
+from dragoman.responses.context import Context, new_id, record
+from dragoman.responses.making import Making
+from dragoman.responses.seal_key import seal_key
 from dragoman.settings import Settings
 from dragoman.store import Bounds, Conversation, Item, Most, Record, Store, store_of
 from dragoman.store.sqlite import SqliteStore
-from dragoman.turns.workers import Aside, Workers
+from dragoman.turns.model import ServedModel
+from dragoman.turns.workers import Aside
+from dragoman.types import Traced
 
-logger = logging.getLogger("dragoman.http")
+logger = logging.getLogger("dragoman.responses")
 
+ID_BYTES = 8
+"""Of an id in JSON, about."""
 LONGEST_CHAIN = 4096
 """Responses that may continue each other."""
 _decode = msgspec.json.Decoder().decode
@@ -34,23 +39,28 @@ _decode = msgspec.json.Decoder().decode
 
 class Desk:
     @classmethod
-    def of(cls, settings: Settings, workers: Workers) -> Self:
+    def of(cls, settings: Settings, model: ServedModel, mcp: McpServers) -> Self:
         store = store_of(settings)
         memory = SqliteStore(None, Bounds())
-        sealer = Sealer(seal_key(settings))
-        return cls(store or memory, sealer, settings.limits, workers, keeps=store is not None)
+        made = cls(store or memory, Sealer(seal_key(settings)), model, mcp, keeps=store is not None)
+        made.keeps_ids = settings.trajectories
+        return made
 
     def __init__(
-        self, store: Store, sealer: Sealer, limits: Limits, workers: Workers, *, keeps: bool
+        self, store: Store, sealer: Sealer, model: ServedModel, mcp: McpServers, *, keeps: bool
     ) -> None:
+        self.model = model
+        self.mcp = mcp
         self.store = store
         self.keeps = keeps
         """Whether there is a store at all."""
+        self.keeps_ids = False
+        """Whether the ids of all answers are kept, and not only where a client asks for it."""
         self.live: dict[str, Making] = {}
         """Responses that are being made in the background, or are stored when they are done."""
         self._sealer = sealer
-        self._limits = limits
-        self._workers = workers
+        self._limits = limits = model.limits
+        self._workers = model.workers
         self._most = Most(items=limits.messages, bytes=limits.context_bytes)
         self._tasks: set[asyncio.Task[None]] = set()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -206,6 +216,39 @@ class Desk:
         if found is None:
             raise unknown_response(id_)
         return found
+
+    # The ids of answers, for those who train on them
+
+    async def keep_ids(
+        self,
+        owner: str,
+        id_: str,
+        turns: Sequence[Traced],
+        *,
+        asked: bool,
+        model: str,
+        created_at: float,
+        previous: str | None = None,
+        conversation: str | None = None,
+    ) -> None:
+        """Stores the ids of an answer, if the client or the server's settings ask for it."""
+        if turns and (asked or self.keeps_ids):
+            work = partial(
+                trajectories.record,
+                id_,
+                owner,
+                created_at,
+                model,
+                turns,
+                previous=previous,
+                conversation=conversation,
+            )
+            size = ID_BYTES * sum(turn.count for turn in turns)
+            await self.store.save(await self._workers.run(owner, size, work))
+
+    async def forget_ids(self, owner: str, id_: str) -> None:
+        """With an answer goes what it was trained on."""
+        await self.store.delete("trajectory", owner, id_)
 
 
 def unknown_response(id_: str) -> NotFound:

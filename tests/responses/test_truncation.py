@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.errors import ContextOverflow
-from dragoman.http.responses.context import fitted
+from dragoman.responses.context import fitted
 
 LONG = 4096
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.api.responses.wire import DONE, HOLE, Wire, one_by_one
-from dragoman.http.responses.log import FEW, MANY_BYTES, EventLog, from_number
+from dragoman.responses.event_log import FEW, MANY_BYTES, EventLog, from_number
 from tests.support.responses import numbers, payloads
 
 LONG = 60.0

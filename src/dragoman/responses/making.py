@@ -1,0 +1,345 @@
+"""One response while it is made: turns of the model, calls of tools between them, and one way to an end."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from msgspec.structs import replace
+
+from dragoman.api.responses.compaction import PREFIX, compaction_events, triggered
+from dragoman.api.responses.output import Place
+from dragoman.api.responses.request import ResponseRequest, spec
+from dragoman.api.responses.response import Life, Response, failure
+from dragoman.api.responses.wire import Wire
+from dragoman.api.responses.writer import Manner, ResponseWriter
+from dragoman.api.sse import KEEP_ALIVE
+from dragoman.errors import BadRequest, ContextOverflow, DragomanError
+from dragoman.responses.context import Context, fitted
+from dragoman.responses.event_log import EventLog
+from dragoman.responses.offering import Offering
+from dragoman.responses.summary import count_tokens, summarised
+from dragoman.turns.facts import note_usage
+from dragoman.turns.outlet import ClientGone, Outlet, Speaker, Written
+from dragoman.turns.spec import TurnSpec
+from dragoman.turns.tool_loop import Heard, ToolLoop
+from dragoman.turns.toolbox import Outcome
+from dragoman.turns.turn import Turn
+from dragoman.types import Event, Traced
+
+if TYPE_CHECKING:
+    from dragoman.responses.desk import Desk
+
+logger = logging.getLogger("dragoman.responses")
+
+R = TypeVar("R")
+HEAVY = 64 * 1024
+"""Bytes of a response that is not told again and again."""
+BEFORE_THE_MODEL = ("mcp_list_tools", "compaction")
+"""Items that a response may begin with before the model has said anything."""
+
+
+class Making:
+    """`prepare()` refuses what can be refused; `make(outlet)` runs to the end, whatever that is.
+
+    To the tool loop it is what answers: it plans turns out of items, and writes items of what comes.
+    """
+
+    def __init__(
+        self,
+        desk: "Desk",
+        request: ResponseRequest,
+        context: Context,
+        offering: Offering,
+        manner: Manner,
+        response: Response,
+    ) -> None:
+        self.request = request
+        self.context = context
+        self.response = response
+        self.log: EventLog | None = EventLog() if response.fields["store"] else None
+        self.generates = True
+        """If not, the request is a rehearsal: everything is checked, and nothing is asked of the model."""
+        self.reason: Callable[[], Exception | None] = lambda: None
+        """Why the work was ended from outside; then it has failed, rather than being cancelled."""
+        self._desk = desk
+        self._wire = Wire(obfuscates=request.wants_obfuscation)
+        self._writer = ResponseWriter(self._wire, manner)
+        self._offering = offering
+        self._loop = ToolLoop(offering.toolbox, request.max_output_tokens)
+        self._triggered = triggered(context.inputs)
+        self._first: Turn | None = None
+        self._said = context.all
+        """What the model is told, before what it says itself."""
+        self._since = 0
+        """The first item of the answer that is not in `_said`."""
+        self._outlet: Outlet
+        self._closing: asyncio.Task[None] | None = None
+        self._ended = asyncio.get_running_loop().create_future()
+
+    @property
+    def id(self) -> str:
+        return self.response.id
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the access log and the metrics say of it."""
+        return self._loop.facts
+
+    @facts.setter
+    def facts(self, facts: dict[str, Any]) -> None:
+        self._loop.facts = facts
+
+    @property
+    def _turns(self) -> list[Traced]:
+        return self._loop.traced
+
+    async def prepare(self, *, streams: bool) -> None:
+        """What cannot be done is refused before anything is answered.
+
+        The first turn is planned here, if all that the model is to be told is known by now. It is not where
+        tools must be listed first: then the turn is checked, as far as it is known.
+        """
+        self._offering.check()
+        if self._offering.must_ask or self._triggered:
+            # A choice may speak of tools that are not known yet.
+            asked = await self._asked(replace(self.request, tool_choice=None), self._items())
+            await self._desk.model.check(asked, self.context.owner, self.context.size)
+            return
+        try:
+            self._first = await self.plan()
+        except ContextOverflow:
+            # Codex makes the conversation shorter if a stream says so, and gives up on a status of 400: a
+            # stream is let begin, and fails where the turn is planned again.
+            if not streams and not self._may_compact:
+                raise
+
+    async def make(self, outlet: Outlet) -> None:
+        self._outlet = outlet = outlet if self.log is None else _Logged(outlet, self.log)
+        try:
+            opening = partial(self.response.opening, self._wire)
+            await outlet.write(await self.context.aside(self.response.weight, opening))
+            if self.response.status == "queued":
+                self.response.status = "in_progress"
+                await outlet.write(self.response.event(self._wire, "in_progress"))
+            if self.generates:
+                async with self._offering.toolbox:
+                    await self._answer()
+            await self._finish()
+        except (asyncio.CancelledError, ClientGone):
+            error = self.reason()
+            await self._end("failed" if error else "cancelled", error)
+            raise
+        except Exception as error:
+            if not isinstance(error, DragomanError):
+                logger.exception("A response failed: %s", self.id)
+            await self._end("failed", error)
+            raise
+        finally:
+            if self.log is not None:
+                self.log.close()
+            if not self._ended.done():
+                self._ended.set_result(None)
+
+    async def ended(self) -> None:
+        """Returns when the response has come to its end, whatever that was."""
+        await asyncio.shield(self._ended)
+
+    async def _answer(self) -> None:
+        if self._may_compact:
+            await self._compact()
+        if self._triggered:
+            return
+        if self._offering.must_ask:
+            await self._offering.ask(self._writer, self._outlet, self)
+            await self._call_approved()
+        await self._loop.run(self, self._outlet, self._first)
+
+    async def _call_approved(self) -> None:
+        await self._offering.open_approved(self._writer, self._outlet)
+        calls = [call.asked for call in self._writer.for_server]
+        if calls:
+            await self.tell(await self._outlet.wait(self._offering.toolbox.call(calls), self))
+
+    # What the loop asks
+
+    async def plan(self) -> Turn:
+        items = self._items()
+        try:
+            fits = self.request.truncation == "auto"
+            return await (fitted(items, self._planned) if fits else self._planned(items))
+        except BadRequest as error:
+            if error.param == "messages":
+                error.param = "input"
+            raise
+
+    async def _planned(self, items: Sequence[dict[str, Any]]) -> Turn:
+        asked = await self._asked(self.request, items)
+        if self._loop.room is not None:
+            asked = replace(asked, sampling=replace(asked.sampling, max_tokens=self._loop.room))
+        return await self._desk.model.turn(asked, self.context.owner, self.context.size, self.id)
+
+    async def _asked(self, request: ResponseRequest, items: Sequence[dict[str, Any]]) -> TurnSpec:
+        first = all(item["type"] in BEFORE_THE_MODEL for item in self._writer.items)
+        offer, unseal = self._offering.offer, self.context.unseal
+        return await self.context.aside(
+            self.context.size, partial(spec, request, items, offer, first=first, unseal=unseal)
+        )
+
+    def _items(self) -> list[dict[str, Any]]:
+        """All that was said so far."""
+        return [*self._said, *self._writer.items[self._since :]]
+
+    async def hear(self, turn: Turn) -> Heard:
+        writer = self._writer
+        writer.begin_turn()
+        writer.refs = self._offering.offer.refs
+        writer.needs_approval = self._offering.needs_approval
+        await self._outlet.run(turn, self)
+        if writer.error is not None:
+            raise writer.error
+        return Heard(writer.finish, [call.asked for call in writer.for_server], writer.for_client)
+
+    async def tell(self, outcomes: Sequence[Outcome]) -> None:
+        for call, outcome in zip(self._writer.for_server, outcomes, strict=True):
+            written, item = call.done(outcome)
+            self._writer.finished(call.item.place, item)
+            await self._outlet.write(written)
+        if self._offering.toolbox.spent:
+            self._offering.take_back()
+
+    # Compaction
+
+    @property
+    def _may_compact(self) -> bool:
+        return self.request.compact_threshold is not None or self._triggered
+
+    async def _compact(self) -> None:
+        """What was said becomes a summary, if it is longer than the client wants, or the client says so."""
+        if not self._triggered and await self._count() <= (self.request.compact_threshold or 0):
+            return
+        model = self._desk.model
+        summing_up = summarised(model, self.request, self.context, self._said)
+        made, used = await self._outlet.wait(summing_up, self)
+        self._loop.used += used
+        place = Place(self._wire, self._writer.place(PREFIX).index, made.item["id"])
+        self._writer.finished(place, made.item)
+        await self._outlet.write(compaction_events(place, made.item))
+        self._first, self._said, self._since = None, made.items, len(self._writer.items)
+
+    async def _count(self) -> int:
+        """Tokens of the prompt. One that was planned is counted; it may be the shorter for truncation."""
+        if self._first is not None and self.request.truncation != "auto":
+            return len(self._first.jobs[0].prompt)
+        model, offer = self._desk.model, self._offering.offer
+        counting = partial(count_tokens, model, self.request, self.context, self._said, offer)
+        return await self.context.aside(self.context.size, counting)
+
+    # Events
+
+    def write(self, events: Sequence[Event]) -> Written:
+        return self._logged(self._writer.write(events))
+
+    def idle(self) -> Written:
+        """Some clients count only data as a sign of life, not comments; but much is not said for it."""
+        if self.response.weight > HEAVY:
+            return KEEP_ALIVE
+        return self._logged(self.response.event(self._wire, "in_progress"))
+
+    def _logged(self, data: Written) -> Written:
+        if self.log is not None:
+            self.log.add(data)
+        return data
+
+    # Ends
+
+    async def _finish(self) -> None:
+        short = self._writer.finish == "length" or (self._loop.room == 0 and bool(self._writer.for_server))
+        await self._end("incomplete" if short else "completed")
+
+    async def _end(self, status: Life, error: Exception | None = None) -> None:
+        """The first end is the end, and is not cut short. Only what could not be stored fails after all."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close(status, error))
+        await asyncio.shield(self._closing)
+
+    async def _close(self, status: Life, error: Exception | None) -> None:
+        """What was made is stored before anybody is told that it is, or finds it so."""
+        if left := self._writer.abandon():
+            with suppress(ClientGone):
+                await self._outlet.write(left)
+        number, response = self._wire.number, self._closed(status, error)
+        ending, events = await self.context.aside(self.amount, partial(self._written, response))
+        note_usage(self.facts, self._loop.used)
+        if response.error is not None:
+            self.facts["error"] = response.error["message"]
+        try:
+            # The conversation goes on with the last of these, so nothing may fail after it.
+            await self._keep_ids()
+            await self.context.save(response, events, self._turns)
+        except DragomanError as refused:
+            if error is None and status != "cancelled":
+                self._closing, self._wire.number = None, number
+                raise
+            logger.error("The end of a response was not stored: %s: %s", self.id, refused.message)
+        self.response = response
+        with suppress(ClientGone):
+            await self._outlet.write(ending)
+
+    @property
+    def amount(self) -> int:
+        """How much there is to write. What was written before is only copied, which is quick."""
+        written = 0 if self.log is None else self.log.size
+        return self.response.weight + written // 16 + sum(turn.count for turn in self._turns)
+
+    def _written(self, response: Response) -> tuple[bytes, bytes | None]:
+        """The last events, and all of them."""
+        ending = response.ending(self._wire)
+        return ending, None if self.log is None else self.log.whole(ending)
+
+    def _closed(self, status: Life, error: Exception | None) -> Response:
+        return replace(
+            self.response,
+            status=status,
+            usage=self._loop.used,
+            output=self._writer.items,
+            error=failure(error) if error else None,
+            incomplete="max_output_tokens" if status == "incomplete" else None,
+            turns=self._turns if self.request.return_token_ids else None,
+            weight_version=self._turns[-1].weight_version if self._turns else None,
+            completed_at=int(time.time()) if status == "completed" else None,
+        )
+
+    async def _keep_ids(self) -> None:
+        """What was sampled, for those who train on it."""
+        await self._desk.keep_ids(
+            self.context.owner,
+            self.id,
+            self._turns,
+            asked=self.log is not None and bool(self.request.return_token_ids),
+            model=self.response.fields["model"],
+            created_at=self.response.fields["created_at"],
+            previous=self.request.previous_response_id,
+            conversation=self.request.conversation_id,
+        )
+
+
+class _Logged:
+    """An outlet that has a log of what goes out. What a speaker says of turns, it logs itself."""
+
+    def __init__(self, outlet: Outlet, log: EventLog) -> None:
+        self._outlet = outlet
+        self._log = log
+
+    async def write(self, data: Written) -> None:
+        self._log.add(data)
+        await self._outlet.write(data)
+
+    async def run(self, turn: Turn, speaker: Speaker) -> None:
+        await self._outlet.run(turn, speaker)
+
+    async def wait(self, work: Awaitable[R], speaker: Speaker) -> R:
+        return await self._outlet.wait(work, speaker)
