@@ -15,7 +15,7 @@ from dragoman.engines.local.openvino.adapters import read_adapters
 from dragoman.engines.local.openvino.compiled import compile_graph
 from dragoman.engines.local.openvino.converted import converted
 from dragoman.engines.local.openvino.family import NotForOpenVino
-from dragoman.engines.local.openvino.layout import Layout
+from dragoman.engines.local.openvino.layout import READ, Layout
 from dragoman.engines.local.openvino.runner import OpenVinoRunner
 from dragoman.engines.local.runner import Rows
 from tests.engines.local.openvino.conftest import write_adapter, write_model
@@ -140,3 +140,14 @@ def test_a_step_is_filled_up(threads: int, least: int, pieces: list[int]) -> Non
     layout = Layout(32, threads, 9)
     layout.least = least
     assert laid_out(layout, rows) == pieces
+
+
+@pytest.mark.parametrize(("least", "read"), [(0, 1), (6, 6)])
+def test_rows_that_nobody_reads_are_told(least: int, read: int) -> None:
+    """But for those that are there for the bits of others."""
+    rows = Rows()
+    rows.add(0, 0, 7)
+    rows.tables[0] = [0]
+    layout = Layout(32, 8, 9)
+    layout.least = least
+    assert layout.of(rows)[0][READ].tolist() == [read]

@@ -22,6 +22,7 @@ from dragoman.engines.local import machine
 from dragoman.engines.local.openvino.adapters import Adapter, add_adapters
 from dragoman.engines.local.openvino.family import NotForOpenVino
 from dragoman.engines.local.openvino.graph import HEAD_QUANTIZED, QUANTIZED, WINDOWS
+from dragoman.engines.local.openvino.layout import READ
 from dragoman.engines.local.openvino.signal_stack import signal_stack_kept
 
 Array: TypeAlias = NDArray[Any]
@@ -48,6 +49,8 @@ class Compiled(Struct):
     """Of one page in all layers."""
     threads: int
     adapters: tuple[str, ...] = ()
+    mixes: bool = False
+    """Whether it has experts, so that every row reads weights of its own."""
 
 
 def best_kv_cache() -> str:
@@ -111,6 +114,7 @@ def compile_graph(file: Path, *, threads: int, kv_cache: str, adapters: Sequence
         page_bytes=sum(_size(port, 1) for port in caches),
         threads=threads,
         adapters=tuple(adapter.name for adapter in adapters),
+        mixes=any(port.any_name == READ for port in made.inputs),
     )
 
 

@@ -19,6 +19,8 @@ from dragoman.types import Adapters
 # Rows of logits beyond one per sequence, for prompts whose log probabilities are wanted.
 _EXTRA_OUTPUTS = 64
 _EMBED_ROWS = 128
+# On CPUs weights are read more slowly than rows are computed. Of experts, each row reads its own.
+_PASS, _SPARSE_PASS = 16, 2
 _BEAT_NS = 20_000_000
 # Numbers of rows that are tried, whether they give a row the bits that it has among the last of them.
 _TRIED = (1, 2, 3, 4, 6, 8, 12, 16, 32)
@@ -27,8 +29,6 @@ _TRIED = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 class OpenVinoRunner:
     equal_pieces = False
     rereads = True
-    # On CPUs weights are read more slowly than rows are computed.
-    pass_rows = 16
 
     def __init__(self, compiled: Compiled, *, slots: int, context: int, pages: int, batch: int) -> None:
         self.slots = slots
@@ -37,6 +37,7 @@ class OpenVinoRunner:
         self.pages = pages
         self.vocabulary = compiled.vocabulary
         self.adapters = compiled.adapters
+        self.pass_rows = _SPARSE_PASS if compiled.mixes else _PASS
         self.max_rows = batch + slots
         self.max_outputs = slots + _EXTRA_OUTPUTS
         # Embeddings have pages of their own, behind those of the sequences.
