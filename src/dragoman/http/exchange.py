@@ -17,7 +17,7 @@ from dragoman.api.sse import error_event
 from dragoman.errors import BadRequest, BodyTooLarge, DragomanError, UnsupportedMedia
 from dragoman.http.admission import Visit
 from dragoman.http.connection.budget import Budget, Holding, Replies
-from dragoman.http.connection.short_cut import has_left, together
+from dragoman.http.connection.uvicorn_parts import has_left, together
 from dragoman.limits import Limits
 from dragoman.store import Item, Record
 from dragoman.turns.outlet import ClientGone

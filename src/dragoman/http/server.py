@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-import uvicorn
-
 from dragoman import logs
 from dragoman.engines.protocol import Engine
 from dragoman.errors import SettingsError, Unavailable
@@ -20,6 +18,7 @@ from dragoman.http.app import App
 from dragoman.http.connection.garbage import Garbage
 from dragoman.http.connection.memory import give_back, return_big_blocks
 from dragoman.http.connection.protocol import StrictProtocol
+from dragoman.http.connection.uvicorn_parts import Config, Server, pass_on
 from dragoman.http.keys import check_closed, is_open
 from dragoman.settings import Settings, changed
 
@@ -164,11 +163,11 @@ def address(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-class _Server(uvicorn.Server):
+class _Server(Server):
     """On a signal it refuses new work, lets what runs come to its end, and only then closes its doors."""
 
     def __init__(self, app: App, listener: socket.socket, on_ready: Callable[[str], None] | None) -> None:
-        config = uvicorn.Config(
+        config = Config(
             app,
             log_config=None,
             access_log=False,
@@ -233,7 +232,7 @@ class _Server(uvicorn.Server):
         self.force_exit = self.hurries
         self.hurries = self.should_exit
         if self.passes_signals_on:
-            self._captured_signals.append(sig)
+            pass_on(self, sig)
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

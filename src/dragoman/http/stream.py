@@ -13,7 +13,7 @@ from typing import Any
 
 from starlette.types import Message
 
-from dragoman.http.connection.short_cut import short_cut
+from dragoman.http.connection.uvicorn_parts import short_cut
 from dragoman.http.exchange import send_in_pieces
 from dragoman.turns.turn import Turn
 from dragoman.types import Event

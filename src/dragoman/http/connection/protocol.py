@@ -8,16 +8,19 @@ from urllib.parse import unquote
 
 import httptools
 import msgspec
-from uvicorn._types import ASGI3Application
-from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
-from uvicorn.server import ServerState
 
 from dragoman.errors import BadRequest, BodyTooLarge, DragomanError, HeadTooLarge, TooSlow, Unavailable
 from dragoman.http.connection.patience import Deadline, Stage, Stall
 from dragoman.http.connection.places import Place
 from dragoman.http.connection.transport import PatientTransport
 from dragoman.http.connection.upgrade import VERSION, SocketProtocol, accepted
+from dragoman.http.connection.uvicorn_parts import (
+    ASGI3Application,
+    Config,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+    ServerState,
+)
 from dragoman.settings import Settings
 
 if TYPE_CHECKING:
