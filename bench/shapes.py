@@ -6,8 +6,9 @@ model. The tokenizer is that of the default model.
 """
 
 import argparse
+import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -21,6 +22,8 @@ from dragoman.engines.weights import default_model
 
 Bytes: TypeAlias = NDArray[np.uint8]
 Tensor: TypeAlias = tuple[str, tuple[int, ...], GGMLQuantizationType]
+_USED = 8
+"""Experts for each one that is used."""
 _SPREAD = 0.02
 """Standard deviation of the weights, about that of real ones."""
 F32, Q4_0, Q4_1 = GGMLQuantizationType.F32, GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1
@@ -35,12 +38,23 @@ class Shape(Struct, frozen=True):
     kv_heads: int
     tied: bool = False
     """Whether one table is at the begin and at the end."""
+    experts: int = 0
+    """So many in each layer, of which each token uses an eighth; `inner` is of one."""
+
+    @property
+    def architecture(self) -> str:
+        return "qwen3moe" if self.experts else "llama"
+
+    @property
+    def head(self) -> int:
+        return self.width // self.heads
 
 
 SHAPES: Mapping[str, Shape] = {
     "135M": Shape(30, 576, 1536, 9, 3, tied=True),
     "1.1B": Shape(22, 2048, 5632, 32, 4),
     "3B": Shape(28, 3072, 8192, 24, 8, tied=True),
+    "0.7B-A0.1B": Shape(8, 1024, 768, 16, 4, tied=True, experts=32),
 }
 KINDS: Mapping[str, GGMLQuantizationType] = {
     "Q4_0": Q4_0,
@@ -70,7 +84,7 @@ def make(folder: Path, name: str, kind: str, seed: int = 1) -> Path:
 
 def _write(file: Path, shape: Shape, kind: str, random: np.random.Generator) -> None:
     vocabulary = _vocabulary(default_model())
-    writer = GGUFWriter(file, "llama")
+    writer = GGUFWriter(file, shape.architecture)
     for name, value, kinds in vocabulary:
         writer.add_key_value(name, value, kinds[0], kinds[1] if len(kinds) > 1 else None)
     _describe(writer, shape)
@@ -78,35 +92,40 @@ def _write(file: Path, shape: Shape, kind: str, random: np.random.Generator) -> 
     tensors = list(_tensors(shape, kind, size))
     for name, measures, quantization in tensors:
         numbers, room = GGML_QUANT_SIZES[quantization]
-        count = int(np.prod(measures)) // numbers * room
+        count = math.prod(measures) // numbers * room
         writer.add_tensor_info(name, measures, np.dtype(np.float32), count, raw_dtype=quantization)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     for _, measures, quantization in tensors:
-        writer.write_tensor_data(_blocks(quantization, int(np.prod(measures)), random))
+        writer.write_tensor_data(_blocks(quantization, measures, random))
     writer.close()
 
 
 def _describe(writer: GGUFWriter, shape: Shape) -> None:
-    head = shape.width // shape.heads
     writer.add_context_length(8192)
     writer.add_embedding_length(shape.width)
     writer.add_block_count(shape.layers)
     writer.add_feed_forward_length(shape.inner)
     writer.add_head_count(shape.heads)
     writer.add_head_count_kv(shape.kv_heads)
-    writer.add_rope_dimension_count(head)
+    writer.add_key_length(shape.head)
+    writer.add_value_length(shape.head)
+    writer.add_rope_dimension_count(shape.head)
     writer.add_rope_freq_base(100000.0)
     writer.add_layer_norm_rms_eps(1e-5)
+    if shape.experts:
+        writer.add_expert_count(shape.experts)
+        writer.add_expert_used_count(shape.experts // _USED)
+        writer.add_expert_feed_forward_length(shape.inner)
 
 
 def _tensors(shape: Shape, kind: str, vocabulary: int) -> Iterator[Tensor]:
     usual = KINDS[kind]
     # Rows that are not whole blocks of Q6_K are in Q8_0 in such files.
     logits = Q8_0 if usual == Q8_0 or shape.width % GGML_QUANT_SIZES[Q6_K][0] else Q6_K
-    width, inner = shape.width, shape.inner
-    keys = shape.kv_heads * (width // shape.heads)
+    width = shape.width
+    keys = shape.kv_heads * shape.head
     yield "token_embd.weight", (vocabulary, width), logits if shape.tied else usual
     yield "output_norm.weight", (width,), F32
     if not shape.tied:
@@ -120,11 +139,23 @@ def _tensors(shape: Shape, kind: str, vocabulary: int) -> Iterator[Tensor]:
             ("attn_v", (keys, width), finer),
             ("attn_output", (width, width), usual),
             ("ffn_norm", (width,), F32),
-            ("ffn_gate", (inner, width), usual),
-            ("ffn_up", (inner, width), usual),
-            ("ffn_down", (width, inner), finer),
+            *(_mixture if shape.experts else _gated)(shape, usual, finer),
         ):
             yield f"blk.{layer}.{name}.weight", measures, quantization
+
+
+def _gated(shape: Shape, usual: GGMLQuantizationType, finer: GGMLQuantizationType) -> Iterator[Tensor]:
+    yield "ffn_gate", (shape.inner, shape.width), usual
+    yield "ffn_up", (shape.inner, shape.width), usual
+    yield "ffn_down", (shape.width, shape.inner), finer
+
+
+def _mixture(shape: Shape, usual: GGMLQuantizationType, finer: GGMLQuantizationType) -> Iterator[Tensor]:
+    yield "attn_q_norm", (shape.head,), F32
+    yield "attn_k_norm", (shape.head,), F32
+    yield "ffn_gate_inp", (shape.experts, shape.width), F32
+    for name, measures, quantization in _gated(shape, usual, finer):
+        yield f"{name}_exps", (shape.experts, *measures), quantization
 
 
 def _gets_more(layer: int, layers: int) -> bool:
@@ -133,10 +164,13 @@ def _gets_more(layer: int, layers: int) -> bool:
     return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
 
 
-def _blocks(kind: GGMLQuantizationType, numbers: int, random: np.random.Generator) -> NDArray[Any]:
-    """Random numbers around zero, in blocks of a kind."""
-    if kind == F32:
+def _blocks(kind: GGMLQuantizationType, measures: Sequence[int], random: np.random.Generator) -> NDArray[Any]:
+    """Random numbers around zero, in blocks of a kind; what is not quantized and has one row is a norm."""
+    numbers = math.prod(measures)
+    if kind == F32 and len(measures) == 1:
         return np.ones(numbers, np.float32)
+    if kind == F32:
+        return random.normal(0, _SPREAD, measures).astype(np.float32)
     many, room = GGML_QUANT_SIZES[kind]
     blocks: Bytes = random.integers(0, 256, (numbers // many, room), np.uint8)
     if kind == Q4_K:
