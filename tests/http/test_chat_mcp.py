@@ -1,17 +1,18 @@
-"""Chat Completions with the server's own MCP servers: a real server process, run by the server itself."""
+"""Chat Completions with the server's own MCP servers, of which there is a real one."""
 
 import json
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dragoman.engines.scripted import Script, say
+from dragoman.limits import Limits
 from dragoman.types import Job
 from tests.http.conftest import Serve
-from tests.mcp.support import SERVERS
-from tests.support.http import post, stream
+from tests.mcp.support import sdk_server
+from tests.support.http import get, post, stream
 from tests.support.tool_model import call, prompt_of, tool_model
 
 CALL, FAIL, OWN = call("add", a=2, b=3), call("fail"), call("mine")
@@ -26,15 +27,15 @@ def asked(*tools: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": "2 + 3?"}], "tools": list(tools), **more}
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> str:
-    file = tmp_path / "mcp.json"
-    entry = {"command": sys.executable, "args": [str(SERVERS / "tools.py"), "stdio"]}
-    file.write_text(json.dumps({"mcpServers": {"sums": entry}}))
-    return str(file)
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    file = tmp_path_factory.mktemp("mcp") / "mcp.json"
+    with sdk_server("http") as url:
+        file.write_text(json.dumps({"mcpServers": {"sums": {"url": url}}}))
+        yield str(file)
 
 
-def started(serve: Serve, config: str, *said: str) -> tuple[str, list[Job]]:
+def started(serve: Serve, config: str, *said: str, **settings: Any) -> tuple[str, list[Job]]:
     """A server whose model says these things, one a turn, and what it was asked."""
     asked: list[Job] = []
 
@@ -42,7 +43,7 @@ def started(serve: Serve, config: str, *said: str) -> tuple[str, list[Job]]:
         asked.append(job)
         return say(said[len(asked) - 1])
 
-    return serve(tool_model(answer), mcp_config=config, dialect="hermes", store="memory"), asked
+    return serve(tool_model(answer), mcp_config=config, dialect="hermes", store="memory", **settings), asked
 
 
 def test_the_result_of_a_call_reaches_the_model(serve: Serve, config: str) -> None:
@@ -101,3 +102,87 @@ def test_tools_that_are_not_allowed_are_not_offered(serve: Serve, config: str) -
     reply = post(url, "/v1/chat/completions", asked(server(allowed_tools=["parts"]))).json()
     (made,) = reply["choices"][0]["message"]["tool_calls"]
     assert made["function"]["name"] == "add"
+
+
+# Bounds
+
+
+def test_no_more_calls_than_allowed_are_made(serve: Serve, config: str) -> None:
+    """Then the model is offered the client's tools alone, and a call of another is the end."""
+    url, jobs = started(serve, config, CALL, CALL, "no third turn", limits=Limits(tool_calls=1))
+    message = post(url, "/v1/chat/completions", asked(server(), MINE)).json()["choices"][0]["message"]
+    assert (message["content"] or "", message.get("tool_calls"), len(jobs)) == ("", None, 2)
+    offered = prompt_of(jobs[1]).partition("2 + 3?")[0]
+    assert ('"mine"' in offered, '"add"' in offered) == (True, False)
+
+
+@pytest.mark.parametrize("room", [0, 5])
+def test_the_tokens_of_all_turns_are_counted(serve: Serve, config: str, room: int) -> None:
+    url, _ = started(serve, config, CALL, "It is 5.")
+    reply = post(url, "/v1/chat/completions", asked(server(), max_tokens=len(CALL) + 1 + room)).json()
+    choice = reply["choices"][0]
+    assert (choice["message"]["content"] or "", choice["finish_reason"]) == ("It is 5."[:room], "length")
+    assert reply["usage"]["completion_tokens"] == len(CALL) + 1 + room
+
+
+def test_a_required_call_is_required_once(serve: Serve, config: str) -> None:
+    url, jobs = started(serve, config, CALL, "It is 5.")
+    post(url, "/v1/chat/completions", asked(server(), MINE, tool_choice="required"))
+    assert [job.constraint is None for job in jobs] == [False, True]
+
+
+# Failures
+
+
+def test_calls_beside_those_of_the_client_are_not_made(serve: Serve, config: str) -> None:
+    """Nobody could tell the model of their results: the client, who goes on, has not seen them."""
+    url, jobs = started(serve, config, f"{CALL}\n{OWN}")
+    (made,) = post(url, "/v1/chat/completions", asked(server(), MINE)).json()["choices"][0]["message"][
+        "tool_calls"
+    ]
+    assert (made["function"]["name"], len(jobs)) == ("mine", 1)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_an_engine_that_fails_between_calls_is_told(serve: Serve, config: str, streams: bool) -> None:
+    def answer(job: Job) -> Script:
+        if len(job.prompt) > len(first):
+            raise RuntimeError("secret")
+        return say(CALL)
+
+    first = tool_prompt(serve, config)
+    url = serve(tool_model(answer), mcp_config=config, dialect="hermes", store="memory")
+    reply = post(url, "/v1/chat/completions", asked(server(), stream=streams))
+    assert reply.status_code == (200 if streams else 500)
+    assert ("error" in reply.text, "secret" in reply.text) == (True, False)
+
+
+def tool_prompt(serve: Serve, config: str) -> tuple[int, ...]:
+    url, jobs = started(serve, config, "hi")
+    post(url, "/v1/chat/completions", asked(server()))
+    return jobs[0].prompt
+
+
+def missing(tmp_path: Path) -> str:
+    file = tmp_path / "missing.json"
+    file.write_text(json.dumps({"mcpServers": {"sums": {"command": str(tmp_path / "nobody")}}}))
+    return str(file)
+
+
+def test_a_server_that_is_not_there_is_an_error(serve: Serve, tmp_path: Path) -> None:
+    url, jobs = started(serve, missing(tmp_path), "no")
+    reply = post(url, "/v1/chat/completions", asked(server()))
+    assert (reply.status_code, reply.json()["error"]["code"], len(jobs)) == (503, "mcp_unavailable", 0)
+
+
+def test_a_bad_request_is_refused_before_a_server_is_asked(serve: Serve, tmp_path: Path) -> None:
+    url, _ = started(serve, missing(tmp_path), "no")
+    reply = post(url, "/v1/chat/completions", asked(server(), model="another"))
+    assert (reply.status_code, reply.json()["error"]["param"]) == (404, "model")
+
+
+def test_a_stored_answer_is_the_one_that_was_seen(serve: Serve, config: str) -> None:
+    url, _ = started(serve, config, CALL, "It is 5.")
+    chunks = stream(url, "/v1/chat/completions", asked(server(), store=True))
+    kept = get(url, f"/v1/chat/completions/{chunks[0]['id']}").json()
+    assert kept["choices"][0]["message"]["content"] == "It is 5."
