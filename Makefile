@@ -3,8 +3,14 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
+# Tests run in a process for each core, four at most: each loads models of its own. WORKERS=0 is one after another.
+WORKERS ?= logical
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist worksteal
+# The rooms that need no socket, and one file that goes all the way through one.
+QUICK := tests/api tests/constrain tests/dialects tests/prompt tests/properties tests/turns tests/test_*.py \
+  tests/http/test_chat.py
 
-.PHONY: help serve test torch vllm check lint types bench torture release clean
+.PHONY: help serve test quick torch vllm check lint types bench torture release clean
 
 help:  ## show what there is
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -12,8 +18,11 @@ help:  ## show what there is
 serve: $(VENV)/.core  ## set up and serve the default model on 127.0.0.1:8000 (ARGS="--port 9000")
 	$(BIN)/dragoman serve $(ARGS)
 
-test: $(VENV)/.test build/schema_suite build/newest build/node  ## set up and run all tests (ARGS="-k name")
-	$(BIN)/python -m pytest $(ARGS)
+test: $(VENV)/.test build/schema_suite build/newest build/node  ## set up and run the tests, but not those of vLLM and torch (ARGS="-k name")
+	$(PYTEST) --ignore=tests/engines/vllm $(ARGS)
+
+quick: $(VENV)/.test  ## the tests of what needs no socket, and a few that do: a minute
+	$(PYTEST) $(QUICK) $(ARGS)
 
 torch: build/torch  ## the tests of the engine over transformers, which need torch
 	PYTHONPATH=build/torch $(BIN)/python -m pytest tests/engines/transformers tests/http/test_minilm.py $(ARGS)
@@ -34,7 +43,7 @@ bench: $(VENV)/.bench  ## every figure of docs/figures.md, with tables and plots
 	$(BIN)/python -m bench
 
 torture: $(VENV)/.test build/torch  ## the long runs: laws with new examples, every promise as one page (ARGS="--scale 0.1"), real models
-	$(BIN)/python -m pytest --hypothesis-profile=random tests/properties tests/constrain tests/dialects
+	DRAGOMAN_EXAMPLES=10 $(BIN)/python -m pytest --hypothesis-profile=random tests/properties tests/constrain tests/dialects
 	SCHEMATHESIS_EXAMPLES=1000 $(BIN)/python -m pytest --hypothesis-profile=random tests/conformance/test_schemathesis.py
 	$(BIN)/python -m tests.torture $(ARGS)
 	PYTHONPATH=build/torch $(BIN)/python -m tests.torture trajectories transformers schemas $(ARGS)

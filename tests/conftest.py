@@ -8,6 +8,8 @@ from hypothesis import settings
 
 from dragoman.engines.local import calibrated
 
+pytest_plugins = ["tests.support.laws"]
+
 # Nothing that a test stores ends up among what a person has stored.
 os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp(prefix="dragoman-tests-")
 

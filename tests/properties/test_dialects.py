@@ -5,7 +5,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from dragoman.dialects.declare import BraceCalls, Dialect, JsonCalls, NamedCalls, PythonCalls, TaggedCalls
@@ -14,7 +14,7 @@ from dragoman.dialects.registry import get_dialect
 from dragoman.dialects.render import render
 from dragoman.types import Answer
 from tests.support.dialects import NAMES, call, cut, markers, pieces, read, soup, told, tool, valued
-from tests.support.laws import tried
+from tests.support.laws import examples, tried
 
 
 def invented(name: str, key: str, key_end: str, value_end: str, value: str = "") -> Dialect:
@@ -38,7 +38,7 @@ every_dialect = pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect:
 
 
 @every_dialect
-@settings(max_examples=40, deadline=None)
+@examples(20)
 @given(data=st.data(), starts=st.booleans(), seed=st.integers(0, 2**32))
 def test_cutting_changes_nothing(dialect: Dialect, data: st.DataObject, starts: bool, seed: int) -> None:
     chance = random.Random(seed)
@@ -49,7 +49,7 @@ def test_cutting_changes_nothing(dialect: Dialect, data: st.DataObject, starts: 
 
 
 @every_dialect
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(seed=st.integers(0, 2**32), calls=st.booleans(), reasoning=st.booleans())
 def test_cutting_changes_nothing_with_parts_switched_off(
     dialect: Dialect, seed: int, calls: bool, reasoning: bool
@@ -162,7 +162,7 @@ def _has_untypable(given: Any) -> bool:
 
 
 @every_dialect
-@settings(max_examples=40, deadline=None)
+@examples(15)
 @given(
     text=words,
     reasoning=words,
@@ -197,7 +197,7 @@ def test_what_is_rendered_is_parsed_back(
 
 
 @every_dialect
-@settings(max_examples=30, deadline=None)
+@examples(10)
 @given(text=words)
 def test_prose_passes_as_it_is(dialect: Dialect, text: str) -> None:
     assume(holds(dialect, text))
@@ -229,7 +229,7 @@ def is_json(dialect: Dialect) -> bool:
 
 
 @pytest.mark.parametrize("dialect", [each for each in DIALECTS if is_json(each)], ids=lambda each: each.name)
-@settings(max_examples=40, deadline=None)
+@examples(15)
 @given(
     given=arguments, spaces=st.sampled_from([(", ", ": "), (",", ":"), (" ,\n", " :\t")]), ascii=st.booleans()
 )

@@ -4,13 +4,14 @@ import random
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.dialects.parser import Parser
 from dragoman.dialects.registry import get_dialect
 from dragoman.types import Event
 from tests.support.dialects import NAMES, TOOLS, cut, soup
+from tests.support.laws import examples
 
 
 def events_of(name: str, seed: int) -> list[Event]:
@@ -21,7 +22,7 @@ def events_of(name: str, seed: int) -> list[Event]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=60, deadline=None)
+@examples(20)
 @given(seed=st.integers(0, 2**32))
 def test_events_are_well_formed(name: str, seed: int) -> None:
     events = events_of(name, seed)

@@ -7,15 +7,22 @@ thrown away, and if the law says of each whether it was worth trying, those of w
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from os import environ
 from typing import Any
 
 import pytest
-from hypothesis import event
+from hypothesis import HealthCheck, event, settings
 from hypothesis.statistics import collector
 
 ENOUGH = 0.2
 """The part of all examples that must not be thrown away, and of those the part that must be worth trying."""
 WORTH, WORTHLESS = "worth trying", "not worth trying"
+
+
+def examples(count: int) -> settings:
+    """For laws that hold of every dialect: few examples of each are many. `make torture` tries more."""
+    more = int(environ.get("DRAGOMAN_EXAMPLES", "1"))
+    return settings(max_examples=count * more, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def tried(worth: bool) -> None:
