@@ -22,7 +22,7 @@ test: $(VENV)/.test build/schema_suite build/newest build/node  ## set up and ru
 	$(PYTEST) --ignore=tests/engines/vllm $(ARGS)
 
 quick: $(VENV)/.test  ## the tests of what needs no socket, and a few that do: a minute
-	$(PYTEST) $(QUICK) $(ARGS)
+	$(PYTEST) -m 'not thorough' $(QUICK) $(ARGS)
 
 torch: build/torch  ## the tests of the engine over transformers, which need torch
 	PYTHONPATH=build/torch $(BIN)/python -m pytest tests/engines/transformers tests/http/test_minilm.py $(ARGS)

@@ -44,6 +44,7 @@ def test_a_law_that_tries_enough_is_none_of_them() -> None:
     assert faults(enough) == [""]
 
 
+@pytest.mark.thorough
 def test_such_a_law_fails(tmp_path: Path) -> None:
     file = tmp_path / "test_vacuous.py"
     file.write_text(

@@ -20,6 +20,8 @@ from dragoman.folding import fold
 from dragoman.types import Answer, ToolCall
 from tests.support.walks import Walked, Walker, special_tokens
 
+pytestmark = pytest.mark.thorough
+
 NAMES = [name for name, dialect in list_dialects().items() if dialect.has_calls]
 BARE = ("json", "llama3_json", "llama4_pythonic", "pythonic", "sarashina", "xlam")
 """Their calls have no marker."""

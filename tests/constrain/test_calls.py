@@ -99,6 +99,7 @@ def test_a_grammar_of_calls_may_be_handed_on(name: str) -> None:
     assert Constraint.from_lark(made.grammar) == made
 
 
+@pytest.mark.thorough
 @every_dialect
 @few
 @given(data=st.data())
@@ -121,6 +122,7 @@ def test_what_is_rendered_is_accepted(name: str, data: st.DataObject) -> None:
     tried(accepted > 0)
 
 
+@pytest.mark.thorough
 @every_dialect
 @few
 @given(data=st.data(), by_id=st.booleans())
@@ -147,6 +149,7 @@ WEATHER = {
 }
 
 
+@pytest.mark.thorough
 @every_dialect
 def test_wrong_calls_are_refused(name: str) -> None:
     dialect = get_dialect(name)

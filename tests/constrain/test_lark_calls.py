@@ -14,6 +14,8 @@ from dragoman.types import Answer, ToolCall
 from tests.constrain.test_calls import NAMES, read, walker_of
 from tests.support.apply_patch import APPLY_PATCH, NO_PATCHES, PATCH, as_tool
 
+pytestmark = pytest.mark.thorough
+
 CUSTOM = ["apply_patch"]
 ONE_OF_EACH = ["hermes", "kimi_k2", "qwen3_coder", "pythonic", "gemma4", "harmony", "minimax_m3"]
 every_way = pytest.mark.parametrize(

@@ -15,6 +15,8 @@ from dragoman.constrain.quoted.quoted_lark import QuotedLark
 from dragoman.errors import BadRequest
 from tests.constrain.walks import vocabulary, walk
 
+pytestmark = pytest.mark.thorough
+
 SHORT = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\b": "\\b", "\f": "\\f"}
 known = cache(vocabulary)
 

@@ -16,6 +16,8 @@ from dragoman.constrain.constraint import Constraint
 from dragoman.constrain.schema.json_schema import with_type
 from dragoman.errors import BadRequest
 
+pytestmark = pytest.mark.thorough
+
 FILES = sorted(SUITE.rglob("*.json"))
 SPELLINGS: tuple[tuple[str, str] | None, ...] = (None, (",", ":"))
 FORMAT_FILES = ("format.json", "format-annotation.json")

@@ -8,6 +8,8 @@ from dragoman.dialects.parser import Parser
 from dragoman.dialects.registry import get_dialect
 from tests.support.dialects import NAMES, TOOLS, markers
 
+pytestmark = pytest.mark.thorough
+
 # Far more than a linear reading takes on a slow machine, and far less than anything else.
 MOST_SECONDS = 5.0
 LONG = 100_000

@@ -69,6 +69,7 @@ GIANTS = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("source", LOOPS)
 def test_loops_stop(source: str) -> None:
     started = time.thread_time()
@@ -77,6 +78,7 @@ def test_loops_stop(source: str) -> None:
     assert time.thread_time() - started < 1.5
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("source", GIANTS)
 def test_giants_are_not_made(source: str) -> None:
     tracemalloc.start()

@@ -128,12 +128,14 @@ def check(path: Path, dialect: Dialect) -> int:
     return tried
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_the_found_dialect_reads_what_the_template_writes(path: Path) -> None:
     found = find_dialect(template=path.read_text(), bos_token="<s>", eos_token="</s>")
     check(path, found.dialect)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_the_derived_dialect_reads_what_the_template_writes(path: Path) -> None:
     examined = examine(path.read_text(), SPECIAL)

@@ -83,6 +83,7 @@ def accepted(utils: Any, source: str, ask: Conversation) -> list[str]:
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_equal_to_transformers(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     utils = pytest.importorskip("transformers.utils.chat_template_utils")

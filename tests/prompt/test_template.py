@@ -127,6 +127,7 @@ def ours(template: ChatTemplate, variables: dict[str, Any]) -> tuple[str | None,
         return None, error.message
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("path", [*OWN, *OTHERS], ids=lambda path: path.name)
 def test_equal_to_transformers(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     utils = pytest.importorskip("transformers.utils.chat_template_utils")

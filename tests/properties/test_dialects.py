@@ -162,7 +162,7 @@ def _has_untypable(given: Any) -> bool:
 
 
 @every_dialect
-@examples(15)
+@examples(12)
 @given(
     text=words,
     reasoning=words,
@@ -229,7 +229,7 @@ def is_json(dialect: Dialect) -> bool:
 
 
 @pytest.mark.parametrize("dialect", [each for each in DIALECTS if is_json(each)], ids=lambda each: each.name)
-@examples(15)
+@examples(12)
 @given(
     given=arguments, spaces=st.sampled_from([(", ", ": "), (",", ":"), (" ,\n", " :\t")]), ascii=st.booleans()
 )

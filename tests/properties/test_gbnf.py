@@ -1,11 +1,14 @@
 """Grammars at random: what is accepted is what a plain recognizer of the same grammar accepts."""
 
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dragoman.constrain.constraint import Constraint
 from dragoman.constrain.grammar.gbnf import Characters, Either, Name, Node, Repeat, Sequence, Text, read
 from dragoman.errors import BadRequest
+
+pytestmark = pytest.mark.thorough
 
 ATOMS = st.sampled_from(
     ['"a"', '"b"', '"ab"', '"\\""', '"\\"" [ab]* "\\""', "[ab]", "[^a]", '[^"]', '""', "x", "root"]

@@ -19,6 +19,8 @@ from dragoman.errors import BadRequest
 from dragoman.limits import Limits
 from dragoman.types import Message
 
+pytestmark = pytest.mark.thorough
+
 SEALER = Sealer(b"0" * 32)
 
 words = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)

@@ -18,6 +18,8 @@ from dragoman.turns.spec import Reading
 from dragoman.types import Answer, Step
 from tests.support.flat import flat
 
+pytestmark = pytest.mark.thorough
+
 WORDS = ("f", "\n", " hi ", "é", '"', '{"name": "f", "arguments": {"a": "<"}}', '{"a": 1}', "f(a=1)", ":0")
 SAID_OF_IT = ("name", "models", "aliases", "stems", "template_marks")
 TOOL = {"function": {"name": "f", "parameters": {"properties": {"a": {"type": "integer"}}}}}
