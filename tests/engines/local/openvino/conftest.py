@@ -88,8 +88,9 @@ def write_model(
     return file
 
 
-def write_adapter(file: Path, model: Path, seed: int = 2, rank: int = 4) -> Path:
-    """A LoRA of all products in the layers of a model."""
+def write_adapter(file: Path, model: Path, seed: int = 2, names: str = "blk.") -> Path:
+    """A LoRA of all weights of a model whose names begin so, but for its norms."""
+    rank = 4
     random = np.random.default_rng(seed)
     reader = GGUFReader(model)
     writer = GGUFWriter(file, str(reader.fields["general.architecture"].contents()))
@@ -97,7 +98,7 @@ def write_adapter(file: Path, model: Path, seed: int = 2, rank: int = 4) -> Path
     writer.add_string("adapter.type", "lora")
     writer.add_float32("adapter.lora.alpha", 2.0 * rank)
     for tensor in reader.tensors:
-        if tensor.name.startswith("blk.") and len(tensor.shape) > 1:
+        if tensor.name.startswith(names) and len(tensor.shape) > 1:
             inputs, outputs = map(int, tensor.shape)
             for name, shape in (("lora_a", (rank, inputs)), ("lora_b", (outputs, rank))):
                 values = random.normal(size=shape, scale=0.15).astype(np.float32)

@@ -26,7 +26,7 @@ def test_both_runners_change_a_model_in_the_same_way(
 
 @pytest.mark.parametrize(
     ("name", "rows", "why"),
-    [("output.weight", 64, "changes output.weight"), ("blk.0.attn_output.weight", 63, "another shape")],
+    [("blk.9.attn_q.weight", 64, "model has not"), ("blk.0.attn_output.weight", 63, "another shape")],
 )
 def test_what_cannot_be_added(name: str, rows: int, why: str, weights: Path, tmp_path: Path) -> None:
     graph = converted(write_model(tmp_path / "model.gguf", weights))
@@ -39,4 +39,11 @@ def test_an_adapter_of_another_model_is_not_read(weights: Path, tmp_path: Path) 
     file = write_adapter(tmp_path / "adapter.gguf", write_model(tmp_path / "model.gguf", weights, "qwen2"))
     assert read_adapters({"poet": str(file)}, "qwen2")[0].terms
     with pytest.raises(NotForOpenVino, match="'poet' cannot be read"):
+        read_adapters({"poet": str(file)}, "llama")
+
+
+def test_what_is_outside_of_layers_is_not_changed(weights: Path, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model.gguf", weights)
+    file = write_adapter(tmp_path / "adapter.gguf", model, names="token_embd")
+    with pytest.raises(NotForOpenVino, match="'poet' changes token_embd"):
         read_adapters({"poet": str(file)}, "llama")

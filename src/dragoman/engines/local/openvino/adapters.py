@@ -5,6 +5,7 @@ other; `s` is an input of the graph, with the scales of the adapters that are as
 others. A graph without adapters has nothing of this.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from dragoman.types import Adapters
 INPUT = "adapters"
 """[rows or 1, 1, adapters]: how much of each there is."""
 _A, _B = ".lora_a", ".lora_b"
+_IN_LAYERS = re.compile(r"blk\.\d+\.(attn_(q|k|v|qkv|output)|ffn_(gate|up|down))\.weight")
 
 
 class Term(Struct, frozen=True):
@@ -65,7 +67,7 @@ def scales_of(adapters: Adapters, names: Sequence[str]) -> NDArray[np.float32]:
 
 
 def read_adapters(files: Mapping[str, str], architecture: str) -> list[Adapter]:
-    """Raises NotForOpenVino for what is no LoRA of such a model; llama.cpp says better what is wrong."""
+    """Raises NotForOpenVino for what is no LoRA of layers; llama.cpp says better what is wrong."""
     found = []
     for name, file in files.items():
         path = Path(file).expanduser()
@@ -74,6 +76,8 @@ def read_adapters(files: Mapping[str, str], architecture: str) -> list[Adapter]:
             found.append(Adapter(name, _terms(GGUFReader(path), architecture)))
         except (OSError, ValueError, LookupError, NotImplementedError) as error:
             raise NotForOpenVino(f"the adapter {name!r} cannot be read") from error
+        if strange := [each for each in found[-1].terms if not _IN_LAYERS.fullmatch(each)]:
+            raise NotForOpenVino(f"the adapter {name!r} changes {min(strange)}, which it cannot here")
     return found
 
 
@@ -110,7 +114,7 @@ def add_adapters(model: ov.Model, adapters: Sequence[Adapter], group: int) -> No
             added.update(part.name for part, _ in product.parts)
     for adapter in adapters:
         if strange := adapter.terms.keys() - added:
-            raise NotForOpenVino(f"the adapter {adapter.name!r} changes {min(strange)}, which it cannot here")
+            raise NotForOpenVino(f"the adapter {adapter.name!r} has {min(strange)}, and the model has not")
 
 
 class _Stack:
