@@ -47,6 +47,30 @@ def test_rooms_import_one_way() -> None:
     assert not back, "\n".join(back)
 
 
+def test_rooms_below_the_apis_name_no_field() -> None:
+    """They say which part of a request is wrong; what that is called, each API says for itself."""
+    below = ROOMS[ROOMS.index("api") + 1 :]
+    calls = [
+        (file, node)
+        for file, _, tree in sources()
+        if file.split("/")[0] in below
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") != "SettingsError"
+    ]
+    named = [
+        f"{file} names {word.value.value!r}"
+        for file, call in calls
+        for word in call.keywords
+        if word.arg == "param" and isinstance(word.value, ast.Constant) and word.value.value
+    ]
+    named += [
+        f"{file} names {call.args[2].value!r}"
+        for file, call in calls
+        if getattr(call.func, "id", "") == "check_count" and isinstance(call.args[2], ast.Constant)
+    ]
+    assert not named, "\n".join(named)
+
+
 def test_files_stay_small() -> None:
     lines = {file: len(text.splitlines()) for file, text, _ in sources()}
     long = [f"{file} has {count} lines" for file, count in lines.items() if count > FILE_LINES]

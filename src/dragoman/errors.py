@@ -29,7 +29,9 @@
     ├── ModelFileError            (loading)      a model file cannot be used
     └── BindingError              (loading)      the native library does not fit
 
-A message is safe to show: it says what to change, and never carries the text of a foreign exception.
+A message is safe to show: it says what to change, and never carries the text of a foreign exception. What is
+wrong is a `Part` of what was asked; the name of its field, and the shape of the body, are for an API to say
+(`src/dragoman/api/error_spelling.py`).
 """
 
 import traceback
@@ -37,6 +39,37 @@ from typing import ClassVar
 
 LONGEST_MESSAGE = 2048
 LONGEST_PARAM = 256
+
+
+class Part(str):
+    """A part of what was asked, by our own name. Any field of `Sampling` is one.
+
+    Each API has a word for it, and writes that wherever a message has the name in quotes.
+    """
+
+    __slots__ = ()
+
+
+CONVERSATION = Part("conversation")
+"""What was said so far."""
+PROMPT = Part("prompt")
+"""A text, or ids, to go on from."""
+TOOLS = Part("tools")
+TOOL_CHOICE = Part("tool_choice")
+OUTPUT = Part("output")
+"""What the text of the answer must be."""
+MODEL = Part("model")
+ADAPTERS = Part("lora")
+ANSWERS = Part("n")
+"""How many."""
+STOP = Part("stop")
+LOGPROBS = Part("logprobs")
+"""How many alternatives are told beside each id."""
+TEMPLATE = Part("chat_template")
+TEMPLATE_KWARGS = Part("chat_template_kwargs")
+FINAL_MESSAGE = Part("continue_final_message")
+"""That the last message is to be continued."""
+SUFFIX = Part("suffix")
 
 
 def shortened(text: str, most: int) -> str:
@@ -65,6 +98,7 @@ class DragomanError(Exception):
         super().__init__(message)
         self.message = message
         self.param = None if param is None else shortened(param, LONGEST_PARAM)
+        """The field that is wrong, where an API has said so in its words; else the part."""
         if code is not None:
             self.code = code
         if retry_after is not None:
@@ -73,10 +107,6 @@ class DragomanError(Exception):
     def let_go(self) -> None:
         """Frees what was made of a request, which the frames of the traceback hold."""
         traceback.clear_frames(self.__traceback__)
-
-    def body(self) -> dict[str, dict[str, str | None]]:
-        """OpenAI's error shape; all four keys are always there."""
-        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
 
 class BadRequest(DragomanError):

@@ -4,9 +4,11 @@ Structs rather than dataclasses: several are made per token, and they need no co
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol, TypeAlias, get_args, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
 from msgspec import Struct, field
+
+from dragoman.errors import CONVERSATION, PROMPT
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
 Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -243,6 +245,7 @@ class Message(Struct, frozen=True, kw_only=True):
 class Conversation(Struct, frozen=True, kw_only=True):
     """What a chat template is rendered with."""
 
+    param: ClassVar[str] = CONVERSATION
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...] = ()
     documents: tuple[dict[str, Any], ...] = ()
@@ -260,11 +263,13 @@ class TextPrompt(Struct, frozen=True):
     text: str
     suffix: str | None = None
     add_special_tokens: bool = True
+    param: str = PROMPT
+    """The field that it came in."""
 
 
 class IdsPrompt(Struct, frozen=True):
     ids: tuple[int, ...]
-    param: str = "prompt"
+    param: str = PROMPT
     """The field that they came in."""
 
 

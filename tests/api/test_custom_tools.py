@@ -40,7 +40,7 @@ def test_a_grammar_is_told_to_the_model() -> None:
 def test_messages_name_what_was_declared() -> None:
     reading = chat_request.spec(read(custom(), {"type": "function", "function": {"name": "f"}})).reading
     assert reading is not None
-    assert reading.places == ("tools[0].custom", "tools[1].function")
+    assert reading.places == ("tools[0].custom.parameters", "tools[1].function.parameters")
 
 
 def test_its_calls_are_read_back() -> None:

@@ -65,9 +65,8 @@ def test_the_word_means_nothing_in_the_schema_of_a_function() -> None:
 def test_errors_name_the_tool(grammar: str) -> None:
     tools = [as_tool("g", 'start: "a"'), as_tool("f", grammar + '\ny: "(')]
     with pytest.raises(BadRequest) as caught:
-        answer_grammar(
-            get_dialect("hermes"), tools, custom=["f", "g"], places=["tools[0].custom", "tools[1].custom"]
-        )
+        places = ["tools[0].custom.parameters", "tools[1].custom.parameters"]
+        answer_grammar(get_dialect("hermes"), tools, custom=["f", "g"], places=places)
     assert caught.value.param == "tools[1].custom.format"
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dragoman.errors import BadRequest, SettingsError
+from dragoman.errors import TOOLS, BadRequest, SettingsError
 from dragoman.mcp import McpServers, ServerSpec
 
 FILES = ServerSpec(label="files", command="files-server")
@@ -42,8 +42,8 @@ def test_an_allowed_address(url: str) -> None:
 )
 def test_an_address_that_is_not_allowed_names_the_setting(url: str) -> None:
     with pytest.raises(BadRequest, match="mcp_allow") as caught:
-        SERVERS.resolve("any", url, param="tools[0].server_url")
-    assert (caught.value.param, caught.value.code) == ("tools[0].server_url", "mcp_server_not_allowed")
+        SERVERS.resolve("any", url)
+    assert (caught.value.param, caught.value.code) == (TOOLS, "mcp_server_not_allowed")
 
 
 @pytest.mark.parametrize(

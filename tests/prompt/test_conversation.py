@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.errors import BadRequest, TemplateError
+from dragoman.errors import CONVERSATION, TEMPLATE_KWARGS, BadRequest, TemplateError
 from dragoman.types import Conversation, Message, ToolCall
 from tests.prompt.support import prompter
 
@@ -48,7 +48,7 @@ def test_pictures_are_refused_by_name() -> None:
     picture = Message(role="user", content=[{"type": "image_url", "image_url": {"url": "data:"}}])
     with pytest.raises(BadRequest, match="image_url") as caught:
         text("chatml", picture)
-    assert caught.value.param == "messages"
+    assert caught.value.param == CONVERSATION
     assert "<|image|>" in text("parts_only", picture)
 
 
@@ -124,7 +124,7 @@ def test_refusals_of_the_template_reach_the_client() -> None:
 def test_kwargs_out_of_bounds(kwargs: dict[str, Any]) -> None:
     with pytest.raises(BadRequest) as caught:
         text("chatml", USER, template_kwargs=kwargs)
-    assert caught.value.param == "chat_template_kwargs"
+    assert caught.value.param == TEMPLATE_KWARGS
 
 
 def test_kwargs_reach_the_template() -> None:

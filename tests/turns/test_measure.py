@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits
 from dragoman.turns.measure import check_told_prompts, check_turn, tokens_told
-from dragoman.turns.spec import Reading, TurnSpec
+from dragoman.turns.spec import TurnSpec
 from dragoman.types import Sampling, TextPrompt
 
 SMALL = Limits(choices=4, stops=2, stop_chars=3, logit_bias=1, bad_words=1, token_ids=1, logprobs=5)
@@ -65,11 +65,6 @@ def test_too_much_of_sampling_is_named(param: str) -> None:
 
 def test_a_long_stop_string() -> None:
     assert refused(replace(MOST, stop=("abcd",))) == "stop"
-
-
-def test_alternatives_have_another_name_in_a_chat() -> None:
-    sampling = replace(MOST.sampling, logprobs=6)
-    assert refused(replace(MOST, reading=Reading(), sampling=sampling)) == "top_logprobs"
 
 
 def test_an_answer_ends_where_its_log_probabilities_would_be_too_many() -> None:

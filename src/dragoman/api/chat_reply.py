@@ -3,11 +3,23 @@
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
+from dragoman.api.error_spelling import FIELDS, OpenAIErrors
 from dragoman.api.logprobs import Speller
 from dragoman.api.reply import Head, StreamWriter
 from dragoman.api.usage import usage
 from dragoman.api.weights import weight_field
+from dragoman.errors import CONVERSATION, LOGPROBS, OUTPUT, PROMPT
 from dragoman.types import Answer, Event, TokenLogprob, ToolCall, Usage
+
+ERRORS = OpenAIErrors(
+    {
+        **FIELDS,
+        CONVERSATION: "messages",
+        PROMPT: "messages",
+        OUTPUT: "response_format",
+        LOGPROBS: "top_logprobs",
+    }
+)
 
 
 class ChatSpelling:
@@ -18,6 +30,7 @@ class ChatSpelling:
     """
 
     object = "chat.completion.chunk"
+    errors = ERRORS
 
     def __init__(
         self,

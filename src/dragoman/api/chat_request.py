@@ -116,7 +116,7 @@ def _reading(request: ChatRequest) -> Reading:
         most_calls=1 if single else None,
         verbatim=wanted(request) is not None,
         custom=request.declared.custom,
-        places=tuple(request.declared.places),
+        places=tuple(f"{place}.parameters" for place in request.declared.places),
     )
 
 

@@ -5,11 +5,15 @@ from typing import Any
 
 from msgspec import Struct
 
+from dragoman.api.error_spelling import FIELDS, OpenAIErrors
 from dragoman.api.logprobs import Speller
 from dragoman.api.reply import Head, StreamWriter
 from dragoman.api.usage import usage
 from dragoman.api.weights import weight_field
+from dragoman.errors import OUTPUT
 from dragoman.types import Answer, Event, TokenLogprob, Usage
+
+ERRORS = OpenAIErrors({**FIELDS, OUTPUT: "response_format"})
 
 
 class Echo(Struct, frozen=True):
@@ -22,6 +26,7 @@ class Echo(Struct, frozen=True):
 
 class CompletionSpelling:
     object = "text_completion"
+    errors = ERRORS
 
     def __init__(self, speller: Speller, choices: int, *, logprobs: bool) -> None:
         self._speller = speller

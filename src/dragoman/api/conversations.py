@@ -5,13 +5,15 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
+from dragoman.api.error_spelling import OpenAIErrors
 from dragoman.api.harmless_fields import Metadata
 from dragoman.api.read import Reader
 from dragoman.api.responses.item_kinds import ItemDict
 from dragoman.api.tools import wrong
-from dragoman.errors import NotFound
+from dragoman.errors import CONVERSATION, NotFound
 from dragoman.store import Conversation
 
+ERRORS = OpenAIErrors({CONVERSATION: "items"})
 MOST_ITEMS = 20
 """Items that one request may add."""
 

@@ -7,10 +7,11 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from dragoman.api.error_spelling import OpenAIErrors
 from dragoman.api.fields import Seconds
 from dragoman.api.read import Reader
 from dragoman.api.weights import weight_field
-from dragoman.errors import BadRequest
+from dragoman.errors import PROMPT, BadRequest
 from dragoman.limits import Limits, check_count
 from dragoman.types import IdsPrompt, Prompt, TextPrompt
 
@@ -25,6 +26,7 @@ class EmbeddingRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     user: str | None = None
 
 
+ERRORS = OpenAIErrors({PROMPT: "input"})
 READER = Reader.of(EmbeddingRequest)
 
 
@@ -50,7 +52,7 @@ def prompts(request: EmbeddingRequest) -> list[Prompt]:
 
 def _prompt(given: Any, number: int) -> Prompt:
     if isinstance(given, str) and given:
-        return TextPrompt(given)
+        return TextPrompt(given, param=f"input[{number}]")
     if isinstance(given, list) and given and all(type(item) is int for item in given):
         return IdsPrompt(tuple(given), f"input[{number}]")
     message = f"'input[{number}]' must be a text or a list of token ids, and not empty."

@@ -109,7 +109,7 @@ def sampling(fields: SharedFields, *, max_tokens: int | None, logprobs: int | No
     """What the engine is told. Words are not ids yet, and `max_tokens` 0 means as many as fit."""
     min_tokens = fields.min_tokens or 0
     if max_tokens is not None and min_tokens > max_tokens:
-        message = f"min_tokens ({min_tokens}) must not be greater than max_tokens ({max_tokens})."
+        message = f"min_tokens ({min_tokens}) must not be more than the {max_tokens} that an answer may have."
         raise BadRequest(message, param="min_tokens", code="invalid_value")
     return Sampling(
         max_tokens=max_tokens or 0,

@@ -14,7 +14,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 UNSUPPORTED: Mapping[str, str] = {
     name: reason
     for reason, names in {
-        "say it in response_format": "response_schema",
+        "say it in response_format, or text.format of a response": "response_schema",
         "whitespace and the way to a mask are the server's own": "guided_whitespace_pattern "
         "guided_decoding_backend",
         "this server has text models only": "audio mm_processor_kwargs prompt_embeds",

@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from dragoman.api.sse import DONE, around, encode, error_event, event
+from dragoman.api.error_spelling import ErrorSpelling
+from dragoman.api.sse import DONE, around, encode, event
 from dragoman.api.usage import usage
 from dragoman.api.weights import weight_field
 from dragoman.types import Answer, Event, Usage
@@ -39,6 +40,9 @@ class Spelling(Protocol):
     """How one API writes the parts in which streams differ."""
 
     object: str
+
+    @property
+    def errors(self) -> ErrorSpelling: ...
 
     def silent(self, event: Event) -> bool:
         """Whether an event says nothing by itself: it is written only for what was asked for beside it."""
@@ -105,7 +109,7 @@ class StreamWriter:
                 parts = self._parts[key] = self._cut(event)
             return encode(event.text).join(parts)
         if event.error is not None:
-            return error_event(event.error)
+            return self._spelling.errors.event(event.error)
         if self._spelling.silent(event) and not self._beside(event):
             return b""
         return self.chunk(event, self._spelling.delta(event))

@@ -4,8 +4,6 @@ from typing import Any
 
 import msgspec
 
-from dragoman.errors import DragomanError, EngineFailed
-
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 
@@ -23,9 +21,3 @@ def around(payload: dict[str, Any], hole: str) -> tuple[bytes, ...]:
     (b'data: {"a":1,"b":', b'}\\n\\n')
     """
     return tuple(event(payload).split(encode(hole)))
-
-
-def error_event(error: Exception) -> bytes:
-    """What a stream says when it fails after its headers are gone."""
-    known = error if isinstance(error, DragomanError) else EngineFailed("The server failed; see its log.")
-    return event(known.body())

@@ -7,11 +7,14 @@ from msgspec import Struct
 
 from dragoman.api.chat_request import ChatRequest, check_conversation
 from dragoman.api.chat_request import prompt as chat_prompt
+from dragoman.api.error_spelling import OpenAIErrors
 from dragoman.api.fields import TokenId
 from dragoman.api.read import Reader
-from dragoman.errors import BadRequest
+from dragoman.errors import CONVERSATION, BadRequest
 from dragoman.limits import Limits
 from dragoman.types import Prompt, TextPrompt
+
+ERRORS = OpenAIErrors({CONVERSATION: "messages"})
 
 
 class TokenizeText(Struct, kw_only=True, forbid_unknown_fields=True):

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -19,17 +20,9 @@ from dragoman.http.host import Host
 from dragoman.http.keys import Keys, keys_of
 from dragoman.http.metrics import CONTENT_TYPE
 from dragoman.http.responses.socket import Socket
-from dragoman.http.routes.table import (
-    COMPUTED,
-    DELETE,
-    GET,
-    METRICS,
-    OPEN_PATHS,
-    POST,
-    SOCKET,
-    UNCOUNTED,
-    Handler,
-)
+from dragoman.http.routes import table
+from dragoman.http.routes.api import Api, Handler
+from dragoman.http.routes.table import METRICS, OPEN_PATHS, SOCKET, errors_at
 from dragoman.settings import Settings
 from dragoman.turns.outlet import ClientGone
 
@@ -49,30 +42,35 @@ class App:
         self._guard = Guard(self.settings)
         self._keys = Keys(keys_of(self.settings))
         self._open = OPEN_PATHS | ({METRICS} if self.settings.metrics == "open" else set())
-        tables = {"POST": POST, "GET": GET, "DELETE": DELETE}
-        declared = [route for method, table in tables.items() for route in self._routes(table, method)]
-        routes = [*declared, *self._own_routes()]
+        routes = [*self._routes(table.APIS), *self._own_routes()]
         # A redirect to a path without its slash would be built from the Host header, which a client chooses.
         self._router = Router(routes, redirect_slashes=False)
 
-    def _routes(self, table: dict[str, Handler], method: str) -> list[Route]:
-        return [
-            Route(path, self._endpoint(path, handler, method), methods=[method])
-            for path, handler in table.items()
-        ]
+    def _routes(self, apis: Sequence[Api]) -> Iterator[Route]:
+        # These come first, because they are looked for most often.
+        for api in apis:
+            yield from self._some("POST", api.computed, counts=True, looks=False)
+        for api in apis:
+            yield from self._some("POST", api.post, counts=True)
+            yield from self._some("POST", api.uncounted)
+            yield from self._some("GET", api.get)
+            yield from self._some("DELETE", api.delete)
 
-    def _endpoint(self, path: str, handler: Handler, method: str) -> "_Endpoint":
-        counts = method == "POST" and path not in UNCOUNTED
-        return _Endpoint(self.host, path, handler, counts=counts, looks=path not in COMPUTED)
+    def _some(
+        self, method: str, handlers: Mapping[str, Handler], *, counts: bool = False, looks: bool = True
+    ) -> Iterator[Route]:
+        for path, handler in handlers.items():
+            endpoint = _Endpoint(self.host, path, handler, counts=counts, looks=looks)
+            yield Route(path, endpoint, methods=[method])
 
-    def _own_routes(self) -> list[Route]:
+    def _own_routes(self) -> Iterator[Route]:
         own: dict[str, Handler] = {
             "/health": self._health,
             "/ready": self._ready,
             **({} if self.settings.metrics == "off" else {METRICS: self._metrics}),
             "/version": self._version,
         }
-        return self._routes(own, "GET")
+        return self._some("GET", own)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -126,15 +124,16 @@ class App:
             exchange.facts["finish"] = "disconnect"
         except EngineFailed as error:
             begun = exchange.facts.get("completion_tokens")
-            await exchange.fail(error if begun else await self.host.cause(error))
+            await _fail(exchange, error if begun else await self.host.cause(error))
         except DragomanError as error:
-            await exchange.fail(error)
+            await _fail(exchange, error)
         except HTTPException as error:
-            await exchange.fail(_routing_error(exchange, error.status_code))
+            await _fail(exchange, _routing_error(exchange, error.status_code))
         except Exception:
             # The text of a foreign exception stays in the log: it may hold paths, prompts or keys.
             logger.exception("A request failed: %s %s", exchange.method, exchange.request_id)
-            await exchange.fail(DragomanError("The server failed; its log says why.", code="internal_error"))
+            failed = DragomanError("The server failed; its log says why.", code="internal_error")
+            await _fail(exchange, failed)
 
     async def _admits(self, exchange: Exchange) -> bool:
         """Whether the request is for a route. Raises for one that may not be made."""
@@ -247,14 +246,19 @@ def _routing_error(exchange: Exchange, status: int) -> DragomanError:
     return NotFound(f"There is no {_loggable(exchange.path)} here; see /docs.", code="unknown_path")
 
 
+async def _fail(exchange: Exchange, error: DragomanError) -> None:
+    await exchange.fail(error, errors_at(exchange.path))
+
+
 async def _refuse(scope: Scope, send: Send, error: DragomanError) -> None:
     """A handshake that is refused is answered as a request would be, where the server can do that."""
     if "websocket.http.response" not in scope.get("extensions", {}):
         await send({"type": "websocket.close", "code": 1008})
         return
+    body = msgspec.json.encode(errors_at(scope["path"]).body(error))
     headers = [(b"content-type", b"application/json"), *advice(error).items()]
     await send({"type": "websocket.http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "websocket.http.response.body", "body": msgspec.json.encode(error.body())})
+    await send({"type": "websocket.http.response.body", "body": body})
 
 
 def _loggable(path: str) -> str:

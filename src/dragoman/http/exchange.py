@@ -10,10 +10,10 @@ from typing import Any, ParamSpec, TypeVar
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
+from dragoman.api.error_spelling import ErrorSpelling
 from dragoman.api.json_pieces import encoded
 from dragoman.api.json_shape import check_shape
 from dragoman.api.pages import page
-from dragoman.api.sse import error_event
 from dragoman.errors import BadRequest, BodyTooLarge, DragomanError, UnsupportedMedia
 from dragoman.http.admission import Visit
 from dragoman.http.connection.budget import Budget, Holding, Replies
@@ -240,19 +240,19 @@ class Exchange:
         message: Message = {"type": "http.response.body", "body": data, "more_body": more}
         await self.send(message)
 
-    async def fail(self, error: DragomanError) -> None:
+    async def fail(self, error: DragomanError, errors: ErrorSpelling) -> None:
         """The error as a reply, or as the last event of a stream that has begun."""
         error.let_go()
         self.facts["error"] = error.message
         if self._ended:
             return
         if self._streaming:
-            await self.write(error_event(error))
+            await self.write(errors.event(error))
             await self.end_stream()
         elif not self.status:
             if self._reading or isinstance(error, BodyTooLarge):
                 self.head[b"connection"] = b"close"
-            await self.json(error.body(), error.status, advice(error))
+            await self.json(errors.body(error), error.status, advice(error))
 
     async def _start(self, status: int, headers: dict[bytes, bytes]) -> None:
         self.status = status

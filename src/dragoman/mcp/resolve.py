@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 
-from dragoman.errors import BadRequest, SettingsError
+from dragoman.errors import TOOLS, BadRequest, SettingsError
 from dragoman.mcp.addresses import is_public, written_as_number
 
 # Narrower than what an address may be, so that no two readers of it can disagree about its host.
@@ -27,13 +27,13 @@ def check_allow(allow: Sequence[str]) -> None:
             raise SettingsError(f"`mcp_allow`: {entry} must be a host, HOST:PORT, HOST:* or *.")
 
 
-def check_url(url: str, allow: Sequence[str], param: str) -> bool:
+def check_url(url: str, allow: Sequence[str]) -> bool:
     """Refuses what is not allowed. True for a host that only `*` allows, which must be a public one."""
     found = ADDRESS.fullmatch(url)
     if found is None:
         raise BadRequest(
             "An MCP server's address must be http:// or https:// and a host, without a password in it.",
-            param=param,
+            param=TOOLS,
         )
     host = found["host"].lower()
     port = found["port"] or DEFAULT_PORTS[found["scheme"].lower()]
@@ -44,7 +44,7 @@ def check_url(url: str, allow: Sequence[str], param: str) -> bool:
         raise BadRequest(
             f"This server may not use the MCP server at {shown}. Its operator can allow it with the setting "
             "`mcp_allow`.",
-            param=param,
+            param=TOOLS,
             code="mcp_server_not_allowed",
         )
     return not named

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import IO
 
-from dragoman.errors import BadRequest, SettingsError
+from dragoman.errors import TOOLS, BadRequest, SettingsError
 from dragoman.mcp.resolve import check_allow, check_url, header_problem
 from dragoman.mcp.session import McpSession
 from dragoman.mcp.spec import Bounds, ServerSpec
@@ -43,14 +43,12 @@ class McpServers:
         url: str | None = None,
         headers: Mapping[str, str] | None = None,
         authorization: str | None = None,
-        *,
-        param: str = "tools",
     ) -> ServerSpec:
         """The server that a request means. A request never starts a process: those are only configured."""
         if url is not None:
-            only_public = check_url(url, self._allow, param)
+            only_public = check_url(url, self._allow)
             if problem := header_problem(headers or {}, authorization):
-                raise BadRequest(f"{problem[0].upper()}{problem[1:]}.", param=param)
+                raise BadRequest(f"{problem[0].upper()}{problem[1:]}.", param=TOOLS)
             return ServerSpec(
                 label=label,
                 url=url,
@@ -62,13 +60,13 @@ class McpServers:
             known = f"It has {', '.join(self.configured())}." if self._configured else "It has none."
             raise BadRequest(
                 f"This server has no MCP server {label} of its own, and no address was given. {known}",
-                param=param,
+                param=TOOLS,
                 code="mcp_server_not_found",
             )
         if headers or authorization:
             raise BadRequest(
                 f"The MCP server {label} is this server's own: headers and authorization go with an address.",
-                param=param,
+                param=TOOLS,
             )
         return self._configured[label]
 

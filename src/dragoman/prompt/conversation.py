@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from dragoman.dialects.declare import Dialect
 from dragoman.dialects.render import render
-from dragoman.errors import BadRequest
+from dragoman.errors import CONVERSATION, FINAL_MESSAGE, TEMPLATE_KWARGS, BadRequest
 from dragoman.json_amount import check_amount, outside_of_strings
 from dragoman.limits import Limits, check_count
 from dragoman.prompt.traits import Messages, TemplateTraits
@@ -44,8 +44,8 @@ def template_variables(conversation: Conversation, traits: TemplateTraits) -> di
     """
     if conversation.continue_final_message and conversation.add_generation_prompt:
         raise BadRequest(
-            "continue_final_message and add_generation_prompt cannot both be true.",
-            param="continue_final_message",
+            f"'{FINAL_MESSAGE}' and 'add_generation_prompt' cannot both be true.",
+            param=FINAL_MESSAGE,
         )
     return {
         **conversation.template_kwargs,
@@ -61,12 +61,12 @@ def check_kwargs(kwargs: Mapping[str, Any], most: int) -> None:
     for name in kwargs:
         if name in RESERVED or name.startswith("_") or not name.isidentifier():
             raise BadRequest(
-                f"chat_template_kwargs cannot set {name[:64]!r}.",
-                param="chat_template_kwargs",
+                f"'{TEMPLATE_KWARGS}' cannot set {name[:64]!r}.",
+                param=TEMPLATE_KWARGS,
                 code="invalid_value",
             )
     if kwargs:
-        check_count(_size(kwargs, MAX_KWARGS_DEPTH), most, "chat_template_kwargs", "characters of values")
+        check_count(_size(kwargs, MAX_KWARGS_DEPTH), most, TEMPLATE_KWARGS, "characters of values")
 
 
 def _size(value: Any, depth: int) -> int:
@@ -76,8 +76,8 @@ def _size(value: Any, depth: int) -> int:
         return 8
     if depth == 0 or not isinstance(value, (Mapping, list, tuple)):
         raise BadRequest(
-            f"chat_template_kwargs hold JSON values, at most {MAX_KWARGS_DEPTH} levels deep.",
-            param="chat_template_kwargs",
+            f"'{TEMPLATE_KWARGS}' holds JSON values, at most {MAX_KWARGS_DEPTH} levels deep.",
+            param=TEMPLATE_KWARGS,
             code="invalid_value",
         )
     inner = [*value.keys(), *value.values()] if isinstance(value, Mapping) else value
@@ -89,7 +89,7 @@ def check_arguments(messages: Sequence[Message], limits: Limits) -> None:
     texts = [call.arguments for message in messages for call in message.tool_calls]
     if sum(map(len, texts)) > limits.json_lists:
         bare = b",".join(outside_of_strings(text.encode("utf-8", "surrogatepass")) for text in texts)
-        check_amount(bare, limits, "the calls' arguments", "messages")
+        check_amount(bare, limits, "the calls' arguments", CONVERSATION)
 
 
 def _messages(messages: Sequence[Message], traits: TemplateTraits) -> Messages:
@@ -155,7 +155,7 @@ def _texts(parts: list[dict[str, Any]]) -> Iterator[str]:
         if text is None:
             raise BadRequest(
                 f"This model takes text only, not parts of type {str(part.get('type'))[:64]!r}.",
-                param="messages",
+                param=CONVERSATION,
             )
         yield text
 

@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from dragoman.engines.protocol import Tokenizer
 from dragoman.engines.sound import encoded
-from dragoman.errors import BadRequest, ContextOverflow
+from dragoman.errors import SUFFIX, BadRequest, ContextOverflow
 from dragoman.prompt.special import SpecialText, erase
 from dragoman.types import TextPrompt
 
@@ -76,8 +76,8 @@ class Encoder:
         if prompt.suffix is not None:
             if self._tokenizer.infill is None:
                 raise BadRequest(
-                    "This model cannot fill a gap: suffix is not supported.",
-                    param="suffix",
+                    f"This model cannot fill a gap: '{SUFFIX}' is not supported.",
+                    param=SUFFIX,
                     code="unsupported_field",
                 )
             before, after, middle = self._tokenizer.infill

@@ -6,7 +6,7 @@ from typing import Any
 
 from dragoman.dialects.declare import Dialect
 from dragoman.engines.protocol import ModelCard, Tokenizer
-from dragoman.errors import BadRequest, ContextOverflow, TemplateError
+from dragoman.errors import CONVERSATION, FINAL_MESSAGE, TEMPLATE, BadRequest, ContextOverflow, TemplateError
 from dragoman.limits import Limits, check_count
 from dragoman.prompt.conversation import (
     check_arguments,
@@ -65,7 +65,7 @@ class Prompter:
         try:
             return self._rendered(prompt, most)
         except ContextOverflow as error:
-            error.param = error.param or ("messages" if isinstance(prompt, Conversation) else "prompt")
+            error.param = error.param or prompt.param
             raise
 
     def _rendered(self, prompt: Prompt, most: int | None) -> tuple[str, tuple[int, ...]]:
@@ -74,11 +74,11 @@ class Prompter:
             ids = self._encoder.check_ids(prompt.ids, prompt.param)
             return self._encoder.decode(ids), ids
         if isinstance(prompt, TextPrompt):
-            self._check_chars(len(prompt.text) + len(prompt.suffix or ""), "prompt")
-            self._encoder.check_length(prompt.text, most, "prompt")
+            self._check_chars(len(prompt.text) + len(prompt.suffix or ""), prompt.param)
+            self._encoder.check_length(prompt.text, most, prompt.param)
             return sound(prompt.text), tuple(self._encoder.encode_text(prompt))
         text, mark = self.marked(prompt)
-        self._encoder.check_length(text, most, "messages")
+        self._encoder.check_length(text, most, prompt.param)
         plain = erase(text, mark)
         # Mostly there is no mark, and none has to be looked for in each piece.
         return plain, tuple(self._encoder.encode_special(text, mark if plain != text else None))
@@ -105,31 +105,29 @@ class Prompter:
         if not self._templates:
             raise BadRequest(
                 "This model has no chat template: start the server with --chat-template, or use completions.",
-                param="messages",
+                param=CONVERSATION,
             )
         if name is None:
             name = "tool_use" if tools and "tool_use" in self._templates else "default"
             name = name if name in self._templates else next(iter(self._templates))
         if name not in self._templates:
             known = ", ".join(sorted(self._templates))
-            raise BadRequest(
-                f"There is no chat template {name[:64]!r}; there are: {known}.", param="chat_template"
-            )
+            raise BadRequest(f"There is no chat template {name[:64]!r}; there are: {known}.", param=TEMPLATE)
         return self._templates[name]
 
     def marked(self, conversation: Conversation) -> tuple[str, str]:
         """The prompt as text, with marks in it that keep a client's text apart, and the mark."""
-        check_count(len(conversation.messages), self._limits.messages, "messages", "messages")
+        check_count(len(conversation.messages), self._limits.messages, CONVERSATION, "messages")
         check_arguments(conversation.messages, self._limits)
         template, traits = self._choose(conversation.template, tools=bool(conversation.tools))
         check_kwargs(conversation.template_kwargs, self._limits.template_kwargs_chars)
         given = template_variables(with_tools_in_words(conversation, traits, self._dialect), traits)
         prefix = conversation.response_prefix
         joined = join_strings(prefix, given)
-        self._check_chars(len(joined), "messages")
+        self._check_chars(len(joined), CONVERSATION)
         marks = choose_marks(joined, 2)
         if len(marks) < 2:
-            raise BadRequest("The conversation uses too many Unicode noncharacters.", param="messages")
+            raise BadRequest("The conversation uses too many Unicode noncharacters.", param=CONVERSATION)
         mark, end = marks
         if not self._encoder.special.harmless(joined):
             given, prefix = self._shield(given, prefix, mark)
@@ -149,7 +147,7 @@ class Prompter:
             made = {name: shield(value, mark) for name, value in given.items() if name != "messages"}
             made["messages"] = [self._shield_message(message, mark) for message in given["messages"]]
         except RecursionError:
-            raise BadRequest("The conversation is nested too deeply.", param="messages") from None
+            raise BadRequest("The conversation is nested too deeply.", param=CONVERSATION) from None
         return made, shield(prefix, mark)
 
     def _shield_message(self, message: Mapping[str, Any], mark: str) -> dict[str, Any]:
@@ -177,14 +175,12 @@ def _tag_end(messages: list[dict[str, Any]], end: str) -> None:
         if "text" in part:
             part["text"] = f"{part['text']}{end} "
             return
-    raise BadRequest("The final message has no text that could be continued.", param="continue_final_message")
+    raise BadRequest("The final message has no text that could be continued.", param=FINAL_MESSAGE)
 
 
 def _cut(text: str, end: str) -> str:
     """`hi| <end>` becomes `hi`, where `|` is the tag: no end of turn follows a message to be continued."""
     kept, found, rest = text.rpartition(end)
     if not found:
-        raise BadRequest(
-            "The chat template does not write the final message.", param="continue_final_message"
-        )
+        raise BadRequest("The chat template does not write the final message.", param=FINAL_MESSAGE)
     return kept if rest.startswith(" ") else kept.rstrip()

@@ -17,7 +17,7 @@ from dragoman.api.responses.response import Life, Response, failure
 from dragoman.api.responses.wire import Wire
 from dragoman.api.responses.writer import Manner, ResponseWriter
 from dragoman.api.sse import KEEP_ALIVE
-from dragoman.errors import BadRequest, ContextOverflow, DragomanError
+from dragoman.errors import ContextOverflow, DragomanError
 from dragoman.responses.context import Context, fitted
 from dragoman.responses.event_log import EventLog
 from dragoman.responses.offering import Offering
@@ -167,14 +167,8 @@ class Making:
     # What the loop asks
 
     async def plan(self) -> Turn:
-        items = self._items()
-        try:
-            fits = self.request.truncation == "auto"
-            return await (fitted(items, self._planned) if fits else self._planned(items))
-        except BadRequest as error:
-            if error.param == "messages":
-                error.param = "input"
-            raise
+        items, fits = self._items(), self.request.truncation == "auto"
+        return await (fitted(items, self._planned) if fits else self._planned(items))
 
     async def _planned(self, items: Sequence[dict[str, Any]]) -> Turn:
         asked = await self._asked(self.request, items)

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from dragoman.errors import BadRequest, BodyTooLarge, UnknownCursor
+from dragoman.errors import CONVERSATION, BadRequest, BodyTooLarge, UnknownCursor
 from dragoman.limits import check_count
 from dragoman.store.operations import Many, Operation, Query, Row, marks
 from dragoman.store.records import LONGEST_ID, Item, Most, Page
@@ -126,7 +126,7 @@ def within(column: str, seqs: Sequence[int], most: Most) -> Operation[list[Item]
                 WHERE {column} IN ({marks(some)}) LIMIT ?""",
             (*some, most.items + 1),
         )
-        check_count(len(sizes), most.items, "input", "items")
+        check_count(len(sizes), most.items, CONVERSATION, "items")
         check_stored(sum(size for _, size, _ in sizes), most)
     since = _first_trail(sizes)
     rows: list[Row] = []
@@ -142,7 +142,7 @@ def within(column: str, seqs: Sequence[int], most: Most) -> Operation[list[Item]
 
 
 def check_stored(size: int, most: Most) -> None:
-    check_count(size, most.bytes, "input", "bytes of stored items")
+    check_count(size, most.bytes, CONVERSATION, "bytes of stored items")
 
 
 def _first_trail(sizes: Sequence[tuple[int, int, int]]) -> int:

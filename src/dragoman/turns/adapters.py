@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from dragoman.engines.protocol import ModelCard
-from dragoman.errors import BadRequest
+from dragoman.errors import ADAPTERS, BadRequest
 from dragoman.turns.spec import AdapterWish
 from dragoman.types import Adapters
 
@@ -13,8 +13,8 @@ def chosen_adapters(card: ModelCard, named: str | None, wishes: Sequence[Adapter
     if wishes is None:
         return ((named, 1.0),) if named is not None else ()
     if named is not None:
-        message = f"'{named}' is an adapter already; send the model's own name with lora, or no lora."
-        raise BadRequest(message, param="lora", code="invalid_value")
+        message = f"'{named}' is an adapter already; leave out '{ADAPTERS}', or send the model's own name."
+        raise BadRequest(message, param=ADAPTERS, code="invalid_value")
     scales: dict[str, float] = {}
     for wish in wishes:
         name = _known(card, wish)
@@ -42,7 +42,7 @@ def _known(card: ModelCard, wish: AdapterWish) -> str:
 def _check_single(chosen: dict[str, float], wishes: Sequence[AdapterWish]) -> None:
     if len(chosen) > 1:
         message = "The engine behind this model uses one adapter at a time; name one."
-        raise BadRequest(message, param="lora", code="unsupported_field")
+        raise BadRequest(message, param=ADAPTERS, code="unsupported_field")
     for wish in wishes:
         if wish.scale not in (0.0, 1.0):
             message = "The engine behind this model has no scales of adapters; leave out the scale."

@@ -15,7 +15,7 @@ from dragoman.constrain.vocabulary import GrammarMatcher, Vocabulary
 from dragoman.dialects.declare import Dialect
 from dragoman.dialects.registry import with_calls
 from dragoman.engines.protocol import ModelCard, Tokenizer
-from dragoman.errors import BadRequest
+from dragoman.errors import BadRequest, Part
 from dragoman.limits import Limits
 from dragoman.turns.grammars import Grammars
 from dragoman.turns.sources import source_of
@@ -160,9 +160,8 @@ class Constrainer:
 
 
 def _named(error: BadRequest, asked: Wanted | Calling) -> BadRequest:
-    """The error with the field that asked for what is wrong."""
-    if error.param in (None, "response_format"):
-        error.param = asked.param
+    """What names no part itself is about what was asked for."""
+    error.param = error.param or asked.param
     return error
 
 
@@ -177,7 +176,7 @@ def _reasoning_as_text(dialect: Dialect, in_reasoning: bool) -> Dialect:
     """Where reasoning is left in the text, and the text must be something, there can be none."""
     if in_reasoning or dialect.channels is not None:
         message = "Reasoning that is left in the text is not in the constraint; have it set apart."
-        raise BadRequest(message, param="separate_reasoning", code="invalid_value")
+        raise BadRequest(message, param=Part("separate_reasoning"), code="invalid_value")
     return _without_reasoning(dialect)
 
 

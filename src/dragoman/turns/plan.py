@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from dragoman.dialects.declare import Dialect
 from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.engines.sound import encoded
-from dragoman.errors import BadRequest, ContextOverflow, ModelNotFound
+from dragoman.errors import MODEL, BadRequest, ContextOverflow, ModelNotFound, Part
 from dragoman.limits import Limits
 from dragoman.prompt import Prompter
 from dragoman.prompt.stitch import stitch_prompt
@@ -24,7 +24,7 @@ from dragoman.turns.opened import ids_opened_reasoning, opened_reasoning
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.trails import Trails
 from dragoman.turns.unsupported import refuse_unsupported
-from dragoman.types import Adapters, Conversation, IdsPrompt, Job, Prompt, Sampling, Traced
+from dragoman.types import Adapters, Conversation, Job, Prompt, Sampling, Traced
 
 Rendered: TypeAlias = tuple[str, tuple[int, ...], Traced | None]
 """A prompt as text and as ids, and the turn that it goes on from."""
@@ -83,7 +83,7 @@ class Planner:
         if model in self.card.adapters:
             return model
         known = ", ".join([*self.names, *self.card.adapters])
-        raise ModelNotFound(f"The model '{model}' does not exist here; there is: {known}.", param="model")
+        raise ModelNotFound(f"The model '{model}' does not exist here; there is: {known}.", param=MODEL)
 
     def check(self, spec: TurnSpec) -> None:
         """Raises for all that is wrong with a turn, whatever its prompt will be."""
@@ -169,15 +169,14 @@ class Planner:
         """The prompt as text and as ids, which are cut as asked; more than the model takes is refused."""
         most = self.prompter.most_tokens
         text, ids, after = self._rendered(prompt, most if keep is None else None, dialect, salt)
-        param = _param(prompt)
         if keep is not None:
             whole, ids = len(ids), ids[-(most if keep < 0 else keep) :]
             after = after if len(ids) == whole else None
         if not ids:
-            raise BadRequest("The prompt is empty.", param=param, code="empty_prompt")
+            raise BadRequest("The prompt is empty.", param=prompt.param, code="empty_prompt")
         if len(ids) > most:
             message = f"The prompt has {len(ids)} tokens, but {most} are the most; shorten it."
-            raise ContextOverflow(message, param=param)
+            raise ContextOverflow(message, param=prompt.param)
         return text, ids, after
 
     def _with_room(self, spec: TurnSpec, sampling: Sampling, prompt_tokens: int) -> Sampling:
@@ -190,9 +189,9 @@ class Planner:
 
     def _sampling(self, spec: TurnSpec) -> Sampling:
         sampling = self._defaults.applied(spec)
-        self._check_ids(sampling.logit_bias, "logit_bias")
-        self._check_ids(sampling.stop_token_ids, "stop_token_ids")
-        self._check_ids(sampling.allowed_token_ids or (), "allowed_token_ids")
+        self._check_ids(sampling.logit_bias, Part("logit_bias"))
+        self._check_ids(sampling.stop_token_ids, Part("stop_token_ids"))
+        self._check_ids(sampling.allowed_token_ids or (), Part("allowed_token_ids"))
         if sampling.samplers is not None and spec.dry_breakers:
             asked = replace(sampling.samplers, dry_breakers=self._breakers.ids(spec.dry_breakers))
             sampling = replace(sampling, samplers=asked)
@@ -200,7 +199,7 @@ class Planner:
             return sampling
         return replace(sampling, bad_words=tuple(self._spellings(spec.bad_words)))
 
-    def _check_ids(self, ids: Iterable[int], param: str) -> None:
+    def _check_ids(self, ids: Iterable[int], param: Part) -> None:
         size = len(self.tokenizer.pieces)
         for id_ in ids:
             if not 0 <= id_ < size:
@@ -216,10 +215,3 @@ class Planner:
                 if ids and ids not in seen:
                     seen.add(ids)
                     yield ids
-
-
-def _param(prompt: Prompt) -> str:
-    """The field that it came in."""
-    if isinstance(prompt, IdsPrompt):
-        return prompt.param
-    return "messages" if isinstance(prompt, Conversation) else "prompt"

@@ -24,7 +24,7 @@ class Reading(Struct, frozen=True, kw_only=True):
     custom: frozenset[str] = frozenset()
     """Tools that take a text: the arguments of their calls are the text itself."""
     places: tuple[str, ...] = ()
-    """Where each of the tools was declared, for messages: `tools[2].function`."""
+    """Where the schema of each of the tools is, for messages: `tools[2].function.parameters`."""
 
 
 Syntax: TypeAlias = Literal["json_object", "json_schema", "regex", "choice", "gbnf", "lark"]

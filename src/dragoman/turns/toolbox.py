@@ -62,7 +62,7 @@ class Toolbox:
         """Refuses servers that are not there or not allowed."""
         for wish in self._wishes.values():
             self._specs[wish.label] = self._servers.resolve(
-                wish.label, wish.url, wish.headers, wish.authorization, param="tools"
+                wish.label, wish.url, wish.headers, wish.authorization
             )
 
     async def __aenter__(self) -> Self:

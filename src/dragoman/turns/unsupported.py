@@ -1,13 +1,11 @@
 """What an engine cannot do is refused before it is asked, by the name that the client used."""
 
 from dragoman.engines.protocol import ModelCard
-from dragoman.errors import BadRequest
+from dragoman.errors import BadRequest, Part
 from dragoman.turns.spec import TurnSpec
 from dragoman.types import Sampling
 
 _UNASKED = Sampling(max_tokens=0)
-_PUBLIC = {"reuse_prefix": "cache_prompt"}
-"""Names of fields that clients know by another one."""
 
 
 def refuse_unsupported(spec: TurnSpec, card: ModelCard) -> None:
@@ -16,12 +14,11 @@ def refuse_unsupported(spec: TurnSpec, card: ModelCard) -> None:
             "The engine behind this model has the usual samplers only (temperature, top_p, top_k, min_p and"
             " penalties), in their usual order; leave the others out."
         )
-        raise BadRequest(message, param="samplers", code="unsupported_field")
+        raise BadRequest(message, param=Part("samplers"), code="unsupported_field")
     for name in card.refused:
         if _asked(spec, name):
-            public = _PUBLIC.get(name, name)
-            message = f"The engine behind this model does not support {public}; leave it out."
-            raise BadRequest(message, param=public, code="unsupported_field")
+            message = f"The engine behind this model does not support '{name}'; leave it out."
+            raise BadRequest(message, param=Part(name), code="unsupported_field")
 
 
 def _asked(spec: TurnSpec, name: str) -> bool:

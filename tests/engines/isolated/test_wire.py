@@ -15,7 +15,7 @@ from dragoman.engines.isolated import wire
 from dragoman.engines.isolated.constraints import Kitchen, Sourced, recipe_of
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import ByteTokenizer
-from dragoman.errors import BadRequest, DragomanError, EngineFailed, MissingRecord
+from dragoman.errors import BadRequest, DragomanError, EngineFailed, MissingRecord, Part
 from dragoman.turns.constrain import Ready
 from dragoman.types import ConstraintSource, Job, Matcher, Sampling, Step, TokenLogprob
 
@@ -93,6 +93,12 @@ def test_errors_arrive_without_foreign_words(
     told = said.steps[0][1].error
     assert type(told) is kind
     assert told.message == message
+
+
+@pytest.mark.parametrize("param", [None, "input[3]", Part("prompt")])
+def test_what_is_wrong_arrives_as_the_part_that_it_was(param: str | None) -> None:
+    told = wire.Told.of(BadRequest("no", param=param)).error()
+    assert (told.param, type(told.param)) == (param, type(param))
 
 
 @pytest.mark.parametrize("kind", ["SystemExit", "ClassVar", "annotations", "EngineFailed.__init__", ""])

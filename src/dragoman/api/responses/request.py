@@ -238,7 +238,7 @@ def spec(
         most_calls=1 if single else None,
         verbatim=wanted(request) is not None,
         custom=offer.custom,
-        places=tuple(offer.places),
+        places=tuple(f"{place}.parameters" for place in offer.places),
     )
     return turn_spec(request, (told,), _sampling(request), 1, reading, calls, thinking(request))
 

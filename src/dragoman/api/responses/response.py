@@ -5,6 +5,7 @@ from typing import Any, Literal, TypeAlias
 from msgspec import Raw, Struct
 
 from dragoman.api.json_pieces import writer
+from dragoman.api.responses.errors import ERRORS
 from dragoman.api.responses.request import ResponseRequest
 from dragoman.api.responses.wire import DONE, Wire
 from dragoman.api.weights import weight_field
@@ -130,11 +131,12 @@ def failure(error: Exception) -> dict[str, Any]:
     """What a failed response says. Codes that clients act on are kept; the others are the SDK's."""
     if not isinstance(error, DragomanError):
         return {"code": "server_error", "message": "The server failed; its log says why."}
+    message = ERRORS.body(error)["error"]["message"]
     if error.code == "context_length_exceeded":
-        return {"code": error.code, "message": error.message}
+        return {"code": error.code, "message": message}
     kinds = {BadRequest: "invalid_prompt", Overloaded: "rate_limit_exceeded"}
     code = next((code for kind, code in kinds.items() if isinstance(error, kind)), "server_error")
-    return {"code": code, "message": error.message}
+    return {"code": code, "message": message}
 
 
 def _or(value: float | None, default: float) -> float:

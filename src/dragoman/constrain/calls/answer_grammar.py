@@ -10,7 +10,7 @@ from dragoman.constrain.grammar.rules import Rules, Symbol, either, literal, reg
 from dragoman.dialects.declare import Calls, Channels, Dialect, JsonCalls, PythonCalls, Reasoning, TaggedCalls
 from dragoman.dialects.parser import parse
 from dragoman.dialects.render import render
-from dragoman.errors import BadRequest
+from dragoman.errors import TOOL_CHOICE, TOOLS, BadRequest
 from dragoman.types import Answer, ToolCall
 
 CallMode: TypeAlias = Literal["auto", "required", "none"]
@@ -36,14 +36,14 @@ def answer_grammar(
     the model may also write text, and a call that it opens is one of a declared tool; `strict` names
     the tools that are held to their schemas then, None means all. `text` is what text must be. `special` are
     the ids of the model's special tokens: a marker that is one is matched by its id, and cannot be spelled.
-    `custom` names the tools that stand for one with a text, `places` is where each was declared.
+    `custom` names the tools that stand for one with a text, `places` is where the schema of each is.
     """
     made = AnswerGrammar(dialect, special, starts_in_reasoning=starts_in_reasoning)
     if text is not None and text.watched and choice != "required":
         if choice == "none" and made.is_plain:
             return text
         message = "'uniqueItems' cannot be enforced in an answer that may begin with reasoning, or be a call."
-        raise BadRequest(message, param="response_format", code="unsupported_schema")
+        raise BadRequest(message, code="unsupported_schema")
     if choice == "none":
         return Constraint(made.grammar(made.wrapped(text) if text else made.free_text(())))
     held = strict if choice == "auto" and _holds_any_name(dialect) else None
@@ -57,7 +57,7 @@ def answer_grammar(
             message = (
                 "This model writes calls without a marker: they cannot be told from an answer in a schema."
             )
-            raise BadRequest(message, param="response_format", code="unsupported_field")
+            raise BadRequest(message, code="unsupported_field")
         return Constraint(made.grammar(either([made.calls(calls), made.wrapped(text)])))
     return Constraint(made.grammar(made.mixed(calls)))
 
@@ -65,17 +65,16 @@ def answer_grammar(
 def _check(dialect: Dialect, tools: Sequence[ToolSchema]) -> None:
     """Every tool can be called in this dialect, by its name."""
     if not tools:
-        raise BadRequest("There is no tool to call.", param="tools", code="invalid_value")
+        raise BadRequest("There is no tool to call.", param=TOOLS, code="invalid_value")
     if dialect.own is not None or not dialect.has_calls:
         message = f"Calls cannot be forced in the dialect {dialect.name!r} of this model."
-        raise BadRequest(message, param="tool_choice", code="unsupported_field")
+        raise BadRequest(message, param=TOOL_CHOICE, code="unsupported_field")
     for tool in tools:
         call = ToolCall(id=None, name=tool.name, arguments="{}")
         read = parse(render(dialect, Answer(calls=[call])), dialect, [{"name": tool.name}]).calls
         if [one.name for one in read] != [tool.name]:
-            param = tool.where.param.removesuffix("parameters") + "name"
             message = f"The name {tool.name!r} cannot be written in this model's syntax for calls."
-            raise BadRequest(message, param=param, code="invalid_value")
+            raise BadRequest(message, param=tool.where.beside("name"), code="invalid_value")
 
 
 def _holds_any_name(dialect: Dialect) -> bool:

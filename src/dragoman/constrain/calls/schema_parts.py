@@ -44,6 +44,10 @@ class SchemaPlace(Struct, frozen=True):
     def at(self, *steps: str) -> "SchemaPlace":
         return SchemaPlace(self.tool, self.param, at(self.place, *steps))
 
+    def beside(self, name: str) -> str:
+        """Another field of the tool that has the schema."""
+        return f"{self.param.rpartition('.')[0]}.{name}"
+
     def refuse(self, what: str) -> NoReturn:
         param = f"{self.param}#{self.place}" if self.place else self.param
         message = f"The arguments of {self.tool!r} cannot be enforced: '{param}' {what}."

@@ -12,6 +12,7 @@ from dragoman.constrain.grammar.rules import Rules
 from dragoman.constrain.quoted.quoted_lark import QuotedLark
 from dragoman.constrain.schema.json_schema import prepare_schema
 from dragoman.constrain.schema.problems import Problems
+from dragoman.errors import TOOLS
 
 NOTHING: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 """The arguments of a tool that declares none."""
@@ -36,7 +37,7 @@ class ToolSchema(Struct, frozen=True):
 
     def text(self, rules: Rules) -> QuotedLark | None:
         """What the text must be, if a grammar says so."""
-        return QuotedLark(rules, self.lark, _format(self.where.param)) if self.lark else None
+        return QuotedLark(rules, self.lark, self.where.beside("format")) if self.lark else None
 
 
 def read_tools(
@@ -48,7 +49,7 @@ def read_tools(
 ) -> list[ToolSchema]:
     """Those that may be called. `strict` are those that are held to their schemas; None: all of them.
 
-    `custom` are those that stand for a tool with one text, `places` is where each was declared.
+    `custom` are those that stand for a tool with one text, `places` is where the schema of each is.
     """
     found = []
     for number, tool in enumerate(declared):
@@ -58,11 +59,11 @@ def read_tools(
         if names is not None and name not in names:
             continue
         schema = function.get("parameters") or function.get("input_schema") or NOTHING
-        place = places[number] if places else f"tools[{number}]{'.function' if inner else ''}"
-        where = SchemaPlace(name, f"{place}.parameters")
+        place = f"{TOOLS}[{number}]{'.function' if inner else ''}.parameters"
+        where = SchemaPlace(name, places[number] if places else place)
         loose = strict is not None and name not in strict
         wanted = ANYTHING if loose else {"type": "object", **closed(schema)}
-        lark = _lark(schema, _format(where.param)) if name in custom and not loose else ""
+        lark = _lark(schema, where.beside("format")) if name in custom and not loose else ""
         found.append(ToolSchema(name, schema, wanted, _native(wanted, where), where, lark))
     return found
 
@@ -70,11 +71,6 @@ def read_tools(
 def strict_names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
     """The tools whose calls must be in their schemas, even if the model calls them by itself."""
     return [tool["function"]["name"] for tool in tools if tool["function"].get("strict")]
-
-
-def _format(param: str) -> str:
-    """What a custom tool calls its text's grammar, beside what would be its parameters."""
-    return param.removesuffix("parameters") + "format"
 
 
 def _lark(schema: Mapping[str, Any], param: str) -> str:

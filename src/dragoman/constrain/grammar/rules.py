@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from dragoman.constrain.budget import compile_grammar
 from dragoman.constrain.vocabulary import byte_vocabulary
-from dragoman.errors import BadRequest
+from dragoman.errors import TOOLS, BadRequest
 
 MOST_BYTES = 4 * 1024 * 1024
 """Of the text of one grammar."""
@@ -92,7 +92,7 @@ class Rules:
         self._size += len(line)
         if self._size > MOST_BYTES:
             message = "The tools of this request make a grammar that is too large."
-            raise BadRequest(message, param="tools", code="limit_exceeded")
+            raise BadRequest(message, param=TOOLS, code="limit_exceeded")
         self._lines[number] = line
 
     def grammar(self, start: str) -> str:

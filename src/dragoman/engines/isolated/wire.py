@@ -11,7 +11,7 @@ from msgspec import Struct
 from dragoman import errors
 from dragoman.constrain.reasoning_budget import Recipe
 from dragoman.engines.protocol import ModelCard, Tokenizer
-from dragoman.errors import DragomanError, EngineFailed
+from dragoman.errors import DragomanError, EngineFailed, Part
 from dragoman.types import ConstraintSource, Job, Step
 
 _LENGTH = 4
@@ -22,14 +22,16 @@ class Told(Struct, frozen=True):
 
     kind: str
     message: str
-    param: str | None = None
     code: str | None = None
+    param: str | None = None
+    is_part: bool = False
 
     @classmethod
     def of(cls, error: BaseException) -> "Told":
         if not isinstance(error, DragomanError):
             return cls("EngineFailed", "The engine failed at what it was asked.")
-        return cls(type(error).__name__, error.message, error.param, error.code)
+        param = None if error.param is None else str(error.param)
+        return cls(type(error).__name__, error.message, error.code, param, isinstance(error.param, Part))
 
     def error(self) -> DragomanError:
         kind = getattr(errors, self.kind, None)
@@ -37,7 +39,8 @@ class Told(Struct, frozen=True):
             kind = EngineFailed
         # Some kinds have words of their own; here they are written already.
         made: DragomanError = kind.__new__(kind)
-        DragomanError.__init__(made, self.message, param=self.param, code=self.code)
+        param = Part(self.param) if self.param is not None and self.is_part else self.param
+        DragomanError.__init__(made, self.message, param=param, code=self.code)
         return made
 
 

@@ -7,6 +7,7 @@ from dragoman.errors import (
     DragomanError,
     EngineFailed,
     Overloaded,
+    Part,
     Unavailable,
 )
 
@@ -21,11 +22,11 @@ def error_of(error: ClientError) -> DragomanError:
     said = error.said or "The upstream refused the request and gave no reason."
     status = error.where.status if isinstance(error, Refused) else None
     if error.code == ContextOverflow.code:
-        return ContextOverflow(said, param=error.param)
+        return ContextOverflow(said, param=_part(error))
     if status in _CLIENTS_FAULT or (isinstance(error, StreamFailed) and error.kind in _CLIENTS_KINDS):
         # vLLM repeats the status as the code.
         code = None if error.code is None or error.code.isdigit() else error.code
-        return BadRequest(said, param=error.param, code=code)
+        return BadRequest(said, param=_part(error), code=code)
     if status == 429 or error.kind == Overloaded.type:
         return Overloaded(error.said or "The upstream is busy; try again soon.")
     if isinstance(error, CannotConnect | TimedOut) or status in _BUSY or error.code == Unavailable.code:
@@ -33,3 +34,8 @@ def error_of(error: ClientError) -> DragomanError:
     if status in (401, 403):
         return EngineFailed("The upstream does not take the key that this server has for it.")
     return EngineFailed("The upstream failed; the server's log says more.")
+
+
+def _part(error: ClientError) -> Part | None:
+    """An upstream is asked for completions, whose fields have the names that we use ourselves."""
+    return None if error.param is None else Part(error.param)

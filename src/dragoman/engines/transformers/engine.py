@@ -23,7 +23,7 @@ from dragoman.engines.transformers.embedding import mean_vectors
 from dragoman.engines.transformers.loading import Loaded, load
 from dragoman.engines.transformers.options import TransformersOptions
 from dragoman.engines.transformers.run import Run, Said
-from dragoman.errors import BadRequest, DragomanError, EngineFailed, Unavailable
+from dragoman.errors import MODEL, PROMPT, BadRequest, DragomanError, EngineFailed, Unavailable
 from dragoman.types import Job, Sink, Step
 
 T = TypeVar("T")
@@ -91,7 +91,7 @@ class TransformersEngine:
     def submit(self, job: Job, sink: Sink) -> Handle:
         """Start a job; `sink` is called on the running event loop's thread."""
         if not self._loaded.writes:
-            raise BadRequest("This model gives embeddings only; it cannot write.", param="model")
+            raise BadRequest("This model gives embeddings only; it cannot write.", param=MODEL)
         self._start()
         loop = asyncio.get_running_loop()
         prompt = np.array(job.prompt, np.int32)
@@ -120,9 +120,7 @@ class TransformersEngine:
         """The mean of the last hidden states of each prompt, at length one."""
         for prompt in prompts:
             if len(prompt) > self.card.max_model_len:
-                raise BadRequest(
-                    f"This model embeds at most {self.card.max_model_len} tokens.", param="input"
-                )
+                raise BadRequest(f"This model embeds at most {self.card.max_model_len} tokens.", param=PROMPT)
         after = () if self._loaded.writes else self.tokenizer.after
         framed = [(*prompt, *after)[: self.card.max_model_len] for prompt in prompts]
         return await self._aside(lambda: self._embed(framed))

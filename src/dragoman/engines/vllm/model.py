@@ -10,7 +10,7 @@ from dragoman.engines.protocol import ModelCard
 from dragoman.engines.recommended import sensible
 from dragoman.engines.vllm.faults import told
 from dragoman.engines.vllm.params import UNSUPPORTED, adapter_requests, sampling_params, sources_of
-from dragoman.errors import BadRequest, ModelFileError
+from dragoman.errors import MODEL, BadRequest, ModelFileError
 from dragoman.types import Job
 
 
@@ -48,7 +48,7 @@ class VllmModel:
     def sampling_params(self, job: Job) -> Any:
         if not self.writes:
             raise BadRequest(
-                "This model gives embeddings only; it cannot write.", param="model", code="unsupported_model"
+                "This model gives embeddings only; it cannot write.", param=MODEL, code="unsupported_model"
             )
         with told():
             return sampling_params(job, self.tokenizer.end_ids)
@@ -57,7 +57,7 @@ class VllmModel:
         if self.writes:
             raise BadRequest(
                 "This model writes and gives no embeddings; vLLM does either one or the other.",
-                param="model",
+                param=MODEL,
                 code="unsupported_model",
             )
         from vllm import PoolingParams

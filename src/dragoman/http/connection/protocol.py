@@ -21,6 +21,7 @@ from dragoman.http.connection.uvicorn_parts import (
     RequestResponseCycle,
     ServerState,
 )
+from dragoman.http.routes.table import errors_at
 from dragoman.settings import Settings
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class _Refusal(Exception):
 
 
 class StrictProtocol(HttpToolsProtocol):
-    """One connection. What is wrong with its bytes is said in our error shape, and ends it."""
+    """One connection. What is wrong with its bytes is said as any error is, and ends it."""
 
     transport: PatientTransport
 
@@ -59,6 +60,7 @@ class StrictProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self.url = b""
         app: Any = config.app
         self._settings: Settings = app.settings
         self._host: Host = app.host
@@ -347,7 +349,10 @@ class StrictProtocol(HttpToolsProtocol):
             self._say(error)
 
     def _say(self, error: DragomanError) -> None:
-        self.transport.write(_reply(error, self.server_state.default_headers))
+        # Of a head that is not whole, what there is of the path.
+        path = unquote(self.url.partition(b"?")[0].decode("latin-1"))
+        body = msgspec.json.encode(errors_at(path).body(error))
+        self.transport.write(_reply(error, body, self.server_state.default_headers))
         self.transport.close()
 
 
@@ -355,8 +360,7 @@ def _invalid(message: str) -> BadRequest:
     return BadRequest(message, code="invalid_http")
 
 
-def _reply(error: DragomanError, default_headers: list[tuple[bytes, bytes]]) -> bytes:
-    body = msgspec.json.encode(error.body())
+def _reply(error: DragomanError, body: bytes, default_headers: list[tuple[bytes, bytes]]) -> bytes:
     headers = [
         *default_headers,
         (b"content-type", b"application/json"),

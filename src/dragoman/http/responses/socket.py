@@ -12,6 +12,7 @@ from starlette.types import Receive, Send
 
 from dragoman.api.json_shape import check_shape
 from dragoman.api.responses import request as requests
+from dragoman.api.responses.errors import ERRORS
 from dragoman.api.responses.wire import DATA, END, Written, one_by_one, unwrapped
 from dragoman.errors import BadRequest, BodyTooLarge, DragomanError, Overloaded
 from dragoman.http.admission import Visit
@@ -237,12 +238,8 @@ class Socket:
         return await wait_patiently(work, period, lambda: self.write(speaker.idle()))
 
     async def _fail(self, error: DragomanError, lane: str | None = None) -> None:
-        """Flat for one generation of SDKs, nested for the other; Codex reads the status."""
         error.let_go()
-        said = error.body()
-        flat = {key: value for key, value in said["error"].items() if key != "type"}
-        head = {"type": "error", "sequence_number": 0, "status": error.status}
-        await self._put(_in_lane(_encode({**head, **flat, **said}), lane))
+        await self._put(_in_lane(_encode(ERRORS.message(error)), lane))
 
     async def _put(self, payload: str) -> None:
         try:

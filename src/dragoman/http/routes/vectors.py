@@ -44,9 +44,9 @@ async def embed(host: Host, exchange: Exchange) -> None:
     await exchange.json(await exchange.aside(size, make), size=size)
 
 
-def _read_embed(body: bytes, limits: Limits) -> tuple[EmbeddingRequest, dict[str, Prompt]]:
+def _read_embed(body: bytes, limits: Limits) -> tuple[EmbeddingRequest, list[Prompt]]:
     request = embeddings.read(body, limits)
-    return request, {f"input[{number}]": prompt for number, prompt in enumerate(embeddings.prompts(request))}
+    return request, embeddings.prompts(request)
 
 
 async def rerank(host: Host, exchange: Exchange) -> None:
@@ -165,28 +165,21 @@ async def _ids(
     for pair in pairs:
         for side in pair:
             places.setdefault(side.text, side.place)
-    texts: dict[str, Prompt] = {
-        place: TextPrompt(text, None, add_special_tokens) for text, place in places.items()
-    }
+    texts = [TextPrompt(text, None, add_special_tokens, place) for text, place in places.items()]
     return dict(zip(places, await _encoded(host, exchange, texts, body_bytes), strict=True))
 
 
 async def _encoded(
-    host: Host, exchange: Exchange, asked: dict[str, Prompt], body_bytes: int
+    host: Host, exchange: Exchange, asked: Sequence[Prompt], body_bytes: int
 ) -> list[tuple[int, ...]]:
     return await exchange.aside(body_bytes, partial(_encode, host, asked))
 
 
-def _encode(host: Host, asked: dict[str, Prompt]) -> list[tuple[int, ...]]:
-    """The ids of prompts, which come with their places in the request."""
+def _encode(host: Host, asked: Sequence[Prompt]) -> list[tuple[int, ...]]:
     found = []
-    for place, prompt in asked.items():
-        try:
-            found.append(host.model.prompter.encode(prompt, host.model.prompter.most_tokens))
-        except BadRequest as error:
-            error.param = place
-            raise
-        _check_length(host, len(found[-1]), place)
+    for prompt in asked:
+        found.append(host.model.prompter.encode(prompt, host.model.prompter.most_tokens))
+        _check_length(host, len(found[-1]), prompt.param)
     return found
 
 

@@ -1,0 +1,45 @@
+"""The words in which each API says what is wrong with which part of a request."""
+
+import pytest
+
+from dragoman.api import chat_reply, completions_reply, embeddings
+from dragoman.api.error_spelling import OpenAIErrors, spelled
+from dragoman.api.responses.errors import ERRORS as RESPONSES
+from dragoman.errors import CONVERSATION, LOGPROBS, OUTPUT, PROMPT, BadRequest, Part
+
+CHAT, COMPLETIONS, EMBEDDINGS = chat_reply.ERRORS, completions_reply.ERRORS, embeddings.ERRORS
+
+
+@pytest.mark.parametrize(
+    ("errors", "part", "field"),
+    [
+        (CHAT, CONVERSATION, "messages"),
+        (CHAT, PROMPT, "messages"),
+        (CHAT, OUTPUT, "response_format"),
+        (CHAT, LOGPROBS, "top_logprobs"),
+        (CHAT, Part("reuse_prefix"), "cache_prompt"),
+        (CHAT, Part("logit_bias"), "logit_bias"),
+        (COMPLETIONS, PROMPT, "prompt"),
+        (COMPLETIONS, LOGPROBS, "logprobs"),
+        (RESPONSES, CONVERSATION, "input"),
+        (RESPONSES, OUTPUT, "text.format"),
+        (EMBEDDINGS, PROMPT, "input"),
+    ],
+)
+def test_a_part_has_a_word_in_each_api(errors: OpenAIErrors, part: Part, field: str) -> None:
+    body = errors.body(BadRequest(f"'{part}' is wrong.", param=part))
+    assert body["error"] == {
+        "message": f"'{field}' is wrong.",
+        "type": "invalid_request_error",
+        "param": field,
+        "code": None,
+    }
+
+
+def test_what_an_api_has_said_itself_stays() -> None:
+    error = BadRequest("'prompt' is not supported.", param="prompt")
+    assert spelled(error, {PROMPT: "input"}) == ("'prompt' is not supported.", "prompt")
+
+
+def test_a_long_name_is_shortened_and_still_a_field() -> None:
+    assert len(spelled(BadRequest("no", param="x" * 10_000), {})[1] or "") < 300
