@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dragoman.dialects.parser import parse
-from dragoman.dialects.schema import Place, Tools
+from dragoman.dialects.schema import ArgumentPlace, Tools
 
 STRING = {"type": "string"}
 INTEGER = {"type": "integer"}
@@ -114,37 +114,37 @@ TABLE: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("text", "schema", "expected"), TABLE)
 def test_value(text: str, schema: dict[str, Any], expected: str) -> None:
-    assert Place(schema, schema).json(text) == expected
+    assert ArgumentPlace(schema, schema).json(text) == expected
 
 
 @pytest.mark.parametrize(("text", "schema"), [(text, schema) for text, schema, _ in TABLE])
 def test_every_value_is_json(text: str, schema: dict[str, Any]) -> None:
-    json.loads(Place(schema, schema).json(text), parse_int=str)
+    json.loads(ArgumentPlace(schema, schema).json(text), parse_int=str)
 
 
 @pytest.mark.parametrize("text", ["5", "null", "{}"])
 def test_without_a_schema_text_stays_text_where_the_dialect_says_so(text: str) -> None:
-    assert Place({}, {}).json(text, "text") == json.dumps(text)
+    assert ArgumentPlace({}, {}).json(text, "text") == json.dumps(text)
 
 
 def test_a_reference_is_followed() -> None:
     root = {"properties": {"a": {"$ref": "#/$defs/x~1y"}}, "$defs": {"x/y": STRING}}
-    assert Place(root, root).member("a").json("5") == '"5"'
+    assert ArgumentPlace(root, root).member("a").json("5") == '"5"'
 
 
 def test_a_reference_through_a_union_is_followed() -> None:
     root = {"properties": {"a": {"anyOf": [{"$ref": "#/$defs/n"}, NULL]}}, "$defs": {"n": INTEGER}}
-    assert Place(root, root).member("a").types == {"integer", "null"}
+    assert ArgumentPlace(root, root).member("a").types == {"integer", "null"}
 
 
 def test_members_of_members_and_items_have_places() -> None:
     schema = {"properties": {"a": {"items": {"properties": {"b": STRING}}}}}
-    assert Place(schema, schema).member("a").item().member("b").is_text
+    assert ArgumentPlace(schema, schema).member("a").item().member("b").is_text
 
 
 def test_a_member_that_is_not_named_takes_what_additional_ones_are() -> None:
     schema = {"properties": {"a": INTEGER}, "additionalProperties": STRING}
-    assert Place(schema, schema).member("b").is_text
+    assert ArgumentPlace(schema, schema).member("b").is_text
 
 
 # Hostile schemas

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from dragoman.dialects.declare import BraceCalls, Dialect, JsonCalls, NamedCalls, PythonCalls, TaggedCalls
+from dragoman.dialects.declare import (
+    BraceCalls,
+    Dialect,
+    JsonCalls,
+    NamedCalls,
+    PythonCalls,
+    PythonObjects,
+    TaggedCalls,
+    TreeCalls,
+)
 from dragoman.dialects.parser import Parser
 from dragoman.dialects.registry import get_dialect
 from dragoman.dialects.render import render
@@ -138,9 +147,10 @@ def can_hold(dialect: Dialect, given: dict[str, Any]) -> bool:
     if not isinstance(shape, TaggedCalls):
         return True
     # Of an end that is all layout nothing can be stripped; the end of a value may look like its beginning.
-    ends = [end.strip() or end for end in shape.value_end] + [shape.nested or "]]>", "Ġ", "Ċ"]
+    lead = shape.lead if isinstance(shape, TreeCalls) else ""
+    ends = [end.strip() or end for end in shape.value_end] + [lead or "]]>", "Ġ", "Ċ"]
     begins_early = any((text + end).index(end) < len(text) for text in texts for end in ends)
-    return not begins_early and not (shape.nested and _has_untypable(given))
+    return not begins_early and not (lead and _has_untypable(given))
 
 
 def flat_strings(given: Any) -> list[str]:
@@ -224,7 +234,7 @@ def test_a_marker_in_prose_is_prose_and_holds_nothing_up(dialect: Dialect) -> No
 def is_json(dialect: Dialect) -> bool:
     shape = dialect.calls[0] if dialect.calls else None
     if isinstance(shape, JsonCalls):
-        return not shape.python
+        return not isinstance(shape, PythonObjects)
     return isinstance(shape, NamedCalls) or (dialect.channels is not None and shape is None)
 
 
@@ -244,4 +254,4 @@ def test_json_arguments_keep_every_byte(
 
 def test_tagged_dialects_are_among_them() -> None:
     shapes = {type(get_dialect(name).calls[0]) for name in NAMES if get_dialect(name).calls}
-    assert shapes == {JsonCalls, NamedCalls, TaggedCalls, PythonCalls, BraceCalls}
+    assert shapes >= {JsonCalls, NamedCalls, TaggedCalls, TreeCalls, PythonCalls, PythonObjects, BraceCalls}

@@ -36,8 +36,6 @@ class Section(Struct, frozen=True, kw_only=True):
     """Calls outside of a section are text."""
     each: bool = False
     """Every call is written into a section of its own."""
-    header: bool = False
-    """A word may stand between the opening and the call."""
 
 
 class CallShape(Struct, frozen=True, kw_only=True):
@@ -53,8 +51,6 @@ class CallShape(Struct, frozen=True, kw_only=True):
     section: Section | None = None
     whole: bool = False
     """Nothing is said of a call before it is complete and well formed; till then it may still be text."""
-    late: bool = False
-    """The name alone is no call: something must follow, and a call that is cut off there is dropped."""
     silent: bool = False
     """A marker that no call follows is dropped: it is never text."""
     ids: Literal["call", "mistral", "kimi"] = "call"
@@ -80,15 +76,8 @@ class JsonCalls(CallShape, frozen=True, kw_only=True):
     """Objects may follow each other, with the separator, under one marker."""
     needs_arguments: bool = False
     """An object without arguments is no call."""
-    name_is_key: bool = False
-    """`{"f": {...}}`"""
-    python: bool = False
-    """Written as Python literals."""
     indent: str = ""
     """Written before each object of a list, which then stands on lines of its own."""
-    empty_name: bool = True
-    ignored: Spellings = ()
-    """Names that stand for "no call"."""
 
 
 class NamedCalls(CallShape, frozen=True, kw_only=True):
@@ -102,7 +91,6 @@ class NamedCalls(CallShape, frozen=True, kw_only=True):
     """`<open>NAME<id_after>ID<then>`, where the id may be missing."""
     prefixed: str = ""
     """Kimi's names: `functions.NAME:0` is an id and holds the name; this is the prefix."""
-    body: Literal["json"] = "json"
 
 
 class TaggedCalls(CallShape, frozen=True, kw_only=True):
@@ -120,21 +108,14 @@ class TaggedCalls(CallShape, frozen=True, kw_only=True):
     """What the stated type says: `string="true"`, or the name of a JSON type."""
     untyped: Literal["json", "text"] = "json"
     """What an argument is that no schema speaks of: a JSON literal if it looks like one, or text."""
-    rest: str = ""
-    """Written between the name and `then`; when read, anything may stand there. {index} counts from 1."""
     empty: Spellings = ()
     """Instead of `then`: the call is complete here, and has no arguments."""
     open_end: bool = False
     """The end of the answer ends a call whose last argument is complete."""
     json_body: bool = False
     """A JSON object may stand instead of the tags."""
-    entities: bool = False
-    """&amp; and &quot; stand for themselves in names and keys."""
     cdata: bool = False
-    nested: str = ""
-    """Objects and lists are tags themselves, each led in by this marker; a list has <item> tags."""
-    tidy_names: bool = False
-    """A doubled name, `f.f`, is the declared tool `f`."""
+    """A text may stand in <![CDATA[ ]]>."""
 
 
 class PythonCalls(CallShape, frozen=True, kw_only=True):
@@ -148,6 +129,55 @@ class BraceCalls(CallShape, frozen=True, kw_only=True):
     """Gemma's own literals: `call:f{a:<|"|>x<|"|>,n:3}`, with `quote` around strings."""
 
     quote: str
+
+
+# What one family alone does. Each is one of the ways above, with a difference.
+
+
+class KeyedCalls(JsonCalls, frozen=True, kw_only=True):
+    """Apertus: `{"f": {...}}`, the name is the key."""
+
+
+class PythonObjects(JsonCalls, frozen=True, kw_only=True):
+    """Sarashina: `{'name': 'f', 'arguments': {'a': True}}`, objects written as Python literals."""
+
+
+class ActionCalls(JsonCalls, frozen=True, kw_only=True):
+    """Command R+: some calls say that there is none."""
+
+    ignored: Spellings
+    """Their names."""
+
+
+class BlockCalls(JsonCalls, frozen=True, kw_only=True):
+    """Inkling: a word may stand between the opening of the section and that of the call.
+
+    An object with an empty name is no call.
+    """
+
+
+class AttributedCalls(TaggedCalls, frozen=True, kw_only=True):
+    """Kimi K3: `call tool="f" index="1"`, where names and keys are attributes, with &amp; and &quot; in them.
+
+    The name alone is no call: something must follow, and a call that is cut off there is dropped.
+    """
+
+    rest: str
+    """Written between the name and `then`; when read, anything may stand there. {index} counts from 1."""
+
+
+class DoubledCalls(TaggedCalls, frozen=True, kw_only=True):
+    """Muse: a doubled name, `f.f`, is the declared tool `f`."""
+
+
+class TreeCalls(TaggedCalls, frozen=True, kw_only=True):
+    """MiniMax M3: arguments are a tree of tags named after them, `<tags><item>a</item></tags>`."""
+
+    lead: str
+    """Before each tag."""
+    key: Spellings = ()
+    key_end: Spellings = ()
+    value_end: Spellings = ()
 
 
 Calls: TypeAlias = JsonCalls | NamedCalls | TaggedCalls | PythonCalls | BraceCalls

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from dragoman.dialects.channels import read_channels
 from dragoman.dialects.compiled import CompiledDialect, Meaning, marks_of
-from dragoman.dialects.declare import Calls, Spellings
+from dragoman.dialects.declare import AttributedCalls, BlockCalls, Calls, Spellings
 from dragoman.dialects.readers import fits, read_calls
 from dragoman.dialects.scan import Marks, Quick, Scanner, Sink, Wait
 from dragoman.dialects.schema import Tools, escape_json
@@ -318,7 +318,7 @@ class Machine(Emitter):
             if complete or not self.holding:
                 yield from self._close(shape, meaning)
         if self.holding:
-            dropped = shape is not None and shape.late and self.ended and self.at == len(self.text)
+            dropped = isinstance(shape, AttributedCalls) and self.ended and self.at == len(self.text)
             self._take_back(meaning, dropped=dropped)
         elif shape is None:
             yield from self.skip(meaning.trail)
@@ -360,7 +360,7 @@ class Machine(Emitter):
             if (yield from self.match(marks_of(section.close))):
                 self.keep()
                 return None
-            if section.header:
+            if isinstance(shape, BlockCalls):
                 _, found = yield from self.collect(marks_of(shape.open), HEADER)
             elif shape.open:
                 found = yield from self.match(marks_of(shape.open))

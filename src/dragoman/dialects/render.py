@@ -6,13 +6,17 @@ from collections.abc import Callable, Iterator, Sequence
 from html import escape
 
 from dragoman.dialects.declare import (
+    AttributedCalls,
     BraceCalls,
     Calls,
     Dialect,
     JsonCalls,
+    KeyedCalls,
     NamedCalls,
     PythonCalls,
+    PythonObjects,
     TaggedCalls,
+    TreeCalls,
 )
 from dragoman.dialects.registry import get_dialect
 from dragoman.dialects.schema import quote_json, whole_characters
@@ -104,12 +108,12 @@ def _write_list(shape: JsonCalls, objects: list[str]) -> str:
 
 
 def _write_object(shape: JsonCalls, call: ToolCall) -> str:
-    if shape.name_is_key:
+    if isinstance(shape, KeyedCalls):
         return f"{{{quote_json(call.name)}: {call.arguments}}}"
     fields = [(shape.name[0], quote_json(call.name)), (shape.arguments[0], call.arguments)]
     if shape.id and call.id:
         fields.insert(0, (shape.id[0], quote_json(call.id)))
-    if shape.python:
+    if isinstance(shape, PythonObjects):
         return (
             "{" + ", ".join(f"{key!r}: {write_or_keep(python_value, value)}" for key, value in fields) + "}"
         )
@@ -129,16 +133,19 @@ def _write_named(shape: NamedCalls, call: ToolCall, index: int) -> str:
 
 
 def _write_tagged(shape: TaggedCalls, call: ToolCall, index: int) -> str:
-    name = escape(call.name) if shape.entities else call.name
-    opening = shape.open[0] + name + shape.rest.format(index=index + 1) + shape.then[0]
-    write = _write_tag if shape.nested else _write_argument
+    name = call.name
+    if isinstance(shape, AttributedCalls):
+        name = escape(name) + shape.rest.format(index=index + 1)
+    opening = shape.open[0] + name + shape.then[0]
     tags = write_or_keep(
-        lambda text: "".join(write(shape, *member) for member in members(text)), call.arguments
+        lambda text: "".join(_write_argument(shape, *member) for member in members(text)), call.arguments
     )
     return opening + tags + shape.close[0]
 
 
 def _write_argument(shape: TaggedCalls, key: str, value: str) -> str:
+    if isinstance(shape, TreeCalls):
+        return _write_tag(shape, key, value)
     is_text = value.startswith('"')
     stated = ""
     if shape.types == "string":
@@ -149,7 +156,7 @@ def _write_argument(shape: TaggedCalls, key: str, value: str) -> str:
     if shape.cdata and is_text and ("<" in inside or inside != inside.strip()):
         inside = f"<![CDATA[{inside}]]>"
     typed = stated + shape.type_end[0] if shape.type_end else ""
-    key = escape(key) if shape.entities else key
+    key = escape(key) if isinstance(shape, AttributedCalls) else key
     return shape.key[0] + key + shape.key_end[0] + typed + shape.value + inside + shape.value_end[0]
 
 
@@ -158,7 +165,7 @@ def _type_name(value: str) -> str:
     return names.get(value[0], "number")
 
 
-def _write_tag(shape: TaggedCalls, key: str, value: str) -> str:
+def _write_tag(shape: TreeCalls, key: str, value: str) -> str:
     """A value as a tag with tags in it."""
     if value.startswith('"'):
         inside = string_of(value)
@@ -168,7 +175,7 @@ def _write_tag(shape: TaggedCalls, key: str, value: str) -> str:
         inside = "".join(_write_tag(shape, "item", item) for _, item in members(value))
     else:
         inside = value
-    return f"{shape.nested}<{key}>{inside}{shape.nested}</{key}>"
+    return f"{shape.lead}<{key}>{inside}{shape.lead}</{key}>"
 
 
 def _write_python(call: ToolCall) -> str:

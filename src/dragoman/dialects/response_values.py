@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Raw
 
 from dragoman.dialects.pattern import Pattern
-from dragoman.dialects.schema import Place, Tools, quote_json
+from dragoman.dialects.schema import ArgumentPlace, Tools, quote_json
 from dragoman.types import ToolCall
 
 Value: TypeAlias = Any
@@ -198,7 +198,7 @@ def _call(value: Value, tools: Tools) -> ToolCall:
     return ToolCall(id=id_ if isinstance(id_, str) else None, name=name, arguments=arguments)
 
 
-def _arguments(value: Value, place: Place) -> str:
+def _arguments(value: Value, place: ArgumentPlace) -> str:
     if isinstance(value, dict):
         pairs = (f"{quote_json(key)}: {_written(one, place.member(key))}" for key, one in value.items())
         return "{" + ", ".join(pairs) + "}"
@@ -209,7 +209,7 @@ def _arguments(value: Value, place: Place) -> str:
     raise Malformed
 
 
-def _written(value: Value, place: Place) -> str:
+def _written(value: Value, place: ArgumentPlace) -> str:
     """A value as JSON; the type of one that stood in a tag is what the tool's schema says."""
     if isinstance(value, Typed):
         return place.json(value.written) if place.types else _written(value.value, place)

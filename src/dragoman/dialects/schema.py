@@ -63,12 +63,12 @@ class Tools:
     def __contains__(self, name: str) -> bool:
         return name in self._parameters
 
-    def arguments(self, name: str) -> "Place":
+    def arguments(self, name: str) -> "ArgumentPlace":
         schema = self._parameters.get(name)
-        return Place(schema, schema or {})
+        return ArgumentPlace(schema, schema or {})
 
 
-class Place:
+class ArgumentPlace:
     """A place in a tool's arguments. `schema` is None where the tool itself is unknown."""
 
     def __init__(self, schema: Schema | None, root: Schema) -> None:
@@ -89,21 +89,25 @@ class Place:
     def is_text(self) -> bool:
         return self.types == {"string"}
 
-    def member(self, key: str) -> "Place":
+    def member(self, key: str) -> "ArgumentPlace":
         if self.options is None:
             return self
         for option in self.options:
             properties = option.get("properties")
             if isinstance(properties, Mapping) and isinstance(properties.get(key), Mapping):
-                return Place(properties[key], self.root)
+                return ArgumentPlace(properties[key], self.root)
         extra = (option.get("additionalProperties") for option in self.options)
-        return Place(next((schema for schema in extra if isinstance(schema, Mapping)), ANY), self.root)
+        return ArgumentPlace(
+            next((schema for schema in extra if isinstance(schema, Mapping)), ANY), self.root
+        )
 
-    def item(self) -> "Place":
+    def item(self) -> "ArgumentPlace":
         if self.options is None:
             return self
         items = (option.get("items") for option in self.options)
-        return Place(next((schema for schema in items if isinstance(schema, Mapping)), ANY), self.root)
+        return ArgumentPlace(
+            next((schema for schema in items if isinstance(schema, Mapping)), ANY), self.root
+        )
 
     def has(self, key: str) -> bool:
         found = (option.get("properties") for option in self.options or ())

@@ -15,6 +15,7 @@ from dragoman.dialects.declare import (
     BraceCalls,
     Calls,
     JsonCalls,
+    KeyedCalls,
     NamedCalls,
     PythonCalls,
     Section,
@@ -159,12 +160,12 @@ def _calls_in(body: str, first: str, most: int) -> list[_Value]:
 
 
 def _fields(value: Any) -> dict[str, Any] | None:
-    """What the parts of a call are called, found by what was put in."""
+    """What the parts of a call are called, found by what was put in; nothing where the name is the key."""
     if not isinstance(value, dict):
         return None
     arguments = {KEYS[0]: VALUES[0]}
     if value == {NAMES[0]: arguments}:
-        return {"name_is_key": True}
+        return {}
     keys = {
         part: next((key for key, each in value.items() if each == wanted), None)
         for part, wanted in (("name", NAMES[0]), ("arguments", arguments), ("id", IDS[0]))
@@ -183,7 +184,8 @@ def _in_frame(framed: CallFrame, fields: dict[str, Any], **more: Any) -> JsonCal
         more |= {"whole": True, "needs_arguments": True}
     if framed.several:
         more |= {"several": True, "separator": framed.between, "between": ""}
-    return JsonCalls(**(framed.markers() | fields | more))
+    kind = JsonCalls if fields else KeyedCalls
+    return kind(**(framed.markers() | fields | more))
 
 
 def _indent(body: str) -> str:

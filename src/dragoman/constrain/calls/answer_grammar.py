@@ -7,7 +7,16 @@ from dragoman.constrain.calls.call_grammar import CallGrammar, json_rule
 from dragoman.constrain.calls.tool_schemas import ToolSchema, read_tools
 from dragoman.constrain.constraint import Constraint
 from dragoman.constrain.grammar.rules import Rules, Symbol, either, literal, regex
-from dragoman.dialects.declare import Calls, Channels, Dialect, JsonCalls, PythonCalls, Reasoning, TaggedCalls
+from dragoman.dialects.declare import (
+    BlockCalls,
+    Calls,
+    Channels,
+    Dialect,
+    JsonCalls,
+    PythonCalls,
+    Reasoning,
+    TreeCalls,
+)
 from dragoman.dialects.parser import parse
 from dragoman.dialects.render import render
 from dragoman.errors import TOOL_CHOICE, TOOLS, BadRequest
@@ -79,7 +88,7 @@ def _check(dialect: Dialect, tools: Sequence[ToolSchema]) -> None:
 
 def _holds_any_name(dialect: Dialect) -> bool:
     """In a tree of tags each closing tag repeats a name, so all of them must be known beforehand."""
-    return not any(isinstance(shape, TaggedCalls) and shape.nested for shape in dialect.calls[:1])
+    return not any(isinstance(shape, TreeCalls) for shape in dialect.calls[:1])
 
 
 def _bare(shape: Calls) -> bool:
@@ -245,7 +254,7 @@ class AnswerGrammar:
 def _openings(shape: Calls) -> list[str]:
     section = shape.section
     # Where a header may follow the opening of a section, text may as well.
-    opening = section.open if section is not None and not section.header else ()
+    opening = section.open if section is not None and not isinstance(shape, BlockCalls) else ()
     return [mark.strip() for mark in (*shape.open, *opening)]
 
 

@@ -11,16 +11,19 @@ from dragoman.constrain.calls.tool_schemas import ToolSchema
 from dragoman.constrain.grammar.rules import GrammarPart, Rules, Symbol, either, literal, regex
 from dragoman.constrain.schema.json_schema import EXACT, write_json
 from dragoman.dialects.declare import (
+    AttributedCalls,
     BraceCalls,
     Calls,
     CallShape,
     Dialect,
     JsonCalls,
+    KeyedCalls,
     NamedCalls,
     PythonCalls,
+    PythonObjects,
     TaggedCalls,
 )
-from dragoman.dialects.schema import Place, quote_json
+from dragoman.dialects.schema import ArgumentPlace, quote_json
 
 ID = "[a-zA-Z0-9_.:-]{1,64}"
 IDS = {"mistral": "[a-zA-Z0-9]{9}", "first": "[a-zA-Z0-9]{10}"}
@@ -140,12 +143,12 @@ class CallGrammar:
 
     def _object(self, shape: JsonCalls, tool: ToolSchema) -> tuple[str, Symbol]:
         """The beginning of an object, which has the name in it where no id may come first; and the rest."""
-        if shape.python:
+        if isinstance(shape, PythonObjects):
             head = f"{{{shape.name[0]!r}: {tool.name!r}, {shape.arguments[0]!r}: "
             arguments = self._literal(tool, literals_of(self.rules, tool, PYTHON))
             return head, self.rules.sequence(arguments, "}")
         arguments = self._json(tool)
-        if shape.name_is_key:
+        if isinstance(shape, KeyedCalls):
             return f"{{{quote_json(tool.name)}: ", self.rules.sequence(arguments, "}")
         fields = f'"{shape.name[0]}": {quote_json(tool.name)}, "{shape.arguments[0]}": '
         if not shape.id:
@@ -187,10 +190,11 @@ class CallGrammar:
             return [*self._name(shape, tool), shape.then[0], self._json(tool)]
         if isinstance(shape, BraceCalls):
             literals = literals_of(self.rules, tool, brace_style(shape.quote))
-            return [tool.name, self._literal(tool, literals, Place(tool.declared, tool.declared))]
+            return [tool.name, self._literal(tool, literals, ArgumentPlace(tool.declared, tool.declared))]
         assert isinstance(shape, TaggedCalls)
         arguments = Tags(self.rules, shape, tool, self.banned).arguments()
-        before, counted, after = shape.rest.partition("{index}")
+        rest = shape.rest if isinstance(shape, AttributedCalls) else ""
+        before, counted, after = rest.partition("{index}")
         count = regex(COUNT) if counted else Symbol("")
         return [tool.name, before, count, after, shape.then[0], arguments or Symbol("")]
 
@@ -209,7 +213,7 @@ class CallGrammar:
     def _json(self, tool: ToolSchema) -> Symbol:
         return json_rule(self.rules, tool)
 
-    def _literal(self, tool: ToolSchema, literals: Literals, place: Place | None = None) -> Symbol:
+    def _literal(self, tool: ToolSchema, literals: Literals, place: ArgumentPlace | None = None) -> Symbol:
         options = literals.schemas.objects(tool.where)
         return self.rules.rule(either(literals.option(option, tool.where, place) for option in options))
 

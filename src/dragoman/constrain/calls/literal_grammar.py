@@ -15,7 +15,7 @@ from dragoman.constrain.grammar.rules import Rules, Symbol, either, is_possible,
 from dragoman.constrain.quoted.quoted_lark import QuotedLark
 from dragoman.constrain.schema.json_schema import EXACT
 from dragoman.dialects.render import python_value
-from dragoman.dialects.schema import Place
+from dragoman.dialects.schema import ArgumentPlace
 
 _JSON_CHARACTER = r'(?:[^"\\\x00-\x1f\x7f]|\\["\\bfnrt]|\\u00[01][0-9a-f])'
 _CODES = (
@@ -67,7 +67,7 @@ class Literals:
         """What strings must be, if a grammar says so."""
         self._known: dict[str, Symbol] = {}
 
-    def value(self, schema: Any, where: SchemaPlace, place: Place | None = None) -> Symbol:
+    def value(self, schema: Any, where: SchemaPlace, place: ArgumentPlace | None = None) -> Symbol:
         """One value that the schema allows. `place` is what the reader knows of it, where it asks."""
         key = json.dumps([schema, place.options if place else None])
         if key not in self._known:
@@ -80,7 +80,7 @@ class Literals:
             self.rules.define(name, either(self.option(option, where, place) for option in options))
         return self._known[key]
 
-    def option(self, option: TypeOption, where: SchemaPlace, place: Place | None = None) -> Symbol:
+    def option(self, option: TypeOption, where: SchemaPlace, place: ArgumentPlace | None = None) -> Symbol:
         if option.values is not None:
             return either(spelling for value in option.values for spelling in self.spellings(value, where))
         match option.kind:
@@ -160,7 +160,7 @@ class Literals:
 
     # Containers
 
-    def array(self, schema: Mapping[str, Any], where: SchemaPlace, place: Place | None) -> Symbol:
+    def array(self, schema: Mapping[str, Any], where: SchemaPlace, place: ArgumentPlace | None) -> Symbol:
         first = schema.get("prefixItems", [])
         if first and place is not None:
             where.at("prefixItems").refuse("is not understood in this model's syntax for calls")
@@ -171,7 +171,7 @@ class Literals:
         inside = write_items(self.rules, self.style.separator, members, rest, least, most, where)
         return self.rules.rule(f'"[" {inside} "]"')
 
-    def object(self, schema: Mapping[str, Any], where: SchemaPlace, place: Place | None) -> Symbol:
+    def object(self, schema: Mapping[str, Any], where: SchemaPlace, place: ArgumentPlace | None) -> Symbol:
         inside = self.members(schema, where, self._member, place)
         return self.rules.rule(f'"{{" {inside} "}}"')
 
@@ -198,7 +198,7 @@ class Literals:
         schema: Mapping[str, Any],
         where: SchemaPlace,
         member: Callable[[str | None, Symbol, Sequence[str], SchemaPlace], Symbol],
-        place: Place | None = None,
+        place: ArgumentPlace | None = None,
     ) -> str:
         """The properties of an object with separators between them."""
         properties, required, extra = split_object(schema, where)
@@ -216,7 +216,7 @@ class Literals:
         return write_members(self.rules, self.style.separator, present, further)
 
 
-def is_readable(kind: str, place: Place | None) -> bool:
+def is_readable(kind: str, place: ArgumentPlace | None) -> bool:
     """Whether the reader, who asks the schema what a bare word is, takes a value of this type for one."""
     if place is None or kind in ("string", "object", "array") or not place.types:
         return True

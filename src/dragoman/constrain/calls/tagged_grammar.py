@@ -25,8 +25,8 @@ from dragoman.constrain.calls.text_language import languages
 from dragoman.constrain.calls.tool_schemas import ToolSchema
 from dragoman.constrain.grammar.rules import Rules, Symbol, either, is_possible, literal, regex
 from dragoman.constrain.quoted.quoted_lark import QuotedLark
-from dragoman.dialects.declare import TaggedCalls
-from dragoman.dialects.schema import Place
+from dragoman.dialects.declare import AttributedCalls, TaggedCalls, TreeCalls
+from dragoman.dialects.schema import ArgumentPlace
 
 NUMBERISH = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
 SPACE = r"[\s\x1c-\x1f]*"
@@ -42,10 +42,12 @@ class Tags:
     def __init__(self, rules: Rules, shape: TaggedCalls, tool: ToolSchema, banned: str = "") -> None:
         self.rules = rules
         self.shape = shape
+        self.lead = shape.lead if isinstance(shape, TreeCalls) else ""
+        """Of a tree of tags: what stands before each."""
         self.tool = tool
         self.schemas = Schemas(tool.schema)
         ends = [
-            *(shape.value_end if not shape.nested else (shape.nested,)),
+            *((self.lead,) if self.lead else shape.value_end),
             *([CDATA[1]] if shape.cdata else []),
         ]
         avoid = [rules.without(end.strip() for end in ends), regex(f"[^{banned}]*") if banned else None]
@@ -57,7 +59,7 @@ class Tags:
 
     def arguments(self) -> Symbol | None:
         """All arguments; None where a call has none."""
-        where, place = self.tool.where, Place(self.tool.declared, self.tool.declared)
+        where, place = self.tool.where, ArgumentPlace(self.tool.declared, self.tool.declared)
         options = self.schemas.objects(where)
         written = [self._members(option.schema, where, place) for option in options]
         bodies = [self.rules.rule(body) for body in written if body]
@@ -65,7 +67,7 @@ class Tags:
             return None
         return Symbol(either(bodies) + ("" if all(written) else "?"))
 
-    def _members(self, schema: Mapping[str, Any], where: SchemaPlace, place: Place) -> str:
+    def _members(self, schema: Mapping[str, Any], where: SchemaPlace, place: ArgumentPlace) -> str:
         properties, required, extra = split_object(schema, where)
         found = []
         for key, inner in properties.items():
@@ -78,28 +80,28 @@ class Tags:
             found.append(f"{self._further(list(properties), extra, where, place)}*")
         return " ".join(found)
 
-    def _member(self, key: str, schema: Any, where: SchemaPlace, place: Place) -> Symbol:
+    def _member(self, key: str, schema: Any, where: SchemaPlace, place: ArgumentPlace) -> Symbol:
         shape = self.shape
         if not key or key != key.strip() or FORBIDDEN_IN_KEYS & set(key):
             where.refuse("has a name that cannot be written in this model's syntax for calls")
-        if shape.nested:
+        if self.lead:
             value = self._tree(key, schema, where, place)
-            return self.rules.rule(self.rules.sequence(f"{shape.nested}<{key}>", value))
-        written = escape(key) if shape.entities else key
+            return self.rules.rule(self.rules.sequence(f"{self.lead}<{key}>", value))
+        written = escape(key) if isinstance(shape, AttributedCalls) else key
         lead = shape.key[0] + written + shape.key_end[0]
         return self.rules.rule(either(self._typed(lead, schema, where, place)))
 
-    def _further(self, others: list[str], schema: Any, where: SchemaPlace, place: Place) -> Symbol:
+    def _further(self, others: list[str], schema: Any, where: SchemaPlace, place: ArgumentPlace) -> Symbol:
         """A property that is not declared."""
         shape, at = self.shape, where.at("additionalProperties")
-        if shape.nested:
+        if self.lead:
             at.refuse("must be false: in this model's syntax for calls all names are known beforehand")
         taken = f" & ~{either(map(literal, others))}" if others else ""
         key = self.rules.terminal(regex(FREE_KEY) + taken)
         ways = self._typed(shape.key_end[0], schema, at, place.member(""))
         return self.rules.rule(self.rules.sequence(shape.key[0], key, self.rules.rule(either(ways))))
 
-    def _typed(self, lead: str, schema: Any, where: SchemaPlace, place: Place) -> list[Symbol]:
+    def _typed(self, lead: str, schema: Any, where: SchemaPlace, place: ArgumentPlace) -> list[Symbol]:
         """What follows the key: the stated type if the syntax has one, the value and the end of it."""
         shape = self.shape
         options = self.schemas.options(schema, where)
@@ -125,16 +127,16 @@ class Tags:
 
     # Trees of tags
 
-    def _tree(self, key: str, schema: Any, where: SchemaPlace, place: Place) -> Symbol:
+    def _tree(self, key: str, schema: Any, where: SchemaPlace, place: ArgumentPlace) -> Symbol:
         """What stands in a tag, and its end."""
         known = json.dumps([key, schema, place.options])
         if known not in self._trees:
             self._trees[known] = name = self.rules.reserve()
-            ways = self._ways(f"{self.shape.nested}</{key}>", schema, where, place)
+            ways = self._ways(f"{self.lead}</{key}>", schema, where, place)
             self.rules.define(name, either(self.rules.rule(way) for way in ways))
         return self._trees[known]
 
-    def _ways(self, end: str, schema: Any, where: SchemaPlace, place: Place) -> list[Symbol]:
+    def _ways(self, end: str, schema: Any, where: SchemaPlace, place: ArgumentPlace) -> list[Symbol]:
         options = self.schemas.options(schema, where)
         if {"object", "array"} <= place.types and any(map(_is_tree, options)):
             where.refuse("allows a list and an object, which cannot be told apart when they are empty")
@@ -150,14 +152,14 @@ class Tags:
             where.refuse("allows no value")
         return found
 
-    def _items(self, schema: Mapping[str, Any], where: SchemaPlace, place: Place) -> str:
+    def _items(self, schema: Mapping[str, Any], where: SchemaPlace, place: ArgumentPlace) -> str:
         if schema.get("prefixItems"):
             where.at("prefixItems").refuse("is not understood in this model's syntax for calls")
         items = schema.get("items", True)
         if items is False:
             return ""
         inner = self._tree("item", items, where.at("items"), place.item())
-        item = self.rules.rule(self.rules.sequence(f"{self.shape.nested}<item>", inner))
+        item = self.rules.rule(self.rules.sequence(f"{self.lead}<item>", inner))
         least, most = schema.get("minItems", 0), schema.get("maxItems")
         return write_items(self.rules, "", [], item, least, most, where)
 
@@ -172,7 +174,7 @@ def _is_tree(option: TypeOption) -> bool:
 class TagValue:
     """One value up to the end of its tag."""
 
-    def __init__(self, tags: Tags, end: str, where: SchemaPlace, place: Place, untyped: str) -> None:
+    def __init__(self, tags: Tags, end: str, where: SchemaPlace, place: ArgumentPlace, untyped: str) -> None:
         self.tags = tags
         self.rules = tags.rules
         self.end = end
@@ -230,7 +232,7 @@ class TagValue:
         if kinds & {"boolean", "null"}:
             found.append(regex(rf"{SPACE}(?:true|false|null|True|False|None){SPACE}"))
         if kinds & {"object", "array"}:
-            found += [regex(rf"{SPACE}[{{\[(](?s:.*)"), *([regex(SPACE)] if self.tags.shape.nested else [])]
+            found += [regex(rf"{SPACE}[{{\[(](?s:.*)"), *([regex(SPACE)] if self.tags.lead else [])]
         return [Symbol(f"~{either(found)}")]
 
     def _listed(self, option: TypeOption) -> Symbol | None:
@@ -239,7 +241,7 @@ class TagValue:
         texts = []
         for value in option.values:
             written = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-            core = self.end.strip() if not self.tags.shape.nested else self.tags.shape.nested
+            core = self.tags.lead or self.end.strip()
             if self.rules.is_text(core) and core in written:
                 self.where.refuse("has a value with the tag in it that would end it")
             stated = self.tags.shape.types
@@ -257,7 +259,7 @@ class TagValue:
 
     def _raw(self, wanted: list[Symbol]) -> Symbol:
         shape = self.tags.shape
-        core = shape.nested or self.end.strip()
+        core = self.tags.lead or self.end.strip()
         if self.tags.text is not None:
             return self._in_grammar(self.tags.text, core)
         raw = self.rules.ended(self.end, *wanted, core=core)
@@ -292,7 +294,7 @@ def _number(option: TypeOption) -> str | None:
     )
 
 
-def _read_as(place: Place, untyped: str) -> frozenset[str]:
+def _read_as(place: ArgumentPlace, untyped: str) -> frozenset[str]:
     """The types that the reader may take a text for."""
     if place.types:
         return place.types

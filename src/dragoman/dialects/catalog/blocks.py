@@ -1,6 +1,6 @@
 """Answers in blocks, each of which says what it is: reasoning, text or a call."""
 
-from dragoman.dialects.declare import Channels, Dialect, JsonCalls, NamedCalls, Reasoning, Section
+from dragoman.dialects.declare import BlockCalls, Channels, Dialect, NamedCalls, Reasoning, Section
 
 DIALECTS = (
     # OpenAI's gpt-oss: blocks with a channel, and for calls a recipient.
@@ -53,13 +53,12 @@ DIALECTS = (
             ended_by=("<|content_text|>", "<|content_invoke_tool_json|>", "<|content_invoke_tool_text|>"),
         ),
         calls=(
-            JsonCalls(
-                section=Section(open=("<|message_model|>",), close=(), header=True, each=True),
+            BlockCalls(
+                section=Section(open=("<|message_model|>",), close=(), each=True),
                 open=("<|content_invoke_tool_json|>",),
                 close=("<|end_message|>",),
                 arguments=("args",),
                 silent=True,
-                empty_name=False,
             ),
         ),
         drops=(

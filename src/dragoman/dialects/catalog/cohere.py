@@ -1,6 +1,6 @@
 """Cohere Command: a list of actions; text, reasoning and citations between markers."""
 
-from dragoman.dialects.declare import Dialect, JsonCalls, Reasoning
+from dragoman.dialects.declare import ActionCalls, Dialect, JsonCalls, Reasoning
 
 THINKING = Reasoning(
     open=("<|START_THINKING|>",),
@@ -45,7 +45,7 @@ DIALECTS = (
         name="cohere_command_r_plus",
         models="Command R+",
         calls=(
-            JsonCalls(
+            ActionCalls(
                 open=("Action:\n```json\n",),
                 close=("\n```",),
                 list="must",

@@ -1,23 +1,42 @@
 """Calls as <invoke name="f"> with <parameter name="a"> in it, under many an outer tag."""
 
-from dragoman.dialects.declare import Channels, Dialect, JsonCalls, Reasoning, Section, TaggedCalls
+from typing import Literal
+
+from dragoman.dialects.declare import (
+    Channels,
+    Dialect,
+    DoubledCalls,
+    JsonCalls,
+    Reasoning,
+    Section,
+    TaggedCalls,
+    TreeCalls,
+)
 
 THINK = Reasoning(open=("<think>",), close=("</think>",))
 MINIMAX = "]<]minimax[>["
 
 
-def invoke(section: Section, prefix: str = "", layout: str = "\n", **more: object) -> TaggedCalls:
-    fields: dict[str, object] = {
-        "section": section,
-        "open": (f'<{prefix}invoke name="',),
-        "then": (f'">{layout}',),
-        "key": (f'<{prefix}parameter name="',),
-        "key_end": ('">',),
-        "value_end": (f"</{prefix}parameter>{layout}",),
-        "close": (f"</{prefix}invoke>{layout}",),
-        **more,
-    }
-    return TaggedCalls(**fields)  # type: ignore[arg-type]
+def invoke(
+    section: Section,
+    prefix: str = "",
+    layout: str = "\n",
+    *,
+    before: str = "",
+    untyped: Literal["json", "text"] = "json",
+    kind: type[TaggedCalls] = TaggedCalls,
+) -> TaggedCalls:
+    return kind(
+        section=section,
+        before=before,
+        open=(f'<{prefix}invoke name="',),
+        then=(f'">{layout}',),
+        key=(f'<{prefix}parameter name="',),
+        key_end=('">',),
+        value_end=(f"</{prefix}parameter>{layout}",),
+        close=(f"</{prefix}invoke>{layout}",),
+        untyped=untyped,
+    )
 
 
 DOTS = Section(open=("<dots_function_call>",), close=("</dots_function_call>",), each=True)
@@ -47,15 +66,12 @@ DIALECTS = (
         models="MiniMax M3",
         reasoning=Reasoning(open=("<mm:think>",), close=("</mm:think>",)),
         calls=(
-            TaggedCalls(
+            TreeCalls(
                 section=Section(open=(f"{MINIMAX}<tool_call>\n",), close=(f"\n{MINIMAX}</tool_call>",)),
                 open=(f'{MINIMAX}<invoke name="',),
                 then=('">',),
-                key=(f"{MINIMAX}<",),
-                key_end=(">",),
-                value_end=(f"{MINIMAX}</",),
                 close=(f"{MINIMAX}</invoke>",),
-                nested=MINIMAX,
+                lead=MINIMAX,
                 whole=True,
             ),
         ),
@@ -89,7 +105,7 @@ DIALECTS = (
             invoke(
                 Section(open=("<atem:function_calls>\n",), close=("</atem:function_calls>",), each=True),
                 "atem:",
-                tidy_names=True,
+                kind=DoubledCalls,
             ),
         ),
         aliases=("muse", "glimmer"),

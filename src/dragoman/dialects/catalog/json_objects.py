@@ -1,6 +1,6 @@
 """Calls as JSON objects: between tags, in one list after a marker, or with no marker at all."""
 
-from dragoman.dialects.declare import Dialect, JsonCalls, Reasoning
+from dragoman.dialects.declare import Dialect, JsonCalls, KeyedCalls, PythonObjects, Reasoning
 
 CALLS = JsonCalls(open=("<tool_call>\n",), close=("\n</tool_call>",), before="\n", between="\n")
 PLUGIN = "<|action_start|>{}<|plugin|>"
@@ -161,9 +161,7 @@ DIALECTS = (
         name="apertus",
         models="Apertus 2509",
         reasoning=Reasoning(open=("<|inner_prefix|>",), close=("<|inner_suffix|>",)),
-        calls=(
-            JsonCalls(open=("<|tools_prefix|>",), close=("<|tools_suffix|>",), list="must", name_is_key=True),
-        ),
+        calls=(KeyedCalls(open=("<|tools_prefix|>",), close=("<|tools_suffix|>",), list="must"),),
         aliases=("apertus2509",),
     ),
     # JSON that no marker need announce.
@@ -204,8 +202,8 @@ DIALECTS = (
         name="sarashina",
         models="SoftBank Sarashina",
         calls=(
-            JsonCalls(open=("<|tool_calls|>",), list="must", python=True, silent=True),
-            JsonCalls(list="must", python=True, whole=True),
+            PythonObjects(open=("<|tool_calls|>",), list="must", silent=True),
+            PythonObjects(list="must", whole=True),
         ),
     ),
 )

@@ -1,6 +1,6 @@
 """Moonshot's Kimi: K2 with ids that hold the name, K3 in blocks, and the older thinking models."""
 
-from dragoman.dialects.declare import Dialect, NamedCalls, Reasoning, Section, TaggedCalls
+from dragoman.dialects.declare import AttributedCalls, Dialect, NamedCalls, Reasoning, Section
 
 DIALECTS = (
     Dialect(
@@ -31,7 +31,7 @@ DIALECTS = (
             ended_by_call=True,
         ),
         calls=(
-            TaggedCalls(
+            AttributedCalls(
                 section=Section(open=("<|open|>tools<|sep|>",), close=("<|close|>tools<|sep|>",)),
                 open=('<|open|>call tool="',),
                 rest='" index="{index}"',
@@ -42,8 +42,6 @@ DIALECTS = (
                 types="name",
                 value_end=("<|close|>argument<|sep|>",),
                 close=("<|close|>call<|sep|>",),
-                entities=True,
-                late=True,
             ),
         ),
         drops=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),

@@ -6,10 +6,18 @@ is none or was cut short; what it did not say by then is given back as text by t
 
 from typing import TYPE_CHECKING
 
-from dragoman.dialects.declare import BraceCalls, Calls, JsonCalls, NamedCalls, PythonCalls, TaggedCalls
+from dragoman.dialects.declare import (
+    BraceCalls,
+    Calls,
+    JsonCalls,
+    NamedCalls,
+    PythonCalls,
+    TaggedCalls,
+    TreeCalls,
+)
 from dragoman.dialects.readers.json_calls import read_json_calls, read_named_call
 from dragoman.dialects.readers.literals import read_brace_call, read_python_calls
-from dragoman.dialects.readers.tagged import read_nested_call, read_tagged_call
+from dragoman.dialects.readers.tagged import read_tagged_call, read_tree_call
 from dragoman.dialects.scan import Wait
 
 if TYPE_CHECKING:
@@ -27,8 +35,9 @@ def read_calls(machine: "Machine", shape: Calls) -> Wait[bool]:
     if isinstance(shape, BraceCalls):
         return (yield from read_brace_call(machine, shape))
     assert isinstance(shape, TaggedCalls)
-    read = read_nested_call if shape.nested else read_tagged_call
-    return (yield from read(machine, shape))
+    if isinstance(shape, TreeCalls):
+        return (yield from read_tree_call(machine, shape))
+    return (yield from read_tagged_call(machine, shape))
 
 
 def fits(shape: Calls, following: str) -> bool:

@@ -1,21 +1,21 @@
-"""`{"name": "f", "arguments": {...}}`, alone, in a list, or one after the other."""
+"""Calls with JSON arguments: `{"name": "f", "arguments": {...}}`, or a name and an object after it."""
 
 import json
-from typing import TYPE_CHECKING
-
-from dragoman.dialects.compiled import marks_of
-from dragoman.dialects.declare import JsonCalls
-from dragoman.dialects.readers.literals import PYTHON, read_literal, read_string
-from dragoman.dialects.scan import Sink, Wait, structure_of
-from dragoman.dialects.schema import whole_characters
-
-if TYPE_CHECKING:
-    from dragoman.dialects.machine import Machine
-
 import re
 from typing import TYPE_CHECKING
 
-from dragoman.dialects.declare import NamedCalls
+from dragoman.dialects.compiled import marks_of
+from dragoman.dialects.declare import (
+    ActionCalls,
+    BlockCalls,
+    JsonCalls,
+    KeyedCalls,
+    NamedCalls,
+    PythonObjects,
+)
+from dragoman.dialects.readers.literals import PYTHON, read_literal, read_string
+from dragoman.dialects.scan import Sink, Wait, structure_of
+from dragoman.dialects.schema import whole_characters
 
 if TYPE_CHECKING:
     from dragoman.dialects.machine import Machine
@@ -71,6 +71,7 @@ class _ObjectReader:
     def __init__(self, machine: "Machine", shape: JsonCalls) -> None:
         self.m = machine
         self.shape = shape
+        self.in_python = isinstance(shape, PythonObjects)
         self.name: str | None = None
         self.id: str | None = None
         self.early: list[str] = []
@@ -100,7 +101,7 @@ class _ObjectReader:
 
     def _member(self, key: str, following: str) -> Wait[bool]:
         shape = self.shape
-        if shape.name_is_key:
+        if isinstance(shape, KeyedCalls):
             self.name = key
             return (yield from self._arguments(following))
         if key in shape.name and not self.opened:
@@ -127,7 +128,7 @@ class _ObjectReader:
         if following != "{":
             return False
         m, parts = self.m, ["{"]
-        if self.shape.python:
+        if self.in_python:
             said = self.name is not None and self._open()
             return (yield from self._value(self._sink if said else self.early.append))
         m.at += 1
@@ -162,9 +163,10 @@ class _ObjectReader:
 
     def _open(self) -> bool:
         assert self.name is not None
-        if not self.name and not self.shape.empty_name:
+        if not self.name and isinstance(self.shape, BlockCalls):
             return False
-        self.opened, self.ignored = True, self.name in self.shape.ignored
+        self.opened = True
+        self.ignored = isinstance(self.shape, ActionCalls) and self.name in self.shape.ignored
         if self.ignored:
             self.m.keep()
         else:
@@ -186,7 +188,7 @@ class _ObjectReader:
         """A whole string; None if there is none."""
         m, parts = self.m, ['"']
         quote = yield from m.peek()
-        if self.shape.python and quote in ("'", '"') and quote:
+        if self.in_python and quote in ("'", '"') and quote:
             complete = yield from read_string(m, parts.append, PYTHON)
         elif quote == '"':
             m.at += 1
@@ -194,7 +196,7 @@ class _ObjectReader:
         else:
             return None
         try:
-            decoded: str = json.loads("".join(parts if not self.shape.python else parts[1:]), strict=False)
+            decoded: str = json.loads("".join(parts if not self.in_python else parts[1:]), strict=False)
         except ValueError:
             return None
         return whole_characters(decoded) if complete else None
@@ -202,7 +204,7 @@ class _ObjectReader:
     def _value(self, sink: Sink) -> Wait[bool]:
         """Any value, as it stands; Python's become JSON."""
         m = self.m
-        if self.shape.python:
+        if self.in_python:
             return (yield from read_literal(m, sink, PYTHON))
         following = yield from m.peek()
         if following and following in "{[":
@@ -221,6 +223,8 @@ class _ObjectReader:
         structure = structure_of(tuple(stops.all))
         return (yield from self.m.json_container(sink, structure, stops, depth))
 
+
+# `<open>NAME<then>{...}<close>`: the name outside, the arguments as a JSON object
 
 # Lone surrogates stand for special tokens, and none of them is part of a name or an id.
 NAME = re.compile("\\s*[^\\s<>{}\\[\\]\"'\ud800-\udfff]*\\s*")

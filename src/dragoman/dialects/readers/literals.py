@@ -14,7 +14,7 @@ from msgspec import Struct
 from dragoman.dialects.compiled import marks_of
 from dragoman.dialects.declare import BraceCalls, PythonCalls
 from dragoman.dialects.scan import Marks, Scanner, Sink, Wait
-from dragoman.dialects.schema import NUMBER, WORDS, Place, escape_json, quote_json
+from dragoman.dialects.schema import NUMBER, WORDS, ArgumentPlace, escape_json, quote_json
 
 if TYPE_CHECKING:
     from dragoman.dialects.machine import Machine
@@ -32,7 +32,7 @@ NUMBERISH = re.compile(
 ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0", "\n": ""}
 ESCAPES |= {"\\": "\\", "'": "'", '"': '"'}
 CODES = {"x": 2, "u": 4, "U": 8}
-PLACELESS = Place(None, {})
+PLACELESS = ArgumentPlace(None, {})
 
 
 class LiteralStyle(Struct, frozen=True):
@@ -58,8 +58,8 @@ class _Level(Struct):
     """An open list or object."""
 
     is_object: bool
-    place: Place
-    item: Place
+    place: ArgumentPlace
+    item: ArgumentPlace
     """The place of what comes next in it."""
     at_key: bool
     empty: bool = True
@@ -149,7 +149,7 @@ def read_brace_call(m: "Machine", shape: BraceCalls) -> Wait[bool]:
 
 
 def read_literal(
-    m: Scanner, sink: Sink, style: LiteralStyle, place: Place = PLACELESS, stops: Marks = NO_MARKS
+    m: Scanner, sink: Sink, style: LiteralStyle, place: ArgumentPlace = PLACELESS, stops: Marks = NO_MARKS
 ) -> Wait[bool]:
     """One value, written to the sink as JSON. False if it ended before its time."""
     levels: list[_Level] = []
@@ -208,7 +208,7 @@ def _key(m: Scanner, sink: Sink, level: _Level, style: LiteralStyle, quotes: Mar
     return True
 
 
-def _scalar(m: Scanner, sink: Sink, style: LiteralStyle, place: Place, quotes: Marks) -> Wait[bool]:
+def _scalar(m: Scanner, sink: Sink, style: LiteralStyle, place: ArgumentPlace, quotes: Marks) -> Wait[bool]:
     if (yield from m.stands(quotes)):
         return (yield from read_string(m, sink, style))
     parts: list[str] = []

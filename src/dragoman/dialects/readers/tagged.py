@@ -1,21 +1,16 @@
-"""A name and then each argument between tags. Values get their types from the tool's schema."""
+"""A name and then arguments between tags, or in a tree of tags. Their types are in the tool's schema."""
 
 import re
 from functools import lru_cache
 from html import unescape
 from typing import TYPE_CHECKING
 
-from dragoman.dialects.compiled import marks_of, variants
-from dragoman.dialects.declare import Spellings, TaggedCalls
-from dragoman.dialects.scan import Marks, Wait, structure_of
-from dragoman.dialects.schema import Place, quote_json
-
-if TYPE_CHECKING:
-    from dragoman.dialects.machine import Machine
-
-from typing import TYPE_CHECKING
-
 from msgspec import Struct, field
+
+from dragoman.dialects.compiled import marks_of, variants
+from dragoman.dialects.declare import AttributedCalls, DoubledCalls, Spellings, TaggedCalls, TreeCalls
+from dragoman.dialects.scan import Marks, Wait, structure_of
+from dragoman.dialects.schema import ArgumentPlace, quote_json
 
 if TYPE_CHECKING:
     from dragoman.dialects.machine import Machine
@@ -39,7 +34,8 @@ class TagReader:
     def __init__(self, machine: "Machine", shape: TaggedCalls) -> None:
         self.m = machine
         self.shape = shape
-        self.place = Place(None, {})
+        self.attributes = shape.rest if isinstance(shape, AttributedCalls) else ""
+        self.place = ArgumentPlace(None, {})
         self.lead = "{"
         self.closed = False
         self.keys = marks_of(shape.key)
@@ -51,12 +47,12 @@ class TagReader:
         m, shape = self.m, self.shape
         quote = shape.then[0].startswith('"')
         ends = marks_of(shape.then, shape.empty, shape.key, shape.close)
-        if shape.rest:
-            ends = marks_of((shape.rest[0],))
-        name, found = yield from m.collect(ends, ATTRIBUTE if quote or shape.rest else NAME)
+        if self.attributes:
+            ends = marks_of((self.attributes[0],))
+        name, found = yield from m.collect(ends, ATTRIBUTE if quote or self.attributes else NAME)
         if not found:
             return False
-        if shape.rest:
+        if self.attributes:
             _, found = yield from m.collect(marks_of(shape.then), REST)
             if not found:
                 return False
@@ -77,7 +73,7 @@ class TagReader:
         following = yield from self.m.space()
         if (yield from self.m.stands(self.goes_on)) or (self.shape.json_body and following == "{"):
             return True
-        return not self.shape.late and self._cut_short()
+        return not self.attributes and self._cut_short()
 
     def _cut_short(self) -> bool:
         """The text ended here, or within the next tag."""
@@ -85,18 +81,11 @@ class TagReader:
         return m.ended and any(mark.startswith(m.text[m.at :]) for mark in self.goes_on.all)
 
     def _named(self, name: str) -> str:
-        if self.shape.entities:
+        if self.attributes:
             name = unescape(name)
         half, dot, other = name.partition(".")
-        if (
-            self.shape.tidy_names
-            and dot
-            and half == other
-            and half in self.m.tools
-            and name not in self.m.tools
-        ):
-            return half
-        return name
+        doubled = isinstance(self.shape, DoubledCalls) and dot and half == other
+        return half if doubled and half in self.m.tools and name not in self.m.tools else name
 
     def body(self) -> Wait[bool]:
         m, shape = self.m, self.shape
@@ -164,12 +153,12 @@ class TagReader:
             if not (yield from m.match(marks_of((shape.value,)))):
                 return self._without_value()
         yield from m.skip(shape.value[len(shape.value.rstrip()) :])
-        key = unescape(key) if shape.entities else key
+        key = unescape(key) if self.attributes else key
         m.arguments(f"{self.lead}{quote_json(key)}: ")
         self.lead = ", "
         return (yield from self._value(self.place.member(key), stated))
 
-    def _value(self, place: Place, stated: str) -> Wait[bool]:
+    def _value(self, place: ArgumentPlace, stated: str) -> Wait[bool]:
         m, shape = self.m, self.shape
         text = self._is_text(place, stated)
         if shape.cdata and (yield from m.match(CDATA)):
@@ -188,7 +177,7 @@ class TagReader:
             m.arguments("".join(parts).strip())
         return complete
 
-    def _is_text(self, place: Place, stated: str) -> bool:
+    def _is_text(self, place: ArgumentPlace, stated: str) -> bool:
         """Known to be a string before it is read, so that it can be said as it comes."""
         if stated:
             return stated == ("true" if self.shape.types == "string" else "string")
@@ -211,7 +200,7 @@ class TagReader:
                 return True
             sink(mark + space)
 
-    def _cdata(self, place: Place, text: bool) -> Wait[bool]:
+    def _cdata(self, place: ArgumentPlace, text: bool) -> Wait[bool]:
         m, parts = self.m, list[str]()
         m.arguments('"' if text else "")
         if not (yield from m.until(CDATA_END, m.string_arguments if text else parts.append)):
@@ -235,6 +224,8 @@ def _marks_before(spellings: Spellings) -> Marks:
     return Marks(variants(spellings))
 
 
+# A tree of tags: `<tags><item>a</item></tags>`, each tag after a marker of its own
+
 TAG_NAME = re.compile(r"[^\s<>]*")
 TAG = re.compile(r"<?/?[^<>]*")
 TAG_END = Marks((">",))
@@ -242,18 +233,18 @@ ITEM = "item"
 MOST_LEVELS = 128
 
 
-class Node(Struct):
+class TagNode(Struct):
     tag: str
     texts: list[str] = field(default_factory=list)
-    children: list["Node"] = field(default_factory=list)
+    children: list["TagNode"] = field(default_factory=list)
 
 
-def read_nested_call(m: "Machine", shape: TaggedCalls) -> Wait[bool]:
+def read_tree_call(m: "Machine", shape: TreeCalls) -> Wait[bool]:
     """The whole tree is read before anything is said: a wrong closing tag makes all of it text."""
     name, found = yield from m.collect(marks_of(shape.then), TAG_NAME)
     if not found:
         return False
-    root = yield from _tree(m, shape, Node(name))
+    root = yield from _tree(m, shape, TagNode(name))
     if root is None:
         return False
     m.open_call(name, None, shape)
@@ -262,9 +253,9 @@ def read_nested_call(m: "Machine", shape: TaggedCalls) -> Wait[bool]:
     return True
 
 
-def _tree(m: "Machine", shape: TaggedCalls, root: Node) -> Wait[Node | None]:
+def _tree(m: "Machine", shape: TreeCalls, root: TagNode) -> Wait[TagNode | None]:
     """Everything up to the closing tag of the call, which is left to be read."""
-    path, lead = [root], Marks((shape.nested,))
+    path, lead = [root], Marks((shape.lead,))
     while len(path) <= MOST_LEVELS:
         if len(path) == 1:
             yield from m.space()
@@ -276,7 +267,7 @@ def _tree(m: "Machine", shape: TaggedCalls, root: Node) -> Wait[Node | None]:
         if not found or not tag.startswith("<"):
             return None
         if not tag.startswith("</"):
-            path.append(Node(tag[1:]))
+            path.append(TagNode(tag[1:]))
             path[-2].children.append(path[-1])
         elif len(path) > 1 and tag[2:] == path[-1].tag:
             path.pop()
@@ -285,14 +276,14 @@ def _tree(m: "Machine", shape: TaggedCalls, root: Node) -> Wait[Node | None]:
     return None
 
 
-def _tree_object(node: Node, place: Place) -> str:
+def _tree_object(node: TagNode, place: ArgumentPlace) -> str:
     members = (
         f"{quote_json(child.tag)}: {_tree_value(child, place.member(child.tag))}" for child in node.children
     )
     return "{" + ", ".join(members) + "}"
 
 
-def _tree_value(node: Node, place: Place) -> str:
+def _tree_value(node: TagNode, place: ArgumentPlace) -> str:
     if not node.children:
         text = "".join(node.texts)
         empty = {"array": "[]", "object": "{}"} if not text.strip() else {}
