@@ -18,6 +18,7 @@ KEPT, SCHEMAS = 260, 300
 """More than are kept, and as many again and again, each other than all before it."""
 CHAT = "/v1/chat/completions"
 PARENTHESES = "(" * 30_000 + "a" + ")" * 30_000
+NAMES = "root ::= a0\n" + "\n".join(f"a{n} ::= a{n + 1}" for n in range(4000)) + '\na4000 ::= "x"'
 PRODUCT = " & ".join(f"/(?:.{{{length}}})*/" for length in (97, 89, 83))
 REFUSED: dict[str, tuple[str, Any]] = {
     "a root of itself": ("grammar", "root ::= root"),
@@ -26,10 +27,13 @@ REFUSED: dict[str, tuple[str, Any]] = {
     "parentheses": ("guided_regex", PARENTHESES[:8000]),
     "long parentheses": ("guided_regex", PARENTHESES),
     "GBNF parentheses": ("grammar", "root ::= " + PARENTHESES),
+    "GBNF repetitions": ("grammar", 'root ::= "a"' + "?" * 60_000),
+    "GBNF names": ("grammar", NAMES),
     "Lark parentheses": ("guided_grammar", "start: " + PARENTHESES),
     "very many states": ("guided_grammar", f"start: T\nT: {PRODUCT}"),
     "a deep schema": ("guided_json", '{"items":' * 100 + "{}" + "}" * 100),
     "no expression": ("guided_regex", "(a"),
+    "repetitions": ("guided_regex", "a" + "{2}" * 1000),
     "no type": ("guided_json", {"type": "nothing"}),
     "a type of types": ("guided_json", {"type": {"type": "string"}}),
     "no pattern": ("guided_json", {"type": "string", "pattern": "(a"}),

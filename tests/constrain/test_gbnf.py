@@ -3,7 +3,7 @@
 import pytest
 
 from dragoman.constrain.constraint import Constraint
-from dragoman.constrain.grammar.gbnf import GbnfError, read
+from dragoman.constrain.grammar.gbnf import GbnfError, read_gbnf
 from dragoman.errors import BadRequest
 
 JSON = r"""
@@ -71,7 +71,7 @@ def test_the_language(grammar: str, accepted: list[str], rejected: list[str]) ->
 )
 def test_what_is_wrong(grammar: str) -> None:
     with pytest.raises(GbnfError):
-        read(grammar)
+        read_gbnf(grammar)
 
 
 def test_rules_that_never_end_are_refused() -> None:

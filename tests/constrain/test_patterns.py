@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.constrain.constraint import Constraint
-from dragoman.constrain.grammar.patterns import PatternError, translated
+from dragoman.constrain.grammar.expressions import PatternError, read_pattern
 
 CASES: dict[str, tuple[list[str], list[str]]] = {
     "^[a&&b]$": (["a", "&", "b"], ["&&"]),
@@ -57,7 +57,7 @@ def test_in_a_schema(pattern: str) -> None:
 @pytest.mark.parametrize("pattern", REFUSED, ids=lambda pattern: pattern[:10])
 def test_refused(pattern: str) -> None:
     with pytest.raises(PatternError):
-        translated(pattern)
+        read_pattern(pattern)
 
 
 @pytest.mark.parametrize("pattern", ["^a\\x01b$", "^a\\x7fb$", "^a[\\x01\\x02]b$", "^a\x01b$"])

@@ -1,11 +1,22 @@
 """Grammars at random: what is accepted is what a plain recognizer of the same grammar accepts."""
 
+import re
+
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dragoman.constrain.constraint import Constraint
-from dragoman.constrain.grammar.gbnf import Characters, Either, Name, Node, Repeat, Sequence, Text, read
+from dragoman.constrain.grammar.gbnf import read_gbnf
+from dragoman.constrain.grammar.trees import (
+    Alternation,
+    CharClass,
+    Concatenation,
+    LiteralText,
+    Reference,
+    Repetition,
+    Tree,
+)
 from dragoman.errors import BadRequest
 
 pytestmark = pytest.mark.thorough
@@ -24,7 +35,7 @@ GRAMMARS = st.tuples(OPTIONS, OPTIONS).map(lambda two: f"root ::= {two[0]}\nx ::
 class Recognizer:
     """Where a rule may end that begins at a place; found in rounds, so that recursion is no trouble."""
 
-    def __init__(self, rules: dict[str, Node], text: str) -> None:
+    def __init__(self, rules: dict[str, Tree], text: str) -> None:
         self.rules, self.text = rules, text
         self.known: dict[tuple[str, int], frozenset[int]] = {}
 
@@ -37,28 +48,26 @@ class Recognizer:
                     self.known[name, at] = frozenset(self.ends(rule, at))
         return len(self.text) in self.known["root", 0]
 
-    def ends(self, node: Node, at: int) -> set[int]:
+    def ends(self, node: Tree, at: int) -> set[int]:
         match node:
-            case Text(text=text):
+            case LiteralText(text=text):
                 return {at + len(text)} if self.text.startswith(text, at) else set()
-            case Characters(ranges=ranges, negated=negated):
-                here = self.text[at : at + 1]
-                fits = any(first <= here <= last for first, last in ranges) != negated
-                return {at + 1} if here and fits else set()
-            case Name(name=name):
+            case CharClass(pattern=pattern):
+                return {at + 1} if re.match(pattern, self.text[at:]) else set()
+            case Reference(name=name):
                 return set(self.known.get((name, at), ()))
-            case Either(options=options):
+            case Alternation(options=options):
                 return {end for option in options for end in self.ends(option, at)}
-            case Sequence(parts=parts):
+            case Concatenation(parts=parts):
                 found = {at}
                 for part in parts:
                     found = {end for place in found for end in self.ends(part, place)}
                 return found
-            case Repeat(part=part, least=least, most=most):
+            case Repetition(inner=part, least=least, most=most):
                 return self.repeated(part, at, least, most)
         raise AssertionError(node)
 
-    def repeated(self, part: Node, at: int, least: int, most: int | None) -> set[int]:
+    def repeated(self, part: Tree, at: int, least: int, most: int | None) -> set[int]:
         reached, found = {at}, {at} if least == 0 else set()
         for count in range(1, (most if most is not None else least + len(self.text) + 1) + 1):
             reached = {end for place in reached for end in self.ends(part, place)}
@@ -74,7 +83,7 @@ def test_accepted_like_the_grammar_says(grammar: str, texts: list[str]) -> None:
     except BadRequest:
         assume(False)
         raise
-    rules = read(grammar)
+    rules = read_gbnf(grammar)
     assert {text: constraint.accepts(text) for text in texts} == {
         text: Recognizer(rules, text).accepts() for text in texts
     }

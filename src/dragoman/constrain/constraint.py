@@ -5,14 +5,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from llguidance import LLMatcher, regex_to_lark
+from llguidance import LLMatcher
 from msgspec import Struct
 
 from dragoman.constrain.budget import check_text, compile_grammar
-from dragoman.constrain.grammar.gbnf import GbnfError
-from dragoman.constrain.grammar.gbnf_lark import gbnf_to_lark
+from dragoman.constrain.grammar.expressions import PatternError, read_pattern, write_pattern
+from dragoman.constrain.grammar.gbnf import GbnfError, gbnf_to_lark
 from dragoman.constrain.grammar.lark_check import check_lark
-from dragoman.constrain.grammar.patterns import PatternError, translated
 from dragoman.constrain.schema.json_schema import check_inner_schemas, prepare_schema, write_json
 from dragoman.constrain.schema.problems import Problems
 from dragoman.constrain.schema.unique import UniqueWatch, WatchedMatcher
@@ -62,7 +61,7 @@ class Constraint(Struct, frozen=True):
         """Text that the expression matches from end to end."""
         check_text(pattern, limits.pattern_chars, param, "characters of an expression")
         try:
-            native = regex_to_lark(translated(pattern), "")
+            native = write_pattern(read_pattern(pattern))
         except PatternError as error:
             raise BadRequest(f"'{param}' {error}.", param=param, code="invalid_grammar") from error
         return cls(f"start: TEXT\nTEXT: /{native}/")._checked(param, "is no expression that can be enforced")

@@ -3,10 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from llguidance import regex_to_lark
-
 from dragoman.constrain.calls.schema_parts import SchemaPlace
-from dragoman.constrain.grammar.patterns import PatternError, translated
+from dragoman.constrain.grammar.expressions import PatternError, read_pattern, write_search
 from dragoman.constrain.grammar.rules import Symbol, regex
 from dragoman.constrain.schema import formats
 
@@ -52,7 +50,7 @@ def languages(schema: Mapping[str, Any], where: SchemaPlace) -> list[Symbol]:
     found = []
     patterns = schema.get("pattern", [])
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        found.append(write_search(pattern, where.at("pattern")))
+        found.append(search(pattern, where.at("pattern")))
     if "format" in schema:
         found += _format(schema["format"], where.at("format"))
     length = lengths(schema, where)
@@ -76,7 +74,7 @@ def lengths(schema: Mapping[str, Any], where: SchemaPlace) -> str:
 
 def _format(name: Any, where: SchemaPlace) -> list[Symbol]:
     if name in formats.PATTERNS:
-        return [write_search(formats.PATTERNS[name], where)]
+        return [search(formats.PATTERNS[name], where)]
     if name in FORMATS:
         return [regex(FORMATS[name])]
     if name not in formats.FREE:
@@ -84,51 +82,9 @@ def _format(name: Any, where: SchemaPlace) -> list[Symbol]:
     return []
 
 
-def write_search(pattern: str, where: SchemaPlace) -> Symbol:
-    """An expression that must match somewhere, as one that matches from end to end."""
-    whole = []
-    for alternative in _alternatives(pattern):
-        start, end = alternative.startswith("^"), _ends_anchored(alternative)
-        inner = alternative[start : len(alternative) - end]
-        if any(character in "^$" for _, character in _outside_classes(inner)):
-            where.refuse("may have ^ and $ only at its ends")
-        try:
-            inner = translated(inner)
-        except PatternError as error:
-            where.refuse(f"{error}, which cannot be enforced")
-        whole.append(("" if start else "(?s:.*)") + f"(?:{inner})" + ("" if end else "(?s:.*)"))
-    return regex(regex_to_lark("|".join(whole), ""))
-
-
-def _ends_anchored(alternative: str) -> bool:
-    backslashes = len(alternative) - 1 - len(alternative[:-1].rstrip("\\"))
-    return alternative.endswith("$") and backslashes % 2 == 0
-
-
-def _alternatives(pattern: str) -> list[str]:
-    """The expression cut at the bars that stand in no group."""
-    found, depth, start = [], 0, 0
-    for at, character in _outside_classes(pattern):
-        if character in "()":
-            depth += 1 if character == "(" else -1
-        elif character == "|" and depth == 0:
-            found.append(pattern[start:at])
-            start = at + 1
-    return [*found, pattern[start:]]
-
-
-def _outside_classes(pattern: str) -> list[tuple[int, str]]:
-    """The characters that stand for something: neither escaped nor within [ ]."""
-    found, at, in_class = [], 0, False
-    while at < len(pattern):
-        character = pattern[at]
-        if character == "\\":
-            at += 1
-        elif in_class:
-            in_class = character != "]"
-        elif character == "[":
-            in_class = True
-        else:
-            found.append((at, character))
-        at += 1
-    return found
+def search(pattern: str, where: SchemaPlace) -> Symbol:
+    """An expression that must match somewhere."""
+    try:
+        return regex(write_search(read_pattern(pattern)))
+    except PatternError as error:
+        where.refuse(f"{error}, which cannot be enforced")

@@ -1,56 +1,48 @@
-"""GBNF, llama.cpp's notation for grammars, read into a tree.
+r"""GBNF, llama.cpp's notation for grammars: read into trees, and written as Lark that accepts the same texts.
 
-read('root ::= "a" b*\\nb ::= [x-z]')
-{"root": Sequence([Text("a"), Repeat(Name("b"), 0, None)]), "b": Characters([("x", "z")])}
+    root ::= "a" b*     becomes     start: T1
+    b ::= [x-z]                     T0: /[x-z]/
+                                    T1: ("a" (T0){0,})
+
+llama.cpp reads character by character. llguidance cuts a text into lexemes, always the longest, and never
+goes back: `[a-z]* "b"` as two lexemes accepts nothing, since the first takes the `b`. So:
+
+- A rule that does not lead back to itself is a regular expression, and a terminal. A grammar without
+  recursion becomes a single lexeme, in which nothing is cut.
+- Where there is recursion every character is a lexeme of its own, as in llama.cpp. That is exact but slow,
+  most of all in strings.
+- So runs such as `"\"" [^"]* "\""` are made lexemes after all, where the longest is the only one there is:
+  no text of the run goes on to be another text of it, and no other lexeme is the beginning of one.
 """
 
 import re
-from collections.abc import Iterator
-from typing import TypeAlias
+from collections.abc import Callable, Collection, Iterator, KeysView, Mapping
 
-from msgspec import Struct
+from dragoman.constrain.grammar.expressions import ANYTHING, escape_character
+from dragoman.constrain.grammar.lark_check import MOST_DEPTH, count_depth
+from dragoman.constrain.grammar.rules import Rules, Symbol, either, literal, regex
+from dragoman.constrain.grammar.trees import (
+    NEVER,
+    Alternation,
+    CharClass,
+    Concatenation,
+    LiteralText,
+    Reference,
+    Repetition,
+    Terminals,
+    Tree,
+    alternate,
+    repeat,
+    walk_tree,
+)
 
-Node: TypeAlias = "Text | Characters | Name | Token | Sequence | Either | Repeat"
 _DEEPEST = 100
 _MOST_REPEATS = 100_000
-
-
-class GbnfError(ValueError):
-    """What is wrong, with the line."""
-
-
-class Text(Struct, frozen=True):
-    text: str
-
-
-class Characters(Struct, frozen=True):
-    ranges: tuple[tuple[str, str], ...]
-    negated: bool = False
-
-
-class Name(Struct, frozen=True):
-    name: str
-
-
-class Token(Struct, frozen=True):
-    """A special token: `<think>` or `<[128010]>`."""
-
-    text: str
-
-
-class Sequence(Struct, frozen=True):
-    parts: tuple[Node, ...]
-
-
-class Either(Struct, frozen=True):
-    options: tuple[Node, ...]
-
-
-class Repeat(Struct, frozen=True):
-    part: Node
-    least: int
-    most: int | None
-
+_MOST_RUNS = 16
+"""That are tried; each is a question to llguidance."""
+_MOST_SHORTENED = 4
+_MOST_LEAVES = 500
+_MOST_ROUNDS = 3
 
 _TOKENS = re.compile(
     r"""(?P<space>[ \t\r\n]+|\#[^\n]*)
@@ -67,91 +59,100 @@ _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8}
 _LETTERS = {"n": "\n", "r": "\r", "t": "\t"}
 
 
-def read(grammar: str) -> dict[str, Node]:
-    """The rules by name. All names that occur are there, and `root` is."""
-    reader = _Reader(grammar)
-    rules = dict(reader.rules())
+class GbnfError(ValueError):
+    """What is wrong, with the line."""
+
+
+def gbnf_to_lark(grammar: str) -> str:
+    rules = read_gbnf(grammar)
+    if count_depth({name: sorted(_names(rule)) for name, rule in rules.items()}, "root") > MOST_DEPTH:
+        raise GbnfError(f"it has names that lead to further names more than {MOST_DEPTH} times")
+    order = _reach(rules)
+    ending = _grow(order, lambda name, known: _prune(rules[name], known) is not NEVER)
+    if "root" not in ending:
+        raise GbnfError("root leads back to itself in all its options, so no text is ever complete")
+    rules = {name: _prune(rules[name], ending) for name in ending}
+    return _GbnfWriter(rules).grammar()
+
+
+# Reading
+
+
+def read_gbnf(grammar: str) -> dict[str, Tree]:
+    """The rules by name. All names that occur are there, and `root` is.
+
+    A special token, such as `<think>` or `<[128010]>`, is a reference with that name.
+    """
+    rules = dict(_GbnfReader(grammar).rules())
     if "root" not in rules:
         raise GbnfError("there is no rule with the name root")
-    for name, line in reader.used.items():
-        if name not in rules:
-            raise GbnfError(f"line {line} uses the rule {name}, which is not there")
+    for rule in rules.values():
+        for node in walk_tree(rule):
+            if isinstance(node, Reference) and not _is_token(node.name) and node.name not in rules:
+                raise GbnfError(f"line {node.line} uses the rule {node.name}, which is not there")
     return rules
 
 
-class _Reader:
+def _is_token(name: str) -> bool:
+    return name.startswith("<")
+
+
+class _GbnfReader:
     def __init__(self, grammar: str) -> None:
         self.tokens = list(_tokens(grammar))
         self.at = 0
-        self.depth = 0
-        self.used: dict[str, int] = {}
 
-    def rules(self) -> Iterator[tuple[str, Node]]:
+    def rules(self) -> Iterator[tuple[str, Tree]]:
         while self.at < len(self.tokens):
-            kind, name, line = self.tokens[self.at]
-            if kind != "name" or not self._begins_rule():
+            _, name, line = self.tokens[self.at]
+            if not self._begins_rule():
                 raise GbnfError(f"line {line}: a rule begins with a name and ::=")
             self.at += 2
-            yield name, self._either()
-            if self.at < len(self.tokens) and self.tokens[self.at][0] == "mark":
+            yield name, self._options(0)
+            if self.at < len(self.tokens) and not self._begins_rule():
                 raise GbnfError(f"line {self.tokens[self.at][2]}: {self.tokens[self.at][1]} is out of place")
 
     def _begins_rule(self) -> bool:
-        following = self.tokens[self.at + 1 : self.at + 2]
-        return self.tokens[self.at][0] == "name" and bool(following) and following[0][0] == "is"
+        return [kind for kind, _, _ in self.tokens[self.at : self.at + 2]] == ["name", "is"]
 
-    def _either(self) -> Node:
-        options = [self._sequence()]
-        while self._take("|"):
-            options.append(self._sequence())
-        return options[0] if len(options) == 1 else Either(tuple(options))
+    def _options(self, depth: int) -> Tree:
+        options = [self._sequence(depth)]
+        while self._took("|"):
+            options.append(self._sequence(depth))
+        return alternate(options)
 
-    def _sequence(self) -> Node:
-        parts: list[Node] = []
+    def _sequence(self, depth: int) -> Tree:
+        parts: list[Tree] = []
         while self.at < len(self.tokens) and not self._begins_rule():
             kind, text, line = self.tokens[self.at]
             if kind == "mark" and text in "|)":
                 break
-            part = self._part(kind, text, line)
+            self.at += 1
+            part = self._group(depth, line) if text == "(" else _read_atom(kind, text, line)
             parts.append(self._repeated(part))
-        return parts[0] if len(parts) == 1 else Sequence(tuple(parts))
+        if NEVER in parts:
+            return NEVER
+        return parts[0] if len(parts) == 1 else Concatenation(tuple(parts))
 
-    def _part(self, kind: str, text: str, line: int) -> Node:
-        self.at += 1
-        match kind, text:
-            case "text", _:
-                return Text("".join(_characters(text[1:-1], line)))
-            case "class", _:
-                return _class(text[1:-1], line)
-            case "token", _:
-                return Token(text)
-            case "name", _:
-                self.used.setdefault(text, line)
-                return Name(text)
-            case "mark", ".":
-                return Characters((), negated=True)
-            case "mark", "(":
-                return self._group(line)
-        raise GbnfError(f"line {line}: {text[:20]} is out of place")
-
-    def _group(self, line: int) -> Node:
-        self.depth += 1
-        if self.depth > _DEEPEST:
+    def _group(self, depth: int, line: int) -> Tree:
+        if depth >= _DEEPEST:
             raise GbnfError(f"line {line}: more than {_DEEPEST} groups within each other")
-        inside = self._either()
-        self.depth -= 1
-        if not self._take(")"):
+        inside = self._options(depth + 1)
+        if not self._took(")"):
             raise GbnfError(f"line {line}: a ( has no )")
         return inside
 
-    def _take(self, mark: str) -> bool:
+    def _took(self, mark: str) -> bool:
         found = self.at < len(self.tokens) and self.tokens[self.at][:2] == ("mark", mark)
         self.at += found
         return found
 
-    def _repeated(self, part: Node) -> Node:
+    def _repeated(self, part: Tree) -> Tree:
+        start = self.at
         while self.at < len(self.tokens):
             kind, text, line = self.tokens[self.at]
+            if self.at - start > _DEEPEST:
+                raise GbnfError(f"line {line}: more than {_DEEPEST} repetitions of each other")
             if kind == "count":
                 least, comma, most = text.strip("{} ").partition(",")
                 bounds = int(least), int(most) if most.strip() else None if comma else int(least)
@@ -164,13 +165,12 @@ class _Reader:
             else:
                 break
             self.at += 1
-            part = Repeat(part, *bounds)
+            part = repeat(part, *bounds)
         return part
 
 
 def _tokens(grammar: str) -> Iterator[tuple[str, str, int]]:
-    at = 0
-    line = 1
+    at, line = 0, 1
     while at < len(grammar):
         found = _TOKENS.match(grammar, at)
         if found is None or found.lastgroup is None:
@@ -179,6 +179,19 @@ def _tokens(grammar: str) -> Iterator[tuple[str, str, int]]:
             yield found.lastgroup, found.group(), line
         line += found.group().count("\n")
         at = found.end()
+
+
+def _read_atom(kind: str, text: str, line: int) -> Tree:
+    match kind, text:
+        case "text", _:
+            return LiteralText("".join(_characters(text[1:-1], line)))
+        case "class", _:
+            return _read_class(text[1:-1], line)
+        case (("token" | "name"), _):
+            return Reference(text, line)
+        case "mark", ".":
+            return CharClass(ANYTHING)
+    raise GbnfError(f"line {line}: {text[:20]} is out of place")
 
 
 def _characters(text: str, line: int) -> Iterator[str]:
@@ -191,33 +204,221 @@ def _characters(text: str, line: int) -> Iterator[str]:
             continue
         at = escape.end()
         code = next((part for part in escape.groups()[:3] if part), None)
-        letter = _LETTERS.get(escape.group(4) or "", escape.group(4) or "")
-        if code is None and letter == escape.group(4) and letter.isalnum():
-            raise GbnfError(f"line {line}: \\{letter} is no escape that is known")
-        yield _character(int(code, 16), line) if code else letter
+        yield _read_code(int(code, 16), line) if code else _read_letter(escape[4], line)
 
 
-def _character(code: int, line: int) -> str:
+def _read_letter(letter: str, line: int) -> str:
+    if letter.isalnum() and letter not in _LETTERS:
+        raise GbnfError(f"line {line}: \\{letter} is no escape that is known")
+    return _LETTERS.get(letter, letter)
+
+
+def _read_code(code: int, line: int) -> str:
     if code > 0x10FFFF or 0xD800 <= code < 0xE000:
         raise GbnfError(f"line {line}: a code point that is no character")
     return chr(code)
 
 
-def _class(text: str, line: int) -> Characters:
+def _read_class(text: str, line: int) -> Tree:
     """`^a-z\\n`: what stands between the brackets."""
     negated = text.startswith("^")
-    body = text[negated:]
     # A hyphen that was escaped is a character; only a bare one makes a range.
-    pieces = re.findall(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)|.", body, re.DOTALL)
-    ranges, at = [], 0
+    pieces = [found.group() for found in re.finditer(rf"{_ESCAPE.pattern}|.", text[negated:], re.DOTALL)]
+    members, at = [], 0
     while at < len(pieces):
-        first = next(_characters(pieces[at], line))
-        last = first
+        first = last = next(_characters(pieces[at], line))
         if pieces[at + 1 : at + 2] == ["-"] and at + 2 < len(pieces):
             last = next(_characters(pieces[at + 2], line))
             at += 2
         if last < first:
             raise GbnfError(f"line {line}: the range {first}-{last} ends before it begins")
-        ranges.append((first, last))
+        members.append(escape_character(first) + (f"-{escape_character(last)}" if last > first else ""))
         at += 1
-    return Characters(tuple(ranges), negated)
+    if not members:
+        return CharClass(ANYTHING) if negated else NEVER
+    return CharClass("^" * negated + "".join(members))
+
+
+# What can be said of rules
+
+
+def _names(tree: Tree) -> set[str]:
+    return {node.name for node in walk_tree(tree) if isinstance(node, Reference)}
+
+
+def _reach(rules: Mapping[str, Tree]) -> list[str]:
+    """The rules that `root` needs, itself first."""
+    found = {"root": None}
+    waiting = ["root"]
+    while waiting:
+        for name in sorted(_names(rules[waiting.pop()])):
+            if name in rules and name not in found:
+                found[name] = None
+                waiting.append(name)
+    return list(found)
+
+
+def _grow(order: list[str], holds: Callable[[str, KeysView[str]], bool]) -> list[str]:
+    """The rules of which it holds, in an order in which each depends on those before it."""
+    found: dict[str, None] = {}
+    before = -1
+    while before < len(found):
+        before = len(found)
+        for name in reversed(order):
+            if name not in found and holds(name, found.keys()):
+                found[name] = None
+    return list(found)
+
+
+def _prune(tree: Tree, ending: Collection[str]) -> Tree:
+    """Without the options that no text ever completes: an answer that begins one could not go on."""
+    match tree:
+        case Reference():
+            return tree if tree.name in ending or _is_token(tree.name) else NEVER
+        case Concatenation():
+            parts = tuple(_prune(part, ending) for part in tree.parts)
+            return NEVER if NEVER in parts else Concatenation(parts)
+        case Alternation():
+            return alternate(_prune(option, ending) for option in tree.options)
+        case Repetition():
+            return repeat(_prune(tree.inner, ending), tree.least, tree.most)
+    return tree
+
+
+# Writing
+
+NOTHING = '""'
+Run = tuple[str, ...]
+"""What a sequence begins with, as bodies of terminals."""
+
+
+class _GbnfWriter:
+    def __init__(self, trees: Mapping[str, Tree]) -> None:
+        self.trees = trees
+        self.order = _reach(trees)
+        names = {name: _names(trees[name]) for name in self.order}
+        regular = _grow(self.order, lambda name, known: names[name] <= known)
+        self.regular = frozenset(regular)
+        self.rules = Rules()
+        self.terminals = Terminals(self.rules, trees)
+        for name in regular:
+            self.terminals.write(Reference(name, 0))
+            self.terminals.nullable(Reference(name, 0))
+        self._begun: dict[Tree, Run] = {}
+        self.trees_of_runs: dict[Run, Tree] = {}
+        self.runs: list[Run] = []
+        self.names: dict[str, Symbol] = {}
+
+    def grammar(self) -> str:
+        if "root" in self.regular:
+            return self.rules.grammar(self.terminals.write(Reference("root", 0)))
+        self.runs = self._find_runs()
+        self.names = {name: self.rules.reserve() for name in self.order}
+        for name, rule in self.names.items():
+            self.rules.define(rule, self._write(self.trees[name]))
+        return self.rules.grammar(self.names["root"])
+
+    def _write(self, tree: Tree) -> str:
+        match tree:
+            case LiteralText():
+                return " ".join(map(literal, tree.text)) or NOTHING
+            case CharClass():
+                return regex(tree.pattern)
+            case Reference():
+                return self.names.get(tree.name, tree.name)
+            case Concatenation():
+                run = self._run_of(tree, self.runs)
+                rest = [f"({self._write(part)})" for part in tree.parts[len(run) :]]
+                return " ".join([self.rules.terminal(" ".join(run)), *rest] if run else rest) or NOTHING
+            case Alternation():
+                return " | ".join(f"({self._write(option)})" for option in tree.options)
+            case Repetition():
+                return f"({self._write(tree.inner)}){{{tree.least},{'' if tree.most is None else tree.most}}}"
+        raise AssertionError(f"{type(tree).__name__} is in no grammar in GBNF")
+
+    # Runs
+
+    def _begin(self, tree: Concatenation) -> Run:
+        """Its first parts, as far as they are regular."""
+        if tree not in self._begun:
+            found = []
+            for part in tree.parts:
+                if not _names(part) <= self.regular:
+                    break
+                found.append(self.terminals.write(part))
+            self._begun[tree] = tuple(found)
+        return self._begun[tree]
+
+    def _run_of(self, tree: Concatenation, runs: list[Run]) -> Run:
+        begun = self._begin(tree) if runs else ()
+        return next((run for run in runs if begun[: len(run)] == run), ())
+
+    def _find_runs(self) -> list[Run]:
+        found: list[Run] = []
+        tried: set[Run] = set()
+        for name in self.order:
+            trees = walk_tree(self.trees[name]) if name not in self.regular else [self.trees[name]]
+            for tree in trees:
+                for run in self._candidates(tree) if isinstance(tree, Concatenation) else ():
+                    if run in found or len(tried) >= _MOST_RUNS:
+                        break
+                    if run in tried:
+                        continue
+                    tried.add(run)
+                    if self._ends_itself(" ".join(run)):
+                        found.append(run)
+                        break
+        for _ in range(_MOST_ROUNDS):
+            # One that is dropped is read by characters, which others may then not stand out from.
+            kept = [run for run in found if self._stands_out(run, found)]
+            if kept == found:
+                return found
+            found = kept
+        return []
+
+    def _candidates(self, tree: Concatenation) -> Iterator[Run]:
+        """What the sequence begins with, the longest first, as far as it is worth the trouble."""
+        begun = self._begin(tree)
+        for end in range(len(begun), max(1, len(begun) - _MOST_SHORTENED), -1):
+            parts = Concatenation(tree.parts[:end])
+            endless = any(isinstance(node, Repetition) and node.most is None for node in walk_tree(parts))
+            if endless and not self.terminals.nullable(parts):
+                self.trees_of_runs[begun[:end]] = parts
+                yield begun[:end]
+
+    def _ends_itself(self, run: str) -> bool:
+        """No text of the run with something behind it is a text of the run."""
+        return not self.terminals.is_possible(f"({run}) & ({run} /(?s:.)/+)")
+
+    def _stands_out(self, run: Run, runs: list[Run]) -> bool:
+        """Nothing else, at any place of the grammar, is the beginning of a text of the run, or all of it."""
+        others = self._leaves(runs)
+        others |= {f"({' '.join(other)})": self.trees_of_runs[other] for other in runs if other != run}
+        if len(others) > _MOST_LEAVES:
+            return False
+        first = frozenset[int]().union(*map(self.terminals.first, others.values()))
+        if not first & self.terminals.first(self.trees_of_runs[run]):
+            return True
+        return not self.terminals.is_possible(f"({' '.join(run)}) & ({either(others)} /(?s:.*)/)")
+
+    def _leaves(self, runs: list[Run]) -> dict[str, Tree]:
+        """The characters that are read one by one: all that are reached without being in a run."""
+        found: dict[str, Tree] = {}
+        seen, waiting = {"root"}, [self.trees["root"]]
+        while waiting:
+            tree = waiting.pop()
+            match tree:
+                case Concatenation():
+                    waiting += tree.parts[len(self._run_of(tree, runs)) :]
+                case Alternation():
+                    waiting += tree.options
+                case Repetition():
+                    waiting.append(tree.inner)
+                case LiteralText():
+                    found |= {literal(one): LiteralText(one) for one in tree.text}
+                case CharClass():
+                    found[regex(tree.pattern)] = tree
+                case Reference() if tree.name in self.trees and tree.name not in seen:
+                    seen.add(tree.name)
+                    waiting.append(self.trees[tree.name])
+        return found

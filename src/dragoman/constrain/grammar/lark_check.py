@@ -35,14 +35,14 @@ def check_lark(grammar: str, param: str, limits: Limits) -> None:
             bodies[current] = bodies.get(current, 0) + len(piece["pattern"])
     for name, length in bodies.items():
         check_count(length, limits.pattern_chars, param, f"characters of the expressions of {name[:64]!r}")
-    if _depth(used) > MOST_DEPTH:
+    if count_depth(used, "start") > MOST_DEPTH:
         message = f"'{param}' has names that lead to further names more than {MOST_DEPTH} times."
         raise BadRequest(message, param=param, code="limit_exceeded")
 
 
-def _depth(used: dict[str, list[str]]) -> int:
+def count_depth(used: dict[str, list[str]], start: str) -> int:
     """How deep one gets who goes into each name at its first use, as llguidance does."""
-    seen, path, deepest = {"start"}, [iter(used.get("start", ()))], 1
+    seen, path, deepest = {start}, [iter(used.get(start, ()))], 1
     while path:
         name = next((name for name in path[-1] if name not in seen), None)
         if name is None:

@@ -15,6 +15,7 @@ from dragoman.constrain.budget import compile_grammar
 from dragoman.constrain.vocabulary import byte_vocabulary
 from dragoman.errors import TOOLS, BadRequest
 
+_JSON = json.JSONEncoder(ensure_ascii=False)
 MOST_BYTES = 4 * 1024 * 1024
 """Of the text of one grammar."""
 
@@ -29,7 +30,7 @@ GrammarPart: TypeAlias = str | Symbol
 
 
 def literal(text: str) -> Symbol:
-    return Symbol(json.dumps(text, ensure_ascii=False))
+    return Symbol(_JSON.encode(text))
 
 
 def regex(pattern: str) -> Symbol:
@@ -45,8 +46,14 @@ def either(options: Iterable[str]) -> Symbol:
 @lru_cache(maxsize=1024)
 def is_possible(expression: str) -> bool:
     """Whether there is a text in a language. One without any would be a dead end for whoever enters it."""
-    native = compile_grammar(byte_vocabulary(), f"start: T\nT: {expression}")
-    return not native.is_error() and any(native.compute_bitmask()) and not native.is_error()
+    return any(ask_first(f"start: T\nT: {expression}"))
+
+
+def ask_first(grammar: str) -> bytes:
+    """What a text may begin with: a bit for each byte, and one for the end. Empty where there is no text."""
+    native = compile_grammar(byte_vocabulary(), grammar)
+    bits = b"" if native.is_error() else native.compute_bitmask()
+    return b"" if native.is_error() else bits
 
 
 class Rules:

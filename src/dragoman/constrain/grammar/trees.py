@@ -9,9 +9,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from dragoman.constrain.budget import compile_grammar
-from dragoman.constrain.grammar.rules import Rules, Symbol, literal, regex
-from dragoman.constrain.vocabulary import byte_vocabulary
+from dragoman.constrain.grammar.rules import Rules, Symbol, ask_first, literal, regex
 
 
 class LiteralText(Struct, frozen=True, eq=False):
@@ -128,11 +126,24 @@ def repeat(inner: Tree, least: int, most: int | None) -> Tree:
 ALL = frozenset(range(256))
 
 
+def walk_tree(tree: Tree) -> list[Tree]:
+    """The tree itself and all trees within it."""
+    found = [tree]
+    for one in found:
+        match one:
+            case Concatenation() | Intersection():
+                found += one.parts
+            case Alternation():
+                found += one.options
+            case Repetition() | Complement() | Lexeme():
+                found.append(one.inner)
+    return found
+
+
 @lru_cache(maxsize=4096)
 def first_bytes(pattern: str) -> frozenset[int]:
     """The bytes that a text of this expression may begin with."""
-    native = compile_grammar(byte_vocabulary(), f"start: T\nT: /{pattern}/")
-    bits = b"" if native.is_error() else native.compute_bitmask()
+    bits = ask_first(f"start: T\nT: /{pattern}/")
     return frozenset(byte for byte in range(256) if bits[byte // 8 :] and bits[byte // 8] >> byte % 8 & 1)
 
 
@@ -196,7 +207,7 @@ class Terminals:
             case Complement():
                 return ALL
 
-    def written(self, node: Tree) -> Symbol:
+    def write(self, node: Tree) -> Symbol:
         """The body of a terminal."""
         match node:
             case LiteralText():
@@ -205,21 +216,21 @@ class Terminals:
                 return regex(node.pattern)
             case Reference():
                 if node.name not in self._written:
-                    self._written[node.name] = self.rules.terminal(self.written(self.known[node.name]))
+                    self._written[node.name] = self.rules.terminal(self.write(self.known[node.name]))
                 return self._written[node.name]
             case Concatenation():
-                return Symbol(f"({' '.join(map(self.written, node.parts))})" if node.parts else '""')
+                return Symbol(f"({' '.join(map(self.write, node.parts))})" if node.parts else '""')
             case Alternation():
-                return Symbol(f"({' | '.join(map(self.written, node.options))})")
+                return Symbol(f"({' | '.join(map(self.write, node.options))})")
             case Intersection():
-                return Symbol(f"({' & '.join(map(self.written, node.parts))})")
+                return Symbol(f"({' & '.join(map(self.write, node.parts))})")
             case Repetition():
                 most = "" if node.most is None else node.most
-                return Symbol(f"({self.written(node.inner)}){{{node.least},{most}}}")
+                return Symbol(f"({self.write(node.inner)}){{{node.least},{most}}}")
             case Complement():
-                return Symbol(f"~({self.written(node.inner)})")
+                return Symbol(f"~({self.write(node.inner)})")
             case Lexeme():
-                return self.written(node.inner)
+                return self.write(node.inner)
 
     def goes_on(self, node: Tree, apart: frozenset[int]) -> bool:
         """Whether every text can become longer by a character that does not begin with one of these bytes."""
@@ -239,9 +250,5 @@ class Terminals:
     def is_possible(self, body: str) -> bool:
         """Whether there is a text in the language of this body of a terminal."""
         if body not in self._possible:
-            self._possible[body] = self._compiles(body)
+            self._possible[body] = any(ask_first(f"{self.rules.grammar('ASKED')}\nASKED: {body}"))
         return self._possible[body]
-
-    def _compiles(self, body: str) -> bool:
-        native = compile_grammar(byte_vocabulary(), f"{self.rules.grammar('ASKED')}\nASKED: {body}")
-        return not native.is_error() and any(native.compute_bitmask()) and not native.is_error()

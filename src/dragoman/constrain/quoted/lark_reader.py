@@ -8,7 +8,7 @@ import json
 import re
 from typing import NamedTuple, NoReturn
 
-from dragoman.constrain.grammar.rust_patterns import UnreadPattern, pattern_tree
+from dragoman.constrain.grammar.expressions import PatternError, read_terminal
 from dragoman.constrain.grammar.trees import (
     EMPTY,
     CharClass,
@@ -154,7 +154,7 @@ class _LarkReader:
             names = [self._taken().text]
         called = self._taken().text if self._took("->") else names[0]
         for name in names:
-            self.terminals[called if len(names) == 1 else name] = pattern_tree(COMMON[name])
+            self.terminals[called if len(names) == 1 else name] = read_terminal(COMMON[name])
 
     # Bodies
 
@@ -256,8 +256,8 @@ class _LarkReader:
 
     def _pattern(self, pattern: str, flags: str, line: int) -> Tree:
         try:
-            return pattern_tree(pattern, flags)
-        except UnreadPattern as error:
+            return read_terminal(pattern, flags)
+        except PatternError as error:
             self._refuse(f"the expression {error}", line)
 
     # Tokens

@@ -60,7 +60,7 @@ class Escaped:
         rest = self._rest(whole) if before == AHEAD else whole
         if rest is NEVER or rest is EMPTY:
             return None
-        body = self.terminals.written(rest)
+        body = self.terminals.write(rest)
         if ("&" in body or "~" in body or isinstance(rest, Reference)) and not self.terminals.is_possible(
             body
         ):
@@ -187,7 +187,7 @@ class Raw:
 
     def _limited(self, node: Lexeme, begun: Collection[str] = ()) -> Symbol | None:
         """The lexeme without the mark in it, and without these at its end."""
-        body = self.terminals.written(node)
+        body = self.terminals.write(node)
         limits = [f"~({ANYTHING} {either(map(literal, begun))})"] if begun else []
         if self.mark and self._may_be(node, f"({ANYTHING} {literal(self.mark)} {ANYTHING})", self.mark[0]):
             limits.append(f"~({ANYTHING} {literal(self.mark)} {ANYTHING})")
@@ -217,7 +217,7 @@ class Raw:
             return None
         first = self.rules.pieces(self.end)[0]
         if isinstance(first, int) or not self._may_be(
-            node, f"({self.terminals.written(node)} {literal(first[0])} {ANYTHING})", first[0]
+            node, f"({self.terminals.write(node)} {literal(first[0])} {ANYTHING})", first[0]
         ):
             return self.rules.rule(self.rules.sequence(alone, self.end))
         return self.rules.ended(self.end, alone, core=self.mark or None)
@@ -226,4 +226,4 @@ class Raw:
         """Whether a text of the lexeme is in this language, in all of whose texts there is the sign."""
         if isinstance(node.inner, LiteralText) and sign not in node.inner.text:
             return False
-        return self.terminals.is_possible(f"{self.terminals.written(node)} & {language}")
+        return self.terminals.is_possible(f"{self.terminals.write(node)} & {language}")

@@ -6,7 +6,12 @@ from decimal import Decimal
 from functools import partial
 from typing import Any
 
-from dragoman.constrain.grammar.patterns import PatternError, translated
+from dragoman.constrain.grammar.expressions import (
+    PatternError,
+    escape_character,
+    read_pattern,
+    write_pattern,
+)
 from dragoman.constrain.schema import formats
 from dragoman.constrain.schema.disjoint import Disjoint, resolve
 from dragoman.constrain.schema.keywords import fate_of
@@ -111,7 +116,7 @@ def _pattern(rewrite: Rewrite) -> None:
 
 def _translated(rewrite: Rewrite, pattern: str, word: str, *steps: str) -> str:
     try:
-        return translated(pattern, in_json=True)
+        return write_pattern(read_pattern(pattern), in_json=True)
     except PatternError as error:
         rewrite.refuse(word, f"{error}, which cannot be enforced; write the pattern without it", *steps)
         return pattern
@@ -197,15 +202,12 @@ def _pattern_of_names(names: Any) -> str | None:
     if set(words) in ({"enum"}, {"const"}):
         values = words.get("enum", [words.get("const")])
         texts = [value for value in values if isinstance(value, str)]
-        return f"^(?:{'|'.join(map(_quoted, texts))})$" if texts else None
+        ways = ("".join(map(escape_character, text)) for text in texts)
+        return f"^(?:{'|'.join(ways)})$" if texts else None
     if words and set(words) <= {"minLength", "maxLength"}:
         most = int(words["maxLength"]) if "maxLength" in words else ""
         return f"^(?s:.){{{int(words.get('minLength', 0))},{most}}}$"
     return None
-
-
-def _quoted(text: str) -> str:
-    return re.sub(r"[\\.+*?()|\[\]{}^$#&\-~/]", lambda found: "\\" + found.group(), text)
 
 
 def _one_of(rewrite: Rewrite) -> None:
