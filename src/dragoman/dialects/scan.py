@@ -1,6 +1,44 @@
 """Reading text that comes in pieces. What is built on these few moves cannot tell how it was cut.
 
-Each move is a generator that yields when it needs more text than there is.
+The problem. A model's answer comes in tokens, and a token ends anywhere: in the middle of `<tool_call>`, of a
+JSON string, of `\\u00e9`. Events must leave as soon as they are certain, and an answer must be read alike
+whether it comes as one text or character by character (law 1 of docs/architecture.md).
+
+The idea. A reader is written as if all text were there, as a generator, and where it needs text that has not
+come yet it yields. `Scanner` has the moves that can find out that text is missing, and only they yield:
+
+    peek, space, skip       one character, whitespace, as much of a layout as is there
+    match, stands           the marker that is here
+    until                   everything up to a marker, given to a sink as it comes
+    collect                 a short text up to a marker, which must look like a name or a header
+    json_string, json_container    the rest of a JSON value, given to a sink as it stands
+
+Readers call them with `yield from`, and are called so themselves; `Wait[T]` is the type of all of them. So a
+`yield` anywhere goes up to `Machine.feed`, which gives back what was said so far; the next `feed` appends
+text and goes on in the very place where the reader was:
+
+    feed("...<tool_")   until() finds no marker, but its beginning: says "...", keeps "<tool_", yields
+    feed("call>{")      until() goes on, finds "<tool_call>", and returns it
+
+Why cuts cannot matter. A move answers only when more text could not change its answer. `Marks` is where that
+is decided: "[" is not yet the marker "[" as long as "[TOOL_CALLS]" may come, and "<tool" at the end of the
+text is held back, since it may be the beginning of "<tool_call>". When the answer has `ended`, all that is
+here is all there is. A reader that uses nothing but moves inherits this, and never looks at `text` itself
+unless a move has said what is in it.
+
+Trials. After a marker, a reader does not know yet whether a call follows. `hold` says that what is read from
+here on may have to be given back; `keep` ends the trial, and `give_back` returns all that was read on it, to
+be said as text. Text is kept, not reread: time is proportional to the text whatever fails.
+
+    text      ... <tool_call> {"nam   e" ...
+    at                        ^ what was read before is gone, but for what is held
+    append    drops what was read, and keeps the part that is on trial in `_held`
+
+The quick path. While `until` or a JSON value waits, all that can come is more of the same, unless one of a
+few characters is in it. The move leaves in `quick` what those are and of what kind the text is, and
+`Machine.feed` passes a piece without any of them straight on, without a generator: one search for a token.
+
+Lone surrogates in the text are special tokens, each as one private character (see compiled.py).
 """
 
 import re
