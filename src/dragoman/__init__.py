@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from dragoman.engines.supervised import Supervised
     from dragoman.folding import fold
     from dragoman.http.app import App
-    from dragoman.http.serve_oai import serve_oai
-    from dragoman.http.server import aserve, background, serve
+    from dragoman.http.server import aserve, background, serve, serve_oai
     from dragoman.prompt.find import find_dialect
 
 __all__ = [
@@ -77,7 +76,7 @@ _LAZY = {
     "parse_tool_call_complete": "dragoman.dialects.parser",
     "render": "dragoman.dialects.render",
     "serve": "dragoman.http.server",
-    "serve_oai": "dragoman.http.serve_oai",
+    "serve_oai": "dragoman.http.server",
 }
 
 

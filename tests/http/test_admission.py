@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from dragoman.engines.scripted import ScriptedEngine
 from dragoman.http.admission import Admission
-from dragoman.http.metrics import Metrics
+from dragoman.http.journal import Metrics
 from dragoman.limits import Limits
 from dragoman.settings import Settings
 from dragoman.turns.workers import Workers

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from types import TracebackType
 
 from dragoman.errors import DeadlineExceeded, Overloaded, Unavailable
+from dragoman.http.journal import Metrics
 from dragoman.http.keys import keys_of
-from dragoman.http.metrics import Metrics
 from dragoman.settings import Settings
 from dragoman.turns.line import Line
 from dragoman.turns.workers import Workers

@@ -17,8 +17,8 @@ from dragoman.http.connection.stall import StallWatch
 from dragoman.http.exchange import Exchange, advice
 from dragoman.http.guard import Guard, preflight
 from dragoman.http.host import Host
+from dragoman.http.journal import CONTENT_TYPE
 from dragoman.http.keys import Keys, keys_of
-from dragoman.http.metrics import CONTENT_TYPE
 from dragoman.http.responses.socket import Socket
 from dragoman.http.routes import table
 from dragoman.http.routes.api import Api, Handler

@@ -9,8 +9,7 @@ from typing import Protocol, TypeAlias
 from dragoman.api.sse import KEEP_ALIVE
 from dragoman.folding import Fold
 from dragoman.http.exchange import Exchange, unless_gone
-from dragoman.http.sse import Sse
-from dragoman.http.stream import Pump, TurnStream
+from dragoman.http.stream import Pump, Sse, TurnStream
 from dragoman.turns.facts import note_turn
 from dragoman.turns.outlet import ClientGone, Quiet
 from dragoman.turns.tool_loop import HiddenCalls

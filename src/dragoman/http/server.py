@@ -15,8 +15,7 @@ from dragoman import logs
 from dragoman.engines.protocol import Engine
 from dragoman.errors import SettingsError, Unavailable
 from dragoman.http.app import App
-from dragoman.http.connection.garbage import Garbage
-from dragoman.http.connection.memory import give_back, return_big_blocks
+from dragoman.http.connection.memory import Garbage, give_back, return_big_blocks
 from dragoman.http.connection.protocol import StrictProtocol
 from dragoman.http.connection.uvicorn_parts import Config, Server, pass_on
 from dragoman.http.keys import check_closed, is_open
@@ -73,6 +72,33 @@ async def aserve(
     server.passes_signals_on = True
     await server.serve(sockets=[listener])
     _check_started(server)
+
+
+def serve_oai(
+    engine: Any,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    chat_template: str | None = None,
+    tool_parser: str | None = None,
+    reasoning_parser: str | None = None,
+    **settings: Any,
+) -> None:
+    """Serves an Engine, or an object with `generate_request`, until a signal says stop.
+
+    Without names of parsers the dialect is read off the chat template, and without a template that of the
+    engine's tokenizer is used.
+    """
+    from dragoman.engines.asyncllm import AsyncLLMEngine
+
+    serve(
+        engine if isinstance(engine, Engine) else AsyncLLMEngine(engine),
+        template=chat_template,
+        host=host,
+        port=port,
+        tool_call_parser=tool_parser,
+        reasoning_parser=reasoning_parser,
+        **settings,
+    )
 
 
 @contextmanager

@@ -9,15 +9,17 @@ others come between.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.types import Message
 
 from dragoman.http.connection.uvicorn_parts import short_cut
-from dragoman.http.exchange import send_in_pieces
+from dragoman.http.exchange import Exchange, send_in_pieces
+from dragoman.turns.outlet import Speaker, Written, wait_patiently
 from dragoman.turns.turn import Turn
 from dragoman.types import Event
 
+R = TypeVar("R")
 MUCH = 1024 * 1024
 """Bytes that are not written in one go."""
 
@@ -138,3 +140,47 @@ class TurnStream:
 
 async def _awaited(sending: Awaitable[None]) -> None:
     await sending
+
+
+class Sse:
+    """An outlet: the first bytes that are written begin the stream.
+
+    With an `opening`, these are its bytes, and the stream begins when the first turn has.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        pump: Pump,
+        keep_alive: float,
+        opening: Callable[[], Awaitable[bytes]] | None = None,
+    ) -> None:
+        self._exchange = exchange
+        self._pump = pump
+        self._keep_alive = keep_alive
+        self._opening = opening
+        self._started = False
+
+    async def write(self, data: Written) -> None:
+        if self._started:
+            await self._exchange.write(*([data] if isinstance(data, bytes) else data))
+        else:
+            self._started = True
+            await self._exchange.start_stream(data if isinstance(data, bytes) else b"".join(data))
+
+    async def run(self, turn: Turn, speaker: Speaker) -> None:
+        async with turn:
+            if self._opening is not None and not self._started:
+                # While it waits in line, what goes wrong can still be told by the status.
+                await turn.begun(most=self._keep_alive)
+                await self.write(await self._opening())
+            written = TurnStream(
+                turn, speaker.write, speaker.idle, self._exchange.send, self._pump, self._keep_alive
+            )
+            try:
+                await written.done
+            finally:
+                written.close()
+
+    async def wait(self, work: Awaitable[R], speaker: Speaker) -> R:
+        return await wait_patiently(work, self._keep_alive, lambda: self.write(speaker.idle()))

@@ -27,7 +27,7 @@ Refused: TypeAlias = Callable[[int], None]
 """Told of the status with which a message was refused; 0 where the connection itself is gone."""
 
 
-class Guard(httpx2.AsyncBaseTransport):
+class GuardedTransport(httpx2.AsyncBaseTransport):
     def __init__(
         self, answer_bytes: int, refused: Refused | None = None, *, only_public: bool = False
     ) -> None:

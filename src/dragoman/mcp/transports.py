@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from dragoman.mcp import spec as specs
 from dragoman.mcp.failures import closed, of_status
-from dragoman.mcp.guard import Guard, Refused
+from dragoman.mcp.guard import GuardedTransport, Refused
 from dragoman.mcp.spec import Bounds, McpFailure, ServerSpec
 from dragoman.mcp.stdio import Lost, stdio
 
@@ -81,5 +81,5 @@ def _client(spec: ServerSpec, bounds: Bounds, refused: Refused | None = None) ->
         timeout=httpx2.Timeout(bounds.connect_s, read=None),
         # No proxy and no password of the environment is used for an address that a client may have named.
         trust_env=False,
-        transport=Guard(bounds.answer_bytes, refused, only_public=spec.only_public),
+        transport=GuardedTransport(bounds.answer_bytes, refused, only_public=spec.only_public),
     )

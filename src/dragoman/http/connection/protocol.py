@@ -10,9 +10,8 @@ import httptools
 import msgspec
 
 from dragoman.errors import BadRequest, BodyTooLarge, DragomanError, HeadTooLarge, TooSlow, Unavailable
-from dragoman.http.connection.patience import Deadline, Stage, Stall
 from dragoman.http.connection.places import Place
-from dragoman.http.connection.transport import PatientTransport
+from dragoman.http.connection.transport import Deadline, PatientTransport, Stage, Stall
 from dragoman.http.connection.upgrade import VERSION, SocketProtocol, accepted
 from dragoman.http.connection.uvicorn_parts import (
     ASGI3Application,

@@ -25,9 +25,8 @@ from websockets.server import ServerProtocol
 
 from dragoman.errors import BadRequest, DragomanError
 from dragoman.http.connection.budget import Budget
-from dragoman.http.connection.patience import Stall
 from dragoman.http.connection.places import Place
-from dragoman.http.connection.transport import PatientTransport
+from dragoman.http.connection.transport import PatientTransport, Stall
 
 logger = logging.getLogger("dragoman.http")
 # Its lines would be what clients send.

@@ -1,13 +1,13 @@
-"""The routes that look without generating: models, tokens, prompts."""
+"""The routes that look without generating: models, tokens, prompts, and what an answer reads as."""
 
 from functools import partial
 from typing import Any
 
-from dragoman.api import chat_request, completions_request, tokens
+from dragoman.api import chat_request, completions_request, parsing, tokens
 from dragoman.errors import ModelNotFound
 from dragoman.http.exchange import Exchange
 from dragoman.http.host import Host
-from dragoman.types import Prompt
+from dragoman.types import Answer, Prompt
 
 
 async def list_models(host: Host, exchange: Exchange) -> None:
@@ -99,3 +99,27 @@ def _counted_chat(host: Host, body: bytes) -> dict[str, Any]:
     host.model.planner.adapter(request.model)
     ids = host.model.prompter.encode(chat_request.prompt(request))
     return {"object": "chat.completion.input_tokens", "input_tokens": len(ids)}
+
+
+async def function_call(host: Host, exchange: Exchange) -> None:
+    await exchange.answer(lambda body: parsing.calls_reply(_calls(host, body)))
+
+
+async def function_call_sglang(host: Host, exchange: Exchange) -> None:
+    await exchange.answer(lambda body: parsing.calls_reply_sglang(_calls(host, body)))
+
+
+async def reasoning(host: Host, exchange: Exchange) -> None:
+    await exchange.answer(lambda body: parsing.reasoning_reply(_reasoning(host, body)))
+
+
+async def reasoning_sglang(host: Host, exchange: Exchange) -> None:
+    await exchange.answer(lambda body: parsing.reasoning_reply_sglang(_reasoning(host, body)))
+
+
+def _calls(host: Host, body: bytes) -> Answer:
+    return parsing.parse_calls(parsing.read_calls(body, host.limits), host.model.found.dialect)
+
+
+def _reasoning(host: Host, body: bytes) -> Answer:
+    return parsing.parse_reasoning(parsing.read_reasoning(body, host.limits), host.model.found.dialect)

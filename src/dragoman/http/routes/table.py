@@ -6,14 +6,13 @@ from dragoman.api import chat_reply, completions_reply, embeddings, tokens
 from dragoman.api import conversations as conversation_bodies
 from dragoman.api.error_spelling import ErrorSpelling
 from dragoman.api.responses.errors import ERRORS as RESPONSE_ERRORS
-from dragoman.http.responses import create, stored, summary
+from dragoman.http.responses import create, stored
 from dragoman.http.routes import (
     conversations,
     docs,
     engine,
     generate,
     inspection,
-    parsing,
     stored_chat,
     trajectories,
     vectors,
@@ -45,8 +44,8 @@ COMPLETIONS = Api(
 RESPONSES = Api(
     "/v1/responses",
     RESPONSE_ERRORS,
-    computed={"/v1/responses": create.create, "/v1/responses/compact": summary.compact},
-    post={"/v1/responses/input_tokens": summary.input_tokens},
+    computed={"/v1/responses": create.create, "/v1/responses/compact": create.compact},
+    post={"/v1/responses/input_tokens": create.input_tokens},
     uncounted={"/v1/responses/{id}/cancel": stored.cancel},
     get={
         "/v1/responses/{id}": stored.retrieve,
@@ -88,10 +87,10 @@ OTHERS = Api(
         "/v1/tokenize": inspection.tokenize,
         "/detokenize": inspection.detokenize,
         "/v1/detokenize": inspection.detokenize,
-        "/parse/function_call": parsing.function_call,
-        "/parse/reasoning": parsing.reasoning,
-        "/parse_function_call": parsing.function_call_sglang,
-        "/separate_reasoning": parsing.reasoning_sglang,
+        "/parse/function_call": inspection.function_call,
+        "/parse/reasoning": inspection.reasoning,
+        "/parse_function_call": inspection.function_call_sglang,
+        "/separate_reasoning": inspection.reasoning_sglang,
     },
     uncounted={"/v1/engine/pause": engine.pause, "/v1/engine/resume": engine.resume},
     get={
