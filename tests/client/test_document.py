@@ -12,7 +12,7 @@ __all__ = ["parrot"]
 
 
 def test_the_guide(parrot: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    guide = run("docs/client.md", tmp_path)
+    guide = run(tmp_path, "docs/client.md")
     assert guide.say(parrot.url, "Pieces of eight!") == "Pieces of eight!"
     assert capsys.readouterr().out == "Pieces of eight!"
     assert [token.id for token in guide.tokens(parrot.url, "hi")] == [*b"hi", END_ID]
