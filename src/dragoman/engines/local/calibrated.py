@@ -35,7 +35,7 @@ _MOST_READERS = 32
 """More are not tried: from there on, a step takes longer by what is added to it."""
 _SMALL = 64 << 20
 """Below that many bytes a file is not measured: either runner is fast, and a start should be."""
-_WIDER = 2.5
+_WIDER = 4.0
 """Memory that conversion may take, in sizes of the file."""
 _LIMIT_S = 120.0
 _BYTES_A_SECOND = 10 << 20

@@ -9,33 +9,37 @@ import resource
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import TypeAlias
 
 from msgspec import msgpack
 from msgspec.structs import replace
 
+from dragoman.engines.choosing.arrays import Logits
 from dragoman.engines.isolated import wire
 from dragoman.engines.isolated.child import leave_signals_to_the_server
 from dragoman.engines.isolated.process import die_with
 from dragoman.engines.local import machine
 from dragoman.engines.local.calibrated import CONTEXT, Converted, Failed, Measured, Order, Refused, Reply
 from dragoman.engines.local.engine import LocalEngine
+from dragoman.engines.local.opening import open_model
 from dragoman.engines.local.openvino.family import NotForOpenVino
 from dragoman.engines.local.options import LocalOptions
+from dragoman.engines.local.runner import AnyRunner, Rows
 from dragoman.errors import DragomanError
-from dragoman.types import Job, Sampling
+from dragoman.types import Adapters, Job, Sampling
 
-Times: TypeAlias = list[float]
+Spans: TypeAlias = dict[int, list[float]]
+"""How long steps took, by the number of their rows."""
 _PROMPT = 128
 _TOKENS = CONTEXT - _PROMPT
 """Of an answer, at most."""
-_WINDOW = 4
-"""Steps that are timed together: when one is told of late, the next seems to be quick."""
-_LEAST = 2 * _WINDOW
+_LEAST = 8
 _SECONDS = 0.3
-"""That answers are computed for, or more where a step takes long."""
+"""That an answer is computed for; more where steps take long, of which there are so many at least."""
 
 
 def obey(order: Order) -> Reply:
@@ -64,54 +68,72 @@ def _is_new(path: Path) -> bool:
 
 def measure(path: Path, options: LocalOptions, readers: int) -> Measured:
     """Without guesses: what they bring depends on the text."""
-    engine = LocalEngine.open(
-        path, replace(options, slots=readers, context=CONTEXT, kv_memory=None, guesses=0)
-    )
+    options = replace(options, slots=readers, context=CONTEXT, kv_memory=None, guesses=0)
+    opened = open_model(path, options)
+    spans = _timed(opened.runner)
+    engine = LocalEngine(opened.runner, opened.tokenizer, opened.card, options)
     before = _clocks()
     try:
-        one, many, prompt = asyncio.run(_rates(engine, readers))
+        asyncio.run(_answers(engine, readers, spans))
     finally:
         engine.close()
     spent, own, all_ = (after - early for early, after in zip(before, _clocks(), strict=True))
     # llama.cpp takes it at once; pages of OpenVINO's count when they are used, which few were.
-    kept = int(engine.card.details["kv_bytes"]) if options.runner == "llamacpp" else 0
-    others = max(0.0, all_ - own) / spent
-    return Measured(one, many, prompt, max(0, _peak() - kept), others)
+    kept = int(opened.card.details["kv_bytes"]) if options.runner == "llamacpp" else 0
+    return Measured(
+        one=rate(spans, 1),
+        many=rate(spans, readers),
+        prompt=rate(spans, _PROMPT),
+        memory=max(0, _peak() - kept),
+        others=max(0.0, all_ - own) / spent,
+    )
 
 
-async def _rates(engine: LocalEngine, readers: int) -> tuple[float, float, float]:
+def _timed(runner: AnyRunner) -> Spans:
+    """Have a runner's steps timed where they are computed: elsewhere they may be heard of late."""
+    spans: Spans = defaultdict(list)
+    compute = runner.step
+
+    def step(rows: Rows, adapters: Adapters) -> Logits:
+        began = time.perf_counter()
+        logits = compute(rows, adapters)
+        spans[len(rows)].append(time.perf_counter() - began)
+        return logits
+
+    runner.step = step  # type: ignore[method-assign]
+    return spans
+
+
+async def _answers(engine: LocalEngine, readers: int, spans: Spans) -> None:
     # Any ids do; the first answer finds the weights read and the threads there.
     vocabulary = len(engine.tokenizer.pieces)
     prompt = [7919 * number % vocabulary for number in range(1, _PROMPT + 1)]
-    await _times(engine, prompt[:1], 1, most=1)
-    alone = await _times(engine, prompt, 1)
-    together = await _times(engine, prompt, readers)
-    return rate(alone[1:], 1), rate(together[1:], readers), _PROMPT / (alone[1] - alone[0])
+    await _answer(engine, prompt[1:3], 1, most=1)
+    spans.clear()
+    await _answer(engine, prompt, 1)
+    await _answer(engine, prompt, readers)
 
 
-async def _times(
-    engine: LocalEngine, prompt: Sequence[int], readers: int, most: int = _TOKENS
-) -> list[float]:
-    """When it was asked, and when each step of the first answer was there."""
+async def _answer(engine: LocalEngine, prompt: Sequence[int], readers: int, most: int = _TOKENS) -> None:
     sampling = Sampling(max_tokens=most, temperature=0.0, ignore_eos=True)
     job = Job(id="measuring", prompt=tuple(prompt), n=readers, sampling=sampling)
-    times = [time.perf_counter()]
-    async for step in engine.generate(job):
-        if step.index == 0:
-            times.append(time.perf_counter())
-            if len(times) > _LEAST + 1 and times[-1] - times[1] > _SECONDS:
+    began, steps = time.perf_counter(), 0
+    async with aclosing(engine.generate(job)) as generated:
+        async for step in generated:
+            steps += step.index == 0
+            if steps == 1:
+                began = time.perf_counter()
+            if steps > _LEAST and time.perf_counter() - began > _SECONDS:
                 break
-    return times
 
 
-def rate(times: Sequence[float], rows: int) -> float:
-    """Tokens a second in the best of all windows: whatever else the machine does only slows it down.
+def rate(spans: Mapping[int, Sequence[float]], rows: int) -> float:
+    """Rows a second, in a step that a quarter of them is faster than: the slow ones were disturbed.
 
-    >>> rate([0.0, 0.5, 1.0, 1.5, 2.0, 3.0], 8)
+    >>> rate({8: [0.25, 0.5, 0.5, 4.0]}, 8)
     16.0
     """
-    spans = [late - early for early, late in zip(times, times[_WINDOW:], strict=False)]
-    return rows * _WINDOW / min(spans)
+    return rows / sorted(spans[rows])[len(spans[rows]) // 4]
 
 
 def _clocks() -> tuple[float, float, float]:

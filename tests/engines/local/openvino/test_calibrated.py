@@ -253,5 +253,5 @@ def test_a_process_that_crashes_or_hangs_is_told(model: Model, monkeypatch: pyte
     assert isinstance(reply, Failed) and "took more than" in reply.why
 
 
-def test_the_rate_is_that_of_the_best_steps() -> None:
-    assert rate([0.0, 0.5, 1.0, 1.5, 2.0, 3.0], 8) == 16.0
+def test_the_rate_is_not_that_of_steps_that_were_disturbed() -> None:
+    assert rate({1: [9.0], 8: [4.0, 0.5, 0.25, 0.5]}, 8) == 16.0
