@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 import dragoman
 from dragoman.dialects.registry import list_dialects
-from dragoman.prompt.find import find_dialect
-from dragoman.prompt.known_models import _STEMS, KNOWN, KNOWN_REASONING, match_name, match_template
+from dragoman.prompt.find import KNOWN, KNOWN_REASONING, find_dialect, match_name, match_template
 from tests.prompt.support import SHARED, TEMPLATES
 
 FAMILIES = sorted((TEMPLATES / "families").glob("*.jinja"))
@@ -199,13 +198,14 @@ def test_a_template_that_writes_other_calls_than_its_markers_say() -> None:
 
 
 def test_every_name_in_the_tables_is_in_the_catalog() -> None:
-    named = {row.dialect for row in KNOWN + KNOWN_REASONING} | set(_STEMS.values())
+    named = {row.dialect for row in KNOWN + KNOWN_REASONING}
     assert named <= set(list_dialects())
 
 
 def test_every_stem_leads_to_its_dialect() -> None:
-    for stem, dialect in _STEMS.items():
-        assert match_name(f"somebody/{stem}-instruct") == (stem, dialect)
+    for name, dialect in list_dialects().items():
+        for stem in dialect.stems:
+            assert match_name(f"somebody/{stem}-instruct") == (stem, name)
 
 
 @pytest.mark.parametrize("flood", ["[", "{", '{"a": ', "<a", "</", " "])

@@ -212,6 +212,8 @@ class Dialect(Struct, frozen=True, kw_only=True):
     name: str
     models: str
     """Who speaks it, for people."""
+    stems: Spellings = ()
+    """What the names of its models have in them, as `qwen3-coder`; of all that fit the longest counts."""
     reasoning: Reasoning | None = None
     calls: tuple[Calls, ...] = ()
     """Alternatives; the first is the one that is written."""

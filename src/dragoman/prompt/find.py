@@ -1,16 +1,24 @@
-"""Which dialect a model speaks. What is found is said in words, for the log."""
+"""Which dialect a model speaks. What is found is said in words, for the log.
 
+A chat template says most: that of a known family is told by the markers in its text, an unknown one is
+rendered with known answers and read off (derive.py). A name is a weak hint, and the only one where there is
+no template; what names have in them is declared with each dialect (`stems`).
+
+Rules of the tables of templates:
+- the first row that fits wins, so a family that borrows another one's markers stands above it;
+- a marker is what the model itself writes or is told to write, where a family has one of its own;
+- a family is told by the frame of its turns only where its calls look like those of others.
+"""
+
+import re
 from collections.abc import Collection
+from functools import cache
 
 from msgspec import Struct
 
 from dragoman.dialects.declare import Dialect
-from dragoman.dialects.registry import get_dialect
-from dragoman.errors import SettingsError
+from dragoman.dialects.registry import get_dialect, list_dialects
 from dragoman.prompt.derive import Examination, examine
-from dragoman.prompt.known_models import KNOWN, KNOWN_REASONING, Known, match_name, match_template
-
-PLAIN = Dialect(name="plain", models="Models without tools or reasoning")
 
 
 class FoundDialect(Struct, frozen=True):
@@ -25,6 +33,17 @@ class FoundDialect(Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.name} ({self.how})"
+
+
+class Known(Struct, frozen=True):
+    """A template that has all of `has` and none of `lacks` speaks `dialect`."""
+
+    dialect: str
+    has: tuple[str, ...]
+    lacks: tuple[str, ...] = ()
+
+    def fits(self, text: str) -> bool:
+        return all(mark in text for mark in self.has) and not any(mark in text for mark in self.lacks)
 
 
 def find_dialect(
@@ -45,7 +64,7 @@ def find_dialect(
         _by_template(template or "", {"bos_token": bos_token, "eos_token": eos_token}, model)
         or _by_name(model)
         or _by_marks("\0".join(special_tokens), KNOWN, "the model has the tokens")
-        or FoundDialect(_named("plain") or PLAIN, "nothing known; text passes through")
+        or FoundDialect(get_dialect("plain"), "nothing known; text passes through")
     )
 
 
@@ -80,23 +99,153 @@ def _checked(marked: FoundDialect, examined: Examination | None, derived: Dialec
 
 def _by_marks(text: str, rows: tuple[Known, ...], how: str) -> FoundDialect | None:
     row = match_template(text, rows)
-    dialect = _named(row.dialect) if row is not None else None
-    if row is None or dialect is None:
+    if row is None:
         return None
-    return FoundDialect(dialect, f"{how} {' and '.join(row.has)}")
+    return FoundDialect(get_dialect(row.dialect), f"{how} {' and '.join(row.has)}")
 
 
 def _by_name(model: str | None) -> FoundDialect | None:
     named = match_name(model or "")
-    dialect = _named(named[1]) if named is not None else None
-    if named is None or dialect is None:
+    if named is None:
         return None
-    return FoundDialect(dialect, f"the model's name contains {named[0]}")
+    return FoundDialect(get_dialect(named[1]), f"the model's name contains {named[0]}")
 
 
-def _named(name: str) -> Dialect | None:
-    """A family that the catalog does not hold is none that is known."""
-    try:
-        return get_dialect(name)
-    except SettingsError:
-        return None
+# Templates of known families
+
+KNOWN: tuple[Known, ...] = (
+    # Blocks with headers. They come first, because their templates quote the markers of others as examples.
+    Known("muse_glimmer", ("atem:function_calls",)),
+    Known("harmony", ("<|channel|>", "<|message|>", "<|start|>")),
+    Known("solar_open", ("<|tool_call:begin|>",)),
+    Known("inkling", ("<|content_invoke_tool_json|>",)),
+    Known("inkling", ("<|message_model|>", "<|content_text|>")),
+    Known("kimi_k3", ("<|open|>", "<|sep|>", "<|close|>")),
+    # DeepSeek. The DSML token is often kept in a variable, so the word after it stands alone in the text.
+    Known("deepseek_v41", ("｜DSML｜", " calls>"), ("function_calls>", "tool_calls>")),
+    Known("deepseek_v32", ("｜DSML｜", "function_calls>")),
+    Known("deepseek_v4", ("｜DSML｜", "tool_calls>")),
+    # R1 and its distills are never told of tools, and their prompt opens reasoning.
+    Known(
+        "deepseek_r1_template", ("<｜tool▁calls▁begin｜>", "```json", "<｜Assistant｜><think>"), ("tools",)
+    ),
+    Known("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json")),
+    Known("deepseek_v31", ("<｜tool▁calls▁begin｜>",)),
+    Known("step3", ("steptml:",)),
+    Known("step3", ("<｜tool_calls_begin｜>",)),
+    # Families whose call marker is theirs alone.
+    Known("kimi_k2", ("<|tool_calls_section_begin|>",)),
+    Known("k2_horizon", ("ifm|tool_call",)),
+    Known("iquest", ("iquest_tool_call",)),
+    # Later LongCat models write tagged arguments under the same marker; those are derived.
+    Known("longcat", ("longcat_tool_call",), ("longcat_arg_key",)),
+    Known("minimax_m3", ("]<]minimax[>[",)),
+    Known("minimax_m2", ("minimax:tool_call",)),
+    Known("minimax_m1", ("<tool_calls>", "<beginning_of_sentence>")),
+    Known("dots", ("dots_function_call",)),
+    Known("seed_oss", ("seed:tool_call",)),
+    Known("minicpm5", ('<function name="', '<param name="')),
+    Known("gemma4", ("<|tool_call>", "<tool_call|>")),
+    Known("functiongemma", ("<start_function_call>",)),
+    Known("apertus", ("<|tools_prefix|>",)),
+    Known("nemotron_v2", ("<TOOLCALL>",)),
+    Known("internlm", ("<|action_start|>",)),
+    Known("internlm", ("<|plugin|>",)),
+    Known("sarashina", ("<|tool_calls|>",)),
+    # GigaChat 3.5 has the same frame and other calls.
+    Known("gigachat3", ("<|role_sep|>", "function_call"), ("gcml", "GCML")),
+    Known("gigachat3", ("<|role_sep|>", "function call"), ("gcml", "GCML")),
+    # LFM2's own templates do not write calls; what they write is the list of tools.
+    Known("lfm2", ("<|tool_call_start|>",)),
+    Known("lfm2", ("<|tool_list_start|>",)),
+    Known("lfm2", ("List of tools: [", "<|im_start|>")),
+    # Cohere. Command 4 is command 3 with another frame around text.
+    Known("cohere_command4", ("<|START_ACTION|>", "<|START_TEXT|>")),
+    Known("cohere_command3", ("<|START_ACTION|>",)),
+    Known("cohere_command3", ("<|START_RESPONSE|>",)),
+    Known("cohere_command3", ("<|START_THINKING|>",)),
+    Known("cohere_command_r_plus", ("<|CHATBOT_TOKEN|>", "Action:")),
+    # Mistral. [THINK] came with tokenizer 13, [ARGS] with 11.
+    Known("mistral_v13", ("[TOOL_CALLS]", "[THINK]")),
+    Known("mistral_v11", ("[TOOL_CALLS]", "[ARGS]")),
+    # xLAM borrows Mistral's frame in one of its sizes, and says whose it is.
+    Known("xlam", ("xLAM",)),
+    Known("xlam", ("make calls in a single JSON array",)),
+    Known("mistral_v3", ("[TOOL_CALLS]",)),
+    Known("mistral", ("[THINK]",)),
+    # One array between <tool_calls> and </tool_calls>: told apart by the turns around it.
+    Known("apriel", ("[BEGIN FINAL RESPONSE]",)),
+    Known("jamba", ("<tool_calls>", "<|bom|>")),
+    Known("hunyuan_a13b", ("<tool_calls>", "<|extra_0|>")),
+    Known("hunyuan_a13b", ("<answer>", "<|extra_0|>")),
+    Known("hunyuan_a13b", ("<answer>", "<｜hy_Assistant｜>")),
+    # Tencent's tags may carry a suffix that the template keeps in a variable, so they are not whole here.
+    Known("hy_v3", ("<tool_sep", "<arg_key")),
+    Known("hy_v4", ("<arg_key:",)),
+    Known("hy_v4", ("<tool_calls", "<arg_key", "hy_")),
+    # <arg_key> is GLM's, and three others took it over with turns of their own.
+    Known("poolside_v1", ("<arg_key>", "<assistant>")),
+    Known("ling3", ("<arg_key>", "<role>")),
+    # Only the later GLM leaves no newline between the tags.
+    Known("glm47", ("</arg_key><arg_value>",)),
+    Known("glm45", ("<arg_key>",)),
+    # <function=NAME>. Step and Nemotron took over Qwen's calls, with turns and reasoning of their own.
+    Known("step3p5", ("<function=", "<parameter=", "tool_response\\n")),
+    Known("step3p5", ("<function=", "<parameter=", "in JSONSchema format")),
+    Known("nemotron_v3", ("<function=", "<parameter=", "truncate_history_thinking")),
+    Known("qwen3_coder", ("<function=", "<parameter=")),
+    Known("functionary_v31", ("<function=", "</function>"), ("<parameter",)),
+    Known("functionary_v31", ("start_tag => `<function`",)),
+    Known("functionary_v32", (">>>all",)),
+    # IBM. Granite 3 writes a list after its marker, Granite 4 objects between tags.
+    Known("granite4", ("<tool_call>", "<|start_of_role|>")),
+    Known("granite", ("<|tool_call|>", "<|start_of_role|>")),
+    Known("granite", ("available_tools", "<|start_of_role|>")),
+    Known("granite_20b_fc", ("<|function_call_library|>",)),
+    Known("granite_20b_fc", ("<function_call> ", "no_function")),
+    # functools: the turns tell Phi from Firefunction.
+    Known("firefunction_v2", ("functools", "<|start_header_id|>")),
+    Known("phi4_mini_json", ("functools",)),
+    Known("phi4_mini_json", ("<|tool|>", "<|/tool|>"), ("<|/tool_call|>",)),
+    # Python calls. Olmo has a marker; the others are told by the example they give.
+    Known("olmo3", ("<function_calls>",), ("invoke",)),
+    Known("llama4_pythonic", ("<|header_start|>", "func_name1(")),
+    Known("pythonic", ("[func_name1(",)),
+    # JSON without a marker, in Llama's turns.
+    Known("llama3_json", ("<|start_header_id|>", '"parameters": ', "ipython")),
+    Known("llama3_json", ("<|header_start|>", '"parameters": ')),
+    # <tool_call> with an object in it. Two families have turns or reasoning of their own.
+    Known("reka_edge", ("<tool_call>", "<sep>")),
+    Known("ernie45", ("<tool_call>", "<response>")),
+    Known("hermes", ("<tool_call>",)),
+)
+
+KNOWN_REASONING: tuple[Known, ...] = (
+    Known("kimi", ("◁think▷",)),
+    Known("deepseek_r1", ("<think>", "<｜Assistant｜>")),
+    Known("deepseek_r1", ("</think>", "<｜Assistant｜>")),
+    Known("qwen3", ("<think>", "</think>")),
+)
+"""Templates that know nothing of calls. Looked at last: a name or a derivation may know of some."""
+
+
+def match_template(text: str, rows: tuple[Known, ...] = KNOWN) -> Known | None:
+    """`match_template("... <tool_call> ... <arg_key> ...").dialect` is "glm45"."""
+    return next((row for row in rows if row.fits(text)), None)
+
+
+def match_name(model: str) -> tuple[str, str] | None:
+    """The longest stem that fits: `match_name("Qwen3-Coder-30B")` is `("qwen3-coder", "qwen3_coder")`."""
+    longest = max((stem for stem in _stems() if _contains(model.lower(), stem)), key=len, default=None)
+    return None if longest is None else (longest, _stems()[longest])
+
+
+@cache
+def _stems() -> dict[str, str]:
+    return {stem: dialect.name for dialect in list_dialects().values() for stem in dialect.stems}
+
+
+def _contains(model: str, stem: str) -> bool:
+    """`granite-3` is in `granite-3.3-8b`, but not in `granite-34b`. Some write `_` for `-` or `.`."""
+    pattern = rf"(?<![a-z0-9]){re.escape(stem)}(?!\d)" + (r"(?!b\b)" if stem[-1].isdigit() else "")
+    return any(re.search(pattern, re.sub(r"[\s_]", spelled, model)) for spelled in "-.")

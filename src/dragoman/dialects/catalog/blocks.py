@@ -7,6 +7,7 @@ DIALECTS = (
     Dialect(
         name="harmony",
         models="gpt-oss",
+        stems=("gpt-oss",),
         channels=Channels(
             start=("<|start|>assistant", "<|start|>"),
             header=("<|channel|>", "to="),
@@ -29,12 +30,14 @@ DIALECTS = (
     Dialect(
         name="functionary_v31",
         models="Functionary v3.1",
+        stems=("functionary-medium-v3.1", "functionary-small-v3.1"),
         calls=(NamedCalls(open=("<function=",), then=(">",), close=("</function>",)),),
         drops=("<|eom_id|>",),
     ),
     Dialect(
         name="functionary_v32",
         models="Functionary v3.2",
+        stems=("functionary-medium-v3.2", "functionary-small-v3.2"),
         channels=Channels(
             start=(">>>",),
             header=(),
@@ -47,6 +50,7 @@ DIALECTS = (
     Dialect(
         name="inkling",
         models="Inkling",
+        stems=("inkling",),
         reasoning=Reasoning(
             open=("<|content_thinking|>",),
             close=("<|end_message|>", "<|content_model_end_sampling|>"),
@@ -76,6 +80,7 @@ DIALECTS = (
     Dialect(
         name="solar_open",
         models="Solar Open 100B",
+        stems=("solar-open",),
         reasoning=Reasoning(
             open=("<|think|>",), close=("<|end|>",), ended_by_call=True, ended_by=("<|content|>",)
         ),

@@ -23,6 +23,7 @@ DIALECTS = (
     Dialect(
         name="cohere_command3",
         models="Command R7B, Command A, Command A Reasoning",
+        stems=("command-a", "command-r7b"),
         reasoning=THINKING,
         calls=(ACTIONS,),
         drops=TEXT_MARKS,
@@ -34,6 +35,7 @@ DIALECTS = (
     Dialect(
         name="cohere_command4",
         models="Command 4, Cohere2 MoE",
+        stems=("cohere2moe", "north-mini"),
         reasoning=THINKING,
         calls=(ACTIONS,),
         drops=TEXT_MARKS,
@@ -44,6 +46,7 @@ DIALECTS = (
     Dialect(
         name="cohere_command_r_plus",
         models="Command R+",
+        stems=("command-r-plus",),
         calls=(
             ActionCalls(
                 open=("Action:\n```json\n",),

@@ -38,6 +38,7 @@ DIALECTS = (
     Dialect(
         name="deepseek_v3",
         models="DeepSeek V3, V3-0324, R1-0528",
+        stems=("deepseek-r1-0528", "deepseek-v3"),
         reasoning=THINK,
         calls=(FENCED,),
         aliases=("deepseek", "deepseekv3", "deepseek-v3"),
@@ -45,6 +46,7 @@ DIALECTS = (
     Dialect(
         name="deepseek_v31",
         models="DeepSeek V3.1, V3.2-Exp",
+        stems=("deepseek-v3.1", "deepseek-v3.2-exp"),
         reasoning=THINK,
         calls=(
             NamedCalls(
@@ -59,6 +61,7 @@ DIALECTS = (
     Dialect(
         name="deepseek_v32",
         models="DeepSeek V3.2",
+        stems=("deepseek-v3.2",),
         reasoning=THINK,
         calls=(dsml("function_calls"),),
         aliases=("deepseekv32", "deepseek32", "deepseek-v32"),
@@ -66,6 +69,7 @@ DIALECTS = (
     Dialect(
         name="deepseek_v4",
         models="DeepSeek V4",
+        stems=("deepseek-v4",),
         reasoning=Reasoning(open=("<think>",), close=("</think>",), ended_by_call=True),
         calls=(dsml("tool_calls"),),
         aliases=("deepseekv4", "dsv4", "deepseek-v4"),
@@ -73,6 +77,7 @@ DIALECTS = (
     Dialect(
         name="deepseek_v41",
         models="DeepSeek V4.1",
+        stems=("deepseek-v4.1",),
         reasoning=THINK,
         calls=(dsml("calls", " "),),
         aliases=("deepseek_v4.1", "deepseekv41"),
@@ -80,6 +85,7 @@ DIALECTS = (
     Dialect(
         name="deepseek_r1",
         models="DeepSeek R1 and its distills",
+        stems=("deepseek-r1",),
         reasoning=THINK,
         calls=(FENCED,),
         aliases=("deepseek-r1",),

@@ -50,6 +50,7 @@ DIALECTS = (
     Dialect(
         name="glm45",
         models="GLM-4.5 and 4.6",
+        stems=("glm-4.5", "glm-4.6"),
         reasoning=ENDED_BY_CALL,
         calls=(pairs("tool_call"),),
         aliases=("glm", "glm4", "glm45_moe", "glm4_5", "glm4_6"),
@@ -57,24 +58,34 @@ DIALECTS = (
     Dialect(
         name="glm47",
         models="GLM-4.7, 4.7-Flash, GLM-5",
+        stems=("glm-4.7", "glm-5"),
         reasoning=ENDED_BY_CALL,
         calls=(pairs("tool_call", ""),),
         aliases=("glm47_moe", "glm4_7"),
     ),
     Dialect(
-        name="ling3", models="Ling 3", reasoning=THINK, calls=(pairs("tool_call", ""),), aliases=("ling",)
+        name="ling3",
+        models="Ling 3",
+        stems=("ling-3", "ling3"),
+        reasoning=THINK,
+        calls=(pairs("tool_call", ""),),
+        aliases=("ling",),
     ),
     Dialect(
         name="poolside_v1",
         models="Poolside Laguna",
+        stems=("laguna",),
         reasoning=THINK,
         calls=(pairs("tool_call"),),
         aliases=("laguna",),
     ),
-    Dialect(name="iquest", models="IQuest", reasoning=THINK, calls=(pairs("iquest_tool_call"),)),
+    Dialect(
+        name="iquest", models="IQuest", stems=("iquest",), reasoning=THINK, calls=(pairs("iquest_tool_call"),)
+    ),
     Dialect(
         name="k2_horizon",
         models="K2 Horizon",
+        stems=("k2-horizon",),
         reasoning=Reasoning(open=("<ifm|think>",), close=("</ifm|think>",)),
         calls=(
             pairs(
@@ -88,6 +99,7 @@ DIALECTS = (
     Dialect(
         name="hy_v3",
         models="Tencent Hy3",
+        stems=("hy3",),
         reasoning=HY_THINK,
         calls=(hunyuan("", "tool_sep"), hunyuan(":opensource", "tool_sep")),
         aliases=("hunyuan", "hy3"),
@@ -95,6 +107,7 @@ DIALECTS = (
     Dialect(
         name="hy_v4",
         models="Tencent Hy4",
+        stems=("hy4",),
         reasoning=Reasoning(
             open=("<think:opensource>", "<think>"),
             close=("</think:opensource>", "</think>"),

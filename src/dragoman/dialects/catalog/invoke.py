@@ -45,6 +45,7 @@ DIALECTS = (
     Dialect(
         name="minimax_m2",
         models="MiniMax M2, M2.1, M2.5",
+        stems=("minimax-m2",),
         reasoning=Reasoning(),
         calls=(
             invoke(
@@ -64,6 +65,7 @@ DIALECTS = (
     Dialect(
         name="minimax_m3",
         models="MiniMax M3",
+        stems=("minimax-m3",),
         reasoning=Reasoning(open=("<mm:think>",), close=("</mm:think>",)),
         calls=(
             TreeCalls(
@@ -80,6 +82,7 @@ DIALECTS = (
     Dialect(
         name="dots",
         models="dots",
+        stems=("dots3",),
         reasoning=THINK,
         calls=(invoke(DOTS, layout=""), JsonCalls(section=DOTS)),
         aliases=("dots3",),
@@ -87,6 +90,7 @@ DIALECTS = (
     Dialect(
         name="muse_glimmer",
         models="Muse Glimmer",
+        stems=("muse-glimmer",),
         channels=Channels(
             start=("<|start|>assistant",),
             header=("to=",),
@@ -113,6 +117,7 @@ DIALECTS = (
     Dialect(
         name="step3",
         models="Step-3",
+        stems=("step-3", "step3"),
         reasoning=THINK,
         calls=(
             TaggedCalls(
@@ -131,6 +136,7 @@ DIALECTS = (
     Dialect(
         name="minicpm5",
         models="MiniCPM5",
+        stems=("minicpm5",),
         reasoning=Reasoning(),
         calls=(
             TaggedCalls(

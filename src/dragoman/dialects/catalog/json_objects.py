@@ -11,6 +11,18 @@ DIALECTS = (
     Dialect(
         name="hermes",
         models="Hermes 2 Pro and 3, Qwen2.5, Qwen3, QwQ, MiMo-VL, Bielik 3, Trinity",
+        stems=(
+            "bielik",
+            "hermes-2-pro",
+            "hermes-3",
+            "hermes-4",
+            "mimo-vl",
+            "qwen2.5",
+            "qwen3",
+            "qwq",
+            "smollm3",
+            "trinity",
+        ),
         reasoning=Reasoning(),
         calls=(CALLS,),
         aliases=("qwen", "qwen25", "qwen2.5", "trinity", "hermes_2_pro"),
@@ -29,16 +41,18 @@ DIALECTS = (
         calls=(CALLS,),
         aliases=("qwen3-thinking",),
     ),
-    Dialect(name="granite4", models="Granite 4.0 and 4.1", calls=(CALLS,)),
+    Dialect(name="granite4", models="Granite 4.0 and 4.1", stems=("granite-4",), calls=(CALLS,)),
     Dialect(
         name="reka_edge",
         models="Reka Edge",
+        stems=("reka-edge",),
         reasoning=Reasoning(),
         calls=(JsonCalls(open=("<tool_call>\n",), close=("</tool_call>",), before="\n"),),
     ),
     Dialect(
         name="ernie45",
         models="ERNIE 4.5 thinking",
+        stems=("ernie-4.5",),
         reasoning=Reasoning(open=("<think>\n",), close=("\n</think>\n\n",)),
         calls=(JsonCalls(open=("<tool_call>\n",), close=("\n</tool_call>\n",), before="\n"),),
         drops=("<response>\n", "\n</response>\n"),
@@ -48,6 +62,7 @@ DIALECTS = (
     Dialect(
         name="longcat",
         models="LongCat-Flash-Chat",
+        stems=("longcat",),
         calls=(
             JsonCalls(
                 open=("<longcat_tool_call>",),
@@ -62,6 +77,7 @@ DIALECTS = (
     Dialect(
         name="granite",
         models="Granite 3.0 to 3.3",
+        stems=("granite-3",),
         reasoning=Reasoning(
             open=("<think>", "Here is my thought process:", "Here's my thought process:"),
             close=("</think>", "Here is my response:", "Here's my response:"),
@@ -73,6 +89,7 @@ DIALECTS = (
     Dialect(
         name="granite_20b_fc",
         models="granite-20b-functioncalling",
+        stems=("granite-20b-functioncalling",),
         calls=(JsonCalls(open=("<function_call> ",), between="\n", before="\n", whole=True),),
         aliases=("granite-20b-fc",),
     ),
@@ -80,6 +97,7 @@ DIALECTS = (
     Dialect(
         name="gigachat3",
         models="GigaChat 3 and 3.1",
+        stems=("gigachat3",),
         calls=(
             JsonCalls(
                 open=("<|function_call|>", "<|message_sep|>\n\nfunction call<|role_sep|>\n"),
@@ -91,6 +109,7 @@ DIALECTS = (
     Dialect(
         name="internlm",
         models="InternLM 2 and 2.5, Intern-S1",
+        stems=("intern-s1", "internlm2"),
         reasoning=Reasoning(open=("<think>",), close=("</think>",)),
         calls=(
             JsonCalls(
@@ -105,16 +124,19 @@ DIALECTS = (
     Dialect(
         name="phi4_mini_json",
         models="Phi-4-mini",
+        stems=("phi-4-mini",),
         calls=(JsonCalls(open=("functools",), list="must"),),
     ),
     Dialect(
         name="firefunction_v2",
         models="Firefunction v2",
+        stems=("firefunction-v2",),
         calls=(JsonCalls(open=(" functools",), list="must"),),
     ),
     Dialect(
         name="hunyuan_a13b",
         models="Hunyuan-A13B",
+        stems=("hunyuan-a13b",),
         reasoning=Reasoning(close=("\n</think>\n",)),
         calls=(JsonCalls(open=("<tool_calls>",), close=("</tool_calls>",), list="must"),),
         drops=("<answer>\n", "\n</answer>"),
@@ -124,11 +146,13 @@ DIALECTS = (
     Dialect(
         name="jamba",
         models="Jamba 1.5",
+        stems=("jamba",),
         calls=(JsonCalls(open=(" <tool_calls>",), close=("</tool_calls>",), list="must", indent="    "),),
     ),
     Dialect(
         name="apriel",
         models="Apriel 1.5, and 1.6 Thinker",
+        stems=("apriel",),
         reasoning=Reasoning(
             open=("Here are my reasoning steps:\n",),
             close=("\n[BEGIN FINAL RESPONSE]\n",),
@@ -139,6 +163,7 @@ DIALECTS = (
     Dialect(
         name="minimax_m1",
         models="MiniMax M1",
+        stems=("minimax-m1",),
         reasoning=THINK,
         calls=(
             JsonCalls(
@@ -153,6 +178,13 @@ DIALECTS = (
     Dialect(
         name="nemotron_v2",
         models="Nemotron Nano v2, Llama-Nemotron",
+        stems=(
+            "llama-3.1-nemotron",
+            "llama-3.3-nemotron",
+            "nemotron-nano-9b-v2",
+            "nemotron-nano-12b-v2",
+            "nemotron-nano-v2",
+        ),
         reasoning=THINK,
         calls=(JsonCalls(open=("<TOOLCALL>",), close=("</TOOLCALL>",), list="must"),),
         aliases=("llama_nemotron",),
@@ -160,6 +192,7 @@ DIALECTS = (
     Dialect(
         name="apertus",
         models="Apertus 2509",
+        stems=("apertus",),
         reasoning=Reasoning(open=("<|inner_prefix|>",), close=("<|inner_suffix|>",)),
         calls=(KeyedCalls(open=("<|tools_prefix|>",), close=("<|tools_suffix|>",), list="must"),),
         aliases=("apertus2509",),
@@ -173,6 +206,7 @@ DIALECTS = (
     Dialect(
         name="llama3_json",
         models="Llama 3.1, 3.2, 3.3, and 4 with the JSON template",
+        stems=("llama-3.1", "llama-3.2", "llama-3.3", "llama3.1", "llama3.2", "llama3.3"),
         calls=(
             JsonCalls(
                 arguments=("parameters", "arguments"), separator="; ", several=True, needs_arguments=True
@@ -190,6 +224,7 @@ DIALECTS = (
     Dialect(
         name="xlam",
         models="Salesforce xLAM 1 and 2",
+        stems=("xlam",),
         reasoning=Reasoning(open=("<think>",), close=("</think>",)),
         calls=(
             JsonCalls(list="must", whole=True),
@@ -201,6 +236,7 @@ DIALECTS = (
     Dialect(
         name="sarashina",
         models="SoftBank Sarashina",
+        stems=("sarashina",),
         calls=(
             PythonObjects(open=("<|tool_calls|>",), list="must", silent=True),
             PythonObjects(list="must", whole=True),

@@ -6,6 +6,7 @@ DIALECTS = (
     Dialect(
         name="kimi_k2",
         models="Kimi K2, K2-Instruct, K2-Thinking, K2.5",
+        stems=("kimi-k2",),
         reasoning=Reasoning(open=("<think>",), close=("</think>",), ended_by_call=True),
         calls=(
             NamedCalls(
@@ -24,6 +25,7 @@ DIALECTS = (
     Dialect(
         name="kimi_k3",
         models="Kimi K3",
+        stems=("kimi-k3",),
         reasoning=Reasoning(
             open=("<|open|>think<|sep|>",),
             close=("<|close|>think<|sep|>",),
@@ -51,6 +53,7 @@ DIALECTS = (
     Dialect(
         name="kimi",
         models="Kimi-VL thinking",
+        stems=("kimi-vl",),
         reasoning=Reasoning(open=("◁think▷",), close=("◁/think▷",)),
     ),
 )

@@ -9,6 +9,7 @@ DIALECTS = (
     Dialect(
         name="holo2",
         models="Holo2",
+        stems=("holo2",),
         reasoning=Reasoning(open=("<think>",), close=("</think>",), stray_close="keep"),
     ),
 )

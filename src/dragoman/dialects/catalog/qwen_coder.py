@@ -24,6 +24,7 @@ DIALECTS = (
     Dialect(
         name="qwen3_coder",
         models="Qwen3-Coder, Qwen3.5, 3.6 and 3.8, MiMo",
+        stems=("mimo", "qwen3-coder", "qwen3.5", "qwen3.6", "qwen3.8"),
         reasoning=THINK,
         calls=(tags("tool_call"),),
         aliases=(
@@ -39,6 +40,7 @@ DIALECTS = (
     Dialect(
         name="step3p5",
         models="Step-3.5-Flash",
+        stems=("step-3.5", "step-3.7"),
         reasoning=Reasoning(close=("\n</think>\n",)),
         calls=(tags("tool_call"),),
         aliases=("step3_5", "step3_7"),
@@ -46,6 +48,7 @@ DIALECTS = (
     Dialect(
         name="nemotron_v3",
         models="Nemotron 3",
+        stems=("nemotron-3",),
         reasoning=THINK,
         calls=(tags("tool_call"),),
         aliases=("nemotron", "nemotron_3", "nano_v3"),
@@ -53,6 +56,7 @@ DIALECTS = (
     Dialect(
         name="seed_oss",
         models="Seed-OSS",
+        stems=("seed-oss",),
         reasoning=Reasoning(open=("<seed:think>",), close=("</seed:think>",)),
         calls=(tags("seed:tool_call", ""),),
     ),
