@@ -33,6 +33,8 @@ ENFORCED: dict[str, list[Sample]] = {
             ['{"kind": "circle"}', '{"kind": "square"}'],
             ['{"kind": "line"}', "{}"],
         ),
+        Sample({"oneOf": [{"const": 1}, {"minimum": 2, "type": "integer"}]}, ["1", "2"], ["0"]),
+        Sample({"type": "string", "oneOf": [{"pattern": "^a"}, {"pattern": "^b"}]}, ['"ax"', '"b"'], ['"c"']),
     ],
     "allOf": [Sample({"allOf": [{"minLength": 2}, {"maxLength": 3}]}, ['"ab"', "1"], ['"a"', '"abcd"'])],
     "$ref": [Sample(TREE, ['{"kids": [{"kids": []}, {}]}'], ['{"kids": [1]}', '{"kid": []}'])],
@@ -160,6 +162,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
 PARTLY: list[tuple[Any, str]] = [
     ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "/oneOf"),
     ({"oneOf": [{"required": ["a"]}, {"required": ["b"]}]}, "/oneOf"),
+    ({"oneOf": [{"$ref": "#/$defs/a"}, {"const": 1}], "$defs": {"a": {"type": "integer"}}}, "/oneOf"),
+    ({"oneOf": [{"const": "Unsatisfiable schema"}, {"type": "string"}]}, "/oneOf"),
     ({"items": {"uniqueItems": True}}, "/items/uniqueItems"),
     ({"uniqueItems": True, "items": {"type": "string", "maxLength": 1}}, "/uniqueItems"),
     ({"allOf": [{"uniqueItems": True, "items": {"type": "string"}}]}, "/allOf/0/uniqueItems"),

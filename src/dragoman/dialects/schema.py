@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from json.encoder import encode_basestring
 from typing import Any, TypeAlias
+from urllib.parse import unquote
 
 Schema: TypeAlias = Mapping[str, Any]
 
@@ -133,8 +134,8 @@ def _options(schema: Schema, root: Schema) -> list[Schema]:
         steps += 1
         current = waiting.pop(0)
         found.append(current)
-        target = _resolve(current.get("$ref"), root)
-        if target is not None:
+        target = resolve(root, current.get("$ref"))
+        if isinstance(target, Mapping):
             waiting.append(target)
         for word in ("anyOf", "oneOf", "allOf"):
             options = current.get(word)
@@ -143,14 +144,20 @@ def _options(schema: Schema, root: Schema) -> list[Schema]:
     return found
 
 
-def _resolve(reference: Any, root: Schema) -> Schema | None:
-    if not isinstance(reference, str) or not reference.startswith("#/"):
+def resolve(root: Any, reference: Any) -> Any:
+    """What `#/$defs/name` points at; None where it leads nowhere, or elsewhere."""
+    if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         return None
-    target: Any = root
-    for part in reference[2:].split("/"):
-        part = part.replace("~1", "/").replace("~0", "~")
-        target = target.get(part) if isinstance(target, Mapping) else None
-    return target if isinstance(target, Mapping) else None
+    target = root
+    for step in unquote(reference).split("/")[1:]:
+        step = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(target, list) and step.isdecimal() and int(step) < len(target):
+            target = target[int(step)]
+        elif isinstance(target, Mapping) and step in target:
+            target = target[step]
+        else:
+            return None
+    return target
 
 
 def _types(schema: Schema) -> set[str]:

@@ -9,8 +9,14 @@ from typing import Any
 
 from msgspec import Struct
 
-from dragoman.constrain.calls.schema_parts import EVERYTHING, SchemaPlace, Schemas, TypeOption
-from dragoman.constrain.calls.text_language import languages, lengths
+from dragoman.constrain.calls.schema_parts import (
+    EVERYTHING,
+    SchemaPlace,
+    Schemas,
+    TypeOption,
+    languages,
+    lengths,
+)
 from dragoman.constrain.grammar.rules import Rules, Symbol, either, is_possible, literal, regex
 from dragoman.constrain.quoted.quoted_lark import QuotedLark
 from dragoman.constrain.schema.json_schema import EXACT

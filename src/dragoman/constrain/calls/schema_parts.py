@@ -9,26 +9,21 @@ from typing import Any, NoReturn
 
 from msgspec import Struct
 
-from dragoman.constrain.schema.keywords import fate_of
+from dragoman.constrain.grammar.expressions import PatternError, read_pattern, write_search
+from dragoman.constrain.grammar.rules import Symbol, regex
+from dragoman.constrain.schema import formats
+from dragoman.constrain.schema.keywords import APPLICATORS, OF_TYPES, fate_of
 from dragoman.constrain.schema.problems import at
-from dragoman.dialects.schema import type_of
+from dragoman.dialects.schema import resolve, type_of
 from dragoman.errors import BadRequest
 
 SILENT = frozenset(["nullable", "$anchor", "$defs", "definitions"])
 """Words that forbid nothing by themselves. What one of them allows in addition is just not written."""
-APPLICATORS = frozenset(["$ref", "allOf", "anyOf", "oneOf", "type", "enum", "const"])
-OF_TYPES = {
-    "string": frozenset(["minLength", "maxLength", "pattern", "format"]),
-    "number": frozenset(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"]),
-    "object": frozenset(["properties", "required", "additionalProperties", "minProperties", "maxProperties"]),
-    "array": frozenset(["items", "prefixItems", "minItems", "maxItems", "uniqueItems"]),
-    "boolean": frozenset[str](),
-    "null": frozenset[str](),
-}
 LARGEST = frozenset(["minLength", "minimum", "exclusiveMinimum", "minItems", "minProperties"])
 SMALLEST = frozenset(["maxLength", "maximum", "exclusiveMaximum", "maxItems", "maxProperties"])
 MOST_OPTIONS = 256
 MOST_STEPS = 64
+MOST_LENGTH = 100_000
 EVERYTHING: Mapping[str, Any] = {}
 
 
@@ -108,7 +103,10 @@ class Schemas:
 
     def _inner(self, key: str, value: Any, where: SchemaPlace, depth: int) -> list[Mapping[str, Any]]:
         if key == "$ref":
-            return self._flat(self._target(value, where), where, depth)
+            target = resolve(self.root, value)
+            if target is None:
+                where.refuse("must be a reference within the schema, as #/$defs/name")
+            return self._flat(target, where, depth)
         if not isinstance(value, Sequence) or isinstance(value, str):
             where.refuse("must be a list")
         if key == "allOf":
@@ -120,22 +118,6 @@ class Schemas:
         each = [self._flat(part, where, depth) for part in value]
         # oneOf passes the check of the whole schema only where it says the same as anyOf.
         return [option for options in each for option in options]
-
-    def _target(self, reference: Any, where: SchemaPlace) -> Any:
-        if reference == "#":
-            return self.root
-        if not isinstance(reference, str) or not reference.startswith("#/"):
-            where.refuse("must be a reference within the schema, as #/$defs/name")
-        target: Any = self.root
-        for part in reference[2:].split("/"):
-            part = part.replace("~1", "/").replace("~0", "~")
-            if isinstance(target, Mapping) and part in target:
-                target = target[part]
-            elif isinstance(target, list) and part.isdigit() and int(part) < len(target):
-                target = target[int(part)]
-            else:
-                where.refuse("refers to nothing")
-        return target
 
 
 def merge_schemas(one: Mapping[str, Any], other: Mapping[str, Any], where: SchemaPlace) -> Mapping[str, Any]:
@@ -236,3 +218,51 @@ def _by_value(schema: Mapping[str, Any], kinds: Sequence[str], where: SchemaPlac
         if kind in kinds or (kind == "integer" and "number" in kinds):
             found.setdefault(kind, []).append(value)
     return [TypeOption(kind, schema, values=tuple(some)) for kind, some in found.items()]
+
+
+# What a schema says of a string, as languages of the string itself: without quotes and escapes around it
+
+
+def languages(schema: Mapping[str, Any], where: SchemaPlace) -> list[Symbol]:
+    """The terminals that a string must all be in; none where any string will do."""
+    found = []
+    patterns = schema.get("pattern", [])
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        found.append(search(pattern, where.at("pattern")))
+    if "format" in schema:
+        found += _format(schema["format"], where.at("format"))
+    length = lengths(schema, where)
+    if length:
+        found.append(regex(f"(?s:.{length})"))
+    return found
+
+
+def lengths(schema: Mapping[str, Any], where: SchemaPlace) -> str:
+    """`{2,5}`: how many characters there are; "" where any number will do."""
+    least, most = schema.get("minLength", 0), schema.get("maxLength")
+    for word, value in (("minLength", least), ("maxLength", most)):
+        if value is not None and not (float(value).is_integer() and 0 <= value <= MOST_LENGTH):
+            where.at(word).refuse(f"must be a whole number up to {MOST_LENGTH}")
+    if most is not None and most < least:
+        where.at("maxLength").refuse("is less than minLength")
+    if most is None:
+        return f"{{{int(least)},}}" if least else ""
+    return f"{{{int(least)},{int(most)}}}"
+
+
+def _format(name: Any, where: SchemaPlace) -> list[Symbol]:
+    if name in formats.PATTERNS:
+        return [search(formats.PATTERNS[name], where)]
+    if name in formats.TEXTS:
+        return [regex(formats.TEXTS[name])]
+    if name not in formats.FREE:
+        where.refuse(f"must be one of {', '.join(sorted([*formats.PATTERNS, *formats.TEXTS]))}")
+    return []
+
+
+def search(pattern: str, where: SchemaPlace) -> Symbol:
+    """An expression that must match somewhere."""
+    try:
+        return regex(write_search(read_pattern(pattern)))
+    except PatternError as error:
+        where.refuse(f"{error}, which cannot be enforced")

@@ -29,6 +29,40 @@ PATTERNS: dict[str, str] = {
 NATIVE = frozenset({"duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"})
 """Formats of llguidance that hold against the test suite of JSON Schema."""
 
+_OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_IPV4 = rf"(?:{_OCTET}\.){{3}}{_OCTET}"
+_H16 = "[0-9a-fA-F]{1,4}"
+_IPV6 = "|".join(
+    [
+        rf"(?:{_H16}:){{7}}{_H16}",
+        *(rf"(?:{_H16}:){{{left}}}(?::{_H16}){{1,{7 - left}}}" for left in range(1, 7)),
+        rf"::(?:{_H16}:){{0,5}}{_H16}",
+        "::",
+    ]
+)
+_LABEL = r"[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
+_HOST = rf"{_LABEL}(?:\.{_LABEL}){{0,7}}"
+_ATOM = r"[a-zA-Z0-9!#$%&'*+\/=?^_`{|}~-]+"
+_DAYS, _CLOCK = (
+    r"[0-9]{1,9}D",
+    r"T(?:[0-9]{1,9}H(?:[0-9]{1,9}M(?:[0-9]{1,9}S)?)?|[0-9]{1,9}M(?:[0-9]{1,9}S)?|[0-9]{1,9}S)",
+)
+_MONTHS = rf"[0-9]{{1,9}}M(?:{_DAYS})?"
+_SPAN = rf"(?:[0-9]{{1,9}}Y(?:{_MONTHS})?|{_MONTHS}|{_DAYS})"
+_URI_CHARACTERS = r"(?:[a-zA-Z0-9._~:@!$&'()*+,;=\/-]|%[0-9a-fA-F]{2})"
+TEXTS = {
+    "duration": rf"P(?:{_SPAN}(?:{_CLOCK})?|{_CLOCK}|[0-9]{{1,9}}W)",
+    "email": rf"{_ATOM}(?:\.{_ATOM})*@{_LABEL}(?:\.{_LABEL})+",
+    "hostname": _HOST,
+    "ipv4": _IPV4,
+    "ipv6": _IPV6,
+    "uuid": "[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}",
+    "uri": rf"[a-zA-Z][a-zA-Z0-9+.-]*:\/\/{_HOST}(?::[0-9]{{1,5}})?(?:\/{_URI_CHARACTERS}*)?"
+    rf"(?:\?{_URI_CHARACTERS}*)?(?:#{_URI_CHARACTERS}*)?",
+}
+"""Those of `NATIVE`, for texts that are not in JSON. Each is a part of what its format allows: the common
+ways to write it, and nothing that is wrong."""
+
 RANGES: dict[str, tuple[int, int]] = {"int32": (-(2**31), 2**31 - 1), "int64": (-(2**53), 2**53)}
 """OpenAPI's formats of integers."""
 

@@ -4,10 +4,11 @@ import json
 from typing import Any
 
 from dragoman.constrain.budget import compile_grammar, read_schema
-from dragoman.constrain.calls.schema_parts import APPLICATORS, OF_TYPES
+from dragoman.constrain.schema.keywords import APPLICATORS, OF_TYPES
 from dragoman.constrain.schema.problems import Problems, SchemaProblem, at
 from dragoman.constrain.schema.schema_check import checked, is_endless
 from dragoman.constrain.vocabulary import byte_vocabulary
+from dragoman.dialects.schema import resolve
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits
 
@@ -24,6 +25,11 @@ EXACT: dict[str, Any] = {
     "key_separator": ": ?",
 }
 """JSON as models write it in calls: with a space after a comma and a colon, or without."""
+_MOST_PAIRS = 5000
+_OVERLAPPING = (
+    "has options that one value may fit both of; use anyOf, or a required property with a const of its own "
+    "in each option"
+)
 _LIKELY = (
     ("not disjoint", "has patternProperties that one name may fit both of; make them exclude each other"),
     ("min/maxProperties", "has minProperties or maxProperties beside properties that are not required"),
@@ -32,6 +38,7 @@ _LIKELY = (
         "has words beside a $ref that leads back to itself; put them into the schema it refers to",
     ),
     ("too large", "is too large when its parts are put together; use fewer of allOf, anyOf and $ref"),
+    ("Unable to determine", "has patterns that cannot be put together; use one that says all"),
     ("Unsatisfiable", "allows no value at all"),
     ("empty", "allows no value at all"),
 )
@@ -105,6 +112,9 @@ def prepare_schema(
     if not watched:
         for place in problems.watched:
             problems.add(place, "cannot be enforced beside reasoning or calls; leave it out")
+    for place, options in problems.exclusive if not problems.found else ():
+        if _overlap(options, prepared):
+            problems.add(place, _OVERLAPPING)
     if not problems.found and is_endless(prepared):
         problems.add("", "allows only values that never end; make a property that leads back to it optional")
     if not problems.found:
@@ -112,6 +122,54 @@ def prepare_schema(
         if wrong is not None:
             problems.found.append(_narrowed(prepared, wrong))
     return prepared
+
+
+def _overlap(options: list[Any], root: Any) -> bool:
+    """Whether a value may fit two of the options. It may, where llguidance cannot tell.
+
+    All that fits two of them is put into one schema, which must be one that allows nothing.
+    """
+    if len(options) == 1 or _are_tagged(options, root):
+        return False
+    pairs = [{"allOf": [one, other]} for number, one in enumerate(options) for other in options[number + 1 :]]
+    if len(pairs) > _MOST_PAIRS:
+        return True
+    asked = {"anyOf": _moved(pairs), "$defs": {"root": _moved(root)}}
+    native = compile_grammar(byte_vocabulary(), "start: " + write_json(asked))
+    if native.is_error():
+        said = native.get_error().partition("JSON schema: ")[2]
+        return not said.startswith("Unsatisfiable schema")
+    native.compute_bitmask()
+    return not native.is_error()
+
+
+def _are_tagged(options: list[Any], root: Any) -> bool:
+    """Whether one property tells them apart, as in most unions: then there is no need to ask."""
+    each = [_tags(option, root) for option in options]
+    return any(len({tags[name] for tags in each if name in tags}) == len(options) for name in each[0])
+
+
+def _tags(option: Any, root: Any) -> dict[str, str]:
+    """The properties that an object must have, and that have one text only."""
+    found = resolve(root, option["$ref"]) if isinstance(option, dict) and "$ref" in option else option
+    if not isinstance(found, dict) or found.get("type") != "object":
+        return {}
+    named = found.get("properties", {})
+    must = {name: named[name] for name in found.get("required", ()) if isinstance(named.get(name), dict)}
+    return {name: schema["const"] for name, schema in must.items() if isinstance(schema.get("const"), str)}
+
+
+def _moved(schema: Any) -> Any:
+    """With references to what is now `#/$defs/root`."""
+    if isinstance(schema, list):
+        return [_moved(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    result = {word: value if word in ("enum", "const") else _moved(value) for word, value in schema.items()}
+    target = schema.get("$ref")
+    if isinstance(target, str) and (target == "#" or target.startswith("#/")):
+        result["$ref"] = f"#/$defs/root{target[1:]}"
+    return result
 
 
 def _wrong(prepared: Any) -> str | None:

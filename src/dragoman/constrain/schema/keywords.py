@@ -134,6 +134,17 @@ SHAPES: dict[Shape, str] = {
 }
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 
+APPLICATORS = frozenset(["$ref", "allOf", "anyOf", "oneOf", "type", "enum", "const"])
+OF_TYPES = {
+    "string": frozenset(["minLength", "maxLength", "pattern", "format"]),
+    "number": frozenset(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"]),
+    "object": frozenset(["properties", "required", "additionalProperties", "minProperties", "maxProperties"]),
+    "array": frozenset(["items", "prefixItems", "minItems", "maxItems", "uniqueItems"]),
+    "boolean": frozenset[str](),
+    "null": frozenset[str](),
+}
+"""The words that speak of values of one type."""
+
 
 def fate_of(name: str) -> Keyword | None:
     """The row of a word; None for one that no draft knows."""

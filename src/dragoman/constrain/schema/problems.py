@@ -1,5 +1,7 @@
 """What of a schema cannot be enforced, and where."""
 
+from typing import Any
+
 from msgspec import Struct
 
 from dragoman.errors import BadRequest
@@ -23,9 +25,8 @@ class Problems:
         self.found: list[SchemaProblem] = []
         self.watched: list[str] = []
         """Places that no grammar can enforce, but a watch over the answer can; see `unique.py`."""
-
-    def watch(self, place: str) -> None:
-        self.watched.append(place)
+        self.exclusive: list[tuple[str, list[Any]]] = []
+        """Options of which a value must fit exactly one, with their places."""
 
     def add(self, place: str, message: str) -> None:
         self.found.append(SchemaProblem(place, message))

@@ -13,10 +13,10 @@ from dragoman.constrain.grammar.expressions import (
     write_pattern,
 )
 from dragoman.constrain.schema import formats
-from dragoman.constrain.schema.disjoint import Disjoint, resolve
 from dragoman.constrain.schema.keywords import fate_of
 from dragoman.constrain.schema.problems import Problems, at
 from dragoman.constrain.schema.unique import MARK
+from dragoman.dialects.schema import resolve
 
 _BESIDE = ("$ref", "allOf", "anyOf", "oneOf", "dependentSchemas", "dependencies", "if")
 _DEPENDENCIES = ("dependentRequired", "dependentSchemas", "dependencies")
@@ -31,22 +31,13 @@ class Rewrite:
     """One schema on its way: `words` is changed in place; `said` is what the person wrote."""
 
     def __init__(
-        self,
-        words: dict[str, Any],
-        said: Mapping[str, Any],
-        document: Disjoint,
-        place: str,
-        problems: Problems,
+        self, words: dict[str, Any], said: Mapping[str, Any], root: Any, place: str, problems: Problems
     ) -> None:
-        self.words, self.said, self.document, self.place = words, said, document, place
-        self.root = document.root
-        self._problems = problems
+        self.words, self.said, self.root, self.place = words, said, root, place
+        self.problems = problems
 
     def refuse(self, word: str, message: str, *steps: str | int) -> None:
-        self._problems.add(at(self.place, word, *steps), message)
-
-    def watch(self, word: str) -> None:
-        self._problems.watch(at(self.place, word))
+        self.problems.add(at(self.place, word, *steps), message)
 
     def demand(self, *schemas: Any) -> None:
         """One more thing that must hold. It comes last, so that the order of properties stays."""
@@ -54,9 +45,9 @@ class Rewrite:
 
 
 def rewrite_words(
-    words: dict[str, Any], said: Mapping[str, Any], document: Disjoint, place: str, problems: Problems
+    words: dict[str, Any], said: Mapping[str, Any], root: Any, place: str, problems: Problems
 ) -> Any:
-    rewrite = Rewrite(words, said, document, place, problems)
+    rewrite = Rewrite(words, said, root, place, problems)
     for step in _STEPS:
         step(rewrite)
     return rewrite.words
@@ -211,16 +202,12 @@ def _pattern_of_names(names: Any) -> str | None:
 
 
 def _one_of(rewrite: Rewrite) -> None:
+    """The same as anyOf, if no value fits two of the options; whether that is so is asked at the end."""
     options = rewrite.words.pop("oneOf", None)
     if options is None:
         return
-    if not rewrite.document.all(rewrite.said["oneOf"]):
-        rewrite.refuse(
-            "oneOf",
-            "has options that one value may fit both of; use anyOf, or a required property with a const of "
-            "its own in each option",
-        )
-    elif "anyOf" in rewrite.words:
+    rewrite.problems.exclusive.append((at(rewrite.place, "oneOf"), options))
+    if "anyOf" in rewrite.words:
         rewrite.demand({"anyOf": options})
     else:
         rewrite.words["anyOf"] = options
@@ -268,7 +255,7 @@ def _unique(rewrite: Rewrite) -> None:
             "anyOf, allOf or $ref stands beside it; leave it out, or use an object instead of a list",
         )
         return
-    rewrite.watch("uniqueItems")
+    rewrite.problems.watched.append(at(rewrite.place, "uniqueItems"))
 
 
 def _only_values(known: Mapping[str, Any]) -> bool:

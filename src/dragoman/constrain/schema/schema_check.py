@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
-from dragoman.constrain.schema.disjoint import Disjoint, resolve
 from dragoman.constrain.schema.keywords import SHAPES, Keyword, fate_of, fits
 from dragoman.constrain.schema.problems import Problems, at
 from dragoman.constrain.schema.rewrites import rewrite_words
+from dragoman.dialects.schema import resolve
 
 _EMPTY: dict[str, tuple[str, ...]] = {
     "if": ("then", "else"),
@@ -38,7 +38,6 @@ def checked(schema: Any, problems: Problems) -> Any:
 class _Walk:
     def __init__(self, root: Any, problems: Problems) -> None:
         self.root = root
-        self.document = Disjoint(root)
         self.problems = problems
         self.heights: dict[str, int] = {}
         """How many schemas stand within each other at a place."""
@@ -68,7 +67,7 @@ class _Walk:
         }
         if len(self.problems.found) > before:
             return False
-        return rewrite_words(result, schema, self.document, place, self.problems)
+        return rewrite_words(result, schema, self.root, place, self.problems)
 
     def _counts(self, name: str, schema: Mapping[str, Any], place: str) -> bool:
         """Whether the word is to be enforced. Adds a problem where it cannot be."""

@@ -14,8 +14,8 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from dragoman.constrain.schema.disjoint import resolve
 from dragoman.constrain.vocabulary import GrammarMatcher, Vocabulary
+from dragoman.dialects.schema import resolve
 from dragoman.errors import ConstraintFailed
 
 MARK = "x-unique"
