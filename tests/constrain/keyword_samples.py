@@ -34,7 +34,11 @@ ENFORCED: dict[str, list[Sample]] = {
             ['{"kind": "line"}', "{}"],
         ),
         Sample({"oneOf": [{"const": 1}, {"minimum": 2, "type": "integer"}]}, ["1", "2"], ["0"]),
-        Sample({"type": "string", "oneOf": [{"pattern": "^a"}, {"pattern": "^b"}]}, ['"ax"', '"b"'], ['"c"']),
+        Sample(
+            {"oneOf": [{"type": "string", "pattern": "^a"}, {"type": "string", "pattern": "^b"}]},
+            ['"ax"', '"b"'],
+            ['"c"', "1"],
+        ),
     ],
     "allOf": [Sample({"allOf": [{"minLength": 2}, {"maxLength": 3}]}, ['"ab"', "1"], ['"a"', '"abcd"'])],
     "$ref": [Sample(TREE, ['{"kids": [{"kids": []}, {}]}'], ['{"kids": [1]}', '{"kid": []}'])],
