@@ -1,7 +1,7 @@
 from functools import partial
 
 from dragoman.constrain.constraint import Constraint
-from dragoman.turns.grammars import LEAST_BYTES, Grammars
+from dragoman.turns.constrain import LEAST_BYTES, Grammars
 from dragoman.turns.spec import Reading, Wanted
 
 

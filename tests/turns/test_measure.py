@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits
-from dragoman.turns.measure import check_told_prompts, check_turn, tokens_told
+from dragoman.turns.checks import check_told_prompts, check_turn, tokens_told
 from dragoman.turns.spec import TurnSpec
 from dragoman.types import Sampling, TextPrompt
 

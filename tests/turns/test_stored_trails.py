@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.turns.stored_trails import packed, recall
-from dragoman.turns.trails import Trails
+from dragoman.turns.trails import Trails, packed, recall
 from dragoman.types import Traced
 
 ids = st.lists(st.integers(0, 2**20), min_size=1, max_size=8).map(tuple)

@@ -10,10 +10,9 @@ from dragoman.api.sse import KEEP_ALIVE
 from dragoman.folding import Fold
 from dragoman.http.exchange import Exchange, unless_gone
 from dragoman.http.stream import Pump, Sse, TurnStream
-from dragoman.turns.facts import note_turn
 from dragoman.turns.outlet import ClientGone, Quiet
 from dragoman.turns.tool_loop import HiddenCalls
-from dragoman.turns.turn import Turn
+from dragoman.turns.turn import Turn, note_turn
 from dragoman.types import Answer, Event
 
 AnyTurn: TypeAlias = Turn | HiddenCalls

@@ -13,8 +13,8 @@ from dragoman.responses.context import Context, new_id
 from dragoman.responses.desk import Desk
 from dragoman.responses.making import Making
 from dragoman.responses.offering import Offering
-from dragoman.turns.stored_trails import recall
 from dragoman.turns.toolbox import Toolbox
+from dragoman.turns.trails import recall
 
 logger = logging.getLogger("dragoman.responses")
 

@@ -14,7 +14,7 @@ from dragoman.api.responses.response import Response
 from dragoman.api.responses.seal import Sealer
 from dragoman.errors import Conflict, ContextOverflow
 from dragoman.store import Append, Conversation, Item, Record, Store
-from dragoman.turns.stored_trails import packed
+from dragoman.turns.trails import packed
 from dragoman.turns.workers import Workers
 from dragoman.types import Traced
 

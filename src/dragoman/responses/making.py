@@ -22,12 +22,11 @@ from dragoman.responses.context import Context, fitted
 from dragoman.responses.event_log import EventLog
 from dragoman.responses.offering import Offering
 from dragoman.responses.summary import count_tokens, summarised
-from dragoman.turns.facts import note_usage
 from dragoman.turns.outlet import ClientGone, Outlet, Speaker, Written
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.tool_loop import Heard, ToolLoop
 from dragoman.turns.toolbox import Outcome
-from dragoman.turns.turn import Turn
+from dragoman.turns.turn import Turn, note_usage
 from dragoman.types import Event, Traced
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from dragoman.engines.protocol import Engine
 from dragoman.prompt import Prompter
 from dragoman.settings import Settings
 from dragoman.turns.choose import choose_dialect
-from dragoman.turns.defaults import defaults_of
 from dragoman.turns.language import Language
 from dragoman.turns.line import Line
 from dragoman.turns.plan import Planner
+from dragoman.turns.sampling import defaults_of
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.turn import Turn
 from dragoman.turns.workers import Workers

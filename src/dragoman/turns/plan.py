@@ -15,15 +15,18 @@ from dragoman.errors import MODEL, BadRequest, ContextOverflow, ModelNotFound, P
 from dragoman.limits import Limits
 from dragoman.prompt import Prompter
 from dragoman.prompt.stitch import stitch_prompt
-from dragoman.turns.adapters import chosen_adapters
-from dragoman.turns.breakers import Breakers
+from dragoman.turns.checks import (
+    check_told_prompts,
+    check_turn,
+    chosen_adapters,
+    refuse_unsupported,
+    tokens_told,
+)
 from dragoman.turns.constrain import Constrainer, dialect_for
-from dragoman.turns.defaults import Defaults, defaults_of
-from dragoman.turns.measure import check_told_prompts, check_turn, tokens_told
-from dragoman.turns.opened import ids_opened_reasoning, opened_reasoning
+from dragoman.turns.language import ids_opened_reasoning, opened_reasoning
+from dragoman.turns.sampling import Breakers, Defaults, defaults_of
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.trails import Trails
-from dragoman.turns.unsupported import refuse_unsupported
 from dragoman.types import Adapters, Conversation, Job, Prompt, Sampling, Traced
 
 Rendered: TypeAlias = tuple[str, tuple[int, ...], Traced | None]

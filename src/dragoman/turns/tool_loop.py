@@ -17,11 +17,10 @@ from msgspec.structs import replace
 
 from dragoman.folding import Fold
 from dragoman.mcp import CallResult
-from dragoman.turns.facts import note_turn, note_usage
 from dragoman.turns.outlet import Outlet, Speaker, Written
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.toolbox import Outcome, ServedCall, Toolbox
-from dragoman.turns.turn import Turn
+from dragoman.turns.turn import Turn, note_turn, note_usage
 from dragoman.types import Answer, Conversation, Event, FinishReason, Message, ToolCall, Traced, Usage
 
 CALL_EVENTS = frozenset({"call_open", "call_arguments", "call_close"})

@@ -20,8 +20,8 @@ from dragoman.responses.beginning import begin_making
 from dragoman.responses.context import new_id
 from dragoman.responses.making import Making
 from dragoman.responses.summary import count_tokens, summarised
-from dragoman.turns.facts import note_usage
 from dragoman.turns.outlet import ClientGone, Quiet
+from dragoman.turns.turn import note_usage
 
 
 async def create(host: Host, exchange: Exchange) -> None:
