@@ -24,7 +24,6 @@ from dragoman.api.embeddings import EmbeddingRequest
 from dragoman.api.fields import SharedFields
 from dragoman.api.harmless_fields import HarmlessFields
 from dragoman.api.messages import MessageBody
-from dragoman.api.openapi import OPERATIONS
 from dragoman.api.parsing import ParseCalls, ParseReasoning
 from dragoman.api.ranking import RerankRequest, ScoreRequest
 from dragoman.api.read import UNSUPPORTED
@@ -156,7 +155,7 @@ def unsupported() -> str:
 
 
 def routes() -> str:
-    known = {f"{one.method.upper()} {one.path}": one.summary for one in OPERATIONS}
+    known = {f"{one.method.upper()} {one.path}": one.summary for one in routing.operations()}
     tables = {"POST": routing.POST, "GET": routing.GET, "DELETE": routing.DELETE}
     served = [f"{method} {path}" for method, paths in tables.items() for path in paths]
     served = [route.replace("{model:path}", "{model}") for route in served]

@@ -12,6 +12,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from dragoman.api.error_spelling import known, spelled
+from dragoman.api.openapi import Operation, document
 from dragoman.engines.scripted import ScriptedEngine, say
 from dragoman.errors import CONVERSATION, DragomanError
 from dragoman.http.exchange import Exchange
@@ -65,7 +66,12 @@ async def broken(host: Host, exchange: Exchange) -> None:
 @pytest.fixture
 def other(monkeypatch: pytest.MonkeyPatch, serve: Serve) -> Iterator[str]:
     """A server with one more API, and keys."""
-    api = Api("/v1/upside", Upside(), computed={"/v1/upside": answer, "/v1/upside/broken": broken})
+    api = Api(
+        "/v1/upside",
+        Upside(),
+        computed={"/v1/upside": answer, "/v1/upside/broken": broken},
+        operations=(Operation("post", "/v1/upside", "Nothing", error={"type": "string"}),),
+    )
     monkeypatch.setattr(table, "APIS", (api, *table.APIS))
     yield serve(ScriptedEngine(say("hi")), api_key=["k"], limits=Limits(body_bytes=100))
 
@@ -107,6 +113,13 @@ def test_another_apis_envelope_refuses_a_socket(other: str) -> None:
     with pytest.raises(InvalidStatus) as caught, connect(f"{other.replace('http', 'ws', 1)}/v1/upside"):
         pass
     assert json.loads(caught.value.response.body or b"")["type"] == "error"
+
+
+def test_another_apis_routes_are_described(other: str) -> None:
+    paths = document("1", table.operations())["paths"]
+    said = paths["/v1/upside"]["post"]["responses"]["default"]["content"]["application/json"]
+    assert said["schema"] == {"type": "string"}
+    assert "/v1/chat/completions" in paths
 
 
 @pytest.mark.parametrize("path", ["/v1/upsidedown", "/v1/nothing", "/v1/responses/none"])

@@ -27,6 +27,8 @@ class Operation(Struct, frozen=True):
     body: tuple[type[Struct], ...] = ()
     streams: bool = False
     query: tuple[str, ...] = ()
+    error: dict[str, Any] | None = None
+    """The schema of what is said when it fails, where that is not OpenAI's."""
 
 
 PAGE = ("after", "limit", "order")
@@ -101,6 +103,7 @@ OPERATIONS: Sequence[Operation] = (
     Operation("get", "/version", "The server's version"),
 )
 
+ERROR_REF = {"$ref": "#/components/schemas/Error"}
 _ERROR = {
     "type": "object",
     "required": ["error"],
@@ -119,12 +122,12 @@ _ERROR = {
 }
 
 
-def document(version: str) -> dict[str, Any]:
-    bodies = list(dict.fromkeys(body for operation in OPERATIONS for body in operation.body))
+def document(version: str, operations: Sequence[Operation] = OPERATIONS) -> dict[str, Any]:
+    bodies = list(dict.fromkeys(body for operation in operations for body in operation.body))
     schemas, components = msgspec.json.schema_components(bodies, ref_template="#/components/schemas/{name}")
     by_body = dict(zip(bodies, schemas, strict=True))
     paths: dict[str, Any] = {}
-    for operation in OPERATIONS:
+    for operation in operations:
         paths.setdefault(operation.path, {})[operation.method] = _operation(operation, by_body)
     return {
         "openapi": "3.1.0",
@@ -151,7 +154,7 @@ def _operation(operation: Operation, schemas: dict[type[Struct], dict[str, Any]]
             "200": {"description": "OK", "content": content},
             "default": {
                 "description": "What is wrong, and what to change",
-                "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+                "content": {"application/json": {"schema": operation.error or ERROR_REF}},
             },
         },
     }

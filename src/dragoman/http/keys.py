@@ -29,7 +29,7 @@ class Keys:
         digest = sha256(given.strip()).digest()
         # Every key is compared, and in constant time, so that the time tells nothing.
         if not sum(hmac.compare_digest(digest, known) for known in self._digests):
-            raise Unauthorized("Send a valid API key as 'Authorization: Bearer KEY'.")
+            raise Unauthorized("Send a valid API key as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.")
         return digest.hex()
 
     def has(self, headers: Mapping[bytes, bytes]) -> bool:

@@ -1,4 +1,4 @@
-"""A turn over HTTP, streamed or whole. On every way out the turn's scope aborts the engine's work."""
+"""A turn over HTTP: planned, then streamed or whole. On every way out its scope aborts the engine's work."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -9,8 +9,10 @@ from typing import Protocol, TypeAlias
 from dragoman.api.sse import KEEP_ALIVE
 from dragoman.folding import Fold
 from dragoman.http.exchange import Exchange, unless_gone
+from dragoman.http.host import Host
 from dragoman.http.stream import Pump, Sse, TurnStream
 from dragoman.turns.outlet import ClientGone, Quiet
+from dragoman.turns.spec import TurnSpec
 from dragoman.turns.tool_loop import HiddenCalls
 from dragoman.turns.turn import Turn, note_turn
 from dragoman.types import Answer, Event
@@ -25,6 +27,13 @@ class Writer(Protocol):
     def write(self, events: list[Event]) -> bytes: ...
 
     def end(self) -> bytes: ...
+
+
+async def plan(host: Host, exchange: Exchange, spec: TurnSpec, body_bytes: int, id_: str = "") -> Turn:
+    """A client that leaves while it is planned is not planned for any longer, where that takes its time."""
+    planning = host.model.turn(spec, exchange.owner, body_bytes, id_)
+    takes_time = spec.constrained or host.workers.needed(body_bytes)
+    return await (unless_gone(exchange, planning) if takes_time else planning)
 
 
 @asynccontextmanager

@@ -1,11 +1,12 @@
 """What makes an API of some routes: they begin alike, and say alike what goes wrong."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from msgspec import Struct
 
 from dragoman.api.error_spelling import ErrorSpelling
+from dragoman.api.openapi import Operation
 from dragoman.http.exchange import Exchange
 from dragoman.http.host import Host
 
@@ -26,6 +27,8 @@ class Api(Struct, frozen=True):
     """POST that helps a full server, or one that stops: it is let in always."""
     get: Mapping[str, Handler] = {}
     delete: Mapping[str, Handler] = {}
+    operations: Sequence[Operation] = ()
+    """What is said of them, where `OPERATIONS` does not say it."""
 
     def has(self, path: str) -> bool:
         return path == self.path or path.startswith(f"{self.path}/")

@@ -20,7 +20,10 @@ _GUARDED = {
 
 @cache
 def _openapi() -> bytes:
-    return msgspec.json.encode(document(__version__))
+    # Not before it is asked for: the table has this route as well.
+    from dragoman.http.routes.table import operations
+
+    return msgspec.json.encode(document(__version__, operations()))
 
 
 @cache

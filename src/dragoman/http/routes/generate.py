@@ -49,14 +49,7 @@ async def _chat_turn(
         # They are asked what they have, which may take its time.
         return await unless_gone(exchange, plan_with_servers(host, exchange, request, body_bytes, id_, stack))
     spec = await exchange.aside(body_bytes, partial(chat_request.spec, request))
-    return await _turn(host, exchange, spec, body_bytes, id_)
-
-
-async def _turn(host: Host, exchange: Exchange, spec: TurnSpec, body_bytes: int, id_: str = "") -> Turn:
-    """A client that leaves while it is planned is not planned for any longer, where that takes its time."""
-    planning = host.model.turn(spec, exchange.owner, body_bytes, id_)
-    takes_time = spec.constrained or host.workers.needed(body_bytes)
-    return await (unless_gone(exchange, planning) if takes_time else planning)
+    return await run_turn.plan(host, exchange, spec, body_bytes, id_)
 
 
 def _check_told(host: Host, request: SharedFields, turn: Turn) -> None:
@@ -151,7 +144,7 @@ async def completions(host: Host, exchange: Exchange) -> None:
     request, size = await exchange.read(partial(completions_request.read, limits=host.limits))
     exchange.visit.within(request.timeout)
     spec = await exchange.aside(size, partial(completions_request.spec, request))
-    turn = await _turn(host, exchange, spec, size)
+    turn = await run_turn.plan(host, exchange, spec, size)
     _check_told(host, request, turn)
     head = _head(host, exchange, "cmpl-", request)
     wants_logprobs = request.logprobs is not None

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dragoman.api import chat_reply, completions_reply, embeddings, tokens
 from dragoman.api import conversations as conversation_bodies
 from dragoman.api.error_spelling import ErrorSpelling
+from dragoman.api.openapi import OPERATIONS, Operation
 from dragoman.api.responses.errors import ERRORS as RESPONSE_ERRORS
 from dragoman.http.responses import create, stored
 from dragoman.http.routes import (
@@ -118,6 +119,11 @@ SOCKET = "/v1/responses"
 OPEN_PATHS = frozenset({"/health", "/ready", "/", "/docs", "/docs.js", "/openapi.json"})
 """GET is answered without a key: a supervisor can ask, and a browser gets the page that asks for one."""
 METRICS = "/metrics"
+
+
+def operations() -> list[Operation]:
+    """What there is to say of all routes."""
+    return [*OPERATIONS, *(operation for api in APIS for operation in api.operations)]
 
 
 def errors_at(path: str) -> ErrorSpelling:
