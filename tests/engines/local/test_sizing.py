@@ -27,6 +27,13 @@ def test_divide(
     assert divide(tokens, trained, slots, context) == result
 
 
+@pytest.mark.parametrize(
+    ("tokens", "result"), [(90_000, (4, 8192)), (20_000, (2, 8192)), (10_000, (1, 8192)), (5_000, (1, 4864))]
+)
+def test_who_is_alone_has_few_slots_and_long_ones(tokens: int, result: tuple[int, int]) -> None:
+    assert divide(tokens, 8192, None, None, most=4, room=8192) == result
+
+
 def test_two_faces_of_one_core_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for cpu in range(4):
         topology = tmp_path / f"cpu{cpu}" / "topology"

@@ -22,7 +22,7 @@ from dragoman.engines.local.model import Model
 from dragoman.engines.local.numerics import numerics
 from dragoman.engines.local.openvino.family import RECIPE, NotForOpenVino, Shape
 from dragoman.engines.local.options import LocalOptions, RunnerName
-from dragoman.engines.local.sizing import MOST
+from dragoman.engines.local.sizing import MOST, expected
 from dragoman.engines.weights import cache_folder, work_folder
 
 EVEN = 0.97
@@ -129,11 +129,6 @@ def chosen(model: Model, shape: Shape, options: LocalOptions) -> Choice:
         why = f"llama.cpp, because OpenVINO needs {_mb(found.openvino.memory)}, and {_mb(free)} are free"
         return Choice("llamacpp", why)
     return decided(found, found.openvino, readers, _kept(shape, options))
-
-
-def expected(options: LocalOptions) -> int:
-    """How many read at once: as was said, or as many as there are to be slots, or one."""
-    return options.readers or options.slots or 1
 
 
 def decided(found: Found, openvino: Measured, readers: int, kept: int = 0) -> Choice:

@@ -37,8 +37,8 @@ Spans: TypeAlias = dict[int, list[float]]
 _PROMPT = 128
 _TOKENS = CONTEXT - _PROMPT
 """Of an answer, at most."""
-_LEAST = 8
-_SECONDS = 0.3
+_LEAST = 5
+_SECONDS = 0.15
 """That an answer is computed for; more where steps take long, of which there are so many at least."""
 
 

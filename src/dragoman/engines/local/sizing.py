@@ -12,6 +12,8 @@ MOST = 2 << 30
 _SLOTS = (32, 16, 8, 4, 2, 1)
 # Conversations with tools need room; below this, fewer slots are better than shorter ones.
 _ROOM = 2048
+# Who is alone needs few, for what his tools ask beside him, and long ones.
+_OWN_SLOTS, _OWN_ROOM = 4, 8192
 _GRAIN = 256
 
 
@@ -23,7 +25,8 @@ class Size(Struct, frozen=True):
 
 def size_for(model: Model, options: LocalOptions) -> Size:
     tokens = memory_for(options.kv_memory) // max(1, model.token_bytes)
-    slots, context = divide(tokens, model.trained_context, options.slots, options.context)
+    many = (_SLOTS[0], _ROOM) if expected(options) > 1 else (_OWN_SLOTS, _OWN_ROOM)
+    slots, context = divide(tokens, model.trained_context, options.slots, options.context, *many)
     half = 2 if options.kv_cache == "int8" else 1
     check_memory(slots * context * model.token_bytes // half, f"{slots} slots of {context} tokens")
     return Size(slots, context, options.threads or machine.cores())
@@ -64,11 +67,23 @@ def memory_for(asked: int | None) -> int:
     return asked or min(machine.free_memory() // 4, MOST)
 
 
-def divide(tokens: int, trained: int, slots: int | None, context: int | None) -> tuple[int, int]:
+def expected(options: LocalOptions) -> int:
+    """How many read at once: as was said, or as many as there are to be slots, or one."""
+    return options.readers or options.slots or 1
+
+
+def divide(
+    tokens: int,
+    trained: int,
+    slots: int | None,
+    context: int | None,
+    most: int = _SLOTS[0],
+    room: int = _ROOM,
+) -> tuple[int, int]:
     """Share out `tokens` of memory: `divide(90_000, 8192, None, None)` is 32 slots of 2560."""
-    wanted = context or min(trained, _ROOM)
+    wanted = context or min(trained, room)
     if slots is None:
-        slots = next((count for count in _SLOTS if count * wanted <= tokens), 1)
+        slots = next((count for count in _SLOTS if count <= most and count * wanted <= tokens), 1)
     if context is None:
         context = max(_GRAIN, min(trained, tokens // slots // _GRAIN * _GRAIN))
     return slots, context
