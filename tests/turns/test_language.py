@@ -2,7 +2,7 @@
 
 import pytest
 
-from dragoman.dialects.declare import Dialect, JsonCalls, Reasoning
+from dragoman.dialects.declare import Dialect, JsonCalls, ReasoningMarks
 from dragoman.engines.scripted import END_ID, ByteTokenizer, Script, ScriptedEngine, say
 from dragoman.turns.spec import Reading
 from dragoman.types import Sampling
@@ -12,7 +12,7 @@ from tests.support.turns import answers_of, events_of, spec
 HERMES = Dialect(
     name="test",
     models="",
-    reasoning=Reasoning(),
+    reasoning=ReasoningMarks(),
     calls=(JsonCalls(open=("<tool_call>\n",), close=("\n</tool_call>",), between="\n"),),
 )
 MARKERS = ("<tool_call>", "</tool_call>", "<think>", "</think>")

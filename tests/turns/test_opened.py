@@ -2,13 +2,13 @@ from typing import Any
 
 import pytest
 
-from dragoman.dialects.declare import Dialect, Reasoning
+from dragoman.dialects.declare import Dialect, ReasoningMarks
 from dragoman.engines.scripted import ByteTokenizer
 from dragoman.prompt.encode import Encoder
 from dragoman.turns.language import ids_opened_reasoning, opened_reasoning
 from dragoman.types import Conversation, Message
 
-THINKS = Dialect(name="thinks", models="", reasoning=Reasoning())
+THINKS = Dialect(name="thinks", models="", reasoning=ReasoningMarks())
 USER = Message(role="user", content="What is <think>?")
 TURN = "<|user|>What is <think>?<|assistant|>"
 

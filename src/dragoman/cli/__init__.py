@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from dragoman._version import __version__
 from dragoman.cli.leaving import Stopped, leave
-from dragoman.cli.parser import SETTING, Parser, nearest
+from dragoman.cli.parser import SETTING, CommandParser, nearest
 from dragoman.cli.problems import INTERRUPTED, USAGE, CommandError, drop_stdout, report
 from dragoman.errors import DragomanError
 
@@ -78,9 +78,9 @@ def read(arguments: Sequence[str]) -> argparse.Namespace:
     return args
 
 
-def build() -> tuple[Parser, dict[str, Parser]]:
+def build() -> tuple[CommandParser, dict[str, CommandParser]]:
     """The parser, and those of its commands by name."""
-    parser = Parser(
+    parser = CommandParser(
         prog="dragoman",
         description="Serves language models over the OpenAI API.",
         epilog=EXAMPLE,
@@ -89,7 +89,7 @@ def build() -> tuple[Parser, dict[str, Parser]]:
     )
     parser.add_argument("--version", action="version", version=f"dragoman {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    commands: dict[str, Parser] = {}
+    commands: dict[str, CommandParser] = {}
     for name in COMMANDS:
         module = importlib.import_module(f"dragoman.cli.{name.replace('-', '_')}")
         commands[name] = subparsers.add_parser(

@@ -52,7 +52,7 @@ METAVARS = {
 OTHER_VARIABLES = frozenset({ENV_PREFIX + "CONFIG", ENV_PREFIX + "CACHE"})
 
 
-class Parser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     """Raises where argparse would print and exit, so that all errors look alike."""
 
     def error(self, message: str) -> NoReturn:

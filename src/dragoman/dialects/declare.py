@@ -12,7 +12,7 @@ from msgspec import Struct
 Spellings: TypeAlias = tuple[str, ...]
 
 
-class Reasoning(Struct, frozen=True, kw_only=True):
+class ReasoningMarks(Struct, frozen=True, kw_only=True):
     """What stands around reasoning."""
 
     open: Spellings = ("<think>\n",)
@@ -214,7 +214,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
     """Who speaks it, for people."""
     stems: Spellings = ()
     """What the names of its models have in them, as `qwen3-coder`; of all that fit the longest counts."""
-    reasoning: Reasoning | None = None
+    reasoning: ReasoningMarks | None = None
     calls: tuple[Calls, ...] = ()
     """Alternatives; the first is the one that is written."""
     channels: Channels | None = None

@@ -81,16 +81,16 @@ def compile_pattern(pattern: str, where: str) -> "Pattern":
     """`compile_pattern("<think>\\\\s*", "fields.thinking.open_pattern")`; an error says `where`."""
     if len(pattern) > MAX_PATTERN:
         raise SettingsError(f"{where} has {len(pattern)} characters; {MAX_PATTERN} are the most.")
-    return _PatternReader(pattern, where).read()
+    return _NodeBuilder(pattern, where).read()
 
 
 def compile_literals(literals: tuple[str, ...], where: str) -> "Pattern":
     """Any of these texts; the longest, where several fit."""
     ordered = sorted(dict.fromkeys(literals), key=len, reverse=True)
-    return _PatternReader("|".join(map(re.escape, ordered)), where).read()
+    return _NodeBuilder("|".join(map(re.escape, ordered)), where).read()
 
 
-class _PatternReader:
+class _NodeBuilder:
     def __init__(self, pattern: str, where: str) -> None:
         self._rest = pattern.removeprefix("(?s)")
         self._where = where

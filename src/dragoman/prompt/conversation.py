@@ -109,7 +109,7 @@ def _message(message: Message, traits: TemplateTraits, names: Mapping[str | None
         made["tool_calls"] = [_call(call, traits) for call in message.tool_calls]
         if traits.thinking_excludes_content and message.reasoning and message.content:
             # The template has one place for both; neither may be lost.
-            joined = f"{message.reasoning}\n{_joined(message.content)}"
+            joined = f"{message.reasoning}\n{_join_texts(message.content)}"
             made |= {"content": "", **dict.fromkeys(traits.reasoning_keys, joined)}
     if message.tool_call_id is not None:
         made["tool_call_id"] = _call_id(message.tool_call_id, traits)
@@ -127,7 +127,7 @@ def _content(content: str | list[dict[str, Any]] | None, role: str, traits: Temp
         return None if role == "assistant" and traits.null_content else ""
     if isinstance(content, str):
         return [{"type": "text", "text": content}] if role in traits.needs_parts else content
-    return [_part(part) for part in content] if role in traits.takes_parts else _joined(content)
+    return [_part(part) for part in content] if role in traits.takes_parts else _join_texts(content)
 
 
 def _part(part: dict[str, Any]) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def _text(part: dict[str, Any]) -> str | None:
     return None
 
 
-def _joined(content: str | list[dict[str, Any]]) -> str:
+def _join_texts(content: str | list[dict[str, Any]]) -> str:
     return content if isinstance(content, str) else "\n".join(_texts(content))
 
 
@@ -161,14 +161,14 @@ def _texts(parts: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _call(call: ToolCall, traits: TemplateTraits) -> dict[str, Any]:
-    arguments: Any = call.arguments if traits.raw_arguments else _parsed(call.arguments)
+    arguments: Any = call.arguments if traits.raw_arguments else _parse_arguments(call.arguments)
     made: dict[str, Any] = {"type": "function", "function": {"name": call.name, "arguments": arguments}}
     if call.id is not None:
         made["id"] = _call_id(call.id, traits)
     return made
 
 
-def _parsed(arguments: str) -> dict[str, Any]:
+def _parse_arguments(arguments: str) -> dict[str, Any]:
     """The object. What a model wrote that is none becomes one: templates go through its members."""
     try:
         value = json.loads(arguments or "{}")
@@ -192,15 +192,15 @@ def _place_systems(messages: Messages, traits: TemplateTraits) -> Messages:
     rest = [message for message in messages if message["role"] not in ("system", "developer")]
     if traits.system:
         role = "system" if any(message["role"] == "system" for message in systems) else "developer"
-        return [_merged(role, systems, traits), *rest]
+        return [_merge(role, systems, traits), *rest]
     first = next((index for index, message in enumerate(rest) if message["role"] == "user"), None)
     if first is None:
-        return [_merged("user", systems, traits), *rest]
-    rest[first] = rest[first] | _merged("user", [*systems, rest[first]], traits)
+        return [_merge("user", systems, traits), *rest]
+    rest[first] = rest[first] | _merge("user", [*systems, rest[first]], traits)
     return rest
 
 
-def _merged(role: str, messages: Messages, traits: TemplateTraits) -> dict[str, Any]:
+def _merge(role: str, messages: Messages, traits: TemplateTraits) -> dict[str, Any]:
     contents = [message["content"] for message in messages]
     if all(isinstance(content, str) for content in contents):
         return {"role": role, "content": _content("\n\n".join(contents), role, traits)}

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from dragoman.dialects.declare import Calls, Dialect, Reasoning, TaggedCalls
+from dragoman.dialects.declare import Calls, Dialect, ReasoningMarks, TaggedCalls
 from dragoman.dialects.parser import parse
 from dragoman.errors import TemplateError
 from dragoman.prompt.derive_calls import Bodies, derive_calls
@@ -73,7 +73,7 @@ class Examination:
         )
         return [each for each in answers if each is not None and _complete(each)]
 
-    def _derived_calls(self, reasoning: Reasoning | None) -> Calls | None:
+    def _derived_calls(self, reasoning: ReasoningMarks | None) -> Calls | None:
         bodies = self._bodies(empty_pair(reasoning))
         calls = derive_calls(bodies) if bodies else None
         if isinstance(calls, TaggedCalls) and "<![CDATA[" in self._source:
@@ -106,7 +106,7 @@ class Examination:
             number=body(make_call(0, json.dumps({KEYS[0]: NUMBER}))),
         )
 
-    def _text_frame(self, reasoning: Reasoning | None) -> tuple[str, ...]:
+    def _text_frame(self, reasoning: ReasoningMarks | None) -> tuple[str, ...]:
         """Markers around text, which are no text: `<|START_TEXT|>`, `<|END_TEXT|>`."""
         plain = self._probe.answer(text=TEXT)
         if plain is None or not self._samples:
@@ -128,7 +128,7 @@ def examine(source: str, special: Mapping[str, str] | None = None) -> Examinatio
         return None
 
 
-def _dialect(reasoning: Reasoning | None, calls: Calls | None, drops: tuple[str, ...] = ()) -> Dialect:
+def _dialect(reasoning: ReasoningMarks | None, calls: Calls | None, drops: tuple[str, ...] = ()) -> Dialect:
     return Dialect(
         name="derived",
         models="Read off a chat template",
@@ -184,12 +184,13 @@ _EMPTY_PAIR = re.compile(r"(<([\w:|]{1,32})>|\[([A-Z]{1,32})\])\s*(</\2>|\[/\3\]
 _CLOSE = re.compile(r"</[\w:]{0,32}think\w{0,16}>|\[/THINK\w{0,16}\]|◁/think▷", re.IGNORECASE)
 
 
-def derive_reasoning(probe: Probe, source: str) -> Reasoning | None:
+def derive_reasoning(probe: Probe, source: str) -> ReasoningMarks | None:
     """By an answer with reasoning, by a prompt without it, or by the markers that the template looks for."""
-    return _before_text(probe) or _before_call(probe) or _switched(probe) or _looked_for(source)
+    shown = _reasoning_before_text(probe) or _reasoning_before_call(probe)
+    return shown or _reasoning_switched_off(probe) or _reasoning_looked_for(source)
 
 
-def empty_pair(reasoning: Reasoning | None) -> re.Pattern[str]:
+def empty_pair(reasoning: ReasoningMarks | None) -> re.Pattern[str]:
     """Where there is no reasoning, many templates write its markers with nothing in them."""
     if reasoning is None or not reasoning.open:
         return re.compile(r"(?!)")
@@ -197,7 +198,7 @@ def empty_pair(reasoning: Reasoning | None) -> re.Pattern[str]:
     return re.compile(rf"{opened}\s*{close}\s*")
 
 
-def _before_text(probe: Probe) -> Reasoning | None:
+def _reasoning_before_text(probe: Probe) -> ReasoningMarks | None:
     """`<think>\\nM\\n</think>\\n\\nT`, against `T` alone."""
     both, text = probe.answer(text=TEXT, mind=MIND), probe.answer(text=TEXT)
     if both is None or text is None or MIND not in both.text or TEXT not in both.text:
@@ -211,18 +212,18 @@ def _before_text(probe: Probe) -> Reasoning | None:
     frame = "" if head.endswith(between) else shared_end(between, head)
     close = without_end(between, frame) if without_end(between, frame).strip() else between
     if before == head:
-        return _delimited(probe.generation(), head, close)
+        return _delimited_reasoning(probe.generation(), head, close)
     opened = _opening(before, head, close)
-    return Reasoning(open=(opened,) if opened else (), close=(close,))
+    return ReasoningMarks(open=(opened,) if opened else (), close=(close,))
 
 
-def _delimited(prompt: str, head: str, close: str) -> Reasoning:
+def _delimited_reasoning(prompt: str, head: str, close: str) -> ReasoningMarks:
     """Nothing opens it in an answer. What the prompt says beyond the turn's head does, and belongs to it."""
     preface = prompt.removeprefix(head) if prompt.startswith(head) else ""
-    return Reasoning(open=(preface,) if preface.strip() else (), close=(close,), preface=preface)
+    return ReasoningMarks(open=(preface,) if preface.strip() else (), close=(close,), preface=preface)
 
 
-def _before_call(probe: Probe) -> Reasoning | None:
+def _reasoning_before_call(probe: Probe) -> ReasoningMarks | None:
     """Some templates keep reasoning only where a call follows."""
     both, alone = probe.answer(make_call(0), mind=MIND), probe.answer(make_call(0))
     if both is None or alone is None or MIND not in both.text:
@@ -232,7 +233,7 @@ def _before_call(probe: Probe) -> Reasoning | None:
     if not close.strip():
         close = next((part for part in segments(rest) if not part.isspace()), "")
     opened = _opening(before, alone.text, close)
-    return Reasoning(open=(opened,), close=(close,)) if opened and len(close) > 2 else None
+    return ReasoningMarks(open=(opened,), close=(close,)) if opened and len(close) > 2 else None
 
 
 def _opening(text: str, without: str, close: str) -> str:
@@ -251,20 +252,20 @@ def _opening(text: str, without: str, close: str) -> str:
     return ""
 
 
-def _switched(probe: Probe) -> Reasoning | None:
+def _reasoning_switched_off(probe: Probe) -> ReasoningMarks | None:
     """A prompt that ends with an empty pair when thinking is off."""
     for off in ({"enable_thinking": False, "thinking": False}, {}):
         prompt = probe.generation(**off)
         pair = _EMPTY_PAIR.search(prompt)
         if pair is not None:
-            return Reasoning(open=(pair[1] + "\n",), close=("\n" + pair[4] + "\n\n",))
+            return ReasoningMarks(open=(pair[1] + "\n",), close=("\n" + pair[4] + "\n\n",))
     return None
 
 
-def _looked_for(source: str) -> Reasoning | None:
+def _reasoning_looked_for(source: str) -> ReasoningMarks | None:
     """Templates that take reasoning out of old answers name its end."""
     close = _CLOSE.search(source)
     if close is None:
         return None
     opened = close[0].replace("/", "", 1)
-    return Reasoning(open=(opened + "\n",), close=("\n" + close[0] + "\n\n",))
+    return ReasoningMarks(open=(opened + "\n",), close=("\n" + close[0] + "\n\n",))

@@ -15,7 +15,7 @@ MOST_KEPT = 1024
 AT_ONCE = 256 * 1024
 
 
-def sound(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """The text with U+FFFD for halves of surrogate pairs, which JSON can write and UTF-8 cannot."""
     try:
         text.encode()
@@ -45,7 +45,7 @@ class Encoder:
         A text of more ids than anybody has a use for is refused before anything is made of them.
         """
         ids: list[int] = []
-        for id, piece in self.special.split(sound(text)):
+        for id, piece in self.special.split(replace_surrogates(text)):
             if id is not None:
                 ids.append(id)
             elif plain := erase(piece, mark) if mark else piece:

@@ -75,7 +75,7 @@ def _by_template(source: str, special: dict[str, str], model: str | None) -> Fou
     examined = examine(source, special)
     derived = examined.dialect() if examined is not None else None
     if marked is not None:
-        return _checked(marked, examined, derived)
+        return _check_calls(marked, examined, derived)
     if derived is not None and derived.calls:
         return FoundDialect(derived, "derived from the chat template")
     # A template that shows only reasoning says nothing of calls; a name may.
@@ -88,7 +88,7 @@ def _by_template(source: str, special: dict[str, str], model: str | None) -> Fou
     return FoundDialect(derived, "derived from the chat template")
 
 
-def _checked(marked: FoundDialect, examined: Examination | None, derived: Dialect | None) -> FoundDialect:
+def _check_calls(marked: FoundDialect, examined: Examination | None, derived: Dialect | None) -> FoundDialect:
     """Markers can mislead: a template that writes calls which the dialect cannot read is believed instead."""
     if examined is None or derived is None or not derived.calls or not derived.calls[0].open:
         return marked

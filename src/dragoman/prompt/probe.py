@@ -141,15 +141,15 @@ def is_marker(part: str) -> bool:
 
 def shared_start(one: str, other: str) -> str:
     """`shared_start("x<a>1", "x<b>1")` is `"x"`, although both go on with `<`."""
-    return "".join(_shared(segments(one), segments(other)))
+    return "".join(_common_parts(segments(one), segments(other)))
 
 
 def shared_end(one: str, other: str) -> str:
     """`shared_end("1<a>\\n", "2<a>\\n")` is `"<a>\\n"`."""
-    return "".join(reversed(list(_shared(reversed(segments(one)), reversed(segments(other))))))
+    return "".join(reversed(list(_common_parts(reversed(segments(one)), reversed(segments(other))))))
 
 
-def _shared(one: Iterable[str], other: Iterable[str]) -> Iterable[str]:
+def _common_parts(one: Iterable[str], other: Iterable[str]) -> Iterable[str]:
     for left, right in zip(one, other, strict=False):
         if left != right:
             return

@@ -14,7 +14,7 @@ from dragoman.prompt.conversation import (
     template_variables,
     with_tools_in_words,
 )
-from dragoman.prompt.encode import Encoder, sound
+from dragoman.prompt.encode import Encoder, replace_surrogates
 from dragoman.prompt.special import choose_marks, erase, join_strings
 from dragoman.prompt.template import ChatTemplate, Clock
 from dragoman.prompt.traits import TemplateTraits, detect_traits
@@ -53,7 +53,7 @@ class Prompter:
 
     def text(self, conversation: Conversation) -> str:
         """The prompt as text."""
-        text, mark = self.marked(conversation)
+        text, mark = self.render_marked(conversation)
         return erase(text, mark)
 
     def encode(self, prompt: Prompt, most: int | None = None) -> tuple[int, ...]:
@@ -63,12 +63,12 @@ class Prompter:
     def render(self, prompt: Prompt, most: int | None = None) -> tuple[str, tuple[int, ...]]:
         """The prompt as text and as ids. What surely has more than `most` ids is refused unencoded."""
         try:
-            return self._rendered(prompt, most)
+            return self._render(prompt, most)
         except ContextOverflow as error:
             error.param = error.param or prompt.param
             raise
 
-    def _rendered(self, prompt: Prompt, most: int | None) -> tuple[str, tuple[int, ...]]:
+    def _render(self, prompt: Prompt, most: int | None) -> tuple[str, tuple[int, ...]]:
         if isinstance(prompt, IdsPrompt):
             self._encoder.check_length(prompt.ids, most, prompt.param)
             ids = self._encoder.check_ids(prompt.ids, prompt.param)
@@ -76,8 +76,8 @@ class Prompter:
         if isinstance(prompt, TextPrompt):
             self._check_chars(len(prompt.text) + len(prompt.suffix or ""), prompt.param)
             self._encoder.check_length(prompt.text, most, prompt.param)
-            return sound(prompt.text), tuple(self._encoder.encode_text(prompt))
-        text, mark = self.marked(prompt)
+            return replace_surrogates(prompt.text), tuple(self._encoder.encode_text(prompt))
+        text, mark = self.render_marked(prompt)
         self._encoder.check_length(text, most, prompt.param)
         plain = erase(text, mark)
         # Mostly there is no mark, and none has to be looked for in each piece.
@@ -115,7 +115,7 @@ class Prompter:
             raise BadRequest(f"There is no chat template {name[:64]!r}; there are: {known}.", param=TEMPLATE)
         return self._templates[name]
 
-    def marked(self, conversation: Conversation) -> tuple[str, str]:
+    def render_marked(self, conversation: Conversation) -> tuple[str, str]:
         """The prompt as text, with marks in it that keep a client's text apart, and the mark."""
         check_count(len(conversation.messages), self._limits.messages, CONVERSATION, "messages")
         check_arguments(conversation.messages, self._limits)
@@ -135,8 +135,8 @@ class Prompter:
             _tag_end(given["messages"], end)
         text = template.render(given)
         if conversation.continue_final_message:
-            text = _cut(text, end)
-        return sound(self._single_bos(text) + prefix), mark
+            text = _cut_at_tag(text, end)
+        return replace_surrogates(self._single_bos(text) + prefix), mark
 
     def _check_chars(self, count: int, param: str) -> None:
         check_count(count, self._limits.content_chars, param, "characters of content")
@@ -178,7 +178,7 @@ def _tag_end(messages: list[dict[str, Any]], end: str) -> None:
     raise BadRequest("The final message has no text that could be continued.", param=FINAL_MESSAGE)
 
 
-def _cut(text: str, end: str) -> str:
+def _cut_at_tag(text: str, end: str) -> str:
     """`hi| <end>` becomes `hi`, where `|` is the tag: no end of turn follows a message to be continued."""
     kept, found, rest = text.rpartition(end)
     if not found:

@@ -139,12 +139,12 @@ def choose_marks(text: str, count: int) -> list[str]:
     if (text.isascii() and "\\" not in text) or not _search(_NONCHARACTER, text):
         return _NONCHARACTERS[:count]
     lower = text.lower()
-    return [each for each in _NONCHARACTERS if each not in text and _escaped(each) not in lower][:count]
+    return [each for each in _NONCHARACTERS if each not in text and _escape_mark(each) not in lower][:count]
 
 
 def erase(text: str, mark: str) -> str:
     """The text without its marks; `tojson(ensure_ascii=true)` writes them as escapes."""
-    return text.replace(mark, "").replace(_escaped(mark), "")
+    return text.replace(mark, "").replace(_escape_mark(mark), "")
 
 
 def join_strings(*values: Any) -> str:
@@ -163,7 +163,7 @@ def join_strings(*values: Any) -> str:
     return "\0".join(found)
 
 
-def _escaped(mark: str) -> str:
+def _escape_mark(mark: str) -> str:
     return f"\\u{ord(mark):04x}"
 
 

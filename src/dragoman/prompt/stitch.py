@@ -85,7 +85,7 @@ def stitch_prompt(
     if not turns:
         return None
     answered = prompter.text(replace(plain, messages=messages[: last + 1], add_generation_prompt=False))
-    marked, mark = prompter.marked(conversation)
+    marked, mark = prompter.render_marked(conversation)
     seam = Seam(before, answered, erase(marked, mark))
     begun = starts_in_reasoning(dialect, before)
     for turn in turns:

@@ -225,7 +225,7 @@ class Sandbox(SandboxedEnvironment):
         )
         del self.globals["lipsum"], self.filters["urlize"]
         self.filters["tojson"] = _tojson
-        self.filters = {name: _metered(name, each) for name, each in self.filters.items()}
+        self.filters = {name: _meter(name, each) for name, each in self.filters.items()}
         self.filters |= {TICK: _tick, TAKE: _take, CONCAT: _concat}
         self.globals |= {"raise_exception": _raise, "namespace": _Namespace, "dict": _make_dict}
 
@@ -268,7 +268,7 @@ class Sandbox(SandboxedEnvironment):
         # jinja2 hands out `str.format` wrapped.
         owner = getattr(getattr(__obj, "__wrapped__", __obj), "__self__", None)
         if isinstance(owner, str) and name in GROWTH_OF_METHODS:
-            args = tuple(map(_sized, args))
+            args = tuple(map(_list_iterator, args))
             # jinja2 adds keywords of its own, with an underscore, which it takes away again.
             own = {key: value for key, value in kwargs.items() if not key.startswith("_")}
             budget.spend(GROWTH_OF_METHODS[name](owner, *args, **own))
@@ -302,7 +302,7 @@ def _finalize(context: _Context, value: Any) -> Any:
     return value
 
 
-def _sized(value: Any) -> Any:
+def _list_iterator(value: Any) -> Any:
     """Iterators become lists, so that they can be measured first."""
     return list(value) if isinstance(value, Iterator) else value
 
@@ -311,7 +311,7 @@ def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
     return dict(*args, **kwargs)
 
 
-def _metered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _meter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """A filter that spends before and after; what jinja2 passes to filters is passed on to it."""
     passes = _PassArg.from_obj(function)
     measure = GROWTH_OF_FILTERS.get(name)
@@ -320,14 +320,14 @@ def _metered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def metered(context: _Context, value: Any, *args: Any, **kwargs: Any) -> Any:
         budget = context.budget
         if measure is not None:
-            value = _sized(value)
+            value = _list_iterator(value)
             budget.spend(measure(value, *args, **kwargs))
-        return budget.take(function(*_passed(passes, context), value, *args, **kwargs))
+        return budget.take(function(*_passed_arguments(passes, context), value, *args, **kwargs))
 
     return metered
 
 
-def _passed(passes: _PassArg | None, context: _Context) -> tuple[Any, ...]:
+def _passed_arguments(passes: _PassArg | None, context: _Context) -> tuple[Any, ...]:
     if passes is None:
         return ()
     if passes is _PassArg.context:

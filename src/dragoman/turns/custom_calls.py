@@ -5,7 +5,7 @@ import re
 from collections.abc import Collection, Sequence
 
 from dragoman.dialects.parser import AnswerReader
-from dragoman.prompt.encode import sound
+from dragoman.prompt.encode import replace_surrogates
 from dragoman.types import Event
 
 INPUT = "input"
@@ -38,7 +38,7 @@ class Unquoted:
         whole = WHOLE.match(self._held)
         quoted = whole[0] if whole else ""
         self._held = self._held[len(quoted) :]
-        return sound(json.loads(f'"{quoted}"', strict=False))
+        return replace_surrogates(json.loads(f'"{quoted}"', strict=False))
 
 
 class CustomCalls:

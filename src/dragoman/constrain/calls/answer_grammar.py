@@ -14,7 +14,7 @@ from dragoman.dialects.declare import (
     Dialect,
     JsonCalls,
     PythonCalls,
-    Reasoning,
+    ReasoningMarks,
     TreeCalls,
 )
 from dragoman.dialects.parser import parse
@@ -129,7 +129,7 @@ class AnswerGrammar:
             return inside
         return Symbol(f"({self.rules.sequence(thinking.open[0], inside)})?")
 
-    def _thinking(self, thinking: Reasoning) -> Symbol:
+    def _thinking(self, thinking: ReasoningMarks) -> Symbol:
         """Free text up to any spelling of the end, and the layout after it."""
         ends = [end.strip() for end in thinking.close]
         avoided = [mark.strip() for mark in thinking.ended_by] + ends

@@ -1,6 +1,6 @@
 """Answers in blocks, each of which says what it is: reasoning, text or a call."""
 
-from dragoman.dialects.declare import BlockCalls, Channels, Dialect, NamedCalls, Reasoning, Section
+from dragoman.dialects.declare import BlockCalls, Channels, Dialect, NamedCalls, ReasoningMarks, Section
 
 DIALECTS = (
     # OpenAI's gpt-oss: blocks with a channel, and for calls a recipient.
@@ -51,7 +51,7 @@ DIALECTS = (
         name="inkling",
         models="Inkling",
         stems=("inkling",),
-        reasoning=Reasoning(
+        reasoning=ReasoningMarks(
             open=("<|content_thinking|>",),
             close=("<|end_message|>", "<|content_model_end_sampling|>"),
             ended_by=("<|content_text|>", "<|content_invoke_tool_json|>", "<|content_invoke_tool_text|>"),
@@ -81,7 +81,7 @@ DIALECTS = (
         name="solar_open",
         models="Solar Open 100B",
         stems=("solar-open",),
-        reasoning=Reasoning(
+        reasoning=ReasoningMarks(
             open=("<|think|>",), close=("<|end|>",), ended_by_call=True, ended_by=("<|content|>",)
         ),
         calls=(

@@ -1,8 +1,8 @@
 """Cohere Command: a list of actions; text, reasoning and citations between markers."""
 
-from dragoman.dialects.declare import ActionCalls, Dialect, JsonCalls, Reasoning
+from dragoman.dialects.declare import ActionCalls, Dialect, JsonCalls, ReasoningMarks
 
-THINKING = Reasoning(
+THINKING = ReasoningMarks(
     open=("<|START_THINKING|>",),
     close=("<|END_THINKING|>",),
     ended_by=("<|START_ACTION|>", "<|START_RESPONSE|>", "<|START_TEXT|>"),

@@ -1,9 +1,9 @@
 """DeepSeek: sections of named calls with JSON, and from V3.2 on tags under the DSML prefix."""
 
 from dragoman.dialects.catalog.json_objects import CALLS as HERMES
-from dragoman.dialects.declare import Dialect, NamedCalls, Reasoning, Section, TaggedCalls
+from dragoman.dialects.declare import Dialect, NamedCalls, ReasoningMarks, Section, TaggedCalls
 
-THINK = Reasoning(open=("<think>",), close=("</think>",))
+THINK = ReasoningMarks(open=("<think>",), close=("</think>",))
 SECTION = Section(open=("<｜tool▁calls▁begin｜>",), close=("<｜tool▁calls▁end｜>",))
 FENCED = NamedCalls(
     section=SECTION,
@@ -70,7 +70,7 @@ DIALECTS = (
         name="deepseek_v4",
         models="DeepSeek V4",
         stems=("deepseek-v4",),
-        reasoning=Reasoning(open=("<think>",), close=("</think>",), ended_by_call=True),
+        reasoning=ReasoningMarks(open=("<think>",), close=("</think>",), ended_by_call=True),
         calls=(dsml("tool_calls"),),
         aliases=("deepseekv4", "dsv4", "deepseek-v4"),
     ),
@@ -93,7 +93,7 @@ DIALECTS = (
     Dialect(
         name="deepseek_r1_template",
         models="R1 distills whose template opens reasoning",
-        reasoning=Reasoning(),
+        reasoning=ReasoningMarks(),
         calls=(FENCED, HERMES),
     ),
 )

@@ -1,6 +1,6 @@
 """Zhipu's GLM: the name, and then pairs of <arg_key> and <arg_value>; and those who took it over."""
 
-from dragoman.dialects.declare import Dialect, Reasoning, Section, TaggedCalls
+from dragoman.dialects.declare import Dialect, ReasoningMarks, Section, TaggedCalls
 
 
 def pairs(
@@ -40,9 +40,9 @@ def hunyuan(suffix: str, separator: str = "", layout: str = "\n") -> TaggedCalls
     )
 
 
-THINK = Reasoning(open=("<think>",), close=("</think>",))
-ENDED_BY_CALL = Reasoning(open=("<think>",), close=("</think>",), ended_by_call=True)
-HY_THINK = Reasoning(
+THINK = ReasoningMarks(open=("<think>",), close=("</think>",))
+ENDED_BY_CALL = ReasoningMarks(open=("<think>",), close=("</think>",), ended_by_call=True)
+HY_THINK = ReasoningMarks(
     open=("<think>", "<think:opensource>"), close=("</think>", "</think:opensource>"), ended_by_call=True
 )
 
@@ -86,7 +86,7 @@ DIALECTS = (
         name="k2_horizon",
         models="K2 Horizon",
         stems=("k2-horizon",),
-        reasoning=Reasoning(open=("<ifm|think>",), close=("</ifm|think>",)),
+        reasoning=ReasoningMarks(open=("<ifm|think>",), close=("</ifm|think>",)),
         calls=(
             pairs(
                 "tool_call",
@@ -108,7 +108,7 @@ DIALECTS = (
         name="hy_v4",
         models="Tencent Hy4",
         stems=("hy4",),
-        reasoning=Reasoning(
+        reasoning=ReasoningMarks(
             open=("<think:opensource>", "<think>"),
             close=("</think:opensource>", "</think>"),
             ended_by_call=True,

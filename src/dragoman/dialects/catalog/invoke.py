@@ -7,13 +7,13 @@ from dragoman.dialects.declare import (
     Dialect,
     DoubledCalls,
     JsonCalls,
-    Reasoning,
+    ReasoningMarks,
     Section,
     TaggedCalls,
     TreeCalls,
 )
 
-THINK = Reasoning(open=("<think>",), close=("</think>",))
+THINK = ReasoningMarks(open=("<think>",), close=("</think>",))
 MINIMAX = "]<]minimax[>["
 
 
@@ -46,7 +46,7 @@ DIALECTS = (
         name="minimax_m2",
         models="MiniMax M2, M2.1, M2.5",
         stems=("minimax-m2",),
-        reasoning=Reasoning(),
+        reasoning=ReasoningMarks(),
         calls=(
             invoke(
                 Section(open=("<minimax:tool_call>\n",), close=("</minimax:tool_call>",)),
@@ -66,7 +66,7 @@ DIALECTS = (
         name="minimax_m3",
         models="MiniMax M3",
         stems=("minimax-m3",),
-        reasoning=Reasoning(open=("<mm:think>",), close=("</mm:think>",)),
+        reasoning=ReasoningMarks(open=("<mm:think>",), close=("</mm:think>",)),
         calls=(
             TreeCalls(
                 section=Section(open=(f"{MINIMAX}<tool_call>\n",), close=(f"\n{MINIMAX}</tool_call>",)),
@@ -137,7 +137,7 @@ DIALECTS = (
         name="minicpm5",
         models="MiniCPM5",
         stems=("minicpm5",),
-        reasoning=Reasoning(),
+        reasoning=ReasoningMarks(),
         calls=(
             TaggedCalls(
                 open=('<function name="', "<function name='", '<functionname="', "<functionname='"),

@@ -1,10 +1,10 @@
 """Calls as JSON objects: between tags, in one list after a marker, or with no marker at all."""
 
-from dragoman.dialects.declare import Dialect, JsonCalls, KeyedCalls, PythonObjects, Reasoning
+from dragoman.dialects.declare import Dialect, JsonCalls, KeyedCalls, PythonObjects, ReasoningMarks
 
 CALLS = JsonCalls(open=("<tool_call>\n",), close=("\n</tool_call>",), before="\n", between="\n")
 PLUGIN = "<|action_start|>{}<|plugin|>"
-THINK = Reasoning(open=("<think>",), close=("</think>",))
+THINK = ReasoningMarks(open=("<think>",), close=("</think>",))
 
 DIALECTS = (
     # One object between tags: Hermes, Qwen and the many that write as they do.
@@ -23,21 +23,21 @@ DIALECTS = (
             "smollm3",
             "trinity",
         ),
-        reasoning=Reasoning(),
+        reasoning=ReasoningMarks(),
         calls=(CALLS,),
         aliases=("qwen", "qwen25", "qwen2.5", "trinity", "hermes_2_pro"),
     ),
     Dialect(
         name="qwen3",
         models="Qwen3 and QwQ with reasoning",
-        reasoning=Reasoning(ended_by_call=True, ended_by=("<tool_call>",)),
+        reasoning=ReasoningMarks(ended_by_call=True, ended_by=("<tool_call>",)),
         calls=(CALLS,),
         aliases=("base",),
     ),
     Dialect(
         name="qwen3_thinking",
         models="Qwen3-Thinking-2507",
-        reasoning=Reasoning(),
+        reasoning=ReasoningMarks(),
         calls=(CALLS,),
         aliases=("qwen3-thinking",),
     ),
@@ -46,14 +46,14 @@ DIALECTS = (
         name="reka_edge",
         models="Reka Edge",
         stems=("reka-edge",),
-        reasoning=Reasoning(),
+        reasoning=ReasoningMarks(),
         calls=(JsonCalls(open=("<tool_call>\n",), close=("</tool_call>",), before="\n"),),
     ),
     Dialect(
         name="ernie45",
         models="ERNIE 4.5 thinking",
         stems=("ernie-4.5",),
-        reasoning=Reasoning(open=("<think>\n",), close=("\n</think>\n\n",)),
+        reasoning=ReasoningMarks(open=("<think>\n",), close=("\n</think>\n\n",)),
         calls=(JsonCalls(open=("<tool_call>\n",), close=("\n</tool_call>\n",), before="\n"),),
         drops=("<response>\n", "\n</response>\n"),
         text_open="<response>\n",
@@ -78,7 +78,7 @@ DIALECTS = (
         name="granite",
         models="Granite 3.0 to 3.3",
         stems=("granite-3",),
-        reasoning=Reasoning(
+        reasoning=ReasoningMarks(
             open=("<think>", "Here is my thought process:", "Here's my thought process:"),
             close=("</think>", "Here is my response:", "Here's my response:"),
             stray_close="keep",
@@ -110,7 +110,7 @@ DIALECTS = (
         name="internlm",
         models="InternLM 2 and 2.5, Intern-S1",
         stems=("intern-s1", "internlm2"),
-        reasoning=Reasoning(open=("<think>",), close=("</think>",)),
+        reasoning=ReasoningMarks(open=("<think>",), close=("</think>",)),
         calls=(
             JsonCalls(
                 open=tuple(PLUGIN.format(space) for space in ("", " ", "\n", " \n", "\n ", "\n\n")),
@@ -137,7 +137,7 @@ DIALECTS = (
         name="hunyuan_a13b",
         models="Hunyuan-A13B",
         stems=("hunyuan-a13b",),
-        reasoning=Reasoning(close=("\n</think>\n",)),
+        reasoning=ReasoningMarks(close=("\n</think>\n",)),
         calls=(JsonCalls(open=("<tool_calls>",), close=("</tool_calls>",), list="must"),),
         drops=("<answer>\n", "\n</answer>"),
         text_open="<answer>\n",
@@ -153,7 +153,7 @@ DIALECTS = (
         name="apriel",
         models="Apriel 1.5, and 1.6 Thinker",
         stems=("apriel",),
-        reasoning=Reasoning(
+        reasoning=ReasoningMarks(
             open=("Here are my reasoning steps:\n",),
             close=("\n[BEGIN FINAL RESPONSE]\n",),
             preface="Here are my reasoning steps:\n",
@@ -193,7 +193,7 @@ DIALECTS = (
         name="apertus",
         models="Apertus 2509",
         stems=("apertus",),
-        reasoning=Reasoning(open=("<|inner_prefix|>",), close=("<|inner_suffix|>",)),
+        reasoning=ReasoningMarks(open=("<|inner_prefix|>",), close=("<|inner_suffix|>",)),
         calls=(KeyedCalls(open=("<|tools_prefix|>",), close=("<|tools_suffix|>",), list="must"),),
         aliases=("apertus2509",),
     ),
@@ -225,7 +225,7 @@ DIALECTS = (
         name="xlam",
         models="Salesforce xLAM 1 and 2",
         stems=("xlam",),
-        reasoning=Reasoning(open=("<think>",), close=("</think>",)),
+        reasoning=ReasoningMarks(open=("<think>",), close=("</think>",)),
         calls=(
             JsonCalls(list="must", whole=True),
             JsonCalls(open=("[TOOL_CALLS]",), list="must"),

@@ -1,13 +1,13 @@
 """Moonshot's Kimi: K2 with ids that hold the name, K3 in blocks, and the older thinking models."""
 
-from dragoman.dialects.declare import AttributedCalls, Dialect, NamedCalls, Reasoning, Section
+from dragoman.dialects.declare import AttributedCalls, Dialect, NamedCalls, ReasoningMarks, Section
 
 DIALECTS = (
     Dialect(
         name="kimi_k2",
         models="Kimi K2, K2-Instruct, K2-Thinking, K2.5",
         stems=("kimi-k2",),
-        reasoning=Reasoning(open=("<think>",), close=("</think>",), ended_by_call=True),
+        reasoning=ReasoningMarks(open=("<think>",), close=("</think>",), ended_by_call=True),
         calls=(
             NamedCalls(
                 section=Section(
@@ -26,7 +26,7 @@ DIALECTS = (
         name="kimi_k3",
         models="Kimi K3",
         stems=("kimi-k3",),
-        reasoning=Reasoning(
+        reasoning=ReasoningMarks(
             open=("<|open|>think<|sep|>",),
             close=("<|close|>think<|sep|>",),
             ended_by=("<|open|>response<|sep|>",),
@@ -54,6 +54,6 @@ DIALECTS = (
         name="kimi",
         models="Kimi-VL thinking",
         stems=("kimi-vl",),
-        reasoning=Reasoning(open=("◁think▷",), close=("◁/think▷",)),
+        reasoning=ReasoningMarks(open=("◁think▷",), close=("◁/think▷",)),
     ),
 )

@@ -1,8 +1,8 @@
 """Mistral: [TOOL_CALLS] and a list of objects, later names and [ARGS]; [THINK] in the reasoning models."""
 
-from dragoman.dialects.declare import Dialect, JsonCalls, NamedCalls, Reasoning
+from dragoman.dialects.declare import Dialect, JsonCalls, NamedCalls, ReasoningMarks
 
-THINK = Reasoning(open=("[THINK]",), close=("[/THINK]",))
+THINK = ReasoningMarks(open=("[THINK]",), close=("[/THINK]",))
 LIST = JsonCalls(open=("[TOOL_CALLS] ",), list="must", id=("id",), silent=True, ids="mistral")
 NAMED = NamedCalls(
     open=("[TOOL_CALLS]",), then=("[ARGS]", ""), id_after="[CALL_ID]", silent=True, ids="mistral"

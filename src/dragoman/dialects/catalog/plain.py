@@ -1,6 +1,6 @@
 """Text and nothing else, and models that only reason."""
 
-from dragoman.dialects.declare import Dialect, Reasoning
+from dragoman.dialects.declare import Dialect, ReasoningMarks
 
 DIALECTS = (
     Dialect(
@@ -10,6 +10,6 @@ DIALECTS = (
         name="holo2",
         models="Holo2",
         stems=("holo2",),
-        reasoning=Reasoning(open=("<think>",), close=("</think>",), stray_close="keep"),
+        reasoning=ReasoningMarks(open=("<think>",), close=("</think>",), stray_close="keep"),
     ),
 )

@@ -1,6 +1,6 @@
 """Qwen3-Coder's tags, and those who took them over."""
 
-from dragoman.dialects.declare import Dialect, Reasoning, Section, TaggedCalls
+from dragoman.dialects.declare import Dialect, ReasoningMarks, Section, TaggedCalls
 
 
 def tags(outer: str, layout: str = "\n") -> TaggedCalls:
@@ -18,7 +18,7 @@ def tags(outer: str, layout: str = "\n") -> TaggedCalls:
     )
 
 
-THINK = Reasoning(ended_by_call=True)
+THINK = ReasoningMarks(ended_by_call=True)
 
 DIALECTS = (
     Dialect(
@@ -41,7 +41,7 @@ DIALECTS = (
         name="step3p5",
         models="Step-3.5-Flash",
         stems=("step-3.5", "step-3.7"),
-        reasoning=Reasoning(close=("\n</think>\n",)),
+        reasoning=ReasoningMarks(close=("\n</think>\n",)),
         calls=(tags("tool_call"),),
         aliases=("step3_5", "step3_7"),
     ),
@@ -57,7 +57,7 @@ DIALECTS = (
         name="seed_oss",
         models="Seed-OSS",
         stems=("seed-oss",),
-        reasoning=Reasoning(open=("<seed:think>",), close=("</seed:think>",)),
+        reasoning=ReasoningMarks(open=("<seed:think>",), close=("</seed:think>",)),
         calls=(tags("seed:tool_call", ""),),
     ),
 )

@@ -35,7 +35,7 @@ CODES = {"x": 2, "u": 4, "U": 8}
 PLACELESS = ArgumentPlace(None, {})
 
 
-class LiteralStyle(Struct, frozen=True):
+class QuoteStyle(Struct, frozen=True):
     """How strings are quote_json, and what ends a bare word."""
 
     quotes: tuple[str, ...]
@@ -45,13 +45,13 @@ class LiteralStyle(Struct, frozen=True):
     """A bare word that means nothing is text."""
 
 
-PYTHON = LiteralStyle(("'", '"'), Marks(" \n\t\r,[](){}:'\"="), escapes=True)
+PYTHON = QuoteStyle(("'", '"'), Marks(" \n\t\r,[](){}:'\"="), escapes=True)
 STRICT_PYTHON = msgspec.structs.replace(PYTHON, any_word=False)
 
 
 @cache
-def brace_style(quote: str) -> LiteralStyle:
-    return LiteralStyle((quote,), Marks((*",[]{}", quote)), escapes=False)
+def brace_style(quote: str) -> QuoteStyle:
+    return QuoteStyle((quote,), Marks((*",[]{}", quote)), escapes=False)
 
 
 class _Level(Struct):
@@ -149,7 +149,7 @@ def read_brace_call(m: "Machine", shape: BraceCalls) -> Wait[bool]:
 
 
 def read_literal(
-    m: Scanner, sink: Sink, style: LiteralStyle, place: ArgumentPlace = PLACELESS, stops: Marks = NO_MARKS
+    m: Scanner, sink: Sink, style: QuoteStyle, place: ArgumentPlace = PLACELESS, stops: Marks = NO_MARKS
 ) -> Wait[bool]:
     """One value, written to the sink as JSON. False if it ended before its time."""
     levels: list[_Level] = []
@@ -190,7 +190,7 @@ def read_literal(
         levels[-1].at_key, levels[-1].full = levels[-1].is_object, True
 
 
-def _key(m: Scanner, sink: Sink, level: _Level, style: LiteralStyle, quotes: Marks) -> Wait[bool]:
+def _key(m: Scanner, sink: Sink, level: _Level, style: QuoteStyle, quotes: Marks) -> Wait[bool]:
     parts: list[str] = []
     if (yield from m.stands(quotes)):
         if not (yield from read_string(m, parts.append, style)):
@@ -208,7 +208,7 @@ def _key(m: Scanner, sink: Sink, level: _Level, style: LiteralStyle, quotes: Mar
     return True
 
 
-def _scalar(m: Scanner, sink: Sink, style: LiteralStyle, place: ArgumentPlace, quotes: Marks) -> Wait[bool]:
+def _scalar(m: Scanner, sink: Sink, style: QuoteStyle, place: ArgumentPlace, quotes: Marks) -> Wait[bool]:
     if (yield from m.stands(quotes)):
         return (yield from read_string(m, sink, style))
     parts: list[str] = []
@@ -238,7 +238,7 @@ def _word(word: str) -> str:
         return quote_json(word)
 
 
-def read_string(m: Scanner, sink: Sink, style: LiteralStyle) -> Wait[bool]:
+def read_string(m: Scanner, sink: Sink, style: QuoteStyle) -> Wait[bool]:
     """A string with its quotes, as a JSON string."""
     quote = yield from m.match(Marks(style.quotes))
     ends = Marks((quote, "\\") if style.escapes else (quote,))

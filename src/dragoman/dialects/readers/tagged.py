@@ -59,7 +59,7 @@ class TagReader:
         if found in self.keys.all or found in self.closes.all:
             m.at -= len(found)
         self.closed = found in shape.empty
-        name = self._named(name if quote else name.strip())
+        name = self._read_name(name if quote else name.strip())
         if (not name and not quote) or not (yield from self._goes_on()):
             return False
         m.open_call(name, None, shape)
@@ -80,7 +80,7 @@ class TagReader:
         m = self.m
         return m.ended and any(mark.startswith(m.text[m.at :]) for mark in self.goes_on.all)
 
-    def _named(self, name: str) -> str:
+    def _read_name(self, name: str) -> str:
         if self.attributes:
             name = unescape(name)
         half, dot, other = name.partition(".")
@@ -114,11 +114,11 @@ class TagReader:
         """The text ended between two arguments: what there is stays as it is, and half a tag is no text."""
         self.m.at = len(self.m.text)
         if not self.shape.open_end:
-            return self._broken()
+            return self._break_off()
         self._finish()
         return True
 
-    def _broken(self) -> bool:
+    def _break_off(self) -> bool:
         """A key that does not end: nothing is said of it."""
         if self.lead == "{":
             self.m.arguments("{")
@@ -130,7 +130,7 @@ class TagReader:
         if not m.ended or not self.shape.value.startswith(m.text[m.at :]):
             return True
         m.at = len(m.text)
-        return self._broken()
+        return self._break_off()
 
     def _finish(self) -> None:
         if self.lead:
@@ -141,12 +141,12 @@ class TagReader:
         m, shape = self.m, self.shape
         key, found = yield from m.collect(_marks_before(shape.key_end), KEY)
         if not found:
-            return self._broken()
+            return self._break_off()
         stated = ""
         if shape.type_end and found not in shape.type_end:
             stated, found = yield from m.collect(marks_of(shape.type_end), ATTRIBUTE)
             if not found:
-                return self._broken()
+                return self._break_off()
         yield from m.skip(_trail(shape.type_end or shape.key_end, found))
         if shape.value.strip():
             yield from m.space()
