@@ -26,7 +26,7 @@ from dragoman.engines.local import LocalEngine, LocalOptions
 from dragoman.engines.local.opening import open_model
 from dragoman.engines.local.options import RunnerName
 from dragoman.engines.local.runner import AnyRunner, Rows
-from dragoman.types import Adapters, Job, Sampling
+from dragoman.types import Job, Sampling
 
 RUNNERS: tuple[RunnerName, ...] = ("auto", "llamacpp")
 FEWEST = 8
@@ -72,9 +72,9 @@ class Watch:
         self._step = runner.step
         runner.step = self.step  # type: ignore[method-assign]
 
-    def step(self, rows: Rows, adapters: Adapters) -> Logits:
+    def step(self, rows: Rows) -> Logits:
         began = time.perf_counter()
-        logits = self._step(rows, adapters)
+        logits = self._step(rows)
         ended = time.perf_counter()
         decoding = len(rows) if len(set(rows.slots)) == sum(rows.outputs) == len(rows) else 0
         self.beats.append(Beat(began, ended, decoding))

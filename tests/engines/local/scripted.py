@@ -50,6 +50,7 @@ class ScriptedRunner(ABC):
     equal_pieces = False
     maxima = None
     adapters: tuple[str, ...] = ("red", "blue")
+    mixes_adapters = False
 
     def __init__(
         self,
@@ -78,7 +79,7 @@ class ScriptedRunner(ABC):
     def warm_up(self) -> None:
         assert self.steps == []
 
-    def step(self, rows: Rows, adapters: Adapters) -> Logits:
+    def step(self, rows: Rows) -> Logits:
         assert 0 < len(rows) <= self.max_rows
         assert sum(rows.outputs) <= self.max_outputs
         self.check(rows)
@@ -87,12 +88,14 @@ class ScriptedRunner(ABC):
         if self.interrupted:
             raise StepInterrupted
         self.steps.append(rows)
-        self.step_adapters.append(adapters)
+        chosen = rows.adapters
+        assert self.mixes_adapters or len(set(chosen.values())) == 1
+        self.step_adapters.append(next(iter(chosen.values())))
         found = []
         for number, output in enumerate(rows.outputs):
             held = self.write(rows, number)
             if output:
-                found.append(row_of(following(held, adapters, self.recalls)))
+                found.append(row_of(following(held, chosen[rows.slots[number]], self.recalls)))
         if self.failing:
             raise StepFailed("as told")
         return np.array(found, np.float32).reshape(len(found), self.vocabulary)

@@ -42,9 +42,9 @@ class Shop:
         patch.setattr(self.runner, "embed", self._embed)
         step, account = self.runner.step, scheduler.account
 
-        def timed(rows: Any, adapters: Any) -> Any:
+        def timed(rows: Any) -> Any:
             self.now += PASS_S + ROW_S * len(rows)
-            return step(rows, adapters)
+            return step(rows)
 
         patch.setattr(self.runner, "step", timed)
         self._stepped, self._embedded = account.stepped, account.embedded

@@ -25,7 +25,7 @@ def runner(weights: Path) -> Iterator[LlamaRunner]:
 def read(runner: LlamaRunner, slot: int, start: int, tokens: list[int]) -> Logits:
     rows = Rows()
     rows.extend(slot, start, tokens, [False] * (len(tokens) - 1) + [True])
-    logits: Logits = runner.step(rows, ())[0].copy()
+    logits: Logits = runner.step(rows)[0].copy()
     return logits
 
 

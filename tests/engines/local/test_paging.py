@@ -161,6 +161,7 @@ def test_sharing_guessing_and_stepping_back_never_change_an_answer(
         pass_rows=16,
         recalls=recalls,
     )
+    desk.runner.mixes_adapters = data.draw(st.booleans())
     groups = []
     for prompt, count, n, chosen, wait in wanted:
         groups.append(desk.ask(prompt[: context - 1], count, n=n, adapters=chosen))

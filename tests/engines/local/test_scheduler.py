@@ -112,6 +112,16 @@ def test_adapters_are_never_mixed_in_a_step_and_take_turns(kind: type[Desk]) -> 
     assert [first_half.count(adapters) for adapters in ((), (red,), (blue,), both)] == [2, 2, 2, 2]
 
 
+def test_adapters_share_a_step_where_the_runner_mixes_them() -> None:
+    desk = PagedDesk(slots=3)
+    desk.runner.mixes_adapters = True
+    kinds: list[Adapters] = [(), (("red", 1.0),), (("blue", 0.5),)]
+    groups = [desk.ask([7, 8], 4, adapters=adapters) for adapters in kinds]
+    for _ in range(4):
+        desk.step()
+    assert [desk.ids(group) for group in groups] == [expected([7, 8], 4, adapters) for adapters in kinds]
+
+
 @pytest.mark.parametrize("how", [{}, {"rewinds": False}, {"pages": 64}])
 def test_many_jobs_one_after_the_other(how: dict[str, int]) -> None:
     desk = (PagedDesk if "pages" in how else Desk)(slots=3, **how)

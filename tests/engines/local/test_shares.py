@@ -137,12 +137,12 @@ def test_beside_who_only_decodes_prompts_are_read_in_half_of_the_time(kind: type
         patch.setattr("dragoman.engines.local.scheduler.time.perf_counter", now)
         step = desk.runner.step
 
-        def slow(rows: Any, adapters: Any) -> Any:
+        def slow(rows: Any) -> Any:
             """As long as it has rows."""
             nonlocal clock
             clock += len(rows)
             sizes.append(len(rows))
-            return step(rows, adapters)
+            return step(rows)
 
         patch.setattr(desk.runner, "step", slow)
         for _ in range(30):

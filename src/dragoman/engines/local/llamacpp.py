@@ -78,6 +78,7 @@ class LlamaRunner:
         self.max_outputs = slots + _EXTRA_OUTPUTS
         self.rewinds = model.rewinds
         self.equal_pieces = True
+        self.mixes_adapters = False
         self.adapters = tuple(model.adapters)
         self._threads = threads
         self._flash = flash_attention
@@ -98,11 +99,11 @@ class LlamaRunner:
         # cores for overcommitted and sends threads to sleep at every barrier: a third of the speed is gone.
         rows = Rows()
         rows.add(0, 0, 0)
-        self.step(rows, ())
+        self.step(rows)
         self.keep(0, 0)
 
-    def step(self, rows: Rows, adapters: Adapters) -> Logits:
-        self._use(adapters)
+    def step(self, rows: Rows) -> Logits:
+        self._use(next(iter(rows.adapters.values()), ()))
         self._beat.reset()
         code = self._library.decode(self._context, self._buffer.fill(rows))
         if code:

@@ -5,7 +5,6 @@ import numpy as np
 from dragoman.engines.choosing.arrays import Ids
 from dragoman.engines.local.runner import Rows
 from dragoman.engines.local.sequence import Sequence, by_owner
-from dragoman.types import Adapters
 
 # A pass costs about as much as this many tokens in it.
 _PASS = 2
@@ -41,6 +40,7 @@ class Piece:
         sequence = self.sequence
         assert sequence.slot is not None
         rows.tables[sequence.slot.index] = sequence.slot.pages
+        rows.adapters[sequence.slot.index] = sequence.group.job.adapters
         if self.newest is None:
             tokens = sequence.prompt[self.start : self.end].tolist()
         else:
@@ -67,10 +67,9 @@ class Piece:
 
 
 class Plan:
-    __slots__ = ("adapters", "pieces")
+    __slots__ = ("pieces",)
 
-    def __init__(self, adapters: Adapters, pieces: list[Piece]) -> None:
-        self.adapters = adapters
+    def __init__(self, pieces: list[Piece]) -> None:
         self.pieces = pieces
 
     def rows(self) -> Rows:

@@ -18,7 +18,7 @@ class StepInterrupted(Exception):
 class Rows:
     """The tokens of one step, as columns. Rows of a slot are in the order of their positions."""
 
-    __slots__ = ("outputs", "positions", "said", "slots", "tables", "tokens")
+    __slots__ = ("adapters", "outputs", "positions", "said", "slots", "tables", "tokens")
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -29,6 +29,8 @@ class Rows:
         """Whether a token is of an answer or of a prompt: kernels for the two may differ, and so the bits."""
         self.tables: dict[int, Sequence[int]] = {}
         """For runners with pages: those of each slot, in order."""
+        self.adapters: dict[int, Adapters] = {}
+        """Those of each slot. They are all the same, unless the runner mixes them."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -64,6 +66,8 @@ class Runner(Protocol):
     equal_pieces: bool
     """Whether pieces of prompts are computed together only as far as they are equally long."""
     adapters: tuple[str, ...]
+    mixes_adapters: bool
+    """Whether rows of one step may have different ones."""
 
     @property
     def maxima(self) -> Logits | None:
@@ -73,7 +77,7 @@ class Runner(Protocol):
     def warm_up(self) -> None:
         """Read the weights and set up threads, on the thread that will compute, before the first request."""
 
-    def step(self, rows: Rows, adapters: Adapters) -> Logits:
+    def step(self, rows: Rows) -> Logits:
         """Compute one step; one row of logits per wanted output, in order.
 
         The result is a view that the next step overwrites. Raises StepFailed or StepInterrupted.

@@ -7,7 +7,7 @@ Rules of this file:
 - Owners have equal shares: of slots and of turns (see shares.py), and of what a step reads of prompts.
 - Where rows cost little, sequences that decode add guesses at their next tokens.
 - Where memory runs out, those who came last step back, and begin again later; first the owner with the most.
-- A step has one set of adapters, because the runner applies it to all rows; the sets take turns.
+- Where the runner applies one set of adapters to all rows of a step, the sets take turns.
 - Rows are in the order of their slots, because the native library splits a step where slots are not adjacent.
 - Only the engine's thread comes here.
 """
@@ -102,7 +102,7 @@ class Scheduler:
         self.in_step = [piece.sequence for piece in plan.pieces]
         began = time.perf_counter()
         try:
-            logits = self._runner.step(plan.rows(), plan.adapters)
+            logits = self._runner.step(plan.rows())
         except StepInterrupted:
             return
         except StepFailed:
@@ -133,8 +133,10 @@ class Scheduler:
         )
 
     def _plan(self, beside: Set[str]) -> Plan:
-        adapters = self._turns.next(self._running)
-        mine = [s for s in self._running if s.group.job.adapters == adapters]
+        mine = self._running
+        if not self._runner.mixes_adapters:
+            adapters = self._turns.next(mine)
+            mine = [s for s in mine if s.group.job.adapters == adapters]
         reading = sorted(self.account.may_be_read(mine, self.owners | beside), key=_order)
         alone = len(reading) == len(mine) and not self.account.crowded
         rows = self._batch if alone else self._chunk
@@ -144,7 +146,7 @@ class Scheduler:
         pieces = [Piece(s, sizes.get(s, 1)) for s in mine if s.decoding or s in sizes]
         pieces = self._with_room(pieces)
         self._guesser.add_to(pieces)
-        return Plan(adapters, pieces)
+        return Plan(pieces)
 
     def _with_room(self, pieces: list[Piece]) -> list[Piece]:
         """The pieces for which there is memory. Who came last steps back for those before."""

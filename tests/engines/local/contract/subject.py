@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from dragoman.engines.choosing.arrays import Logits
 from dragoman.engines.local import LocalEngine
 from dragoman.engines.local.runner import PagedRunner, Rows
-from dragoman.types import Adapters, Job, Step
+from dragoman.types import Job, Step
 from tests.engines.local.scripted import ScriptedRunner, expected
 from tests.engines.local.support import job
 
@@ -117,11 +117,11 @@ class Gate:
         self._open.set()
         del self._runner.step
 
-    def _pass(self, rows: Rows, adapters: Adapters) -> Logits:
+    def _pass(self, rows: Rows) -> Logits:
         self._reached.set()
         assert self._open.wait(PATIENCE)
         self.rows += len(rows)
-        logits: Logits = self._step(rows, adapters)
+        logits: Logits = self._step(rows)
         return logits
 
     def shut(self) -> None:

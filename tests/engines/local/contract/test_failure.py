@@ -5,7 +5,6 @@ import pytest
 from dragoman.engines.choosing.arrays import Logits
 from dragoman.engines.local.runner import Rows, StepFailed, StepInterrupted
 from dragoman.errors import EngineFailed
-from dragoman.types import Adapters
 from tests.engines.local.contract.subject import Subject, ends, ids
 from tests.engines.local.scripted import ScriptedRunner
 from tests.engines.local.support import Interrupting
@@ -18,10 +17,10 @@ def test_a_failed_step_ends_its_jobs_and_leaves_nothing_wrong_behind(
     known = subject.known(subject.prompt)
     step = subject.runner.step
 
-    def fail_once(rows: Rows, adapters: Adapters) -> Logits:
+    def fail_once(rows: Rows) -> Logits:
         """Everything is computed and written, and then the step fails after all."""
         monkeypatch.undo()
-        step(rows, adapters)
+        step(rows)
         raise StepFailed("as told")
 
     monkeypatch.setattr(subject.runner, "step", fail_once)
@@ -39,12 +38,12 @@ def test_an_interrupted_step_is_done_again(subject: Subject, monkeypatch: pytest
     interrupts: list[StepInterrupted] = []
     step = subject.runner.step
 
-    def interrupted(rows: Rows, adapters: Adapters) -> Logits:
+    def interrupted(rows: Rows) -> Logits:
         if interrupts:
-            return step(rows, adapters)
+            return step(rows)
         try:
             with Interrupting(subject.runner.interrupt):
-                return step(rows, adapters)
+                return step(rows)
         except StepInterrupted as interrupt:
             interrupts.append(interrupt)
             raise

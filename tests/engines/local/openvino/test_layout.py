@@ -57,11 +57,15 @@ def runner(
 
 @pytest.fixture(scope="module")
 def alone(runner: OpenVinoRunner) -> Logits:
-    return logits(runner, steps([], 0, None))
+    return logits(runner, steps([], 0, None, runner.adapters))
 
 
-def steps(sizes: list[int], guesses: int, company: Random | None) -> Iterator[Rows]:
-    """A prompt in pieces of these sizes, then its answer, so many tokens a step; and others."""
+def steps(sizes: list[int], guesses: int, company: Random | None, names: tuple[str, ...]) -> Iterator[Rows]:
+    """A prompt in pieces of these sizes, then its answer, so many tokens a step; and others.
+
+    It has all the adapters, the others none.
+    """
+    adapters = tuple((name, 0.5) for name in names)
     places = [(place, place + size) for place, size in _pieces(sizes)]
     places += [(at, min(at + 1 + guesses, LENGTH)) for at in range(len(PROMPT), LENGTH, 1 + guesses)]
     for begin, end in places:
@@ -71,6 +75,7 @@ def steps(sizes: list[int], guesses: int, company: Random | None) -> Iterator[Ro
         wanted = [place + 1 >= len(PROMPT) for place in range(begin, end)]
         rows.extend(1, begin, [*PROMPT, *ANSWER][begin:end], wanted, said=said)
         rows.tables[1] = PLACES[: -(-end // 32)]
+        rows.adapters[1] = adapters
         _add_others(rows, company, before=False)
         yield rows
 
@@ -93,8 +98,7 @@ def _add_others(rows: Rows, company: Random | None, *, before: bool) -> None:
 
 def logits(runner: OpenVinoRunner, steps: Iterator[Rows]) -> Logits:
     """Of the prompt's last token and the answer."""
-    adapters = tuple((name, 0.5) for name in runner.adapters)
-    return np.concatenate([runner.step(rows, adapters).copy() for rows in steps])
+    return np.concatenate([runner.step(rows).copy() for rows in steps])
 
 
 @settings(max_examples=10)
@@ -102,7 +106,7 @@ def logits(runner: OpenVinoRunner, steps: Iterator[Rows]) -> Logits:
 def test_bits_are_those_of_the_sequence_alone(
     runner: OpenVinoRunner, alone: Logits, sizes: list[int], guesses: int, company: Random | None
 ) -> None:
-    assert np.array_equal(logits(runner, steps(sizes, guesses, company)), alone)
+    assert np.array_equal(logits(runner, steps(sizes, guesses, company, runner.adapters)), alone)
 
 
 def laid_out(layout: Layout, rows: Rows) -> list[int]:

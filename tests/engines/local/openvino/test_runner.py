@@ -38,7 +38,7 @@ def read(runner: OpenVinoRunner, pages: list[int], start: int, tokens: list[int]
     rows = Rows()
     rows.extend(0, start, tokens, [False] * (len(tokens) - 1) + [True])
     rows.tables[0] = pages
-    logits: Logits = runner.step(rows, ())[0].copy()
+    logits: Logits = runner.step(rows)[0].copy()
     return logits
 
 

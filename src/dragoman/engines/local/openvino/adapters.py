@@ -1,8 +1,8 @@
 """LoRA adapters in a graph: a small term beside each product that they change.
 
 `W x` becomes `W x + B (s * (A x))`. The A of all adapters are one below the other, and their B one beside the
-other; `s` is an input of the graph, with the scales of the adapters that are asked for, and zeros for the
-others. A graph without adapters has nothing of this.
+other; `s` is an input of the graph: for each row the scales of the adapters that are asked for, and zeros
+for the others. A graph without adapters has nothing of this.
 """
 
 import re
@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from dragoman.engines.local.model import check_file
 from dragoman.engines.local.openvino.family import NotForOpenVino
 from dragoman.engines.local.openvino.tensors import Node, Part, half_apart, int8_matrix
-from dragoman.types import Adapters
+from dragoman.engines.local.runner import Rows
 
 INPUT = "adapters"
-"""[rows or 1, 1, adapters]: how much of each there is."""
+"""[rows, 1, adapters]: how much of each a row has."""
 _A, _B = ".lora_a", ".lora_b"
 _IN_LAYERS = re.compile(r"blk\.\d+\.(attn_(q|k|v|qkv|output)|ffn_(gate|up|down))\.weight")
 
@@ -60,10 +60,12 @@ class Product(Struct, frozen=True):
         return cls(tuple((Part(name, int(heads)), int(outputs)) for name, outputs, heads in found))
 
 
-def scales_of(adapters: Adapters, names: Sequence[str]) -> NDArray[np.float32]:
-    """One set for all rows of a step."""
-    chosen = dict(adapters)
-    return np.array([chosen.get(name, 0.0) for name in names], np.float32).reshape(1, 1, -1)
+def scales_of(rows: Rows, names: Sequence[str]) -> NDArray[np.float32]:
+    """[rows, adapters]"""
+    chosen = {slot: dict(adapters) for slot, adapters in rows.adapters.items()}
+    scales = {slot: [each.get(name, 0.0) for name in names] for slot, each in chosen.items()}
+    none = [0.0] * len(names)
+    return np.array([scales.get(slot, none) for slot in rows.slots], np.float32)
 
 
 def read_adapters(files: Mapping[str, str], architecture: str) -> list[Adapter]:

@@ -14,7 +14,6 @@ from dragoman.engines.local.openvino.adapters import INPUT, scales_of
 from dragoman.engines.local.openvino.compiled import Body, Compiled, Head
 from dragoman.engines.local.openvino.layout import Layout
 from dragoman.engines.local.runner import Rows, StepFailed, StepInterrupted
-from dragoman.types import Adapters
 
 # Rows of logits beyond one per sequence, for prompts whose log probabilities are wanted.
 _EXTRA_OUTPUTS = 64
@@ -28,6 +27,7 @@ _TRIED = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 
 class OpenVinoRunner:
     equal_pieces = False
+    mixes_adapters = True
     rereads = True
 
     def __init__(self, compiled: Compiled, *, slots: int, context: int, pages: int, batch: int) -> None:
@@ -72,13 +72,13 @@ class OpenVinoRunner:
         rows = Rows()
         rows.add(0, 0, 0)
         rows.tables[0] = self._spare[:1]
-        self.step(rows, ())
+        self.step(rows)
         if hasattr(time, "pthread_getcpuclockid"):
             self._clock = time.pthread_getcpuclockid(threading.get_ident())
 
-    def step(self, rows: Rows, adapters: Adapters) -> Logits:
+    def step(self, rows: Rows) -> Logits:
         self._interrupted = False
-        states = self._states(rows, adapters)
+        states = self._states(rows)
         wanted = np.flatnonzero(rows.outputs)
         assert self._head is not None
         return self._head.run(states[wanted]) if len(wanted) else np.empty((0, self.vocabulary), np.float32)
@@ -120,14 +120,16 @@ class OpenVinoRunner:
         rows = Rows()
         rows.extend(0, 0, range(count), [False] * count, said=said)
         rows.tables[0] = self._spare[:1]
-        return self._states(rows, tuple((name, 1.0) for name in self.adapters))
+        rows.adapters[0] = tuple((name, 1.0) for name in self.adapters)
+        return self._states(rows)
 
-    def _states(self, rows: Rows, adapters: Adapters = ()) -> NDArray[np.float32]:
+    def _states(self, rows: Rows) -> NDArray[np.float32]:
         assert self._body is not None
         try:
             inputs, places = self._layout.of(rows)
             if self.adapters:
-                inputs[INPUT] = scales_of(adapters, self.adapters)
+                inputs[INPUT] = np.zeros((len(inputs["input_ids"]), 1, len(self.adapters)), np.float32)
+                inputs[INPUT][places, 0] = scales_of(rows, self.adapters)
             return self._body.run(inputs)[places]
         except RuntimeError as error:
             if self._interrupted:
