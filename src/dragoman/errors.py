@@ -70,6 +70,8 @@ TEMPLATE_KWARGS = Part("chat_template_kwargs")
 FINAL_MESSAGE = Part("continue_final_message")
 """That the last message is to be continued."""
 SUFFIX = Part("suffix")
+AFTER = Part("after")
+"""Which entry a page of a list comes after."""
 
 
 def shortened(text: str, most: int) -> str:
@@ -137,7 +139,7 @@ class UnknownCursor(BadRequest):
     code = "unknown_cursor"
 
     def __init__(self, after: str) -> None:
-        super().__init__(f"There is no {after} in this list to go on after.", param="after")
+        super().__init__(f"There is no {after} in this list to go on after.", param=AFTER)
 
 
 class ChainTooLong(BadRequest):

@@ -1,11 +1,16 @@
 """The words in which each API says what is wrong with which part of a request."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
-from dragoman.api import chat_reply, completions_reply, embeddings
+from dragoman.api import chat_reply, chat_request, completions_reply, embeddings
 from dragoman.api.error_spelling import OpenAIErrors, spelled
+from dragoman.api.responses import request as responses
 from dragoman.api.responses.errors import ERRORS as RESPONSES
 from dragoman.errors import CONVERSATION, LOGPROBS, OUTPUT, PROMPT, BadRequest, Part
+from dragoman.limits import Limits
 
 CHAT, COMPLETIONS, EMBEDDINGS = chat_reply.ERRORS, completions_reply.ERRORS, embeddings.ERRORS
 
@@ -34,6 +39,14 @@ def test_a_part_has_a_word_in_each_api(errors: OpenAIErrors, part: Part, field: 
         "param": field,
         "code": None,
     }
+
+
+@pytest.mark.parametrize(
+    ("read", "field"), [(chat_request.read, "response_format"), (responses.read, "text.format")]
+)
+def test_a_field_of_others_is_led_to_the_apis_own(read: Callable[[bytes, Limits], Any], field: str) -> None:
+    with pytest.raises(BadRequest, match=f"say it in {field}"):
+        read(b'{"response_schema": {}}', Limits())
 
 
 def test_what_an_api_has_said_itself_stays() -> None:

@@ -14,7 +14,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 UNSUPPORTED: Mapping[str, str] = {
     name: reason
     for reason, names in {
-        "say it in response_format, or text.format of a response": "response_schema",
+        "say it in response_format": "response_schema",
         "whitespace and the way to a mask are the server's own": "guided_whitespace_pattern "
         "guided_decoding_backend",
         "this server has text models only": "audio mm_processor_kwargs prompt_embeds",
@@ -36,10 +36,13 @@ class Reader(msgspec.Struct, frozen=True):
 
     decoder: msgspec.json.Decoder[Any]
     names: tuple[str, ...]
+    unsupported: Mapping[str, str]
+    """What others know and we do not, and why."""
 
     @classmethod
-    def of(cls, type_: type[msgspec.Struct]) -> "Reader":
-        return cls(msgspec.json.Decoder(type_), tuple(f.encode_name for f in msgspec.structs.fields(type_)))
+    def of(cls, type_: type[msgspec.Struct], unsupported: Mapping[str, str] = UNSUPPORTED) -> "Reader":
+        names = tuple(f.encode_name for f in msgspec.structs.fields(type_))
+        return cls(msgspec.json.Decoder(type_), names, unsupported)
 
     def read(self, body: bytes) -> Any:
         if not body:
@@ -77,8 +80,8 @@ class Reader(msgspec.Struct, frozen=True):
     def _unknown(self, name: str, parent: str | None) -> BadRequest:
         name = shortened(name, 128)
         full = f"{parent}.{name}" if parent else name
-        if parent is None and name in UNSUPPORTED:
-            message = f"'{name}' is not supported: {UNSUPPORTED[name]}."
+        if parent is None and name in self.unsupported:
+            message = f"'{name}' is not supported: {self.unsupported[name]}."
             return BadRequest(message, param=name, code="unsupported_field")
         near = difflib.get_close_matches(name, self.names, n=1) if parent is None else []
         hint = f" Did you mean '{near[0]}'?" if near else ""

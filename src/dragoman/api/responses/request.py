@@ -8,7 +8,7 @@ from msgspec import Meta, Struct, field
 
 from dragoman.api.constraint_fields import Description, JsonSchema, SchemaName, wanted
 from dragoman.api.fields import Natural, Positive, ShortText, check_shared, sampling, turn_spec
-from dragoman.api.read import Reader
+from dragoman.api.read import UNSUPPORTED, Reader
 from dragoman.api.reasoning_fields import ReasoningOptions, check_reasoning, thinking
 from dragoman.api.responses.history import messages
 from dragoman.api.responses.tool_choice import asked, check_choice
@@ -163,7 +163,7 @@ def _said(options: Struct) -> dict[str, Any]:
     return {name: value for name, value in shown.items() if value is not None}
 
 
-READER = Reader.of(ResponseRequest)
+READER = Reader.of(ResponseRequest, {**UNSUPPORTED, "response_schema": "say it in text.format"})
 
 
 def read(body: bytes, limits: Limits) -> ResponseRequest:
