@@ -22,13 +22,13 @@ from dragoman.engines.local.model import Model
 from dragoman.engines.local.numerics import numerics
 from dragoman.engines.local.openvino.family import RECIPE, NotForOpenVino, Shape
 from dragoman.engines.local.options import LocalOptions, RunnerName
-from dragoman.engines.local.sizing import MOST, expected
+from dragoman.engines.local.sizing import MOST, expected, full_slots
 from dragoman.engines.weights import cache_folder, work_folder
 
 EVEN = 0.97
 """Of the other's rate. What is closer than that is noise."""
-HEAVY = 1.1
-"""Of the other's memory. What takes more is not for one reader."""
+HEAVY, LITTLE = 0.1, 256 << 20
+"""Of the other's memory, and bytes. What takes more than that beyond the other is not for one reader."""
 MANY = 8
 """Readers that both are told for, beside one, where nobody has asked for another number."""
 _MOST_READERS = 32
@@ -128,7 +128,7 @@ def chosen(model: Model, shape: Shape, options: LocalOptions) -> Choice:
     if found.openvino.memory > (free := machine.free_memory()):
         why = f"llama.cpp, because OpenVINO needs {_mb(found.openvino.memory)}, and {_mb(free)} are free"
         return Choice("llamacpp", why)
-    return decided(found, found.openvino, readers, _kept(shape, options))
+    return decided(found, found.openvino, readers, _kept(model.trained_context, shape, options))
 
 
 def decided(found: Found, openvino: Measured, readers: int, kept: int = 0) -> Choice:
@@ -140,7 +140,7 @@ def decided(found: Found, openvino: Measured, readers: int, kept: int = 0) -> Ch
     llamacpp = found.llamacpp
     if readers == 1:
         fast = openvino.one >= EVEN * llamacpp.one
-        light = openvino.memory + kept <= HEAVY * (llamacpp.memory + kept)
+        light = openvino.memory - llamacpp.memory <= max(LITTLE, HEAVY * (llamacpp.memory + kept))
     else:
         fast, light = openvino.many >= EVEN * llamacpp.many, True
     runner: RunnerName = "openvino" if fast and light else "llamacpp"
@@ -156,13 +156,11 @@ def decided(found: Found, openvino: Measured, readers: int, kept: int = 0) -> Ch
     )
 
 
-def _kept(shape: Shape, options: LocalOptions) -> int:
+def _kept(trained: int, shape: Shape, options: LocalOptions) -> int:
     """Most bytes of keys and values, whatever is free just now: the choice must not depend on that."""
-    asked = options.kv_memory or MOST
-    if options.slots and options.context:
-        # A key and a value of 16 bits for each number of a head.
-        return min(asked, options.slots * options.context * shape.layers * shape.kv_heads * shape.head * 4)
-    return asked
+    # A key and a value of 16 bits for each number of a head.
+    token = shape.layers * shape.kv_heads * shape.head * 4
+    return min(options.kv_memory or MOST, full_slots(options) * (options.context or trained or MOST) * token)
 
 
 def _found(path: Path, options: LocalOptions, readers: int) -> Found:

@@ -25,8 +25,8 @@ class Size(Struct, frozen=True):
 
 def size_for(model: Model, options: LocalOptions) -> Size:
     tokens = memory_for(options.kv_memory) // max(1, model.token_bytes)
-    many = (_SLOTS[0], _ROOM) if expected(options) > 1 else (_OWN_SLOTS, _OWN_ROOM)
-    slots, context = divide(tokens, model.trained_context, options.slots, options.context, *many)
+    most, room = full_slots(options), _ROOM if expected(options) > 1 else _OWN_ROOM
+    slots, context = divide(tokens, model.trained_context, options.slots, options.context, most, room)
     half = 2 if options.kv_cache == "int8" else 1
     check_memory(slots * context * model.token_bytes // half, f"{slots} slots of {context} tokens")
     return Size(slots, context, options.threads or machine.cores())
@@ -36,10 +36,10 @@ def pages_for(page: int, page_bytes: int, trained: int, options: LocalOptions) -
     """Slots, context and pages, where slots share the memory: one may take what the others leave."""
     pages = max(1, memory_for(options.kv_memory) // page_bytes)
     context = options.context or max(page, min(trained, pages * page))
-    slots = options.slots or _SLOTS[0]
+    slots, full = options.slots or _SLOTS[0], full_slots(options)
     each = -(-context // page)
     check_memory(each * page_bytes, f"A context of {context} tokens")
-    return slots, context, max(each, min(pages, slots * each))
+    return slots, context, max(each, min(pages, full * each))
 
 
 def check_context(asked: int | None, trained: int) -> None:
@@ -70,6 +70,11 @@ def memory_for(asked: int | None) -> int:
 def expected(options: LocalOptions) -> int:
     """How many read at once: as was said, or as many as there are to be slots, or one."""
     return options.readers or options.slots or 1
+
+
+def full_slots(options: LocalOptions) -> int:
+    """Slots that there is memory for when all are full, if there is as much."""
+    return options.slots or (_SLOTS[0] if expected(options) > 1 else _OWN_SLOTS)
 
 
 def divide(

@@ -30,7 +30,7 @@ from dragoman.engines.local.options import LocalOptions
 from tests.engines.local.openvino.conftest import write_model
 
 MB = 10**6
-LLAMA = Measured(one=100.0, many=200.0, prompt=300.0, memory=500 * MB)
+LLAMA = Measured(one=100.0, many=200.0, prompt=300.0, memory=5000 * MB)
 OPTIONS = LocalOptions(threads=1)
 
 
@@ -98,15 +98,22 @@ def test_the_choice_for_so_many_readers(openvino: Measured, readers: int, runner
 
 def test_keys_and_values_count_as_memory_of_both() -> None:
     heavy = other(one=1.5, memory=1.8)
-    assert decided(Found(8, LLAMA, heavy), heavy, 1, kept=3000 * MB).runner == "llamacpp"
-    assert decided(Found(8, LLAMA, heavy), heavy, 1, kept=4000 * MB).runner == "openvino"
+    assert decided(Found(8, LLAMA, heavy), heavy, 1, kept=30_000 * MB).runner == "llamacpp"
+    assert decided(Found(8, LLAMA, heavy), heavy, 1, kept=40_000 * MB).runner == "openvino"
+
+
+def test_what_the_library_itself_takes_is_no_reason_against_it() -> None:
+    small = replace(LLAMA, memory=200 * MB)
+    for memory, runner in ((460, "openvino"), (480, "llamacpp")):
+        openvino = replace(small, memory=memory * MB)
+        assert decided(Found(8, small, openvino), openvino, 1).runner == runner
 
 
 def test_both_figures_are_told() -> None:
     openvino = other(one=0.5, many=4.0, memory=2.0)
     assert decided(Found(8, LLAMA, openvino), openvino, 1).why == (
-        "llama.cpp, chosen for one reader: it writes 100 tokens/s for one, 200 for 8, reads 300, takes 500 MB"
-        "; OpenVINO 50, 800, 900, 1,000 MB (--runner openvino)"
+        "llama.cpp, chosen for one reader: it writes 100 tokens/s for one, 200 for 8, reads 300, takes 5,000"
+        " MB; OpenVINO 50, 800, 900, 10,000 MB (--runner openvino)"
     )
 
 
@@ -199,8 +206,8 @@ def test_without_memory_for_it_openvino_is_not_taken(
 ) -> None:
     processes = asked(LLAMA, other(one=2.0))
     assert choice_for(model, OPTIONS).runner == "openvino"
-    monkeypatch.setattr(machine, "free_memory", lambda: 400 * MB)
-    assert "needs 500 MB, and 400 MB are free" in choice_for(model, OPTIONS).why
+    monkeypatch.setattr(machine, "free_memory", lambda: 4000 * MB)
+    assert "needs 5,000 MB, and 4,000 MB are free" in choice_for(model, OPTIONS).why
     monkeypatch.setattr(machine, "free_memory", lambda: 1 * MB)
     assert "too little free memory" in choice_for(model, replace(OPTIONS, threads=2)).why
     assert len(processes.orders) == 2
