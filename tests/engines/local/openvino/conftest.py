@@ -12,6 +12,8 @@ from gguf.quants import quantize
 WIDTH, LAYERS, HEADS, KV_HEADS, INNER = 64, 2, 4, 2, 96
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "granite", "smollm3", "phi3", "gemma3")
 
+Q4_0, Q4_1, Q8_0 = GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0
+FEW_BITS = {"token_embd": Q8_0, "attn_v": Q8_0, "attn_output": Q4_0}
 KINDS = {int: GGUFValueType.UINT32, float: GGUFValueType.FLOAT32, str: GGUFValueType.STRING}
 MEASURES: dict[str, dict[str, Any]] = {
     "granite": {
@@ -31,8 +33,11 @@ pytest.importorskip("openvino", reason="OPENVINO IS NOT INSTALLED, so nothing of
 
 @pytest.fixture(scope="package", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory, weights: Path) -> Any:
-    """What is converted here is kept apart from what the user has."""
+    """What is converted here is kept apart from what the user has; and small files are as large ones."""
+    from dragoman.engines.local.openvino import tensors
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tensors, "LARGE", 0)
         patch.setenv("DRAGOMAN_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
 
@@ -43,8 +48,12 @@ def write_model(
     architecture: str = "llama",
     seed: int = 1,
     more: dict[str, Any] | None = None,
+    four_bits: bool = False,
 ) -> Path:
-    """`more` are further measures in the file's metadata, without the architecture in front."""
+    """`more` are further measures in the file's metadata, without the architecture in front.
+
+    `four_bits` are of three kinds, as in real files: some weights have more of them.
+    """
     random = np.random.default_rng(seed)
     writer = GGUFWriter(file, architecture)
     _write_vocabulary(writer, vocabulary)
@@ -73,7 +82,7 @@ def write_model(
         if len(shape) == 1:
             writer.add_tensor(name, values + 1)
         else:
-            kind = GGMLQuantizationType.Q8_0
+            kind = FEW_BITS.get(name.split(".")[-2], Q4_1) if four_bits else Q8_0
             writer.add_tensor(name, quantize(values, kind), raw_dtype=kind)
 
     add("token_embd.weight", 49152, WIDTH)

@@ -32,6 +32,7 @@ CASES = [
     ("llama", "bf16", 2, 0),
     ("llama", "int8", 2, 2),
     ("qwen3moe", "int8", 2, 0),
+    ("four bits", "int8", 2, 0),
 ]
 """Architecture, keys and values, threads and adapters."""
 
@@ -42,7 +43,9 @@ def runner(
 ) -> Iterator[OpenVinoRunner]:
     architecture, kv_cache, threads, adapters = request.param
     folder = tmp_path_factory.mktemp("models")
-    file = write_model(folder / "model.gguf", weights, architecture)
+    few = architecture == "four bits"
+    architecture = "llama" if few else architecture
+    file = write_model(folder / "model.gguf", weights, architecture, four_bits=few)
     files = {name: str(write_adapter(folder / name, file)) for name in "ab"[:adapters]}
     read = read_adapters(files, architecture)
     try:

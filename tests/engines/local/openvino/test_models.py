@@ -55,7 +55,16 @@ STRETCHES = [
 def test_both_runners_say_the_same_of_a_prompt(
     architecture: str, more: dict[str, Any], weights: Path, tmp_path: Path
 ) -> None:
-    model = write_model(tmp_path / "model.gguf", weights, architecture, more=more)
+    _check_agreement(write_model(tmp_path / "model.gguf", weights, architecture, more=more))
+
+
+def test_both_runners_say_the_same_with_weights_of_four_bits(weights: Path, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model.gguf", weights, four_bits=True)
+    _check_agreement(model)
+    assert 'element_type="i4"' in converted(model).read_text()
+
+
+def _check_agreement(model: Path) -> None:
     ours, theirs = about(model, "openvino"), about(model, "llamacpp")
     assert len(ours) == len(PROMPT) - 1
     assert difference(ours, theirs) < 0.3

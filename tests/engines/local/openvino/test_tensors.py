@@ -5,7 +5,8 @@ import pytest
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
-from dragoman.engines.local.openvino.tensors import COARSE, FINE, _as_int8, half_apart
+from dragoman.engines.local.openvino.int8 import as_int8
+from dragoman.engines.local.openvino.tensors import COARSE, FINE, half_apart
 
 KINDS = [GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1]
 
@@ -15,7 +16,7 @@ KINDS = [GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q4_0, GGMLQuantizationT
 def test_a_value_moves_by_half_a_step_at_most(kind: GGMLQuantizationType, group: int) -> None:
     data = quantize(np.random.default_rng(3).normal(size=(5, 192)).astype(np.float32), kind)
     values = dequantize(data, kind).reshape(5, -1, group)
-    numbers, scales = _as_int8(data, kind, group)
+    numbers, scales = as_int8(values)
     found = numbers * scales.astype(np.float32)
     most = np.abs(values).max(axis=-1, keepdims=True)
     # A scale has eleven bits.
@@ -23,8 +24,7 @@ def test_a_value_moves_by_half_a_step_at_most(kind: GGMLQuantizationType, group:
 
 
 def test_zeros_stay_zeros() -> None:
-    data = quantize(np.zeros((1, 32), np.float32), GGMLQuantizationType.Q4_1)
-    numbers, scales = _as_int8(data, GGMLQuantizationType.Q4_1, FINE)
+    numbers, scales = as_int8(np.zeros((1, 1, 32), np.float32))
     assert not numbers.any() and np.isfinite(scales).all()
 
 

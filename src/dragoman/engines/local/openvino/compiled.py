@@ -48,6 +48,8 @@ class Compiled(Struct):
     page_bytes: int
     """Of one page in all layers."""
     threads: int
+    weights: Path
+    """The file of them, which is mapped."""
     adapters: tuple[str, ...] = ()
     mixes: bool = False
     """Whether it has experts, so that every row reads weights of its own."""
@@ -113,6 +115,7 @@ def compile_graph(file: Path, *, threads: int, kv_cache: str, adapters: Sequence
         page=values[0].partial_shape[2].get_length(),
         page_bytes=sum(_size(port, 1) for port in caches),
         threads=threads,
+        weights=file.with_suffix(".bin"),
         adapters=tuple(adapter.name for adapter in adapters),
         mixes=any(port.any_name == READ for port in made.inputs),
     )

@@ -1,6 +1,6 @@
 """OpenVINO's form of a GGUF file, made once and kept in the cache.
 
-    ~/.cache/dragoman/openvino/SmolLM2-135M-Instruct.Q4_1-b179c9523d0e6a0f-6/openvino_model.xml
+    ~/.cache/dragoman/openvino/SmolLM2-135M-Instruct.Q4_1-b179c9523d0e6a0f-7/openvino_model.xml
 
 The name holds the checksum of the source and the number of the recipe. Hashing gigabytes at each start would
 take longer than loading them, so a source that has not been touched since is known by its size and time.

@@ -130,7 +130,7 @@ class _Decoder:
 
     def _linear(self, states: Node, *parts: Part) -> Node:
         weights = [Part(part.name + ".weight", part.paired_heads) for part in parts]
-        product = ops.matmul(states, self._tensors.matrix(*weights), False, True)
+        product = self._tensors.product(states, *weights)
         sizes = [self._tensors.outputs(weight.name) for weight in weights]
         product.set_friendly_name(Product(tuple(zip(weights, sizes, strict=True))).label)
         if parts[0].name + ".bias" not in self._tensors:

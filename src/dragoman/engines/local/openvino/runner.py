@@ -13,6 +13,7 @@ from dragoman.engines.choosing.arrays import Logits
 from dragoman.engines.local.openvino.adapters import INPUT, scales_of
 from dragoman.engines.local.openvino.compiled import Body, Compiled, Head
 from dragoman.engines.local.openvino.layout import Layout
+from dragoman.engines.local.openvino.mapped import read_pages_given_back
 from dragoman.engines.local.runner import Rows, StepFailed, StepInterrupted
 
 # Rows of logits beyond one per sequence, for prompts whose log probabilities are wanted.
@@ -49,6 +50,7 @@ class OpenVinoRunner:
         self._interrupted = False
         self._clock: int | None = None
         self._closing = threading.Lock()
+        self._weights = compiled.weights
 
     @property
     def maxima(self) -> Logits | None:
@@ -64,6 +66,12 @@ class OpenVinoRunner:
             return 0
 
     def warm_up(self) -> None:
+        with read_pages_given_back(self._weights):
+            self._try_numbers_of_rows()
+        if hasattr(time, "pthread_getcpuclockid"):
+            self._clock = time.pthread_getcpuclockid(threading.get_ident())
+
+    def _try_numbers_of_rows(self) -> None:
         for count, more in pairwise(_TRIED):
             # One row by itself is a step only where it is of an answer.
             among_many = self._try(_TRIED[-1], said=count == 1)[:count]
@@ -73,8 +81,6 @@ class OpenVinoRunner:
         rows.add(0, 0, 0)
         rows.tables[0] = self._spare[:1]
         self.step(rows)
-        if hasattr(time, "pthread_getcpuclockid"):
-            self._clock = time.pthread_getcpuclockid(threading.get_ident())
 
     def step(self, rows: Rows) -> Logits:
         self._interrupted = False

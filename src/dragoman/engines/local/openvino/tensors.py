@@ -1,14 +1,12 @@
 """The tensors of a GGUF file as constants of an OpenVINO graph.
 
-What is quantized becomes int8 in groups with a scale each, whatever it was: that is the form for which the
-CPU has one fast path for a single row and for hundreds. A value moves by at most 1/254 of the largest in its
-group, a thirtieth of a step of 4 bits. Groups of 32 are those of files; groups of 64 are a tenth faster.
-
-Four bits would be faster for one row. But there a group begins at a whole number of steps, which files do not
-keep to: rounding that makes perplexity grow by a quarter.
+In large files, what has four bits in even steps keeps them (see four_bits.py). Everything else that is
+quantized becomes int8 in groups with a scale each: a value moves by at most 1/254 of the largest in its
+group. Groups of 32 are those of files; groups of 64 are a tenth faster, where nothing has four bits.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,12 +17,17 @@ from gguf.quants import dequantize
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from dragoman.engines.local.openvino import four_bits
+from dragoman.engines.local.openvino.int8 import as_int8
+
 Node: TypeAlias = Any
 Floats: TypeAlias = NDArray[np.floating]
 Told: TypeAlias = Callable[[int, int], None]
 """Told the bytes done and the bytes there are."""
 FINE, COARSE = 32, 64
 """Numbers that share a scale; the activations they meet are quantized in groups of the same size."""
+LARGE = 256 << 20
+"""Bytes. Weights of smaller files stay in the caches of the CPU, and there int8 is faster for many rows."""
 _PLAIN = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
 # Rows that are widened to floats at a time, so that a large table does not need four times its memory.
 _ROWS = 4096
@@ -49,7 +52,9 @@ class Tensors:
         self._found = {tensor.name: tensor for tensor in reader.tensors}
         self._total = sum(int(tensor.n_bytes) for tensor in reader.tensors)
         widths = [int(tensor.shape[0]) for tensor in reader.tensors if len(tensor.shape) > 1]
-        self.group = FINE if any(width % COARSE for width in widths) else COARSE
+        self._keeps_four_bits = self._total >= LARGE and any(map(_has_four_bits, reader.tensors))
+        fine = self._keeps_four_bits or any(width % COARSE for width in widths)
+        self.group = FINE if fine else COARSE
         """Of the layers. What comes before and after them, where no others make up for errors, is fine."""
         self._done = 0
         self._told = told
@@ -71,29 +76,28 @@ class Tensors:
 
     def table(self, name: str) -> Node:
         """The weights of a row for each token."""
-        return self._matrix([Part(name)], FINE)
+        return _matrix([_rows(self._take(name))], FINE)
 
-    def matrix(self, *parts: Part) -> Node:
-        """Weights of [outputs, inputs], one below the other."""
-        return self._matrix(parts, self.group)
+    def product(self, states: Node, *parts: Part) -> Node:
+        """The states times the weights of all parts, [outputs, inputs], one below the other."""
+        rows = [_rows(self._take(part.name), part.paired_heads) for part in parts]
+        products = []
+        for has_four_bits, alike in groupby(rows, _has_four_bits):
+            if has_four_bits and self._keeps_four_bits:
+                fours = [four_bits.read(each.data, each.tensor_type) for each in alike]
+                products.append(four_bits.product(states, fours))
+            else:
+                products.append(ops.matmul(states, _matrix([*alike], self.group), False, True))
+        return products[0] if len(products) == 1 else ops.concat(products, -1)
 
     def experts(self, name: str) -> Node:
         """Weights of [experts, outputs, inputs]."""
         tensor = self._take(name)
         count, outputs = tensor.data.shape[:2]
-        rows = tensor.data.reshape(count * outputs, -1)
-        numbers, scales = _grouped(rows, tensor.tensor_type, self.group)
+        rows = _Rows(tensor.data.reshape(count * outputs, -1), tensor.tensor_type)
+        numbers, scales = _grouped(rows, self.group)
         shape = (count, outputs, -1)
         return _scaled(numbers.reshape(*shape, self.group), scales.reshape(*shape, 1))
-
-    def _matrix(self, parts: Sequence[Part], group: int) -> Node:
-        taken = [(self._take(part.name), part) for part in parts]
-        if any(tensor.tensor_type in _PLAIN for tensor, _ in taken):
-            values = [dequantize(*_ordered(tensor, part)).astype(np.float16) for tensor, part in taken]
-            return ops.convert(ops.constant(np.concatenate(values)), "f32")
-        grouped = [_grouped(*_ordered(tensor, part), group) for tensor, part in taken]
-        numbers, scales = (np.concatenate(each) for each in zip(*grouped, strict=True))
-        return _scaled(numbers, scales)
 
     def _take(self, name: str) -> Any:
         tensor = self._found[name]
@@ -102,9 +106,34 @@ class Tensors:
         return tensor
 
 
+class _Rows(Struct, frozen=True):
+    """Of a tensor, as they are in the file."""
+
+    data: NDArray[Any]
+    tensor_type: GGMLQuantizationType
+
+
 def int8_matrix(values: NDArray[np.float32], group: int) -> Node:
     """Weights of [outputs, inputs] that are in no file."""
-    return _scaled(*_grouped(values, GGMLQuantizationType.F32, group))
+    return _scaled(*as_int8(values.reshape(len(values), -1, group)))
+
+
+def _rows(tensor: Any, paired_heads: int = 0) -> _Rows:
+    order = half_apart(int(tensor.shape[1]), paired_heads) if paired_heads else slice(None)
+    return _Rows(tensor.data[order], tensor.tensor_type)
+
+
+def _has_four_bits(rows: Any) -> bool:
+    return four_bits.is_four_bits(rows.tensor_type)
+
+
+def _matrix(rows: Sequence[_Rows], group: int) -> Node:
+    if any(each.tensor_type in _PLAIN for each in rows):
+        values = [dequantize(each.data, each.tensor_type).astype(np.float16) for each in rows]
+        return ops.convert(ops.constant(np.concatenate(values)), "f32")
+    grouped = [_grouped(each, group) for each in rows]
+    numbers, scales = (np.concatenate(each) for each in zip(*grouped, strict=True))
+    return _scaled(numbers, scales)
 
 
 def _scaled(numbers: NDArray[np.int8], scales: NDArray[np.float16]) -> Node:
@@ -113,28 +142,12 @@ def _scaled(numbers: NDArray[np.int8], scales: NDArray[np.float16]) -> Node:
     return ops.convert(ops.reshape(scaled, np.array([*numbers.shape[:-2], -1], np.int64), False), "f32")
 
 
-def _ordered(tensor: Any, part: Part) -> tuple[NDArray[Any], GGMLQuantizationType]:
-    if not part.paired_heads:
-        return tensor.data, tensor.tensor_type
-    return tensor.data[half_apart(int(tensor.shape[1]), part.paired_heads)], tensor.tensor_type
-
-
-def _grouped(
-    data: NDArray[Any], kind: GGMLQuantizationType, group: int
-) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
+def _grouped(rows: _Rows, group: int) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
     """Rows of any quantization as int8, [rows, groups, numbers], and their scales, [rows, groups, 1]."""
-    pieces = [_as_int8(data[start : start + _ROWS], kind, group) for start in range(0, len(data), _ROWS)]
+    starts = range(0, len(rows.data), _ROWS)
+    values = (dequantize(rows.data[start : start + _ROWS], rows.tensor_type) for start in starts)
+    pieces = [as_int8(each.reshape(len(each), -1, group)) for each in values]
     return np.concatenate([piece[0] for piece in pieces]), np.concatenate([piece[1] for piece in pieces])
-
-
-def _as_int8(
-    data: NDArray[Any], kind: GGMLQuantizationType, group: int
-) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
-    values = dequantize(data, kind).reshape(len(data), -1, group)
-    scales = (np.abs(values).max(axis=-1, keepdims=True) / 127).astype(np.float16)
-    # A group of zeros, or of numbers too small for a scale, is zero.
-    divisors = np.where(scales == 0, np.inf, scales.astype(np.float32))
-    return np.rint(values / divisors).clip(-127, 127).astype(np.int8), scales
 
 
 def half_apart(rows: int, heads: int) -> NDArray[np.intp]:
