@@ -116,6 +116,14 @@ class Preparing(Protocol):
     def prepare(self) -> None: ...
 
 
+@runtime_checkable
+class Foreseeing(Protocol):
+    """A matcher that can tell what has to come next, whatever is chosen."""
+
+    def foresee(self, most: int) -> list[int]:
+        """At most so many ids. They are guesses: another way to write the same may be chosen."""
+
+
 class ConstraintSource(Struct, frozen=True):
     """A constraint as text."""
 

@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dragoman.constrain.constraint import Constraint
 from dragoman.constrain.vocabulary import GrammarMatcher, Vocabulary
@@ -100,3 +102,32 @@ def test_copies_go_their_own_ways() -> None:
 def test_wrong_ids_are_found_when_it_is_made() -> None:
     with pytest.raises(ValueError, match="id 5"):
         Vocabulary([b"a"], {"<x>": 5}, [])
+
+
+def test_what_has_to_come_is_foreseen_in_the_longest_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dragoman.constrain.vocabulary._FORESEEING_S", 60)
+    matcher = after(Constraint.from_regex("abab(a|b)"))
+    assert matcher.foresee(9) == [2, 2]
+    assert matcher.foresee(1) == [2]
+    assert allowed(matcher) == {0, 2}
+    matcher.accept(0)
+    assert matcher.foresee(9) == [1, 2]
+
+
+@pytest.mark.parametrize("pattern", ["a|b", "a*", "ab?b?", "(ab)?"])
+def test_where_there_is_a_choice_nothing_is_foreseen(pattern: str) -> None:
+    assert after(Constraint.from_regex(pattern)).foresee(9) == []
+
+
+def test_a_marker_is_foreseen() -> None:
+    matcher = Constraint.from_lark("start: <|call|> /ab/").start(KNOWN)
+    assert matcher.foresee(9)[0] == CALL
+
+
+@given(st.from_regex("[ab]{2,12}", fullmatch=True))
+def test_what_is_foreseen_may_come(text: str) -> None:
+    matcher = Constraint.from_choice([text, text + "ab"]).start(KNOWN)
+    foreseen = matcher.foresee(99)
+    for id_ in foreseen:
+        matcher.accept(id_)
+    assert text.encode().startswith(b"".join(PIECES[id_] for id_ in foreseen))

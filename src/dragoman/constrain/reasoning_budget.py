@@ -13,7 +13,7 @@ from msgspec import Struct
 from dragoman.constrain.constraint import Constraint
 from dragoman.constrain.grammar.rules import Rules
 from dragoman.dialects.declare import Dialect
-from dragoman.types import Matcher, Preparing
+from dragoman.types import Foreseeing, Matcher, Preparing
 
 
 class ReasoningMarkers(Struct, frozen=True):
@@ -119,6 +119,9 @@ class BudgetMatcher:
     def prepare(self) -> None:
         if isinstance(self._inner, Preparing):
             self._inner.prepare()
+
+    def foresee(self, most: int) -> list[int]:
+        return self._inner.foresee(most) if isinstance(self._inner, Foreseeing) else []
 
     def mask(self, row: Any) -> None:
         if self._inner is not None:

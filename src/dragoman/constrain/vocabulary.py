@@ -1,9 +1,11 @@
 """What ids mean to a constraint, made once per model; and the walk of one answer through a constraint."""
 
 import threading
+import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
@@ -15,6 +17,9 @@ _END = b"<|end of a constrained answer|>"
 # What a byte of a mask adds to eight logits: nothing, or minus infinity where a bit is not set.
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
 _ADDED = np.where(_BITS, np.float32(0), np.float32(-np.inf))
+# A text has few beginnings that are ids.
+_MOST_FORCED = 32
+_FORESEEING_S = 0.001
 
 
 class Vocabulary:
@@ -94,6 +99,19 @@ class GrammarMatcher:
         with suppress(ConstraintFailed):
             self._bits()
 
+    def foresee(self, most: int) -> list[int]:
+        """What has to come next, in as few ids as it can be written with; at most so many."""
+        found: list[int] = []
+        ahead, until = self, time.perf_counter() + _FORESEEING_S
+        with suppress(ConstraintFailed):
+            while len(found) < most and (id_ := ahead._forced()) is not None:
+                found.append(id_)
+                if time.perf_counter() > until:
+                    break
+                ahead = self.copy() if ahead is self else ahead
+                ahead.accept(id_)
+        return found
+
     def mask(self, row: NDArray[np.float32]) -> None:
         """Set the logits of all ids that may not come next to minus infinity."""
         self.vocabulary.forbid(self._bits(), row)
@@ -156,6 +174,30 @@ class GrammarMatcher:
                 self._check()
             self._masked = True
         return self._words
+
+    def _forced(self) -> int | None:
+        """The longest id of a text that has to come next."""
+        chain = self._chain()
+        if len(chain) > 1:
+            # The longest may say more than has to come: after a quote, a colon without a space before it.
+            probe = self.copy()
+            probe.accept(chain[0])
+            if not probe._chain():
+                return None
+        return chain[-1] if chain else None
+
+    def _chain(self) -> list[int]:
+        """All ids that may come next, the shortest first, where each begins with the one before it."""
+        words = self._bits()
+        places = np.flatnonzero(words)
+        if places.size > _MOST_FORCED:
+            return []
+        ids = [32 * place + bit for place in places.tolist() for bit in range(32) if words[place] >> bit & 1]
+        if ids[-1] >= self.vocabulary.size:
+            return []
+        texts = self.vocabulary.texts
+        ids.sort(key=lambda id_: len(texts[id_]))
+        return ids if all(texts[a] and texts[b].startswith(texts[a]) for a, b in pairwise(ids)) else []
 
     def _check(self) -> None:
         if self.error is not None:

@@ -182,3 +182,35 @@ def test_phrases_are_shared_like_prefixes(
     group = each.ask([96, 5 + 7], 20, **second)
     each.run()
     assert (max(len(step.ids) for step in each.steps_of(group)) > 1) == shared
+
+
+class Dictated:
+    """A constraint that lets one answer pass, and can tell so."""
+
+    accepting = over = False
+    source = None
+
+    def __init__(self, ids: list[int]) -> None:
+        self._ids = ids
+
+    def start(self) -> "Dictated":
+        return Dictated(self._ids)
+
+    def foresee(self, most: int) -> list[int]:
+        return self._ids[:most]
+
+    def mask(self, row: Any) -> None:
+        row[np.arange(len(row)) != self._ids[0]] = -np.inf
+
+    def accept(self, id_: int) -> None:
+        self._ids = self._ids[1:]
+
+
+@pytest.mark.parametrize(("guesses", "steps"), [(0, 22), (7, 8)])
+def test_what_a_constraint_makes_come_takes_fewer_steps(guesses: int, steps: int) -> None:
+    ids = [place**2 % 97 for place in range(30)]
+    each = desk(guesses)
+    group = each.ask([1, 2, 3], 22, constraint=Dictated(ids))
+    each.run()
+    assert each.ids(group) == ids[:22]
+    assert len(each.runner.steps) <= steps

@@ -4,13 +4,13 @@ from dragoman.engines.choosing.arrays import Ids, Logits
 from dragoman.engines.choosing.edits import forbid_until
 from dragoman.engines.choosing.sampler import NoTokenLeft, Sampler
 from dragoman.errors import BadRequest, ConstraintFailed
-from dragoman.types import FinishReason, Job, Preparing, Step, TokenLogprob
+from dragoman.types import FinishReason, Foreseeing, Job, Preparing, Step, TokenLogprob
 
 
 class Continuation:
     """`room` is how many ids the context has left after the prompt; `ends` are the model's own end ids."""
 
-    __slots__ = ("_ends", "_matcher", "_most", "_sampler", "index", "output", "sampling")
+    __slots__ = ("_ends", "_matcher", "_most", "_sampler", "foreseen", "index", "output", "sampling")
 
     def __init__(
         self, job: Job, index: int, prompt: Ids, *, vocabulary: int, ends: frozenset[int], room: int
@@ -18,6 +18,8 @@ class Continuation:
         sampling = self.sampling = job.sampling
         self.index = index
         self.output: list[int] = []
+        self.foreseen: list[int] = []
+        """What the constraint makes come next, as far as it has been worked out."""
         self._ends = ends
         self._most = min(sampling.max_tokens, room)
         self._sampler = Sampler(sampling, index, prompt, vocabulary, ends)
@@ -38,6 +40,7 @@ class Continuation:
                 token = self._sampler.sample(row, self.output)
             if self._matcher is not None:
                 self._matcher.accept(token)
+                self.foreseen = self.foreseen[1:] if self.foreseen[:1] == [token] else []
         except NoTokenLeft:
             return Step([], self.index, finish="error", error=self._nothing_left())
         except ConstraintFailed as error:
@@ -51,10 +54,15 @@ class Continuation:
     def constrained(self) -> bool:
         return self._matcher is not None
 
-    def prepare(self) -> None:
-        """Work out what the constraint lets come next, before there is a row. On any thread."""
+    def prepare(self, ahead: int) -> None:
+        """Work out what the constraint lets come next, before there is a row. On any thread.
+
+        And up to so many ids what has to come.
+        """
         if isinstance(self._matcher, Preparing):
             self._matcher.prepare()
+        if ahead and isinstance(self._matcher, Foreseeing):
+            self.foreseen = self._matcher.foresee(ahead)
 
     @property
     def takes_largest(self) -> bool:

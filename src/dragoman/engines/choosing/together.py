@@ -37,7 +37,9 @@ class Choice(Struct):
 
 
 class Choosers:
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, ahead: int = 0) -> None:
+        """`ahead`: so many ids that a constraint forces are of use before they are chosen."""
+        self._ahead = ahead
         self._pool = ThreadPoolExecutor(threads, "dragoman-mask") if threads > 1 else None
         self._begun: list[Future[None]] = []
 
@@ -47,11 +49,16 @@ class Choosers:
             begun.result()
         chosen = {} if maxima is None else _chosen(choices, logits, maxima)
         steps = [choice.advance(logits, chosen.get(choice.row)) for choice in choices]
-        self._begun = []
-        if self._pool is not None:
-            going_on = (c.answer for c, step in zip(choices, steps, strict=True) if step.finish is None)
-            self._begun = [self._pool.submit(answer.prepare) for answer in going_on if answer.constrained]
+        going_on = (c.answer for c, step in zip(choices, steps, strict=True) if step.finish is None)
+        self._begin([answer for answer in going_on if answer.constrained])
         return steps
+
+    def _begin(self, constrained: Sequence[Continuation]) -> None:
+        if self._pool is not None:
+            self._begun = [self._pool.submit(answer.prepare, self._ahead) for answer in constrained]
+        elif self._ahead:
+            for answer in constrained:
+                answer.prepare(self._ahead)
 
     def close(self) -> None:
         """What was begun is done, and its threads are gone."""

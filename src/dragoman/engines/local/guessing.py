@@ -1,9 +1,9 @@
 """Guesses at what comes next, so that one step can give a sequence several tokens.
 
 A pass over the weights costs as much as many rows in it. So where few sequences run, a sequence may add rows
-for tokens it only guesses: those that followed when its two newest tokens last stood together, in its own
-prompt and answer or else in other answers. That is often right where an answer repeats a prompt, a name or
-itself, or says what models say often.
+for tokens it only guesses: those that its constraint leaves no way around, or those that followed when its
+two newest tokens last stood together, in its own prompt and answer or else in other answers. That is often
+right where an answer repeats a prompt, a name or itself, or says what models say often.
 
 Nothing of what is said changes. Each row is chosen from as ever, and the next row counts only if the choice
 was the guess.
@@ -40,7 +40,7 @@ class Guesser:
         self._runner = runner
         self._memory = memory
         self._pass_rows = runner.pass_rows if isinstance(runner, PagedRunner) else 0
-        self._most = most if self._pass_rows else 0
+        self.most = most if self._pass_rows else 0
         self._phrases = Phrases(_PHRASES)
         self._streams: list[tuple[int, int, int]] = []
         """The sequences of the last such step, by their order of service."""
@@ -49,16 +49,32 @@ class Guesser:
 
     def add_to(self, pieces: list[Piece]) -> None:
         """Add guesses to a step in which nothing is read, where that gives more tokens in the same time."""
-        if not self._most or any(piece.newest is None for piece in pieces):
+        if not self.most or any(piece.newest is None for piece in pieces):
             return
         streams = [piece.sequence.order for piece in pieces]
         if streams != self._streams or not self._left:
             self._streams, self._left = streams, _WHILE
             self._each = self._best([piece.sequence.trust for piece in pieces])
         self._left -= 1
-        if self._each and all(self._has_room(piece) for piece in pieces):
+        if self._each and all(self._has_room(piece, self._each) for piece in pieces):
             for piece in pieces:
                 piece.guess(self._guess(piece))
+        elif not self._each:
+            self._add_foreseen(pieces)
+
+    def _add_foreseen(self, pieces: list[Piece]) -> None:
+        """Where nothing else is guessed, what constraints make come is worth a step with more rows.
+
+        That, and the step after it, cost the runtime about a pass, because their numbers of rows are others.
+        """
+        foreseen = [piece.sequence.answer.foreseen for piece in pieces]
+        streams, more = len(pieces), sum(map(len, foreseen))
+        better = (streams + more) / (2 * self._pass_rows + streams + more)
+        has_room = streams + more <= min(self._runner.max_outputs, self._runner.max_rows)
+        if has_room and better > _WORTHWHILE * streams / (self._pass_rows + streams):
+            for piece, ids in zip(pieces, foreseen, strict=True):
+                if ids and self._has_room(piece, len(ids)):
+                    piece.guess(ids)
 
     def _best(self, trusts: list[float]) -> int:
         """How many guesses of each sequence give the most tokens for what the rows cost."""
@@ -70,11 +86,11 @@ class Guesser:
             tokens = sum(trust**place for trust in trusts for place in range(1 + each))
             return tokens / (self._pass_rows + streams * (1 + each))
 
-        best = max((each for each in _COUNTS if each <= min(self._most, room)), key=gain, default=0)
+        best = max((each for each in _COUNTS if each <= min(self.most, room)), key=gain, default=0)
         return best if gain(best) > _WORTHWHILE * gain(0) else 0
 
-    def _has_room(self, piece: Piece) -> bool:
-        slot, end = piece.sequence.slot, piece.end + self._each
+    def _has_room(self, piece: Piece, count: int) -> bool:
+        slot, end = piece.sequence.slot, piece.end + count
         assert slot is not None
         return end <= self._runner.context and self._memory.extend(slot, end)
 
@@ -84,14 +100,14 @@ class Guesser:
         # The newest token is not in memory yet, but its place among the ids is free.
         slot.ids[slot.length] = piece.newest
         known = slot.ids[: slot.length + 1]
-        guesses = repeated(known, self._each)
+        guesses = piece.sequence.answer.foreseen[: self._each] or repeated(known, self._each)
         newest = [*known[-2:].tolist(), *guesses][-2:]
         guesses += self._phrases.after(slot.chain[0], newest, self._each - len(guesses))
         return guesses + [piece.newest] * (self._each - len(guesses))
 
     def learn(self, piece: Piece, said: list[int], right: int) -> None:
         """Note what followed the newest token of a piece, of which so many ids had been guessed."""
-        if not self._most:
+        if not self.most:
             return
         sequence, slot = piece.sequence, piece.sequence.slot
         assert slot is not None and piece.newest is not None

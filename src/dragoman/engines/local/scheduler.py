@@ -44,9 +44,9 @@ class Scheduler:
         self._runner = runner
         self._batch = batch
         self._chunk = chunk
-        self._choosers = Choosers(choosers)
         self._memory: Memory = Paging(runner) if isinstance(runner, PagedRunner) else Slots(runner)
         self._guesser = Guesser(runner, self._memory, guesses)
+        self._choosers = Choosers(choosers, self._guesser.most)
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         self._turns = Turns()
