@@ -23,12 +23,12 @@ known = cache(vocabulary)
 
 def escaped(grammar: str, quote: str = '"') -> Constraint:
     rules = Rules()
-    return Constraint(rules.grammar(QuotedLark(rules, grammar, "grammar").escaped(quote)))
+    return Constraint(rules.grammar(QuotedLark(rules, grammar, "grammar").write_escaped(quote)))
 
 
 def raw(grammar: str, end: str, mark: str) -> Constraint:
     rules = Rules()
-    return Constraint(rules.grammar(QuotedLark(rules, grammar, "grammar").raw(end, mark)))
+    return Constraint(rules.grammar(QuotedLark(rules, grammar, "grammar").write_raw(end, mark)))
 
 
 def written(text: str, quote: str) -> str:

@@ -143,9 +143,9 @@ class Literals:
         if self.text is not None:
             if self.style.quote:
                 return self.rules.sequence(
-                    self.style.quote, self.text.raw(self.style.quote, self.style.quote)
+                    self.style.quote, self.text.write_raw(self.style.quote, self.style.quote)
                 )
-            return either(map(self.text.escaped, "'\"" if self.style.python else '"'))
+            return either(map(self.text.write_escaped, "'\"" if self.style.python else '"'))
         wanted = languages(schema, where)
         if wanted and not is_possible(" & ".join([*([] if self.style.quote else [regex(_PLAIN)]), *wanted])):
             where.refuse("allows no text that can be written in this model's syntax for calls")

@@ -271,9 +271,9 @@ class TagValue:
 
     def _in_grammar(self, text: QuotedLark, core: str) -> Symbol:
         if not self.tags.shape.cdata:
-            return text.raw(self.end, core)
+            return text.write_raw(self.end, core)
         opening, closing = CDATA
-        return self.rules.rule(f"{literal(opening)} {text.raw(closing + self.end, closing)}")
+        return self.rules.rule(f"{literal(opening)} {text.write_raw(closing + self.end, closing)}")
 
     def _whole(self, terminal: str) -> Symbol:
         """A terminal that is a whole value, as one lexeme with the text that ends it."""

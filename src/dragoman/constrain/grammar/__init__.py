@@ -1,0 +1,1 @@
+"""Grammars and expressions that people write, as trees; and the Lark that llguidance reads."""

@@ -16,7 +16,7 @@ goes back: `[a-z]* "b"` as two lexemes accepts nothing, since the first takes th
 """
 
 import re
-from collections.abc import Callable, Collection, Iterator, KeysView, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from dragoman.constrain.grammar.expressions import ANYTHING, escape_character
 from dragoman.constrain.grammar.lark_check import MOST_DEPTH, count_depth
@@ -32,6 +32,7 @@ from dragoman.constrain.grammar.trees import (
     Terminals,
     Tree,
     alternate,
+    grow,
     repeat,
     walk_tree,
 )
@@ -68,7 +69,7 @@ def gbnf_to_lark(grammar: str) -> str:
     if count_depth({name: sorted(_names(rule)) for name, rule in rules.items()}, "root") > MOST_DEPTH:
         raise GbnfError(f"it has names that lead to further names more than {MOST_DEPTH} times")
     order = _reach(rules)
-    ending = _grow(order, lambda name, known: _prune(rules[name], known) is not NEVER)
+    ending = grow(order, lambda name, known: _prune(rules[name], known) is not NEVER)
     if "root" not in ending:
         raise GbnfError("root leads back to itself in all its options, so no text is ever complete")
     rules = {name: _prune(rules[name], ending) for name in ending}
@@ -258,18 +259,6 @@ def _reach(rules: Mapping[str, Tree]) -> list[str]:
     return list(found)
 
 
-def _grow(order: list[str], holds: Callable[[str, KeysView[str]], bool]) -> list[str]:
-    """The rules of which it holds, in an order in which each depends on those before it."""
-    found: dict[str, None] = {}
-    before = -1
-    while before < len(found):
-        before = len(found)
-        for name in reversed(order):
-            if name not in found and holds(name, found.keys()):
-                found[name] = None
-    return list(found)
-
-
 def _prune(tree: Tree, ending: Collection[str]) -> Tree:
     """Without the options that no text ever completes: an answer that begins one could not go on."""
     match tree:
@@ -297,7 +286,7 @@ class _GbnfWriter:
         self.trees = trees
         self.order = _reach(trees)
         names = {name: _names(trees[name]) for name in self.order}
-        regular = _grow(self.order, lambda name, known: names[name] <= known)
+        regular = grow(self.order, lambda name, known: names[name] <= known)
         self.regular = frozenset(regular)
         self.rules = Rules()
         self.terminals = Terminals(self.rules, trees)

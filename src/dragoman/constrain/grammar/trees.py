@@ -3,13 +3,15 @@
 A node is itself, not its content: two that look alike are two places in the grammar.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, KeysView, Mapping, Sequence
 from functools import lru_cache
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from msgspec import Struct
 
 from dragoman.constrain.grammar.rules import Rules, Symbol, ask_first, literal, regex
+
+_Known = TypeVar("_Known", bound=Hashable)
 
 
 class LiteralText(Struct, frozen=True, eq=False):
@@ -126,6 +128,23 @@ def repeat(inner: Tree, least: int, most: int | None) -> Tree:
 ALL = frozenset(range(256))
 
 
+def rebuild(tree: Tree, change: Callable[[Tree], Tree]) -> Tree:
+    """The tree with all its parts changed."""
+    match tree:
+        case Concatenation():
+            return concatenate(map(change, tree.parts))
+        case Alternation():
+            return alternate(map(change, tree.options))
+        case Repetition():
+            return repeat(change(tree.inner), tree.least, tree.most)
+        case Intersection():
+            parts = tuple(map(change, tree.parts))
+            return NEVER if NEVER in parts else Intersection(parts)
+        case Lexeme():
+            return change(tree.inner)
+    return tree
+
+
 def walk_tree(tree: Tree) -> list[Tree]:
     """The tree itself and all trees within it."""
     found = [tree]
@@ -137,6 +156,18 @@ def walk_tree(tree: Tree) -> list[Tree]:
                 found += one.options
             case Repetition() | Complement() | Lexeme():
                 found.append(one.inner)
+    return found
+
+
+def grow(all_: Sequence[_Known], holds: Callable[[_Known, KeysView[_Known]], bool]) -> dict[_Known, None]:
+    """Those of which something holds that depends on those of which it is known; each comes after these."""
+    found: dict[_Known, None] = {}
+    before = -1
+    while before < len(found):
+        before = len(found)
+        for one in reversed(all_):
+            if one not in found and holds(one, found.keys()):
+                found[one] = None
     return found
 
 

@@ -1,7 +1,54 @@
-"""A grammar in Lark as productions of at most two parts, each between two states of a quotation."""
+r"""The grammar of a text, made into the grammar of that text inside of a call.
+
+A custom tool takes a text, and its grammar speaks of that text. But the model writes it inside of a call:
+in the quotes of JSON, where a newline is `\n`, or between tags, where the text ends with a tag. What is
+needed is a second grammar, that of the text as it is written there.
+
+**Why not lexeme by lexeme.** A grammar in Lark is rules over lexemes, so one could put each lexeme in
+quotes and leave the rules alone. It fails because of how llguidance reads: it takes the longest lexeme
+that fits and never goes back. Take the grammar
+
+    start: WORD "\n"
+    WORD: /[a-z\t]+/
+
+In the plain text `ab⏎`, the newline shows that WORD has ended. In quotes this is `ab\n`, and the
+backslash shows nothing: it may begin the `\t` of a longer WORD or the `\n` that comes next. Only the
+character after it tells, and then the backslash has been read. If WORD took it, the next lexeme has to do
+without.
+
+**States.** So each lexeme comes in several forms, by what was read before it and what is read with it:
+
+    FRESH    nothing has been read yet
+    INSIDE   a lexeme has ended, and nothing of the next was read
+    AHEAD    a lexeme has ended, and what comes next was begun: in quotes, a backslash was read; between tags,
+             the whole closing tag was, for a text may go on to look like it, too
+
+For WORD between INSIDE and INSIDE that is `/([a-z]|\\t)+/`, between INSIDE and AHEAD the same with one
+more backslash; for the newline between INSIDE and INSIDE it is `\\n`, and between AHEAD and INSIDE only
+`n`. What is longest is then decided by whole characters, as in the plain text. A `Quotation` (see
+quotations.py) says what a lexeme is between two states, or that there is none.
+
+**Rules between states.** What holds for lexemes goes on to rules. `x: y z` from a state to another is `y`
+from the first to some state in the middle, and `z` from there to the last, for every state that may be
+the middle:
+
+    x[FRESH, INSIDE]:  y[FRESH, INSIDE] z[INSIDE, INSIDE]
+                     | y[FRESH, AHEAD]  z[AHEAD, INSIDE]
+
+In the theory of languages this is how a grammar is intersected with a finite automaton (Bar-Hillel). Here
+a symbol like `y[FRESH, AHEAD]` is a `Key`, and what it may be replaced by are its productions. There are
+never more than two parts in one, since each further part would multiply them by the number of states: a
+longer sequence is its first part and then a key for the rest, which begins at a `dot`. `Productions`
+finds all keys that the start leads to, and drops those that lead to no text. `quoted_lark.py` writes what
+is left as rules.
+
+Three things are done on the way. What `%ignore` names is put before each lexeme but the first. A lexeme
+that may be empty is left out or is not empty, since llguidance reads no empty ones. And `x{3,9}` is
+unrolled, because a count cannot know in which state each of its rounds ends.
+"""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from dragoman.constrain.grammar.rules import Symbol
@@ -15,10 +62,11 @@ from dragoman.constrain.grammar.trees import (
     Repetition,
     Terminals,
     Tree,
+    grow,
 )
 
 FRESH, INSIDE, AHEAD = 0, 1, 2
-"""Before the first lexeme; after one; and after one together with something that is not of it."""
+"""States: before the first lexeme; after one; and after one together with something that is not of it."""
 
 
 class Unquotable(ValueError):
@@ -35,6 +83,7 @@ class Quotation(Protocol):
 
 
 MOST_KEYS = 10_000
+NONE: frozenset[int] = frozenset()
 
 
 class Key(NamedTuple):
@@ -64,20 +113,20 @@ class Productions:
 
     def __init__(
         self,
-        source: LarkGrammar,
+        grammar: LarkGrammar,
         leaf: Leaf,
         nullable: Callable[[Tree], bool],
         states: Sequence[int],
         last: int,
     ) -> None:
-        self.source = source
+        self.grammar = grammar
         self.leaf = leaf
         self.nullable = nullable
         self.states = states
         self.start = Key(START, 0, FRESH, last)
         self.empty = Key(START, 0, FRESH, FRESH)
         self._unrolled: dict[Tree, Tree] = {}
-        self._skipped = Repetition(Lexeme(source.ignored), 0, None) if source.ignored else None
+        self._skipped = Repetition(Lexeme(grammar.ignored), 0, None) if grammar.ignored else None
         self.found: dict[Key, list[Production]] = {}
         waiting = [self.start, self.empty]
         while waiting:
@@ -86,30 +135,30 @@ class Productions:
                 continue
             if len(self.found) > MOST_KEYS:
                 raise Unquotable("is too large")
-            self.found[key] = list(self._expanded(key))
+            self.found[key] = list(self._expand(key))
             waiting += [part for made in self.found[key] for part in made if isinstance(part, Key)]
         self._prune()
 
-    def _expanded(self, key: Key) -> Iterable[Production]:
+    def _expand(self, key: Key) -> Iterable[Production]:
         node, dot, before, after = key
         match node:
             case Reference():
-                return [(Key(self.source.rules[node.name], 0, before, after),)]
+                return [(Key(self.grammar.rules[node.name], 0, before, after),)]
             case Alternation():
                 return [(Key(option, 0, before, after),) for option in node.options]
             case Concatenation():
-                return self._from_dot(node, key)
+                return self._expand_sequence(node, key)
             case Repetition():
                 if (node.least, node.most) != (0, None):
                     if node not in self._unrolled:
                         self._unrolled[node] = unroll(node)
                     return [(Key(self._unrolled[node], 0, before, after),)]
-                return self._starred(node, before, after)
+                return self._expand_star(node, before, after)
             case Lexeme():
-                return self._lexeme(node, dot, before, after)
+                return self._expand_lexeme(node, dot, before, after)
         return []
 
-    def _from_dot(self, node: Concatenation, key: Key) -> list[Production]:
+    def _expand_sequence(self, node: Concatenation, key: Key) -> list[Production]:
         left = len(node.parts) - key.dot
         if not left:
             return [()] if key.before == key.after else []
@@ -118,27 +167,27 @@ class Productions:
             return [(Key(part, 0, key.before, key.after),)]
         return [
             (Key(part, 0, key.before, middle), Key(node, key.dot + 1, middle, key.after))
-            for middle in self._between(key.before)
+            for middle in self._middles(key.before)
         ]
 
-    def _starred(self, node: Repetition, before: int, after: int) -> list[Production]:
+    def _expand_star(self, node: Repetition, before: int, after: int) -> list[Production]:
         nothing: list[Production] = [()] if before == after else []
         return nothing + [
             (Key(node, 0, before, middle), Key(node.inner, 0, middle, after))
-            for middle in self._between(before)
+            for middle in self._middles(before)
         ]
 
-    def _lexeme(self, node: Lexeme, dot: int, before: int, after: int) -> list[Production]:
+    def _expand_lexeme(self, node: Lexeme, dot: int, before: int, after: int) -> list[Production]:
         nothing: list[Production] = [()] if dot >= 0 and before == after and self.nullable(node) else []
         if dot < 0 or before == FRESH or self._skipped is None or node is self._skipped.inner:
             made = self.leaf(node, before, after) if after != FRESH else None
             return nothing if made is None else [*nothing, (made,)]
         return nothing + [
             (Key(self._skipped, 0, before, middle), Key(node, -1, middle, after))
-            for middle in self._between(before)
+            for middle in self._middles(before)
         ]
 
-    def _between(self, before: int) -> list[int]:
+    def _middles(self, before: int) -> list[int]:
         return [*([FRESH] if before == FRESH else []), *self.states]
 
     def _prune(self) -> None:
@@ -200,13 +249,11 @@ class _Counts:
         return self._up_to[most]
 
 
-NONE: frozenset[int] = frozenset()
-
-
 def find_following(made: Productions, terminals: Terminals) -> dict[Lexeme, frozenset[int]]:
-    """By lexeme, of productions that have lexemes for leaves."""
-    empty = _nullable(made)
-    first = _first(made, terminals, empty)
+    """The bytes that may follow each lexeme, of productions that have lexemes for leaves."""
+    parts = {key: list(map(frozenset, productions)) for key, productions in made.found.items()}
+    empty = grow(list(parts), lambda key, known: any(one <= known for one in parts[key]))
+    first = _find_first(made, terminals, empty)
     after: dict[object, frozenset[int]] = {}
     changed = True
     while changed:
@@ -223,21 +270,10 @@ def find_following(made: Productions, terminals: Terminals) -> dict[Lexeme, froz
     return {part: bytes_ for part, bytes_ in after.items() if isinstance(part, Lexeme)}
 
 
-def _nullable(made: Productions) -> set[object]:
-    empty: set[object] = set()
-    changed = True
-    while changed:
-        found = {
-            key
-            for key, made_of in made.found.items()
-            if any(all(part in empty for part in one) for one in made_of)
-        }
-        changed = not found <= empty
-        empty |= found
-    return empty
-
-
-def _first(made: Productions, terminals: Terminals, empty: set[object]) -> dict[object, frozenset[int]]:
+def _find_first(
+    made: Productions, terminals: Terminals, empty: Container[Key]
+) -> dict[object, frozenset[int]]:
+    """The bytes that may come first in each key."""
     first: dict[object, frozenset[int]] = {}
     changed = True
     while changed:

@@ -1,9 +1,7 @@
-"""A text in quotes: its lexemes with every character as it is written there.
+"""What a lexeme is inside of a call, between two states of the text (see productions.py).
 
-llguidance takes the longest lexeme and never goes back. But a backslash may begin a character of this lexeme
-or of the next, and that is seen one character later. So a lexeme also comes with the backslash of the
-next one at its end, and without its own at its beginning. What is longest is then found among whole
-characters, as in the plain text: the same texts are accepted.
+`Escaped` is a text in quotes, with backslashes. `Raw` is one between tags, or between marks that know no
+escapes: its lexemes are as they are, and it ends with the tag.
 """
 
 from collections.abc import Collection, Mapping
@@ -26,6 +24,7 @@ from dragoman.constrain.grammar.trees import (
     alternate,
     concatenate,
     first_bytes,
+    rebuild,
     repeat,
 )
 from dragoman.constrain.quoted.productions import AHEAD, INSIDE, Unquotable
@@ -39,7 +38,8 @@ ESCAPES = {"\\": "\\", "\n": "n", "\r": "r", "\t": "t", "\b": "b", "\f": "f"}
 class Escaped:
     """In quotes, with a backslash before what cannot stand for itself.
 
-    Each character is written in one way. Control characters without a short escape are not written.
+    Each character is written in one way. Control characters without a short escape are not written. AHEAD,
+    the backslash of the next lexeme was read with this one, or its own with the one before.
     """
 
     last = INSIDE
@@ -55,15 +55,14 @@ class Escaped:
 
     def lexeme(self, node: Lexeme, before: int, after: int) -> Symbol | None:
         if node not in self._lexemes:
-            self._lexemes[node] = self._quoted(node.inner)
+            self._lexemes[node] = self._quote(node.inner)
         whole = self._lexemes[node]
-        rest = self._rest(whole) if before == AHEAD else whole
+        rest = self._after_backslash(whole) if before == AHEAD else whole
         if rest is NEVER or rest is EMPTY:
             return None
         body = self.terminals.write(rest)
-        if ("&" in body or "~" in body or isinstance(rest, Reference)) and not self.terminals.is_possible(
-            body
-        ):
+        uncertain = "&" in body or "~" in body or isinstance(rest, Reference)
+        if uncertain and not self.terminals.is_possible(body):
             return None
         if after == AHEAD:
             body = Symbol(f"{body} {literal(BACKSLASH)}")
@@ -71,38 +70,28 @@ class Escaped:
 
     # A language with every character as it is written
 
-    def _quoted(self, node: Tree) -> Tree:
+    def _quote(self, node: Tree) -> Tree:
         match node:
             case LiteralText():
-                return self._text(node.text)
+                return self._quote_text(node.text)
             case CharClass():
-                return self._class(node)
+                return self._quote_class(node)
             case Reference():
                 if node.name not in self.known:
-                    self.known[node.name] = self._quoted(self.plain.known[node.name])
+                    self.known[node.name] = self._quote(self.plain.known[node.name])
                 return NEVER if self.known[node.name] is NEVER else node
-            case Concatenation():
-                return concatenate(map(self._quoted, node.parts))
-            case Alternation():
-                return alternate(map(self._quoted, node.options))
-            case Repetition():
-                return repeat(self._quoted(node.inner), node.least, node.most)
-            case Intersection():
-                parts = tuple(map(self._quoted, node.parts))
-                return NEVER if NEVER in parts else Intersection(parts)
             case Complement():
-                anything = Repetition(self._class(CharClass(r"\s\S")), 0, None)
-                inner = self._quoted(node.inner)
+                anything = Repetition(self._quote_class(CharClass(r"\s\S")), 0, None)
+                inner = self._quote(node.inner)
                 return anything if inner is NEVER else Intersection((anything, Complement(inner)))
-            case Lexeme():
-                return self._quoted(node.inner)
+        return rebuild(node, self._quote)
 
-    def _text(self, text: str) -> Tree:
+    def _quote_text(self, text: str) -> Tree:
         written = [BACKSLASH + self.spelled[one] if one in self.spelled else one for one in text]
         unwritable = any(one < " " and one not in self.spelled for one in text)
         return NEVER if unwritable else LiteralText("".join(written))
 
-    def _class(self, node: CharClass) -> Tree:
+    def _quote_class(self, node: CharClass) -> Tree:
         if node.pattern not in self.classes:
             if len(self.classes) >= MOST_CLASSES:
                 raise Unquotable(f"has more than {MOST_CLASSES} classes of characters")
@@ -117,36 +106,38 @@ class Escaped:
 
     # The same after a backslash was read: no class has one, so only texts do
 
-    def _rest(self, node: Tree) -> Tree:
+    def _after_backslash(self, node: Tree) -> Tree:
         match node:
             case LiteralText():
                 return LiteralText(node.text[1:]) if node.text.startswith(BACKSLASH) else NEVER
             case Reference():
                 name = node.name + BACKSLASH
                 if name not in self.known:
-                    self.known[name] = self._rest(self.known[node.name])
+                    self.known[name] = self._after_backslash(self.known[node.name])
                 return NEVER if self.known[name] is NEVER else Reference(name, node.line)
             case Concatenation():
-                return self._rest_of(node.parts)
+                return self._after_backslash_of(node.parts)
             case Alternation():
-                return alternate(map(self._rest, node.options))
+                return alternate(map(self._after_backslash, node.options))
             case Repetition():
                 most = None if node.most is None else node.most - 1
-                return concatenate([self._rest(node.inner), repeat(node.inner, max(node.least - 1, 0), most)])
+                return concatenate(
+                    [self._after_backslash(node.inner), repeat(node.inner, max(node.least - 1, 0), most)]
+                )
             case Intersection():
-                parts = tuple(map(self._rest, node.parts))
+                parts = tuple(map(self._after_backslash, node.parts))
                 return NEVER if NEVER in parts else Intersection(parts)
             case Complement():
                 # It stands beside what any text may be, and that is what it then leaves.
-                inner = self._rest(node.inner)
+                inner = self._after_backslash(node.inner)
                 return Repetition(CharClass(r"\s\S"), 0, None) if inner is NEVER else Complement(inner)
             case CharClass() | Lexeme():
                 return NEVER
 
-    def _rest_of(self, parts: tuple[Tree, ...]) -> Tree:
+    def _after_backslash_of(self, parts: tuple[Tree, ...]) -> Tree:
         found = []
         for at, part in enumerate(parts):
-            found.append(concatenate([self._rest(part), *parts[at + 1 :]]))
+            found.append(concatenate([self._after_backslash(part), *parts[at + 1 :]]))
             if not self.terminals.nullable(part):
                 break
             if at > MOST_OPTIONAL:
@@ -179,13 +170,15 @@ class Raw:
         if before == AHEAD:
             return None
         if (node, after) not in self._written:
-            self._written[node, after] = self._ended(node) if after == AHEAD else self._within(node)
+            self._written[node, after] = (
+                self._write_ended(node) if after == AHEAD else self._write_within(node)
+            )
         return self._written[node, after]
 
-    def _within(self, node: Lexeme) -> Symbol | None:
-        return self._limited(node, self._begun(node))
+    def _write_within(self, node: Lexeme) -> Symbol | None:
+        return self._limit(node, self._begun_marks(node))
 
-    def _limited(self, node: Lexeme, begun: Collection[str] = ()) -> Symbol | None:
+    def _limit(self, node: Lexeme, begun: Collection[str] = ()) -> Symbol | None:
         """The lexeme without the mark in it, and without these at its end."""
         body = self.terminals.write(node)
         limits = [f"~({ANYTHING} {either(map(literal, begun))})"] if begun else []
@@ -196,7 +189,7 @@ class Raw:
         whole = " & ".join([body, self.rules.any, *limits])
         return self.rules.terminal(whole) if self.terminals.is_possible(whole) else None
 
-    def _begun(self, node: Lexeme) -> list[str]:
+    def _begun_marks(self, node: Lexeme) -> list[str]:
         """Parts of the mark that the lexeme may end with and the next one go on with.
 
         A lexeme that is kept from that must be one that can go on: else a shorter one would be read instead.
@@ -210,9 +203,9 @@ class Raw:
             raise Unquotable(message)
         return parts
 
-    def _ended(self, node: Lexeme) -> Symbol | None:
+    def _write_ended(self, node: Lexeme) -> Symbol | None:
         """The lexeme and the end of the text: one lexeme where the first could go on into the second."""
-        alone = self._limited(node)
+        alone = self._limit(node)
         if alone is None:
             return None
         first = self.rules.pieces(self.end)[0]

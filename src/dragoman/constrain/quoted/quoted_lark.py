@@ -45,14 +45,14 @@ class QuotedLark:
         self.terminals = Terminals(rules, self.source.terminals)
         self._read: dict[tuple[Lexeme, bool], Lexeme] = {}
 
-    def escaped(self, quote: str) -> Symbol:
+    def write_escaped(self, quote: str) -> Symbol:
         """In quotes, as in JSON."""
-        inside = self._written(lambda: Escaped(self.terminals, quote), NOTHING)
+        inside = self._write(lambda: Escaped(self.terminals, quote), NOTHING)
         return self.rules.rule(f"{literal(quote)} {inside} {literal(quote)}")
 
-    def raw(self, end: str, mark: str) -> Symbol:
+    def write_raw(self, end: str, mark: str) -> Symbol:
         """As it is, and then `end`. `mark` is what a text cannot have in it, unless it is a special token."""
-        return self._written(lambda: self._raw(end, mark), self.rules.sequence(end))
+        return self._write(lambda: self._raw(end, mark), self.rules.sequence(end))
 
     def _raw(self, end: str, mark: str) -> Raw:
         plain = Productions(
@@ -60,7 +60,7 @@ class QuotedLark:
         )
         return Raw(self.terminals, end, mark, find_following(plain, self.terminals))
 
-    def _written(self, quotation: Callable[[], Quotation], nothing: Symbol) -> Symbol:
+    def _write(self, quotation: Callable[[], Quotation], nothing: Symbol) -> Symbol:
         try:
             found = self._texts(quotation(), nothing)
         except Unquotable as error:
@@ -81,7 +81,7 @@ class QuotedLark:
         made = Productions(self.source, leaf, self._nullable, [INSIDE, AHEAD], quotation.last)
         ways = [nothing] if made.empty in made.found else []
         if made.start in made.found:
-            ways.append(_rules_of(self.rules, made))
+            ways.append(_write_rules(self.rules, made))
         return self.rules.rule(either(ways)) if ways else None
 
     def _nullable(self, node: Tree) -> bool:
@@ -111,7 +111,7 @@ def _not_empty(node: Tree, terminals: Terminals) -> Tree:
     return Intersection((node, SOMETHING))
 
 
-def _rules_of(rules: Rules, made: Productions) -> Symbol:
+def _write_rules(rules: Rules, made: Productions) -> Symbol:
     """The rules of all that is reached from the start."""
     names: dict[Key, Symbol] = {}
     waiting = [_meant(made, made.start)]

@@ -1,0 +1,1 @@
+"""JSON Schema: what is enforced of it, what is refused, and where."""

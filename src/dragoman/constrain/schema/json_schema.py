@@ -6,7 +6,7 @@ from typing import Any
 from dragoman.constrain.budget import compile_grammar, read_schema
 from dragoman.constrain.schema.keywords import APPLICATORS, OF_TYPES
 from dragoman.constrain.schema.problems import Problems, SchemaProblem, at
-from dragoman.constrain.schema.schema_check import checked, is_endless
+from dragoman.constrain.schema.schema_check import check_schema, is_endless
 from dragoman.constrain.vocabulary import byte_vocabulary
 from dragoman.dialects.schema import resolve
 from dragoman.errors import BadRequest
@@ -108,7 +108,7 @@ def prepare_schema(
     `watched`: whoever asks looks at `problems.watched`, too, and has the answer watched.
     """
     value = with_type(read_schema(schema, param, limits or Limits()))
-    prepared = checked(value, problems)
+    prepared = check_schema(value, problems)
     if not watched:
         for place in problems.watched:
             problems.add(place, "cannot be enforced beside reasoning or calls; leave it out")

@@ -1,7 +1,7 @@
 """A JSON Schema, checked word by word and written as llguidance enforces it.
 
-    checked({"type": "string", "format": "date"})  has a pattern for the format
-    checked({"not": {"type": "string"}})           raises: '#/not' cannot be enforced; say what is allowed ...
+    check_schema({"type": "string", "format": "date"})  has a pattern for the format
+    check_schema({"not": {"type": "string"}})           has a problem: '#/not' cannot be enforced
 
 Every word goes through `keywords.py`: nothing that forbids a value is left out.
 """
@@ -27,7 +27,7 @@ _MOST_LEVELS = 1000
 """llguidance follows references by recursion and has no bound of its own: 3000 levels end the process."""
 
 
-def checked(schema: Any, problems: Problems) -> Any:
+def check_schema(schema: Any, problems: Problems) -> Any:
     """The schema as it is enforced; what cannot be goes to `problems`. Its depth was checked before."""
     walk = _Walk(schema, problems)
     result = walk.schema(schema, "")
