@@ -155,9 +155,10 @@ def test_a_custom_tool(base_url: str) -> None:
     assert re.fullmatch('say "[a-z]{2,9}"\n', call.custom.input)
 
 
-@pytest.mark.parametrize("choice", ["required", "auto"])
-def test_a_custom_tool_with_a_grammar(base_url: str, choice: str) -> None:
+@pytest.mark.parametrize(("runner", "choice"), [("llamacpp", "required"), ("openvino", "auto")])
+def test_a_custom_tool_with_a_grammar(runner: str, choice: str, request: pytest.FixtureRequest) -> None:
     """What the model itself would hardly write: with `auto`, the call is begun for it."""
+    served: Served = request.getfixturevalue(runner)
     lark: Any = {"type": "grammar", "grammar": {"syntax": "lark", "definition": SHORT_PATCH}}
     tool: Any = {"type": "custom", "custom": {"name": "apply_patch", "format": lark}}
     body: dict[str, Any] = {
@@ -170,7 +171,7 @@ def test_a_custom_tool_with_a_grammar(base_url: str, choice: str) -> None:
     if choice == "auto":
         begun = {"role": "assistant", "content": '<tool_call>\n{"name": "apply_patch", "arguments": '}
         body |= {"messages": [*ASK, begun], "continue_final_message": True, "add_generation_prompt": False}
-    answers = post(base_url.removesuffix("/v1"), "/v1/chat/completions", body).json()["choices"]
+    answers = post(served.url, "/v1/chat/completions", body).json()["choices"]
     said = [call["custom"]["input"] for one in answers for call in one["message"].get("tool_calls") or ()]
     assert said
     assert all(map(Constraint.from_lark(SHORT_PATCH).accepts, said))

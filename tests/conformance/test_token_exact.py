@@ -20,8 +20,7 @@ def client(engine: LocalEngine) -> Iterator[httpx.Client]:
         yield client
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("seed", "way"), [*enumerate(WAYS)])
 def test_what_is_trained_on_was_sampled(client: httpx.Client, way: str, seed: int) -> None:
     talk = WAYS[way](client, Random(seed), 3)
     assert (talk.exact, talk.text_is_text) == (True, True)
