@@ -10,6 +10,7 @@ import math
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -26,11 +27,14 @@ from dragoman.types import Job, Sampling, Step, TokenLogprob
 CASES: tuple[tuple[RunnerName, KvCache], ...] = (
     ("llamacpp", "auto"),
     ("llamacpp", "int8"),
-    ("openvino", "bf16"),
+    ("openvino", "auto"),
     ("openvino", "int8"),
 )
+WINDOW = 1024
+"""Tokens that are read in one piece, to know how likely each of them was."""
 TOLERANCE = 0.25
 """Most that the log probability of a first token may differ in the middle of all prompts."""
+_PAGES = Path(__file__).parent.parent / "docs"
 _TOGETHER = 8
 _TOP = 20
 _GREEDY = Sampling(max_tokens=1, temperature=0.0, ignore_eos=True)
@@ -65,21 +69,33 @@ def agreement(first: Sequence[TokenLogprob], second: Sequence[TokenLogprob]) -> 
     return Agreement(same, close, statistics.median(differences), max(differences))
 
 
-def measure(runner: RunnerName, kv_cache: KvCache, count: int, threads: int) -> Measured:
-    options = LocalOptions(runner=runner, kv_cache=kv_cache, threads=threads, slots=_TOGETHER, context=2048)
-    engine = LocalEngine.open(default_model(), options)
+class Asked(Struct, frozen=True):
+    model: Path
+    prompts: int
+    windows: int
+    threads: int
+
+
+def measure(runner: RunnerName, kv_cache: KvCache, asked: Asked) -> Measured:
+    options = LocalOptions(
+        runner=runner, kv_cache=kv_cache, threads=asked.threads, slots=_TOGETHER, context=2 * WINDOW
+    )
+    engine = LocalEngine.open(asked.model, options)
     try:
-        return asyncio.run(_measure(engine, runner, kv_cache, count))
+        return asyncio.run(_measure(engine, runner, kv_cache, asked))
     finally:
         engine.close()
 
 
-async def _measure(engine: LocalEngine, runner: str, kv_cache: str, count: int) -> Measured:
-    text = engine.tokenizer.encode(TEXT)
-    step = await _first(engine, text, replace(_GREEDY, prompt_logprobs=0))
-    known = [entry.logprob for entry in step.prompt_logprobs or () if entry is not None]
+async def _measure(engine: LocalEngine, runner: str, kv_cache: str, asked_for: Asked) -> Measured:
+    text = engine.tokenizer.encode(TEXT + "".join(page.read_text() for page in sorted(_PAGES.glob("*.md"))))
+    known = []
+    for start in range(0, asked_for.windows * WINDOW, WINDOW):
+        piece = text[start : start + WINDOW]
+        step = await _first(engine, piece, replace(_GREEDY, prompt_logprobs=0))
+        known += [entry.logprob for entry in step.prompt_logprobs or () if entry is not None]
     firsts = []
-    for batch in _batches(list(prompts(count))):
+    for batch in _batches(list(prompts(asked_for.prompts))):
         asked = [
             _first(engine, engine.tokenizer.encode(text), replace(_GREEDY, logprobs=_TOP)) for text in batch
         ]
@@ -100,36 +116,56 @@ def _batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
         yield texts[start : start + _TOGETHER]
 
 
-def table(found: Sequence[Measured], count: int) -> Table:
-    rows = []
+def table(found: Sequence[Measured], asked: Asked) -> Table:
+    rows, count = [], asked.prompts
     for each in found:
         agreed = agreement(found[0].firsts, each.firsts)
-        figures = [f"{each.perplexity:.3f}", f"{agreed.same} of {count}", f"{agreed.close} of {count}"]
+        ratio = each.perplexity / found[0].perplexity - 1
+        figures = [
+            f"{each.perplexity:.3f}",
+            f"{ratio:+.2%}",
+            f"{agreed.same} of {count}",
+            f"{agreed.close} of {count}",
+        ]
         rows.append([each.runner, each.kv_cache, *figures, f"{agreed.difference:.3f}", f"{agreed.worst:.2f}"])
-    head = ("runner", "kv cache", "perplexity", "same first", "as likely", "middle difference", "worst")
-    where = f"{default_model().name}. {machine.describe()}"
-    note = f"Against the first row; `as likely` is within {TOLERANCE}. {where}."
+    head = (
+        "runner",
+        "kv cache",
+        "perplexity",
+        "of the first",
+        "same first",
+        "as likely",
+        "middle difference",
+        "worst",
+    )
+    where = f"{asked.model.name}. {machine.describe()}"
+    text = f"{asked.windows * WINDOW:,} tokens of text and {count} prompts"
+    note = f"{text}. Against the first row; `as likely` is within {TOLERANCE}. {where}."
     return Table("What the runners say", head, rows, [note])
 
 
-def main(count: int, threads: int) -> None:
+def main(asked: Asked) -> None:
     found = []
     for runner, kv_cache in CASES:
         print(f"runners: {runner}, {kv_cache}", flush=True)
-        found.append(measure(runner, kv_cache, count, threads))
-    keep("runners", found, [table(found, count)])
+        found.append(measure(runner, kv_cache, asked))
+    keep("runners", found, [table(found, asked)])
     for each in found:
         agreed = agreement(found[0].firsts, each.firsts)
-        if agreed.difference > TOLERANCE or agreed.close < 0.95 * count:
+        if agreed.difference > TOLERANCE or agreed.close < 0.95 * asked.prompts:
             raise BenchError(f"{each.runner} with {each.kv_cache} differs from {found[0].runner}.")
 
 
 def cli() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.runners", description=__doc__)
+    parser.add_argument(
+        "--model", type=Path, metavar="FILE", help="a GGUF file [default: the default weights]"
+    )
     parser.add_argument("--prompts", type=int, default=200, help="how many [default: 200]")
+    parser.add_argument("--windows", type=int, default=16, help=f"of {WINDOW} tokens [default: 16]")
     parser.add_argument("--threads", type=int, default=2, help="compute threads [default: 2]")
     args = parser.parse_args()
-    main(args.prompts, args.threads)
+    main(Asked(args.model or default_model(), args.prompts, args.windows, args.threads))
 
 
 if __name__ == "__main__":
