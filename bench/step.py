@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 
@@ -26,9 +27,15 @@ from dragoman.engines.local import LocalEngine, LocalOptions
 from dragoman.engines.local.opening import open_model
 from dragoman.engines.local.options import RunnerName
 from dragoman.engines.local.runner import AnyRunner, Rows
+from dragoman.engines.recommended import LLAMA_CPP
 from dragoman.types import Job, Sampling
 
 RUNNERS: tuple[RunnerName, ...] = ("auto", "llamacpp")
+ASKED: dict[str, dict[str, Any]] = {
+    **KINDS,
+    "where nobody asks otherwise": dict(LLAMA_CPP),
+    "that, and a penalty": {**LLAMA_CPP, "frequency_penalty": 0.5},
+}
 FEWEST = 8
 """Steps of which a median is worth something."""
 
@@ -89,7 +96,7 @@ class Watch:
 
 
 def jobs_of(engine: LocalEngine, options: Options, kind: str, number: int) -> list[Job]:
-    sampling = Sampling(max_tokens=options.tokens, ignore_eos=True, seed=number, **KINDS[kind])
+    sampling = Sampling(max_tokens=options.tokens, ignore_eos=True, seed=number, **ASKED[kind])
     return [
         Job(id=f"{kind}-{number}-{place}", prompt=tuple(engine.tokenizer.encode(text)), sampling=sampling)
         for place, text in enumerate(prompts(options.streams))
@@ -101,7 +108,7 @@ def measure(model: Path, runner: RunnerName, threads: int, options: Options) -> 
     opened = open_model(model, settings)
     watch = Watch(opened.runner)
     engine = LocalEngine(opened.runner, opened.tokenizer, opened.card, settings)
-    cases = [Case(opened.card.details["runner"], kind, []) for kind in KINDS]
+    cases = [Case(opened.card.details["runner"], kind, []) for kind in ASKED]
     try:
         for number in range(options.rounds):
             for case in turns(cases, number):
