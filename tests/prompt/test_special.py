@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dragoman.engines.protocol import ModelCard
 from dragoman.errors import TemplateError
 from dragoman.prompt import Prompter
-from dragoman.prompt.special import SpecialText, choose_marks, erase
+from dragoman.prompt.encode import SpecialText, choose_marks, erase
 from dragoman.types import Conversation, Message, ToolCall
 from tests.prompt.support import CONTROL, SHARED, TEMPLATES, ByteTokenizer, corpus, prompter
 
@@ -40,7 +40,7 @@ hostile = st.lists(
 def test_what_is_harmless_does_not_depend_on_where_the_text_is_cut(text: str, piece: int) -> None:
     special = SpecialText(dict.fromkeys(CONTROL, 1))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dragoman.prompt.special.PIECE", piece)
+        patch.setattr("dragoman.prompt.encode.PIECE", piece)
         in_pieces = special.harmless(text), choose_marks(text, 2)
     assert in_pieces == (special.harmless(text), choose_marks(text, 2))
 

@@ -1,12 +1,24 @@
-"""Text and prompts to token ids."""
+"""Text and prompts to token ids, and how a client's text is kept from being a control token.
 
-from collections.abc import Callable, Sequence
+Rules of this file:
+- a control token is what the template writes, or what a raw prompt says; never what a message says;
+- in a client's string that contains a control token's text, a mark (a Unicode noncharacter that occurs
+  nowhere else) is set behind its first character, so that neither template nor tokenizer finds it;
+- a string that begins or ends with a part of one gets a mark there, so that what stands beside it cannot
+  complete it;
+- marks are gone before anything is tokenized, so the ids are those of the very characters;
+- reasoning markers in an assistant's own messages are left alone: templates look for them, to drop old
+  reasoning.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 from dragoman.engines.protocol import Tokenizer
 from dragoman.engines.sound import encoded
 from dragoman.errors import SUFFIX, BadRequest, ContextOverflow
-from dragoman.prompt.special import SpecialText, erase
 from dragoman.types import TextPrompt
 
 SHORT = 16
@@ -113,3 +125,174 @@ class Encoder:
 
     def _piece(self, id: int | None) -> str | None:
         return None if id is None else self._tokenizer.pieces[id].decode("utf-8", "replace")
+
+
+# Control tokens in text
+
+PIECE = 256 * 1024
+"""Characters that are searched in one go: nothing else in the process runs while that lasts."""
+_NONCHARACTER = re.compile(r"[\ufdd0-\ufdef]|\\ufd[de]", re.IGNORECASE)
+FEW = 8
+_NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
+_REASONING_MARKER = re.compile(r"[<\[]/?[\w:|]*think\w*[|>\]]+", re.IGNORECASE)
+
+
+class SpecialText:
+    """The control tokens of a model, to be found in text.
+
+    `SpecialText({"<s>": 1}).split("<s>a")` gives `(1, "<s>")`, then `(None, "a")`.
+    """
+
+    def __init__(self, special: Mapping[str, int]) -> None:
+        # A single character cannot be broken by a mark, so it cannot be a control token in text.
+        self._ids = {text: id for text, id in special.items() if len(text) > 1}
+        lower = {text.lower() for text in self._ids}
+        self._exact = _Finder(self._ids)
+        self._any_case = _Finder(lower)
+        self._not_reasoning = _Finder({text for text in lower if not _REASONING_MARKER.fullmatch(text)})
+        self._longest = max(map(len, lower), default=0)
+        self._heads = {text[:end] for text in lower for end in range(1, len(text))}
+        self._tails = {text[start:] for text in lower for start in range(1, len(text))}
+        self._edges = _edges(self._heads, self._tails, self._longest)
+
+    def split(self, text: str) -> Iterator[tuple[int | None, str]]:
+        """Pieces of a text: control tokens with their ids, and what stands between them with None."""
+        done = 0
+        for start, end in self._exact.find(text):
+            if start > done:
+                yield None, text[done:start]
+            yield self._ids[text[start:end]], text[start:end]
+            done = end
+        if done < len(text):
+            yield None, text[done:]
+
+    def harmless(self, joined: str) -> bool:
+        """Whether strings joined by `\\0` surely hold nothing that could be, begin or end a control token."""
+        joined = f"\0{joined}\0"
+        for start in range(0, len(joined), PIECE):
+            # What is found is no longer than this, so it stands in one of the pieces as a whole.
+            lower = joined[start : start + PIECE + self._longest + 2].lower()
+            if self._edges.search(lower) or next(self._any_case.find(lower), None) is not None:
+                return False
+        return True
+
+    def shield(self, value: Any, mark: str, *, assistant: bool = False) -> Any:
+        """Plain data with every control token's text in it broken by the mark."""
+        if isinstance(value, str):
+            return self._shield_text(value, mark, assistant)
+        if isinstance(value, dict):
+            return {
+                self._shield_text(key, mark, False): self.shield(each, mark, assistant=assistant)
+                for key, each in value.items()
+            }
+        if isinstance(value, (list, tuple)):
+            return [self.shield(each, mark, assistant=assistant) for each in value]
+        return value
+
+    def _shield_text(self, text: str, mark: str, assistant: bool) -> str:
+        lower = _lower(text)
+        finder = self._not_reasoning if assistant else self._any_case
+        cuts = [start + 1 for start, _ in finder.find(lower, overlapping=True)]
+        if self._edges.search(f"\0{lower}\0"):
+            if any(lower[:end] in self._tails for end in range(1, self._longest)):
+                cuts.insert(0, 0)
+            if any(lower[-size:] in self._heads for size in range(1, self._longest)):
+                cuts.append(len(text))
+        pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+        return mark.join(pieces)
+
+
+class _Finder:
+    """Finds the longest of many texts at each place.
+
+    By their first three characters, because some models have thousands of control tokens, and a pattern of
+    them all takes seconds to compile.
+    """
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._texts = frozenset(texts)
+        sizes: dict[str, set[int]] = {}
+        for text in self._texts:
+            sizes.setdefault(text[:3], set()).add(len(text))
+        self._sizes = {start: sorted(each, reverse=True) for start, each in sizes.items()}
+        starts = sorted(self._sizes, key=len, reverse=True)
+        self._start = re.compile("|".join(map(re.escape, starts)) or r"(?!)")
+
+    def find(self, text: str, *, overlapping: bool = False) -> Iterator[tuple[int, int]]:
+        """Where they stand: start and end."""
+        place = 0
+        while candidate := _search(self._start, text, place):
+            start = candidate.start()
+            end = self._end(text, start, candidate.group())
+            if end is None:
+                place = start + 1
+            else:
+                yield start, end
+                place = start + 1 if overlapping else end
+
+    def _end(self, text: str, start: int, head: str) -> int | None:
+        # A token of two characters may be the start of a longer one that is not there.
+        for known in (head, head[:2]):
+            for length in self._sizes.get(known, ()):
+                if text[start : start + length] in self._texts:
+                    return start + length
+        return None
+
+
+def _search(pattern: re.Pattern[str], text: str, place: int = 0) -> re.Match[str] | None:
+    """`pattern.search`, in pieces, for patterns of a few characters."""
+    while place < len(text):
+        if found := pattern.search(text, place, place + PIECE + FEW):
+            return found
+        place += PIECE
+    return None
+
+
+def choose_marks(text: str, count: int) -> list[str]:
+    """Noncharacters that do not occur in the text, neither as themselves nor escaped as JSON."""
+    if (text.isascii() and "\\" not in text) or not _search(_NONCHARACTER, text):
+        return _NONCHARACTERS[:count]
+    lower = text.lower()
+    return [each for each in _NONCHARACTERS if each not in text and _escape_mark(each) not in lower][:count]
+
+
+def erase(text: str, mark: str) -> str:
+    """The text without its marks; `tojson(ensure_ascii=true)` writes them as escapes."""
+    return text.replace(mark, "").replace(_escape_mark(mark), "")
+
+
+def join_strings(*values: Any) -> str:
+    """Every string in plain data, keys too, with `\\0` between them."""
+    found: list[str] = []
+    left = list(values)
+    while left:
+        value = left.pop()
+        if isinstance(value, str):
+            found.append(value)
+        elif isinstance(value, dict):
+            found += value
+            left += value.values()
+        elif isinstance(value, (list, tuple)):
+            left += value
+    return "\0".join(found)
+
+
+def _escape_mark(mark: str) -> str:
+    return f"\\u{ord(mark):04x}"
+
+
+def _edges(heads: Iterable[str], tails: Iterable[str], longest: int) -> re.Pattern[str]:
+    """Strings between `\\0` that may end like a head or begin like a tail; some do not, on a closer look."""
+    first = "".join(map(re.escape, {head[0] for head in heads}))
+    last = "".join(map(re.escape, {tail[-1] for tail in tails}))
+    if not first:
+        return re.compile(r"(?!)")
+    return re.compile(f"[{first}][^\0{first}]{{0,{longest}}}\0|\0[^\0{last}]{{0,{longest}}}[{last}]")
+
+
+def _lower(text: str) -> str:
+    """Lower case, letter by letter: places in it are places in the text."""
+    lower = text.lower()
+    if len(lower) == len(text):
+        return lower
+    return "".join(each if len(each.lower()) > 1 else each.lower() for each in text)

@@ -14,8 +14,7 @@ from dragoman.prompt.conversation import (
     template_variables,
     with_tools_in_words,
 )
-from dragoman.prompt.encode import Encoder, replace_surrogates
-from dragoman.prompt.special import choose_marks, erase, join_strings
+from dragoman.prompt.encode import Encoder, choose_marks, erase, join_strings, replace_surrogates
 from dragoman.prompt.template import ChatTemplate, Clock
 from dragoman.prompt.traits import TemplateTraits, detect_traits
 from dragoman.types import Conversation, IdsPrompt, Prompt, TextPrompt

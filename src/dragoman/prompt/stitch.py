@@ -30,7 +30,7 @@ Where the rest begins. After the sampled text, if that is written as it is; else
 the model has sampled itself (`<end>` is among its ids) unless it was cut short: then the end is the
 template's, and belongs to the rest.
 
-The rest is tokenized with the marks in it that keep a client's text from being a control token (special.py).
+The rest is tokenized with the marks in it that keep a client's text from being a control token (encode.py).
 """
 
 import json
@@ -42,8 +42,8 @@ from msgspec.structs import replace
 
 from dragoman.dialects.declare import Dialect
 from dragoman.dialects.parser import parse, starts_in_reasoning
+from dragoman.prompt.encode import erase
 from dragoman.prompt.prompter import Prompter
-from dragoman.prompt.special import erase
 from dragoman.types import Answer, Conversation, Traced
 
 
