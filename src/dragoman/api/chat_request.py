@@ -8,8 +8,14 @@ from dragoman.api.constraint_fields import wanted
 from dragoman.api.fields import TokenId, check_shared, sampling, turn_spec
 from dragoman.api.messages import MessageBody, check_messages, joined, to_message
 from dragoman.api.read import Reader
-from dragoman.api.reasoning_fields import check_reasoning, thinking
-from dragoman.api.template_fields import TemplateFields, Verbosity, check_template, template_kwargs
+from dragoman.api.template_fields import (
+    TemplateFields,
+    Verbosity,
+    check_reasoning,
+    check_template,
+    template_kwargs,
+    thinking,
+)
 from dragoman.api.tool_choice import calling
 from dragoman.api.tools import Declared, Function, Tool, check_tools, for_template
 from dragoman.errors import BadRequest

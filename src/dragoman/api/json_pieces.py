@@ -1,10 +1,12 @@
 """Big replies as JSON. Encoded in one call, they would stop everything else in the process for as long."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
 import msgspec
+
+from dragoman.store import Item, Record
 
 PIECE = 64 * 1024
 """Characters of a text, or entries of a list of plain values, that are encoded in one go."""
@@ -63,3 +65,12 @@ def _list(value: list[Any] | tuple[Any, ...]) -> Iterator[bytes]:
         else:
             yield from _pieces(value[at])
     yield b"]"
+
+
+def page(stored: Sequence[Item | Record], has_more: bool) -> list[bytes]:
+    """Objects that are JSON already are neither read again nor copied: the page is in parts."""
+    ends: dict[str, Any] = {"first_id": None, "last_id": None, "has_more": has_more}
+    if stored:
+        ends |= {"first_id": stored[0].id, "last_id": stored[-1].id}
+    parts = [part for one in stored for part in (b",", one.body)][1:]
+    return [b'{"object":"list","data":[', *parts, b"]," + _encode(ends)[1:]]

@@ -11,9 +11,8 @@ import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
 from dragoman.api.error_spelling import ErrorSpelling
-from dragoman.api.json_pieces import encoded
+from dragoman.api.json_pieces import encoded, page
 from dragoman.api.json_shape import check_shape
-from dragoman.api.pages import page
 from dragoman.errors import BadRequest, BodyTooLarge, DragomanError, UnsupportedMedia
 from dragoman.http.admission import Visit
 from dragoman.http.connection.budget import Budget, Holding, Replies

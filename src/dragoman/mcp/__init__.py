@@ -1,7 +1,6 @@
 """A client of MCP servers, for tools that the server itself calls. Knows nothing of routes or APIs."""
 
-from dragoman.mcp.servers import McpServers
-from dragoman.mcp.session import McpSession
+from dragoman.mcp.servers import McpServers, McpSession
 from dragoman.mcp.spec import Bounds, CallResult, McpFailure, McpTool, ServerSpec
 
 __all__ = ["Bounds", "CallResult", "McpFailure", "McpServers", "McpSession", "McpTool", "ServerSpec"]

@@ -7,19 +7,20 @@ owns it. Calls run in the tasks of those who ask: cancelling one of them does no
 import asyncio
 import logging
 import math
-from collections.abc import Coroutine
+import time
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import IO, Any, TypeAlias, TypeVar
 
 import anyio
 import mcp_types as wire
-from mcp.client import Client
+import msgspec
+from mcp.client import Client, ClientSession
 from mcp.client.session import IncomingMessage
+from mcp.shared.exceptions import MCPError
+from pydantic import TypeAdapter
 
 from dragoman._version import __version__
-from dragoman.mcp.calling import Call
-from dragoman.mcp.content import result_of
-from dragoman.mcp.failures import closed, failure_of, timed_out
-from dragoman.mcp.listing import Listing
+from dragoman.mcp.failures import closed, failure_of, timed_out, too_large
 from dragoman.mcp.spec import Bounds, CallResult, McpFailure, McpTool, ServerSpec
 from dragoman.mcp.transports import Attempt, attempts, may_be_older, transport
 
@@ -32,6 +33,11 @@ for _name in ("mcp.client", "mcp.shared", "httpx2", "httpcore2"):
 
 # What a connection gets to say goodbye; a process is ended by force within this time.
 LEAVE_S = 8.0
+ROUNDS = 10
+ROUND_S = 0.1
+ANSWER: TypeAdapter[wire.CallToolResult | wire.InputRequiredResult] = TypeAdapter(
+    wire.CallToolResult | wire.InputRequiredResult
+)
 
 
 class Connection:
@@ -156,3 +162,133 @@ def _retrieve(asked: asyncio.Task[Any]) -> None:
     """An answer that nobody waits for any more may be an error; that is no news."""
     if not asked.cancelled():
         asked.exception()
+
+
+class Listing:
+    """The tools of a server, asked for page by page and kept for a while."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self._bounds = bounds
+        self._tools: list[McpTool] | None = None
+        self._until = 0.0
+        self._changes = 0
+
+    def known(self) -> list[McpTool] | None:
+        return self._tools if time.monotonic() < self._until else None
+
+    def forget(self) -> None:
+        self._until = 0.0
+        self._changes += 1
+
+    async def fetch(self, session: ClientSession, spec: ServerSpec) -> list[McpTool]:
+        changes = self._changes
+        tools: list[McpTool] = []
+        cursor: str | None = None
+        cursors: set[str] = set()
+        left = self._bounds.tools_bytes
+        while True:
+            page = await session.list_tools(params=wire.PaginatedRequestParams(cursor=cursor))
+            tools += [tool_of(tool) for tool in page.tools]
+            left -= sum(len(msgspec.json.encode(tool)) for tool in tools[-len(page.tools) :])
+            if len(tools) > self._bounds.tools or left < 0:
+                raise too_large(
+                    f"{self._bounds.tools} tools or {self._bounds.tools_bytes} bytes of them", spec
+                )
+            cursor = page.next_cursor
+            if not cursor:
+                break
+            if cursor in cursors or len(cursors) > self._bounds.tools:
+                raise McpFailure("protocol", f"The MCP server {spec.label} lists its tools without end.")
+            cursors.add(cursor)
+        # A change that was told of meanwhile may concern a page that is read already.
+        if changes == self._changes:
+            self._tools, self._until = tools, time.monotonic() + self._bounds.tools_age_s
+        return tools
+
+
+def tool_of(tool: wire.Tool) -> McpTool:
+    hints = tool.annotations
+    annotations = hints.model_dump(by_alias=True, exclude_none=True) if hints else None
+    return McpTool(tool.name, tool.description, tool.input_schema, annotations)
+
+
+class Call:
+    """One call of a tool, in as many rounds as the server wants for it.
+
+    Not by the SDK's `call_tool`: that also checks the result against a schema of the server's, whose regular
+    expressions may take for ever. What a tool says goes to the model as it is.
+    """
+
+    def __init__(
+        self, session: ClientSession, spec: ServerSpec, relist: Callable[[], Awaitable[Any]]
+    ) -> None:
+        self._session = session
+        self._spec = spec
+        self._relist = relist
+
+    async def run(self, name: str, arguments: dict[str, Any]) -> wire.CallToolResult:
+        params = wire.CallToolRequestParams(name=name, arguments=arguments)
+        for _ in range(ROUNDS):
+            answer = await self._sent(params)
+            if isinstance(answer, wire.CallToolResult):
+                return answer
+            if answer.input_requests:
+                what = "asks for something in the middle of a call, and nobody is here to answer"
+                raise McpFailure("protocol", f"The MCP server {self._spec.label} {what}.")
+            # It wants to be asked again, and told what it said now.
+            await asyncio.sleep(ROUND_S)
+            params = params.model_copy(update={"request_state": answer.request_state})
+        raise McpFailure(
+            "protocol", f"The MCP server {self._spec.label} puts off its answer again and again."
+        )
+
+    async def _sent(
+        self, params: wire.CallToolRequestParams
+    ) -> wire.CallToolResult | wire.InputRequiredResult:
+        request = wire.CallToolRequest(params=params)
+        try:
+            return await self._session.send_request(request, ANSWER)
+        except MCPError as error:
+            if error.code != wire.HEADER_MISMATCH:
+                raise
+        # Some arguments go into headers as well; which ones, the list of tools says.
+        await self._relist()
+        return await self._session.send_request(request, ANSWER)
+
+
+def result_of(result: wire.CallToolResult, most_chars: int, spec: ServerSpec) -> CallResult:
+    text = "\n".join(part_text(part) for part in result.content)
+    if not any(isinstance(part, wire.TextContent) for part in result.content):
+        text = "\n".join(filter(None, (text, _structured(result))))
+    if len(text) > most_chars:
+        raise too_large(f"a result of {len(text)} characters, where {most_chars} are the most", spec)
+    return CallResult(text, result.is_error)
+
+
+def _structured(result: wire.CallToolResult) -> str:
+    if result.structured_content is None:
+        return ""
+    return msgspec.json.encode(result.structured_content).decode()
+
+
+def part_text(part: wire.ContentBlock) -> str:
+    """`[image image/png, 3 KiB]` for what is not text: the model is told that it is there."""
+    match part:
+        case wire.TextContent():
+            return part.text
+        case wire.ImageContent() | wire.AudioContent():
+            return f"[{part.type} {part.mime_type}, {_size(part.data)}]"
+        case wire.ResourceLink():
+            return f"[resource {part.name}: {part.uri}]"
+        case wire.EmbeddedResource():
+            return _resource_text(part.resource)
+
+
+def _resource_text(resource: wire.TextResourceContents | wire.BlobResourceContents) -> str:
+    if isinstance(resource, wire.TextResourceContents):
+        return resource.text
+    return f"[resource {resource.uri}, {_size(resource.blob)}]"
+
+
+def _size(base64: str) -> str:
+    return f"{max(1, len(base64) * 3 // 4 // 1024)} KiB"

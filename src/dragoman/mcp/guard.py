@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import httpx2
 import msgspec
 
-from dragoman.mcp.addresses import NotPublic, public_address
+from dragoman.mcp.resolve import NotPublic, public_address
 
 FAILED = "dragoman.http"
 """The key in the data of our errors; its value is the status, or 0 where there was no answer."""

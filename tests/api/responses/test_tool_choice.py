@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.api.responses.tool_choice import asked, check_choice
+from dragoman.api.responses.request import asked, check_choice
 from dragoman.api.responses.tools import Offer, offered
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits

@@ -1,16 +1,18 @@
 """Calls that the server runs itself: MCP's lists of tools, calls and questions whether they are allowed."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from msgspec import Struct
 
-from dragoman.api.responses.approvals import pin_in
 from dragoman.api.responses.output import CallItem, Place, Status
 from dragoman.mcp import CallResult
 from dragoman.turns.toolbox import TOO_MANY, Outcome, ServedCall
 
 GATEWAY_TIMEOUT, BAD_GATEWAY = 504, 502
+_PINNED = re.compile(r"mcpr_(?P<pin>[0-9a-f]{16})_")
+"""What is approved is a call of a tool as it was described then; the id of the question keeps which one."""
 
 
 class ServerCall(Struct):
@@ -114,3 +116,14 @@ def _spelled(outcome: Outcome) -> tuple[str | None, dict[str, Any] | None]:
 
 def _execution_error(text: str) -> dict[str, Any]:
     return {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": text}]}
+
+
+def prefix_of(pin: str) -> str:
+    """What the id of a question begins with."""
+    return f"mcpr_{pin}_" if pin else "mcpr_"
+
+
+def pin_in(question: str) -> str | None:
+    """That of the tool which the question was about. A question that is not ours tells nothing."""
+    found = _PINNED.match(question)
+    return found["pin"] if found else None

@@ -6,9 +6,8 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from dragoman.api.logprobs import Speller
-from dragoman.api.responses.approvals import prefix_of
 from dragoman.api.responses.output import MESSAGE, REASONING, SUMMARY, CallItem, Place, Status, TextItem
-from dragoman.api.responses.server_calls import ServerCall, approval_request, server_call
+from dragoman.api.responses.server_calls import ServerCall, approval_request, prefix_of, server_call
 from dragoman.api.responses.wire import Wire, Written
 from dragoman.types import Event, FinishReason
 
