@@ -280,7 +280,7 @@ class TemplateReader:
 
 
 def _value(field: "Field", body: str, captures: dict[str, str]) -> Value:
-    value = read_value(body, field.content, field.args, field.patterns)
+    value = read_value(body, field.content, field.args, field.tags)
     if field.transform is None:
         return value
     if not field.transform_each:

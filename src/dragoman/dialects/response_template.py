@@ -82,8 +82,8 @@ class Field(Struct, frozen=True, kw_only=True):
     close: Pattern | None
     content: str
     args: Mapping[str, Any]
-    patterns: Mapping[str, Pattern]
-    """Those among the arguments."""
+    tags: Pattern | None
+    """Finds the tags of xml-inline."""
     join: str | None
     transform: Any
     transform_each: bool
@@ -171,7 +171,7 @@ def _field(name: str, written: Any) -> Field:
         close=closer,
         content=spec.content,
         args=spec.content_args,
-        patterns=_argument_patterns(spec.content, spec.content_args, where),
+        tags=_check_content(spec.content, spec.content_args, where),
         join=spec.join,
         transform=spec.transform,
         transform_each=spec.transform_each,
@@ -191,8 +191,8 @@ def _marker(literal: str | list[str] | None, pattern: str | None, where: str) ->
     return compiled
 
 
-def _argument_patterns(content: str, args: Mapping[str, Any], where: str) -> dict[str, Pattern]:
-    """Checks the arguments of a content, and compiles the patterns among them."""
+def _check_content(content: str, args: Mapping[str, Any], where: str) -> Pattern | None:
+    """Checks a content and its arguments; of xml-inline the pattern of its tags."""
     if content not in CONTENTS:
         raise SettingsError(f"{where}.content: {content!r} is none of {', '.join(sorted(CONTENTS))}.")
     if unknown := set(args) - ARGUMENTS[content]:
@@ -200,20 +200,16 @@ def _argument_patterns(content: str, args: Mapping[str, Any], where: str) -> dic
     delimiters = args.get("string_delims", [])
     if not all(isinstance(pair, list) and len(pair) == 2 and all(pair) for pair in delimiters):
         raise SettingsError(f"{where}.content_args.string_delims: pairs of texts are wanted.")
-    parser = args.get("value_parser") or {}
-    patterns: dict[str, Pattern] = {}
-    if parser:
-        inner = _argument_patterns(
-            parser.get("name", "text"), parser.get("args", {}), f"{where}.value_parser"
-        )
-        if inner:
-            raise SettingsError(f"{where}.value_parser: tags within tags are not supported.")
-    if content == "xml-inline":
-        place = f"{where}.content_args.tag_pattern"
-        patterns["tag_pattern"] = pattern = compile_pattern(str(args.get("tag_pattern", "")), place)
-        if not {"key", "value"} <= set(pattern.groups):
-            raise SettingsError(f"{place}: the groups `key` and `value` are wanted.")
-    return patterns
+    inner, place = args.get("value_parser") or {}, f"{where}.value_parser"
+    if _check_content(inner.get("name", "text"), inner.get("args", {}), place) if inner else None:
+        raise SettingsError(f"{place}: tags within tags are not supported.")
+    if content != "xml-inline":
+        return None
+    place = f"{where}.content_args.tag_pattern"
+    tags = compile_pattern(str(args.get("tag_pattern", "")), place)
+    if not {"key", "value"} <= set(tags.groups):
+        raise SettingsError(f"{place}: the groups `key` and `value` are wanted.")
+    return tags
 
 
 def _check_transform(spec: _Spec, markers: list[Pattern | None], where: str) -> None:

@@ -36,16 +36,16 @@ class JsonText(str):
     __slots__ = ()
 
 
-def read_value(text: str, content: str, args: Arguments, patterns: Mapping[str, Pattern]) -> Value:
-    """`read_value("a: 1", "kv-lines", {}, {})` is `{"a": "1"}`."""
-    return _READERS[content](text, args, patterns)
+def read_value(text: str, content: str, args: Arguments, tags: Pattern | None = None) -> Value:
+    """`read_value("a: 1", "kv-lines", {})` is `{"a": "1"}`."""
+    return _READERS[content](text, args, tags)
 
 
-def _text(text: str, args: Arguments, _: Mapping[str, Pattern]) -> Value:
+def _text(text: str, args: Arguments, _: Pattern | None = None) -> Value:
     return text.strip() if args.get("strip", True) else text
 
 
-def _json(text: str, args: Arguments, _: Mapping[str, Pattern]) -> Value:
+def _json(text: str, args: Arguments, _: Pattern | None = None) -> Value:
     plain = not (args.get("unquoted_keys") or args.get("string_delims"))
     if plain and not args.get("allow_non_json"):
         return JsonText(text.strip())
@@ -54,7 +54,7 @@ def _json(text: str, args: Arguments, _: Mapping[str, Pattern]) -> Value:
         msgspec.json.decode(strict)
     except (*_UNREADABLE, Malformed):
         if args.get("allow_non_json"):
-            return _text(text, args, {})
+            return _text(text, args)
         raise Malformed from None
     return JsonText(strict)
 
@@ -93,14 +93,14 @@ def _end_of_string(text: str, at: int) -> int:
     raise Malformed
 
 
-def _pairs(text: str, args: Arguments, patterns: Mapping[str, Pattern]) -> Value:
+def _pairs(text: str, args: Arguments, tags: Pattern | None = None) -> Value:
     """xml-inline: what the pattern finds, as a dict."""
     found: dict[str, Any] = {}
-    for match in patterns["tag_pattern"].find_all(text):
+    for match in tags.find_all(text) if tags else ():
         if "key" not in match.groups:
             raise Malformed
         key, value = (text[slice(*match.groups.get(name, (0, 0)))] for name in ("key", "value"))
-        parsed = _parse_value(value, args, patterns)
+        parsed = _parse_value(value, args)
         if key in found and args.get("merge_duplicates"):
             found[key] = [*(found[key] if isinstance(found[key], list) else [found[key]]), parsed]
         else:
@@ -108,12 +108,12 @@ def _pairs(text: str, args: Arguments, patterns: Mapping[str, Pattern]) -> Value
     return found
 
 
-def _lines(text: str, args: Arguments, patterns: Mapping[str, Pattern]) -> Value:
+def _lines(text: str, args: Arguments, tags: Pattern | None = None) -> Value:
     found: dict[str, Any] = {}
     for line in text.split(args.get("line_sep", "\n")):
-        key, separator, value = _text(line, args, {}).partition(args.get("kv_sep", ":"))
+        key, separator, value = _text(line, args).partition(args.get("kv_sep", ":"))
         if separator:
-            found[_text(key, args, {})] = _parse_value(_text(value, args, {}), args, patterns)
+            found[_text(key, args)] = _parse_value(_text(value, args), args)
     return found
 
 
@@ -124,17 +124,14 @@ class Typed(msgspec.Struct, frozen=True):
     value: Value
 
 
-def _parse_value(written: str, args: Arguments, patterns: Mapping[str, Pattern]) -> Typed:
-    parser = args.get("value_parser") or {}
-    value = (
-        read_value(written, parser.get("name", "text"), parser.get("args", {}), patterns)
-        if parser
-        else written
-    )
-    return Typed(written, value)
+def _parse_value(written: str, args: Arguments) -> Typed:
+    parser = args.get("value_parser")
+    if not parser:
+        return Typed(written, written)
+    return Typed(written, read_value(written, parser.get("name", "text"), parser.get("args", {})))
 
 
-_READERS: Mapping[str, Callable[[str, Arguments, Mapping[str, Pattern]], Value]] = {
+_READERS: Mapping[str, Callable[[str, Arguments, Pattern | None], Value]] = {
     "text": _text,
     "int": lambda text, args, _: JsonText(text.strip()),
     "float": lambda text, args, _: JsonText(text.strip()),
