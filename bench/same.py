@@ -14,13 +14,14 @@ from contextlib import closing
 from itertools import count, product
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from bench import machine
 from bench.errors import BenchError, told
 from bench.runner_texts import TEXT, prompts
 from bench.tables import Table, keep
 from dragoman.engines.local import LocalEngine, LocalOptions
-from dragoman.engines.local.options import KvCache, RunnerName
+from dragoman.engines.local.options import RunnerName
 from dragoman.engines.weights import default_model
 from dragoman.types import Job, Sampling
 
@@ -141,14 +142,12 @@ def _in_common(first: Said, second: Said) -> Iterator[tuple[float, float]]:
         yield logprobs[0], logprobs[1]
 
 
-def measure(runner: RunnerName, kv_cache: KvCache, number: int, tokens: int, threads: int) -> list[Equal]:
+def measure(runner: RunnerName, common: LocalOptions, number: int, tokens: int) -> list[Equal]:
     asked: list[Question] = []
     alone: list[list[Said]] = []
     found = []
     for guesses in (0, GUESSES) if runner == "openvino" else (0,):
-        options = LocalOptions(
-            runner=runner, kv_cache=kv_cache, threads=threads, slots=32, context=_CONTEXT, guesses=guesses
-        )
+        options = replace(common, runner=runner, guesses=guesses)
         with closing(LocalEngine.open(default_model(), options)) as engine, asyncio.Runner() as loop:
             asked = asked or loop.run(questions(engine, number, tokens))
             for company, known in product(COMPANY, (False, True)):
@@ -183,8 +182,8 @@ def table(found: Sequence[Equal], number: int, tokens: int) -> Table:
     return Table("The same question, the same answer", head, rows, [note])
 
 
-def main(runners: Sequence[RunnerName], kv_cache: KvCache, number: int, tokens: int, threads: int) -> None:
-    found = [each for runner in runners for each in measure(runner, kv_cache, number, tokens, threads)]
+def main(runners: Sequence[RunnerName], options: LocalOptions, number: int, tokens: int) -> None:
+    found = [each for runner in runners for each in measure(runner, options, number, tokens)]
     keep("same", found, [table(found, number, tokens)])
     if any(each.greedy < number or each.seeded < number for each in found):
         raise BenchError("Some answers depend on more than their question.")
@@ -194,11 +193,19 @@ def cli() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.same", description=__doc__)
     parser.add_argument("--runner", action="append", choices=RUNNERS, help="one of them [default: both]")
     parser.add_argument("--kv-cache", default="auto", help="how keys and values are kept [default: auto]")
+    parser.add_argument("--deterministic", action="store_true", help="as `dragoman serve --deterministic`")
     parser.add_argument("--prompts", type=int, default=200, help="how many [default: 200]")
     parser.add_argument("--tokens", type=int, default=32, help="of each answer [default: 32]")
     parser.add_argument("--threads", type=int, default=2, help="compute threads [default: 2]")
     args = parser.parse_args()
-    main(args.runner or RUNNERS, args.kv_cache, args.prompts, args.tokens, args.threads)
+    options = LocalOptions(
+        kv_cache=args.kv_cache,
+        deterministic=args.deterministic,
+        threads=args.threads,
+        slots=32,
+        context=_CONTEXT,
+    )
+    main(args.runner or RUNNERS, options, args.prompts, args.tokens)
 
 
 if __name__ == "__main__":

@@ -135,6 +135,13 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             description="tokens the engine local may guess ahead of a step; 0: none; default: 7 where it pays"
         ),
     ] = None
+    deterministic: Annotated[
+        bool,
+        Meta(
+            description="the same question gets the same answer, whatever is computed beside it; costs speed "
+            "with llama.cpp, transformers and vLLM"
+        ),
+    ] = False
     sampling: Annotated[
         dict[str, Any],
         Meta(

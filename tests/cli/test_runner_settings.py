@@ -70,3 +70,20 @@ def test_more_keys_and_values_than_there_is_memory_is_an_error() -> None:
     options = LocalOptions(slots=256, context=100_000)
     with pytest.raises(SettingsError, match=r"A context of 100000 tokens would take .* GiB"):
         pages_for(32, 1 << 30, 8192, options)
+
+
+def test_upstreams_alone_know_whether_they_are_deterministic() -> None:
+    settings = Settings(engine="remote", upstream=["http://x"], tokenizer="x", deterministic=True)
+    with pytest.raises(SettingsError, match="for the upstreams to know"):
+        engine_of(settings)
+
+
+def test_transformers_is_deterministic_with_one_answer_at_a_time() -> None:
+    with pytest.raises(SettingsError, match="one `slots`"):
+        engine_of(Settings(engine="transformers", model="x", slots=2, deterministic=True))
+
+
+def test_llamacpp_is_not_deterministic_with_bf16(tmp_path: Path) -> None:
+    options = LocalOptions(runner="llamacpp", kv_cache="bf16", deterministic=True)
+    with pytest.raises(SettingsError, match="int8 or auto"):
+        opening.open_model(tmp_path / "nowhere.gguf", options)

@@ -1,5 +1,6 @@
 """Engines that come with dragoman, each made from the settings."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -31,6 +32,7 @@ def local(settings: Settings) -> "LocalEngine":
         readers=settings.readers,
         kv_memory=settings.kv_memory and settings.kv_memory << 20,
         kv_cache=settings.kv_cache,
+        deterministic=settings.deterministic,
         guesses=LocalOptions().guesses if settings.guesses is None else settings.guesses,
     )
     return LocalEngine.open(model_file(settings), options)
@@ -42,10 +44,14 @@ def transformers(settings: Settings) -> "Engine":
     _leave_to_local(settings)
     if settings.lora:
         raise SettingsError("The engine `transformers` has no adapters; leave out `lora`.")
+    if settings.deterministic and settings.slots not in (None, 1):
+        raise SettingsError(
+            "`deterministic` means one `slots` with transformers: products of torch depend on others."
+        )
     own = {
         "name": settings.model_name,
         "context": settings.context,
-        "slots": settings.slots,
+        "slots": 1 if settings.deterministic else settings.slots,
         "threads": settings.threads,
     }
     options = _options(TransformersOptions, settings, own)
@@ -58,6 +64,9 @@ def vllm(settings: Settings) -> "Engine":
     _leave_to_local(settings)
     if settings.threads is not None:
         raise SettingsError("vLLM has no `threads`: set OMP_NUM_THREADS or VLLM_CPU_OMP_THREADS_BIND for it.")
+    if settings.deterministic:
+        # It is read when vLLM is imported, in whatever processes that starts.
+        os.environ["VLLM_BATCH_INVARIANT"] = "1"
     options = VllmOptions(
         name=settings.model_name,
         context=settings.context,
@@ -80,8 +89,11 @@ def remote(settings: Settings) -> "Engine":
         raise SettingsError(
             "The engine `remote` needs `tokenizer`: the folder, or a GGUF file, of the model."
         )
-    if settings.lora or settings.slots or settings.threads:
-        raise SettingsError("`lora`, `slots` and `threads` are for the upstreams to know; leave them out.")
+    if settings.lora or settings.slots or settings.threads or settings.deterministic:
+        message = (
+            "`lora`, `slots`, `threads` and `deterministic` are for the upstreams to know; leave them out."
+        )
+        raise SettingsError(message)
     own = {
         "name": settings.model_name,
         "model": settings.model,

@@ -18,7 +18,7 @@ GROUPS: dict[str, frozenset[str]] = {
     "patience": frozenset({"header_timeout", "body_timeout", "write_timeout", "idle_timeout"}),
     "engine": frozenset(
         {"engine", "engine_args", "context", "slots", "threads", "runner", "guesses", "sampling"}
-        | {"kv_memory", "kv_cache", "readers"}
+        | {"kv_memory", "kv_cache", "readers", "deterministic"}
     ),
     "upstreams": frozenset({"upstream", "upstream_key", "tokenizer"}),
     "store": frozenset({"store", "data_dir", "store_max_bytes", "store_max_age", "trajectories"}),

@@ -196,7 +196,7 @@ def _key(path: Path, options: LocalOptions, readers: int) -> str:
         [path, *options.adapter_files],
         machine.cpu_name(),
         options.threads or machine.cores(),
-        (options.kv_cache, options.flash_attention, options.batch, readers, RECIPE),
+        (options.kv_cache, options.deterministic, options.flash_attention, options.batch, readers, RECIPE),
         (version("openvino"), version("xllamacpp")),
     )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from dragoman.engines.local import machine
 from dragoman.engines.local.calibrated import Choice, chosen
@@ -66,6 +67,7 @@ def _try_openvino(path: Path, options: LocalOptions) -> Opened | str:
 
 
 def _open_llamacpp(path: Path, options: LocalOptions, why: str = "") -> Opened:
+    options, price = _settled(options)
     model = Model(path)
     check_context(options.context, model.trained_context)
     model.load_adapters(options.adapters)
@@ -81,10 +83,27 @@ def _open_llamacpp(path: Path, options: LocalOptions, why: str = "") -> Opened:
     )
     # At 16 bits a number, and 8.5 where they are int8.
     kept = size.slots * size.context * model.token_bytes * (17 if options.kv_cache == "int8" else 32) // 32
-    details = {"runner": "llama.cpp", "why": why, "threads": str(size.threads), "kv_bytes": str(kept)}
+    details = {"runner": f"llama.cpp{price}", "why": why, "threads": str(size.threads), "kv_bytes": str(kept)}
     facts = (version("xllamacpp"), options.kv_cache, options.flash_attention, size.threads)
     decided = numerics([path, *options.adapter_files], "llama.cpp", *facts)
     return _opened(model, runner, options, details, decided)
+
+
+def _settled(options: LocalOptions) -> tuple[LocalOptions, str]:
+    """How llama.cpp is deterministic, where that is wanted, and what there is to say of it.
+
+    With 16 bits its attention has other ways for many rows, and for few of a long context.
+    """
+    if not options.deterministic:
+        return options, ""
+    if options.kv_cache == "bf16":
+        message = (
+            "With `deterministic` llama.cpp keeps keys and values in int8; set `kv_cache` to int8 or auto."
+        )
+        raise SettingsError(message, param="kv_cache")
+    return replace(
+        options, kv_cache="int8"
+    ), " with int8 keys and values, to be deterministic: prompts take a third longer"
 
 
 def _open_openvino(model: Model, options: LocalOptions, adapters: Sequence["Adapter"], why: str) -> Opened:

@@ -33,6 +33,8 @@ class LocalOptions(Struct, frozen=True, kw_only=True):
     """Bytes for keys and values; by default a quarter of the free memory, 2 GiB at most."""
     kv_cache: KvCache = "auto"
     """Keys and values in `int8`, half the memory, or `bf16`; `auto` is 16 bits where the CPU can."""
+    deterministic: bool = False
+    """Whether an answer may not depend on others beside it: then llama.cpp keeps keys and values in int8."""
     guesses: int = 7
     """Most tokens that are guessed ahead in one step, from what was said before; 0 for none."""
     adapters: Mapping[str, str] = field(default_factory=dict)
