@@ -33,6 +33,8 @@ MANY = 8
 """Readers that both are told for, beside one, where nobody has asked for another number."""
 _MOST_READERS = 32
 """More are not tried: from there on, a step takes longer by what is added to it."""
+_ASKED, _ANSWERED = 256, 128
+"""Tokens of what one reader asks that are not known yet, and of the answer."""
 _SMALL = 64 << 20
 """Below that many bytes a file is not measured: either runner is fast, and a start should be."""
 _WIDER = 4.0
@@ -73,6 +75,11 @@ class Measured(Struct, frozen=True, tag=True):
     """The most it had, without keys and values."""
     others: float = 0.0
     """Cores that were used by others meanwhile."""
+
+    @property
+    def seconds(self) -> float:
+        """That one reader waits for all of an answer."""
+        return _ASKED / self.prompt + _ANSWERED / self.one
 
 
 class Refused(Struct, frozen=True, tag=True):
@@ -135,11 +142,12 @@ def decided(found: Found, openvino: Measured, readers: int, kept: int = 0) -> Ch
     """`kept` are the bytes of keys and values, which either runner takes.
 
     OpenVINO is taken where it is at least as fast for so many readers, and for one reader only where it takes
-    hardly more memory: who runs a model for himself gets no less than from llama.cpp.
+    hardly more memory: who runs a model for himself gets no less than from llama.cpp. He waits for his prompt
+    to be read, too; of many readers most are being written to.
     """
     llamacpp = found.llamacpp
     if readers == 1:
-        fast = openvino.one >= EVEN * llamacpp.one
+        fast = EVEN * openvino.seconds <= llamacpp.seconds
         light = openvino.memory - llamacpp.memory <= max(LITTLE, HEAVY * (llamacpp.memory + kept))
     else:
         fast, light = openvino.many >= EVEN * llamacpp.many, True

@@ -74,9 +74,10 @@ def choice_for(model: Model, options: LocalOptions) -> Choice:
     return chosen(model, shape_of(model.metadata), options)
 
 
-def other(one: float = 1.0, many: float = 1.0, memory: float = 1.0) -> Measured:
+def other(one: float = 1.0, many: float = 1.0, memory: float = 1.0, prompt: float = 1.0) -> Measured:
     """OpenVINO beside llama.cpp."""
-    return Measured(LLAMA.one * one, LLAMA.many * many, 900.0, int(LLAMA.memory * memory))
+    rates = LLAMA.one * one, LLAMA.many * many, LLAMA.prompt * prompt
+    return Measured(*rates, int(LLAMA.memory * memory))
 
 
 @pytest.mark.parametrize(
@@ -84,7 +85,9 @@ def other(one: float = 1.0, many: float = 1.0, memory: float = 1.0) -> Measured:
     [
         (other(), 1, "openvino"),
         (other(one=0.98), 1, "openvino"),
-        (other(one=0.96, many=3.0), 1, "llamacpp"),
+        (other(one=0.94, many=3.0), 1, "llamacpp"),
+        (other(one=0.8, prompt=3.0), 1, "openvino"),
+        (other(one=0.5, prompt=3.0), 1, "llamacpp"),
         (other(one=0.96, many=3.0), 8, "openvino"),
         (other(one=1.5, many=0.9), 8, "llamacpp"),
         (other(one=1.5, memory=1.09), 1, "openvino"),
@@ -110,7 +113,7 @@ def test_what_the_library_itself_takes_is_no_reason_against_it() -> None:
 
 
 def test_both_figures_are_told() -> None:
-    openvino = other(one=0.5, many=4.0, memory=2.0)
+    openvino = other(one=0.5, many=4.0, memory=2.0, prompt=3.0)
     assert decided(Found(8, LLAMA, openvino), openvino, 1).why == (
         "llama.cpp, chosen for one reader: it writes 100 tokens/s for one, 200 for 8, reads 300, takes 5,000"
         " MB; OpenVINO 50, 800, 900, 10,000 MB (--runner openvino)"
