@@ -64,7 +64,9 @@ ANSWERS = Part("n")
 """How many."""
 STOP = Part("stop")
 LOGPROBS = Part("logprobs")
-"""How many alternatives are told beside each id."""
+"""Whether log probabilities are told."""
+ALTERNATIVES = Part("alternatives")
+"""How many ids are told beside each that was chosen."""
 TEMPLATE = Part("chat_template")
 TEMPLATE_KWARGS = Part("chat_template_kwargs")
 FINAL_MESSAGE = Part("continue_final_message")

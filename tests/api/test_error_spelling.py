@@ -9,7 +9,7 @@ from dragoman.api import chat_reply, chat_request, completions_reply, embeddings
 from dragoman.api.error_spelling import OpenAIErrors, spelled
 from dragoman.api.responses import request as responses
 from dragoman.api.responses.errors import ERRORS as RESPONSES
-from dragoman.errors import CONVERSATION, LOGPROBS, OUTPUT, PROMPT, BadRequest, Part
+from dragoman.errors import ALTERNATIVES, CONVERSATION, LOGPROBS, OUTPUT, PROMPT, BadRequest, Part
 from dragoman.limits import Limits
 
 CHAT, COMPLETIONS, EMBEDDINGS = chat_reply.ERRORS, completions_reply.ERRORS, embeddings.ERRORS
@@ -21,13 +21,16 @@ CHAT, COMPLETIONS, EMBEDDINGS = chat_reply.ERRORS, completions_reply.ERRORS, emb
         (CHAT, CONVERSATION, "messages"),
         (CHAT, PROMPT, "messages"),
         (CHAT, OUTPUT, "response_format"),
-        (CHAT, LOGPROBS, "top_logprobs"),
+        (CHAT, ALTERNATIVES, "top_logprobs"),
+        (CHAT, LOGPROBS, "logprobs"),
         (CHAT, Part("reuse_prefix"), "cache_prompt"),
         (CHAT, Part("logit_bias"), "logit_bias"),
         (COMPLETIONS, PROMPT, "prompt"),
+        (COMPLETIONS, ALTERNATIVES, "logprobs"),
         (COMPLETIONS, LOGPROBS, "logprobs"),
         (RESPONSES, CONVERSATION, "input"),
         (RESPONSES, OUTPUT, "text.format"),
+        (RESPONSES, LOGPROBS, "include"),
         (EMBEDDINGS, PROMPT, "input"),
     ],
 )

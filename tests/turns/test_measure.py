@@ -36,7 +36,7 @@ TOO_MUCH_SAMPLING: dict[str, dict[str, Any]] = {
     "stop": {"stop_token_ids": frozenset({1, 2})},
     "logit_bias": {"logit_bias": {1: 1.0, 2: 1.0}},
     "allowed_token_ids": {"allowed_token_ids": (1, 2)},
-    "logprobs": {"logprobs": 6},
+    "alternatives": {"logprobs": 6},
     "prompt_logprobs": {"prompt_logprobs": 6},
 }
 
@@ -76,7 +76,7 @@ def test_more_log_probabilities_than_are_told_cannot_be_asked_for() -> None:
     asked = replace(MOST, sampling=Sampling(max_tokens=1000, logprobs=5))
     with pytest.raises(BadRequest, match="ask for 10 tokens") as caught:
         tokens_told(asked, 11, Limits(told_logprobs=240))
-    assert caught.value.param == "logprobs"
+    assert caught.value.param == "alternatives"
     assert tokens_told(asked, 10, Limits(told_logprobs=240)) == 10
 
 

@@ -8,7 +8,7 @@ from dragoman.api.logprobs import Speller
 from dragoman.api.reply import Head, StreamWriter
 from dragoman.api.usage import usage
 from dragoman.api.weights import weight_field
-from dragoman.errors import CONVERSATION, LOGPROBS, OUTPUT, PROMPT
+from dragoman.errors import ALTERNATIVES, CONVERSATION, OUTPUT, PROMPT
 from dragoman.types import Answer, Event, TokenLogprob, ToolCall, Usage
 
 ERRORS = OpenAIErrors(
@@ -17,7 +17,7 @@ ERRORS = OpenAIErrors(
         CONVERSATION: "messages",
         PROMPT: "messages",
         OUTPUT: "response_format",
-        LOGPROBS: "top_logprobs",
+        ALTERNATIVES: "top_logprobs",
     }
 )
 

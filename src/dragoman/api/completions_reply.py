@@ -10,10 +10,10 @@ from dragoman.api.logprobs import Speller
 from dragoman.api.reply import Head, StreamWriter
 from dragoman.api.usage import usage
 from dragoman.api.weights import weight_field
-from dragoman.errors import OUTPUT
+from dragoman.errors import ALTERNATIVES, OUTPUT
 from dragoman.types import Answer, Event, TokenLogprob, Usage
 
-ERRORS = OpenAIErrors({**FIELDS, OUTPUT: "response_format"})
+ERRORS = OpenAIErrors({**FIELDS, OUTPUT: "response_format", ALTERNATIVES: "logprobs"})
 
 
 class Echo(Struct, frozen=True):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from dragoman.engines.protocol import ModelCard
-from dragoman.errors import ADAPTERS, ANSWERS, LOGPROBS, STOP, BadRequest, Part
+from dragoman.errors import ADAPTERS, ALTERNATIVES, ANSWERS, STOP, BadRequest, Part
 from dragoman.limits import Limits, check_count
 from dragoman.turns.spec import AdapterWish, TurnSpec
 from dragoman.types import Adapters, Sampling
@@ -50,12 +50,12 @@ def tokens_told(spec: TurnSpec, tokens: int, limits: Limits) -> int:
             f"{tokens} tokens with {each} log probabilities each, for {answers} answers, are more than the "
             f"{limits.told_logprobs} that are allowed: ask for {most} tokens, or for fewer alternatives."
         )
-        raise BadRequest(message, param=LOGPROBS, code="limit_exceeded")
+        raise BadRequest(message, param=ALTERNATIVES, code="limit_exceeded")
     return min(tokens, most)
 
 
 def _check_logprobs(spec: TurnSpec, limits: Limits) -> None:
-    check_count(spec.sampling.logprobs or 0, limits.logprobs, LOGPROBS, "alternatives")
+    check_count(spec.sampling.logprobs or 0, limits.logprobs, ALTERNATIVES, "alternatives")
     check_count(spec.sampling.prompt_logprobs or 0, limits.logprobs, Part("prompt_logprobs"), "alternatives")
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from dragoman.api.error_spelling import FIELDS, OpenAIErrors, known
 from dragoman.api.sse import encode
-from dragoman.errors import CONVERSATION, LOGPROBS, OUTPUT, PROMPT, DragomanError
+from dragoman.errors import ALTERNATIVES, CONVERSATION, LOGPROBS, OUTPUT, PROMPT, DragomanError
 
 
 class ResponseErrors(OpenAIErrors, frozen=True):
@@ -19,5 +19,12 @@ class ResponseErrors(OpenAIErrors, frozen=True):
 
 
 ERRORS = ResponseErrors(
-    {**FIELDS, CONVERSATION: "input", PROMPT: "input", OUTPUT: "text.format", LOGPROBS: "top_logprobs"}
+    {
+        **FIELDS,
+        CONVERSATION: "input",
+        PROMPT: "input",
+        OUTPUT: "text.format",
+        LOGPROBS: "include",
+        ALTERNATIVES: "top_logprobs",
+    }
 )
