@@ -85,8 +85,8 @@ class ReasoningBudget:
         """For one answer, which may have to be in a grammar as well."""
         return BudgetMatcher(self, inner)
 
-    def spelled(self, id_: int) -> bytes:
-        return _marked(id_) if id_ in self._special else self._tokenizer.pieces[id_]
+    def spell(self, id_: int) -> bytes:
+        return _mark(id_) if id_ in self._special else self._tokenizer.pieces[id_]
 
     def ending(self, before: bytes) -> list[int]:
         """The ids that end reasoning. Layout that is already there is not written twice."""
@@ -100,7 +100,7 @@ class ReasoningBudget:
 
     def _bytes(self, marker: str) -> bytes:
         pieces = self._rules.pieces(marker)
-        return b"".join(_marked(piece) if isinstance(piece, int) else piece.encode() for piece in pieces)
+        return b"".join(_mark(piece) if isinstance(piece, int) else piece.encode() for piece in pieces)
 
 
 class BudgetMatcher:
@@ -150,7 +150,7 @@ class BudgetMatcher:
             self._forced.pop(0)
         if self._inside:
             self._left -= 1
-        self._tail = (self._tail + self._budget.spelled(id_))[-4 * self._longest :]
+        self._tail = (self._tail + self._budget.spell(id_))[-4 * self._longest :]
         marks = self._budget.closes if self._inside else self._budget.opens
         if any(self._has(mark, id_) for mark in marks):
             self._inside = not self._inside
@@ -158,7 +158,7 @@ class BudgetMatcher:
 
     def _has(self, mark: bytes, id_: int) -> bool:
         """Whether the last id completed the marker; more text may stand behind it in the same token."""
-        recent = len(self._budget.spelled(id_)) + len(mark) - 1
+        recent = len(self._budget.spell(id_)) + len(mark) - 1
         return mark in self._tail[-recent:]
 
     @property
@@ -209,7 +209,7 @@ def _markers(dialect: Dialect) -> ReasoningMarkers:
     return ReasoningMarkers(opens, tuple(mark.strip() for mark in closes), thinking.close[0])
 
 
-def _marked(id_: int) -> bytes:
+def _mark(id_: int) -> bytes:
     return _SPECIAL + id_.to_bytes(4, "big") + _SPECIAL
 
 

@@ -54,7 +54,7 @@ def answer_grammar(
         message = "'uniqueItems' cannot be enforced in an answer that may begin with reasoning, or be a call."
         raise BadRequest(message, code="unsupported_schema")
     if choice == "none":
-        return Constraint(made.grammar(made.wrapped(text) if text else made.free_text(())))
+        return Constraint(made.grammar(made.wrap_text(text) if text else made.free_text(())))
     held = strict if choice == "auto" and _holds_any_name(dialect) else None
     chosen = read_tools(tools, names, held, custom, places)
     _check(dialect, chosen)
@@ -67,8 +67,8 @@ def answer_grammar(
                 "This model writes calls without a marker: they cannot be told from an answer in a schema."
             )
             raise BadRequest(message, code="unsupported_field")
-        return Constraint(made.grammar(either([made.calls(calls), made.wrapped(text)])))
-    return Constraint(made.grammar(made.mixed(calls)))
+        return Constraint(made.grammar(either([made.calls(calls), made.wrap_text(text)])))
+    return Constraint(made.grammar(made.mix_calls(calls)))
 
 
 def _check(dialect: Dialect, tools: Sequence[ToolSchema]) -> None:
@@ -137,7 +137,7 @@ class AnswerGrammar:
             avoided += self.openings
         trail = thinking.close[0][len(thinking.close[0].rstrip()) :]
         others = {end: self.rules.without(mark for mark in avoided if mark != end) for end in ends}
-        ways = [self.rules.ended(end, others[end]) for end in ends]
+        ways = [self.rules.text_until(end, others[end]) for end in ends]
         return self.rules.rule(self.rules.sequence(either(ways), trail))
 
     def _block(self, channels: Channels, kind: int, *, last: bool = False) -> Symbol:
@@ -145,7 +145,7 @@ class AnswerGrammar:
         before, _, after = channels.written[kind].partition("{body}")
         outside = self.rules.without([*channels.start, *channels.ends])
         # What ends the block is one lexeme with the text, whether or not another block follows.
-        ended = self.rules.ended(after or channels.start[0], outside)
+        ended = self.rules.text_until(after or channels.start[0], outside)
         if not last:
             return self.rules.rule(self.rules.sequence(before, ended, channels.start[0] if after else ""))
         text = self.rules.text(outside)
@@ -189,7 +189,7 @@ class AnswerGrammar:
 
     # Text
 
-    def wrapped(self, text: Constraint) -> Symbol:
+    def wrap_text(self, text: Constraint) -> Symbol:
         """Text that is in the language, in what the dialect writes around text."""
         inner = self.rules.rule(f"%lark {{\n{text.grammar}\n}}")
         channels = self.dialect.channels
@@ -203,11 +203,11 @@ class AnswerGrammar:
     def free_text(self, avoided: Iterable[str]) -> Symbol:
         return self.rules.text(self.rules.without_any(list(avoided)))
 
-    def mixed(self, calls: CallGrammar) -> Symbol:
+    def mix_calls(self, calls: CallGrammar) -> Symbol:
         """Text and calls in turn. What opens a call in text begins one."""
         channels = self.dialect.channels
         if channels is not None:
-            return self._mixed_blocks(channels, calls)
+            return self._mix_blocks(channels, calls)
         shape = self.dialect.calls[0]
         group = calls.group(shape)
         avoided = [literal(mark) for mark in self.openings if self.rules.is_text(mark)]
@@ -243,7 +243,7 @@ class AnswerGrammar:
         found = self.rules.rule(f"{text} {literal(opening)}", lazy=True)
         return self.rules.rule(self.rules.sequence(found, core[len(opening) :], body))
 
-    def _mixed_blocks(self, channels: Channels, calls: CallGrammar) -> Symbol:
+    def _mix_blocks(self, channels: Channels, calls: CallGrammar) -> Symbol:
         block, last = self._call_blocks(channels, calls)
         several = [self._block(channels, kind) for kind in (0, 1) if channels.written[kind]]
         if calls.parallel:

@@ -100,10 +100,12 @@ class CallGrammar:
         if section is not None and section.each:
             opening, closing = section.open[0] + opening, closing + "".join(section.close[:1])
         if shape.list == "must":
-            return CallLayout(self._listed(shape, objects, opening, closing, self._more))
+            return CallLayout(self._write_list(shape, objects, opening, closing, self._more))
         if shape.list == "may":
             alone = self._ways_of(objects, opening, [closing])
-            several = self._listed(shape, objects, opening, closing, lambda further: Symbol(f"({further})+"))
+            several = self._write_list(
+                shape, objects, opening, closing, lambda further: Symbol(f"({further})+")
+            )
             return CallLayout(alone + (several if self.parallel else ()))
         if shape.several:
             further = self._more(self._any(objects, shape.separator))
@@ -112,7 +114,7 @@ class CallGrammar:
             self._ways_of(objects, opening, [closing]), shape.between if self.parallel else None
         )
 
-    def _listed(
+    def _write_list(
         self,
         shape: JsonCalls,
         objects: list[tuple[str, Symbol]],

@@ -120,23 +120,25 @@ class Literals:
         """
         if isinstance(value, list):
             members = [either(self.spellings(one, where)) for one in value]
-            return [self.rules.rule(self._between("[", members, "]"))]
+            return [self.rules.rule(self._enclose("[", members, "]"))]
         if isinstance(value, dict):
             members = [self._pair(key, one, where) for key, one in value.items()]
-            return [self.rules.rule(self._between("{", members, "}"))]
+            return [self.rules.rule(self._enclose("{", members, "}"))]
         text = json.dumps(value, ensure_ascii=False)
         if not isinstance(value, str):
             return [literal(python_value(text) if self.style.python else text)]
         if self.style.quote:
             if self.style.quote in value and self.rules.is_text(self.style.quote):
                 where.refuse("has a value with the mark in it that this model puts around strings")
-            return [self.rules.sequence(self.style.quote, self.rules.ended(self.style.quote, literal(value)))]
+            return [
+                self.rules.sequence(self.style.quote, self.rules.text_until(self.style.quote, literal(value)))
+            ]
         return [literal(python_value(text)), literal(text)] if self.style.python else [literal(text)]
 
     def _pair(self, key: str, value: Any, where: SchemaPlace) -> Symbol:
         return self._member(key, either(self.spellings(value, where)), (), where)
 
-    def _between(self, opening: str, members: Sequence[Symbol], closing: str) -> str:
+    def _enclose(self, opening: str, members: Sequence[Symbol], closing: str) -> str:
         return f"{literal(opening)} {f' {self.style.separator} '.join(members)} {literal(closing)}"
 
     def string(self, schema: Mapping[str, Any], where: SchemaPlace) -> Symbol:
@@ -150,17 +152,17 @@ class Literals:
         if wanted and not is_possible(" & ".join([*([] if self.style.quote else [regex(_PLAIN)]), *wanted])):
             where.refuse("allows no text that can be written in this model's syntax for calls")
         if self.style.quote:
-            return self.rules.sequence(self.style.quote, self.rules.ended(self.style.quote, *wanted))
+            return self.rules.sequence(self.style.quote, self.rules.text_until(self.style.quote, *wanted))
         if "pattern" in schema or "format" in schema:
             inner = self.rules.terminal(" & ".join([regex(_PLAIN), *wanted]))
             quotes = ["'", '"'] if self.style.python else ['"']
-            return self._quoted(f"{literal(quote)} {inner} {literal(quote)}" for quote in quotes)
+            return self._quote(f"{literal(quote)} {inner} {literal(quote)}" for quote in quotes)
         count = lengths(schema, where) or "*"
         if self.style.python:
-            return self._quoted([f"/'{_SINGLE}{count}'/", f'/"{_DOUBLE}{count}"/'])
-        return self._quoted([f'/"{_JSON_CHARACTER}{count}"/'])
+            return self._quote([f"/'{_SINGLE}{count}'/", f'/"{_DOUBLE}{count}"/'])
+        return self._quote([f'/"{_JSON_CHARACTER}{count}"/'])
 
-    def _quoted(self, forms: Any) -> Symbol:
+    def _quote(self, forms: Any) -> Symbol:
         form = self.rules.terminal(" | ".join(forms))
         return self.rules.terminal(f"{form} & {self.style.avoid}") if self.style.avoid else form
 
@@ -196,7 +198,7 @@ class Literals:
         taken = [spelling for other in others for spelling in self.spellings(other, where)]
         quotes = "'\"" if self.style.python else '"'
         return self.rules.terminal(
-            exclude(self._quoted([f"/{quote}{_PLAIN}{quote}/" for quote in quotes]), taken)
+            exclude(self._quote([f"/{quote}{_PLAIN}{quote}/" for quote in quotes]), taken)
         )
 
     def members(

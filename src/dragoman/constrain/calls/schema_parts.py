@@ -68,7 +68,7 @@ class Schemas:
 
     def options(self, schema: Any, where: SchemaPlace) -> list[TypeOption]:
         """Everything that may stand here, one type at a time."""
-        found = [option for flat in self._flat(schema, where, 0) for option in _by_type(flat, where)]
+        found = [option for flat in self._flatten(schema, where, 0) for option in _split_by_type(flat, where)]
         if len(found) > MOST_OPTIONS:
             where.refuse("has too many alternatives")
         return found
@@ -80,7 +80,7 @@ class Schemas:
             where.refuse("must be the schema of an object")
         return found
 
-    def _flat(self, schema: Any, where: SchemaPlace, depth: int) -> list[Mapping[str, Any]]:
+    def _flatten(self, schema: Any, where: SchemaPlace, depth: int) -> list[Mapping[str, Any]]:
         """Alternatives without references and unions."""
         if schema is True:
             return [EVERYTHING]
@@ -106,16 +106,16 @@ class Schemas:
             target = resolve(self.root, value)
             if target is None:
                 where.refuse("must be a reference within the schema, as #/$defs/name")
-            return self._flat(target, where, depth)
+            return self._flatten(target, where, depth)
         if not isinstance(value, Sequence) or isinstance(value, str):
             where.refuse("must be a list")
         if key == "allOf":
             whole: list[Mapping[str, Any]] = [{}]
             for part in value:
-                flat = self._flat(part, where, depth)
+                flat = self._flatten(part, where, depth)
                 whole = [merge_schemas(one, other, where) for one in whole for other in flat]
             return whole
-        each = [self._flat(part, where, depth) for part in value]
+        each = [self._flatten(part, where, depth) for part in value]
         # oneOf passes the check of the whole schema only where it says the same as anyOf.
         return [option for options in each for option in options]
 
@@ -140,10 +140,10 @@ def merge_schemas(one: Mapping[str, Any], other: Mapping[str, Any], where: Schem
         elif key in LARGEST or key in SMALLEST:
             both[key] = (max if key in LARGEST else min)(both[key], value)
         elif key in ("enum", "type"):
-            mine, yours = _listed(both[key]), _listed(value)
+            mine, yours = _as_list(both[key]), _as_list(value)
             both[key] = [choice for choice in mine if any(same(choice, another) for another in yours)]
         elif key == "pattern":
-            both[key] = [*_listed(both[key]), *_listed(value)]
+            both[key] = [*_as_list(both[key]), *_as_list(value)]
         else:
             where.at(key).refuse("is said twice in different ways")
     return both
@@ -165,7 +165,7 @@ def _check_closed(one: Mapping[str, Any], other: Mapping[str, Any], where: Schem
             )
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
@@ -176,7 +176,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def _by_type(schema: Mapping[str, Any], where: SchemaPlace) -> list[TypeOption]:
+def _split_by_type(schema: Mapping[str, Any], where: SchemaPlace) -> list[TypeOption]:
     said = {key for key in schema if not silent(key)}
     known = APPLICATORS.union(*OF_TYPES.values())
     for key in schema:
@@ -186,14 +186,14 @@ def _by_type(schema: Mapping[str, Any], where: SchemaPlace) -> list[TypeOption]:
         where.at("uniqueItems").refuse("is not enforced")
     kinds = _kinds(schema, said, where)
     if "enum" in schema or "const" in schema:
-        return _by_value(schema, kinds, where)
+        return _split_by_value(schema, kinds, where)
     return [TypeOption(kind, schema, free=not said) for kind in kinds]
 
 
 def _kinds(schema: Mapping[str, Any], said: set[str], where: SchemaPlace) -> list[str]:
     """The types that are stated; else those that something is said of; else all of them."""
     if "type" in schema:
-        kinds = _listed(schema["type"])
+        kinds = _as_list(schema["type"])
         if not all(kind in OF_TYPES or kind == "integer" for kind in kinds):
             where.at("type").refuse("must be a JSON type, or several")
         return [kind for kind in kinds if kind != "integer" or "number" not in kinds]
@@ -201,7 +201,7 @@ def _kinds(schema: Mapping[str, Any], said: set[str], where: SchemaPlace) -> lis
     return spoken_of if spoken_of and not said & {"enum", "const"} else list(OF_TYPES)
 
 
-def _by_value(schema: Mapping[str, Any], kinds: Sequence[str], where: SchemaPlace) -> list[TypeOption]:
+def _split_by_value(schema: Mapping[str, Any], kinds: Sequence[str], where: SchemaPlace) -> list[TypeOption]:
     values = schema.get("enum", [schema.get("const")])
     if not isinstance(values, list):
         where.at("enum").refuse("must be a list")

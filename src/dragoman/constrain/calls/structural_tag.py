@@ -48,7 +48,7 @@ def calls_format(
         return _section(markers, tags, single=single)
     wrapped = [_section(markers, tags, single=single)] if markers.section else tags
     wrapped = [{**tag, "begin": tag["begin"].lstrip()} for tag in wrapped]
-    trigger = _trigger(dialect, reduce(_shared, (tag["begin"] for tag in wrapped)))
+    trigger = _trigger(dialect, reduce(_common_start, (tag["begin"] for tag in wrapped)))
     if not trigger.strip("[{ \n\"'"):
         # Nothing tells a call from text.
         return None
@@ -122,20 +122,20 @@ def _same(one: CallMarkers, other: CallMarkers | None) -> bool:
 
 def _of_one(dialect: Dialect, name: str) -> CallMarkers | None:
     """From what three calls look like: what stands between two of them ends one and begins the next."""
-    parts = _around(dialect, name, name, name)
+    parts = _render_around(dialect, name, name, name)
     if parts is None or parts[1] != parts[2]:
         # Numbers, for example.
         return None
     before, middle, _, after = parts
-    close = _shared(middle, after)
-    call = _shared(middle[len(close) :][::-1], before[::-1])[::-1]
+    close = _common_start(middle, after)
+    call = _common_start(middle[len(close) :][::-1], before[::-1])[::-1]
     between = middle[len(close) : len(middle) - len(call)]
-    if name not in call or _around(dialect, name) != [before, after]:
+    if name not in call or _render_around(dialect, name) != [before, after]:
         return None
     return CallMarkers(before[: len(before) - len(call)], {name: call}, close, between, after[len(close) :])
 
 
-def _shared(one: str, other: str) -> str:
+def _common_start(one: str, other: str) -> str:
     """What both begin with."""
     size = next(
         (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
@@ -144,7 +144,7 @@ def _shared(one: str, other: str) -> str:
 
 
 def _single(dialect: Dialect, tools: Sequence[ToolSchema]) -> CallMarkers | None:
-    around = {tool.name: _around(dialect, tool.name) for tool in tools}
+    around = {tool.name: _render_around(dialect, tool.name) for tool in tools}
     ends = {None if one is None else one[1] for one in around.values()}
     if len(ends) != 1 or None in ends:
         return None
@@ -152,7 +152,7 @@ def _single(dialect: Dialect, tools: Sequence[ToolSchema]) -> CallMarkers | None
     return CallMarkers("", calls, ends.pop() or "", None, "")
 
 
-def _around(dialect: Dialect, *names: str) -> list[str] | None:
+def _render_around(dialect: Dialect, *names: str) -> list[str] | None:
     """What the renderer writes before, between and after arguments, if it writes them as JSON."""
     calls = [ToolCall(id=None, name=name, arguments=_ARGUMENTS) for name in names]
     parts = render(dialect, Answer(calls=calls)).split(_ARGUMENTS)

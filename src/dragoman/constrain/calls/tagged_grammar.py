@@ -88,7 +88,7 @@ class Tags:
             return self.rules.rule(self.rules.sequence(f"{self.lead}<{key}>", value))
         written = escape(key) if isinstance(shape, AttributedCalls) else key
         lead = shape.key[0] + written + shape.key_end[0]
-        return self.rules.rule(either(self._typed(lead, schema, where, place)))
+        return self.rules.rule(either(self._write_typed(lead, schema, where, place)))
 
     def _further(self, others: list[str], schema: Any, where: SchemaPlace, place: ArgumentPlace) -> Symbol:
         """A property that is not declared."""
@@ -97,10 +97,10 @@ class Tags:
             at.refuse("must be false: in this model's syntax for calls all names are known beforehand")
         taken = f" & ~{either(map(literal, others))}" if others else ""
         key = self.rules.terminal(regex(FREE_KEY) + taken)
-        ways = self._typed(shape.key_end[0], schema, at, place.member(""))
+        ways = self._write_typed(shape.key_end[0], schema, at, place.member(""))
         return self.rules.rule(self.rules.sequence(shape.key[0], key, self.rules.rule(either(ways))))
 
-    def _typed(self, lead: str, schema: Any, where: SchemaPlace, place: ArgumentPlace) -> list[Symbol]:
+    def _write_typed(self, lead: str, schema: Any, where: SchemaPlace, place: ArgumentPlace) -> list[Symbol]:
         """What follows the key: the stated type if the syntax has one, the value and the end of it."""
         shape = self.shape
         options = self.schemas.options(schema, where)
@@ -196,27 +196,27 @@ class TagValue:
             known = [option for option in known if option.kind == "string"]
         if any(option.free for option in known):
             # Whatever is written here is read as something, and anything will do.
-            return self._raw([])
-        found = [self._found(option, known) for option in known]
+            return self._write_raw([])
+        found = [self._write_option(option, known) for option in known]
         ways = [way for way in found if way]
         if not ways:
             self.where.refuse("allows no value that can be written in this model's syntax for calls")
         return self.rules.rule(either(ways))
 
-    def _found(self, option: TypeOption, options: list[TypeOption]) -> Symbol | None:
+    def _write_option(self, option: TypeOption, options: list[TypeOption]) -> Symbol | None:
         if option.values is not None:
-            return self._listed(option)
+            return self._write_listed(option)
         if option.kind == "string":
             apart = all(_number(other) for other in options if other.kind in ("number", "integer"))
             wanted = [*languages(option.schema, self.where), *self._no_other(apart)]
-            return self._raw(wanted) if not wanted or is_possible(" & ".join(wanted)) else None
+            return self._write_raw(wanted) if not wanted or is_possible(" & ".join(wanted)) else None
         pattern = _number(option) if "string" in self.kinds else None
         if pattern:
             # One lexeme with the end of the tag, as a string is, so that neither hides the other.
-            return self._whole(regex(pattern))
+            return self._write_whole(regex(pattern))
         if "string" in self.kinds and option.kind in ("boolean", "null"):
             words = ["null"] if option.kind == "null" else ["true", "false"]
-            return self._whole(either(map(literal, words)))
+            return self._write_whole(either(map(literal, words)))
         return self.rules.sequence(self.tags.json.option(option, self.where), self.end)
 
     def _no_other(self, apart: bool) -> list[Symbol]:
@@ -234,7 +234,7 @@ class TagValue:
             found += [regex(rf"{SPACE}[{{\[(](?s:.*)"), *([regex(SPACE)] if self.tags.lead else [])]
         return [Symbol(f"~{either(found)}")]
 
-    def _listed(self, option: TypeOption) -> Symbol | None:
+    def _write_listed(self, option: TypeOption) -> Symbol | None:
         """Values that are known beforehand: those that the reader gives back as they are."""
         assert option.values is not None
         texts = []
@@ -246,36 +246,36 @@ class TagValue:
             stated = self.tags.shape.types
             if stated or msgspec.json.decode(self.place.json(written, self.tags.shape.untyped)) == value:
                 texts.append(literal(written))
-        return self._whole(either(texts)) if texts else None
+        return self._write_whole(either(texts)) if texts else None
 
     def _text(self, option: TypeOption) -> Symbol:
         if option.values is not None:
-            return self._listed(option) or self.where.refuse("allows no value")
+            return self._write_listed(option) or self.where.refuse("allows no value")
         wanted = languages(option.schema, self.where)
         if wanted and not is_possible(" & ".join(wanted)):
             self.where.refuse("allows no text")
-        return self._raw(wanted)
+        return self._write_raw(wanted)
 
-    def _raw(self, wanted: list[Symbol]) -> Symbol:
+    def _write_raw(self, wanted: list[Symbol]) -> Symbol:
         shape = self.tags.shape
         core = self.tags.lead or self.end.strip()
         if self.tags.text is not None:
-            return self._in_grammar(self.tags.text, core)
-        raw = self.rules.ended(self.end, *wanted, core=core)
+            return self._write_in_grammar(self.tags.text, core)
+        raw = self.rules.text_until(self.end, *wanted, core=core)
         if not shape.cdata:
             return raw
         opening, closing = CDATA
-        bare = self.rules.ended(self.end, *wanted, Symbol(f"~({literal(opening)} /(?s:.*)/)"), core=core)
-        fenced = self.rules.ended(closing + self.end, *wanted, core=closing)
+        bare = self.rules.text_until(self.end, *wanted, Symbol(f"~({literal(opening)} /(?s:.*)/)"), core=core)
+        fenced = self.rules.text_until(closing + self.end, *wanted, core=closing)
         return self.rules.rule(either([bare, self.rules.rule(f"{literal(opening)} {fenced}")]))
 
-    def _in_grammar(self, text: QuotedLark, core: str) -> Symbol:
+    def _write_in_grammar(self, text: QuotedLark, core: str) -> Symbol:
         if not self.tags.shape.cdata:
             return text.write_raw(self.end, core)
         opening, closing = CDATA
         return self.rules.rule(f"{literal(opening)} {text.write_raw(closing + self.end, closing)}")
 
-    def _whole(self, terminal: str) -> Symbol:
+    def _write_whole(self, terminal: str) -> Symbol:
         """A terminal that is a whole value, as one lexeme with the text that ends it."""
         pieces = self.rules.pieces(self.end)
         lead = pieces[0] if pieces and isinstance(pieces[0], str) else ""

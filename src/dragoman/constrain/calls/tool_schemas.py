@@ -62,7 +62,7 @@ def read_tools(
         place = f"{TOOLS}[{number}]{'.function' if inner else ''}.parameters"
         where = SchemaPlace(name, places[number] if places else place)
         loose = strict is not None and name not in strict
-        wanted = ANYTHING if loose else {"type": "object", **closed(schema)}
+        wanted = ANYTHING if loose else {"type": "object", **close_objects(schema)}
         lark = _lark(schema, where.beside("format")) if name in custom and not loose else ""
         found.append(ToolSchema(name, schema, wanted, _native(wanted, where), where, lark))
     return found
@@ -93,13 +93,13 @@ def _native(schema: Mapping[str, Any], where: SchemaPlace) -> Mapping[str, Any]:
     return {"allOf": [prepared]} if isinstance(prepared, bool) else prepared
 
 
-def closed(schema: Any) -> Any:
+def close_objects(schema: Any) -> Any:
     """Where properties are declared and nothing is said of others, there are none.
 
     A model that may make up properties does so; and those who want them say so.
     """
     combined = any("allOf" in part or ("$ref" in part and len(part) > 1) for part in _parts(schema, 0))
-    return _closed(schema, not combined, 0)
+    return _close(schema, not combined, 0)
 
 
 def _parts(schema: Any, depth: int) -> Iterator[Mapping[str, Any]]:
@@ -110,7 +110,7 @@ def _parts(schema: Any, depth: int) -> Iterator[Mapping[str, Any]]:
             yield from _parts(inner, depth + 1)
 
 
-def _closed(schema: Any, whole: bool, depth: int) -> Any:
+def _close(schema: Any, whole: bool, depth: int) -> Any:
     """`whole`: nothing else is said of the same value in another place."""
     if not isinstance(schema, Mapping) or depth > MOST_DEPTH:
         return schema
@@ -119,13 +119,13 @@ def _closed(schema: Any, whole: bool, depth: int) -> Any:
     for word in ("properties", "$defs", "definitions"):
         if isinstance(schema.get(word), Mapping):
             inside = whole if word != "properties" else True
-            result[word] = {key: _closed(value, inside, depth + 1) for key, value in schema[word].items()}
+            result[word] = {key: _close(value, inside, depth + 1) for key, value in schema[word].items()}
     if isinstance(schema.get("items"), Mapping):
-        result["items"] = _closed(schema["items"], True, depth + 1)
+        result["items"] = _close(schema["items"], True, depth + 1)
     for word in ("anyOf", "oneOf"):
         if isinstance(schema.get(word), list):
             inside = whole and "properties" not in schema
-            result[word] = [_closed(value, inside, depth + 1) for value in schema[word]]
+            result[word] = [_close(value, inside, depth + 1) for value in schema[word]]
     if whole and alone and "properties" in schema and "additionalProperties" not in schema:
         result["additionalProperties"] = False
     return result

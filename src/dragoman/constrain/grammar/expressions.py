@@ -95,10 +95,10 @@ class _PatternReader:
         while self.at < len(self.pattern) and self.pattern[self.at] not in "|)":
             if self._count() is not None:
                 raise PatternError("repeats something that is not there")
-            parts.append(self._repeated(self._group(depth) if self._took("(") else self._atom()))
+            parts.append(self._repeat(self._group(depth) if self._took("(") else self._atom()))
         return concatenate(parts)
 
-    def _repeated(self, inner: Tree) -> Tree:
+    def _repeat(self, inner: Tree) -> Tree:
         for _ in range(DEEPEST):
             times = self._count()
             if times is None:

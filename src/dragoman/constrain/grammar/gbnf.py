@@ -130,7 +130,7 @@ class _GbnfReader:
                 break
             self.at += 1
             part = self._group(depth, line) if text == "(" else _read_atom(kind, text, line)
-            parts.append(self._repeated(part))
+            parts.append(self._repeat(part))
         if NEVER in parts:
             return NEVER
         return parts[0] if len(parts) == 1 else Concatenation(tuple(parts))
@@ -148,7 +148,7 @@ class _GbnfReader:
         self.at += found
         return found
 
-    def _repeated(self, part: Tree) -> Tree:
+    def _repeat(self, part: Tree) -> Tree:
         start = self.at
         while self.at < len(self.tokens):
             kind, text, line = self.tokens[self.at]

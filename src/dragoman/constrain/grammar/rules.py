@@ -73,10 +73,10 @@ class Rules:
     # What is defined
 
     def rule(self, body: str, *, lazy: bool = False) -> Symbol:
-        return self._named("r", "[lazy]" if lazy else "", body)
+        return self._name("r", "[lazy]" if lazy else "", body)
 
     def terminal(self, body: str) -> Symbol:
-        return self._named("T", "", body)
+        return self._name("T", "", body)
 
     def reserve(self) -> Symbol:
         """A name for a rule that may speak of itself; `define` says later what it is."""
@@ -86,7 +86,7 @@ class Rules:
     def define(self, name: Symbol, body: str) -> None:
         self._set(int(name[1:]), f"{name}: {body}")
 
-    def _named(self, prefix: str, options: str, body: str) -> Symbol:
+    def _name(self, prefix: str, options: str, body: str) -> Symbol:
         key = f"{prefix}{options}: {body}"
         if key not in self._names:
             name = f"{prefix}{len(self._lines)}"
@@ -124,10 +124,10 @@ class Rules:
                 joined[-1] += part
             elif part:
                 joined.append(part)
-        written = [[part] if isinstance(part, Symbol) else self._written(part) for part in joined]
+        written = [[part] if isinstance(part, Symbol) else self._write_text(part) for part in joined]
         return Symbol(" ".join(symbol for symbols in written for symbol in symbols))
 
-    def _written(self, text: str) -> list[Symbol]:
+    def _write_text(self, text: str) -> list[Symbol]:
         return [
             Symbol(f"<[{piece}]>") if isinstance(piece, int) else literal(piece)
             for piece in self.pieces(text)
@@ -152,7 +152,7 @@ class Rules:
         """A terminal: text that is in all of these languages."""
         return self.terminal(" & ".join([self.any, *(language for language in languages if language)]))
 
-    def ended(self, end: str, *languages: str | None, core: str | None = None) -> Symbol:
+    def text_until(self, end: str, *languages: str | None, core: str | None = None) -> Symbol:
         """Text in these languages up to the marker `end`, and the marker.
 
         `core` is what the text must not have in it, if that is less than the whole marker.

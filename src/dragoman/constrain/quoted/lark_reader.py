@@ -125,7 +125,7 @@ class _LarkReader:
     # What a grammar is made of
 
     def _item(self) -> None:
-        token = self._taken()
+        token = self._take()
         if token.kind == "rule" or token.kind == "terminal":
             self._definition(token)
         elif token.text == "%ignore":
@@ -136,23 +136,23 @@ class _LarkReader:
             self._refuse(f"{token.text[:32]} is not understood in the grammar of a tool", token.line)
 
     def _definition(self, name: _Token) -> None:
-        opening = self._taken()
+        opening = self._take()
         if opening.text != ":":
             self._refuse(f"{name.text} has options, which a tool's grammar cannot have", name.line)
         body = self._body(in_terminal=name.kind == "terminal")
         (self.terminals if name.kind == "terminal" else self.rules)[name.text.lstrip("!?")] = body
 
     def _import(self) -> None:
-        self._taken()
+        self._take()
         if self._took("("):
             names = []
             while not self._took(")"):
-                names.append(self._taken().text)
+                names.append(self._take().text)
                 self._took(",")
         else:
             self._took(".")
-            names = [self._taken().text]
-        called = self._taken().text if self._took("->") else names[0]
+            names = [self._take().text]
+        called = self._take().text if self._took("->") else names[0]
         for name in names:
             self.terminals[called if len(names) == 1 else name] = read_terminal(COMMON[name])
 
@@ -175,7 +175,7 @@ class _LarkReader:
         while self._took("&"):
             parts.append(self._sequence(depth))
         if self._took("->"):
-            self._taken()
+            self._take()
         return parts[0] if len(parts) == 1 else Intersection(tuple(parts))
 
     def _sequence(self, depth: int) -> Tree:
@@ -184,19 +184,19 @@ class _LarkReader:
             if self._next.kind == "newline":
                 if not depth:
                     break
-                self._taken()
+                self._take()
             else:
-                parts.append(self._repeated(depth))
+                parts.append(self._repeat(depth))
         return concatenate(parts)
 
-    def _repeated(self, depth: int) -> Tree:
+    def _repeat(self, depth: int) -> Tree:
         atom = self._atom(depth)
         times = _TIMES.get(self._next.text)
         if times:
-            self._taken()
+            self._take()
             return repeat(atom, *times)
         if self._next.text == "~" and self.tokens[self.at + 1].kind == "number":
-            self._taken()
+            self._take()
             least = self._number()
             return repeat(atom, least, self._number() if self._took("..") else least)
         if not self._took("{"):
@@ -211,7 +211,7 @@ class _LarkReader:
         return repeat(atom, least, most)
 
     def _atom(self, depth: int) -> Tree:
-        token = self._taken()
+        token = self._take()
         match token.kind, token.text:
             case _, "(":
                 inner = self._options(depth + 1)
@@ -242,11 +242,11 @@ class _LarkReader:
 
     def _string(self, token: _Token) -> Tree:
         any_case = token.text.endswith("i")
-        text = _unquoted(token.text.removesuffix("i"))
+        text = _unquote(token.text.removesuffix("i"))
         if text is None:
             self._refuse(f"{token.text[:32]} has an escape that is not known", token.line)
         if self._took(".."):
-            last = _unquoted(self._taken().text)
+            last = _unquote(self._take().text)
             return CharClass(rf"\x{{{ord(text):x}}}-\x{{{ord(last or text):x}}}")
         return (
             self._pattern(re.escape(text), "i", token.line)
@@ -266,7 +266,7 @@ class _LarkReader:
     def _next(self) -> _Token:
         return self.tokens[self.at]
 
-    def _taken(self) -> _Token:
+    def _take(self) -> _Token:
         token = self.tokens[self.at]
         self.at = min(self.at + 1, len(self.tokens) - 1)
         return token
@@ -282,13 +282,13 @@ class _LarkReader:
         return found
 
     def _number(self) -> int:
-        return int(self._taken().text)
+        return int(self._take().text)
 
     def _refuse(self, what: str, line: int) -> NoReturn:
         raise UnreadGrammar(f"line {line}: {what}")
 
 
-def _unquoted(string: str) -> str | None:
+def _unquote(string: str) -> str | None:
     """What llguidance reads as a string of JSON, with `\\x41` beside it."""
     try:
         text = json.loads(re.sub(r"(\\\\)|\\x(?=[0-9a-fA-F]{2})", lambda found: found[1] or r"\u00", string))

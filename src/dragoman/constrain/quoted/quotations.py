@@ -213,7 +213,7 @@ class Raw:
             node, f"({self.terminals.write(node)} {literal(first[0])} {ANYTHING})", first[0]
         ):
             return self.rules.rule(self.rules.sequence(alone, self.end))
-        return self.rules.ended(self.end, alone, core=self.mark or None)
+        return self.rules.text_until(self.end, alone, core=self.mark or None)
 
     def _may_be(self, node: Lexeme, language: str, sign: str) -> bool:
         """Whether a text of the lexeme is in this language, in all of whose texts there is the sign."""

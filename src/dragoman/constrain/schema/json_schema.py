@@ -120,7 +120,7 @@ def prepare_schema(
     if not problems.found:
         wrong = _wrong(prepared)
         if wrong is not None:
-            problems.found.append(_narrowed(prepared, wrong))
+            problems.found.append(_narrow(prepared, wrong))
     return prepared
 
 
@@ -134,7 +134,7 @@ def _overlap(options: list[Any], root: Any) -> bool:
     pairs = [{"allOf": [one, other]} for number, one in enumerate(options) for other in options[number + 1 :]]
     if len(pairs) > _MOST_PAIRS:
         return True
-    asked = {"anyOf": _moved(pairs), "$defs": {"root": _moved(root)}}
+    asked = {"anyOf": _move_references(pairs), "$defs": {"root": _move_references(root)}}
     native = compile_grammar(byte_vocabulary(), "start: " + write_json(asked))
     if native.is_error():
         said = native.get_error().partition("JSON schema: ")[2]
@@ -159,13 +159,16 @@ def _tags(option: Any, root: Any) -> dict[str, str]:
     return {name: schema["const"] for name, schema in must.items() if isinstance(schema.get("const"), str)}
 
 
-def _moved(schema: Any) -> Any:
+def _move_references(schema: Any) -> Any:
     """With references to what is now `#/$defs/root`."""
     if isinstance(schema, list):
-        return [_moved(one) for one in schema]
+        return [_move_references(one) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    result = {word: value if word in ("enum", "const") else _moved(value) for word, value in schema.items()}
+    result = {
+        word: value if word in ("enum", "const") else _move_references(value)
+        for word, value in schema.items()
+    }
     target = schema.get("$ref")
     if isinstance(target, str) and (target == "#" or target.startswith("#/")):
         result["$ref"] = f"#/$defs/root{target[1:]}"
@@ -182,7 +185,7 @@ def _wrong(prepared: Any) -> str | None:
     return "allows no value at all" if native.is_error() else None
 
 
-def _narrowed(prepared: Any, message: str) -> SchemaProblem:
+def _narrow(prepared: Any, message: str) -> SchemaProblem:
     """The smallest part with the same trouble, so that a person finds the place."""
     place, part = "", prepared
     shared = {

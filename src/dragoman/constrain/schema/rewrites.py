@@ -97,15 +97,15 @@ def _names(rewrite: Rewrite) -> None:
 
 def _pattern(rewrite: Rewrite) -> None:
     if "pattern" in rewrite.words:
-        rewrite.words["pattern"] = _translated(rewrite, rewrite.words["pattern"], "pattern")
+        rewrite.words["pattern"] = _translate(rewrite, rewrite.words["pattern"], "pattern")
     if "patternProperties" in rewrite.words:
         rewrite.words["patternProperties"] = {
-            _translated(rewrite, pattern, "patternProperties", pattern): schema
+            _translate(rewrite, pattern, "patternProperties", pattern): schema
             for pattern, schema in rewrite.words["patternProperties"].items()
         }
 
 
-def _translated(rewrite: Rewrite, pattern: str, word: str, *steps: str) -> str:
+def _translate(rewrite: Rewrite, pattern: str, word: str, *steps: str) -> str:
     try:
         return write_pattern(read_pattern(pattern), in_json=True)
     except PatternError as error:

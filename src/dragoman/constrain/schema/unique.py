@@ -126,10 +126,10 @@ class UniqueWatch:
 
     def _value_schemas(self) -> list[Any]:
         if not self.frames:
-            return _expanded(self.root, [self.root])
+            return _expand(self.root, [self.root])
         top = self.frames[-1]
         found = [inner for schema in top.schemas for inner in _inside(schema, top)]
-        return _expanded(self.root, found)
+        return _expand(self.root, found)
 
 
 def _inside(schema: Any, frame: OpenValue) -> list[Any]:
@@ -142,7 +142,7 @@ def _inside(schema: Any, frame: OpenValue) -> list[Any]:
     return [*found, *schema.get("patternProperties", {}).values()]
 
 
-def _expanded(root: Any, schemas: list[Any]) -> list[Any]:
+def _expand(root: Any, schemas: list[Any]) -> list[Any]:
     """With all that is referred to, and all alternatives: a list that might be unique is treated as one."""
     found: list[Any] = []
     waiting = list(schemas)
@@ -177,7 +177,7 @@ class WatchedMatcher(GrammarMatcher):
 
     def mask(self, row: NDArray[np.float32]) -> None:
         super().mask(row)
-        forbidden = self._forbidden(row)
+        forbidden = self._find_forbidden(row)
         if forbidden:
             row[forbidden] = -np.inf
             if not (row > -np.inf).any():
@@ -197,7 +197,7 @@ class WatchedMatcher(GrammarMatcher):
         self._refused = message
         return ConstraintFailed(message)
 
-    def _forbidden(self, row: NDArray[np.float32]) -> list[int]:
+    def _find_forbidden(self, row: NDArray[np.float32]) -> list[int]:
         """The ids that are still allowed, or not, and would write a string a second time."""
         open_list = self._watch.unique
         if open_list is None:

@@ -8,7 +8,7 @@ import pytest
 from dragoman.constrain.constraint import Constraint
 from dragoman.constrain.schema.keywords import KEYWORDS
 from dragoman.errors import BadRequest
-from tests.constrain.keyword_samples import ENFORCED, PARTLY, REFUSED, Sample
+from tests.constrain.schema.keyword_samples import ENFORCED, PARTLY, REFUSED, Sample
 
 SAMPLES = [(word, sample) for word, samples in ENFORCED.items() for sample in samples]
 

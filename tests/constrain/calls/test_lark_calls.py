@@ -11,7 +11,7 @@ from dragoman.dialects.registry import get_dialect
 from dragoman.dialects.render import render
 from dragoman.errors import BadRequest
 from dragoman.types import Answer, ToolCall
-from tests.constrain.test_calls import NAMES, read, walker_of
+from tests.constrain.calls.test_call_grammar import NAMES, read, walker_of
 from tests.support.apply_patch import APPLY_PATCH, NO_PATCHES, PATCH, as_tool
 
 pytestmark = pytest.mark.thorough
