@@ -5,7 +5,7 @@ import pytest
 
 from dragoman.api.chat_reply import ChatSpelling
 from dragoman.api.logprobs import Speller
-from dragoman.api.reply import Head, StreamOptions, StreamWriter
+from dragoman.api.reply import ChunkOptions, Head, StreamWriter
 from dragoman.turns.detokenize import Pieces
 from dragoman.types import Event, TokenLogprob, Usage
 
@@ -16,7 +16,7 @@ QUOTES = 'say "\\" \n é \x00'
 
 def writer(*, token_ids: bool = False, logprobs: bool = False, **wanted: Any) -> StreamWriter:
     spelling = ChatSpelling(Speller(PIECES), logprobs=logprobs, **wanted)
-    options = StreamOptions(token_ids=token_ids)
+    options = ChunkOptions(token_ids=token_ids)
     return StreamWriter(HEAD, spelling, options, Usage, plain=not logprobs)
 
 

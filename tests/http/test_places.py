@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.errors import Overloaded
-from dragoman.http.connection.places import Place, Places
+from dragoman.http.connection.places import ConnectionPlace, ConnectionPlaces
 
 MOST = 8
 ACTIONS = st.sampled_from(["enter", "show a", "show b", "works", "rests", "socket", "leave"])
@@ -16,9 +16,9 @@ ACTIONS = st.sampled_from(["enter", "show a", "show b", "works", "rests", "socke
 class Connection:
     """What a connection is to others: it can be closed, and must not be while it works."""
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: ConnectionPlaces) -> None:
         self.closed = self.works = self.known = False
-        self.place: Place | None = places.enter(self.close)
+        self.place: ConnectionPlace | None = places.enter(self.close)
 
     def close(self) -> None:
         assert not (self.known and self.works), "closed at work"
@@ -49,7 +49,7 @@ def act(action: str, one: Connection) -> None:
 
 @given(st.lists(st.tuples(ACTIONS, st.integers(0, 30)), max_size=120))
 def test_counts_are_right_whatever_comes(actions: list[tuple[str, int]]) -> None:
-    places = Places(MOST, keys=2)
+    places = ConnectionPlaces(MOST, keys=2)
     made: list[Connection] = []
     for action, number in actions:
         if action == "enter":
@@ -66,20 +66,20 @@ def test_counts_are_right_whatever_comes(actions: list[tuple[str, int]]) -> None
     assert not (places.strangers or places.of_key or places.sockets or places.resting)
 
 
-def shown(places: Places, owner: str) -> Connection:
+def shown(places: ConnectionPlaces, owner: str) -> Connection:
     made = Connection(places)
     act(f"show {owner}", made)
     return made
 
 
 def test_the_stranger_that_came_first_is_closed_first() -> None:
-    places = Places(MOST, keys=1)
+    places = ConnectionPlaces(MOST, keys=1)
     strangers = [Connection(places) for _ in range(MOST // 2 + 1)]
     assert [one.closed for one in strangers] == [True, *[False] * (MOST // 2)]
 
 
 def test_that_which_rested_longest_of_the_key_that_has_most_gives_way() -> None:
-    places = Places(MOST, keys=1)
+    places = ConnectionPlaces(MOST, keys=1)
     theirs = [shown(places, "b") for _ in range(3)]
     mine = [shown(places, "a") for _ in range(5)]
     for one in (*theirs, mine[2], mine[1]):
@@ -89,14 +89,14 @@ def test_that_which_rested_longest_of_the_key_that_has_most_gives_way() -> None:
 
 
 def test_where_all_are_at_work_nobody_gives_way() -> None:
-    places = Places(MOST, keys=1)
+    places = ConnectionPlaces(MOST, keys=1)
     for _ in range(MOST):
         shown(places, "a")
     assert Connection(places).place is None
 
 
 def test_a_key_that_has_its_share_at_work_is_told_so() -> None:
-    places = Places(MOST, keys=2)
+    places = ConnectionPlaces(MOST, keys=2)
     for _ in range(MOST // 2):
         shown(places, "a")
     with pytest.raises(Overloaded):

@@ -10,7 +10,7 @@ from starlette.types import Message
 
 from dragoman.api.chat_reply import ChatSpelling
 from dragoman.api.logprobs import Speller
-from dragoman.api.reply import Head, StreamOptions, StreamWriter
+from dragoman.api.reply import ChunkOptions, Head, StreamWriter
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import CHATML, Script, ScriptedEngine, say
 from dragoman.http.stream import Pump, TurnStream
@@ -25,7 +25,7 @@ from tests.support.wait import becomes
 def writer_of(turn: Turn, engine: ScriptedEngine) -> StreamWriter:
     speller = Speller(Pieces(engine.tokenizer.pieces))
     spelling = ChatSpelling(speller, logprobs=False)
-    return StreamWriter(Head("id", 1, "m", "f"), spelling, StreamOptions(), lambda: turn.usage, plain=True)
+    return StreamWriter(Head("id", 1, "m", "f"), spelling, ChunkOptions(), lambda: turn.usage, plain=True)
 
 
 def text_of(data: bytes) -> str:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from dragoman.mcp import Bounds, McpFailure, McpServers, McpSession, ServerSpec
+from dragoman.mcp import McpBounds, McpFailure, McpServers, McpSession, ServerSpec
 
 T = TypeVar("T")
 NEWEST = "2026-07-28"
@@ -31,7 +31,7 @@ TOOL = {
 }
 SERVERS = Path(__file__).parent / "servers"
 # Long, so that a busy machine does not run into it; tests that want a timeout have a short one.
-BOUNDS = Bounds(connect_s=60, call_s=60)
+BOUNDS = McpBounds(connect_s=60, call_s=60)
 
 
 def process(*arguments: str, env: dict[str, str] | None = None) -> ServerSpec:
@@ -41,7 +41,10 @@ def process(*arguments: str, env: dict[str, str] | None = None) -> ServerSpec:
 
 
 def with_session(
-    spec: ServerSpec, use: Callable[[McpSession], Awaitable[T]], bounds: Bounds = BOUNDS, shared: bool = True
+    spec: ServerSpec,
+    use: Callable[[McpSession], Awaitable[T]],
+    bounds: McpBounds = BOUNDS,
+    shared: bool = True,
 ) -> T:
     """What `use` returns. Whatever happened, no task is left when all is closed."""
 

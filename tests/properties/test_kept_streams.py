@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from dragoman.api.chat_reply import ChatSpelling
 from dragoman.api.logprobs import Speller
-from dragoman.api.reply import Head, StreamOptions, StreamWriter
+from dragoman.api.reply import ChunkOptions, Head, StreamWriter
 from dragoman.api.stored_chat import KeptStream
 from dragoman.errors import EngineFailed
 from dragoman.folding import Fold
@@ -24,7 +24,7 @@ cuts = st.lists(st.integers(0, 20), max_size=8)
 
 def writer() -> StreamWriter:
     head = Head("chatcmpl-x", 0, "model", "print")
-    return StreamWriter(head, ChatSpelling(Speller(Pieces([]))), StreamOptions(), Usage, plain=True)
+    return StreamWriter(head, ChatSpelling(Speller(Pieces([]))), ChunkOptions(), Usage, plain=True)
 
 
 def told(said: list[tuple[str, int, str]], order: list[int]) -> list[Event]:

@@ -47,7 +47,10 @@ async def test_many_servers_that_write_and_sweep_do_not_block_each_other(postgre
 
 
 async def test_the_work_of_a_server_whose_lease_has_run_out_is_an_orphan(postgres_url: str) -> None:
-    dead, living = PostgresStore(postgres_url, Bounds(), lease_s=0.2), PostgresStore(postgres_url, Bounds())
+    dead, living = (
+        PostgresStore(postgres_url, Bounds(), lease_s=0.2),
+        PostgresStore(postgres_url, Bounds()),
+    )
     await dead.open()
     await living.open()
     await dead.save(record("r", status="in_progress"))
@@ -62,7 +65,10 @@ async def test_the_work_of_a_server_whose_lease_has_run_out_is_an_orphan(postgre
 
 
 async def test_a_lease_is_renewed(postgres_url: str) -> None:
-    server, other = PostgresStore(postgres_url, Bounds(), lease_s=0.5), PostgresStore(postgres_url, Bounds())
+    server, other = (
+        PostgresStore(postgres_url, Bounds(), lease_s=0.5),
+        PostgresStore(postgres_url, Bounds()),
+    )
     await server.open()
     await other.open()
     select = b"SELECT expires_at FROM dragoman.servers WHERE instance = %s"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dragoman.dialects.declare import Dialect
 from dragoman.engines.protocol import Engine
 from dragoman.turns.language import Language
-from dragoman.turns.plan import Plan
+from dragoman.turns.plan import TurnPlan
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.turn import Turn
 from dragoman.types import Answer, Event, IdsPrompt, Job, Sampling
@@ -30,7 +30,7 @@ PLAIN = Dialect(name="plain", models="")
 
 def turn_of(engine: Engine, spec: TurnSpec, dialect: Dialect = PLAIN, *, in_reasoning: bool = False) -> Turn:
     asked = jobs(spec)
-    plan = Plan(asked, [in_reasoning] * len(asked), dialect)
+    plan = TurnPlan(asked, [in_reasoning] * len(asked), dialect)
     return Turn(engine, plan, spec, Language(dialect, engine.tokenizer))
 
 

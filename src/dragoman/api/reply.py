@@ -30,7 +30,7 @@ class Head(Struct, frozen=True):
     fingerprint: str
 
 
-class StreamOptions(Struct, frozen=True):
+class ChunkOptions(Struct, frozen=True):
     usage: bool = False
     running_usage: bool = False
     token_ids: bool = False
@@ -75,7 +75,7 @@ class StreamWriter:
         self,
         head: Head,
         spelling: Spelling,
-        options: StreamOptions,
+        options: ChunkOptions,
         used: Callable[[], Usage],
         *,
         plain: bool,

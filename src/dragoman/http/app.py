@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from dragoman._version import __version__
 from dragoman.engines.protocol import Engine
 from dragoman.errors import DragomanError, EngineFailed, MethodNotAllowed, NotFound
-from dragoman.http.connection.places import Place
+from dragoman.http.connection.places import ConnectionPlace
 from dragoman.http.connection.stall import StallWatch
 from dragoman.http.exchange import Exchange, advice
 from dragoman.http.guard import Guard, preflight
@@ -228,9 +228,9 @@ class _Endpoint:
             await self._handler(self._host, exchange)
 
 
-def _place(scope: Scope) -> Place | None:
+def _place(scope: Scope) -> ConnectionPlace | None:
     """That of the connection, where the server is our own."""
-    place: Place | None = scope.get("dragoman.place")
+    place: ConnectionPlace | None = scope.get("dragoman.place")
     return place
 
 

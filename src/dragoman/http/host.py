@@ -17,7 +17,7 @@ from dragoman.engines.supervised.opening import closed
 from dragoman.errors import DragomanError, EngineFailed, Unavailable
 from dragoman.http.admission import PLACES_PER_SLOT, Admission
 from dragoman.http.connection.budget import Budget, Replies
-from dragoman.http.connection.places import Places, room
+from dragoman.http.connection.places import ConnectionPlaces, room
 from dragoman.http.connection.upgrade import Turnstile
 from dragoman.http.journal import Journal
 from dragoman.http.keys import keys_of
@@ -52,7 +52,7 @@ class Host:
         self.admission = Admission(settings, self.card.slots, self.journal.metrics, self.workers)
         self.model = ServedModel(engine, settings, self.workers, self.admission.line, template)
         keys = len(keys_of(settings))
-        self.places = Places(room(self.limits.connections), keys)
+        self.places = ConnectionPlaces(room(self.limits.connections), keys)
         self.bodies = Budget(self.limits.bodies_bytes, keys, "The bodies of requests")
         self.replies = Replies(self.limits.replies_bytes, keys)
         self.turnstile = Turnstile()

@@ -21,7 +21,7 @@ from msgspec import Struct, field
 from dragoman.errors import SettingsError
 from dragoman.mcp.resolve import ADDRESS, header_problem
 from dragoman.mcp.servers import McpServers
-from dragoman.mcp.spec import Bounds, ServerSpec, Transport
+from dragoman.mcp.spec import McpBounds, ServerSpec, Transport
 from dragoman.settings import Settings
 
 VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
@@ -53,7 +53,7 @@ class File(Struct, frozen=True):
 def servers_of(settings: Settings, errors: IO[str] | None = None) -> McpServers:
     """The MCP servers of an app: `mcp_config`, `mcp_allow` and `mcp_timeout` say which."""
     configured = read_config(settings.mcp_config, os.environ) if settings.mcp_config else {}
-    return McpServers(configured, settings.mcp_allow, Bounds(call_s=settings.mcp_timeout), errors=errors)
+    return McpServers(configured, settings.mcp_allow, McpBounds(call_s=settings.mcp_timeout), errors=errors)
 
 
 def read_config(path: str, environ: Mapping[str, str]) -> dict[str, ServerSpec]:

@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 
 from dragoman._version import __version__
 from dragoman.mcp.failures import closed, failure_of, timed_out, too_large
-from dragoman.mcp.spec import Bounds, CallResult, McpFailure, McpTool, ServerSpec
+from dragoman.mcp.spec import CallResult, McpBounds, McpFailure, McpTool, ServerSpec
 from dragoman.mcp.transports import Attempt, attempts, may_be_older, transport
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class Connection:
     """`await Connection.open(spec, bounds, owners)`; after `end`, or once `over`, it is of no use."""
 
     def __init__(
-        self, spec: ServerSpec, bounds: Bounds, owners: Owners, how: Attempt, errors: IO[str] | None
+        self, spec: ServerSpec, bounds: McpBounds, owners: Owners, how: Attempt, errors: IO[str] | None
     ) -> None:
         self._spec = spec
         self._bounds = bounds
@@ -68,7 +68,7 @@ class Connection:
 
     @classmethod
     async def open(
-        cls, spec: ServerSpec, bounds: Bounds, owners: Owners, errors: IO[str] | None = None
+        cls, spec: ServerSpec, bounds: McpBounds, owners: Owners, errors: IO[str] | None = None
     ) -> "Connection":
         """Connect in the newest way that the server knows."""
         *others, last = attempts(spec)
@@ -167,7 +167,7 @@ def _retrieve(asked: asyncio.Task[Any]) -> None:
 class Listing:
     """The tools of a server, asked for page by page and kept for a while."""
 
-    def __init__(self, bounds: Bounds) -> None:
+    def __init__(self, bounds: McpBounds) -> None:
         self._bounds = bounds
         self._tools: list[McpTool] | None = None
         self._until = 0.0

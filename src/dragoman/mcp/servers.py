@@ -9,7 +9,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from dragoman.errors import TOOLS, BadRequest, SettingsError
 from dragoman.mcp.resolve import check_allow, check_url, header_problem
-from dragoman.mcp.spec import Bounds, CallResult, McpFailure, McpTool, ServerSpec
+from dragoman.mcp.spec import CallResult, McpBounds, McpFailure, McpTool, ServerSpec
 
 if TYPE_CHECKING:
     from dragoman.mcp.connection import Connection, Owners
@@ -21,7 +21,7 @@ INVALID_PARAMS = -32602
 class McpSession:
     """Raises nothing but McpFailure."""
 
-    def __init__(self, spec: ServerSpec, bounds: Bounds, owners: "Owners", errors: IO[str] | None) -> None:
+    def __init__(self, spec: ServerSpec, bounds: McpBounds, owners: "Owners", errors: IO[str] | None) -> None:
         self._spec = spec
         self._bounds = bounds
         self._owners = owners
@@ -104,14 +104,14 @@ class McpServers:
         self,
         configured: Mapping[str, ServerSpec] | None = None,
         allow: Sequence[str] = (),
-        bounds: Bounds | None = None,
+        bounds: McpBounds | None = None,
         *,
         errors: IO[str] | None = None,
     ) -> None:
         """`errors` gets what the processes write to their standard error; without it, nobody does."""
         self._configured = dict(configured or {})
         self._allow = tuple(allow)
-        self._bounds = bounds or Bounds()
+        self._bounds = bounds or McpBounds()
         self._errors = errors
         self._shared: dict[str, McpSession] = {}
         self._leaving: set[asyncio.Task[None]] = set()

@@ -68,7 +68,7 @@ class CallResult(Struct, frozen=True):
     """The tool itself failed; `text` tells the model why."""
 
 
-class Bounds(Struct, frozen=True, kw_only=True):
+class McpBounds(Struct, frozen=True, kw_only=True):
     """What one server may cost."""
 
     connect_s: float = 20.0

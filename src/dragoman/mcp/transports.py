@@ -13,7 +13,7 @@ from msgspec import Struct
 from dragoman.mcp import spec as specs
 from dragoman.mcp.failures import closed, of_status
 from dragoman.mcp.guard import GuardedTransport, Refused
-from dragoman.mcp.spec import Bounds, McpFailure, ServerSpec
+from dragoman.mcp.spec import McpBounds, McpFailure, ServerSpec
 from dragoman.mcp.stdio import Lost, stdio
 
 NO_SUCH_TRANSPORT = frozenset({400, 404, 405})
@@ -43,7 +43,7 @@ def may_be_older(attempt: Attempt, failure: McpFailure) -> bool:
 
 
 def transport(
-    kind: specs.Transport, spec: ServerSpec, bounds: Bounds, lost: Lost, errors: IO[str] | None
+    kind: specs.Transport, spec: ServerSpec, bounds: McpBounds, lost: Lost, errors: IO[str] | None
 ) -> Transport:
     """`lost` is told when the connection is gone for good, by those transports that can be."""
     if kind == "stdio":
@@ -62,7 +62,7 @@ def transport(
 
 
 @asynccontextmanager
-async def _streamable(spec: ServerSpec, bounds: Bounds) -> AsyncIterator[Any]:
+async def _streamable(spec: ServerSpec, bounds: McpBounds) -> AsyncIterator[Any]:
     assert spec.url is not None
     async with (
         _client(spec, bounds) as client,
@@ -73,7 +73,7 @@ async def _streamable(spec: ServerSpec, bounds: Bounds) -> AsyncIterator[Any]:
         yield streams
 
 
-def _client(spec: ServerSpec, bounds: Bounds, refused: Refused | None = None) -> httpx2.AsyncClient:
+def _client(spec: ServerSpec, bounds: McpBounds, refused: Refused | None = None) -> httpx2.AsyncClient:
     """Each connection has its own client: cookies and headers of one server never reach another."""
     return httpx2.AsyncClient(
         headers={"Accept-Encoding": "identity", **spec.all_headers()},

@@ -5,7 +5,7 @@ import time
 
 from dragoman.api.logprobs import Speller
 from dragoman.api.responses.request import ResponseRequest
-from dragoman.api.responses.response import Response, described
+from dragoman.api.responses.response import ResponseObject, described
 from dragoman.api.responses.tools import Offer, offered
 from dragoman.api.responses.writer import Manner
 from dragoman.limits import check_count
@@ -27,7 +27,7 @@ async def begin_making(desk: Desk, request: ResponseRequest, context: Context) -
     model, store = desk.model, _keeps(desk, request)
     limits = model.limits
 
-    def work() -> tuple[Offer, Response]:
+    def work() -> tuple[Offer, ResponseObject]:
         recall(model.planner.trails, context.trails, context.owner)
         name = request.model or model.card.name
         id_, now = new_id("resp_"), int(time.time())

@@ -9,8 +9,8 @@ import msgspec
 
 from dragoman.api.json_pieces import writer
 from dragoman.api.responses.history import beginnings
-from dragoman.api.responses.items import Told, without_logprobs
-from dragoman.api.responses.response import Response
+from dragoman.api.responses.items import ToldItems, without_logprobs
+from dragoman.api.responses.response import ResponseObject
 from dragoman.api.responses.seal import Sealer
 from dragoman.errors import Conflict, ContextOverflow
 from dragoman.store import Append, Conversation, Item, Record, Store
@@ -37,7 +37,7 @@ class Context:
         sealer: Sealer,
         workers: Workers,
         owner: str,
-        about: Told,
+        about: ToldItems,
         conversation: Conversation | None = None,
         trails: Sequence[bytes] = (),
     ) -> None:
@@ -67,7 +67,9 @@ class Context:
     def unseal(self, sealed: str) -> str | None:
         return self._sealer.open(sealed, self.owner)
 
-    async def save(self, response: Response, events: bytes | None, turns: Sequence[Traced] = ()) -> None:
+    async def save(
+        self, response: ResponseObject, events: bytes | None, turns: Sequence[Traced] = ()
+    ) -> None:
         """Keeps the response and, in the same step, adds to its conversation what both sides said.
 
         A turn that failed leaves the conversation as it was. A response without events is not kept itself.
@@ -85,7 +87,7 @@ class Context:
             raise Conflict(f"The conversation '{talk.id}' was deleted while the response was made.")
 
     def _written(
-        self, response: Response, events: bytes | None, turns: Sequence[Traced], adds: bool
+        self, response: ResponseObject, events: bytes | None, turns: Sequence[Traced], adds: bool
     ) -> tuple[tuple[Item, ...], Record | None]:
         """What is added to a conversation, and what is kept of the response itself."""
         trail = packed(turns) if response.output else b""

@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from dragoman.api import trajectories
-from dragoman.api.responses.items import Told, normalise, references, told
+from dragoman.api.responses.items import ToldItems, normalise, references, told
 from dragoman.api.responses.request import ResponseRequest
 from dragoman.api.responses.seal import Sealer
 from dragoman.errors import BadRequest, Conflict, MissingRecord, NotFound
@@ -146,7 +146,7 @@ class Desk:
         aside: Aside,
         before: Sequence[Item] = (),
         field: str = "input",
-    ) -> Told:
+    ) -> ToldItems:
         """What a client sends as items, each with an id, and what references stand for in their place.
 
         What they stand for is in what came before, or in anything stored.

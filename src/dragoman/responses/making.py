@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec.structs import replace
 
 from dragoman.api.responses.compaction import PREFIX, compaction_events, triggered
-from dragoman.api.responses.output import Place
+from dragoman.api.responses.output import ItemPlace
 from dragoman.api.responses.request import ResponseRequest, spec
-from dragoman.api.responses.response import Life, Response, failure
+from dragoman.api.responses.response import Life, ResponseObject, failure
 from dragoman.api.responses.wire import Wire
 from dragoman.api.responses.writer import Manner, ResponseWriter
 from dragoman.api.sse import KEEP_ALIVE
@@ -54,7 +54,7 @@ class Making:
         context: Context,
         offering: Offering,
         manner: Manner,
-        response: Response,
+        response: ResponseObject,
     ) -> None:
         self.request = request
         self.context = context
@@ -218,7 +218,7 @@ class Making:
         summing_up = summarised(model, self.request, self.context, self._said)
         made, used = await self._outlet.wait(summing_up, self)
         self._loop.used += used
-        place = Place(self._wire, self._writer.place(PREFIX).index, made.item["id"])
+        place = ItemPlace(self._wire, self._writer.place(PREFIX).index, made.item["id"])
         self._writer.finished(place, made.item)
         await self._outlet.write(compaction_events(place, made.item))
         self._first, self._said, self._since = None, made.items, len(self._writer.items)
@@ -288,12 +288,12 @@ class Making:
         written = 0 if self.log is None else self.log.size
         return self.response.weight + written // 16 + sum(turn.count for turn in self._turns)
 
-    def _written(self, response: Response) -> tuple[bytes, bytes | None]:
+    def _written(self, response: ResponseObject) -> tuple[bytes, bytes | None]:
         """The last events, and all of them."""
         ending = response.ending(self._wire)
         return ending, None if self.log is None else self.log.whole(ending)
 
-    def _closed(self, status: Life, error: Exception | None) -> Response:
+    def _closed(self, status: Life, error: Exception | None) -> ResponseObject:
         return replace(
             self.response,
             status=status,

@@ -47,7 +47,12 @@ ON_DISK = f"""SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::bigint FROM 
 
 class PostgresStore(Store):
     def __init__(
-        self, url: str, bounds: Bounds, *, lease_s: float = LEASE_S, clock: Callable[[], float] | None = None
+        self,
+        url: str,
+        bounds: Bounds,
+        *,
+        lease_s: float = LEASE_S,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         super().__init__(bounds, clock)
         self._url = url

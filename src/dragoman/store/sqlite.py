@@ -11,7 +11,7 @@ from dragoman.store.presence import Presence
 from dragoman.store.records import Bounds, Record, Stats
 from dragoman.store.reserve import Reserve
 from dragoman.store.sqlite_file import connect, migrate, prepare, version_of
-from dragoman.store.sqlite_worker import Connection, Worker, run
+from dragoman.store.sqlite_worker import Connection, StoreWorker, run
 from dragoman.store.store import Store
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class SqliteStore(Store):
         self._presence: Presence | None = None
         where = f"The database {self._path}" if self._path else "The store in memory"
         self._where = where
-        self._writer = Worker(
+        self._writer = StoreWorker(
             "dragoman-store-write",
             self._connect_writer,
             where,
@@ -49,7 +49,7 @@ class SqliteStore(Store):
             reserve=Reserve(folder / RESERVE) if folder else None,
         )
         # A database in memory belongs to its one connection.
-        self._reader = Worker("dragoman-store-read", self._connect, where) if folder else self._writer
+        self._reader = StoreWorker("dragoman-store-read", self._connect, where) if folder else self._writer
 
     async def _open(self) -> None:
         if self._path:

@@ -24,7 +24,7 @@ MOST = 256
 IDLE_S = 60.0
 
 
-class Job(Struct, Generic[T]):
+class StoreJob(Struct, Generic[T]):
     work: Callable[[Connection], T]
     future: Future[T]
     alone: bool = False
@@ -51,7 +51,7 @@ def _execute(connection: Connection, statement: Statement) -> list[Row]:
     return connection.execute(statement.sql, statement.values).fetchall()
 
 
-class Worker:
+class StoreWorker:
     """`finish` is done at the end of every transaction, and once in a while when there are none."""
 
     def __init__(
@@ -66,7 +66,7 @@ class Worker:
     ) -> None:
         self._connect, self._where, self._begin, self._finish = connect, where, begin, finish
         self._reserve = reserve
-        self._jobs: SimpleQueue[Job[Any] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[StoreJob[Any] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._lock = threading.Lock()
         self._closed = False
@@ -84,7 +84,7 @@ class Worker:
         with self._lock:
             if self._closed:
                 raise StoreUnavailable("The store is closed.")
-            self._jobs.put(Job(work, future, alone, frees))
+            self._jobs.put(StoreJob(work, future, alone, frees))
         return future
 
     def stop(self) -> None:
@@ -112,7 +112,7 @@ class Worker:
         finally:
             connection.close()
 
-    def _waiting(self) -> list[Job[Any]] | None:
+    def _waiting(self) -> list[StoreJob[Any]] | None:
         """All that waits now, or nothing after a while, or None at the end."""
         try:
             jobs = [self._jobs.get(timeout=IDLE_S)]
@@ -128,7 +128,7 @@ class Worker:
             self._jobs.put(None)
         return [job for job in jobs if job is not None and job.future.set_running_or_notify_cancel()]
 
-    def _do(self, connection: Connection, jobs: list[Job[Any]]) -> None:
+    def _do(self, connection: Connection, jobs: list[StoreJob[Any]]) -> None:
         for job in jobs:
             if job.alone:
                 self._do_alone(connection, job)
@@ -136,15 +136,15 @@ class Worker:
         if together or not jobs:
             self._do_together(connection, together)
 
-    def _do_alone(self, connection: Connection, job: Job[Any]) -> None:
+    def _do_alone(self, connection: Connection, job: StoreJob[Any]) -> None:
         try:
             job.future.set_result(job.work(connection))
         except Exception as error:
             job.future.set_exception(self._told(error))
 
-    def _do_together(self, connection: Connection, jobs: list[Job[Any]]) -> None:
+    def _do_together(self, connection: Connection, jobs: list[StoreJob[Any]]) -> None:
         """One transaction. An operation that fails is undone alone; if the database fails, all are."""
-        answers: list[tuple[Job[Any], Any]] = []
+        answers: list[tuple[StoreJob[Any], Any]] = []
         try:
             connection.execute(self._begin)
             answers = [(job, answer) for job in jobs for answer in self._attempt(connection, job)]
@@ -163,7 +163,7 @@ class Worker:
         for job, answer in answers:
             job.future.set_result(answer)
 
-    def _do_with_reserve(self, connection: Connection, jobs: list[Job[Any]], reserve: Reserve) -> None:
+    def _do_with_reserve(self, connection: Connection, jobs: list[StoreJob[Any]], reserve: Reserve) -> None:
         """What makes room is done in the room that was kept back for it. What fails then has failed."""
         reserve.give()
         try:
@@ -182,7 +182,7 @@ class Worker:
         for job, answer in answers:
             job.future.set_result(answer)
 
-    def _attempt(self, connection: Connection, job: Job[Any]) -> list[Any]:
+    def _attempt(self, connection: Connection, job: StoreJob[Any]) -> list[Any]:
         """The answer of a job, or none: then its future knows why, and nothing of it is left."""
         connection.execute("SAVEPOINT job")
         try:

@@ -36,7 +36,7 @@ Rendered: TypeAlias = tuple[str, tuple[int, ...], Traced | None]
 _YOUNG_IDS = 2**19
 
 
-class Plan(Struct, frozen=True):
+class TurnPlan(Struct, frozen=True):
     """What an engine is asked for a turn, and what the prompts say about how the answers begin."""
 
     jobs: list[Job]
@@ -100,7 +100,7 @@ class Planner:
         refuse_unsupported(spec, self.card)
         return adapters, self._sampling(spec)
 
-    def plan(self, spec: TurnSpec) -> Plan:
+    def plan(self, spec: TurnSpec) -> TurnPlan:
         adapters, sampling = self._checked(spec)
         dialect = dialect_for(spec, self.dialect)
         salt = f"{adapters or ''}\0{spec.salt}"
@@ -129,7 +129,7 @@ class Planner:
             )
             for (_, prompt, _), in_reasoning, key in zip(prompts, begun, keys, strict=True)
         ]
-        return Plan(jobs, begun, dialect, keys, [after for *_, after in prompts])
+        return TurnPlan(jobs, begun, dialect, keys, [after for *_, after in prompts])
 
     def _key(self, spec: TurnSpec, prompt: Prompt, text: str, salt: str) -> bytes:
         if not isinstance(prompt, Conversation) or not prompt.add_generation_prompt:

@@ -17,7 +17,7 @@ from dragoman.turns.choice import ChoiceReader
 from dragoman.turns.detokenize import Detokenizer
 from dragoman.turns.language import Language
 from dragoman.turns.line import Line, Ticket
-from dragoman.turns.plan import Plan
+from dragoman.turns.plan import TurnPlan
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.stops import StopFinder
 from dragoman.types import Answer, Event, Sink, Step, TokenLogprob, Traced, Usage
@@ -42,7 +42,7 @@ class Turn:
     def __init__(
         self,
         engine: Engine,
-        plan: Plan,
+        plan: TurnPlan,
         spec: TurnSpec,
         language: Language,
         remember: Callable[[Traced], None] | None = None,
@@ -318,7 +318,9 @@ def portion(events: list[Event]) -> tuple[list[Event], list[Event]]:
     return events[:AT_ONCE], events[AT_ONCE:]
 
 
-def _readers(plan: Plan, spec: TurnSpec, language: Language, end_ids: frozenset[int]) -> list[ChoiceReader]:
+def _readers(
+    plan: TurnPlan, spec: TurnSpec, language: Language, end_ids: frozenset[int]
+) -> list[ChoiceReader]:
     pieces, reader = language.pieces(spec.reading), language.readers(spec.reading)
     most_calls = spec.reading.most_calls if spec.reading else None
     return [

@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from dragoman.api.responses.output import Place
+from dragoman.api.responses.output import ItemPlace
 from dragoman.api.responses.request import ResponseRequest
 from dragoman.api.responses.response import usage
 from dragoman.errors import BadRequest
@@ -67,7 +67,7 @@ def compacted(items: Sequence[dict[str, Any]], sealed: str, id_: str) -> Compact
     return Compacted(item, kept)
 
 
-def compaction_events(place: Place, item: dict[str, Any]) -> bytes:
+def compaction_events(place: ItemPlace, item: dict[str, Any]) -> bytes:
     return place.added({**item, "encrypted_content": ""}) + place.done(item)
 
 

@@ -21,12 +21,12 @@ Status: TypeAlias = Literal[
 ]
 
 
-class Item(Struct, kw_only=True):
+class ItemBase(Struct, kw_only=True):
     id: Name | None = None
     status: Status | None = None
 
 
-class MessageItem(Item):
+class MessageItem(ItemBase):
     role: Literal["user", "system", "developer", "assistant"]
     content: str | Parts
     phase: str | None = None
@@ -37,27 +37,27 @@ class ReasoningText(Struct):
     text: str
 
 
-class ReasoningItem(Item):
+class ReasoningItem(ItemBase):
     summary: list[ReasoningText] = field(default_factory=list)
     content: list[ReasoningText] | None = None
     encrypted_content: str | None = None
 
 
-class FunctionCallItem(Item):
+class FunctionCallItem(ItemBase):
     call_id: Name
     name: Name
     arguments: str
     namespace: ShortText | None = None
 
 
-class CustomCallItem(Item):
+class CustomCallItem(ItemBase):
     call_id: Name
     name: Name
     input: str
     namespace: ShortText | None = None
 
 
-class CallOutputItem(Item):
+class CallOutputItem(ItemBase):
     call_id: Name
     output: str | Parts
     name: ShortText | None = None
@@ -71,13 +71,13 @@ class McpListedTool(Struct):
     annotations: dict[str, Any] | None = None
 
 
-class McpListItem(Item):
+class McpListItem(ItemBase):
     server_label: Name
     tools: list[McpListedTool]
     error: str | dict[str, Any] | None = None
 
 
-class McpRequestItem(Item):
+class McpRequestItem(ItemBase):
     server_label: Name
     name: Name
     arguments: str
@@ -89,26 +89,26 @@ class McpCallItem(McpRequestItem):
     approval_request_id: str | None = None
 
 
-class McpAnswerItem(Item):
+class McpAnswerItem(ItemBase):
     approval_request_id: Name
     approve: bool
     reason: str | None = None
 
 
-class CompactionItem(Item):
+class CompactionItem(ItemBase):
     encrypted_content: str
 
 
-class ReferenceItem(Item):
+class ReferenceItem(ItemBase):
     id: Name
 
 
-class ToolsItem(Item):
+class ToolsItem(ItemBase):
     tools: Parts
     call_id: Name | None = None
 
 
-class HostedItem(Item):
+class HostedItem(ItemBase):
     """A call of a tool that only some services have, or its output. Nobody here runs any of them."""
 
     call_id: Name | None = None
@@ -136,7 +136,7 @@ class Kind(Struct, frozen=True):
     """What SDKs require in it."""
 
 
-def _kind(item: type[Item], prefix: str, **defaults: Any) -> Kind:
+def _kind(item: type[ItemBase], prefix: str, **defaults: Any) -> Kind:
     return Kind(Reader.of(item), prefix, defaults)
 
 
@@ -154,7 +154,7 @@ KINDS: Mapping[str, Kind] = {
     "mcp_approval_request": _kind(McpRequestItem, "mcpr_"),
     "mcp_approval_response": _kind(McpAnswerItem, "mcpa_"),
     "compaction": _kind(CompactionItem, "cmp_"),
-    "compaction_trigger": _kind(Item, "cmpt_"),
+    "compaction_trigger": _kind(ItemBase, "cmpt_"),
     "item_reference": _kind(ReferenceItem, ""),
     "additional_tools": _kind(ToolsItem, "at_", role="developer"),
     "tool_search_call": _kind(HostedItem, "tsc_", execution="server", arguments={}, **DONE),

@@ -20,7 +20,7 @@ PARTED = ("content", "output", "outputs", "results", "summary")
 _decode = msgspec.json.Decoder().decode
 
 
-class Told(Struct, frozen=True):
+class ToldItems(Struct, frozen=True):
     """What a request is about: what it goes on from, and what it brings."""
 
     before: list[ItemDict]
@@ -111,7 +111,7 @@ def told(
     limits: Limits,
     field: str = "input",
     size: int = 0,
-) -> Told:
+) -> ToldItems:
     """What was stored before, and the inputs with what their references stand for; `size` is that of both.
 
     How much that is, each item as often as it is meant, is compared with the limits before any is decoded.
@@ -123,7 +123,7 @@ def told(
     before = [_decode(body) for body in stored]
     after = [known[item["id"]] if item["type"] == "item_reference" else item for item in inputs]
     check_size([*before, *after], limits, field)
-    return Told(before, after, size)
+    return ToldItems(before, after, size)
 
 
 def _meant(inputs: Sequence[ItemDict], found: Mapping[str, bytes], field: str) -> Mapping[str, int]:

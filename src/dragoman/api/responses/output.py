@@ -13,7 +13,7 @@ Logprobs: TypeAlias = Sequence[Raw]
 NO_LOGPROBS = Raw(b"[]")
 
 
-class Place(Struct, frozen=True):
+class ItemPlace(Struct, frozen=True):
     """Where an item stands in its response."""
 
     wire: Wire
@@ -59,7 +59,7 @@ class TextItem:
     """A message, or reasoning. `item(status, parts)` is the whole of it."""
 
     def __init__(
-        self, place: Place, kind: TextKind, item: Callable[[Status, list[dict[str, Any]]], dict[str, Any]]
+        self, place: ItemPlace, kind: TextKind, item: Callable[[Status, list[dict[str, Any]]], dict[str, Any]]
     ) -> None:
         self.place = place
         self._kind = kind
@@ -114,7 +114,7 @@ class CallItem:
 
     def __init__(
         self,
-        place: Place,
+        place: ItemPlace,
         event: str,
         text: str,
         body: Callable[[Status, str], dict[str, Any]],

@@ -16,7 +16,7 @@ Life: TypeAlias = Literal["queued", "in_progress", "completed", "incomplete", "f
 ENDINGS: frozenset[str] = frozenset({"completed", "incomplete", "failed", "cancelled"})
 
 
-class Response(Struct):
+class ResponseObject(Struct):
     """One response: what was said about it at the start, and what became of it."""
 
     fields: dict[str, Any]
@@ -69,7 +69,7 @@ class Response(Struct):
 
 def described(
     request: ResponseRequest, *, id_: str, created_at: int, model: str, store: bool, size: int = 0
-) -> Response:
+) -> ResponseObject:
     """Every field of the object is there, null where nothing was said. `size` is that of the request.
 
     What may be large is told with each event of the response's life: it is encoded once.
@@ -110,7 +110,7 @@ def described(
         "prompt_cache_key": request.prompt_cache_key,
         "user": request.user,
     }
-    return Response(fields)
+    return ResponseObject(fields)
 
 
 def _ids(turn: Traced) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from dragoman.api.responses.output import CallItem, Place, Status
+from dragoman.api.responses.output import CallItem, ItemPlace, Status
 from dragoman.mcp import CallResult
 from dragoman.turns.toolbox import TOO_MANY, Outcome, ServedCall
 
@@ -47,7 +47,7 @@ class ServerCall(Struct):
         return self.item.place.done(item), item
 
 
-def server_call(place: Place, label: str, name: str, approval: str | None = None) -> ServerCall:
+def server_call(place: ItemPlace, label: str, name: str, approval: str | None = None) -> ServerCall:
     def body(status: Status, text: str) -> dict[str, Any]:
         return {
             "id": place.id,
@@ -66,7 +66,7 @@ def server_call(place: Place, label: str, name: str, approval: str | None = None
 
 
 def approved_call(
-    place: Place, label: str, name: str, arguments: str, approval: str
+    place: ItemPlace, label: str, name: str, arguments: str, approval: str
 ) -> tuple[bytes, ServerCall]:
     """A call that the model wrote in an earlier response, and the client has approved since."""
     call = server_call(place, label, name, approval)
@@ -79,7 +79,7 @@ def approved_call(
     return b"".join(written), call
 
 
-def approval_request(place: Place, label: str, name: str, arguments: str) -> tuple[bytes, dict[str, Any]]:
+def approval_request(place: ItemPlace, label: str, name: str, arguments: str) -> tuple[bytes, dict[str, Any]]:
     """It comes all at once: half a question cannot be answered."""
     item = {"id": place.id, "type": "mcp_approval_request", "server_label": label, "name": name}
     item["arguments"] = arguments
@@ -87,7 +87,7 @@ def approval_request(place: Place, label: str, name: str, arguments: str) -> tup
 
 
 def listed(
-    place: Place, label: str, tools: Sequence[dict[str, Any]], error: str | None
+    place: ItemPlace, label: str, tools: Sequence[dict[str, Any]], error: str | None
 ) -> tuple[bytes, dict[str, Any]]:
     """What a server offers; a list that failed is an item too, and the response goes on without it."""
     item: dict[str, Any] = {"id": place.id, "type": "mcp_list_tools", "server_label": label}

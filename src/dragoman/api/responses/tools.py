@@ -43,7 +43,7 @@ class FunctionTool(Struct, forbid_unknown_fields=True):
     async_: bool | None = field(name="async", default=None)
 
 
-class TextFormat(Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
+class PlainFormat(Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
     pass
 
 
@@ -55,7 +55,7 @@ class FlatCustomTool(Struct, forbid_unknown_fields=True):
     type: Literal["custom"]
     name: str
     description: str | None = None
-    format: TextFormat | GrammarFormat | None = None
+    format: PlainFormat | GrammarFormat | None = None
     defer_loading: bool | None = None
     allowed_callers: list[str] | None = None
     async_: bool | None = field(name="async", default=None)

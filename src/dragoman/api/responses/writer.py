@@ -1,30 +1,16 @@
 """What the model says, as items of a response and their events. The stored object is what these fold to."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec import Struct
 
 from dragoman.api.logprobs import Speller
-from dragoman.api.responses.output import MESSAGE, REASONING, SUMMARY, CallItem, Place, Status, TextItem
+from dragoman.api.responses.output import MESSAGE, REASONING, SUMMARY, CallItem, ItemPlace, Status, TextItem
 from dragoman.api.responses.server_calls import ServerCall, approval_request, prefix_of, server_call
+from dragoman.api.responses.tools import Ref
 from dragoman.api.responses.wire import Wire, Written
 from dragoman.types import Event, FinishReason
-
-
-class Ref(Protocol):
-    """The tool that a name stands for, which the model knows by that name only."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def namespace(self) -> str | None: ...
-    @property
-    def server_label(self) -> str | None: ...
-    @property
-    def pin(self) -> str: ...
 
 
 class Manner(Struct, frozen=True, kw_only=True):
@@ -170,12 +156,12 @@ class ResponseWriter:
 
     # Items
 
-    def place(self, prefix: str) -> Place:
+    def place(self, prefix: str) -> ItemPlace:
         """The next item's."""
         self._items.append(None)
-        return Place(self.wire, len(self._items) - 1, self._manner.new_id(prefix))
+        return ItemPlace(self.wire, len(self._items) - 1, self._manner.new_id(prefix))
 
-    def finished(self, place: Place, item: dict[str, Any]) -> None:
+    def finished(self, place: ItemPlace, item: dict[str, Any]) -> None:
         self._items[place.index] = item
 
     def abandon(self) -> Written:

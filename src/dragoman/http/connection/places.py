@@ -23,7 +23,7 @@ def room(most: int) -> int:
     return most if files == resource.RLIM_INFINITY else max(1, min(most, files - OTHER_FILES))
 
 
-class Places:
+class ConnectionPlaces:
     def __init__(self, most: int, keys: int) -> None:
         self.most = most
         self.most_strangers = max(1, most // 2)
@@ -31,16 +31,16 @@ class Places:
         self.most_sockets = max(1, self.most_of_key // 2)
         self.of_key: Counter[str] = Counter()
         self.sockets: Counter[str] = Counter()
-        self.strangers: dict[Place, None] = {}
-        self.resting: defaultdict[str, dict[Place, None]] = defaultdict(dict)
+        self.strangers: dict[ConnectionPlace, None] = {}
+        self.resting: defaultdict[str, dict[ConnectionPlace, None]] = defaultdict(dict)
 
-    def enter(self, give_way: Callable[[], None]) -> "Place | None":
+    def enter(self, give_way: Callable[[], None]) -> "ConnectionPlace | None":
         """A place for a new connection, or None; `give_way` is called if it is to be closed."""
         if len(self.strangers) >= self.most_strangers:
             next(iter(self.strangers)).give_way()
         elif len(self.strangers) + self.of_key.total() >= self.most and not self._make_room():
             return None
-        place = Place(self, give_way)
+        place = ConnectionPlace(self, give_way)
         self.strangers[place] = None
         return place
 
@@ -58,10 +58,10 @@ class Places:
         return longest is not None
 
 
-class Place:
+class ConnectionPlace:
     """One connection's. `leave` is called when it is over, and may be called twice."""
 
-    def __init__(self, places: Places, give_way: Callable[[], None]) -> None:
+    def __init__(self, places: ConnectionPlaces, give_way: Callable[[], None]) -> None:
         self._places = places
         self._close = give_way
         self._owner: str | None = None

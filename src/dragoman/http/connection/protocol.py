@@ -10,7 +10,7 @@ import httptools
 import msgspec
 
 from dragoman.errors import BadRequest, BodyTooLarge, DragomanError, HeadTooLarge, TooSlow, Unavailable
-from dragoman.http.connection.places import Place
+from dragoman.http.connection.places import ConnectionPlace
 from dragoman.http.connection.transport import Deadline, PatientTransport, Stage, Stall
 from dragoman.http.connection.upgrade import VERSION, SocketProtocol, accepted
 from dragoman.http.connection.uvicorn_parts import (
@@ -63,7 +63,7 @@ class StrictProtocol(HttpToolsProtocol):
         app: Any = config.app
         self._settings: Settings = app.settings
         self._host: Host = app.host
-        self._place: Place | None = None
+        self._place: ConnectionPlace | None = None
         self._stage: Stage = "idle"
         self._number = 0
         """Of the message that is being read, so that each has deadlines of its own."""
@@ -163,7 +163,7 @@ class StrictProtocol(HttpToolsProtocol):
         else:
             self._become_socket(self._accept, self._place, rest)
 
-    def _become_socket(self, accept: bytes, place: Place, rest: bytes) -> None:
+    def _become_socket(self, accept: bytes, place: ConnectionPlace, rest: bytes) -> None:
         url = httptools.parse_url(self.url)
         scope = self.scope | {
             "type": "websocket",

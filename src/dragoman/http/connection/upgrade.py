@@ -25,7 +25,7 @@ from websockets.server import ServerProtocol
 
 from dragoman.errors import BadRequest, DragomanError
 from dragoman.http.connection.budget import Budget
-from dragoman.http.connection.places import Place
+from dragoman.http.connection.places import ConnectionPlace
 from dragoman.http.connection.transport import PatientTransport, Stall
 
 logger = logging.getLogger("dragoman.http")
@@ -127,7 +127,7 @@ class SocketProtocol(asyncio.BufferedProtocol):
         accept: bytes,
         transport: PatientTransport,
         stall: Stall,
-        place: Place,
+        place: ConnectionPlace,
         *,
         turnstile: Turnstile,
         bodies: Budget,

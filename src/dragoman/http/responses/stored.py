@@ -9,7 +9,7 @@ from dragoman.errors import BadRequest
 from dragoman.http.exchange import Exchange
 from dragoman.http.host import Host
 from dragoman.http.responses.create import follow
-from dragoman.http.routes.query import Query
+from dragoman.http.routes.query import QueryString
 from dragoman.responses.desk import unknown_response
 from dragoman.responses.event_log import place_of
 
@@ -24,7 +24,7 @@ FAR = 2**53
 
 async def retrieve(host: Host, exchange: Exchange) -> None:
     """The object, or with `stream=true` its events, those after `starting_after`."""
-    id_, query = _id(exchange), Query(exchange)
+    id_, query = _id(exchange), QueryString(exchange)
     check_include(query.texts("include"))
     after = query.integer("starting_after", -1, 0, FAR)
     streams = query.flag("stream")
@@ -81,7 +81,7 @@ async def cancel(host: Host, exchange: Exchange) -> None:
 
 
 async def input_items(host: Host, exchange: Exchange) -> None:
-    id_, query = _id(exchange), Query(exchange)
+    id_, query = _id(exchange), QueryString(exchange)
     check_include(query.texts("include"))
     found = await exchange.loaded(
         host.desk.store.inputs,

@@ -8,7 +8,7 @@ from dragoman.api.conversations import check_items, shown, unknown_conversation,
 from dragoman.api.responses.request import check_include
 from dragoman.http.exchange import Exchange
 from dragoman.http.host import Host
-from dragoman.http.routes.query import Query
+from dragoman.http.routes.query import QueryString
 from dragoman.responses.context import new_id, stored
 from dragoman.store import Conversation, Item
 
@@ -54,7 +54,7 @@ async def add_items(host: Host, exchange: Exchange) -> None:
 
 async def list_items(host: Host, exchange: Exchange) -> None:
     _check_include(exchange)
-    cut = Query(exchange).cut("desc")
+    cut = QueryString(exchange).cut("desc")
     items = host.desk.required().conversation_items
     found = await exchange.loaded(items, exchange.owner, _id(exchange), **cut)
     if found is None:
@@ -99,7 +99,7 @@ async def _items(
 
 def _check_include(exchange: Exchange) -> None:
     """Items always come with all that is kept of them, so there is nothing more to include."""
-    check_include(Query(exchange).texts("include"))
+    check_include(QueryString(exchange).texts("include"))
 
 
 def _id(exchange: Exchange) -> str:

@@ -13,7 +13,7 @@ from dragoman.api.completions_reply import CompletionSpelling, Echo
 from dragoman.api.completions_request import CompletionRequest
 from dragoman.api.fields import SharedFields
 from dragoman.api.logprobs import Speller
-from dragoman.api.reply import Head, StreamOptions, StreamWriter, about_bytes
+from dragoman.api.reply import ChunkOptions, Head, StreamWriter, about_bytes
 from dragoman.api.stored_chat import KeptStream
 from dragoman.engines.sound import checked, wrong_prompt_entries
 from dragoman.errors import Unavailable
@@ -277,7 +277,7 @@ def _writer(
     *,
     plain: bool,
 ) -> StreamWriter:
-    options = StreamOptions(request.wants_usage, request.wants_running_usage, bool(request.return_token_ids))
+    options = ChunkOptions(request.wants_usage, request.wants_running_usage, bool(request.return_token_ids))
     return StreamWriter(
         head, spelling, options, lambda: turn.usage, plain=plain, weights=lambda: turn.weight_version
     )

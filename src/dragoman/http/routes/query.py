@@ -19,7 +19,7 @@ class Cut(TypedDict):
     descending: bool
 
 
-class Query:
+class QueryString:
     def __init__(self, exchange: Exchange) -> None:
         raw = exchange.scope.get("query_string", b"")
         try:

@@ -9,7 +9,7 @@ from dragoman.api.chat_request import ChatRequest
 from dragoman.api.stored_chat import deleted, record, relabelled, unknown_completion
 from dragoman.http.exchange import Exchange
 from dragoman.http.host import Host
-from dragoman.http.routes.query import Query
+from dragoman.http.routes.query import QueryString
 from dragoman.store import Record
 from dragoman.types import Traced
 
@@ -43,7 +43,7 @@ async def save(
 
 
 async def list_all(host: Host, exchange: Exchange) -> None:
-    query = Query(exchange)
+    query = QueryString(exchange)
     found = await exchange.loaded(
         host.desk.required().records,
         "chat",
@@ -77,7 +77,7 @@ async def delete(host: Host, exchange: Exchange) -> None:
 
 async def messages(host: Host, exchange: Exchange) -> None:
     """Those of the request; the answer is in the choices of the object."""
-    cut = Query(exchange).cut("asc")
+    cut = QueryString(exchange).cut("asc")
     found = await exchange.loaded(host.desk.required().inputs, "chat", exchange.owner, _id(exchange), **cut)
     if found is None:
         raise unknown_completion(_id(exchange))
