@@ -9,6 +9,7 @@ from functools import reduce
 from typing import Any, TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from dragoman.constrain.calls.tool_schemas import ToolSchema
 from dragoman.dialects.declare import Dialect
@@ -101,23 +102,12 @@ def _section(markers: CallMarkers, tags: list[Format], *, single: bool) -> Forma
 
 
 def _markers(dialect: Dialect, tools: Sequence[ToolSchema]) -> CallMarkers | None:
-    found = [_of_one(dialect, tool.name) for tool in tools]
-    first = found[0]
-    if all(one is not None and _same(one, first) for one in found) and first is not None:
-        calls = {name: text for one in found if one is not None for name, text in one.calls.items()}
-        return CallMarkers(first.section, calls, first.close, first.between, first.end)
+    found = [one for tool in tools if (one := _of_one(dialect, tool.name)) is not None]
+    calls = {name: text for one in found for name, text in one.calls.items()}
+    alike = [replace(one, calls=calls) for one in found]
+    if len(found) == len(tools) and all(one == alike[0] for one in alike):
+        return alike[0]
     return _single(dialect, tools)
-
-
-def _same(one: CallMarkers, other: CallMarkers | None) -> bool:
-    if other is None:
-        return False
-    return (one.section, one.close, one.between, one.end) == (
-        other.section,
-        other.close,
-        other.between,
-        other.end,
-    )
 
 
 def _of_one(dialect: Dialect, name: str) -> CallMarkers | None:
