@@ -14,7 +14,7 @@ from dragoman.api.responses.history import messages, pending_approvals
 from dragoman.api.responses.item_kinds import KINDS
 from dragoman.api.responses.items import check_size, normalise, references
 from dragoman.api.responses.seal import Sealer
-from dragoman.api.responses.tools import HOSTED, echo, offered
+from dragoman.api.responses.tools import HOSTED, echo, offer_tools
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits
 from dragoman.types import Message
@@ -112,7 +112,7 @@ def read_and_told(items: list[Any]) -> None:
     request = requests.read(json.dumps({"input": items, "instructions": "x"}).encode(), Limits())
     normal = normalise(request.input, new_ids())
     check_size(normal, Limits())
-    offered(request.tools, Limits(), normal)
+    offer_tools(request.tools, Limits(), normal)
     if not references(normal):
         pending_approvals(normal)
         told(normal)
@@ -142,7 +142,7 @@ def test_whatever_tools_are_sent_are_read_or_refused(tools: list[dict[str, Any]]
         echo(request.tools)
         items = normalise(request.input, new_ids())
         requests.spec(
-            request, items, offered(request.tools, Limits()), first=True, unseal=lambda sealed: None
+            request, items, offer_tools(request.tools, Limits()), first=True, unseal=lambda sealed: None
         )
     except BadRequest as error:
         assert error.param

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.errors import ContextOverflow
-from dragoman.responses.context import fitted
+from dragoman.responses.context import fit_items
 
 LONG = 4096
 
@@ -44,15 +44,15 @@ def test_as_many_exchanges_as_fit_are_kept(roles: list[str], most: int) -> None:
     ]
     fit = [[each["id"] for each in option] for option in options if len(option) <= most]
     if fit:
-        assert asyncio.run(fitted(items, Trials(most).planned)) == fit[0]
+        assert asyncio.run(fit_items(items, Trials(most).planned)) == fit[0]
     else:
         with pytest.raises(ContextOverflow):
-            asyncio.run(fitted(items, Trials(most).planned))
+            asyncio.run(fit_items(items, Trials(most).planned))
 
 
 def test_trials_are_about_what_fits() -> None:
     items = [item(number, "user") for number in range(LONG)]
     trials = Trials(32)
-    assert len(asyncio.run(fitted(items, trials.planned))) == 32
+    assert len(asyncio.run(fit_items(items, trials.planned))) == 32
     assert trials.sizes[0] == LONG
     assert sum(trials.sizes[1:]) < LONG // 8

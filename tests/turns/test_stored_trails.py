@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.turns.trails import Trails, packed, recall
+from dragoman.turns.trails import Trails, pack_turns, recall
 from dragoman.types import Traced
 
 ids = st.lists(st.integers(0, 2**20), min_size=1, max_size=8).map(tuple)
@@ -25,29 +25,29 @@ def test_what_was_stored_is_the_turn_that_it_was(
     talk: list[tuple[bool, tuple[int, ...], tuple[int, ...]]],
 ) -> None:
     turns, trails = made(talk), Trails()
-    recall(trails, [packed([turn]) for turn in turns])
+    recall(trails, [pack_turns([turn]) for turn in turns])
     (found,) = trails.find(turns[-1].key)
     assert (found.prompt, found.ids, found.source) == (turns[-1].prompt, turns[-1].ids, turns[-1].source)
 
 
 def test_the_turns_of_one_answer_are_stored_together() -> None:
     turns, trails = made([(True, (1,), (2,)), (True, (3,), (4,)), (True, (5,), (6,))]), Trails()
-    recall(trails, [packed(turns[:2]), packed(turns[2:])])
+    recall(trails, [pack_turns(turns[:2]), pack_turns(turns[2:])])
     (found,) = trails.find(turns[-1].key)
     assert found.all == (1, 2, 3, 4, 5, 6)
 
 
 def test_an_id_is_stored_once() -> None:
     short, long = (made([(True, (7,) * size, (8,)), (True, (9,), (10,))])[-1] for size in (1, 1000))
-    assert len(packed([long])) == len(packed([short]))
+    assert len(pack_turns([long])) == len(pack_turns([short]))
 
 
 def test_what_goes_on_from_something_that_is_gone_is_not_guessed_at() -> None:
     first, second = made([(True, (1,), (2,)), (True, (3,), (4,))])
     trails = Trails()
-    recall(trails, [packed([second])])
+    recall(trails, [pack_turns([second])])
     assert len(trails) == 0
-    recall(trails, [packed([first]), packed([second])])
+    recall(trails, [pack_turns([first]), pack_turns([second])])
     assert len(trails) == 1
 
 
@@ -55,9 +55,9 @@ def test_what_is_remembered_is_not_made_again() -> None:
     first, second = made([(True, (1,), (2,)), (True, (3,), (4,))])
     trails = Trails()
     trails.add(second)
-    recall(trails, [packed([first]), packed([second])])
+    recall(trails, [pack_turns([first]), pack_turns([second])])
     assert list(trails.find(second.key)) == [second]
 
 
 def test_what_nothing_goes_on_from_is_not_stored() -> None:
-    assert packed([Traced(prompt=(1,), ids=(2,))]) == b""
+    assert pack_turns([Traced(prompt=(1,), ids=(2,))]) == b""

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec.structs import replace
 
 from dragoman.api.chat_request import ChatRequest, spec
-from dragoman.api.tool_choice import eased
+from dragoman.api.tool_choice import ease_calling
 from dragoman.api.tools import Tool, free_name, wrong
 from dragoman.errors import BadRequest
 from dragoman.mcp import McpTool
@@ -85,4 +85,4 @@ def after_calls(request: ChatRequest) -> TurnSpec:
         return first
     single = request.legacy or request.parallel_tool_calls is False
     reading = replace(first.reading, most_calls=1 if single else None)
-    return replace(first, calling=eased(asked, request.declared), reading=reading)
+    return replace(first, calling=ease_calling(asked, request.declared), reading=reading)

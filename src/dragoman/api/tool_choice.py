@@ -28,7 +28,7 @@ def calling(choice: Any, param: str, declared: Declared) -> Calling | None:
     return replace(asked, param=param)
 
 
-def eased(found: Calling | None, declared: Declared) -> Calling | None:
+def ease_calling(found: Calling | None, declared: Declared) -> Calling | None:
     """What holds once a call has been made: one that was asked for is not asked for again."""
     if found is None or not found.required:
         return found

@@ -5,8 +5,8 @@ import time
 
 from dragoman.api.logprobs import Speller
 from dragoman.api.responses.request import ResponseRequest
-from dragoman.api.responses.response import ResponseObject, described
-from dragoman.api.responses.tools import Offer, offered
+from dragoman.api.responses.response import ResponseObject, describe_response
+from dragoman.api.responses.tools import Offer, offer_tools
 from dragoman.api.responses.writer import Manner
 from dragoman.limits import check_count
 from dragoman.responses.context import Context, new_id
@@ -31,11 +31,11 @@ async def begin_making(desk: Desk, request: ResponseRequest, context: Context) -
         recall(model.planner.trails, context.trails, context.owner)
         name = request.model or model.card.name
         id_, now = new_id("resp_"), int(time.time())
-        made = described(request, id_=id_, created_at=now, model=name, store=store, size=context.size)
+        made = describe_response(request, id_=id_, created_at=now, model=name, store=store, size=context.size)
         for field in REPEATED:
             size = memoryview(made.fields[field]).nbytes
             check_count(size, 2 * limits.tool_bytes, field, "bytes, which events repeat,")
-        return offered(request.tools, limits, context.all), made
+        return offer_tools(request.tools, limits, context.all), made
 
     offer, response = await context.aside(context.size + sum(map(len, context.trails)), work)
     if offer.hidden:

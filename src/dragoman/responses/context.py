@@ -14,7 +14,7 @@ from dragoman.api.responses.response import ResponseObject
 from dragoman.api.responses.seal import Sealer
 from dragoman.errors import Conflict, ContextOverflow
 from dragoman.store import Append, Conversation, Item, Record, Store
-from dragoman.turns.trails import packed
+from dragoman.turns.trails import pack_turns
 from dragoman.turns.workers import Workers
 from dragoman.types import Traced
 
@@ -90,13 +90,13 @@ class Context:
         self, response: ResponseObject, events: bytes | None, turns: Sequence[Traced], adds: bool
     ) -> tuple[tuple[Item, ...], Record | None]:
         """What is added to a conversation, and what is kept of the response itself."""
-        trail = packed(turns) if response.output else b""
-        inputs, outputs = stored(self.inputs, self.size), stored(response.output, trail=trail)
-        made = None if events is None else record(response.body(), self.owner, inputs, outputs, events)
+        trail = pack_turns(turns) if response.output else b""
+        inputs, outputs = pack_items(self.inputs, self.size), pack_items(response.output, trail=trail)
+        made = None if events is None else make_record(response.body(), self.owner, inputs, outputs, events)
         return (*inputs, *outputs) if adds else (), made
 
 
-def stored(items: Sequence[dict[str, Any]], size: int = 0, trail: bytes = b"") -> tuple[Item, ...]:
+def pack_items(items: Sequence[dict[str, Any]], size: int = 0, trail: bytes = b"") -> tuple[Item, ...]:
     """`size` is how large they are at most; `trail` goes with the last of them."""
     write = writer(size)
     trails = [b""] * (len(items) - 1) + [trail]
@@ -105,7 +105,7 @@ def stored(items: Sequence[dict[str, Any]], size: int = 0, trail: bytes = b"") -
     )
 
 
-def record(
+def make_record(
     body: dict[str, Any], owner: str, inputs: tuple[Item, ...], outputs: tuple[Item, ...], events: bytes = b""
 ) -> Record:
     """A response object as it is stored."""
@@ -125,7 +125,7 @@ def record(
     )
 
 
-async def fitted(
+async def fit_items(
     items: Sequence[dict[str, Any]], planned: Callable[[Sequence[dict[str, Any]]], Awaitable[R]]
 ) -> R:
     """`planned` with as many of the last items as fit: whole exchanges, and at least the last one.

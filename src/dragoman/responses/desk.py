@@ -18,7 +18,7 @@ from dragoman.api.responses.seal import Sealer
 from dragoman.errors import BadRequest, Conflict, MissingRecord, NotFound
 from dragoman.limits import check_count
 from dragoman.mcp import McpServers
-from dragoman.responses.context import Context, new_id, record
+from dragoman.responses.context import Context, make_record, new_id
 from dragoman.responses.making import Making
 from dragoman.responses.seal_key import seal_key
 from dragoman.settings import Settings
@@ -71,7 +71,7 @@ class Desk:
             body = _decode(orphan.body)
             body["status"] = "failed"
             body["error"] = {"code": "server_error", "message": "The server was stopped before it was done."}
-            await self.store.save(record(body, orphan.owner, orphan.inputs, ()))
+            await self.store.save(make_record(body, orphan.owner, orphan.inputs, ()))
 
     async def stop(self) -> None:
         """What still runs in the background is cut off."""

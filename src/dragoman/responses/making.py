@@ -18,10 +18,10 @@ from dragoman.api.responses.wire import Wire
 from dragoman.api.responses.writer import Manner, ResponseWriter
 from dragoman.api.sse import KEEP_ALIVE
 from dragoman.errors import ContextOverflow, DragomanError
-from dragoman.responses.context import Context, fitted
+from dragoman.responses.context import Context, fit_items
 from dragoman.responses.event_log import EventLog
 from dragoman.responses.offering import Offering
-from dragoman.responses.summary import count_tokens, summarised
+from dragoman.responses.summary import count_tokens, summarise
 from dragoman.turns.outlet import ClientGone, Outlet, Speaker, Written
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.tool_loop import Heard, ToolLoop
@@ -167,7 +167,7 @@ class Making:
 
     async def plan(self) -> Turn:
         items, fits = self._items(), self.request.truncation == "auto"
-        return await (fitted(items, self._planned) if fits else self._planned(items))
+        return await (fit_items(items, self._planned) if fits else self._planned(items))
 
     async def _planned(self, items: Sequence[dict[str, Any]]) -> Turn:
         asked = await self._asked(self.request, items)
@@ -215,7 +215,7 @@ class Making:
         if not self._triggered and await self._count() <= (self.request.compact_threshold or 0):
             return
         model = self._desk.model
-        summing_up = summarised(model, self.request, self.context, self._said)
+        summing_up = summarise(model, self.request, self.context, self._said)
         made, used = await self._outlet.wait(summing_up, self)
         self._loop.used += used
         place = ItemPlace(self._wire, self._writer.place(PREFIX).index, made.item["id"])

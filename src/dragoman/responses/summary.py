@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from dragoman.api.responses.compaction import PREFIX, Compacted, compacted, for_summary, to_summarise
 from dragoman.api.responses.request import ResponseRequest, spec
-from dragoman.api.responses.tools import Offer, offered
-from dragoman.responses.context import Context, fitted, new_id
+from dragoman.api.responses.tools import Offer, offer_tools
+from dragoman.responses.context import Context, fit_items, new_id
 from dragoman.turns.model import ServedModel
 from dragoman.turns.turn import Turn
 from dragoman.types import Usage
@@ -27,11 +27,11 @@ def count_tokens(
     return len(model.prompter.render(asked.prompts[0])[1])
 
 
-async def summarised(
+async def summarise(
     model: ServedModel, request: ResponseRequest, context: Context, items: Sequence[dict[str, Any]]
 ) -> tuple[Compacted, Usage]:
     """What the model makes of the items; the oldest are left out where it cannot read them all."""
-    plain, nothing = for_summary(request), offered(None, model.limits)
+    plain, nothing = for_summary(request), offer_tools(None, model.limits)
 
     async def planned(some: Sequence[dict[str, Any]]) -> Turn:
         asking = to_summarise(some, new_id("msg_"))
@@ -41,7 +41,7 @@ async def summarised(
         asked = replace(asked, sampling=replace(asked.sampling, max_tokens=most))
         return await model.turn(asked, context.owner, context.size)
 
-    async with await fitted(items, planned) as turn:
+    async with await fit_items(items, planned) as turn:
         (answer,) = await turn.answers()
     text = answer.text.strip() or answer.reasoning.strip()
     return compacted(items, context.seal(text), new_id(PREFIX)), turn.usage

@@ -87,7 +87,7 @@ def _asked(spec: TurnSpec, name: str) -> bool:
     return bool(getattr(spec.sampling, name) != getattr(_UNASKED, name))
 
 
-def chosen_adapters(card: ModelCard, named: str | None, wishes: Sequence[AdapterWish] | None) -> Adapters:
+def choose_adapters(card: ModelCard, named: str | None, wishes: Sequence[AdapterWish] | None) -> Adapters:
     """`named` is the adapter that the model's name stands for; what has a scale of 0 is not there."""
     if wishes is None:
         return ((named, 1.0),) if named is not None else ()

@@ -18,7 +18,7 @@ from dragoman.prompt.stitch import stitch_prompt
 from dragoman.turns.checks import (
     check_told_prompts,
     check_turn,
-    chosen_adapters,
+    choose_adapters,
     refuse_unsupported,
     tokens_told,
 )
@@ -95,7 +95,7 @@ class Planner:
 
     def _checked(self, spec: TurnSpec) -> tuple[Adapters, Sampling]:
         check_turn(spec, self._limits)
-        adapters = chosen_adapters(self.card, self.adapter(spec.model), spec.adapters)
+        adapters = choose_adapters(self.card, self.adapter(spec.model), spec.adapters)
         self._constrainer.check(spec)
         refuse_unsupported(spec, self.card)
         return adapters, self._sampling(spec)

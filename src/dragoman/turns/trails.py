@@ -124,7 +124,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[StoredTurn]).decode
 
 
-def packed(turns: Sequence[Traced]) -> bytes:
+def pack_turns(turns: Sequence[Traced]) -> bytes:
     """The turns of one answer; those that nothing can go on from are left out."""
     found = [_stored(turn) for turn in turns if turn.key]
     return _encode(found) if found else b""

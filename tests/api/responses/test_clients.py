@@ -6,7 +6,7 @@ from typing import Any
 
 from dragoman.api.responses import request as requests
 from dragoman.api.responses.items import normalise
-from dragoman.api.responses.tools import offered
+from dragoman.api.responses.tools import offer_tools
 from dragoman.limits import Limits
 from dragoman.turns.spec import TurnSpec
 from dragoman.types import Conversation, Message, ToolCall
@@ -18,7 +18,7 @@ def asked(body: dict[str, Any]) -> tuple[TurnSpec, Conversation]:
     request = requests.read(json.dumps(body).encode(), Limits())
     numbers = count()
     items = normalise(request.input, lambda prefix: f"{prefix}{next(numbers)}")
-    offer = offered(request.tools, Limits(), items)
+    offer = offer_tools(request.tools, Limits(), items)
     spec = requests.spec(request, items, offer, first=True, unseal={"sealed": "hm"}.get)
     [told] = spec.prompts
     assert isinstance(told, Conversation)

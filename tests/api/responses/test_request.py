@@ -6,7 +6,7 @@ import pytest
 from dragoman.api.responses import request as requests
 from dragoman.api.responses.items import normalise
 from dragoman.api.responses.request import ResponseRequest
-from dragoman.api.responses.tools import offered
+from dragoman.api.responses.tools import offer_tools
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits
 from dragoman.turns.spec import Thinking, TurnSpec, Wanted
@@ -28,7 +28,7 @@ def refused(**fields: Any) -> BadRequest:
 def spec(*, first: bool = True, **fields: Any) -> TurnSpec:
     request = read(**fields)
     items = normalise(request.input, lambda prefix: f"{prefix}1")
-    offer = offered(request.tools, Limits())
+    offer = offer_tools(request.tools, Limits())
     return requests.spec(request, items, offer, first=first, unseal=lambda sealed: None)
 
 

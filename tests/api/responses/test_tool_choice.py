@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from dragoman.api.responses.request import asked, check_choice
-from dragoman.api.responses.tools import Offer, offered
+from dragoman.api.responses.tools import Offer, offer_tools
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits
 from dragoman.turns.spec import Calling
@@ -13,7 +13,7 @@ F: dict[str, Any] = {"type": "function", "name": "f"}
 C: dict[str, Any] = {"type": "custom", "name": "c"}
 SPACE = {"type": "namespace", "name": "n", "description": "", "tools": [F]}
 MCP: dict[str, Any] = {"type": "mcp", "server_label": "files"}
-BEFORE = offered([F, {**F, "name": "g"}, C, SPACE, MCP], Limits())
+BEFORE = offer_tools([F, {**F, "name": "g"}, C, SPACE, MCP], Limits())
 OFFER = BEFORE.with_mcp("files", [listed_tool("read"), listed_tool("write")])
 
 
@@ -50,12 +50,12 @@ def test_what_is_asked_in_the_first_round(choice: Any, calling: Calling | None) 
     ],
 )
 def test_later_rounds_require_no_call(choice: Any, calling: Calling | None) -> None:
-    offer = offered([F, MCP], Limits()).with_mcp("files", [listed_tool("read"), listed_tool("write")])
+    offer = offer_tools([F, MCP], Limits()).with_mcp("files", [listed_tool("read"), listed_tool("write")])
     assert asked(choice, offer, first=False) == calling
 
 
 def test_a_strict_tool_is_strict_in_every_round() -> None:
-    offer = offered([{**F, "strict": True}], Limits())
+    offer = offer_tools([{**F, "strict": True}], Limits())
     assert asked("required", offer, first=False) == Calling(param="tools[0].strict")
 
 
@@ -86,7 +86,7 @@ def test_a_choice_that_cannot_be_met_is_refused_before_any_work(choice: Any, par
 
 @pytest.mark.parametrize("choice", ["required", MCP, {**MCP, "name": "read"}, allowed("required", MCP)])
 def test_tools_that_a_server_has_yet_to_list_may_be_asked_for(choice: Any) -> None:
-    check_choice(choice, offered([MCP], Limits()), Limits())
+    check_choice(choice, offer_tools([MCP], Limits()), Limits())
 
 
 def test_a_server_that_has_no_such_tool_cannot_be_asked_for_it() -> None:
@@ -95,7 +95,7 @@ def test_a_server_that_has_no_such_tool_cannot_be_asked_for_it() -> None:
 
 
 def test_nothing_can_be_required_where_all_tools_are_hidden() -> None:
-    offer: Offer = offered([{"type": "web_search"}], Limits())
+    offer: Offer = offer_tools([{"type": "web_search"}], Limits())
     with pytest.raises(BadRequest) as caught:
         check_choice("required", offer, Limits())
     assert caught.value.param == "tool_choice"

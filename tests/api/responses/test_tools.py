@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from openai.types.responses import Tool
 from pydantic import TypeAdapter
 
-from dragoman.api.responses.tools import Offer, Ref, echo, offered
+from dragoman.api.responses.tools import Offer, Ref, echo, offer_tools
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits
 from tests.api.responses.listed import listed_tool
@@ -17,7 +17,7 @@ MCP = {"type": "mcp", "server_label": "files", "server_url": "https://files.exam
 
 
 def offer(*tools: dict[str, Any], items: Sequence[dict[str, Any]] = ()) -> Offer:
-    return offered(tools, Limits(), items)
+    return offer_tools(tools, Limits(), items)
 
 
 def refused(*tools: dict[str, Any]) -> BadRequest:
@@ -98,7 +98,7 @@ def test_two_servers_have_two_labels() -> None:
 
 def test_there_is_a_limit_of_tools() -> None:
     with pytest.raises(BadRequest) as caught:
-        offered([FUNCTION, CUSTOM], Limits(tools=1))
+        offer_tools([FUNCTION, CUSTOM], Limits(tools=1))
     assert (caught.value.param, caught.value.code) == ("tools", "limit_exceeded")
 
 

@@ -10,7 +10,7 @@ from dragoman.api.constraint_fields import Description, JsonSchema, SchemaName, 
 from dragoman.api.fields import Natural, Positive, ShortText, check_shared, sampling, turn_spec
 from dragoman.api.read import UNSUPPORTED, Reader
 from dragoman.api.responses.history import Visible, messages
-from dragoman.api.responses.tools import HOSTED, Offer, echo, offered
+from dragoman.api.responses.tools import HOSTED, Offer, echo, offer_tools
 from dragoman.api.template_fields import (
     ReasoningOptions,
     TemplateFields,
@@ -20,7 +20,7 @@ from dragoman.api.template_fields import (
     template_kwargs,
     thinking,
 )
-from dragoman.api.tool_choice import calling, eased
+from dragoman.api.tool_choice import calling, ease_calling
 from dragoman.api.tools import for_template, wrong
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits, check_count
@@ -183,7 +183,7 @@ def read(body: bytes, limits: Limits) -> ResponseRequest:
     check_template(request, limits)
     _check_context(request, limits)
     _check_answer(request, limits)
-    check_choice(request.tool_choice, offered(request.tools, limits), limits)
+    check_choice(request.tool_choice, offer_tools(request.tools, limits), limits)
     return request
 
 
@@ -264,7 +264,7 @@ def asked(choice: Any, offer: Offer, *, first: bool) -> Calling | None:
     `{"type": "mcp", "server_label": "files"}` asks for a call of any tool which that server has.
     """
     found = calling(_in_chat_form(choice, offer), PARAM, offer)
-    return found if first else eased(found, offer)
+    return found if first else ease_calling(found, offer)
 
 
 def check_choice(choice: Any, offer: Offer, limits: Limits) -> None:

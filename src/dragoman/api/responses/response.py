@@ -67,7 +67,7 @@ class ResponseObject(Struct):
         return self.event(wire, name) + DONE
 
 
-def described(
+def describe_response(
     request: ResponseRequest, *, id_: str, created_at: int, model: str, store: bool, size: int = 0
 ) -> ResponseObject:
     """Every field of the object is there, null where nothing was said. `size` is that of the request.

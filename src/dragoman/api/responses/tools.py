@@ -126,7 +126,9 @@ class Offer(Declared, frozen=True):
 _FUNCTION, _CUSTOM, _NAMESPACE = Reader.of(FunctionTool), Reader.of(FlatCustomTool), Reader.of(NamespaceTool)
 
 
-def offered(tools: Sequence[dict[str, Any]] | None, limits: Limits, items: Sequence[ItemDict] = ()) -> Offer:
+def offer_tools(
+    tools: Sequence[dict[str, Any]] | None, limits: Limits, items: Sequence[ItemDict] = ()
+) -> Offer:
     """What is offered before any MCP server was asked; raises at the first tool that cannot be used.
 
     Tools that were loaded on the way, by items of the context, are there as well.

@@ -12,7 +12,7 @@ import msgspec
 from dragoman.errors import BadRequest, BodyTooLarge, DragomanError, HeadTooLarge, TooSlow, Unavailable
 from dragoman.http.connection.places import ConnectionPlace
 from dragoman.http.connection.transport import Deadline, PatientTransport, Stage, Stall
-from dragoman.http.connection.upgrade import VERSION, SocketProtocol, accepted
+from dragoman.http.connection.upgrade import VERSION, SocketProtocol, accept_handshake
 from dragoman.http.connection.uvicorn_parts import (
     ASGI3Application,
     Config,
@@ -250,7 +250,7 @@ class StrictProtocol(HttpToolsProtocol):
         method = self.parser.get_method().decode("ascii")
         self.scope["method"] = method
         try:
-            self._accept = accepted(method, version, self.headers)
+            self._accept = accept_handshake(method, version, self.headers)
         except DragomanError as error:
             raise _Refusal(error) from None
 

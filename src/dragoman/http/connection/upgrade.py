@@ -55,7 +55,7 @@ MOST_UNREAD = 64 * 1024
 """Bytes that are still taken after the last word was said."""
 
 
-def accepted(method: str, version: str, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+def accept_handshake(method: str, version: str, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
     """What a server answers to the key of a handshake. Raises where it is none that can be answered."""
     if method != "GET" or version != "1.1":
         raise _invalid("A WebSocket begins with GET, in HTTP/1.1.")

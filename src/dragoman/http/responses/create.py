@@ -10,7 +10,7 @@ from functools import partial
 
 from dragoman.api.responses import request as requests
 from dragoman.api.responses.compaction import compaction_body
-from dragoman.api.responses.tools import offered
+from dragoman.api.responses.tools import offer_tools
 from dragoman.errors import BadRequest
 from dragoman.http.admission import Visit
 from dragoman.http.exchange import Exchange, unless_gone
@@ -19,7 +19,7 @@ from dragoman.http.stream import Sse
 from dragoman.responses.beginning import begin_making
 from dragoman.responses.context import new_id
 from dragoman.responses.making import Making
-from dragoman.responses.summary import count_tokens, summarised
+from dragoman.responses.summary import count_tokens, summarise
 from dragoman.turns.outlet import ClientGone, Quiet
 from dragoman.turns.turn import note_usage
 
@@ -106,7 +106,7 @@ async def compact(host: Host, exchange: Exchange) -> None:
         raise BadRequest("'model' is required.", param="model", code="missing_field")
     exchange.visit.within(request.timeout)
     async with host.desk.context(request, exchange.owner, size, exchange.aside) as context:
-        made, used = await unless_gone(exchange, summarised(host.model, request, context, context.all))
+        made, used = await unless_gone(exchange, summarise(host.model, request, context, context.all))
     exchange.facts["model"] = request.model
     note_usage(exchange.facts, used)
     body = compaction_body(new_id("resp_"), int(time.time()), made, used)
@@ -117,7 +117,7 @@ async def input_tokens(host: Host, exchange: Exchange) -> None:
     request, size = await exchange.read(partial(requests.read, limits=host.limits))
     host.model.planner.adapter(request.model)
     async with host.desk.context(request, exchange.owner, size, exchange.aside) as context:
-        offer = await exchange.aside(context.size, partial(offered, request.tools, host.limits))
+        offer = await exchange.aside(context.size, partial(offer_tools, request.tools, host.limits))
         counting = partial(count_tokens, host.model, request, context, context.all, offer)
         count = await exchange.aside(context.size, counting)
     await exchange.json({"object": "response.input_tokens", "input_tokens": count})

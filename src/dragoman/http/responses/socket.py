@@ -20,7 +20,7 @@ from dragoman.http.connection.budget import Holding
 from dragoman.http.host import Host
 from dragoman.limits import Limits
 from dragoman.responses.beginning import begin_making
-from dragoman.responses.context import stored
+from dragoman.responses.context import pack_items
 from dragoman.responses.making import Making
 from dragoman.store import Item
 from dragoman.turns.outlet import ClientGone, Speaker, wait_patiently
@@ -197,7 +197,7 @@ class Socket:
 
     async def _keep(self, making: Making) -> None:
         context = making.context
-        items = partial(stored, [*context.all, *making.response.output], context.size)
+        items = partial(pack_items, [*context.all, *making.response.output], context.size)
         kept = await context.aside(context.size, items)
         try:
             self._held.be(sum(len(item.body) for item in kept))

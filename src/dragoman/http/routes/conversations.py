@@ -9,7 +9,7 @@ from dragoman.api.responses.request import check_include
 from dragoman.http.exchange import Exchange
 from dragoman.http.host import Host
 from dragoman.http.routes.query import QueryString
-from dragoman.responses.context import new_id, stored
+from dragoman.responses.context import new_id, pack_items
 from dragoman.store import Conversation, Item
 
 
@@ -94,7 +94,7 @@ async def _items(
 ) -> tuple[Item, ...]:
     items = await host.desk.items(given, exchange.owner, size, exchange.aside, field="items")
     check_items(items.inputs)
-    return await exchange.aside(size + items.size, partial(stored, items.inputs, items.size))
+    return await exchange.aside(size + items.size, partial(pack_items, items.inputs, items.size))
 
 
 def _check_include(exchange: Exchange) -> None:
