@@ -10,9 +10,19 @@ from msgspec import Struct
 
 from dragoman.api.error_spelling import ErrorSpelling
 from dragoman.api.sse import DONE, around, encode, event
-from dragoman.api.usage import usage
 from dragoman.api.weights import weight_field
 from dragoman.types import Answer, Event, Usage
+
+
+def usage(counted: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": counted.prompt_tokens,
+        "completion_tokens": counted.completion_tokens,
+        "total_tokens": counted.prompt_tokens + counted.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": counted.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": counted.reasoning_tokens},
+    }
+
 
 ID_BYTES, LOGPROB_BYTES = 8, 64
 """What one takes in JSON, about."""

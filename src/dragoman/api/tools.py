@@ -1,20 +1,88 @@
 """The tools of a request: how they are declared, and what may be said about calling them."""
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 from msgspec.json import encode as encode_json
+from msgspec.structs import replace
 
-from dragoman.api.custom_tools import CustomTool, as_function
+from dragoman.constrain.calls.tool_schemas import LARK
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits, check_count
 from dragoman.mcp.policy import AllowedTools, RequireApproval
+from dragoman.turns.custom_calls import INPUT
+from dragoman.turns.spec import Calling
 
 MAX_NAME = 256
-
+KINDS = ("function", "custom")
 Function: TypeAlias = dict[str, Any]
+
+
+# Custom tools take a text: to the model each is a function with one argument.
+
+
+class Grammar(Struct, forbid_unknown_fields=True):
+    syntax: Literal["lark", "regex"]
+    definition: str
+
+
+class CustomFormat(Struct, forbid_unknown_fields=True):
+    type: Literal["text", "grammar"]
+    grammar: Grammar | None = None
+
+
+class CustomTool(Struct, forbid_unknown_fields=True):
+    name: str
+    description: str | None = None
+    format: CustomFormat | None = None
+
+
+def as_function(tool: CustomTool, place: str, *, grammar: str = "format.grammar") -> dict[str, Any]:
+    """The function that stands for it. It is strict, so that its input can be read back.
+
+    `grammar` is where the grammar of a tool is said, beside its place.
+    """
+    return {
+        "name": tool.name,
+        "description": _description(tool),
+        "parameters": {
+            "type": "object",
+            "properties": {INPUT: _schema(tool.format, f"{place}.{grammar}")},
+            "required": [INPUT],
+            "additionalProperties": False,
+        },
+        "strict": True,
+    }
+
+
+def as_arguments(text: str) -> str:
+    """What an earlier call of a custom tool is in the prompt."""
+    return encode_json({INPUT: text}).decode()
+
+
+def _schema(wanted: CustomFormat | None, place: str) -> dict[str, Any]:
+    if wanted is None or wanted.type == "text":
+        return {"type": "string"}
+    if wanted.grammar is None:
+        raise BadRequest(f"'{place}' is required.", param=place, code="missing_field")
+    if wanted.grammar.syntax == "lark":
+        return {"type": "string", LARK: wanted.grammar.definition}
+    return {"type": "string", "pattern": f"^(?:{wanted.grammar.definition})$"}
+
+
+def _description(tool: CustomTool) -> str | None:
+    """With the grammar: not every template shows the words of a schema, and the model has to know it."""
+    grammar = tool.format.grammar if tool.format else None
+    if grammar is None:
+        return tool.description
+    kind = "this Lark grammar" if grammar.syntax == "lark" else "this regular expression"
+    said = f"The input must match {kind}:\n{grammar.definition}"
+    return f"{tool.description}\n\n{said}" if tool.description else said
+
+
+# All tools of a request.
 
 
 class Tool(Struct, forbid_unknown_fields=True):
@@ -129,3 +197,102 @@ def free_name(name: str, label: str, taken: Container[str]) -> str:
 
 def wrong(place: str, what: str) -> BadRequest:
     return BadRequest(f"'{place}' {what}.", param=place, code="invalid_value")
+
+
+# What is said about calling them.
+
+
+def calling(choice: Any, param: str, declared: Declared) -> Calling | None:
+    """What the choice asks for, or a tool that is strict; None: the model does as it pleases.
+
+    `"required"` gives `Calling(required=True)`, `{"type": "function", "function": {"name": "f"}}` gives
+    `Calling(required=True, named=True, names=("f",))`.
+    """
+    if choice == "none":
+        return None
+    strict = _strict(declared)
+    if choice in (None, "auto"):
+        return None if strict is None else Calling(param=strict)
+    asked = _asked(choice, param)
+    _check_declared(asked.names, param, declared)
+    return replace(asked, param=param)
+
+
+def ease_calling(found: Calling | None, declared: Declared) -> Calling | None:
+    """What holds once a call has been made: one that was asked for is not asked for again."""
+    if found is None or not found.required:
+        return found
+    allowed = None if found.named or found.names is None else replace(found, required=False)
+    return allowed or calling(None, found.param, declared)
+
+
+def _strict(declared: Declared) -> str | None:
+    """The place of the first tool whose calls must be in its schema."""
+    places = (f"{place}.strict" for place, function in declared.placed() if function.get("strict"))
+    return next(places, None)
+
+
+def _asked(choice: Any, param: str) -> Calling:
+    if choice == "required":
+        return Calling(required=True)
+    if not isinstance(choice, Mapping):
+        raise _unknown(param)
+    if param == "function_call":
+        return Calling(required=True, named=True, names=(_name(choice, param),))
+    kind = choice.get("type", "function")
+    if kind == "allowed_tools":
+        return _allowed(choice.get("allowed_tools", choice), f"{param}.allowed_tools")
+    if kind in KINDS:
+        return Calling(required=True, named=True, names=(_tool_name(choice, param),))
+    raise _unknown(param)
+
+
+def _allowed(asked: Any, param: str) -> Calling:
+    if not isinstance(asked, Mapping):
+        raise wrong(param, "must be an object")
+    mode, tools = asked.get("mode", "auto"), asked.get("tools")
+    if mode not in ("auto", "required"):
+        raise wrong(f"{param}.mode", "must be auto or required")
+    if not isinstance(tools, Sequence) or isinstance(tools, str) or not tools:
+        raise wrong(f"{param}.tools", "must be a list of at least one tool")
+    names = [_tool_name(tool, f"{param}.tools[{number}]") for number, tool in enumerate(tools)]
+    return Calling(required=mode == "required", names=tuple(dict.fromkeys(names)))
+
+
+def _tool_name(tool: Any, param: str) -> str:
+    """`{"type": "function", "function": {"name": "f"}}`, or the flat form of the Responses API."""
+    if not isinstance(tool, Mapping):
+        raise wrong(param, "must be an object")
+    kind = tool.get("type", "function")
+    if kind not in KINDS:
+        raise wrong(f"{param}.type", "must be function or custom")
+    inner = tool.get(kind)
+    if inner is None:
+        return _name(tool, f"{param}.{kind}")
+    if not isinstance(inner, Mapping):
+        raise wrong(f"{param}.{kind}", "must be an object")
+    return _name(inner, f"{param}.{kind}")
+
+
+def _name(given: Mapping[str, Any], param: str) -> str:
+    name = given.get("name")
+    if not isinstance(name, str):
+        raise wrong(f"{param}.name", "must be the name of a tool")
+    return name
+
+
+def _check_declared(names: tuple[str, ...] | None, param: str, declared: Declared) -> None:
+    if not declared.functions:
+        raise wrong(param, "asks for a call, but there are no tools")
+    known = dict.fromkeys(function["name"] for function in declared.functions)
+    missing = [name for name in names or () if name not in known]
+    if missing:
+        listed = ", ".join(list(known)[:16]) + (" ..." if len(known) > 16 else "")
+        message = f"'{param}' names {missing[0][:64]!r}, which is not among the {declared.field}: {listed}."
+        raise BadRequest(message, param=param, code="invalid_value")
+
+
+def _unknown(param: str) -> BadRequest:
+    if param == "function_call":
+        return wrong(param, 'must be auto, none or {"name": ...}')
+    return wrong(param, "must be auto, none, required, a tool, or allowed_tools")

@@ -4,10 +4,9 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from dragoman.api.mcp_tools import McpDeclaration
 from dragoman.api.responses.history import pending_approvals
 from dragoman.api.responses.server_calls import approved_call, listed
-from dragoman.api.responses.tools import Offer
+from dragoman.api.responses.tools import McpDeclaration, Offer
 from dragoman.api.responses.writer import ResponseWriter
 from dragoman.mcp import McpFailure, McpTool
 from dragoman.turns.outlet import Outlet, Speaker

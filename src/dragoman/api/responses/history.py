@@ -7,10 +7,10 @@ that templates have no words for are told as text.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from dragoman.api.custom_tools import as_arguments
 from dragoman.api.messages import part_text
 from dragoman.api.responses.hosted_items import leaves, lines, plainly
 from dragoman.api.responses.item_kinds import CALLS, SILENT, ItemDict, Parts
+from dragoman.api.tools import as_arguments
 from dragoman.errors import BadRequest
 from dragoman.types import Message, Role, ToolCall
 

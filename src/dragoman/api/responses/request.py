@@ -20,8 +20,7 @@ from dragoman.api.template_fields import (
     template_kwargs,
     thinking,
 )
-from dragoman.api.tool_choice import calling, ease_calling
-from dragoman.api.tools import for_template, wrong
+from dragoman.api.tools import calling, ease_calling, for_template, wrong
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits, check_count
 from dragoman.turns.spec import Calling, Reading, TurnSpec, Wanted

@@ -7,8 +7,14 @@ from typing import Any
 
 from dragoman.api import chat_reply, chat_request, completions_reply, completions_request
 from dragoman.api.chat_reply import ChatSpelling
-from dragoman.api.chat_request import ChatRequest
-from dragoman.api.chat_servers import after_calls, has_servers, wishes, with_tools, without_servers
+from dragoman.api.chat_request import (
+    ChatRequest,
+    after_calls,
+    has_servers,
+    wishes,
+    with_tools,
+    without_servers,
+)
 from dragoman.api.completions_reply import CompletionSpelling, Echo
 from dragoman.api.completions_request import CompletionRequest
 from dragoman.api.fields import SharedFields
