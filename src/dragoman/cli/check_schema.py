@@ -31,7 +31,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from dragoman.constrain.schema.json_schema import prepare_schema
-    from dragoman.constrain.schema.problems import Problems
+    from dragoman.constrain.schema.keywords import Problems
     from dragoman.errors import BadRequest
 
     text, problems = text_of(args.file), Problems()

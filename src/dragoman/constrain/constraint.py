@@ -13,7 +13,7 @@ from dragoman.constrain.grammar.expressions import PatternError, read_pattern, w
 from dragoman.constrain.grammar.gbnf import GbnfError, gbnf_to_lark
 from dragoman.constrain.grammar.lark_check import check_lark
 from dragoman.constrain.schema.json_schema import check_inner_schemas, prepare_schema, write_json
-from dragoman.constrain.schema.problems import Problems
+from dragoman.constrain.schema.keywords import Problems
 from dragoman.constrain.schema.unique import UniqueWatch, WatchedMatcher
 from dragoman.constrain.vocabulary import END, GrammarMatcher, Vocabulary, byte_vocabulary
 from dragoman.dialects.declare import Dialect

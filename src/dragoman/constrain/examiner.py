@@ -11,8 +11,7 @@ import sys
 from pathlib import Path
 from typing import BinaryIO
 
-from dragoman.constrain.budget import compile_grammar
-from dragoman.constrain.examined import FINE, LENGTH, REFUSED
+from dragoman.constrain.budget import FINE, LENGTH, REFUSED, compile_grammar
 from dragoman.constrain.vocabulary import byte_vocabulary
 
 SECONDS = 0.25

@@ -10,11 +10,11 @@ from typing import Any
 from msgspec.msgpack import encode
 from msgspec.structs import replace
 
+from dragoman.constrain.budget import examine
 from dragoman.constrain.calls.answer_grammar import CallMode, answer_grammar
 from dragoman.constrain.calls.tool_schemas import strict_names
 from dragoman.constrain.compiling import compile_cached
 from dragoman.constrain.constraint import Constraint
-from dragoman.constrain.examined import examine
 from dragoman.constrain.reasoning_budget import Budgeted, ReasoningBudget, Recipe
 from dragoman.constrain.vocabulary import GrammarMatcher, Vocabulary
 from dragoman.dialects.declare import Dialect

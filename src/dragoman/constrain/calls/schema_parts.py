@@ -12,8 +12,7 @@ from msgspec import Struct
 from dragoman.constrain.grammar.expressions import PatternError, read_pattern, write_search
 from dragoman.constrain.grammar.rules import Symbol, regex
 from dragoman.constrain.schema import formats
-from dragoman.constrain.schema.keywords import APPLICATORS, OF_TYPES, fate_of
-from dragoman.constrain.schema.problems import at
+from dragoman.constrain.schema.keywords import APPLICATORS, OF_TYPES, at, fate_of
 from dragoman.dialects.schema import resolve, type_of
 from dragoman.errors import BadRequest
 

@@ -11,7 +11,7 @@ from dragoman.constrain.constraint import Constraint
 from dragoman.constrain.grammar.rules import Rules
 from dragoman.constrain.quoted.quoted_lark import QuotedLark
 from dragoman.constrain.schema.json_schema import prepare_schema
-from dragoman.constrain.schema.problems import Problems
+from dragoman.constrain.schema.keywords import Problems
 from dragoman.errors import TOOLS
 
 NOTHING: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}

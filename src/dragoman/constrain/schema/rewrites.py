@@ -13,8 +13,7 @@ from dragoman.constrain.grammar.expressions import (
     write_pattern,
 )
 from dragoman.constrain.schema import formats
-from dragoman.constrain.schema.keywords import fate_of
-from dragoman.constrain.schema.problems import Problems, at
+from dragoman.constrain.schema.keywords import Problems, at, fate_of
 from dragoman.constrain.schema.unique import MARK
 from dragoman.dialects.schema import resolve
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dragoman.constrain.examined import Examiner
+from dragoman.constrain.budget import Examiner
 from dragoman.errors import BadRequest
 
 
