@@ -17,19 +17,19 @@ from msgspec import NODEFAULT, Struct, inspect
 from msgspec.structs import FieldInfo, fields
 
 from dragoman import errors, settings
-from dragoman.api.chat_request import ChatRequest
-from dragoman.api.completions_request import CompletionRequest
-from dragoman.api.constraint_fields import ConstraintFields
+from dragoman.api.chat.messages import MessageBody
+from dragoman.api.chat.request import ChatRequest
+from dragoman.api.completions.request import CompletionRequest
 from dragoman.api.embeddings import EmbeddingRequest
-from dragoman.api.fields import SharedFields
-from dragoman.api.harmless_fields import HarmlessFields
-from dragoman.api.messages import MessageBody
+from dragoman.api.fields.constraint import ConstraintFields
+from dragoman.api.fields.harmless import HarmlessFields
+from dragoman.api.fields.sampler import SamplerFields
+from dragoman.api.fields.shared import SharedFields
+from dragoman.api.fields.template import TemplateFields
 from dragoman.api.parsing import ParseCalls, ParseReasoning
 from dragoman.api.ranking import RerankRequest, ScoreRequest
 from dragoman.api.read import UNSUPPORTED
 from dragoman.api.responses.request import ResponseRequest
-from dragoman.api.sampler_fields import SamplerFields
-from dragoman.api.template_fields import TemplateFields
 from dragoman.cli.dialects import parts_of
 from dragoman.constrain.schema import formats
 from dragoman.constrain.schema.keywords import KEYWORDS

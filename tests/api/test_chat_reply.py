@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.api.chat_reply import ChatSpelling
+from dragoman.api.chat.reply import ChatSpelling
 from dragoman.api.logprobs import Speller
 from dragoman.api.reply import ChunkOptions, Head, StreamWriter
 from dragoman.turns.detokenize import Pieces

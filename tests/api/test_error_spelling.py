@@ -5,7 +5,10 @@ from typing import Any
 
 import pytest
 
-from dragoman.api import chat_reply, chat_request, completions_reply, embeddings
+from dragoman.api import embeddings
+from dragoman.api.chat import reply as chat_reply
+from dragoman.api.chat import request as chat_request
+from dragoman.api.completions import reply as completions_reply
 from dragoman.api.error_spelling import OpenAIErrors, spelled
 from dragoman.api.responses import request as responses
 from dragoman.api.responses.errors import ERRORS as RESPONSES

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.api import chat_request
+from dragoman.api.chat import request as chat_request
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits
 from dragoman.turns.spec import Calling, TurnSpec

@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from dragoman.api import chat_request
-from dragoman.api.chat_request import ChatRequest
+from dragoman.api.chat import request as chat_request
+from dragoman.api.chat.request import ChatRequest
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits
 from dragoman.turns.spec import Reading

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 from starlette.types import Message
 
-from dragoman.api.chat_reply import ChatSpelling
+from dragoman.api.chat.reply import ChatSpelling
 from dragoman.api.logprobs import Speller
 from dragoman.api.reply import ChunkOptions, Head, StreamWriter
 from dragoman.engines.protocol import ModelCard

@@ -5,10 +5,10 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.api.chat_reply import ChatSpelling
+from dragoman.api.chat.reply import ChatSpelling
+from dragoman.api.chat.stored import KeptStream
 from dragoman.api.logprobs import Speller
 from dragoman.api.reply import ChunkOptions, Head, StreamWriter
-from dragoman.api.stored_chat import KeptStream
 from dragoman.errors import EngineFailed
 from dragoman.folding import Fold
 from dragoman.turns.detokenize import Pieces

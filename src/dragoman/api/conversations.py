@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from dragoman.api.error_spelling import OpenAIErrors
-from dragoman.api.harmless_fields import Metadata
+from dragoman.api.fields.harmless import Metadata
 from dragoman.api.read import Reader
 from dragoman.api.responses.item_kinds import ItemDict
 from dragoman.api.tools import wrong

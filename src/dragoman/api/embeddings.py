@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from dragoman.api.error_spelling import OpenAIErrors
-from dragoman.api.fields import Seconds
+from dragoman.api.fields.shared import Seconds
 from dragoman.api.read import Reader
 from dragoman.api.weights import weight_field
 from dragoman.errors import PROMPT, BadRequest

@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from dragoman.api.harmless_fields import Metadata
+from dragoman.api.fields.harmless import Metadata
 from dragoman.api.read import Reader
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from dragoman.api.chat_request import ChatRequest
-from dragoman.api.completions_request import CompletionRequest
+from dragoman.api.chat.request import ChatRequest
+from dragoman.api.completions.request import CompletionRequest
 from dragoman.api.conversations import AddItems, CreateConversation
 from dragoman.api.embeddings import EmbeddingRequest
 from dragoman.api.metadata import ChangeMetadata

@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 
 from msgspec import Struct
 
-from dragoman.api.fields import Positive, Seconds
+from dragoman.api.fields.shared import Positive, Seconds
 from dragoman.api.read import Reader
 from dragoman.api.reply import Head
 from dragoman.api.weights import weight_field

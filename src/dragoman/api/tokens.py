@@ -5,10 +5,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from dragoman.api.chat_request import ChatRequest, check_conversation
-from dragoman.api.chat_request import prompt as chat_prompt
+from dragoman.api.chat.request import ChatRequest, check_conversation
+from dragoman.api.chat.request import prompt as chat_prompt
 from dragoman.api.error_spelling import OpenAIErrors
-from dragoman.api.fields import TokenId
+from dragoman.api.fields.shared import TokenId
 from dragoman.api.read import Reader
 from dragoman.errors import CONVERSATION, BadRequest
 from dragoman.limits import Limits

@@ -7,7 +7,7 @@ that templates have no words for are told as text.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from dragoman.api.messages import part_text
+from dragoman.api.chat.messages import part_text
 from dragoman.api.responses.hosted_items import leaves, lines, plainly
 from dragoman.api.responses.item_kinds import CALLS, SILENT, ItemDict, Parts
 from dragoman.api.tools import as_arguments

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct, field
 
-from dragoman.api.fields import ShortText
+from dragoman.api.fields.shared import ShortText
 from dragoman.api.read import Reader
 
 ItemDict: TypeAlias = dict[str, Any]

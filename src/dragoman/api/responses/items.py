@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from dragoman.api.messages import part_text
+from dragoman.api.chat.messages import part_text
 from dragoman.api.responses.hosted_items import leaves
 from dragoman.api.responses.item_kinds import KINDS, ItemDict, Parts
 from dragoman.api.tools import wrong

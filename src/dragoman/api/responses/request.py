@@ -6,12 +6,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct, field
 
-from dragoman.api.constraint_fields import Description, JsonSchema, SchemaName, wanted
-from dragoman.api.fields import Natural, Positive, ShortText, check_shared, sampling, turn_spec
-from dragoman.api.read import UNSUPPORTED, Reader
-from dragoman.api.responses.history import Visible, messages
-from dragoman.api.responses.tools import HOSTED, Offer, echo, offer_tools
-from dragoman.api.template_fields import (
+from dragoman.api.fields.constraint import Description, JsonSchema, SchemaName, wanted
+from dragoman.api.fields.shared import Natural, Positive, ShortText, check_shared, sampling, turn_spec
+from dragoman.api.fields.template import (
     ReasoningOptions,
     TemplateFields,
     Verbosity,
@@ -20,6 +17,9 @@ from dragoman.api.template_fields import (
     template_kwargs,
     thinking,
 )
+from dragoman.api.read import UNSUPPORTED, Reader
+from dragoman.api.responses.history import Visible, messages
+from dragoman.api.responses.tools import HOSTED, Offer, echo, offer_tools
 from dragoman.api.tools import calling, ease_calling, for_template, wrong
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits, check_count

@@ -5,9 +5,10 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
-from dragoman.api import chat_reply, chat_request, completions_reply, completions_request
-from dragoman.api.chat_reply import ChatSpelling
-from dragoman.api.chat_request import (
+from dragoman.api.chat import reply as chat_reply
+from dragoman.api.chat import request as chat_request
+from dragoman.api.chat.reply import ChatSpelling
+from dragoman.api.chat.request import (
     ChatRequest,
     after_calls,
     has_servers,
@@ -15,12 +16,14 @@ from dragoman.api.chat_request import (
     with_tools,
     without_servers,
 )
-from dragoman.api.completions_reply import CompletionSpelling, Echo
-from dragoman.api.completions_request import CompletionRequest
-from dragoman.api.fields import SharedFields
+from dragoman.api.chat.stored import KeptStream
+from dragoman.api.completions import reply as completions_reply
+from dragoman.api.completions import request as completions_request
+from dragoman.api.completions.reply import CompletionSpelling, Echo
+from dragoman.api.completions.request import CompletionRequest
+from dragoman.api.fields.shared import SharedFields
 from dragoman.api.logprobs import Speller
 from dragoman.api.reply import ChunkOptions, Head, StreamWriter, about_bytes
-from dragoman.api.stored_chat import KeptStream
 from dragoman.engines.sound import checked, wrong_prompt_entries
 from dragoman.errors import Unavailable
 from dragoman.http import run_turn

@@ -3,7 +3,9 @@
 from functools import partial
 from typing import Any
 
-from dragoman.api import chat_request, completions_request, parsing, tokens
+from dragoman.api import parsing, tokens
+from dragoman.api.chat import request as chat_request
+from dragoman.api.completions import request as completions_request
 from dragoman.errors import ModelNotFound
 from dragoman.http.exchange import Exchange
 from dragoman.http.host import Host

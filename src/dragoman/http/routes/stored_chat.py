@@ -5,8 +5,8 @@ from functools import partial
 from typing import Any
 
 from dragoman.api import metadata
-from dragoman.api.chat_request import ChatRequest
-from dragoman.api.stored_chat import deleted, record, relabelled, unknown_completion
+from dragoman.api.chat.request import ChatRequest
+from dragoman.api.chat.stored import deleted, record, relabelled, unknown_completion
 from dragoman.http.exchange import Exchange
 from dragoman.http.host import Host
 from dragoman.http.routes.query import QueryString

@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 
-from dragoman.api import chat_reply, completions_reply, embeddings, tokens
 from dragoman.api import conversations as conversation_bodies
+from dragoman.api import embeddings, tokens
+from dragoman.api.chat import reply as chat_reply
+from dragoman.api.completions import reply as completions_reply
 from dragoman.api.error_spelling import ErrorSpelling
 from dragoman.api.openapi import OPERATIONS, Operation
 from dragoman.api.responses.errors import ERRORS as RESPONSE_ERRORS

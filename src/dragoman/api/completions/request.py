@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 from msgspec.structs import replace
 
-from dragoman.api.fields import SharedFields, check_shared, sampling, turn_spec
+from dragoman.api.fields.shared import SharedFields, check_shared, sampling, turn_spec
 from dragoman.api.read import Reader
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits, check_count

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, TypeAlias, cast
 import msgspec
 from msgspec import Meta
 
-from dragoman.api.constraint_fields import ConstraintFields
+from dragoman.api.fields.constraint import ConstraintFields
 from dragoman.errors import BadRequest
 from dragoman.types import SAMPLER_ORDER, SamplerName, Samplers
 

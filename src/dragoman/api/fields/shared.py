@@ -7,8 +7,8 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta, Struct
 
-from dragoman.api.constraint_fields import wanted
-from dragoman.api.sampler_fields import SamplerFields, check_samplers, middle_temperature, samplers
+from dragoman.api.fields.constraint import wanted
+from dragoman.api.fields.sampler import SamplerFields, check_samplers, middle_temperature, samplers
 from dragoman.errors import BadRequest
 from dragoman.turns.spec import AdapterWish, Calling, Reading, Thinking, TurnSpec
 from dragoman.types import Prompt, Sampling

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
-from dragoman.api.fields import SharedFields
+from dragoman.api.fields.shared import SharedFields
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits
 from dragoman.prompt.conversation import check_kwargs

@@ -6,11 +6,10 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 from msgspec.structs import replace
 
-from dragoman.api.constraint_fields import wanted
-from dragoman.api.fields import TokenId, check_shared, sampling, turn_spec
-from dragoman.api.messages import MessageBody, check_messages, joined, to_message
-from dragoman.api.read import Reader
-from dragoman.api.template_fields import (
+from dragoman.api.chat.messages import MessageBody, check_messages, joined, to_message
+from dragoman.api.fields.constraint import wanted
+from dragoman.api.fields.shared import TokenId, check_shared, sampling, turn_spec
+from dragoman.api.fields.template import (
     TemplateFields,
     Verbosity,
     check_reasoning,
@@ -18,6 +17,7 @@ from dragoman.api.template_fields import (
     template_kwargs,
     thinking,
 )
+from dragoman.api.read import Reader
 from dragoman.api.tools import (
     Declared,
     Function,

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct, field
 
-from dragoman.api.harmless_fields import HarmlessFields
+from dragoman.api.fields.harmless import HarmlessFields
 from dragoman.errors import BadRequest
 from dragoman.turns.spec import Wanted
 from dragoman.types import LARK_LINE

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.json import encode as encode_json
 
-from dragoman.api.fields import Natural, ShortText
+from dragoman.api.fields.shared import Natural, ShortText
 from dragoman.api.tools import as_arguments
 from dragoman.errors import BadRequest
 from dragoman.types import Message, Role, ToolCall

@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from dragoman.api.chat_request import ChatRequest
-from dragoman.api.messages import MessageBody
+from dragoman.api.chat.messages import MessageBody
+from dragoman.api.chat.request import ChatRequest
 from dragoman.api.reply import StreamWriter
 from dragoman.errors import NotFound
 from dragoman.folding import Fold
