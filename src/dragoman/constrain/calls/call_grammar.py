@@ -149,7 +149,7 @@ class CallGrammar:
             head = f"{{{shape.name[0]!r}: {tool.name!r}, {shape.arguments[0]!r}: "
             arguments = self._literal(tool, literals_of(self.rules, tool, PYTHON))
             return head, self.rules.sequence(arguments, "}")
-        arguments = self._json(tool)
+        arguments = json_rule(self.rules, tool)
         if isinstance(shape, KeyedCalls):
             return f"{{{quote_json(tool.name)}: ", self.rules.sequence(arguments, "}")
         fields = f'"{shape.name[0]}": {quote_json(tool.name)}, "{shape.arguments[0]}": '
@@ -189,7 +189,7 @@ class CallGrammar:
     def _call(self, shape: CallShape, tool: ToolSchema) -> list[GrammarPart]:
         """What stands between the opening of a call and its end."""
         if isinstance(shape, NamedCalls):
-            return [*self._name(shape, tool), shape.then[0], self._json(tool)]
+            return [*self._name(shape, tool), shape.then[0], json_rule(self.rules, tool)]
         if isinstance(shape, BraceCalls):
             literals = literals_of(self.rules, tool, brace_style(shape.quote))
             return [tool.name, self._literal(tool, literals, ArgumentPlace(tool.declared, tool.declared))]
@@ -211,9 +211,6 @@ class CallGrammar:
         return [tool.name]
 
     # Arguments
-
-    def _json(self, tool: ToolSchema) -> Symbol:
-        return json_rule(self.rules, tool)
 
     def _literal(self, tool: ToolSchema, literals: Literals, place: ArgumentPlace | None = None) -> Symbol:
         options = literals.schemas.objects(tool.where)

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from dragoman.constrain.calls.literal_grammar import (
+    BARE_KEY,
     JSON,
     NUMBER_WORDS,
     Literals,
@@ -29,7 +30,6 @@ from dragoman.dialects.schema import ArgumentPlace
 
 NUMBERISH = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
 SPACE = r"[\s\x1c-\x1f]*"
-FREE_KEY = r"[a-zA-Z_][a-zA-Z0-9_-]{0,63}"
 FORBIDDEN_IN_KEYS = frozenset("<>\n\"'")
 CDATA = ("<![CDATA[", "]]>")
 NAMES = {"integer": "number"}
@@ -96,7 +96,7 @@ class Tags:
         if self.lead:
             at.refuse("must be false: in this model's syntax for calls all names are known beforehand")
         taken = f" & ~{either(map(literal, others))}" if others else ""
-        key = self.rules.terminal(regex(FREE_KEY) + taken)
+        key = self.rules.terminal(regex(BARE_KEY) + taken)
         ways = self._write_typed(shape.key_end[0], schema, at, place.member(""))
         return self.rules.rule(self.rules.sequence(shape.key[0], key, self.rules.rule(either(ways))))
 
