@@ -71,3 +71,13 @@ def test_a_property_may_have_the_name_of_a_word() -> None:
 def test_all_problems_are_counted() -> None:
     with pytest.raises(BadRequest, match="1 more"):
         Constraint.from_json_schema({"not": {}, "contains": {}})
+
+
+def test_a_large_union_is_told_apart_by_its_tags() -> None:
+    kinds = {f"k{n}": {"type": "object", "properties": {"k": {"const": f"k{n}"}}} for n in range(150)}
+    schema = {"oneOf": [{"$ref": f"#/$defs/{kind}"} for kind in kinds], "$defs": kinds}
+    with pytest.raises(BadRequest, match="may fit both"):
+        Constraint.from_json_schema(schema)
+    for kind in kinds.values():
+        kind["required"] = ["k"]
+    assert Constraint.from_json_schema(schema).accepts('{"k": "k149"}')
