@@ -26,6 +26,8 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "^(?<n>a)(?:b)$": (["ab"], ["a"]),
     "^\\/\\-\\$$": (["/-$"], ["\\/"]),
     "a|^b": (["xa", "b"], ["xb"]),
+    "^(?i)ab$": (["ab", "AB"], ["ax"]),
+    "^a(?i:b)c$": (["abc", "aBc"], ["Abc"]),
     "^a\\x01?b$": (["ab"], ["b"]),
 }
 REFUSED = [

@@ -1,4 +1,6 @@
-"""A grammar in Lark as a tree, and what can be asked of the languages that its terminals are.
+"""Grammars and expressions as trees, and what can be asked of the languages that they are.
+
+GBNF, Lark, and the expressions of both JSON Schema and Lark are read into the same trees.
 
 A node is itself, not its content: two that look alike are two places in the grammar.
 """
