@@ -30,7 +30,7 @@ from dragoman.engines.local.openvino.family import NotForOpenVino
 from dragoman.engines.local.options import LocalOptions
 from dragoman.engines.local.runner import AnyRunner, Rows
 from dragoman.errors import DragomanError
-from dragoman.types import Adapters, Job, Sampling
+from dragoman.types import Job, Sampling
 
 Spans: TypeAlias = dict[int, list[float]]
 """How long steps took, by the number of their rows."""
@@ -94,9 +94,9 @@ def _timed(runner: AnyRunner) -> Spans:
     spans: Spans = defaultdict(list)
     compute = runner.step
 
-    def step(rows: Rows, adapters: Adapters) -> Logits:
+    def step(rows: Rows) -> Logits:
         began = time.perf_counter()
-        logits = compute(rows, adapters)
+        logits = compute(rows)
         spans[len(rows)].append(time.perf_counter() - began)
         return logits
 
