@@ -84,7 +84,7 @@ def measure(path: Path, options: LocalOptions, readers: int) -> Measured:
         one=rate(spans, 1),
         many=rate(spans, readers),
         prompt=rate(spans, _PROMPT),
-        memory=max(0, _peak() - kept),
+        memory=max(0, peak() - kept),
         others=max(0.0, all_ - own) / spent,
     )
 
@@ -141,7 +141,7 @@ def _clocks() -> tuple[float, float, float]:
     return time.perf_counter(), time.process_time(), machine.used_seconds()
 
 
-def _peak() -> int:
+def peak() -> int:
     """The most memory this process has had. On Linux `getrusage` may tell of the one that has begun it."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
