@@ -1,8 +1,8 @@
 """An hour of everything that clients do, with the real model: and memory that comes to a rest.
 
-What grows at first is meant to: keys and values are pages that are touched when they are first used, which
-long prompts see to before the hour begins, and caches fill. All of it has a bound, which is reached in the
-first third; of the rest each minute is like the other.
+What grows at first is meant to: keys and values are pages that are touched when they are first used, and
+grammars are kept; long prompts and many schemas see to both before the hour begins. Other caches fill too.
+All of it has a bound, which is reached in the first third; of the rest each minute is like the other.
 """
 
 import asyncio
@@ -25,6 +25,8 @@ AT_ONCE = 6
 EACH_S = 1.0
 KV_MEMORY = 1024
 """MiB for keys and values: enough for thousands of requests, and soon used."""
+GRAMMARS = 240
+"""That are asked for at a time, until they take no more memory."""
 FILLED = 1.005
 """What is growth no more."""
 FLAT = 0.02
@@ -87,11 +89,16 @@ class Traffic:
         return heard.body
 
     async def fill(self, server: Served) -> None:
-        """Long prompts that nobody has sent, until there is no page that was not used before."""
+        """Until there is no page that was not used before, and no room for a grammar that is not needed."""
+        await self._fill(server, lambda: self._post(COMPLETIONS, self._prompt(1500, 1)), AT_ONCE)
+        await self._fill(server, self._schema, GRAMMARS)
+
+    async def _fill(self, server: Served, ask: Callable[[], Awaitable[Any]], count: int) -> None:
         before = 0.0
         while server.resident > FILLED * before:
             before = server.resident
-            await asyncio.gather(*(self._post(COMPLETIONS, self._prompt(1500, 1)) for _ in range(AT_ONCE)))
+            for _ in range(0, count, AT_ONCE):
+                await asyncio.gather(*(ask() for _ in range(AT_ONCE)))
 
     def _prompt(self, words: int, tokens: int) -> dict[str, Any]:
         return {"prompt": self._words(words), "max_tokens": tokens}
