@@ -70,10 +70,8 @@ class Site(Struct, frozen=True):
 def readers() -> dict[str, Reader]:
     """All that read requests, by the names of their types."""
     found: dict[str, Reader] = {}
-    for module in pkgutil.iter_modules(dragoman.api.__path__, "dragoman.api."):
+    for module in pkgutil.walk_packages(dragoman.api.__path__, "dragoman.api."):
         _collect(module.name, found)
-    for name in ("request", "tools"):
-        _collect(f"dragoman.api.responses.{name}", found)
     return found
 
 
