@@ -6,6 +6,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from bench.errors import BenchError
+
 OURS = "dragoman"
 OURS_LLAMA_CPP = "dragoman, runner llamacpp"
 LLAMA_CPP = "llama.cpp server"
@@ -34,6 +36,8 @@ def commands(setup: Setup, only: Collection[str] = ()) -> dict[str, list[str]]:
     }
     if find_spec("llama_cpp") is not None:
         found["llama-cpp-python server"] = _llama_cpp_python(setup)
+    if strange := set(only) - found.keys():
+        raise BenchError(f"There is no {min(strange)} here; there are: {'; '.join(found)}.")
     return {name: command for name, command in found.items() if not only or name in only}
 
 
