@@ -188,13 +188,18 @@ def test_a_thread_that_is_stuck_is_left_behind(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("dragoman.engines.local.worker.STOP_S", 0.05)
-    go = threading.Event()
+    inside, go = threading.Event(), threading.Event()
+
+    def stick() -> None:
+        inside.set()
+        go.wait()
 
     async def main() -> None:
         runner = FakeRunner()
-        runner.before_step = until(go)
+        runner.before_step = stick
         engine = engine_over(runner)
         engine.submit(job([1], 5), lambda step: None)
+        await asyncio.to_thread(inside.wait)
         await engine.stop()
         assert not runner.closed
         go.set()
