@@ -26,6 +26,8 @@ _COUNTS = (0, 1, 3, 7, 15)
 # A runtime may prepare itself anew for each number of rows, so the same number is kept for a while.
 _WHILE = 16
 _WORTHWHILE = 1.05
+# What a guess costs, in rows: it goes through attention by itself, however much it shares with its sequence.
+_ALONE = 1.3
 # Pairs of ids of which is known what followed, some megabytes of them.
 _PHRASES = 1 << 15
 
@@ -84,7 +86,7 @@ class Guesser:
         def gain(each: int) -> float:
             """Tokens of a step, for what it costs. A guess counts only if those before it are right too."""
             tokens = sum(trust**place for trust in trusts for place in range(1 + each))
-            return tokens / (self._pass_rows + streams * (1 + each))
+            return tokens / (self._pass_rows + streams * (1 + _ALONE * each))
 
         best = max((each for each in _COUNTS if each <= min(self.most, room)), key=gain, default=0)
         return best if gain(best) > _WORTHWHILE * gain(0) else 0
