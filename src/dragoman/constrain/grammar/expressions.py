@@ -13,6 +13,7 @@ repeated.
 """
 
 import re
+from abc import ABC, abstractmethod
 from typing import ClassVar
 
 from dragoman.constrain.grammar.trees import (
@@ -55,7 +56,7 @@ def read_terminal(pattern: str, flags: str = "") -> Tree:
     return reader.whole()
 
 
-class _PatternReader:
+class _PatternReader(ABC):
     """Alternatives of sequences of atoms that may be repeated. What an atom is differs by notation."""
 
     counts: ClassVar["re.Pattern[str]"]
@@ -158,19 +159,19 @@ class _PatternReader:
         self.at += len(text) if found else 0
         return found
 
+    @abstractmethod
     def _escape(self) -> str | CharClass:
         """What a backslash and what follows it stand for: a character, or one of several."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _members(self) -> str:
         """What stands behind a `[`, up to its `]`."""
-        raise NotImplementedError
 
-    def _dot(self) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def _dot(self) -> str: ...
 
-    def _anchor(self, sign: str) -> Tree:
-        raise NotImplementedError
+    @abstractmethod
+    def _anchor(self, sign: str) -> Tree: ...
 
 
 # ECMA 262

@@ -1,4 +1,4 @@
-"""The runner over OpenVINO: weights as int8, keys and values in pages, one compiled graph for every step."""
+"""The runner over OpenVINO: weights of four or eight bits, keys and values in pages, one graph."""
 
 import os
 import sys
