@@ -23,8 +23,7 @@ from bench.peers import EXACT, OURS, Setup, commands
 from bench.process import Server, running
 from bench.tables import Table, keep
 from dragoman.dialects.registry import get_dialect
-from dragoman.engines.local.model import Model
-from dragoman.engines.local.tokenizer import LlamaTokenizer
+from dragoman.engines.local.model import LlamaTokenizer, Model
 from dragoman.engines.protocol import ModelCard
 from dragoman.limits import Limits
 from dragoman.turns.constrain import Constrainer

@@ -8,7 +8,7 @@ from msgspec import Struct
 from bench.errors import BenchError
 from dragoman.engines.protocol import Handle
 from dragoman.engines.transformers import TransformersEngine
-from dragoman.engines.transformers.run import Said
+from dragoman.engines.transformers.engine import Said
 from dragoman.types import Job, Sink
 
 

@@ -27,7 +27,7 @@ from dragoman.engines.local import LocalEngine, LocalOptions
 from dragoman.engines.local.opening import open_model
 from dragoman.engines.local.options import RunnerName
 from dragoman.engines.local.runner import AnyRunner, Rows
-from dragoman.engines.recommended import LLAMA_CPP
+from dragoman.engines.model_files import LLAMA_CPP
 from dragoman.types import Job, Sampling
 
 RUNNERS: tuple[RunnerName, ...] = ("auto", "llamacpp")

@@ -7,8 +7,10 @@ left alone. What the code cannot say is in docs/notes.toml; a note too many or t
 import ast
 import re
 import sys
+import textwrap
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from inspect import getsource
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -17,27 +19,22 @@ from msgspec import NODEFAULT, Struct, inspect
 from msgspec.structs import FieldInfo, fields
 
 from dragoman import errors, settings
-from dragoman.api.chat.messages import MessageBody
-from dragoman.api.chat.request import ChatRequest
-from dragoman.api.completions.request import CompletionRequest
-from dragoman.api.embeddings import EmbeddingRequest
-from dragoman.api.fields.constraint import ConstraintFields
-from dragoman.api.fields.harmless import HarmlessFields
-from dragoman.api.fields.sampler import SamplerFields
-from dragoman.api.fields.shared import SharedFields
-from dragoman.api.fields.template import TemplateFields
-from dragoman.api.parsing import ParseCalls, ParseReasoning
-from dragoman.api.ranking import RerankRequest, ScoreRequest
+from dragoman.api.chat.request import ChatRequest, MessageBody
+from dragoman.api.choosing_fields import ConstraintFields, HarmlessFields, SamplerFields
+from dragoman.api.completions import CompletionRequest
+from dragoman.api.inspection import ParseCalls, ParseReasoning
 from dragoman.api.read import UNSUPPORTED
 from dragoman.api.responses.request import ResponseRequest
+from dragoman.api.shared_fields import SharedFields, TemplateFields
+from dragoman.api.vectors import EmbeddingRequest, RerankRequest, ScoreRequest
 from dragoman.cli.dialects import parts_of
-from dragoman.constrain.schema import formats
+from dragoman.constrain.schema import rewrites
 from dragoman.constrain.schema.keywords import KEYWORDS
 from dragoman.dialects.registry import list_dialects
 from dragoman.engines.local.options import LocalOptions
-from dragoman.engines.remote.options import RemoteOptions
+from dragoman.engines.remote.pool import RemoteOptions
 from dragoman.http.routes import table as routing
-from dragoman.options import Option
+from dragoman.settings import Option
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "dragoman"
@@ -220,10 +217,10 @@ def _help(option: Option) -> str:
     return f"{option.help}: {choices}" if len(option.choices) > 1 else option.help
 
 
-def engine_options(engine: str, struct: type[Struct]) -> str:
+def engine_options(struct: type[Struct]) -> str:
     """The options of an engine with the strings that stand below the fields."""
-    tree = ast.parse((SOURCE / "engines" / engine / "options.py").read_text())
-    body = next(node.body for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    tree = ast.parse(textwrap.dedent(getsource(struct)))
+    [body] = [node.body for node in tree.body if isinstance(node, ast.ClassDef)]
     said = {
         declared.target.id: text.value.value
         for declared, text in pairwise(body)
@@ -263,7 +260,7 @@ def schema_notes() -> str:
 
 
 def format_table() -> str:
-    rows = [(f"`{name}`", formats.NOTES.get(name, "")) for name in sorted(formats.KNOWN)]
+    rows = [(f"`{name}`", rewrites.NOTES.get(name, "")) for name in sorted(rewrites.KNOWN)]
     return table(("format", "note"), rows)
 
 
@@ -287,8 +284,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "codes": code_table,
     "settings": lambda: setting_table(limits=False),
     "limits": lambda: setting_table(limits=True),
-    "local-options": lambda: engine_options("local", LocalOptions),
-    "remote-options": lambda: engine_options("remote", RemoteOptions),
+    "local-options": lambda: engine_options(LocalOptions),
+    "remote-options": lambda: engine_options(RemoteOptions),
     "dialects": dialect_table,
     "schema-words": lambda: schema_words("enforced"),
     "refused-words": lambda: schema_words("refused"),

@@ -2,8 +2,7 @@
 
 from bench.parsers.loop import Delta, Task, Told, serve
 from dragoman.dialects.parser import Parser
-from dragoman.folding import fold
-from dragoman.types import Event
+from dragoman.types import Event, fold
 
 
 class Reading:

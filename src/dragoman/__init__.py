@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from dragoman.dialects.registry import list_dialects
     from dragoman.dialects.render import render
     from dragoman.engines.supervised import Supervised
-    from dragoman.folding import fold
     from dragoman.http.app import App
     from dragoman.http.server import aserve, background, serve, serve_oai
     from dragoman.prompt.find import find_dialect
+    from dragoman.types import fold
 
 __all__ = [
     "Answer",
@@ -69,7 +69,7 @@ _LAZY = {
     "aserve": "dragoman.http.server",
     "background": "dragoman.http.server",
     "find_dialect": "dragoman.prompt.find",
-    "fold": "dragoman.folding",
+    "fold": "dragoman.types",
     "list_dialects": "dragoman.dialects.registry",
     "parse": "dragoman.dialects.parser",
     "parse_reasoning_complete": "dragoman.dialects.parser",

@@ -4,9 +4,8 @@ from typing import Any
 import pytest
 
 from dragoman.api.chat.reply import ChatSpelling
-from dragoman.api.logprobs import Speller
-from dragoman.api.reply import ChunkOptions, Head, StreamWriter
-from dragoman.turns.detokenize import Pieces
+from dragoman.api.reply import ChunkOptions, Head, Speller, StreamWriter
+from dragoman.turns.reading import Pieces
 from dragoman.types import Event, TokenLogprob, Usage
 
 HEAD = Head("id", 0, "model", "print")

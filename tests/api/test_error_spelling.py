@@ -5,17 +5,17 @@ from typing import Any
 
 import pytest
 
-from dragoman.api import embeddings
+from dragoman.api import completions as completions_reply
+from dragoman.api import vectors
 from dragoman.api.chat import reply as chat_reply
 from dragoman.api.chat import request as chat_request
-from dragoman.api.completions import reply as completions_reply
 from dragoman.api.error_spelling import OpenAIErrors, spelled
 from dragoman.api.responses import request as responses
-from dragoman.api.responses.errors import ERRORS as RESPONSES
+from dragoman.api.responses.response import ERRORS as RESPONSES
 from dragoman.errors import ALTERNATIVES, CONVERSATION, LOGPROBS, OUTPUT, PROMPT, BadRequest, Part
 from dragoman.limits import Limits
 
-CHAT, COMPLETIONS, EMBEDDINGS = chat_reply.ERRORS, completions_reply.ERRORS, embeddings.ERRORS
+CHAT, COMPLETIONS, EMBEDDINGS = chat_reply.ERRORS, completions_reply.ERRORS, vectors.ERRORS
 
 
 @pytest.mark.parametrize(

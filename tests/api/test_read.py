@@ -1,8 +1,8 @@
 import pytest
 
+from dragoman.api import completions as completions_request
 from dragoman.api.chat import request as chat_request
 from dragoman.api.chat.request import ChatRequest
-from dragoman.api.completions import request as completions_request
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits
 

@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from dragoman.api import completions as completions_request
 from dragoman.api.chat import request as chat_request
-from dragoman.api.completions import request as completions_request
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits
 from dragoman.types import SAMPLER_ORDER, Samplers, Sampling

@@ -11,12 +11,12 @@ from typing import Any
 import httpx
 import pytest
 
-from dragoman.engines import border, drive
+from dragoman.engines import border
+from dragoman.engines import border as drive
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import ByteTokenizer
 from dragoman.errors import SettingsError, Unavailable
-from dragoman.http import host
-from dragoman.http.connection import stall
+from dragoman.http import host, upkeep
 from dragoman.http.server import background
 from dragoman.types import Job, Step
 from tests.attacks.unruly import LOGPROBS, MENDED, RAISED, STEPS, A, Calling, Dead, Unruly
@@ -403,7 +403,7 @@ def test_an_engine_that_blocks_the_loop_is_named_in_the_log(
             time.sleep(0.5)
             yield Step([A], finish="length")
 
-    monkeypatch.setattr(stall, "LONGEST_S", 0.05)
+    monkeypatch.setattr(upkeep, "LONGEST_S", 0.05)
     with background(Blocking()) as url, caplog.at_level(logging.WARNING):
         assert ask(url, "good").status_code == 200
     assert "stood still" in caplog.text

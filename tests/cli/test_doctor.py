@@ -6,7 +6,7 @@ import pytest
 
 from dragoman.cli import checks, doctor, main
 from dragoman.cli.checks import Patient
-from dragoman.cli.findings import Finding
+from dragoman.cli.engine_checks import Finding
 from dragoman.engines.local import machine
 from dragoman.errors import BindingError
 from dragoman.settings import Settings

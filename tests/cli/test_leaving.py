@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.cli import main
-from dragoman.cli.leaving import Stopped, leave, loaded, stopped_by_signals
+from dragoman.cli.problems import Stopped, leave, loaded, stopped_by_signals
 from dragoman.errors import EngineFailed
 from dragoman.settings import Settings
 from tests.support.own_server import address
@@ -39,7 +39,7 @@ def test_a_signal_while_a_model_is_loaded_ends_the_wait_and_is_no_failure(
         os.kill(os.getpid(), number)
         go.wait()
 
-    monkeypatch.setattr("dragoman.cli.served_engine.served_engine", served_engine)
+    monkeypatch.setattr("dragoman.cli.engine.served_engine", served_engine)
     assert main(["serve", "my.gguf", "--port", "0"]) == 0
     go.set()
     assert signal.getsignal(number) is signal.default_int_handler

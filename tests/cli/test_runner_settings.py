@@ -6,12 +6,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dragoman.cli.banner import banner
 from dragoman.cli.checks import Patient, runner
 from dragoman.cli.engine import engine_of
+from dragoman.cli.facts import banner
 from dragoman.engines.local import opening
+from dragoman.engines.local.machine import check_context, pages_for
 from dragoman.engines.local.options import LocalOptions
-from dragoman.engines.local.sizing import check_context, pages_for
 from dragoman.engines.protocol import ModelCard
 from dragoman.errors import SettingsError
 from dragoman.logs import Paint

@@ -11,7 +11,7 @@ import pytest
 
 from dragoman.cli import main
 from dragoman.cli.address import can_listen, host_in_url, key_of
-from dragoman.cli.banner import banner, fact, short
+from dragoman.cli.facts import banner, fact, short
 from dragoman.client.setup import root_of
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import ScriptedEngine, say
@@ -156,7 +156,7 @@ def test_a_folder_that_cannot_be_written_is_said_before_anything_is_loaded(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr("dragoman.cli.served_engine.served_engine", lambda _: pytest.fail("It was loaded."))
+    monkeypatch.setattr("dragoman.cli.engine.served_engine", lambda _: pytest.fail("It was loaded."))
     assert main(["serve", "--port", "0", "--data-dir", str(tmp_path / "file" / "data")]) == 2
     said = capsys.readouterr().err
     assert "data cannot be written: Not a directory. Choose another data_dir" in said

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.cli import main
-from dragoman.cli.served_engine import Opener, isolated, served_engine
+from dragoman.cli.engine import Opener, isolated, served_engine
 from dragoman.engines.isolated import IsolatedEngine
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import ScriptedEngine, say

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.client.answer import AnswerFold, Spoken
-from dragoman.client.calls import ObjectEnd
-from dragoman.client.events import CallDone, Text
+from dragoman.client.chunks import ObjectEnd
+from dragoman.client.events import AnswerFold, CallDone, Spoken, Text
 from dragoman.client.request import CHAT
 from dragoman.types import ToolCall
 from tests.client.recorded import STREAMS, chat, sse

@@ -10,7 +10,7 @@ import pytest
 import dragoman
 from dragoman.client import Refused
 from dragoman.engines.remote import RemoteEngine
-from dragoman.engines.remote.vocabulary import tokenizer_of
+from dragoman.engines.remote.engine import tokenizer_of
 from dragoman.engines.weights import default_model
 from dragoman.http.server import background
 from dragoman.settings import Settings

@@ -1,6 +1,6 @@
 import pytest
 
-from dragoman.client.sse import EventTooLong, SseEvent, SseReader
+from dragoman.client.reading import EventTooLong, SseEvent, SseReader
 
 
 def read(*parts: bytes) -> list[tuple[bytes, bytes]]:

@@ -4,12 +4,14 @@ from typing import Any
 
 import pytest
 
-from dragoman.client.answer import AnswerTree, Called, Spoken
 from dragoman.client.events import (
+    AnswerTree,
     CallBegan,
     CallDone,
+    Called,
     Finished,
     Other,
+    Spoken,
     StreamEvent,
     Text,
     Token,

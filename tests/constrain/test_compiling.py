@@ -2,8 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-from dragoman.constrain.compiling import LEAST_BYTES, MatcherCache, compile_cached
-from dragoman.constrain.constraint import Constraint
+from dragoman.constrain.constraint import LEAST_BYTES, Constraint, MatcherCache, compile_cached
 from dragoman.constrain.vocabulary import END, byte_vocabulary
 
 

@@ -11,8 +11,7 @@ from dragoman.constrain.reasoning_budget import Budgeted, ReasoningBudget
 from dragoman.constrain.vocabulary import Vocabulary
 from dragoman.dialects.parser import Parser
 from dragoman.dialects.registry import get_dialect, list_dialects
-from dragoman.folding import fold
-from dragoman.types import Answer, Matcher
+from dragoman.types import Answer, Matcher, fold
 from tests.support.walks import Walker, special_tokens
 
 NAMES = [

@@ -16,8 +16,7 @@ import pytest
 from dragoman.dialects import catalog
 from dragoman.dialects.parser import Parser
 from dragoman.dialects.registry import list_dialects
-from dragoman.folding import fold
-from dragoman.types import Answer
+from dragoman.types import Answer, fold
 from tests.support.dialects import tool
 
 CORPUS = Path(__file__).parent.parent / "corpus" / "dialects"

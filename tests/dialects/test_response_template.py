@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from dragoman.dialects.response_template import ResponseTemplate
 from dragoman.errors import SettingsError
-from dragoman.folding import coalesce, fold
-from dragoman.types import Answer, Event
+from dragoman.types import Answer, Event, coalesce, fold
 
 FUNCTION = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
 HERMES: dict[str, Any] = {

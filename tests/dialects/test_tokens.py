@@ -9,8 +9,7 @@ from dragoman.dialects.declare import Dialect
 from dragoman.dialects.parser import Parser
 from dragoman.dialects.registry import get_dialect
 from dragoman.dialects.render import render
-from dragoman.folding import fold
-from dragoman.types import Answer
+from dragoman.types import Answer, fold
 from tests.support.dialects import NAMES, TOOLS, call, markers, told
 
 Token = tuple[int, str]

@@ -9,8 +9,7 @@ import pytest
 
 from dragoman.dialects.parser import Parser, starts_in_reasoning
 from dragoman.dialects.registry import get_dialect
-from dragoman.folding import fold
-from dragoman.types import Answer, Event
+from dragoman.types import Answer, Event, fold
 
 ROOT = Path(__file__).parents[2]
 VECTORS = ROOT.parent / "shared" / "vectors" / "formats.jsonl"

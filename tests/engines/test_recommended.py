@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dragoman.engines.recommended import in_folder, in_gguf
+from dragoman.engines.model_files import in_folder, in_gguf
 
 
 def test_a_gguf_file_says_it_in_its_metadata() -> None:

@@ -11,11 +11,10 @@ import pytest
 from msgspec import Struct
 
 from dragoman.engines.scripted import ScriptedEngine
-from dragoman.http.admission import Admission
-from dragoman.http.journal import Metrics
+from dragoman.http.admission import Admission, Metrics
 from dragoman.limits import Limits
 from dragoman.settings import Settings
-from dragoman.turns.workers import Workers
+from dragoman.turns.queue import Workers
 from tests.http.conftest import Serve
 from tests.support.http import post
 from tests.support.parrot import HANG, parrot

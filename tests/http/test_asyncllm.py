@@ -9,7 +9,7 @@ import pytest
 
 from dragoman.engines.asyncllm import AsyncLLMEngine
 from dragoman.engines.scripted import END_ID
-from dragoman.engines.seeds import seed_of
+from dragoman.engines.steps import seed_of
 from tests.http.conftest import Serve
 from tests.support.fake_asyncllm import FakeAsyncLLM, Manner
 from tests.support.fake_sglang import FakeSglang

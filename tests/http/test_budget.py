@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.errors import DragomanError, Overloaded, Unavailable
-from dragoman.http.connection.budget import FREE_BYTES, Budget
+from dragoman.http.admission import FREE_BYTES, Budget
 
 MOST = 100 * FREE_BYTES
 SIZES = st.integers(0, 2 * MOST)

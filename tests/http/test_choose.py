@@ -5,7 +5,7 @@ from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import CHATML, ByteTokenizer, ScriptedEngine, say
 from dragoman.errors import SettingsError
 from dragoman.settings import Settings
-from dragoman.turns.choose import check_names, choose_dialect
+from dragoman.turns.reading import check_names, choose_dialect
 from tests.http.conftest import Serve
 
 CARD = ModelCard(name="m", max_model_len=1, templates={"default": CHATML})

@@ -18,7 +18,7 @@ from dragoman.errors import CONVERSATION, DragomanError
 from dragoman.http.exchange import Exchange
 from dragoman.http.host import Host
 from dragoman.http.routes import table
-from dragoman.http.routes.api import Api
+from dragoman.http.routes.table import Api
 from dragoman.limits import Limits
 from tests.http.conftest import Serve, Served
 from tests.support.http import post, refusal

@@ -8,8 +8,7 @@ import pytest
 import dragoman
 from dragoman.engines.scripted import ScriptedEngine, say
 from dragoman.errors import SettingsError
-from dragoman.http.guard import is_loopback
-from dragoman.http.keys import check_closed, keys_of
+from dragoman.http.keys import check_closed, is_loopback, keys_of
 from dragoman.http.server import background
 from dragoman.settings import Settings
 from tests.support.http import get

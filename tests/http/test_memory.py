@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dragoman.http.connection import memory
-from dragoman.http.connection.memory import Garbage
+from dragoman.http import upkeep
+from dragoman.http.upkeep import Garbage
 
 
 class Node:
@@ -51,7 +51,7 @@ def test_many_objects_do_not_make_a_full_collection(collector: Garbage) -> None:
 
 
 def test_a_cycle_goes_in_a_quiet_moment(collector: Garbage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "PAUSE_S", 0.0)
+    monkeypatch.setattr(upkeep, "PAUSE_S", 0.0)
     cycle = _old_cycle()
     for _ in range(gc.get_threshold()[1] + 1):
         gc.collect(1)
@@ -62,11 +62,11 @@ def test_a_cycle_goes_in_a_quiet_moment(collector: Garbage, monkeypatch: pytest.
 
 
 def test_a_cycle_goes_when_memory_grows(collector: Garbage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "LATEST_S", 0.0)
+    monkeypatch.setattr(upkeep, "LATEST_S", 0.0)
     cycle = _old_cycle()
     collector.collect(quiet=False)
     assert cycle() is not None
-    monkeypatch.setattr(memory, "GROWN_BYTES", -(2**60))
+    monkeypatch.setattr(upkeep, "GROWN_BYTES", -(2**60))
     collector.collect(quiet=False)
     assert cycle() is None
 
@@ -80,7 +80,7 @@ def test_in_the_end_all_is_as_before() -> None:
 
 
 def test_memory_is_given_back_once_in_a_while(collector: Garbage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "PAUSE_S", 0.0)
+    monkeypatch.setattr(upkeep, "PAUSE_S", 0.0)
     said = []
     for _ in range(2):
         for _ in range(gc.get_threshold()[1] + 1):

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.api.responses.server_calls import pin_in, prefix_of
+from dragoman.api.responses.writer import pin_in, prefix_of
 from dragoman.mcp import McpTool
 from dragoman.mcp.policy import pin_of
 from tests.http.conftest import Serve

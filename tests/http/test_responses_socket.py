@@ -9,7 +9,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 from websockets.sync.connection import Connection
 
-from dragoman.http.responses.socket import MOST_WAITING
+from dragoman.http.routes.responses_socket import MOST_WAITING
 from dragoman.limits import Limits
 from tests.attacks.raw_frames import PING, PONG, RawSocket, frame
 from tests.http.conftest import Serve, Served
@@ -248,7 +248,7 @@ def test_a_message_that_is_too_large_is_refused(serve: Serve) -> None:
 
 
 def test_a_socket_does_not_live_for_ever(parrot: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dragoman.http.responses.socket.LONGEST_S", 0.01)
+    monkeypatch.setattr("dragoman.http.routes.responses_socket.LONGEST_S", 0.01)
     with opened(parrot.url) as socket:
         assert error(socket)["error"]["code"] == "websocket_connection_limit_reached"
         with pytest.raises(ConnectionClosed):

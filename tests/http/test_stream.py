@@ -9,12 +9,11 @@ import pytest
 from starlette.types import Message
 
 from dragoman.api.chat.reply import ChatSpelling
-from dragoman.api.logprobs import Speller
-from dragoman.api.reply import ChunkOptions, Head, StreamWriter
+from dragoman.api.reply import ChunkOptions, Head, Speller, StreamWriter
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import CHATML, Script, ScriptedEngine, say
-from dragoman.http.stream import Pump, TurnStream
-from dragoman.turns.detokenize import Pieces
+from dragoman.http.run_turn import Pump, TurnStream
+from dragoman.turns.reading import Pieces
 from dragoman.turns.turn import Turn
 from tests.http.conftest import Serve
 from tests.support.http import HELLO

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dragoman.errors import BadRequest
 from dragoman.mcp import McpServers, ServerSpec
-from dragoman.mcp.resolve import is_public, written_as_number
+from dragoman.mcp.policy import is_public, written_as_number
 from tests.mcp.support import RawServer, failure_of, with_session
 
 PUBLIC = ["8.8.8.8", "[2606:4700::1111]", "[64:ff9b::808:808]", "134744072"]
@@ -70,7 +70,7 @@ def test_what_was_looked_at_is_what_is_connected_to(raw: RawServer, monkeypatch:
         assert host == "tools.example"
         return "127.0.0.1"
 
-    monkeypatch.setattr("dragoman.mcp.guard.public_address", looked_up)
+    monkeypatch.setattr("dragoman.mcp.transports.public_address", looked_up)
     url = raw.url.replace("127.0.0.1", "tools.example")
     spec = ServerSpec(label="raw", url=url, only_public=True)
     assert with_session(spec, lambda session: session.call("say", {})).text == "say was called"

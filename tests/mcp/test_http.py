@@ -115,7 +115,7 @@ def test_a_server_that_hangs(raw: RawServer, raw_spec: ServerSpec) -> None:
 def test_a_server_that_wants_to_be_asked_again_at_once_is_made_to_wait(
     raw: RawServer, raw_spec: ServerSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dragoman.mcp.guard.PACE_S", 3600)
+    monkeypatch.setattr("dragoman.mcp.transports.PACE_S", 3600)
     raw.events = b"id: 1\nretry: 0\ndata:\n\n"
     raw.on_call["again"] = lambda handler, number: handler.reply(200, raw.events, "text/event-stream")
     bounds = msgspec.structs.replace(BOUNDS, call_s=0.5)

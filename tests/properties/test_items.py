@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 
 from dragoman.api.responses import request as requests
 from dragoman.api.responses.history import messages, pending_approvals
-from dragoman.api.responses.item_kinds import KINDS
-from dragoman.api.responses.items import check_size, normalise, references
-from dragoman.api.responses.seal import Sealer
+from dragoman.api.responses.items import KINDS, check_size, normalise, references
 from dragoman.api.responses.tools import HOSTED, echo, offer_tools
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits
+from dragoman.responses.seal import Sealer
 from dragoman.types import Message
 
 pytestmark = pytest.mark.thorough

@@ -7,12 +7,10 @@ from hypothesis import strategies as st
 
 from dragoman.api.chat.reply import ChatSpelling
 from dragoman.api.chat.stored import KeptStream
-from dragoman.api.logprobs import Speller
-from dragoman.api.reply import ChunkOptions, Head, StreamWriter
+from dragoman.api.reply import ChunkOptions, Head, Speller, StreamWriter
 from dragoman.errors import EngineFailed
-from dragoman.folding import Fold
-from dragoman.turns.detokenize import Pieces
-from dragoman.types import Event, Usage
+from dragoman.turns.reading import Pieces
+from dragoman.types import Event, Fold, Usage
 
 CHOICES = 3
 pieces = st.lists(

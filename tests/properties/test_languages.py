@@ -10,12 +10,9 @@ from msgspec import Struct
 
 from dragoman.dialects.registry import get_dialect, list_dialects
 from dragoman.engines.scripted import ByteTokenizer
-from dragoman.folding import fold
-from dragoman.turns.choice import ChoiceReader
-from dragoman.turns.detokenize import Detokenizer
-from dragoman.turns.language import Language
+from dragoman.turns.reading import ChoiceReader, Detokenizer, Language
 from dragoman.turns.spec import Reading
-from dragoman.types import Answer, Step
+from dragoman.types import Answer, Step, fold
 from tests.support.flat import flat
 
 pytestmark = pytest.mark.thorough

@@ -6,9 +6,8 @@ from msgspec.structs import replace
 
 from dragoman.dialects.registry import get_dialect
 from dragoman.engines.scripted import Script, ScriptedEngine
-from dragoman.folding import Fold, coalesce, fold
 from dragoman.turns.spec import Reading
-from dragoman.types import Answer, Sampling
+from dragoman.types import Answer, Fold, Sampling, coalesce, fold
 from tests.support.turns import answers_of, events_of, spec
 
 any_bytes = st.binary(min_size=1, max_size=40)

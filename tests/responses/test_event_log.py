@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.api.responses.wire import DONE, HOLE, Wire, one_by_one
-from dragoman.responses.event_log import FEW, MANY_BYTES, EventLog, from_number
+from dragoman.api.responses.output import DONE, HOLE, Wire, one_by_one
+from dragoman.responses.desk import FEW, MANY_BYTES, EventLog, from_number
 from tests.support.responses import numbers, payloads
 
 LONG = 60.0

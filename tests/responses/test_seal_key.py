@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.errors import SettingsError
-from dragoman.responses.seal_key import BYTES, FILE, seal_key
+from dragoman.responses.seal import BYTES, FILE, seal_key
 from dragoman.settings import Settings
 from dragoman.store import store_of
 from tests.store.samples import record

@@ -10,8 +10,8 @@ import pytest
 
 from dragoman.errors import SettingsError, StoreUnavailable
 from dragoman.store import Bounds, open_store
-from dragoman.store.migrations import VERSION
 from dragoman.store.postgres import PostgresStore
+from dragoman.store.records import VERSION
 from tests.store.samples import all_ids, conversation, held, item, record
 
 pytestmark = pytest.mark.anyio

@@ -12,10 +12,9 @@ import pytest
 
 from dragoman.errors import Conflict, StoreUnavailable
 from dragoman.store import Append, Bounds, Item
-from dragoman.store import sqlite_worker as worker
-from dragoman.store.migrations import FIRST, SQLITE, VERSION
-from dragoman.store.operations import Row, Statement
-from dragoman.store.reserve import BYTES
+from dragoman.store import sqlite as worker
+from dragoman.store.disk import BYTES
+from dragoman.store.records import FIRST, SQLITE, VERSION, Row, Statement
 from dragoman.store.sqlite import FILE, RESERVE, SqliteStore
 from tests.store.samples import all_ids, conversation, found, held, item, record
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dragoman.errors import BodyTooLarge
 from dragoman.store import Bounds, Item, Store, upkeep
-from dragoman.store.migrations import VERSION
+from dragoman.store.records import VERSION
 from tests.store.conftest import Make
 from tests.store.samples import all_ids, conversation, ids, item, record
 

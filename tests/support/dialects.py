@@ -12,8 +12,7 @@ from dragoman.dialects.declare import Dialect
 from dragoman.dialects.parser import Parser
 from dragoman.dialects.registry import list_dialects
 from dragoman.dialects.render import render
-from dragoman.folding import fold
-from dragoman.types import Answer, ToolCall
+from dragoman.types import Answer, ToolCall, fold
 
 NAMES = list(list_dialects())
 NOISE = [

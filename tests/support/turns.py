@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from dragoman.dialects.declare import Dialect
 from dragoman.engines.protocol import Engine
-from dragoman.turns.language import Language
 from dragoman.turns.plan import TurnPlan
+from dragoman.turns.reading import Language
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.turn import Turn
 from dragoman.types import Answer, Event, IdsPrompt, Job, Sampling

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 
+from dragoman.cli.engine import isolated
 from dragoman.cli.own_engines import model_file
-from dragoman.cli.served_engine import isolated
 from dragoman.engines.isolated import IsolatedEngine
 from dragoman.engines.local import LocalEngine
 from dragoman.engines.protocol import ModelCard

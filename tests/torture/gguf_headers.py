@@ -15,9 +15,8 @@ from pathlib import Path
 from random import Random
 
 from dragoman.engines.local.llamacpp import LlamaRunner
-from dragoman.engines.local.model import Model, check_file
+from dragoman.engines.local.model import LlamaTokenizer, Model, check_file
 from dragoman.engines.local.runner import StepFailed
-from dragoman.engines.local.tokenizer import LlamaTokenizer
 from dragoman.errors import DragomanError
 from tests.support.tiny_gguf import numbers, write_tiny
 from tests.torture.page import Row, progress, scaled

@@ -15,7 +15,7 @@ from msgspec import Struct, field
 from dragoman.http.server import background
 from dragoman.settings import Settings
 from dragoman.store import sqlite
-from dragoman.store.sqlite_file import connect
+from dragoman.store.sqlite import connect
 from tests.support.parrot import parrot
 from tests.torture.page import Row, progress
 from tests.torture.store_actions import ACTIONS, Action, Told

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import msgspec
 
-from dragoman.api.sse import event
-from dragoman.turns.detokenize import Detokenizer, Pieces
+from dragoman.api.json_out import event
+from dragoman.turns.reading import Detokenizer, Pieces
 from tests.torture.page import Row, progress, scaled
 
 SURROGATES = range(0xD800, 0xE000)

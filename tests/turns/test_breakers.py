@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.turns.sampling import Breakers
+from dragoman.turns.spec import Breakers
 
 pieces = st.lists(st.binary(max_size=4), min_size=1, max_size=30)
 texts = st.lists(st.text("ab\n", min_size=1, max_size=3), max_size=3)

@@ -4,7 +4,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.turns.custom_calls import CustomCalls, Unquoted
+from dragoman.turns.reading import CustomCalls, Unquoted
 from dragoman.types import Event
 from tests.support.dialects import cut
 

@@ -6,8 +6,7 @@ import pytest
 
 from dragoman.engines.protocol import ModelCard
 from dragoman.errors import SettingsError
-from dragoman.turns.sampling import defaults_of
-from dragoman.turns.spec import TurnSpec
+from dragoman.turns.spec import TurnSpec, defaults_of
 from dragoman.types import Sampling, TextPrompt
 
 

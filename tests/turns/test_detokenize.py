@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.turns.detokenize import Detokenizer, Pieces
+from dragoman.turns.reading import Detokenizer, Pieces
 
 BYTES = Pieces([bytes([byte]) for byte in range(256)])
 

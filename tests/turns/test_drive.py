@@ -7,7 +7,7 @@ import pytest
 
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import ByteTokenizer
-from dragoman.engines.seeds import seed_of
+from dragoman.engines.steps import seed_of
 from dragoman.errors import BadRequest, EngineFailed
 from dragoman.types import Job, Sampling, Step
 from tests.support.turns import answers_of, events_of, spec, turn_of

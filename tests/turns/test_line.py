@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.turns.line import Line, Ticket
+from dragoman.turns.queue import Line, Ticket
 
 
 def in_loop(work: Callable[[], Coroutine[Any, Any, None]]) -> None:

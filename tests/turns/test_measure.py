@@ -7,8 +7,7 @@ from msgspec.structs import replace
 
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits
-from dragoman.turns.checks import check_told_prompts, check_turn, tokens_told
-from dragoman.turns.spec import TurnSpec
+from dragoman.turns.spec import TurnSpec, check_told_prompts, check_turn, tokens_told
 from dragoman.types import Sampling, TextPrompt
 
 SMALL = Limits(choices=4, stops=2, stop_chars=3, logit_bias=1, bad_words=1, token_ids=1, logprobs=5)

@@ -3,7 +3,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.turns.stops import StopFinder
+from dragoman.turns.reading import StopFinder
 
 few_letters = st.text(alphabet="ab", max_size=24)
 stop_lists = st.lists(st.text(alphabet="ab", min_size=1, max_size=5), min_size=1, max_size=3, unique=True)

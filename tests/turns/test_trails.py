@@ -11,9 +11,8 @@ from dragoman.dialects.registry import get_dialect
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import END_ID, ByteTokenizer
 from dragoman.prompt import Prompter
-from dragoman.turns.plan import Planner
+from dragoman.turns.plan import Planner, Trails
 from dragoman.turns.spec import Reading, TurnSpec
-from dragoman.turns.trails import Trails
 from dragoman.types import Conversation, Message, Sampling, ToolCall, Traced
 from tests.support.parrot import TEMPLATE
 

@@ -7,8 +7,7 @@ from msgspec.structs import replace
 
 from dragoman.engines.protocol import UNSUPPORTABLE, ModelCard
 from dragoman.errors import BadRequest, Part
-from dragoman.turns.checks import refuse_unsupported
-from dragoman.turns.spec import TurnSpec
+from dragoman.turns.spec import TurnSpec, refuse_unsupported
 from dragoman.types import Samplers, Sampling, TextPrompt
 
 SAMPLING: dict[str, Any] = {

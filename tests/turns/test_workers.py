@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.turns.workers import LOOKING_OF_ONE_KEY, MUCH, OF_ONE_KEY, THREADS, Workers
+from dragoman.turns.queue import LOOKING_OF_ONE_KEY, MUCH, OF_ONE_KEY, THREADS, Workers
 
 BIG = MUCH + 1
 

@@ -1,17 +1,35 @@
-"""Conversations: what a client asks of them, and how they are shown."""
+"""The pairs that a client attaches to what is stored, and changes later."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
+from dragoman.api.choosing_fields import Metadata
 from dragoman.api.error_spelling import OpenAIErrors
-from dragoman.api.fields.harmless import Metadata
 from dragoman.api.read import Reader
-from dragoman.api.responses.item_kinds import ItemDict
+from dragoman.api.responses.items import ItemDict
 from dragoman.api.tools import wrong
 from dragoman.errors import CONVERSATION, NotFound
 from dragoman.store import Conversation
+
+
+class ChangeMetadata(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The only thing that can be changed. What was there before is gone; null leaves none."""
+
+    metadata: Metadata | None
+
+
+_READER = Reader.of(ChangeMetadata)
+
+
+def read_metadata(body: bytes) -> dict[str, str]:
+    request: ChangeMetadata = _READER.read(body)
+    return request.metadata or {}
+
+
+# Conversations: what a client asks of them, and how they are shown.
+
 
 ERRORS = OpenAIErrors({CONVERSATION: "items"})
 MOST_ITEMS = 20

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from dragoman.api.sse import event
+from dragoman.api.json_out import event
 from dragoman.errors import DragomanError, EngineFailed, Part
 
 FIELDS: Mapping[str, str] = {"reuse_prefix": "cache_prompt"}

@@ -8,16 +8,13 @@ import msgspec
 from msgspec import Struct
 
 from dragoman.api.chat.request import ChatRequest
-from dragoman.api.completions.request import CompletionRequest
-from dragoman.api.conversations import AddItems, CreateConversation
-from dragoman.api.embeddings import EmbeddingRequest
-from dragoman.api.metadata import ChangeMetadata
-from dragoman.api.parsing import ParseCalls, ParseReasoning
-from dragoman.api.ranking import RerankRequest, ScoreRequest
+from dragoman.api.completions import CompletionRequest
+from dragoman.api.conversations import AddItems, ChangeMetadata, CreateConversation
+from dragoman.api.inspection import Detokenize, ParseCalls, ParseReasoning, TokenizeChat, TokenizeText
+from dragoman.api.reply import PauseRequest, ResumeRequest
 from dragoman.api.responses.request import ResponseRequest
-from dragoman.api.tokens import Detokenize, TokenizeChat, TokenizeText
 from dragoman.api.trajectories import SetRewards
-from dragoman.api.weights import PauseRequest, ResumeRequest
+from dragoman.api.vectors import EmbeddingRequest, RerankRequest, ScoreRequest
 
 
 class Operation(Struct, frozen=True):

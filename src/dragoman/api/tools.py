@@ -12,7 +12,7 @@ from dragoman.constrain.calls.tool_schemas import LARK
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits, check_count
 from dragoman.mcp.policy import AllowedTools, RequireApproval
-from dragoman.turns.custom_calls import INPUT
+from dragoman.turns.reading import INPUT
 from dragoman.turns.spec import Calling
 
 MAX_NAME = 256

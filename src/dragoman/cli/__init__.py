@@ -10,9 +10,8 @@ import sys
 from collections.abc import Sequence
 
 from dragoman._version import __version__
-from dragoman.cli.leaving import Stopped, leave
 from dragoman.cli.parser import SETTING, CommandParser, nearest
-from dragoman.cli.problems import INTERRUPTED, USAGE, CommandError, drop_stdout, report
+from dragoman.cli.problems import INTERRUPTED, USAGE, CommandError, Stopped, drop_stdout, leave, report
 from dragoman.errors import DragomanError
 
 __all__ = ["main"]

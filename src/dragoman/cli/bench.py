@@ -110,8 +110,8 @@ async def _measure(args: argparse.Namespace, levels: list[int], extra: dict[str,
 
 async def _watched(ask: "Ask", streams: int, rounds: int) -> "Result":
     """A run with a line that tells how far it is."""
+    from dragoman.cli.load import Tally
     from dragoman.cli.load import run as run_level
-    from dragoman.cli.stream import Tally
 
     tally, progress, total = Tally(), Progress(), streams * rounds
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from dragoman.cli.findings import Finding, Verdict
+from dragoman.cli.engine_checks import Finding, Verdict
 from dragoman.cli.terminal import size
 from dragoman.settings import Settings
 

@@ -1,17 +1,14 @@
-"""What `doctor` finds out about an engine that somebody wrote: first what it has, then what it does.
-
-Each check yields what is wrong, as sentences. Behaviour is tried with short jobs, each under a time limit: an
-engine that hangs is found out, too.
-"""
+"""What a check has found."""
 
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from dragoman.cli.findings import Finding
-from dragoman.engines.drive import start
+from msgspec import Struct
+
+from dragoman.engines.border import start
 from dragoman.engines.protocol import DirectEngine, EmbeddingEngine, LivingEngine
 from dragoman.engines.sound import (
     GREETING,
@@ -24,6 +21,22 @@ from dragoman.engines.sound import (
 from dragoman.errors import DragomanError
 from dragoman.logs import describe
 from dragoman.types import Job, Sampling, Step
+
+Verdict: TypeAlias = Literal["ok", "warning", "failed"]
+
+
+class Finding(Struct, frozen=True):
+    name: str
+    verdict: Verdict
+    text: str
+    advice: str = ""
+
+
+# What `doctor` finds out about an engine that somebody wrote: first what it has, then what it does.
+#
+# Each check yields what is wrong, as sentences. Behaviour is tried with short jobs, each under a time
+# limit: an engine that hangs is found out, too.
+
 
 SECONDS = 60.0
 """That a job of a few tokens may take."""

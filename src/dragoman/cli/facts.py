@@ -3,14 +3,20 @@
 from pathlib import Path
 from typing import Any
 
+from dragoman._version import __version__
+from dragoman.cli.terminal import size
+from dragoman.engines.protocol import ModelCard
+from dragoman.http.keys import is_loopback, keys_of
+from dragoman.logs import Paint
+from dragoman.settings import Settings
+
 LONGEST_LINE = 72
 MANY = 12
 
 
 def facts_of(path: Path) -> dict[str, Any]:
     """Opens the file, which checks that this build can run it."""
-    from dragoman.engines.local.model import Model
-    from dragoman.engines.local.tokenizer import LlamaTokenizer
+    from dragoman.engines.local.model import LlamaTokenizer, Model
 
     model = Model(path)
     tokenizer = LlamaTokenizer(model)
@@ -44,7 +50,7 @@ def first_line(text: str) -> str:
 
 def shown(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """The same for people: a name and a text each."""
-    from dragoman.cli.banner import short
+    # DROP
     from dragoman.cli.terminal import size
 
     templates = facts["templates"]
@@ -73,3 +79,91 @@ def shown(facts: dict[str, Any]) -> list[tuple[str, str]]:
 def _some(names: list[str]) -> str:
     rest = f"  and {len(names) - MANY} more" if len(names) > MANY else ""
     return "  ".join(names[:MANY]) + rest
+
+
+# What `serve` shows once the server is ready: what it runs, where it is, and two ways to say hello.
+
+
+# The details that are worth a place in one line, in this order; a bare number gets its noun.
+SHOWN = {"architecture": "", "parameters": " parameters", "quantization": "", "bytes": "", "runner": ""}
+COUNTED = {"slots": "slots", "threads": "threads"}
+
+
+def banner(card: ModelCard, settings: Settings, url: str, paint: Paint, dialect: str = "plain") -> str:
+    rows = [
+        ("model", paint("bold", card.name) + _facts(card)),
+        ("", _room(card)),
+        *([("runner", card.details["why"])] if card.details.get("why") else []),
+        ("dialect", dialect),
+        ("api", paint("cyan", f"{url}/v1")),
+        ("docs", f"{url}/docs"),
+        *([] if settings.metrics == "off" else [("metrics", f"{url}/metrics")]),
+        ("key", _key(settings, paint)),
+    ]
+    lines = [f"  {paint('dim', name.ljust(8))} {text}" for name, text in rows]
+    head = f"{paint('bold', 'dragoman')} {__version__}"
+    hello = [*_curl(card.name, settings, url), "", *_python(card.name, settings, url)]
+    body = [head, "", *lines, "", *(f"  {line}" if line else "" for line in hello), ""]
+    return "\n".join(["", *body, paint("dim", "Ctrl-C to stop"), ""])
+
+
+def _key(settings: Settings, paint: Paint) -> str:
+    if keys_of(settings):
+        return "needed"
+    if is_loopback(settings.host):
+        return "none; only this machine reaches the address"
+    return paint("yellow", "none, and other machines may reach this address: set DRAGOMAN_API_KEY")
+
+
+def _facts(card: ModelCard) -> str:
+    details = {"quantization": quantization(card.details.get("description", "")), **card.details}
+    facts = [fact(key, details[key]) + unit for key, unit in SHOWN.items() if details.get(key)]
+    return "".join(f" · {text}" for text in facts)
+
+
+def fact(key: str, value: str) -> str:
+    """`fact("bytes", "92000000")` is `92 MB`; `fact("parameters", "134515008")` is `135M`."""
+    if not value.isdecimal():
+        return value
+    if key == "bytes":
+        return size(int(value))
+    return short(int(value)) if key == "parameters" else value
+
+
+def short(count: int) -> str:
+    """`short(134_515_008)` is `135M`."""
+    for unit, scale in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if count >= scale:
+            return f"{count / scale:.3g}{unit}"
+    return str(count)
+
+
+def _room(card: ModelCard) -> str:
+    counted = [f"{card.details[key]} {noun}" for key, noun in COUNTED.items() if card.details.get(key)]
+    if card.details.get("kv_bytes", "").isdecimal():
+        counted.append(f"up to {size(int(card.details['kv_bytes']))} for keys and values")
+    adapters = [f"adapters {', '.join(card.adapters)}"] if card.adapters else []
+    return " · ".join([f"context {card.max_model_len}", *counted, *adapters])
+
+
+def _curl(model: str, settings: Settings, url: str) -> list[str]:
+    key = [' -H "Authorization: Bearer $DRAGOMAN_API_KEY" \\'] if keys_of(settings) else []
+    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+    return [
+        f"curl {url}/v1/chat/completions \\",
+        *key,
+        "  -H 'Content-Type: application/json' \\",
+        f"  -d '{body}'",
+    ]
+
+
+def _python(model: str, settings: Settings, url: str) -> list[str]:
+    key = 'os.environ["DRAGOMAN_API_KEY"]' if keys_of(settings) else '"none"'
+    return [
+        *(["import os"] if keys_of(settings) else []),
+        "from openai import OpenAI",
+        f'client = OpenAI(base_url="{url}/v1", api_key={key})',
+        'hello = [{"role": "user", "content": "Hello!"}]',
+        f'answer = client.chat.completions.create(model="{model}", messages=hello)',
+        "print(answer.choices[0].message.content)",
+    ]

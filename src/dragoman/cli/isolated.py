@@ -11,7 +11,7 @@ import msgspec
 from dragoman import logs
 from dragoman.cli.engine import engine_of
 from dragoman.engines.isolated import child, wire
-from dragoman.engines.isolated.process import die_with
+from dragoman.engines.isolated.engine import die_with
 from dragoman.settings import Settings
 
 

@@ -80,7 +80,7 @@ def vllm(settings: Settings) -> "Engine":
 def remote(settings: Settings) -> "Engine":
     """Other servers; `model` is the name that the model has there."""
     from dragoman.engines.remote import RemoteEngine, RemoteOptions
-    from dragoman.engines.remote.vocabulary import tokenizer_of
+    from dragoman.engines.remote.engine import tokenizer_of
 
     _leave_to_local(settings)
     if not settings.upstream:

@@ -69,7 +69,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from dragoman.dialects.parser import Parser
-    from dragoman.folding import fold
+    from dragoman.types import fold
 
     parser = Parser(
         dialect_of(args.dialect),

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from dragoman import settings
 from dragoman.cli.problems import USAGE, CommandError
-from dragoman.options import ENV_PREFIX, Option
+from dragoman.settings import ENV_PREFIX, Option
 
 SETTING = "setting_"
 GROUPS: dict[str, frozenset[str]] = {

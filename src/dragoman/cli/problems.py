@@ -1,8 +1,16 @@
 """What the command line says when something is wrong: one line, what to do about it, and an exit code."""
 
+import logging
 import os
+import signal
 import sys
+import threading
 import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import TypeVar
 
 from dragoman.cli.terminal import visible
 from dragoman.errors import BindingError, DragomanError, ModelFileError, SettingsError
@@ -65,3 +73,86 @@ def report(error: DragomanError, *, debug: bool = False) -> int:
 def drop_stdout() -> None:
     """After a broken pipe, so that the interpreter's last flush does not complain of it again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+# How a command ends that a signal tells to, whatever it is doing just then.
+#
+# Native code cannot be interrupted: a model that is being loaded is loaded to its end. So it is loaded in a
+# thread, and who is told to stop does not wait for that. Python must not take itself down beside such a
+# thread, which would come back from native code into an interpreter that is gone. So `leave` ends the
+# process without.
+
+
+T = TypeVar("T")
+OPENS = "dragoman-open"
+NATIVE = (OPENS, "dragoman-engine", "dragoman-store")
+"""What the names of threads begin with that spend their time in native code."""
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal said stop. Nobody asked for what was being done any more, so it has not failed."""
+
+
+@contextmanager
+def stopped_by_signals(last: bool = False) -> Iterator[None]:
+    """Raises Stopped in the block when a signal says stop; a server in it takes them over while it runs.
+
+    If the block is the `last` thing that the process does, signals change nothing after it: else one that
+    comes again while the interpreter ends would make an orderly end look like another.
+    """
+    asked = False
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        asked = True
+        raise Stopped
+
+    before = {number: signal.getsignal(number) for number in _signals()}
+    try:
+        for number in before:
+            signal.signal(number, stop)
+        yield
+    except Exception:
+        if asked:
+            # Of what others were told as well, or of what was left half done.
+            raise Stopped from None
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_IGN if last else handler)
+
+
+def _signals() -> list[signal.Signals]:
+    """Those that are not ignored: `nohup` has SIGHUP ignored, and a shell SIGINT for its background jobs."""
+    if threading.current_thread() is not threading.main_thread():
+        return []
+    wanted = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+    return [number for number in wanted if signal.getsignal(number) is not signal.SIG_IGN]
+
+
+def loaded(open: Callable[[], T]) -> T:
+    """`open()`, in a thread: a signal ends the wait for it at once."""
+    opened: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            opened.set_result(open())
+        except BaseException as error:
+            opened.set_exception(error)
+
+    thread = threading.Thread(target=run, name=OPENS, daemon=True)
+    thread.start()
+    made = opened.result()
+    thread.join()
+    return made
+
+
+def leave(code: int) -> None:
+    """Ends the process here if a thread is still in native code, or stuck there; else the interpreter may."""
+    if not any(thread.name.startswith(NATIVE) for thread in threading.enumerate()):
+        return
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from dragoman import logs
 from dragoman.cli.address import can_listen, host_in_url, next_free, own_key
-from dragoman.cli.leaving import loaded, stopped_by_signals
 from dragoman.cli.parser import add_model_argument, add_settings, model_settings, stray_variables
-from dragoman.cli.problems import CommandError
+from dragoman.cli.problems import CommandError, loaded, stopped_by_signals
 from dragoman.settings import Settings
 
 if TYPE_CHECKING:
@@ -51,12 +50,11 @@ def _serve(args: argparse.Namespace) -> int:
     # Before the weights are fetched and loaded: what cannot be served should be known at once.
     check_port(settings.host, settings.port)
 
-    from dragoman.cli.engine import template_of
-    from dragoman.cli.served_engine import served_engine
+    from dragoman.cli.engine import served_engine, template_of
     from dragoman.http.keys import check_closed
     from dragoman.http.server import serve
     from dragoman.store.opening import check_folder
-    from dragoman.turns.choose import check_names, choose_dialect
+    from dragoman.turns.reading import check_names, choose_dialect
 
     check_closed(settings)
     check_folder(settings)
@@ -74,7 +72,7 @@ def _serve(args: argparse.Namespace) -> int:
 
 def _greet(engine: "Engine", settings: Settings, dialect: str) -> Callable[[str], None]:
     def greet(url: str) -> None:
-        from dragoman.cli.banner import banner
+        from dragoman.cli.facts import banner
 
         port = url.rstrip("/").rpartition(":")[2]
         place = f"http://{host_in_url(settings.host)}:{port}"

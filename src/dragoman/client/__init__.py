@@ -1,15 +1,17 @@
 """A client of any server that speaks OpenAI's API: typed events, token ids, calls as soon as they end."""
 
-from dragoman.client.answer import AnswerTree, Called, Spoken
 from dragoman.client.async_client import AsyncClient, AsyncStream
 from dragoman.client.events import (
+    AnswerTree,
     CallArguments,
     CallBegan,
     CallDone,
+    Called,
     Finished,
     Other,
     Reasoning,
     Refusal,
+    Spoken,
     StreamEvent,
     Text,
     Token,
@@ -23,10 +25,10 @@ from dragoman.client.problems import (
     CannotConnect,
     ClientError,
     Refused,
+    Reply,
     StreamFailed,
     TimedOut,
 )
-from dragoman.client.reply import Reply
 from dragoman.client.setup import Timeouts
 from dragoman.client.sync_client import Client, Stream
 

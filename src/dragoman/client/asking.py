@@ -1,13 +1,116 @@
-"""What both clients have: how they are set up, and how an answer is asked for."""
+"""Requests whose reply is one JSON document."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import httpx
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from dragoman.client import failures
 from dragoman.client import request as requests
+from dragoman.client.events import AnswerTree
+from dragoman.client.failures import Outcome
+from dragoman.client.problems import BrokenStream, ClientError, Refused, Reply, Where, problem_with, shown
+from dragoman.client.reading import Reading
 from dragoman.client.request import Request
-from dragoman.client.setup import Timeouts, setup_of
+from dragoman.client.setup import Setup, Timeouts, setup_of
+from dragoman.client.wire import problem_in
+from dragoman.types import Usage
+
+
+class Whole(Struct):
+    """A reply and its decoded body."""
+
+    reply: Reply
+    body: Any
+    where: Where
+
+    def entries(self) -> list[dict[str, Any]]:
+        """The entries of a list, each of which has an id."""
+        data = self.body.get("data") if isinstance(self.body, dict) else None
+        if not isinstance(data, list):
+            raise _stranger(self.where)
+        return [one for one in data if isinstance(one, dict) and isinstance(one.get("id"), str)]
+
+
+class PlainExchange:
+    """One request of this kind. No socket: both clients read through this."""
+
+    def __init__(self, setup: Setup, method: str, path: str) -> None:
+        self._setup = setup
+        self._where = Where(f"{method} {setup.url}{path}")
+
+    def read(self, response: httpx.Response) -> Whole:
+        reply, data = Reply.of(response), response.content
+        where = replace(self._where, status=reply.status, request_id=reply.request_id)
+        begun = replace(where, beginning=self._setup.hidden(shown(data)))
+        if not response.is_success:
+            problem = problem_in(data)
+            raise Refused(where if problem else begun, problem, reply)
+        try:
+            return Whole(reply, msgspec.json.decode(data) if data else None, where)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise _stranger(begun) from error
+
+    def failed(self, error: httpx.HTTPError) -> ClientError:
+        return problem_with(error, self._setup.url, self._where)
+
+
+def _stranger(where: Where) -> BrokenStream:
+    return BrokenStream("What answers there does not speak the OpenAI API.", where)
+
+
+# What a stream of either client has besides its way to read from a socket.
+
+
+class StreamState:
+    def __init__(self, setup: Setup, request: Request) -> None:
+        self._setup = setup
+        self._reading = Reading(setup, request)
+        self._begun = False
+
+    @property
+    def reply(self) -> Reply | None:
+        """Status, request id and limits, once the head of the reply has come."""
+        return self._reading.reply
+
+    @property
+    def answers(self) -> list[AnswerTree]:
+        """The answers so far, one for each choice."""
+        return self._reading.fold.answers
+
+    @property
+    def usage(self) -> Usage | None:
+        return self._reading.fold.usage
+
+    def outcome(self, error: ClientError | None = None) -> Outcome:
+        return failures.outcome_of(self._reading, self._setup, error)
+
+    def save(self, folder: str | Path) -> Path:
+        """Keep the request and what came of it: `dragoman replay` shows what another try brings."""
+        return failures.save(Path(folder), self._reading, self._setup, None)
+
+    def _begin(self) -> None:
+        if self._begun:
+            raise RuntimeError("This stream has been read; ask again for another one.")
+        self._begun = True
+
+    def _failed(self, error: ClientError) -> None:
+        """Keep it, once: the way out may lead through several places."""
+        if self._setup.failures is not None and error.saved is None:
+            error.saved = failures.save(self._setup.failures, self._reading, self._setup, error)
+
+    def _first(self) -> AnswerTree:
+        answers = self.answers
+        return answers[0] if answers else AnswerTree()
+
+
+# What both clients have: how they are set up, and how an answer is asked for.
+
 
 S = TypeVar("S")
 

@@ -9,14 +9,11 @@ import httpx
 import msgspec
 
 from dragoman.client import request as requests
-from dragoman.client.answer import AnswerTree
-from dragoman.client.asking import Asking
-from dragoman.client.events import StreamEvent
-from dragoman.client.plain import PlainExchange, Whole
+from dragoman.client.asking import Asking, PlainExchange, StreamState, Whole
+from dragoman.client.events import AnswerTree, StreamEvent
 from dragoman.client.problems import MOST_SAID, ClientError
 from dragoman.client.request import Request
 from dragoman.client.setup import Setup
-from dragoman.client.streaming import StreamState
 
 _REST_S = 1.0
 """For the end of a reply whose last event has come."""

@@ -10,7 +10,7 @@ from uuid import uuid4
 import msgspec
 from msgspec import Struct, field
 
-from dragoman.client.answer import AnswerTree
+from dragoman.client.events import AnswerTree
 from dragoman.client.problems import BadFile, ClientError
 from dragoman.client.reading import Reading
 from dragoman.client.setup import Setup

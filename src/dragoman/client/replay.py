@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from dragoman.client.answer import AnswerTree, Called
+from dragoman.client.events import AnswerTree, Called
 from dragoman.client.failures import Failure, Outcome
 from dragoman.client.problems import ClientError
 from dragoman.client.request import Request

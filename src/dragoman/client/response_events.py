@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from dragoman.client.chunks import spelled_tokens, tokens_of
 from dragoman.client.events import (
     CallArguments,
     CallBegan,
@@ -21,7 +22,6 @@ from dragoman.client.events import (
     Used,
 )
 from dragoman.client.problems import FailedInside
-from dragoman.client.tokens import spelled_tokens, tokens_of
 from dragoman.client.wire import Counts, Problem, Spelled, problem_of
 from dragoman.types import ToolCall
 

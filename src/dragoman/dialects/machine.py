@@ -17,8 +17,7 @@ from dragoman.dialects.declare import AttributedCalls, BlockCalls, Calls, Spelli
 from dragoman.dialects.readers import fits, read_calls
 from dragoman.dialects.scan import Marks, Quick, Scanner, Sink, Wait
 from dragoman.dialects.schema import Tools, escape_json
-from dragoman.folding import coalesce
-from dragoman.types import Event, Kind
+from dragoman.types import Event, Kind, coalesce
 
 HEADER = re.compile(r"[\w.\-]*")
 MOST_MARKER = 64

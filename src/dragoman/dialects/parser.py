@@ -9,8 +9,7 @@ from dragoman.dialects.machine import Machine
 from dragoman.dialects.registry import get_dialect, own_dialect
 from dragoman.dialects.schema import Tools
 from dragoman.errors import SettingsError
-from dragoman.folding import Fold
-from dragoman.types import Answer, Event
+from dragoman.types import Answer, Event, Fold
 
 PIECE = 64 * 1024
 

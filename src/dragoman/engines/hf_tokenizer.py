@@ -1,17 +1,177 @@
-"""Any Hugging Face tokenizer as a Tokenizer, with the bytes of every id and the chat templates beside it.
+"""The bytes of every id, from the description of a tokenizer.
 
-HfTokenizer("models/qwen3")                                   a folder with tokenizer.json
-HfTokenizer(AutoTokenizer.from_pretrained("Qwen/Qwen3-8B"))   what transformers has loaded
+`tokenizer.decode` cannot tell them: it gives text, where a part of a character is U+FFFD, and it treats the
+first id unlike the next ones. Here each decoder of the description is a small function over one token.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+import re
+import secrets
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from dragoman.engines.hf.pieces import byte_pieces, vocabulary
-from dragoman.engines.hf.source import TokenizerSource, source_of
+import msgspec
+from tokenizers import Tokenizer
+
+from dragoman.engines.model_files import TokenizerSource, source_of
 from dragoman.engines.protocol import ModelCard
 from dragoman.errors import ModelFileError
+
+Piece: TypeAlias = str | bytes
+Decode: TypeAlias = Callable[[Piece], Piece]
+
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def byte_pieces(definition: Mapping[str, Any], control: Iterable[int], size: int) -> list[bytes]:
+    """One piece per id. Control tokens have their text; ids that nothing is said of have no bytes."""
+    steps = list(_steps(definition.get("decoder")))
+    pieces = [b""] * size
+    for token, id_ in vocabulary(definition).items():
+        pieces[id_] = _run(steps, token)
+    # The text of an added token is found before text is mapped to bytes, so it is not mapped back.
+    unmapped = [step for step in steps if step is not _byte_level]
+    control = frozenset(control)
+    for added in definition.get("added_tokens") or ():
+        text, id_ = added["content"], added["id"]
+        pieces[id_] = text.encode() if id_ in control else _run(unmapped, text)
+    return pieces
+
+
+def vocabulary(definition: Mapping[str, Any]) -> dict[str, int]:
+    """The model's own tokens; added ones may or may not be among them."""
+    tokens = definition["model"].get("vocab") or {}
+    if isinstance(tokens, list):
+        return {token: id_ for id_, (token, _score) in enumerate(tokens)}
+    return dict(tokens)
+
+
+def _run(steps: Iterable[Decode], token: str) -> bytes:
+    piece: Piece = token
+    for step in steps:
+        piece = step(piece)
+    return piece if isinstance(piece, bytes) else piece.encode()
+
+
+def _steps(decoder: Mapping[str, Any] | None) -> Iterable[Decode]:
+    """Decoders that work on a whole text, such as the one that strips its first space, have no step."""
+    kind = (decoder or {}).get("type")
+    if decoder is None:
+        return
+    if kind == "Sequence":
+        for each in decoder["decoders"]:
+            yield from _steps(each)
+    elif kind == "ByteLevel":
+        yield _byte_level
+    elif kind == "ByteFallback":
+        yield _byte_fallback
+    elif kind == "Replace":
+        yield _replace(decoder["pattern"], decoder["content"])
+    elif kind == "Metaspace":
+        yield _replace({"String": decoder.get("replacement", "▁")}, " ")
+    elif kind == "WordPiece":
+        yield _word_piece(decoder.get("prefix", "##"))
+    elif kind == "BPEDecoder":
+        yield _replace({"String": decoder.get("suffix", "</w>")}, " ")
+
+
+def _byte_level(piece: Piece) -> Piece:
+    if isinstance(piece, bytes):
+        return piece
+    try:
+        return bytes(_BYTES[char] for char in piece)
+    except KeyError:
+        return piece
+
+
+def _byte_fallback(piece: Piece) -> Piece:
+    found = _BYTE.fullmatch(piece) if isinstance(piece, str) else None
+    return bytes([int(found[1], 16)]) if found else piece
+
+
+def _replace(pattern: Mapping[str, str], content: str) -> Decode:
+    found = re.compile(pattern["Regex"] if "Regex" in pattern else re.escape(pattern["String"]))
+    return lambda piece: found.sub(lambda _: content, piece) if isinstance(piece, str) else piece
+
+
+def _word_piece(prefix: str) -> Decode:
+    """A token that does not go on with a word begins one."""
+
+    def step(piece: Piece) -> Piece:
+        if isinstance(piece, bytes):
+            return piece
+        return piece.removeprefix(prefix) if piece.startswith(prefix) else " " + piece
+
+    return step
+
+
+def _byte_table() -> dict[str, int]:
+    """GPT-2's alphabet: printable bytes are themselves, the others come after U+0100 in their order."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+_BYTES = _byte_table()
+
+
+# A tokenizer that cannot write control tokens, whatever the text says.
+#
+# The library's own switch is not enough: a Unigram model still finds `</s>` in its vocabulary, like any
+# word. So the control tokens get names that no text can hold, and keep their ids.
+
+
+def plain_tokenizer(definition: dict[str, Any], control: Collection[str]) -> Tokenizer:
+    secret = f"\ufdd0{secrets.token_hex(16)}"
+    names = {text: f"{secret}{number}" for number, text in enumerate(control)}
+    model = dict(definition["model"])
+    model["vocab"] = _renamed(model.get("vocab"), names)
+    if model.get("unk_token") in names:
+        model["unk_token"] = names[model["unk_token"]]
+    if model.get("merges"):
+        model["merges"] = [merge for merge in model["merges"] if _apart(merge, names)]
+    added = [
+        {**token, "content": names.get(token["content"], token["content"])}
+        for token in definition.get("added_tokens") or ()
+    ]
+    whole = {"truncation": None, "padding": None}
+    return Tokenizer.from_str(
+        msgspec.json.encode({**definition, **whole, "model": model, "added_tokens": added}).decode()
+    )
+
+
+def going_on(definition: dict[str, Any]) -> dict[str, Any] | None:
+    """The description for text in the middle, if it differs: some put a space before the first word only."""
+    found = _unprefixed(definition.get("pre_tokenizer"))
+    return None if found == definition.get("pre_tokenizer") else {**definition, "pre_tokenizer": found}
+
+
+def _unprefixed(part: Any) -> Any:
+    if isinstance(part, list):
+        return [_unprefixed(each) for each in part]
+    if not isinstance(part, dict):
+        return part
+    inside = {name: _unprefixed(value) for name, value in part.items()}
+    return {**inside, "prepend_scheme": "never"} if part.get("prepend_scheme") == "first" else inside
+
+
+def _renamed(tokens: Any, names: dict[str, str]) -> Any:
+    if isinstance(tokens, list):
+        return [[names.get(token, token), score] for token, score in tokens]
+    return {names.get(token, token): id_ for token, id_ in (tokens or {}).items()}
+
+
+def _apart(merge: Any, names: dict[str, str]) -> bool:
+    """Whether a merge neither makes a control token nor is made of one."""
+    left, right = merge.split(" ") if isinstance(merge, str) else merge
+    return left + right not in names and left not in names and right not in names
+
+
+# Any Hugging Face tokenizer as a Tokenizer, with the bytes of every id and the chat templates beside it.
+#
+# HfTokenizer("models/qwen3")                                   a folder with tokenizer.json
+# HfTokenizer(AutoTokenizer.from_pretrained("Qwen/Qwen3-8B"))   what transformers has loaded
+
 
 _END_OF_TURN = (
     "<|im_end|>",
@@ -170,7 +330,7 @@ def _control(
 def _plain(definition: dict[str, Any], control: Collection[str]) -> tuple[Any, Any]:
     """Two tokenizers, for text that begins a prompt and for text that does not; most often they are one."""
     try:
-        from dragoman.engines.hf.plain import going_on, plain_tokenizer
+        pass  # DROP
     except ImportError:
         raise ModelFileError("Hugging Face tokenizers need a package: pip install tokenizers.") from None
     try:

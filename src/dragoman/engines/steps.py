@@ -1,13 +1,26 @@
-"""Between the two ways to run a job: by an iterator for one continuation, and by calls back for all."""
+"""The seed of each of several answers, whether the engine makes them of one job or of one each."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+import logging
+from collections.abc import AsyncGenerator, Callable, Iterable
+from hashlib import blake2b
+from typing import Protocol, TypeVar
 
 from msgspec.structs import replace
 
 from dragoman.engines.protocol import DirectEngine
-from dragoman.engines.seeds import seed_of
-from dragoman.types import Job, Step
+from dragoman.types import Job, Sink, Step
+
+
+def seed_of(seed: int, index: int) -> int:
+    """The first has the seed as it was given. The others are no seed that somebody else would choose next."""
+    if index == 0:
+        return seed
+    digest = blake2b(f"{seed} {index}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+# Between the two ways to run a job: by an iterator for one continuation, and by calls back for all.
 
 
 async def iterate(engine: DirectEngine, job: Job) -> AsyncGenerator[Step, None]:
@@ -37,3 +50,47 @@ def single(job: Job, index: int) -> Job:
         # The prompt is told of once, by the first continuation.
         sampling = replace(sampling, prompt_logprobs=None)
     return replace(job, id=f"{job.id}-{index}", n=1, sampling=sampling)
+
+
+# Steps from an engine's thread to the event loops of those who wait for them.
+
+
+_log = logging.getLogger("dragoman.engine")
+
+
+class Receiver(Protocol):
+    @property
+    def sink(self) -> Sink: ...
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop: ...
+
+
+R = TypeVar("R", bound=Receiver)
+
+
+def deliver(said: Iterable[tuple[R, Step]], drop: Callable[[R], None]) -> None:
+    """Hand all steps over in one go for each loop; nearly always there is only one.
+
+    `drop` is told of a receiver that nobody listens to any more, on either thread.
+    """
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[R, Step]]] = {}
+    for entry in said:
+        by_loop.setdefault(entry[0].loop, []).append(entry)
+    for loop, entries in by_loop.items():
+        try:
+            loop.call_soon_threadsafe(_call_sinks, entries, drop)
+        except RuntimeError:
+            # The loop is closed, so nobody will ever read these.
+            for receiver, _ in entries:
+                drop(receiver)
+
+
+def _call_sinks(entries: list[tuple[R, Step]], drop: Callable[[R], None]) -> None:
+    """On the event loop's thread: one sink's trouble is not another's."""
+    for receiver, step in entries:
+        try:
+            receiver.sink(step)
+        except Exception:
+            _log.exception("a sink raised; its job is dropped")
+            drop(receiver)

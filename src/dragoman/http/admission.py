@@ -1,22 +1,211 @@
-"""Who is let in, until when, and one way to end those who are inside.
-
-A request is let in before its body is read, so that a refusal costs next to nothing. Inside, its work waits
-in line until the engine has a place for it. Requests that only look (tokens, prompts, what is stored) take
-none of the engine's time: they are counted apart, so that no flood of them keeps answers out.
-"""
+"""What is noted down of all work: a line in the access log, and figures for Prometheus."""
 
 import asyncio
+import collections
+import logging
 import math
-from collections import Counter
-from collections.abc import Callable
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
 from types import TracebackType
+from typing import Any
 
-from dragoman.errors import DeadlineExceeded, Overloaded, Unavailable
-from dragoman.http.journal import Metrics
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from dragoman.errors import DeadlineExceeded, DragomanError, Overloaded, Unavailable
 from dragoman.http.keys import keys_of
 from dragoman.settings import Settings
-from dragoman.turns.line import Line
-from dragoman.turns.workers import Workers
+from dragoman.turns.queue import Line, Workers
+
+_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_FINISHES = ("stop", "length", "error", "disconnect")
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST.encode()
+
+
+class Metrics:
+    """One registry per app, so that two apps in a process do not share their figures."""
+
+    def __init__(self) -> None:
+        self._registry = registry = CollectorRegistry()
+        self.in_flight = Gauge("dragoman_requests_in_flight", "Requests being served", registry=registry)
+        self.running = Gauge("dragoman_answers_running", "Answers the engine has", registry=registry)
+        self.waiting = Gauge("dragoman_answers_waiting", "Turns that wait for the engine", registry=registry)
+        self.refused = Counter(
+            "dragoman_refused", "Requests refused at the door, by reason", ["reason"], registry=registry
+        )
+        requests = Counter(
+            "dragoman_requests", "Requests by route and status", ["route", "status"], registry=registry
+        )
+        finishes = Counter("dragoman_finishes", "Answers by how they ended", ["reason"], registry=registry)
+        # The labels are few, and looking for their figures each time takes longer than adding to them.
+        self._requests, self._finishes = cache(requests.labels), cache(finishes.labels)
+        self._tokens = {
+            "prompt_tokens": Counter("dragoman_prompt_tokens", "Prompt tokens", registry=registry),
+            "cached_tokens": Counter(
+                "dragoman_cached_tokens", "Prompt tokens not computed again", registry=registry
+            ),
+            "completion_tokens": Counter("dragoman_generation_tokens", "Generated tokens", registry=registry),
+        }
+        self._first = _histogram("dragoman_time_to_first_token_seconds", "Time to first token", registry)
+        self._between = _histogram("dragoman_inter_token_seconds", "Mean time between tokens", registry)
+        self._whole = _histogram("dragoman_request_seconds", "Whole request", registry)
+
+    def observe(self, route: str, status: int, facts: dict[str, Any], seconds: float) -> None:
+        self._requests(route, str(status)).inc()
+        self._whole.observe(seconds)
+        for name, counter in self._tokens.items():
+            if count := facts.get(name):
+                counter.inc(count)
+        for reason in facts.get("finish", "").split(","):
+            if reason in _FINISHES:
+                self._finishes(reason).inc()
+        if "ttft_ms" in facts:
+            self._first.observe(facts["ttft_ms"] / 1000)
+        if facts.get("tokens_per_s"):
+            self._between.observe(1 / facts["tokens_per_s"])
+
+    def exposition(self) -> bytes:
+        return generate_latest(self._registry)
+
+
+def _histogram(name: str, text: str, registry: CollectorRegistry) -> Histogram:
+    return Histogram(name, text, buckets=_SECONDS, registry=registry)
+
+
+access = logging.getLogger("dragoman.access")
+
+
+class Journal:
+    def __init__(self) -> None:
+        self.metrics = Metrics()
+
+    def record(self, route: str, facts: dict[str, Any], seconds: float) -> None:
+        """`facts` have a method, a path and a status; `route` is one of a fixed set of names."""
+        self.metrics.observe(route, facts["status"], facts, seconds)
+        if not access.isEnabledFor(logging.INFO):
+            return
+        line = {**facts, "duration_ms": round(seconds * 1000, 1)}
+        access.info("%s %s %d", facts["method"], facts["path"], facts["status"], extra={"request": line})
+
+    @contextmanager
+    def work(self, method: str, path: str) -> Iterator[dict[str, Any]]:
+        """For what is no HTTP request of its own. The block adds the facts."""
+        began = time.monotonic()
+        facts: dict[str, Any] = {"method": method, "path": path, "status": 200}
+        self.metrics.in_flight.inc()
+        try:
+            yield facts
+        except DragomanError as error:
+            facts |= {"status": error.status, "error": error.message}
+            raise
+        finally:
+            self.metrics.in_flight.dec()
+            self.record(f"{method} {path}", facts, time.monotonic() - began)
+
+
+# Bytes that are held for clients, all of them together, and how much of it may be one key's.
+#
+# A body that is not all there yet, a page that its client does not read: each is harmless, and a thousand
+# of them are the memory of the machine. So what is held beyond a little is counted, and refused where there
+# is no room, at once: who waits for room while holding some would wait for others that do the same.
+
+
+FREE_BYTES = 64 * 1024
+"""What everybody may hold: small requests are served however many large ones there are."""
+LOADED_AT_ONCE = 2
+"""Of one key; what the store gives is counted before the next is asked for."""
+
+
+class Budget:
+    """`budget.of(owner)` is what one request holds of it."""
+
+    def __init__(self, most: int, keys: int, what: str) -> None:
+        self.most = most
+        # Of several keys, none can keep all others out.
+        self.most_of_key = most if keys < 2 else -(-most // 2)
+        self.held = 0
+        self._what = what
+        self._of_key: collections.Counter[str] = collections.Counter()
+
+    def of(self, owner: str) -> "Holding":
+        return Holding(self, owner)
+
+    def check(self, owner: str, more: int = 1, own: int = 0) -> None:
+        """Raises where there is no room for so many more, beside those that the same request holds.
+
+        Who is alone has room for anything: otherwise what is larger than all of it could never be had.
+        """
+        mine = self._of_key[owner]
+        if mine > own and mine + more > self.most_of_key and self.most_of_key < self.most:
+            raise Overloaded(
+                f"{self._what} of this key take {mine} bytes, and may take {self.most_of_key}; "
+                "let one of them end."
+            )
+        if self.held > own and self.held + more > self.most:
+            raise Unavailable(
+                f"{self._what} take {self.held} bytes, and may take {self.most}; try again soon."
+            )
+
+    def add(self, owner: str, count: int) -> None:
+        self.held += count
+        self._of_key[owner] += count
+        if not self._of_key[owner]:
+            del self._of_key[owner]
+
+
+class Replies(Budget):
+    """That of what is sent. How large something stored is, is known when it is there: so few come at once."""
+
+    def __init__(self, most: int, keys: int) -> None:
+        super().__init__(most, keys, "Replies that are not read yet")
+        self._loading: defaultdict[str, asyncio.Semaphore] = defaultdict(
+            lambda: asyncio.Semaphore(LOADED_AT_ONCE)
+        )
+
+    def loading(self, owner: str) -> asyncio.Semaphore:
+        """`async with` it, what is stored is loaded: a key's next one waits until this one is counted."""
+        return self._loading[owner]
+
+
+class Holding:
+    """What one request holds, which may grow and shrink. It must be ended, or `with` it something done."""
+
+    def __init__(self, budget: Budget, owner: str) -> None:
+        self._budget = budget
+        self._owner = owner
+        self._counted = 0
+
+    def be(self, size: int, *, checked: bool = True) -> None:
+        """From now on so many bytes are held. Raises where there is no room for them, and changes nothing."""
+        more = (size if size > FREE_BYTES else 0) - self._counted
+        if more > 0 and checked:
+            self._budget.check(self._owner, more, self._counted)
+        if more:
+            self._budget.add(self._owner, more)
+            self._counted += more
+
+    def end(self) -> None:
+        if self._counted:
+            self.be(0)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+
+# Who is let in, until when, and one way to end those who are inside.
+#
+# A request is let in before its body is read, so that a refusal costs next to nothing. Inside, its work
+# waits in line until the engine has a place for it. Requests that only look (tokens, prompts, what is
+# stored) take none of the engine's time: they are counted apart, so that no flood of them keeps answers
+# out.
+
 
 PLACES_PER_SLOT = 2
 """Answers that the engine is given for each that it computes: it never waits, and the rest has an order."""
@@ -36,7 +225,7 @@ class Room:
         self.delay = delay
         """Seconds until there may be room again, about."""
         self.inside: set[Visit] = set()
-        self._of_key: Counter[str] = Counter()
+        self._of_key: collections.Counter[str] = collections.Counter()
 
     def full_for(self, owner: str) -> bool:
         keys = len(self._of_key.keys() | {owner})

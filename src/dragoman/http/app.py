@@ -12,19 +12,17 @@ from starlette.types import Receive, Scope, Send
 from dragoman._version import __version__
 from dragoman.engines.protocol import Engine
 from dragoman.errors import DragomanError, EngineFailed, MethodNotAllowed, NotFound
+from dragoman.http.admission import CONTENT_TYPE
 from dragoman.http.connection.places import ConnectionPlace
-from dragoman.http.connection.stall import StallWatch
 from dragoman.http.exchange import Exchange, advice
-from dragoman.http.guard import Guard, preflight
 from dragoman.http.host import Host
-from dragoman.http.journal import CONTENT_TYPE
-from dragoman.http.keys import Keys, keys_of
-from dragoman.http.responses.socket import Socket
+from dragoman.http.keys import Guard, Keys, keys_of, preflight
 from dragoman.http.routes import table
-from dragoman.http.routes.api import Api, Handler
-from dragoman.http.routes.table import METRICS, OPEN_PATHS, SOCKET, errors_at
+from dragoman.http.routes.responses_socket import Socket
+from dragoman.http.routes.table import METRICS, OPEN_PATHS, SOCKET, Api, Handler, errors_at
+from dragoman.http.upkeep import StallWatch
 from dragoman.settings import Settings
-from dragoman.turns.outlet import ClientGone
+from dragoman.turns.tool_loop import ClientGone
 
 logger = logging.getLogger("dragoman.http")
 

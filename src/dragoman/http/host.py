@@ -9,25 +9,20 @@ from typing import TypeVar
 
 from dragoman._version import __version__
 from dragoman.api.reply import Head
-from dragoman.engines.asked import asked
-from dragoman.engines.brake import Brake
+from dragoman.engines.asked import Brake, asked, closed
 from dragoman.engines.protocol import Engine, LivingEngine
 from dragoman.engines.sound import check_engine
-from dragoman.engines.supervised.opening import closed
 from dragoman.errors import DragomanError, EngineFailed, Unavailable
-from dragoman.http.admission import PLACES_PER_SLOT, Admission
-from dragoman.http.connection.budget import Budget, Replies
+from dragoman.http.admission import PLACES_PER_SLOT, Admission, Budget, Journal, Replies
 from dragoman.http.connection.places import ConnectionPlaces, room
 from dragoman.http.connection.upgrade import Turnstile
-from dragoman.http.journal import Journal
 from dragoman.http.keys import keys_of
-from dragoman.http.stream import Pump
+from dragoman.http.run_turn import Pump
 from dragoman.mcp.config import servers_of
 from dragoman.responses.desk import Desk
 from dragoman.settings import Settings
-from dragoman.turns.line import Line
-from dragoman.turns.model import ServedModel
-from dragoman.turns.workers import Workers
+from dragoman.turns.queue import Line, Workers
+from dragoman.turns.turn import ServedModel
 
 logger = logging.getLogger("dragoman.http")
 

@@ -1,13 +1,123 @@
-"""Who may ask: the keys of a server, and whose key a request has."""
+"""In whose name a request comes: the Host it asks for, and the web page that asks.
+
+A page in a browser can have any server on its machine asked, by its address or by a name of its own that it
+lets point there. What gives it away are two headers that no page can change.
+"""
 
 import hmac
+import ipaddress
+import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 
-from dragoman.errors import SettingsError, Unauthorized
-from dragoman.http.guard import is_loopback
+from starlette.types import Scope
+
+from dragoman.errors import BadRequest, Forbidden, SettingsError, Unauthorized
 from dragoman.settings import Settings
+
+_AUTHORITY = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
+_HEADER_NAMES = re.compile(rb"[A-Za-z0-9, _-]{1,2048}")
+_OWN_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_ONCE = (b"host", b"origin", b"authorization", b"x-api-key", b"content-type", b"content-encoding")
+"""Headers that decide something: of two, others on the way may have looked at the other one."""
+ANY = "*"
+
+
+class Guard:
+    def __init__(self, settings: Settings) -> None:
+        self._names = _OWN_NAMES | {name.lower() for name in settings.allow_host}
+        self._by_name = is_loopback(settings.host) and ANY not in self._names
+        self._origins = frozenset(origin.lower().rstrip("/").encode() for origin in settings.cors_origin)
+        self._any_origin = ANY.encode() in self._origins
+
+    def check(self, scope: Scope, headers: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+        """Refuses a request in a wrong name; gives what the reply says to the page that asked, if any."""
+        if len(headers) != len(scope["headers"]):
+            _check_single(scope)
+        host = headers.get(b"host")
+        if host is not None or scope["http_version"] == "1.1":
+            self._check_host(scope, host or b"")
+        origin = headers.get(b"origin")
+        if origin is None:
+            return {b"vary": b"Origin"} if self._origins and not self._any_origin else {}
+        return self._reply_to(origin.lower(), host or b"")
+
+    def _check_host(self, scope: Scope, host: bytes) -> None:
+        found = _AUTHORITY.fullmatch(host)
+        if found is None:
+            raise BadRequest("The Host header is not the name of a host.", code="invalid_host")
+        if self._by_name and _came_by_loopback(scope):
+            name = found[1].decode().lower().rstrip(".")
+            if name not in self._names:
+                raise Forbidden(
+                    f"This server is not known as {name}; --allow-host {name} makes it so.",
+                    code="host_not_allowed",
+                )
+
+    def _reply_to(self, origin: bytes, host: bytes) -> dict[bytes, bytes]:
+        listed = self._any_origin or origin in self._origins
+        if not listed:
+            if host and origin.partition(b"://")[2] == host.lower():
+                return {}  # our own page
+            raise Forbidden(
+                "Pages of this origin may not ask here; --cors-origin lists those that may.",
+                code="origin_not_allowed",
+            )
+        # Keys travel in a header that a page sets itself, so cookies and their like are never asked for.
+        return {
+            b"access-control-allow-origin": b"*" if self._any_origin else origin,
+            b"access-control-expose-headers": b"x-request-id, retry-after",
+            **({} if self._any_origin else {b"vary": b"Origin"}),
+        }
+
+
+def preflight(method: str, headers: Mapping[bytes, bytes]) -> dict[bytes, bytes] | None:
+    """What a browser wants to know before it asks for a page; None if this is no such question."""
+    if method != "OPTIONS" or b"access-control-request-method" not in headers:
+        return None
+    wanted = headers.get(b"access-control-request-headers", b"")
+    return {
+        b"access-control-allow-methods": b"GET, POST, DELETE",
+        b"access-control-max-age": b"600",
+        **({b"access-control-allow-headers": wanted} if _HEADER_NAMES.fullmatch(wanted) else {}),
+    }
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address; a name that we do not know may be anywhere.
+
+    >>> is_loopback("127.0.0.2"), is_loopback("::1"), is_loopback("0.0.0.0"), is_loopback("a.example")
+    (True, True, False, False)
+    """
+    if host.lower() == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)
+
+
+_is_loopback = lru_cache(maxsize=256)(is_loopback)
+
+
+def _came_by_loopback(scope: Scope) -> bool:
+    """Another ASGI server may listen elsewhere than the settings say."""
+    server = scope.get("server")
+    return server is not None and _is_loopback(server[0])
+
+
+def _check_single(scope: Scope) -> None:
+    names = [name for name, _ in scope["headers"]]
+    for name in _ONCE:
+        if names.count(name) > 1:
+            raise BadRequest(f"The header {name.decode()} is there twice.", code="invalid_header")
+
+
+# Who may ask: the keys of a server, and whose key a request has.
 
 
 class Keys:

@@ -1,21 +1,200 @@
-"""A turn over HTTP: planned, then streamed or whole. On every way out its scope aborts the engine's work."""
+"""The last yards to the socket, without a task switch per token.
+
+An engine step wakes the event loop once, and the sinks of all its jobs run. A stream of one choice writes
+right there; one of several is marked, and flushed when all its choices have spoken, in one send. Only a
+client that reads too slowly, or what is too much for one write, costs a task: meanwhile events wait in the
+turn, where neighbours are joined, until the socket takes more. A turn gives few of them at a time, so that
+others come between.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
-from dragoman.api.sse import KEEP_ALIVE
-from dragoman.folding import Fold
-from dragoman.http.exchange import Exchange, unless_gone
-from dragoman.http.host import Host
-from dragoman.http.stream import Pump, Sse, TurnStream
-from dragoman.turns.outlet import ClientGone, Quiet
+from starlette.types import Message
+
+from dragoman.api.json_out import KEEP_ALIVE
+from dragoman.http.connection.uvicorn_parts import short_cut
+from dragoman.http.exchange import Exchange, send_in_pieces, unless_gone
 from dragoman.turns.spec import TurnSpec
-from dragoman.turns.tool_loop import HiddenCalls
+from dragoman.turns.tool_loop import ClientGone, HiddenCalls, Quiet, Speaker, Written, wait_patiently
 from dragoman.turns.turn import Turn, note_turn
-from dragoman.types import Answer, Event
+from dragoman.types import Answer, Event, Fold
+
+if TYPE_CHECKING:
+    from dragoman.http.host import Host
+
+R = TypeVar("R")
+MUCH = 1024 * 1024
+"""Bytes that are not written in one go."""
+
+
+class Pump:
+    """Collects the streams that have something to say, and flushes them together."""
+
+    def __init__(self) -> None:
+        self._marked: list[TurnStream] = []
+
+    def mark(self, stream: "TurnStream") -> None:
+        if not self._marked:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._marked.append(stream)
+
+    def _flush(self) -> None:
+        streams, self._marked = self._marked, []
+        for stream in streams:
+            stream.flush()
+
+
+class TurnStream:
+    """Writes a turn's events as they come. `done` is over when all is written, and fails as writing fails.
+
+    `idle` gives what is sent when nothing else was for a while. With `holds_last`, the last events are not
+    sent but are in `last`, for whoever has something to add to them.
+    """
+
+    def __init__(
+        self,
+        turn: Turn,
+        write: Callable[[list[Event]], bytes | list[bytes]],
+        idle: Callable[[], bytes | list[bytes]],
+        send: Callable[[Message], Any],
+        pump: Pump,
+        keep_alive: float,
+        *,
+        holds_last: bool = False,
+    ) -> None:
+        self.last: bytes = b""
+        self._holds_last = holds_last
+        self._turn = turn
+        self._write = write
+        self._idle = idle
+        self._send = send
+        self._short_cut = short_cut(send)
+        self._pump = pump
+        self._loop = asyncio.get_running_loop()
+        self._marked = False
+        self._spoken = False
+        self._sending: asyncio.Task[None] | None = None
+        self._period = keep_alive
+        self._timer = self._loop.call_later(keep_alive, self._tick)
+        self.done: asyncio.Future[None] = self._loop.create_future()
+        # A turn of one choice has one step per engine step: there is nothing to wait for and join.
+        turn.on_ready = self.flush if turn.choices == 1 else self._mark
+        self._mark()
+
+    def close(self) -> None:
+        self._timer.cancel()
+        self._turn.on_ready = None
+        if self._sending is not None:
+            self._sending.cancel()
+
+    def _mark(self) -> None:
+        if not self._marked:
+            self._marked = True
+            self._pump.mark(self)
+
+    def flush(self) -> None:
+        self._marked = False
+        if self._sending is not None or self.done.done():
+            return
+        try:
+            events = self._turn.take()
+            if events and (data := self._write(events)):
+                if self._holds_last and self._turn.over and isinstance(data, bytes):
+                    self.last = data
+                else:
+                    self._spoken = True
+                    self._push(data)
+            if self._sending is not None:
+                return
+            if self._turn.over:
+                self.done.set_result(None)
+            elif self._turn.ready:
+                self._mark()
+        except Exception as error:
+            # The pump serves other streams too: this one's failure is for its own request to report.
+            self.done.set_exception(error)
+
+    def _push(self, data: bytes | list[bytes]) -> None:
+        if isinstance(data, bytes) and len(data) <= MUCH:
+            if self._short_cut is not None and self._short_cut(data):
+                return
+            sending = self._send({"type": "http.response.body", "body": data, "more_body": True})
+        else:
+            sending = send_in_pieces(self._send, [data] if isinstance(data, bytes) else data)
+        self._sending = self._loop.create_task(_awaited(sending))
+        self._sending.add_done_callback(self._sent)
+
+    def _sent(self, task: asyncio.Task[None]) -> None:
+        self._sending = None
+        if task.cancelled() or self.done.done():
+            return
+        if error := task.exception():
+            self.done.set_exception(error)
+        else:
+            self.flush()
+
+    def _tick(self) -> None:
+        """One timer per period, not one per token."""
+        if not self._spoken and self._sending is None and not self.done.done():
+            self._push(self._idle())
+        self._spoken = False
+        self._timer = self._loop.call_later(self._period, self._tick)
+
+
+async def _awaited(sending: Awaitable[None]) -> None:
+    await sending
+
+
+class Sse:
+    """An outlet: the first bytes that are written begin the stream.
+
+    With an `opening`, these are its bytes, and the stream begins when the first turn has.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        pump: Pump,
+        keep_alive: float,
+        opening: Callable[[], Awaitable[bytes]] | None = None,
+    ) -> None:
+        self._exchange = exchange
+        self._pump = pump
+        self._keep_alive = keep_alive
+        self._opening = opening
+        self._started = False
+
+    async def write(self, data: Written) -> None:
+        if self._started:
+            await self._exchange.write(*([data] if isinstance(data, bytes) else data))
+        else:
+            self._started = True
+            await self._exchange.start_stream(data if isinstance(data, bytes) else b"".join(data))
+
+    async def run(self, turn: Turn, speaker: Speaker) -> None:
+        async with turn:
+            if self._opening is not None and not self._started:
+                # While it waits in line, what goes wrong can still be told by the status.
+                await turn.begun(most=self._keep_alive)
+                await self.write(await self._opening())
+            written = TurnStream(
+                turn, speaker.write, speaker.idle, self._exchange.send, self._pump, self._keep_alive
+            )
+            try:
+                await written.done
+            finally:
+                written.close()
+
+    async def wait(self, work: Awaitable[R], speaker: Speaker) -> R:
+        return await wait_patiently(work, self._keep_alive, lambda: self.write(speaker.idle()))
+
+
+# A turn over HTTP: planned, then streamed or whole. On every way out its scope aborts the engine's work.
+
 
 AnyTurn: TypeAlias = Turn | HiddenCalls
 """An answer of one turn, or of several with calls between them that the client does not see."""
@@ -29,7 +208,7 @@ class Writer(Protocol):
     def end(self) -> bytes: ...
 
 
-async def plan(host: Host, exchange: Exchange, spec: TurnSpec, body_bytes: int, id_: str = "") -> Turn:
+async def plan(host: "Host", exchange: Exchange, spec: TurnSpec, body_bytes: int, id_: str = "") -> Turn:
     """A client that leaves while it is planned is not planned for any longer, where that takes its time."""
     planning = host.model.turn(spec, exchange.owner, body_bytes, id_)
     takes_time = spec.constrained or host.workers.needed(body_bytes)

@@ -15,10 +15,10 @@ from dragoman import logs
 from dragoman.engines.protocol import Engine
 from dragoman.errors import SettingsError, Unavailable
 from dragoman.http.app import App
-from dragoman.http.connection.memory import Garbage, give_back, return_big_blocks
 from dragoman.http.connection.protocol import StrictProtocol
 from dragoman.http.connection.uvicorn_parts import Config, Server, pass_on
 from dragoman.http.keys import check_closed, is_open
+from dragoman.http.upkeep import Garbage, give_back, return_big_blocks
 from dragoman.settings import Settings, changed
 
 logger = logging.getLogger("dragoman.http")

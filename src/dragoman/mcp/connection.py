@@ -20,9 +20,17 @@ from mcp.shared.exceptions import MCPError
 from pydantic import TypeAdapter
 
 from dragoman._version import __version__
-from dragoman.mcp.failures import closed, failure_of, timed_out, too_large
 from dragoman.mcp.spec import CallResult, McpBounds, McpFailure, McpTool, ServerSpec
-from dragoman.mcp.transports import Attempt, attempts, may_be_older, transport
+from dragoman.mcp.transports import (
+    Attempt,
+    attempts,
+    closed,
+    failure_of,
+    may_be_older,
+    timed_out,
+    too_large,
+    transport,
+)
 
 T = TypeVar("T")
 Owners: TypeAlias = set[asyncio.Task[None]]

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from dragoman.errors import TOOLS, BadRequest, SettingsError
-from dragoman.mcp.resolve import check_allow, check_url, header_problem
+from dragoman.mcp.policy import check_allow, check_url, header_problem
 from dragoman.mcp.spec import CallResult, McpBounds, McpFailure, McpTool, ServerSpec
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class McpSession:
     async def _connection(self) -> "Connection":
         # The SDK is an extra, and slow to import.
         from dragoman.mcp.connection import Connection
-        from dragoman.mcp.failures import closed
+        from dragoman.mcp.transports import closed
 
         if self._opening is None or not self._is_open():
             opened = Connection.open(self._spec, self._bounds, self._owners, self._errors)

@@ -1,20 +1,353 @@
-"""How a server is reached: what its spec says, as a transport of the SDK."""
+"""What went wrong with a server, in a sentence that is safe to show."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import IO, Any, Literal
+import asyncio
+import os
+import signal
+import time
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import IO, Any, Literal, TypeAlias
 
+import anyio
 import httpx2
+import msgspec
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.client import Transport
 from mcp.client.sse import sse_client
+from mcp.client.stdio import get_default_environment
 from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.exceptions import MCPError
+from mcp.shared.message import SessionMessage
+from mcp_types import jsonrpc_message_adapter
 from msgspec import Struct
+from pydantic import ValidationError
 
 from dragoman.mcp import spec as specs
-from dragoman.mcp.failures import closed, of_status
-from dragoman.mcp.guard import GuardedTransport, Refused
+from dragoman.mcp.policy import NotPublic, public_address
 from dragoman.mcp.spec import McpBounds, McpFailure, ServerSpec
-from dragoman.mcp.stdio import Lost, stdio
+
+# Sentences of the SDK about connections, which come under a code that servers use for anything.
+CLOSED = ("Connection closed", "SSE stream")
+UNREADABLE = "Failed to parse"
+TOO_LARGE = ("the answer is larger than", "byte limit")
+
+
+def failure_of(error: BaseException, spec: ServerSpec) -> McpFailure:
+    """The failure that an exception of the SDK, of HTTP or of the system stands for."""
+    if isinstance(error, BaseExceptionGroup):
+        return failure_of(error.exceptions[0], spec)
+    if isinstance(error, McpFailure):
+        return error
+    if isinstance(error, MCPError):
+        return _of_answer(error, spec)
+    if isinstance(error, httpx2.HTTPStatusError):
+        return of_status(error.response.status_code, spec)
+    if isinstance(error, httpx2.SSEError):
+        is_large = any(words in str(error) for words in TOO_LARGE)
+        return too_large("an event is too large", spec) if is_large else unreadable(spec)
+    if isinstance(error, httpx2.TransportError):
+        return of_status(0, spec)
+    if isinstance(error, OSError):
+        why = os.strerror(error.errno) if error.errno else type(error).__name__
+        return McpFailure("unreachable", f"The MCP server {spec.label} could not be started: {why}.")
+    if isinstance(error, ValidationError):
+        return unreadable(spec)
+    return McpFailure("protocol", f"The MCP server {spec.label} broke the protocol ({type(error).__name__}).")
+
+
+def of_status(status: int, spec: ServerSpec) -> McpFailure:
+    """`of_status(401, spec)`; 0 stands for no answer at all."""
+    if not status:
+        return McpFailure("unreachable", f"The MCP server {spec.label} could not be reached.")
+    return McpFailure("http", f"The MCP server {spec.label} answered with HTTP status {status}.", status)
+
+
+def timed_out(what: str, seconds: float, spec: ServerSpec) -> McpFailure:
+    return McpFailure("timeout", f"The MCP server {spec.label} did not {what} within {seconds:g} seconds.")
+
+
+def closed(spec: ServerSpec) -> McpFailure:
+    return McpFailure("unreachable", f"The MCP server {spec.label} closed the connection before it answered.")
+
+
+def too_large(what: str, spec: ServerSpec) -> McpFailure:
+    return McpFailure("protocol", f"The MCP server {spec.label} sent more than is allowed: {what}.")
+
+
+def unreadable(spec: ServerSpec) -> McpFailure:
+    return McpFailure("protocol", f"The MCP server {spec.label} sent an answer that is not of the protocol.")
+
+
+def _of_answer(error: MCPError, spec: ServerSpec) -> McpFailure:
+    data: Any = error.data
+    if isinstance(data, dict) and FAILED in data:
+        return of_status(data[FAILED], spec)
+    if error.message.startswith((UNREADABLE, *CLOSED)):
+        if any(word in error.message for word in TOO_LARGE):
+            return too_large("an answer is too large", spec)
+        return unreadable(spec) if error.message.startswith(UNREADABLE) else closed(spec)
+    said = spec.without_secrets(error.message)
+    return McpFailure(
+        "protocol", f"The MCP server {spec.label} answered with error {error.code}: {said}", error.code
+    )
+
+
+# The HTTP side of a connection, between the SDK and the socket.
+#
+# The SDK reads a JSON answer whole, whatever its size, drops the status of an error, and ends the
+# connection with all calls on it when one request breaks. Here answers are cut off at a bound, and what
+# goes wrong with one request becomes a JSON-RPC error to that request, which carries what happened in its
+# data.
+
+
+FAILED = "dragoman.http"
+"""The key in the data of our errors; its value is the status, or 0 where there was no answer."""
+# These are about who asks, whatever the body says.
+ABOUT_ACCESS = frozenset({401, 403, 407})
+NOT_FOUND = 404
+INTERNAL_ERROR = -32603
+PACE_S = 0.2
+
+Refused: TypeAlias = Callable[[int], None]
+"""Told of the status with which a message was refused; 0 where the connection itself is gone."""
+
+
+class GuardedTransport(httpx2.AsyncBaseTransport):
+    def __init__(
+        self, answer_bytes: int, refused: Refused | None = None, *, only_public: bool = False
+    ) -> None:
+        """`refused` is for SSE, where what is answered to a message is not the answer to its request."""
+        self._inner = httpx2.AsyncHTTPTransport(retries=0)
+        self._most = answer_bytes
+        self._refused = refused
+        self._next_stream = 0.0
+        self._only_public = only_public
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        is_message = request.method == "POST"
+        if request.method == "GET":
+            await self._pace()
+        try:
+            sent = await self._aimed(request) if self._only_public else request
+            response = await self._inner.handle_async_request(sent)
+        except httpx2.TransportError:
+            if not is_message:
+                raise
+            return self._failure(request, 0)
+        # We ask for none that is compressed, since a small one may be huge when read. It is read as it came.
+        response.headers.pop("content-encoding", None)
+        response.stream = Bounded(response, self._most, self._refused)
+        if is_message and response.status_code >= 400:
+            return await self._of_refusal(request, response)
+        return response
+
+    async def _aimed(self, request: httpx2.Request) -> httpx2.Request:
+        """The request, to an address that was looked at; the name is what certificates are checked for."""
+        url = request.url
+        try:
+            address = await public_address(url.host, url.port or (443 if url.scheme == "https" else 80))
+        except NotPublic:
+            raise httpx2.ConnectError("the host has no public address", request=request) from None
+        return httpx2.Request(
+            request.method,
+            url.copy_with(host=address),
+            headers=request.headers,
+            stream=request.stream,
+            extensions={**request.extensions, "sni_hostname": url.host},
+        )
+
+    async def _pace(self) -> None:
+        """A server may end its stream and ask to be asked again at once, for ever."""
+        now = time.monotonic()
+        wait, self._next_stream = self._next_stream - now, max(now, self._next_stream) + PACE_S
+        await asyncio.sleep(max(0.0, wait))
+
+    async def _of_refusal(self, request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
+        status = response.status_code
+        try:
+            body = await response.aread()
+        except (httpx2.StreamError, httpx2.TransportError):
+            body = b""
+        finally:
+            await response.aclose()
+        is_session_over = status == NOT_FOUND and "mcp-session-id" in request.headers
+        if status in ABOUT_ACCESS or is_session_over or not is_rpc_error(body):
+            return self._failure(request, status)
+        headers = {"content-type": "application/json"}
+        return httpx2.Response(status, headers=headers, content=body, request=request)
+
+    def _failure(self, request: httpx2.Request, status: int) -> httpx2.Response:
+        if self._refused is not None:
+            self._refused(status)
+        error = {"code": INTERNAL_ERROR, "message": "", "data": {FAILED: status}}
+        body = {"jsonrpc": "2.0", "id": None, "error": error}
+        return httpx2.Response(status or 502, json=body, request=request)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+class Bounded(httpx2.AsyncByteStream):
+    """The body of an answer up to a bound; a stream of events has a bound for each event instead."""
+
+    def __init__(self, response: httpx2.Response, most: int, ended: Refused | None) -> None:
+        assert isinstance(response.stream, httpx2.AsyncByteStream)
+        self._inner = response.stream
+        is_events = response.headers.get("content-type", "").lower().startswith("text/event-stream")
+        self._most = None if is_events else most
+        self._ended = ended if is_events else None
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        seen = 0
+        try:
+            async for chunk in self._inner:
+                seen += len(chunk)
+                if self._most is not None and seen > self._most:
+                    raise httpx2.StreamError(f"the answer is larger than {self._most} bytes")
+                yield chunk
+        except httpx2.TransportError:
+            # The SDK turns an error of this class into one of the request; others end the connection.
+            raise httpx2.StreamError("the answer broke off") from None
+        finally:
+            if self._ended is not None:
+                self._ended(0)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+def is_rpc_error(body: bytes) -> bool:
+    try:
+        value: Any = msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        return False
+    return isinstance(value, dict) and value.get("jsonrpc") == "2.0" and isinstance(value.get("error"), dict)
+
+
+# Servers that are processes: messages are lines on their standard input and output.
+#
+# The SDK has this transport, too, but keeps a line without an end in memory and joins it anew with every
+# piece. Here a line has a bound.
+
+
+# What the process gets to leave by itself, then to heed SIGTERM.
+LEAVE_S = 2.0
+DRAIN_BYTES = 65536
+LOOK_S = 0.5
+
+Received: TypeAlias = SessionMessage | Exception
+Lost: TypeAlias = Callable[[McpFailure], None]
+
+
+def stdio(spec: ServerSpec, answer_bytes: int, lost: Lost, errors: IO[str] | None) -> Transport:
+    """The process of a server; its standard error goes to `errors`, or nowhere."""
+    return _running(spec, answer_bytes, lost, errors)
+
+
+@asynccontextmanager
+async def _running(
+    spec: ServerSpec, answer_bytes: int, lost: Lost, errors: IO[str] | None
+) -> AsyncIterator[tuple[MemoryObjectReceiveStream[Received], MemoryObjectSendStream[SessionMessage]]]:
+    assert spec.command is not None
+    process = await asyncio.create_subprocess_exec(
+        spec.command,
+        *spec.args,
+        stdin=PIPE,
+        stdout=PIPE,
+        stderr=errors or DEVNULL,
+        env=get_default_environment() | spec.env,
+        cwd=spec.cwd,
+        limit=answer_bytes,
+        # A group of its own, so that what the server started ends with it.
+        start_new_session=True,
+    )
+    received, read = anyio.create_memory_object_stream[Received](0)
+    write, to_send = anyio.create_memory_object_stream[SessionMessage](0)
+    try:
+        async with anyio.create_task_group() as pipes, received, read, write, to_send:
+            pipes.start_soon(_read_lines, process, received, spec, lost)
+            pipes.start_soon(_write_lines, process, to_send)
+            pipes.start_soon(_watch, process, spec, lost)
+            yield read, write
+            pipes.cancel_scope.cancel()
+    finally:
+        with anyio.CancelScope(shield=True):
+            await _end(process)
+
+
+async def _read_lines(
+    process: Process, received: MemoryObjectSendStream[Received], spec: ServerSpec, lost: Lost
+) -> None:
+    assert process.stdout is not None
+    failure = closed(spec)
+    async with received:
+        try:
+            while line := await process.stdout.readline():
+                await received.send(_message(line))
+        except ValueError:
+            failure = too_large("a line has no end", spec)
+        except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            pass
+        lost(failure)
+
+
+def _message(line: bytes) -> Received:
+    try:
+        return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
+    except ValidationError as error:
+        # Many servers print other things as well; what is not a message is not answered.
+        return error
+
+
+async def _write_lines(process: Process, to_send: MemoryObjectReceiveStream[SessionMessage]) -> None:
+    assert process.stdin is not None
+    # A pipe that broke is noticed by the reader, which sees the end of the output.
+    with suppress(OSError, anyio.ClosedResourceError):
+        async for item in to_send:
+            line = item.message.model_dump_json(by_alias=True, exclude_unset=True)
+            process.stdin.write(line.encode() + b"\n")
+            await process.stdin.drain()
+
+
+async def _watch(process: Process, spec: ServerSpec, lost: Lost) -> None:
+    """A process that ended may have left a child that holds its output open: then reading does not tell."""
+    # `wait` would wait for the output as well.
+    while process.returncode is None:  # noqa: ASYNC110, nothing else tells either
+        await anyio.sleep(LOOK_S)
+    # What it said last is read first.
+    await anyio.sleep(LOOK_S)
+    lost(closed(spec))
+
+
+async def _end(process: Process) -> None:
+    """Close the input, which is how a server is told to leave; then make sure of it and of its children."""
+    assert process.stdin is not None
+    process.stdin.close()
+    await _wait(process)
+    if process.returncode is None:
+        _signal(process, signal.SIGTERM)
+        await _wait(process)
+    _signal(process, signal.SIGKILL)
+    await _wait(process)
+
+
+async def _wait(process: Process) -> None:
+    assert process.stdout is not None
+    with anyio.move_on_after(LEAVE_S), suppress(OSError):
+        # A server that waits for somebody to read what it says cannot see that it shall leave.
+        while await process.stdout.read(DRAIN_BYTES):
+            pass
+        await process.wait()
+
+
+def _signal(process: Process, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)
+
+
+# How a server is reached: what its spec says, as a transport of the SDK.
+
 
 NO_SUCH_TRANSPORT = frozenset({400, 404, 405})
 """How a server that only has SSE answers a message sent to its address."""

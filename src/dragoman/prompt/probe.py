@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from msgspec import Struct
 
 from dragoman.errors import TemplateError
-from dragoman.prompt.conversation import template_variables
+from dragoman.prompt.prompter import template_variables
 from dragoman.prompt.template import ChatTemplate
 from dragoman.prompt.traits import TemplateTraits, detect_traits
 from dragoman.types import Conversation, Message, ToolCall

@@ -1,4 +1,4 @@
-"""One response while it is made: turns of the model, calls of tools between them, and one way to an end."""
+"""Steps that make a conversation short, or only say how long it is."""
 
 import asyncio
 import logging
@@ -10,27 +10,73 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace
 
-from dragoman.api.responses.compaction import PREFIX, compaction_events, triggered
-from dragoman.api.responses.output import ItemPlace
+from dragoman.api.json_out import KEEP_ALIVE
+from dragoman.api.reply import Speller
+from dragoman.api.responses.output import ItemPlace, Wire
 from dragoman.api.responses.request import ResponseRequest, spec
-from dragoman.api.responses.response import Life, ResponseObject, failure
-from dragoman.api.responses.wire import Wire
+from dragoman.api.responses.response import (
+    PREFIX,
+    Compacted,
+    Life,
+    ResponseObject,
+    compacted,
+    compaction_events,
+    describe_response,
+    failure,
+    for_summary,
+    to_summarise,
+    triggered,
+)
+from dragoman.api.responses.tools import Offer, offer_tools
 from dragoman.api.responses.writer import Manner, ResponseWriter
-from dragoman.api.sse import KEEP_ALIVE
 from dragoman.errors import ContextOverflow, DragomanError
-from dragoman.responses.context import Context, fit_items
-from dragoman.responses.event_log import EventLog
-from dragoman.responses.offering import Offering
-from dragoman.responses.summary import count_tokens, summarise
-from dragoman.turns.outlet import ClientGone, Outlet, Speaker, Written
+from dragoman.limits import check_count
+from dragoman.responses.context import Context, Offering, fit_items, new_id
+from dragoman.responses.desk import Desk, EventLog
+from dragoman.turns.plan import recall
 from dragoman.turns.spec import TurnSpec
-from dragoman.turns.tool_loop import Heard, ToolLoop
-from dragoman.turns.toolbox import Outcome
-from dragoman.turns.turn import Turn, note_usage
-from dragoman.types import Event, Traced
+from dragoman.turns.tool_loop import ClientGone, Heard, Outcome, Outlet, Speaker, Toolbox, ToolLoop, Written
+from dragoman.turns.turn import ServedModel, Turn, note_usage
+from dragoman.types import Event, Traced, Usage
 
 if TYPE_CHECKING:
     from dragoman.responses.desk import Desk
+
+
+def count_tokens(
+    model: ServedModel,
+    request: ResponseRequest,
+    context: Context,
+    items: Sequence[dict[str, Any]],
+    offer: Offer,
+) -> int:
+    """Of the prompt that these items make."""
+    asked = spec(request, items, offer, first=True, unseal=context.unseal)
+    return len(model.prompter.render(asked.prompts[0])[1])
+
+
+async def summarise(
+    model: ServedModel, request: ResponseRequest, context: Context, items: Sequence[dict[str, Any]]
+) -> tuple[Compacted, Usage]:
+    """What the model makes of the items; the oldest are left out where it cannot read them all."""
+    plain, nothing = for_summary(request), offer_tools(None, model.limits)
+
+    async def planned(some: Sequence[dict[str, Any]]) -> Turn:
+        asking = to_summarise(some, new_id("msg_"))
+        telling = partial(spec, plain, asking, nothing, first=True, unseal=context.unseal)
+        asked = await context.aside(context.size, telling)
+        most = max(model.card.max_model_len // 4, 1)
+        asked = replace(asked, sampling=replace(asked.sampling, max_tokens=most))
+        return await model.turn(asked, context.owner, context.size)
+
+    async with await fit_items(items, planned) as turn:
+        (answer,) = await turn.answers()
+    text = answer.text.strip() or answer.reasoning.strip()
+    return compacted(items, context.seal(text), new_id(PREFIX)), turn.usage
+
+
+# One response while it is made: turns of the model, calls of tools between them, and one way to an end.
+
 
 logger = logging.getLogger("dragoman.responses")
 
@@ -336,3 +382,52 @@ class _Logged:
 
     async def wait(self, work: Awaitable[R], speaker: Speaker) -> R:
         return await self._outlet.wait(work, speaker)
+
+
+# From a request and what it continues to a response that is about to be made.
+
+
+REPEATED = ("tools", "tool_choice", "text")
+"""Fields of a request that are told again, as they came, with each event of a response's life."""
+
+
+async def begin_making(desk: Desk, request: ResponseRequest, context: Context) -> Making:
+    """Raises for what is wrong with the request itself."""
+    model, store = desk.model, _keeps(desk, request)
+    limits = model.limits
+
+    def work() -> tuple[Offer, ResponseObject]:
+        recall(model.planner.trails, context.trails, context.owner)
+        name = request.model or model.card.name
+        id_, now = new_id("resp_"), int(time.time())
+        made = describe_response(request, id_=id_, created_at=now, model=name, store=store, size=context.size)
+        for field in REPEATED:
+            size = memoryview(made.fields[field]).nbytes
+            check_count(size, 2 * limits.tool_bytes, field, "bytes, which events repeat,")
+        return offer_tools(request.tools, limits, context.all), made
+
+    offer, response = await context.aside(context.size + sum(map(len, context.trails)), work)
+    if offer.hidden:
+        logger.info("Tools that this server does not have are left out: %s", ", ".join(offer.hidden))
+    most = min(request.max_tool_calls or limits.tool_calls, limits.tool_calls)
+    toolbox = Toolbox(desk.mcp, [declared.wish for declared in offer.mcp], most)
+    offering = Offering(toolbox, offer, context.all)
+    return Making(desk, request, context, offering, _manner(desk, request, context), response)
+
+
+def _manner(desk: Desk, request: ResponseRequest, context: Context) -> Manner:
+    return Manner(
+        new_id=new_id,
+        summary=request.wants_summary,
+        seal=context.seal if request.wants_encrypted_reasoning else None,
+        speller=Speller(desk.model.pieces) if request.logprobs is not None else None,
+        token_ids=bool(request.return_token_ids),
+    )
+
+
+def _keeps(desk: Desk, request: ResponseRequest) -> bool:
+    """Responses are stored unless somebody does not want it."""
+    for field in ("store", "background"):
+        if getattr(request, field):
+            desk.required(field)
+    return request.stored and desk.keeps

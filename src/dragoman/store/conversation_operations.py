@@ -8,8 +8,7 @@ import msgspec
 from dragoman.errors import Conflict
 from dragoman.store import items
 from dragoman.store.items import ROW_BYTES, Holder
-from dragoman.store.operations import Operation, Query
-from dragoman.store.records import Append, Conversation, Item, Most, Page
+from dragoman.store.records import Append, Conversation, Item, Most, Operation, Page, Query
 
 COLUMNS = "id, owner, created_at, metadata, version"
 THIS = "owner = ? AND id = ?"

@@ -8,8 +8,7 @@ from msgspec import Struct
 
 from dragoman.errors import CONVERSATION, BadRequest, BodyTooLarge, UnknownCursor
 from dragoman.limits import check_count
-from dragoman.store.operations import Many, Operation, Query, Row, marks
-from dragoman.store.records import LONGEST_ID, Item, Most, Page
+from dragoman.store.records import LONGEST_ID, Item, Many, Most, Operation, Page, Query, Row, marks
 
 T = TypeVar("T")
 

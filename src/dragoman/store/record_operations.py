@@ -8,8 +8,7 @@ from dragoman.errors import ChainTooLong, MissingRecord, TrajectoryTooLarge, Unk
 from dragoman.store import items
 from dragoman.store.conversation_operations import append
 from dragoman.store.items import ROW_BYTES, Holder
-from dragoman.store.operations import Many, Operation, Query, Row
-from dragoman.store.records import Append, Chain, Item, Kind, Most, Page, Record
+from dragoman.store.records import Append, Chain, Item, Kind, Many, Most, Operation, Page, Query, Record, Row
 
 COLUMNS = "seq, kind, id, owner, created_at, status, model, metadata, previous, body"
 THIS = "owner = ? AND kind = ? AND id = ?"

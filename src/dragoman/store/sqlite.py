@@ -1,20 +1,323 @@
-"""The store in a file, or in memory: SQLite with one thread that writes and one that reads."""
+"""A SQLite database: how it is opened, brought up to date, and what its errors mean."""
 
 import asyncio
+import contextlib
+import logging
+import os
+import sqlite3
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, TypeAlias, TypeVar
 
+from msgspec import Struct
+
+from dragoman.errors import StoreUnavailable
 from dragoman.store import upkeep
-from dragoman.store.operations import Operation
-from dragoman.store.presence import Presence
-from dragoman.store.records import Bounds, Record, Stats
-from dragoman.store.reserve import Reserve
-from dragoman.store.sqlite_file import connect, migrate, prepare, version_of
-from dragoman.store.sqlite_worker import Connection, StoreWorker, run
+from dragoman.store.disk import Presence, Reserve
+from dragoman.store.records import (
+    SQLITE,
+    VERSION,
+    Bounds,
+    Many,
+    Operation,
+    Record,
+    Row,
+    Statement,
+    Stats,
+    steps,
+)
 from dragoman.store.store import Store
 
+LEAST = (3, 35, 0)
+"""The first with RETURNING."""
+WAL_BYTES = 16 * 1024 * 1024
+"""What the log of the last writes is cut back to after it was copied into the database."""
+
+# By the names of SQLite's primary error codes.
+TROUBLES = {
+    "SQLITE_FULL": "{where} has no room left: make some on its disk.",
+    "SQLITE_READONLY": "{where} cannot be written: check its permissions and those of its folder.",
+    "SQLITE_PERM": "{where} cannot be written: check its permissions and those of its folder.",
+    "SQLITE_CANTOPEN": "{where} cannot be opened: check that its folder is there and can be written.",
+    "SQLITE_BUSY": "{where} is locked by another process for too long: end that, or try again.",
+    "SQLITE_LOCKED": "{where} is locked by another process for too long: end that, or try again.",
+    "SQLITE_NOTADB": "{where} is not a database of dragoman: move it away, or choose another data_dir.",
+    "SQLITE_CORRUPT": "{where} is damaged: restore it from a backup, or move it away to begin anew.",
+    "SQLITE_IOERR": "{where} cannot be read or written: its disk reports an error.",
+}
+
+
+def is_full(error: Exception) -> bool:
+    return isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorname", None) == "SQLITE_FULL"
+
+
+def unavailable(error: sqlite3.Error, where: str) -> StoreUnavailable:
+    name = getattr(error, "sqlite_errorname", None) or ""
+    # An extended code, like SQLITE_IOERR_FSYNC, begins with its primary one.
+    primary = "_".join(name.split("_")[:2])
+    text = TROUBLES.get(primary, "{where} could not do what was asked; the log says more.")
+    return StoreUnavailable(text.format(where=where))
+
+
+def prepare(path: Path) -> None:
+    """Makes the file, for its owner alone: what SQLite makes itself can be read by others.
+
+    A file that is there is not even opened: to close it again would end the locks that other connections of
+    this process have on it.
+    """
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    except OSError as error:
+        raise StoreUnavailable(
+            f"The database {path} cannot be made or opened: {error.strerror}. Choose another data_dir."
+        ) from error
+
+
+def connect(path: Path | None, busy_s: float) -> sqlite3.Connection:
+    """A connection for the thread that asks. Transactions are begun and ended by hand."""
+    if sqlite3.sqlite_version_info < LEAST:
+        raise StoreUnavailable(f"SQLite is {sqlite3.sqlite_version}; the store needs 3.35 or newer.")
+    connection = sqlite3.connect(path or ":memory:", timeout=busy_s, isolation_level=None)
+    connection.execute("PRAGMA foreign_keys = ON")
+    # What was acknowledged is there after a loss of power, too.
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
+    return connection
+
+
+def migrate(connection: sqlite3.Connection, where: str) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        _migrate(connection, where)
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
+def _migrate(connection: sqlite3.Connection, where: str) -> None:
+    version = version_of(connection)
+    if version > VERSION:
+        raise StoreUnavailable(
+            f"{where} was written by a newer dragoman (its tables have version {version}, this one knows"
+            f" {VERSION}): update dragoman, or choose another data_dir."
+        )
+    if version == 0 and connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        raise StoreUnavailable(TROUBLES["SQLITE_NOTADB"].format(where=where))
+    for sql in steps(version, SQLITE):
+        connection.execute(sql)
+    connection.execute(f"PRAGMA user_version = {VERSION}")
+
+
+def version_of(connection: sqlite3.Connection) -> int:
+    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    return version
+
+
+# A thread with a connection. Operations that wait at the same time share a transaction, and so its fsync.
+
+
 T = TypeVar("T")
+Connection: TypeAlias = sqlite3.Connection
+_log = logging.getLogger("dragoman.store")
+MOST = 256
+"""Operations in one transaction: the first of them waits for the last."""
+IDLE_S = 60.0
+
+
+class StoreJob(Struct, Generic[T]):
+    work: Callable[[Connection], T]
+    future: Future[T]
+    alone: bool = False
+    """Outside of a transaction, as VACUUM wants it."""
+    frees: bool = False
+    """It makes room, so it is done on a full disk, too."""
+
+
+def run(connection: Connection, operation: Operation[T]) -> T:
+    """Runs an operation to its end, in whatever transaction there is."""
+    try:
+        statement = next(operation)
+        while True:
+            statement = operation.send(_execute(connection, statement))
+    except StopIteration as done:
+        answer: T = done.value
+        return answer
+
+
+def _execute(connection: Connection, statement: Statement) -> list[Row]:
+    if isinstance(statement, Many):
+        connection.executemany(statement.sql, statement.rows)
+        return []
+    return connection.execute(statement.sql, statement.values).fetchall()
+
+
+class StoreWorker:
+    """`finish` is done at the end of every transaction, and once in a while when there are none."""
+
+    def __init__(
+        self,
+        name: str,
+        connect: Callable[[], Connection],
+        where: str,
+        *,
+        begin: str = "BEGIN",
+        finish: Callable[[Connection], None] | None = None,
+        reserve: Reserve | None = None,
+    ) -> None:
+        self._connect, self._where, self._begin, self._finish = connect, where, begin, finish
+        self._reserve = reserve
+        self._jobs: SimpleQueue[StoreJob[Any] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._opened: Future[None] = Future()
+
+    def start(self) -> Future[None]:
+        """Done when the connection is there, or has failed to be."""
+        self._thread.start()
+        return self._opened
+
+    def submit(
+        self, work: Callable[[Connection], T], *, alone: bool = False, frees: bool = False
+    ) -> Future[T]:
+        future: Future[T] = Future()
+        with self._lock:
+            if self._closed:
+                raise StoreUnavailable("The store is closed.")
+            self._jobs.put(StoreJob(work, future, alone, frees))
+        return future
+
+    def stop(self) -> None:
+        """Does what waits, and ends the thread."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._jobs.put(None)
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            connection = self._connect()
+        except Exception as error:
+            told = unavailable(error, self._where) if isinstance(error, sqlite3.Error) else error
+            self._opened.set_exception(told)
+            return
+        if self._reserve is not None:
+            self._reserve.keep()
+        self._opened.set_result(None)
+        try:
+            while (jobs := self._waiting()) is not None:
+                self._do(connection, jobs)
+        finally:
+            connection.close()
+
+    def _waiting(self) -> list[StoreJob[Any]] | None:
+        """All that waits now, or nothing after a while, or None at the end."""
+        try:
+            jobs = [self._jobs.get(timeout=IDLE_S)]
+        except Empty:
+            return []
+        while len(jobs) < MOST and not self._jobs.empty():
+            jobs.append(self._jobs.get())
+        if jobs[-1] is None:
+            # The end waits for those before it.
+            jobs.pop()
+            if not jobs:
+                return None
+            self._jobs.put(None)
+        return [job for job in jobs if job is not None and job.future.set_running_or_notify_cancel()]
+
+    def _do(self, connection: Connection, jobs: list[StoreJob[Any]]) -> None:
+        for job in jobs:
+            if job.alone:
+                self._do_alone(connection, job)
+        together = [job for job in jobs if not job.alone]
+        if together or not jobs:
+            self._do_together(connection, together)
+
+    def _do_alone(self, connection: Connection, job: StoreJob[Any]) -> None:
+        try:
+            job.future.set_result(job.work(connection))
+        except Exception as error:
+            job.future.set_exception(self._told(error))
+
+    def _do_together(self, connection: Connection, jobs: list[StoreJob[Any]]) -> None:
+        """One transaction. An operation that fails is undone alone; if the database fails, all are."""
+        answers: list[tuple[StoreJob[Any], Any]] = []
+        try:
+            connection.execute(self._begin)
+            answers = [(job, answer) for job in jobs for answer in self._attempt(connection, job)]
+            if self._finish is not None:
+                self._finish(connection)
+            connection.execute("COMMIT")
+        except Exception as error:
+            with suppress(sqlite3.Error):
+                connection.execute("ROLLBACK")
+            if self._reserve is not None and is_full(error) and any(job.frees for job in jobs):
+                self._do_with_reserve(connection, [job for job in jobs if job.frees], self._reserve)
+            for job in jobs:
+                if not job.future.done():
+                    job.future.set_exception(self._told(error))
+            return
+        for job, answer in answers:
+            job.future.set_result(answer)
+
+    def _do_with_reserve(self, connection: Connection, jobs: list[StoreJob[Any]], reserve: Reserve) -> None:
+        """What makes room is done in the room that was kept back for it. What fails then has failed."""
+        reserve.give()
+        try:
+            connection.execute(self._begin)
+            answers = [(job, job.work(connection)) for job in jobs if not job.future.done()]
+            connection.execute("COMMIT")
+        except sqlite3.Error:
+            with suppress(sqlite3.Error):
+                connection.execute("ROLLBACK")
+            return
+        finally:
+            with suppress(sqlite3.Error):
+                # The log goes back to nothing, and there is room again for the reserve.
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            reserve.keep()
+        for job, answer in answers:
+            job.future.set_result(answer)
+
+    def _attempt(self, connection: Connection, job: StoreJob[Any]) -> list[Any]:
+        """The answer of a job, or none: then its future knows why, and nothing of it is left."""
+        connection.execute("SAVEPOINT job")
+        try:
+            answer = job.work(connection)
+        except Exception as error:
+            if not connection.in_transaction or is_full(error):
+                # The database has given up the whole transaction, or soon will.
+                raise
+            connection.execute("ROLLBACK TO job")
+            connection.execute("RELEASE job")
+            job.future.set_exception(self._told(error))
+            return []
+        connection.execute("RELEASE job")
+        return [answer]
+
+    def _told(self, error: Exception) -> Exception:
+        """What whoever waits gets to hear: an error of ours as it is, one of SQLite's in our words."""
+        if not isinstance(error, sqlite3.Error):
+            return error
+        name = getattr(error, "sqlite_errorname", type(error).__name__)
+        _log.error("the store failed: %s (%s)", name, self._where)
+        # Where it is, is not for clients.
+        return unavailable(error, "The database of the store")
+
+
+# The store in a file, or in memory: SQLite with one thread that writes and one that reads.
+
 FILE = "dragoman.sqlite3"
 RESERVE = "dragoman.reserve"
 BUSY_S = 5.0

@@ -13,10 +13,8 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from dragoman.store import conversation_operations as conversations
-from dragoman.store import exporting, items, record_operations, upkeep
+from dragoman.store import items, record_operations, upkeep
 from dragoman.store.items import BEYOND
-from dragoman.store.operations import Operation
-from dragoman.store.packing import packed, unpacked
 from dragoman.store.records import (
     Append,
     Bounds,
@@ -25,10 +23,12 @@ from dragoman.store.records import (
     Item,
     Kind,
     Most,
+    Operation,
     Page,
     Record,
     Stats,
 )
+from dragoman.store.upkeep import packed, unpacked
 
 T = TypeVar("T")
 
@@ -217,7 +217,7 @@ class Store(ABC):
 
     async def export(self) -> AsyncIterator[bytes]:
         """Everything of every owner: a line of JSON for each record, then one for each conversation."""
-        for lines_after in (exporting.record_lines, exporting.conversation_lines):
+        for lines_after in (upkeep.record_lines, upkeep.conversation_lines):
             place = 0
             while True:
                 lines, place = await self._read(lambda: lines_after(place))  # noqa: B023

@@ -4,11 +4,17 @@ Room is made by those who have most: each loses its oldest until all that have m
 down to it. So whoever has no more than an equal share of what the store holds loses nothing to the others.
 """
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from dragoman.store import record_operations
-from dragoman.store.operations import Operation, Query, Row, marks
-from dragoman.store.records import Bounds, Record
+import msgspec
+from msgspec import Raw
+
+from dragoman.store import conversation_operations, items, record_operations
+from dragoman.store.items import BEYOND, Holder
+from dragoman.store.records import Bounds, Item, Operation, Query, Record, Row, marks
 
 AT_WORK = "status IN ('queued', 'in_progress')"
 FINISHED = f"NOT {AT_WORK}"
@@ -122,3 +128,84 @@ def counts() -> Operation[tuple[dict[str, int], int, float | None]]:
             UNION ALL SELECT created_at FROM conversations) AS everything"""
     )
     return found, size, oldest[0][0]
+
+
+# Event logs are stored compressed: they repeat themselves, and few are ever read again.
+
+
+QUICK = 65536
+"""Bytes that are dealt with on the spot; with more, the event loop does not wait."""
+PIECE = 1024 * 1024
+
+
+async def packed(events: bytes) -> bytes:
+    if len(events) <= QUICK:
+        return pack(events)
+    return await asyncio.to_thread(pack, events)
+
+
+async def unpacked(stored: bytes) -> bytes:
+    return await asyncio.to_thread(unpack, stored) if stored else b""
+
+
+def pack(events: bytes) -> bytes:
+    return zlib.compress(events, 1) if events else b""
+
+
+def unpack(stored: bytes) -> bytes:
+    """In pieces that are joined, which lets other threads go on."""
+    unpacking = zlib.decompressobj()
+    pieces: list[bytes] = []
+    while stored or (pieces and pieces[-1] and not unpacking.eof):
+        pieces.append(unpacking.decompress(stored, PIECE))
+        stored = unpacking.unconsumed_tail
+    if pieces and not unpacking.eof:
+        raise zlib.error("The packed events are cut short.")
+    return b"".join(pieces)
+
+
+# Everything there is as lines of JSON, a few at a time.
+
+
+FEW = 50
+
+
+def record_lines(after: int) -> Operation[tuple[list[bytes], int]]:
+    """Lines for a few records after a place, and the place of the last of them."""
+    rows = yield Query(
+        f"SELECT {record_operations.COLUMNS}, events FROM records WHERE seq > ? ORDER BY seq LIMIT {FEW}",
+        (after,),
+    )
+    records = yield from record_operations.load([row[:-1] for row in rows])
+    lines = [_record_line(record, row[-1]) for record, row in zip(records, rows, strict=True)]
+    return lines, rows[-1][0] if rows else after
+
+
+def conversation_lines(after: int) -> Operation[tuple[list[bytes], int]]:
+    rows = yield Query(
+        f"""SELECT {conversation_operations.COLUMNS}, seq FROM conversations
+            WHERE seq > ? ORDER BY seq LIMIT {FEW}""",
+        (after,),
+    )
+    lines = []
+    for *columns, seq in rows:
+        facts = msgspec.structs.asdict(conversation_operations.made_of(columns))
+        held = yield from items.page(facts["owner"], Holder("conversation", seq), None, BEYOND, False, BEYOND)
+        lines.append(msgspec.json.encode({"type": "conversation", **facts, "items": _raw(held.data)}))
+    return lines, rows[-1][-1] if rows else after
+
+
+def _record_line(record: Record, events: bytes) -> bytes:
+    facts = msgspec.structs.asdict(record)
+    facts |= {"body": Raw(record.body), "inputs": _raw(record.inputs), "outputs": _raw(record.outputs)}
+    # Not JSON, so it is written in base64.
+    facts["events"] = unpack(events)
+    return msgspec.json.encode({"type": "record", **facts})
+
+
+def _raw(held: Iterable[Item]) -> list[dict[str, Any]]:
+    # Trails, which few items have, are in base64 as well.
+    return [
+        {"id": item.id, "body": Raw(item.body), **({"trail": item.trail} if item.trail else {})}
+        for item in held
+    ]

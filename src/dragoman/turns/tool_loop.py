@@ -1,27 +1,192 @@
-"""Turns of the model, and between them the calls that the server makes for it.
+"""Where the turns of an answer go: to a client, or nowhere but what is made of them."""
 
-    plan a turn -> the client hears it -> calls that are the server's to make are made -> their results are
-    told -> plan the next turn
-
-It ends where the model calls nothing of the server's, where a client has to do something first, and where the
-tokens or the calls that an answer may have are used up. `ToolLoop` is that and nothing else. What is an API's
-own (how the next prompt comes about, what the client sees of calls and results) is an `Answering`: a response
-has an item for each call, while `HiddenCalls` shows one plain answer, for APIs without a place for them.
-"""
-
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from contextlib import AsyncExitStack
+from typing import Any, Protocol, Self, TypeAlias, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dragoman.folding import Fold
-from dragoman.mcp import CallResult
-from dragoman.turns.outlet import Outlet, Speaker, Written
+from dragoman.mcp import CallResult, McpFailure, McpServers, McpSession, McpTool, ServerSpec
+from dragoman.mcp.policy import AllowedTools, RequireApproval, allowed, needs_approval, pin_of
 from dragoman.turns.spec import TurnSpec
-from dragoman.turns.toolbox import Outcome, ServedCall, Toolbox
 from dragoman.turns.turn import Turn, note_turn, note_usage
-from dragoman.types import Answer, Conversation, Event, FinishReason, Message, ToolCall, Traced, Usage
+from dragoman.types import Answer, Conversation, Event, FinishReason, Fold, Message, ToolCall, Traced, Usage
+
+R = TypeVar("R")
+Written: TypeAlias = bytes | list[bytes]
+"""Bytes; or their pieces, where some are large and repeated: they are passed on as they are."""
+
+
+class ClientGone(Exception):
+    """The client closed the connection: nobody is there to answer."""
+
+
+class Speaker(Protocol):
+    """What turns the events of a turn into those of an API."""
+
+    def write(self, events: Sequence[Event]) -> Written: ...
+
+    def idle(self) -> Written:
+        """What is said when there has been nothing to say for a while."""
+
+
+class Outlet(Protocol):
+    """Raises ClientGone where somebody was to be told and has left."""
+
+    async def write(self, data: Written) -> None: ...
+
+    async def run(self, turn: Turn, speaker: Speaker) -> None:
+        """All events of a turn."""
+
+    async def wait(self, work: Awaitable[R], speaker: Speaker) -> R:
+        """The result of work that is no turn; while it lasts, the client is told that it does."""
+
+
+class Quiet:
+    """Nobody listens: the log keeps the events, or the whole answer is asked for."""
+
+    async def write(self, data: Written) -> None:
+        pass
+
+    async def run(self, turn: Turn, speaker: Speaker) -> None:
+        async with turn:
+            while not turn.over:
+                speaker.write(await turn.next())
+
+    async def wait(self, work: Awaitable[R], speaker: Speaker) -> R:
+        return await work
+
+
+async def wait_patiently(work: Awaitable[R], period: float, still_waits: Callable[[], Awaitable[None]]) -> R:
+    """The result of some work, with a sign of life after each period."""
+    working = asyncio.ensure_future(work)
+    try:
+        while not (await asyncio.wait({working}, timeout=period))[0]:
+            await still_waits()
+        return working.result()
+    finally:
+        working.cancel()
+
+
+# Tools of MCP servers that the model has for one answer: which there are, and what comes of calling them.
+#
+# In one way for all APIs: who may be asked, what is allowed, what has to be approved, how many calls are
+# made, and what is said where one fails. Which names the model knows the tools by is an API's own.
+
+
+INVALID_PARAMS = -32602
+TOO_MANY = CallResult("The call was not made: there were too many.", is_error=True)
+"""What comes of a call beyond as many as an answer may have."""
+Outcome: TypeAlias = CallResult | McpFailure
+
+
+class ServerWish(Struct, frozen=True, kw_only=True):
+    """An MCP server that a request names. A label alone is that of one of the operator's."""
+
+    label: str
+    url: str | None = None
+    headers: dict[str, str] | None = None
+    authorization: str | None = None
+    allowed_tools: AllowedTools = None
+    require_approval: RequireApproval = None
+
+
+class ServedCall(Struct, frozen=True):
+    """A call that the server makes for the model."""
+
+    label: str
+    name: str
+    arguments: str
+    pin: str | None = None
+    """What the tool was described as when the call was approved, if it had to be and that is known."""
+
+
+class Toolbox:
+    """`check()` it; then `async with` it: the connections that a request opens end with it."""
+
+    def __init__(self, servers: McpServers, wishes: Sequence[ServerWish], most_calls: int) -> None:
+        self._servers = servers
+        self._wishes = {wish.label: wish for wish in wishes}
+        self._left = most_calls
+        self._specs: dict[str, ServerSpec] = {}
+        self._sessions: dict[str, McpSession] = {}
+        self._tools: dict[tuple[str, str], McpTool] = {}
+        self._stack = AsyncExitStack()
+
+    @property
+    def spent(self) -> bool:
+        """Whether no further call is made."""
+        return self._left == 0
+
+    def check(self) -> None:
+        """Refuses servers that are not there or not allowed."""
+        for wish in self._wishes.values():
+            self._specs[wish.label] = self._servers.resolve(
+                wish.label, wish.url, wish.headers, wish.authorization
+            )
+
+    async def __aenter__(self) -> Self:
+        for label, spec in self._specs.items():
+            self._sessions[label] = await self._stack.enter_async_context(self._servers.session(spec))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    # What there is
+
+    async def ask(self, label: str) -> list[McpTool]:
+        """The tools that a server has, as far as they are allowed. Raises McpFailure."""
+        return self.take(label, await self._sessions[label].list_tools())
+
+    def take(self, label: str, tools: Sequence[McpTool]) -> list[McpTool]:
+        """The same for a list that is known already."""
+        kept = [tool for tool in tools if allowed(tool, self._wishes[label].allowed_tools)]
+        self._tools = {key: tool for key, tool in self._tools.items() if key[0] != label}
+        self._tools |= {(label, tool.name): tool for tool in kept}
+        return kept
+
+    def needs_approval(self, label: str, name: str) -> bool:
+        return needs_approval(self._tools[label, name], self._wishes[label].require_approval)
+
+    # Calls
+
+    async def call(self, calls: Sequence[ServedCall]) -> list[Outcome]:
+        """All at once. One that fails is told to the model, which may do better."""
+        return await asyncio.gather(*map(self._call, calls))
+
+    async def _call(self, call: ServedCall) -> Outcome:
+        if self.spent:
+            return TOO_MANY
+        self._left -= 1
+        tool = self._tools.get((call.label, call.name))
+        if tool is None:
+            # Approved in an earlier answer, by a client that has changed its mind since.
+            message = f"The request has no MCP server '{call.label}' with a tool '{call.name}'."
+            return McpFailure("protocol", message, INVALID_PARAMS)
+        if call.pin is not None and call.pin != pin_of(tool):
+            # The model may call it again as it is now, which has to be approved again.
+            message = f"The call was not made: the tool '{call.name}' has changed since it was approved."
+            return McpFailure("protocol", message, INVALID_PARAMS)
+        try:
+            return await self._sessions[call.label].call_as_written(call.name, call.arguments)
+        except McpFailure as failure:
+            return failure
+
+
+# Turns of the model, and between them the calls that the server makes for it.
+#
+#     plan a turn -> the client hears it -> calls that are the server's to make are made -> their results are
+#     told -> plan the next turn
+#
+# It ends where the model calls nothing of the server's, where a client has to do something first, and where
+# the tokens or the calls that an answer may have are used up. `ToolLoop` is that and nothing else. What is
+# an API's own (how the next prompt comes about, what the client sees of calls and results) is an
+# `Answering`: a response has an item for each call, while `HiddenCalls` shows one plain answer, for APIs
+# without a place for them.
+
 
 CALL_EVENTS = frozenset({"call_open", "call_arguments", "call_close"})
 

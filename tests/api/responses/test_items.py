@@ -7,8 +7,7 @@ from msgspec.json import encode
 from openai.types.responses import ResponseItem
 from pydantic import TypeAdapter
 
-from dragoman.api.responses.item_kinds import KINDS
-from dragoman.api.responses.items import check_size, normalise, references, told
+from dragoman.api.responses.items import KINDS, check_size, normalise, references, told
 from dragoman.errors import BadRequest
 from dragoman.json_amount import values
 from dragoman.limits import Limits

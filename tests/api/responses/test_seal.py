@@ -1,6 +1,6 @@
 import pytest
 
-from dragoman.api.responses.seal import PREFIX, Sealer
+from dragoman.responses.seal import PREFIX, Sealer
 
 KEY = b"k" * 32
 

@@ -11,15 +11,15 @@ from msgspec import Struct
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from dragoman.api.logprobs import Speller
+from dragoman.api.json_out import encode
+from dragoman.api.reply import Speller
+from dragoman.api.responses.output import Wire, Written
 from dragoman.api.responses.tools import Ref
-from dragoman.api.responses.wire import Wire, Written
 from dragoman.api.responses.writer import Manner, ResponseWriter
-from dragoman.api.sse import encode
 from dragoman.engines.scripted import ByteTokenizer
 from dragoman.errors import EngineFailed
 from dragoman.mcp import CallResult
-from dragoman.turns.detokenize import Pieces
+from dragoman.turns.reading import Pieces
 from dragoman.types import Event, FinishReason, Kind, TokenLogprob
 from tests.support.responses import fold, numbers, payloads, texts
 

@@ -16,8 +16,7 @@ from dragoman.dialects.registry import get_dialect, list_dialects
 from dragoman.dialects.render import render
 from dragoman.dialects.schema import Tools
 from dragoman.errors import BadRequest
-from dragoman.folding import fold
-from dragoman.types import Answer, ToolCall
+from dragoman.types import Answer, ToolCall, fold
 from tests.support.walks import Walked, Walker, special_tokens
 
 pytestmark = pytest.mark.thorough

@@ -16,8 +16,7 @@ from dragoman.dialects.declare import Dialect, TaggedCalls
 from dragoman.dialects.parser import Parser, parse
 from dragoman.dialects.registry import get_dialect, list_dialects
 from dragoman.dialects.render import render
-from dragoman.folding import fold
-from dragoman.types import Answer, ToolCall
+from dragoman.types import Answer, ToolCall, fold
 from tests.support.laws import examples, tried
 from tests.support.schemas import arguments, parameters
 from tests.support.walks import Walked, Walker, special_tokens

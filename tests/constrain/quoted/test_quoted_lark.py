@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from dragoman.constrain.constraint import Constraint
 from dragoman.constrain.grammar.rules import Rules, is_possible
-from dragoman.constrain.quoted.lark_reader import COMMON
-from dragoman.constrain.quoted.quoted_lark import QuotedLark
+from dragoman.constrain.quoted.quoted_lark import COMMON, QuotedLark
 from dragoman.errors import BadRequest
 from tests.constrain.walks import vocabulary, walk
 

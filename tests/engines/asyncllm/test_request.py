@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.engines.asyncllm import AsyncLLMEngine
-from dragoman.engines.asyncllm.request import GenerateRequest, form_of
+from dragoman.engines.asyncllm import AsyncLLMEngine, GenerateRequest, form_of
 from dragoman.engines.hf_tokenizer import HfTokenizer
 from dragoman.engines.scripted import ByteTokenizer
 from dragoman.errors import SettingsError

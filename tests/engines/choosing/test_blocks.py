@@ -7,10 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.engines.choosing.arrays import Logits
-from dragoman.engines.choosing.blocks import BLOCK, draw_few, largest_ids
-from dragoman.engines.choosing.continuation import Continuation
 from dragoman.engines.choosing.sampler import draw
-from dragoman.engines.choosing.together import Choice, Choosers
+from dragoman.engines.choosing.together import BLOCK, Choice, Choosers, Continuation, draw_few, largest_ids
 from dragoman.types import Job, Sampling
 
 SIZE = 200 * BLOCK

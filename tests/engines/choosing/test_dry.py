@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.engines.choosing.dry import penalize_loops
+from dragoman.engines.choosing.edits import penalize_loops
 from dragoman.types import Samplers
 
 VOCABULARY = 6

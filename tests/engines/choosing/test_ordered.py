@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from dragoman.engines.choosing.arrays import Logits
-from dragoman.engines.choosing.ordered import Ordered
+from dragoman.engines.choosing.filters import Ordered
 from dragoman.engines.choosing.sampler import Sampler, draw
 from dragoman.engines.local import binding
 from dragoman.types import SAMPLER_ORDER, Samplers, Sampling

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from dragoman.engines.choosing.arrays import Logits
-from dragoman.engines.choosing.continuation import Continuation
-from dragoman.engines.choosing.together import Choice, Choosers
+from dragoman.engines.choosing.together import Choice, Choosers, Continuation
 from dragoman.types import Job, Sampling, Step
 
 PROMPT = np.array([1], np.int32)

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, pre_tokenizers, processors
 
 from dragoman.engines.hf_tokenizer import LONG, HfTokenizer, card_of
-from dragoman.engines.local.model import Model
-from dragoman.engines.local.tokenizer import LlamaTokenizer
+from dragoman.engines.local.model import LlamaTokenizer, Model
 from dragoman.engines.weights import default_model
 from dragoman.errors import ModelFileError
 from dragoman.prompt.encode import Encoder

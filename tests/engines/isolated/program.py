@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from dragoman.engines.isolated import IsolatedEngine, child, wire
-from dragoman.engines.isolated.process import die_with
+from dragoman.engines.isolated.engine import die_with
 from dragoman.engines.protocol import Tokenizer
 from dragoman.engines.scripted import ByteTokenizer, Script, ScriptedEngine, say
 from dragoman.errors import BadRequest, ModelFileError

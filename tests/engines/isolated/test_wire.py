@@ -12,7 +12,7 @@ from dragoman.constrain.reasoning_budget import Budgeted, ReasoningBudget, Recip
 from dragoman.constrain.vocabulary import Vocabulary
 from dragoman.dialects.registry import get_dialect
 from dragoman.engines.isolated import wire
-from dragoman.engines.isolated.constraints import Kitchen, Sourced, recipe_of
+from dragoman.engines.isolated.wire import Kitchen, Sourced, recipe_of
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import ByteTokenizer
 from dragoman.errors import BadRequest, DragomanError, EngineFailed, MissingRecord, Part

@@ -9,11 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.engines.local.embedding import Embedding
-from dragoman.engines.local.plan import Piece
 from dragoman.engines.local.scheduler import Scheduler, make_group
-from dragoman.engines.local.sequence import Group
-from dragoman.engines.local.worker import Worker
+from dragoman.engines.local.sequence import Group, Piece
+from dragoman.engines.local.worker import Embedding, Worker
 from dragoman.types import Step
 from tests.engines.local.scripted import END, vector_of
 from tests.engines.local.support import FakeRunner, job

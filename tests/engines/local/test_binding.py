@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.engines.local import binding
-from dragoman.engines.local.declarations import CONTEXT_DEFAULTS, ContextParams, ModelParams
+from dragoman.engines.local.binding import CONTEXT_DEFAULTS, ContextParams, ModelParams
 from dragoman.errors import BindingError
 
 

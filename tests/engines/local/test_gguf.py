@@ -4,9 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.engines.local.gguf import check_header
-from dragoman.engines.local.model import Model
-from dragoman.engines.local.tokenizer import LlamaTokenizer
+from dragoman.engines.local.model import LlamaTokenizer, Model, check_header
 from dragoman.errors import ModelFileError
 from tests.support.tiny_gguf import numbers, write_tiny
 

@@ -5,8 +5,7 @@ from pathlib import Path
 import gguf
 import pytest
 
-from dragoman.engines.local.model import Model
-from dragoman.engines.local.tokenizer import LlamaTokenizer
+from dragoman.engines.local.model import LlamaTokenizer, Model
 from dragoman.errors import ModelFileError
 
 

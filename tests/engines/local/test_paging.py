@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.engines.local.pages import PageStore, root_of
+from dragoman.engines.local.paging import PageStore, root_of
 from dragoman.types import Adapters
 from tests.engines.local.paged import PagedDesk
 from tests.engines.local.scripted import expected

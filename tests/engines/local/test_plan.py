@@ -2,9 +2,8 @@ import asyncio
 
 import pytest
 
-from dragoman.engines.choosing.continuation import Continuation
-from dragoman.engines.local.plan import level
-from dragoman.engines.local.sequence import Group, Sequence
+from dragoman.engines.choosing.together import Continuation
+from dragoman.engines.local.sequence import Group, Sequence, level
 from dragoman.types import Job, Sampling
 
 

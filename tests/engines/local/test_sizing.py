@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.engines.local import machine
-from dragoman.engines.local.sizing import divide
+from dragoman.engines.local.machine import divide
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from dragoman.engines.remote import RemoteEngine, RemoteOptions
-from dragoman.engines.remote.pool import SLACK, Pool, Upstream
-from dragoman.engines.remote.prefixes import BLOCK, Prefixes, blocks_of
+from dragoman.engines.remote.pool import BLOCK, SLACK, Pool, Prefixes, Upstream, blocks_of
 from dragoman.engines.scripted import END_ID, ByteTokenizer, Script, ScriptedEngine, say
 from dragoman.errors import EngineFailed, Unavailable
 from dragoman.http.server import background

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.remote import RemoteEngine, RemoteOptions
-from dragoman.engines.remote.traits import BadUpstream
+from dragoman.engines.remote.pool import BadUpstream
 from dragoman.engines.scripted import CHATML, END_ID, ByteTokenizer, Script, ScriptedEngine, say
 from dragoman.errors import BadRequest, ContextOverflow, DragomanError, EngineFailed, Overloaded
 from dragoman.http.server import background

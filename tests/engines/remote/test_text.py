@@ -47,7 +47,7 @@ def test_a_first_token_of_the_prompt_is_left_to_the_server(fake: Fake) -> None:
     tokenizer = ByteTokenizer()
     tokenizer.add_bos, tokenizer.bos_id = True, 1
     engine = RemoteEngine.open([fake.url], tokenizer, QUICK)
-    from dragoman.engines.remote.asking import request_of
+    from dragoman.engines.remote.engine import request_of
 
     traits = engine.upstreams[0].traits
     assert traits is not None

@@ -12,10 +12,9 @@ import pytest
 
 import dragoman
 from dragoman.engines.protocol import DirectEngine, LivingEngine, ModelCard, TrainedEngine
-from dragoman.engines.rollout import RolloutEngine
-from dragoman.engines.rollout.params import HONOURED
+from dragoman.engines.rollout import HONOURED, RolloutEngine
 from dragoman.engines.scripted import CHATML, END_ID, ByteTokenizer
-from dragoman.engines.seeds import seed_of
+from dragoman.engines.steps import seed_of
 from dragoman.errors import EngineFailed, Unavailable
 from dragoman.types import Job, Sampling, Step
 

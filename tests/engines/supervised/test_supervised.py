@@ -17,9 +17,7 @@ from dragoman.engines.protocol import (
     TrainedEngine,
 )
 from dragoman.engines.scripted import ScriptedEngine, say
-from dragoman.engines.supervised import Supervised
-from dragoman.engines.supervised.backoff import Backoff
-from dragoman.engines.supervised.watch import INTERVAL_S, Watch
+from dragoman.engines.supervised import INTERVAL_S, Backoff, Supervised, Watch
 from dragoman.errors import EngineFailed, ModelFileError, Unavailable
 from dragoman.types import Job, Sampling, Step
 from tests.engines.local.scripted import engine_over, expected, vector_of

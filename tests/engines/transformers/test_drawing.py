@@ -33,7 +33,7 @@ several = st.lists(st.tuples(st.integers(0, 2**32 - 1).map(spaced), samplings), 
 
 
 def drawn(rows: Any, asked: list[Sampling], numbers: list[float]) -> list[int]:
-    from dragoman.engines.transformers.drawing import draw
+    from dragoman.engines.transformers.batching import draw
 
     ids: list[int] = draw(torch.tensor(np.array(rows, np.float32)), asked, numbers).tolist()
     return ids
@@ -91,7 +91,7 @@ def test_what_cannot_come_does_not_come_at_either_end() -> None:
 
 
 def test_log_probabilities_are_told_of_those_that_ask() -> None:
-    from dragoman.engines.transformers.drawing import choose
+    from dragoman.engines.transformers.batching import choose
 
     rows = np.random.default_rng(0).normal(size=(3, 50)).astype(np.float32)
     asked = [Sampling(max_tokens=1, temperature=0.0, logprobs=count) for count in (None, 0, 4)]
@@ -107,7 +107,7 @@ def test_log_probabilities_are_told_of_those_that_ask() -> None:
 
 
 def test_equally_likely_ids_are_told_in_their_order() -> None:
-    from dragoman.engines.transformers.drawing import choose
+    from dragoman.engines.transformers.batching import choose
 
     asked = [Sampling(max_tokens=1, temperature=0.0, logprobs=3)]
     ((_, told),) = choose(torch.tensor([[1.0, 2.0, 2.0]]), asked, [0.0])

@@ -14,7 +14,7 @@ from dragoman.constrain.constraint import Constraint
 from dragoman.constrain.vocabulary import Vocabulary
 from dragoman.engines.protocol import DirectEngine, EmbeddingEngine, LivingEngine, TrainedEngine
 from dragoman.engines.transformers import TransformersEngine
-from dragoman.engines.transformers.run import Run
+from dragoman.engines.transformers.engine import Run
 from dragoman.errors import BadRequest, ConstraintFailed, EngineFailed, ModelFileError, Unavailable
 from dragoman.turns.constrain import Ready
 from dragoman.types import Job, Sampling, Step

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from dragoman.engines.vllm.core import Core
-from dragoman.engines.vllm.faults import error_of
-from dragoman.engines.vllm.outputs import Continuation
+from dragoman.engines.vllm.outputs import Continuation, error_of
 from dragoman.errors import DragomanError, EngineFailed
 from dragoman.types import Job, Sampling, Sink, Step
 

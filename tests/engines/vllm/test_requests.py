@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from dragoman.engines.seeds import seed_of
+from dragoman.engines.steps import seed_of
 from dragoman.engines.vllm.requests import MOST_KEPT, Requests
 from dragoman.types import Job, Sampling
 

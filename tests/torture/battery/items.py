@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import inspect
 
-from dragoman.api.responses.item_kinds import KINDS
+from dragoman.api.responses.items import KINDS
 from tests.attacks.bodies import SOCKET
 from tests.attacks.fields import sample
 from tests.attacks.frame import Attacked

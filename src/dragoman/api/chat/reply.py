@@ -4,9 +4,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from dragoman.api.error_spelling import FIELDS, OpenAIErrors
-from dragoman.api.logprobs import Speller
-from dragoman.api.reply import Head, StreamWriter, usage
-from dragoman.api.weights import weight_field
+from dragoman.api.reply import Head, Speller, StreamWriter, usage, weight_field
 from dragoman.errors import ALTERNATIVES, CONVERSATION, OUTPUT, PROMPT
 from dragoman.types import Answer, Event, TokenLogprob, ToolCall, Usage
 

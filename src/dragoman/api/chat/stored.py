@@ -6,13 +6,11 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from dragoman.api.chat.messages import MessageBody
-from dragoman.api.chat.request import ChatRequest
+from dragoman.api.chat.request import ChatRequest, MessageBody
 from dragoman.api.reply import StreamWriter
 from dragoman.errors import NotFound
-from dragoman.folding import Fold
 from dragoman.store import Item, Record
-from dragoman.types import Answer, Event
+from dragoman.types import Answer, Event, Fold
 
 _encode = msgspec.json.Encoder().encode
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode

@@ -7,9 +7,8 @@ that templates have no words for are told as text.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from dragoman.api.chat.messages import part_text
-from dragoman.api.responses.hosted_items import leaves, lines, plainly
-from dragoman.api.responses.item_kinds import CALLS, SILENT, ItemDict, Parts
+from dragoman.api.chat.request import part_text
+from dragoman.api.responses.items import CALLS, SILENT, ItemDict, Parts, leaves, lines, plainly
 from dragoman.api.tools import as_arguments
 from dragoman.errors import BadRequest
 from dragoman.types import Message, Role, ToolCall

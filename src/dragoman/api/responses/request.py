@@ -6,20 +6,25 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct, field
 
-from dragoman.api.fields.constraint import Description, JsonSchema, SchemaName, wanted
-from dragoman.api.fields.shared import Natural, Positive, ShortText, check_shared, sampling, turn_spec
-from dragoman.api.fields.template import (
-    ReasoningOptions,
-    TemplateFields,
-    Verbosity,
-    check_reasoning,
-    check_template,
-    template_kwargs,
-    thinking,
-)
+from dragoman.api.choosing_fields import Description, JsonSchema, SchemaName, wanted
 from dragoman.api.read import UNSUPPORTED, Reader
 from dragoman.api.responses.history import Visible, messages
 from dragoman.api.responses.tools import HOSTED, Offer, echo, offer_tools
+from dragoman.api.shared_fields import (
+    Natural,
+    Positive,
+    ReasoningOptions,
+    ShortText,
+    TemplateFields,
+    Verbosity,
+    check_reasoning,
+    check_shared,
+    check_template,
+    sampling,
+    template_kwargs,
+    thinking,
+    turn_spec,
+)
 from dragoman.api.tools import calling, ease_calling, for_template, wrong
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits, check_count

@@ -12,7 +12,7 @@ from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from dragoman.api.read import Reader
-from dragoman.api.responses.item_kinds import ItemDict
+from dragoman.api.responses.items import ItemDict
 from dragoman.api.tools import (
     CustomFormat,
     CustomTool,
@@ -29,7 +29,7 @@ from dragoman.errors import BadRequest
 from dragoman.limits import Limits, check_count
 from dragoman.mcp import McpTool
 from dragoman.mcp.policy import AllowedTools, RequireApproval, pin_of
-from dragoman.turns.toolbox import ServerWish
+from dragoman.turns.tool_loop import ServerWish
 
 Label: TypeAlias = Annotated[str, Meta(min_length=1, max_length=128)]
 # fmt: off

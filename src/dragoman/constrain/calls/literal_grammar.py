@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from dragoman.constrain.calls.schema_parts import (
+from dragoman.constrain.calls.tool_schemas import (
     EVERYTHING,
     SchemaPlace,
     Schemas,

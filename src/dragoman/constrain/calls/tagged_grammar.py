@@ -21,8 +21,7 @@ from dragoman.constrain.calls.literal_grammar import (
     split_object,
     write_items,
 )
-from dragoman.constrain.calls.schema_parts import SchemaPlace, Schemas, TypeOption, languages
-from dragoman.constrain.calls.tool_schemas import ToolSchema
+from dragoman.constrain.calls.tool_schemas import SchemaPlace, Schemas, ToolSchema, TypeOption, languages
 from dragoman.constrain.grammar.rules import Rules, Symbol, either, is_possible, literal, regex
 from dragoman.constrain.quoted.quoted_lark import QuotedLark
 from dragoman.dialects.declare import AttributedCalls, TaggedCalls, TreeCalls

@@ -1,18 +1,278 @@
-"""The tools of a request, and what their schemas mean where a call is forced."""
+"""A schema taken apart into single types, for syntaxes that are not JSON.
+
+llguidance reads a whole JSON Schema where the arguments of a call are JSON. In a syntax of tags or literals
+each value is a grammar of our own. What is not understood here is refused: nothing is left unenforced.
+"""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 from msgspec import Struct
 
-from dragoman.constrain.calls.schema_parts import SchemaPlace
 from dragoman.constrain.constraint import Constraint
-from dragoman.constrain.grammar.rules import Rules
+from dragoman.constrain.grammar.expressions import PatternError, read_pattern, write_search
+from dragoman.constrain.grammar.rules import Rules, Symbol, regex
 from dragoman.constrain.quoted.quoted_lark import QuotedLark
+from dragoman.constrain.schema import rewrites
 from dragoman.constrain.schema.json_schema import prepare_schema
-from dragoman.constrain.schema.keywords import Problems
-from dragoman.errors import TOOLS
+from dragoman.constrain.schema.keywords import APPLICATORS, OF_TYPES, Problems, at, fate_of
+from dragoman.dialects.schema import resolve, type_of
+from dragoman.errors import TOOLS, BadRequest
+
+SILENT = frozenset(["nullable", "$anchor", "$defs", "definitions"])
+"""Words that forbid nothing by themselves. What one of them allows in addition is just not written."""
+LARGEST = frozenset(["minLength", "minimum", "exclusiveMinimum", "minItems", "minProperties"])
+SMALLEST = frozenset(["maxLength", "maximum", "exclusiveMaximum", "maxItems", "maxProperties"])
+MOST_OPTIONS = 256
+MOST_STEPS = 64
+MOST_LENGTH = 100_000
+EVERYTHING: Mapping[str, Any] = {}
+
+
+class SchemaPlace(Struct, frozen=True):
+    """A place in a tool's schema, for messages."""
+
+    tool: str
+    param: str
+    """The field of the request that the schema is in."""
+    place: str = ""
+    """A JSON pointer within it."""
+
+    def at(self, *steps: str) -> "SchemaPlace":
+        return SchemaPlace(self.tool, self.param, at(self.place, *steps))
+
+    def beside(self, name: str) -> str:
+        """Another field of the tool that has the schema."""
+        return f"{self.param.rpartition('.')[0]}.{name}"
+
+    def refuse(self, what: str) -> NoReturn:
+        param = f"{self.param}#{self.place}" if self.place else self.param
+        message = f"The arguments of {self.tool!r} cannot be enforced: '{param}' {what}."
+        raise BadRequest(message, param=param, code="unsupported_schema")
+
+
+class TypeOption(Struct, frozen=True):
+    """One JSON type with all that is said of it, or a few values of one type."""
+
+    kind: str
+    """string, number, integer, boolean, null, object or array."""
+    schema: Mapping[str, Any]
+    values: tuple[Any, ...] | None = None
+    free: bool = False
+    """Nothing at all is said of the value."""
+
+
+class Schemas:
+    """The schemas of one tool, with references followed."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self.root = root
+
+    def options(self, schema: Any, where: SchemaPlace) -> list[TypeOption]:
+        """Everything that may stand here, one type at a time."""
+        found = [option for flat in self._flatten(schema, where, 0) for option in _split_by_type(flat, where)]
+        if len(found) > MOST_OPTIONS:
+            where.refuse("has too many alternatives")
+        return found
+
+    def objects(self, where: SchemaPlace) -> list[TypeOption]:
+        """What arguments may be: objects."""
+        found = [option for option in self.options(self.root, where) if option.kind == "object"]
+        if not found or any(option.values is not None for option in found):
+            where.refuse("must be the schema of an object")
+        return found
+
+    def _flatten(self, schema: Any, where: SchemaPlace, depth: int) -> list[Mapping[str, Any]]:
+        """Alternatives without references and unions."""
+        if schema is True:
+            return [EVERYTHING]
+        if schema is False:
+            return []
+        if not isinstance(schema, Mapping):
+            where.refuse("is no schema")
+        if depth > MOST_STEPS:
+            where.refuse("refers to itself and to nothing else")
+        found: list[Mapping[str, Any]] = [
+            {key: value for key, value in schema.items() if key not in ("$ref", "allOf", "anyOf", "oneOf")}
+        ]
+        for key in ("$ref", "allOf", "anyOf", "oneOf"):
+            if key in schema:
+                inner = self._inner(key, schema[key], where.at(key), depth + 1)
+                found = [merge_schemas(one, other, where) for one in found for other in inner]
+            if len(found) > MOST_OPTIONS:
+                where.refuse("has too many alternatives")
+        return found
+
+    def _inner(self, key: str, value: Any, where: SchemaPlace, depth: int) -> list[Mapping[str, Any]]:
+        if key == "$ref":
+            target = resolve(self.root, value)
+            if target is None:
+                where.refuse("must be a reference within the schema, as #/$defs/name")
+            return self._flatten(target, where, depth)
+        if not isinstance(value, Sequence) or isinstance(value, str):
+            where.refuse("must be a list")
+        if key == "allOf":
+            whole: list[Mapping[str, Any]] = [{}]
+            for part in value:
+                flat = self._flatten(part, where, depth)
+                whole = [merge_schemas(one, other, where) for one in whole for other in flat]
+            return whole
+        each = [self._flatten(part, where, depth) for part in value]
+        # oneOf passes the check of the whole schema only where it says the same as anyOf.
+        return [option for options in each for option in options]
+
+
+def merge_schemas(one: Mapping[str, Any], other: Mapping[str, Any], where: SchemaPlace) -> Mapping[str, Any]:
+    """What satisfies both."""
+    if not one or not other:
+        return one or other
+    _check_closed(one, other, where)
+    both = dict(one)
+    for key, value in other.items():
+        if key not in both or both[key] == value:
+            both[key] = value
+        elif silent(key):
+            continue
+        elif key == "properties":
+            both[key] = dict(both[key])
+            for name, schema in value.items():
+                both[key][name] = {"allOf": [both[key][name], schema]} if name in both[key] else schema
+        elif key == "required":
+            both[key] = list(dict.fromkeys([*both[key], *value]))
+        elif key in LARGEST or key in SMALLEST:
+            both[key] = (max if key in LARGEST else min)(both[key], value)
+        elif key in ("enum", "type"):
+            mine, yours = _as_list(both[key]), _as_list(value)
+            both[key] = [choice for choice in mine if any(same(choice, another) for another in yours)]
+        elif key == "pattern":
+            both[key] = [*_as_list(both[key]), *_as_list(value)]
+        else:
+            where.at(key).refuse("is said twice in different ways")
+    return both
+
+
+def silent(key: str) -> bool:
+    """Whether the word says something about a value and forbids none."""
+    row = fate_of(key)
+    return key in SILENT or (row is not None and row.fate == "note")
+
+
+def _check_closed(one: Mapping[str, Any], other: Mapping[str, Any], where: SchemaPlace) -> None:
+    """A schema that forbids further properties speaks of its own, not of what another one allows."""
+    for closed, opening in ((one, other), (other, one)):
+        extra = set(opening.get("properties", ())) - set(closed.get("properties", ()))
+        if closed.get("additionalProperties", True) not in (True, EVERYTHING) and extra:
+            where.at("additionalProperties").refuse(
+                "cannot be combined with the properties of another schema"
+            )
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal as JSON: true is not 1."""
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    return bool(one == other)
+
+
+def _split_by_type(schema: Mapping[str, Any], where: SchemaPlace) -> list[TypeOption]:
+    said = {key for key in schema if not silent(key)}
+    known = APPLICATORS.union(*OF_TYPES.values())
+    for key in schema:
+        if key in said and key not in known:
+            where.at(key).refuse("is not understood in this model's syntax for calls")
+    if schema.get("uniqueItems"):
+        where.at("uniqueItems").refuse("is not enforced")
+    kinds = _kinds(schema, said, where)
+    if "enum" in schema or "const" in schema:
+        return _split_by_value(schema, kinds, where)
+    return [TypeOption(kind, schema, free=not said) for kind in kinds]
+
+
+def _kinds(schema: Mapping[str, Any], said: set[str], where: SchemaPlace) -> list[str]:
+    """The types that are stated; else those that something is said of; else all of them."""
+    if "type" in schema:
+        kinds = _as_list(schema["type"])
+        if not all(kind in OF_TYPES or kind == "integer" for kind in kinds):
+            where.at("type").refuse("must be a JSON type, or several")
+        return [kind for kind in kinds if kind != "integer" or "number" not in kinds]
+    spoken_of = [kind for kind, words in OF_TYPES.items() if words & said]
+    return spoken_of if spoken_of and not said & {"enum", "const"} else list(OF_TYPES)
+
+
+def _split_by_value(schema: Mapping[str, Any], kinds: Sequence[str], where: SchemaPlace) -> list[TypeOption]:
+    values = schema.get("enum", [schema.get("const")])
+    if not isinstance(values, list):
+        where.at("enum").refuse("must be a list")
+    if "const" in schema:
+        values = [value for value in values if same(value, schema["const"])]
+    beside = {key for key in schema if any(key in words for words in OF_TYPES.values())}
+    if beside:
+        where.at(min(beside)).refuse("cannot stand beside enum or const")
+    found: dict[str, list[Any]] = {}
+    for value in values:
+        kind = type_of(value)
+        if kind == "number" and float(value).is_integer() and "number" not in kinds:
+            kind = "integer"
+        if kind in kinds or (kind == "integer" and "number" in kinds):
+            found.setdefault(kind, []).append(value)
+    return [TypeOption(kind, schema, values=tuple(some)) for kind, some in found.items()]
+
+
+# What a schema says of a string, as languages of the string itself: without quotes and escapes around it
+
+
+def languages(schema: Mapping[str, Any], where: SchemaPlace) -> list[Symbol]:
+    """The terminals that a string must all be in; none where any string will do."""
+    found = []
+    patterns = schema.get("pattern", [])
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        found.append(search(pattern, where.at("pattern")))
+    if "format" in schema:
+        found += _format(schema["format"], where.at("format"))
+    length = lengths(schema, where)
+    if length:
+        found.append(regex(f"(?s:.{length})"))
+    return found
+
+
+def lengths(schema: Mapping[str, Any], where: SchemaPlace) -> str:
+    """`{2,5}`: how many characters there are; "" where any number will do."""
+    least, most = schema.get("minLength", 0), schema.get("maxLength")
+    for word, value in (("minLength", least), ("maxLength", most)):
+        if value is not None and not (float(value).is_integer() and 0 <= value <= MOST_LENGTH):
+            where.at(word).refuse(f"must be a whole number up to {MOST_LENGTH}")
+    if most is not None and most < least:
+        where.at("maxLength").refuse("is less than minLength")
+    if most is None:
+        return f"{{{int(least)},}}" if least else ""
+    return f"{{{int(least)},{int(most)}}}"
+
+
+def _format(name: Any, where: SchemaPlace) -> list[Symbol]:
+    if name in rewrites.PATTERNS:
+        return [search(rewrites.PATTERNS[name], where)]
+    if name in rewrites.TEXTS:
+        return [regex(rewrites.TEXTS[name])]
+    if name not in rewrites.FREE:
+        where.refuse(f"must be one of {', '.join(sorted([*rewrites.PATTERNS, *rewrites.TEXTS]))}")
+    return []
+
+
+def search(pattern: str, where: SchemaPlace) -> Symbol:
+    """An expression that must match somewhere."""
+    try:
+        return regex(write_search(read_pattern(pattern)))
+    except PatternError as error:
+        where.refuse(f"{error}, which cannot be enforced")
+
+
+# The tools of a request, and what their schemas mean where a call is forced.
+
 
 NOTHING: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 """The arguments of a tool that declares none."""

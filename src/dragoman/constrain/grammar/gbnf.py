@@ -19,8 +19,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 
 from dragoman.constrain.grammar.expressions import ANYTHING, escape_character
-from dragoman.constrain.grammar.lark_check import MOST_DEPTH, count_depth
-from dragoman.constrain.grammar.rules import Rules, Symbol, either, literal, regex
+from dragoman.constrain.grammar.rules import MOST_DEPTH, Rules, Symbol, count_depth, either, literal, regex
 from dragoman.constrain.grammar.trees import (
     NEVER,
     Alternation,

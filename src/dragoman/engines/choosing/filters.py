@@ -7,11 +7,14 @@ weigh, or it is `Undecided`.
 """
 
 import math
+from collections.abc import Callable
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.engines.choosing.arrays import Logits, Places, Weights
+from dragoman.types import SamplerName, Samplers, Sampling
 
 _BLOCK = 64
 _PICK_BLOCK = 256
@@ -128,3 +131,191 @@ def pick(weights: Weights, uniform: float, rest: float = 0.0) -> int:
 def _passing(sums: NDArray[np.float64], target: float) -> int:
     """The first place above `target`; rounding does not carry it past the last one that adds to the sum."""
     return int(min(sums.searchsorted(target, side="right"), sums.searchsorted(sums[-1])))
+
+
+# Samplers one after the other, in the order that was asked for.
+#
+# The usual ones have a way of their own (`sampler.draw`), which hardly looks at the unlikely ids. Here
+# every id is a candidate at first, and each sampler narrows what the ones before it have left, or changes
+# how likely it is. The names and what they mean are those of llama.cpp and text-generation-webui.
+
+
+Chance: TypeAlias = Callable[[], float]
+"""The next number in [0, 1)."""
+_COLDEST = 1e-6
+_WITH_MIROSTAT: tuple[SamplerName, ...] = ("smoothing", "temperature")
+_ESTIMATED_FROM = 100
+"""Candidates by which mirostat 1 estimates how steeply likelihood falls."""
+
+
+class Candidates:
+    """Ids that may still be chosen, in order, with their logits. There is always one at least."""
+
+    __slots__ = ("ids", "logits")
+
+    def __init__(self, row: Logits) -> None:
+        self.ids: Places = np.flatnonzero(row > -np.inf)
+        self.logits = row[self.ids].astype(np.float64)
+
+    def weights(self) -> Weights:
+        """How likely each is, against the likeliest."""
+        weights: Weights = np.exp(self.logits - self.logits.max()).astype(np.float32)
+        return weights
+
+    def probabilities(self) -> NDArray[np.float64]:
+        weights = np.exp(self.logits - self.logits.max())
+        probabilities: NDArray[np.float64] = weights / weights.sum()
+        return probabilities
+
+    def keep(self, places: Places) -> None:
+        self.ids, self.logits = self.ids[places], self.logits[places]
+
+
+class Ordered:
+    """The draws of one continuation; mirostat goes by how surprising the earlier ones were."""
+
+    def __init__(self, sampling: Sampling, asked: Samplers, vocabulary: int) -> None:
+        self._sampling = sampling
+        self._asked = asked
+        self._vocabulary = vocabulary
+        self._surprise = 2 * asked.mirostat_tau
+        """In bits: what mirostat lets a candidate be at most."""
+
+    def draw(self, row: Logits, chance: Chance) -> int:
+        left = Candidates(row)
+        order: tuple[SamplerName, ...] = (
+            ("smoothing", "temperature") if self._asked.mirostat else self._asked.order
+        )
+        for name in order:
+            if name in _STEPS and left.ids.size > 1:
+                _STEPS[name](left, self._sampling, self._asked, chance)
+        if self._asked.mirostat:
+            self._narrow_by_surprise(left)
+        probabilities = left.probabilities()
+        place = pick(probabilities.astype(np.float32), chance())
+        if self._asked.mirostat:
+            observed = -math.log2(max(probabilities[place], 1e-30))
+            self._surprise -= self._asked.mirostat_eta * (observed - self._asked.mirostat_tau)
+        return int(left.ids[place])
+
+    def _narrow_by_surprise(self, left: Candidates) -> None:
+        if self._asked.mirostat == 1:
+            _top_k(left, self._estimated_count(left))
+            return
+        probabilities = left.probabilities()
+        kept = np.flatnonzero(probabilities >= 2.0**-self._surprise)
+        left.keep(kept if kept.size else np.array([probabilities.argmax()]))
+
+    def _estimated_count(self, left: Candidates) -> int:
+        """How many candidates have the surprise that is wanted, if likelihood falls as Zipf's law says."""
+        likeliest = np.sort(left.probabilities())[::-1][:_ESTIMATED_FROM]
+        if likeliest.size < 2 or likeliest[-1] <= 0:
+            return 1
+        ranks = np.log(np.arange(2, likeliest.size + 1) / np.arange(1, likeliest.size))
+        falls = np.log(likeliest[:-1] / likeliest[1:])
+        steepness = float((ranks * falls).sum() / (ranks * ranks).sum())
+        excess = steepness - 1
+        if abs(excess) < 1e-6 or steepness <= 0:
+            return left.ids.size
+        # By logarithms, because where likelihood hardly falls the number would be beyond any.
+        share = excess / -math.expm1(-excess * math.log(self._vocabulary))
+        count = (math.log(share) + self._surprise * math.log(2)) / steepness
+        return max(1, math.ceil(math.exp(min(count, math.log(left.ids.size)))))
+
+
+def _top_k(left: Candidates, count: int) -> None:
+    if 0 < count < left.ids.size:
+        left.keep(np.sort(largest(left.logits.astype(np.float32), count)))
+
+
+def _min_p(left: Candidates, sampling: Sampling, asked: Samplers, chance: Chance) -> None:
+    if sampling.min_p > 0:
+        left.keep(np.flatnonzero(left.weights() >= np.float32(sampling.min_p)))
+
+
+def _top_p(left: Candidates, sampling: Sampling, asked: Samplers, chance: Chance) -> None:
+    if sampling.top_p < 1:
+        left.keep(nucleus(left.weights(), sampling.top_p)[0])
+
+
+def _typical(left: Candidates, sampling: Sampling, asked: Samplers, chance: Chance) -> None:
+    if sampling.typical_p < 1:
+        left.keep(typical(left.weights(), sampling.typical_p))
+
+
+def _top_n_sigma(left: Candidates, sampling: Sampling, asked: Samplers, chance: Chance) -> None:
+    """Those within so many standard deviations of the largest logit."""
+    if asked.top_n_sigma > 0:
+        floor = left.logits.max() - asked.top_n_sigma * left.logits.std()
+        left.keep(np.flatnonzero(left.logits >= floor))
+
+
+def _top_a(left: Candidates, sampling: Sampling, asked: Samplers, chance: Chance) -> None:
+    """Those that have so much of the square of the largest probability."""
+    if asked.top_a > 0:
+        probabilities = left.probabilities()
+        most = probabilities.max()
+        left.keep(np.flatnonzero(probabilities >= min(asked.top_a * most * most, most)))
+
+
+def _tfs(left: Candidates, sampling: Sampling, asked: Samplers, chance: Chance) -> None:
+    """Cuts off the tail where the curve of probabilities has become flat."""
+    if asked.tfs >= 1 or left.ids.size < 3:
+        return
+    probabilities = left.probabilities()
+    order = np.argsort(-probabilities, kind="stable")
+    bends = np.abs(np.diff(probabilities[order], 2))
+    total = bends.sum()
+    if total <= 0:
+        return
+    count = max(1, int((bends.cumsum() / total).searchsorted(asked.tfs, side="right")))
+    left.keep(np.sort(order[:count]))
+
+
+def _xtc(left: Candidates, sampling: Sampling, asked: Samplers, chance: Chance) -> None:
+    """Now and then, of those above the threshold, all but the least likely are left out."""
+    if asked.xtc_probability <= 0 or asked.xtc_threshold > 0.5 or chance() >= asked.xtc_probability:
+        return
+    probabilities = left.probabilities()
+    above = np.flatnonzero(probabilities >= asked.xtc_threshold)
+    if above.size > 1:
+        least = above[probabilities[above].argmin()]
+        out = np.zeros(probabilities.size, np.bool_)
+        out[above] = True
+        out[least] = False
+        left.keep(np.flatnonzero(~out))
+
+
+def _smoothing(left: Candidates, sampling: Sampling, asked: Samplers, chance: Chance) -> None:
+    """Distances to the largest logit are squared: near ones become nearer, far ones further."""
+    if asked.smoothing_factor > 0:
+        below = left.logits - left.logits.max()
+        square, cube = (3 - asked.smoothing_curve) / 2, (asked.smoothing_curve - 1) / 2
+        left.logits = asked.smoothing_factor * (cube * below**3 - square * below**2)
+
+
+def _temperature(left: Candidates, sampling: Sampling, asked: Samplers, chance: Chance) -> None:
+    """With a range it is the higher the less certain the model is."""
+    temperature = sampling.temperature
+    if asked.dynatemp_range > 0:
+        low, high = max(temperature - asked.dynatemp_range, 0), temperature + asked.dynatemp_range
+        probabilities = left.probabilities()
+        information = -np.log(np.maximum(probabilities, 1e-30))
+        uncertain = float((probabilities * information).sum()) / math.log(probabilities.size)
+        temperature = low + (high - low) * uncertain**asked.dynatemp_exponent
+    left.logits = left.logits / max(temperature, _COLDEST)
+
+
+_STEPS: dict[SamplerName, Callable[[Candidates, Sampling, Samplers, Chance], None]] = {
+    "smoothing": _smoothing,
+    "temperature": _temperature,
+    "top_n_sigma": _top_n_sigma,
+    "top_a": _top_a,
+    "tfs": _tfs,
+    "min_p": _min_p,
+    "typical_p": _typical,
+    "top_k": lambda left, sampling, asked, chance: _top_k(left, sampling.top_k),
+    "top_p": _top_p,
+    "xtc": _xtc,
+}
+"""Penalties and DRY are rules for the whole row, and come before all of these (`edits.py`)."""

@@ -16,9 +16,8 @@ import numpy as np
 
 from dragoman.engines.choosing.arrays import Edit, Ids, Logits, Places, Weights, scratch
 from dragoman.engines.choosing.edits import edits
-from dragoman.engines.choosing.filters import Undecided, largest, nucleus, pick, typical
-from dragoman.engines.choosing.ordered import Ordered
-from dragoman.engines.seeds import seed_of
+from dragoman.engines.choosing.filters import Ordered, Undecided, largest, nucleus, pick, typical
+from dragoman.engines.steps import seed_of
 from dragoman.types import Sampling, TokenLogprob
 
 # What the unlikely ids together weigh at most, where the likeliest id weighs 1. With less, more ids are

@@ -1,20 +1,234 @@
-"""The choices of one step, and the masks of the next.
+"""One continuation of a job: which id comes next, and whether the answer ends there."""
 
-What a constraint lets come next is known as soon as an id is chosen, long before there are logits for it. It
-is worked out outside of Python, so several threads do that while the model computes. All else about a choice
-is many short calls, in which threads would only wait for each other; so rows that no rule touches share them,
-where the runner gives what that takes (`blocks.py`).
-"""
-
+import math
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
+import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
 
-from dragoman.engines.choosing.arrays import Logits
-from dragoman.engines.choosing.blocks import draw_few, largest_ids, leaves_few
-from dragoman.engines.choosing.continuation import Continuation
-from dragoman.types import Step
+from dragoman.engines.choosing.arrays import Ids, Logits, Places, Weights
+from dragoman.engines.choosing.edits import forbid_until
+from dragoman.engines.choosing.sampler import COLDEST, NoTokenLeft, Sampler, draw
+from dragoman.errors import BadRequest, ConstraintFailed
+from dragoman.types import FinishReason, Foreseeing, Job, Preparing, Sampling, Step, TokenLogprob
+
+
+class Continuation:
+    """`room` is how many ids the context has left after the prompt; `ends` are the model's own end ids."""
+
+    __slots__ = ("_ends", "_matcher", "_most", "_sampler", "foreseen", "index", "output", "sampling")
+
+    def __init__(
+        self, job: Job, index: int, prompt: Ids, *, vocabulary: int, ends: frozenset[int], room: int
+    ) -> None:
+        sampling = self.sampling = job.sampling
+        self.index = index
+        self.output: list[int] = []
+        self.foreseen: list[int] = []
+        """What the constraint makes come next, as far as it has been worked out."""
+        self._ends = ends
+        self._most = min(sampling.max_tokens, room)
+        self._sampler = Sampler(sampling, index, prompt, vocabulary, ends)
+        matcher = self._matcher = None if job.constraint is None else job.constraint.start()
+        if matcher is not None:
+            if sampling.ignore_eos:
+                # The answer goes on as long as the constraint lets it.
+                self._sampler.add(forbid_until(ends, sampling.max_tokens))
+            # The mask comes after all other rules, so that none of them lets a wrong id pass.
+            self._sampler.add(lambda row, output: matcher.mask(row))
+
+    def advance(self, row: Logits, token: int | None = None) -> Step:
+        """Choose the next id, unless it has been chosen. A step with a finish is the last one."""
+        if self._most <= 0:
+            return Step([], self.index, finish="length")
+        try:
+            if token is None:
+                token = self._sampler.sample(row, self.output)
+            if self._matcher is not None:
+                self._matcher.accept(token)
+                self.foreseen = self.foreseen[1:] if self.foreseen[:1] == [token] else []
+        except NoTokenLeft:
+            return Step([], self.index, finish="error", error=self._nothing_left())
+        except ConstraintFailed as error:
+            return Step([], self.index, finish="error", error=error)
+        step = self.take(token)
+        if self.sampling.logprobs is not None:
+            step.logprobs = [self._sampler.report(row, token)]
+        return step
+
+    @property
+    def constrained(self) -> bool:
+        return self._matcher is not None
+
+    def prepare(self, ahead: int) -> None:
+        """Work out what the constraint lets come next, before there is a row. On any thread.
+
+        And up to so many ids what has to come.
+        """
+        if isinstance(self._matcher, Preparing):
+            self._matcher.prepare()
+        if ahead and isinstance(self._matcher, Foreseeing):
+            self.foreseen = self._matcher.foresee(ahead)
+
+    @property
+    def takes_largest(self) -> bool:
+        """Whether the largest logit decides, and nothing else is asked of the row: then `take` is enough."""
+        return self._sampler.takes_largest and self.sampling.logprobs is None and self._most > 0
+
+    @property
+    def plain(self) -> bool:
+        """Whether row and `sampling` decide alone: then whoever has the row may choose, with `uniform`."""
+        return self._sampler.plain and self._most > 0
+
+    def uniform(self) -> float:
+        """The number in [0, 1) that decides the next draw."""
+        return self._sampler.uniform()
+
+    def take(self, token: int, logprob: TokenLogprob | None = None) -> Step:
+        """The id was chosen."""
+        self.output.append(token)
+        finish, stop_id = self._finish(token)
+        logprobs = None if logprob is None else [logprob]
+        return Step([token], self.index, finish=finish, stop_id=stop_id, logprobs=logprobs)
+
+    def _finish(self, token: int) -> tuple[FinishReason | None, int | None]:
+        sampling, matcher = self.sampling, self._matcher
+        # Under a constraint an end id can also be a marker in the middle of an answer.
+        may_end = not sampling.ignore_eos if matcher is None else matcher.accepting
+        if token in self._ends and may_end:
+            return "stop", None
+        if token in sampling.stop_token_ids:
+            return "stop", token
+        if matcher is not None and matcher.over:
+            return "stop", None
+        return ("length" if len(self.output) >= self._most else None), None
+
+    def _nothing_left(self) -> BadRequest:
+        why = "" if self._matcher is None else "the constraint of the answer, "
+        message = (
+            f"No token can come next after {len(self.output)} of the answer: {why}allowed_token_ids,"
+            " bad_words, logit_bias, min_tokens and ignore_eos together forbid all of them."
+        )
+        return BadRequest(message, code="no_token_left")
+
+
+# Choices from the rows of many answers at once, where the runner gives the largest of each block as well.
+#
+# One choice takes some thirty calls of numpy, and passes over a row that is in no cache. Here all rows
+# share the calls, and only blocks are read that hold what can be chosen: the largest, or what passes min-p.
+# No row depends on the others: sums are taken value by value, and what a shorter row is filled up with adds
+# nothing.
+#
+# What comes out is what `sampler.draw` gives. That rounds in other places, so a row is left to it where
+# rounding could decide, where ids are equally likely at the edge of top-k, and where too many pass.
+
+
+BLOCK = 16
+"""Ids in a block: a line of the processor's cache."""
+_LEAST_MIN_P = 1e-2
+_MOST_BLOCKS = 128
+_ROUNDING = 1e-5
+
+
+def leaves_few(sampling: Sampling) -> bool:
+    """Whether min-p says that few ids can be drawn."""
+    return sampling.temperature > 0 and sampling.min_p >= _LEAST_MIN_P
+
+
+def largest_ids(logits: Logits, maxima: Logits, rows: Sequence[int]) -> list[int | None]:
+    """The id of the largest value in each of these rows; None where nothing is left."""
+    of = np.array(rows)
+    block = maxima[of].argmax(axis=1)
+    values = logits.reshape(-1, BLOCK)[of * maxima.shape[1] + block]
+    ids = (block * BLOCK + values.argmax(axis=1)).tolist()
+    possible = (maxima[of, block] > -np.inf).tolist()
+    return [id_ if yes else None for id_, yes in zip(ids, possible, strict=True)]
+
+
+def draw_few(
+    logits: Logits,
+    maxima: Logits,
+    rows: Sequence[int],
+    asked: Sequence[Sampling],
+    uniforms: Sequence[float],
+) -> list[int | None]:
+    """What `draw` gives for each of these rows, all with a min-p; None where nothing is left."""
+    ids, weights = _passing(logits, maxima, np.array(rows), asked)
+    kept, sure = _kept(weights, asked)
+    sums = kept.cumsum(axis=1, dtype=np.float64)
+    target = np.array(uniforms) * sums[:, -1]
+    each, place = np.arange(len(rows)), _first(sums > target[:, None])
+    over, margin = sums[each, place], _ROUNDING * sums[:, -1]
+    sure &= (over - kept[each, place] + margin <= target) & (target < over - margin)
+    found: list[int | None] = ids[each, place].tolist()
+    for number in np.flatnonzero(~sure).tolist():
+        found[number] = _alone(logits[rows[number]], asked[number], uniforms[number])
+    return found
+
+
+def _alone(row: Logits, asked: Sampling, uniform: float) -> int | None:
+    try:
+        return draw(row, asked, uniform)
+    except NoTokenLeft:
+        return None
+
+
+def _passing(
+    logits: Logits, maxima: Logits, rows: Places, asked: Sequence[Sampling]
+) -> tuple[Places, Weights]:
+    """The ids that pass min-p, in order, and how likely each is against the likeliest; then zeros."""
+    maxima = maxima[rows]
+    peaks = maxima.max(axis=1)
+    below = [math.log(one.min_p) * one.temperature for one in asked]
+    floors = np.where(peaks > -np.inf, peaks + below, np.inf).astype(np.float32)
+    of, block = np.divmod(np.flatnonzero(maxima >= floors[:, None]), maxima.shape[1])
+    few = np.bincount(of, minlength=rows.size) <= _MOST_BLOCKS
+    of, block = of[few[of]], block[few[of]]
+    values = logits.reshape(-1, BLOCK)[rows[of] * maxima.shape[1] + block]
+    line, place = np.nonzero(values >= floors[of, None])
+    of = of[line]
+    heat = np.array([1 / max(one.temperature, COLDEST) for one in asked], np.float32)
+    counts = np.bincount(of, minlength=rows.size)
+    column = np.arange(of.size) - (counts.cumsum() - counts)[of]
+    shape = (rows.size, max(1, int(counts.max())))
+    ids, weights = np.zeros(shape, np.intp), np.zeros(shape, np.float32)
+    ids[of, column] = block[line] * BLOCK + place
+    weights[of, column] = np.exp((values[line, place] - peaks[of]) * heat[of])
+    return ids, weights
+
+
+def _kept(weights: Weights, asked: Sequence[Sampling]) -> tuple[Weights, NDArray[np.bool_]]:
+    """What top-k and top-p leave, the rest as zeros; and of which rows that is certain."""
+    each, width = np.arange(len(asked)), weights.shape[1]
+    descending = np.sort(weights, axis=1)[:, ::-1]
+    count = np.array([one.top_k if 0 < one.top_k < width else width for one in asked])
+    edge, following = descending[each, count - 1], descending[each, count % width]
+    sure = (count == width) | (edge == 0) | (following < edge)
+    reached = np.where(np.arange(width) < count[:, None], descending, 0).cumsum(axis=1, dtype=np.float64)
+    top_p = np.array([one.top_p for one in asked])
+    enough = top_p * reached[:, -1]
+    last = descending[each, _first(reached >= (enough * (1 - _ROUNDING))[:, None])]
+    surely = reached >= (enough * (1 + _ROUNDING))[:, None]
+    sure &= (top_p >= 1) | (surely[:, -1] & (descending[each, _first(surely)] == last))
+    edge = np.where(top_p < 1, np.maximum(edge, last), edge)
+    return np.where(weights >= edge[:, None], weights, np.float32(0)), sure
+
+
+def _first(true: NDArray[np.bool_]) -> Places:
+    """The first place in each row that is true; 0 where none is."""
+    found: Places = true.argmax(axis=1)
+    return found
+
+
+# The choices of one step, and the masks of the next.
+#
+# What a constraint lets come next is known as soon as an id is chosen, long before there are logits for it.
+# It is worked out outside of Python, so several threads do that while the model computes. All else about a
+# choice is many short calls, in which threads would only wait for each other; so rows that no rule touches
+# share them, where the runner gives what that takes (`blocks.py`).
+
 
 # One by one, fewer rows take no longer.
 _SEVERAL = 4

@@ -12,9 +12,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from dragoman.engines.drive import start
+from dragoman.engines.border import start
 from dragoman.engines.isolated import wire
-from dragoman.engines.isolated.constraints import Kitchen, Sourced
+from dragoman.engines.isolated.wire import Kitchen, Sourced
 from dragoman.engines.protocol import Engine, Handle, LivingEngine, PulsingEngine, weights_of
 from dragoman.errors import DragomanError, EngineFailed, Unavailable
 from dragoman.types import Sink, Step

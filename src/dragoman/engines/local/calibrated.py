@@ -18,11 +18,10 @@ import msgspec
 from msgspec import Struct
 
 from dragoman.engines.local import machine
+from dragoman.engines.local.machine import MOST, expected, full_slots, numerics
 from dragoman.engines.local.model import Model
-from dragoman.engines.local.numerics import numerics
 from dragoman.engines.local.openvino.family import RECIPE, NotForOpenVino, Shape
 from dragoman.engines.local.options import LocalOptions, RunnerName
-from dragoman.engines.local.sizing import MOST, expected, full_slots
 from dragoman.engines.weights import cache_folder, work_folder
 
 EVEN = 0.97
@@ -232,7 +231,7 @@ def _measured(path: Path, options: LocalOptions, readers: int) -> Found:
 def _ask(order: Order) -> Reply:
     """What a process says that is begun for it, and is gone then."""
     from dragoman.engines.isolated import wire
-    from dragoman.engines.isolated.process import Process
+    from dragoman.engines.isolated.engine import Process
 
     limit = _LIMIT_S + Path(order.path).stat().st_size / _BYTES_A_SECOND
     try:

@@ -5,14 +5,12 @@ from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
 from dragoman.engines.local import machine
-from dragoman.engines.local.embedding import Embedding
 from dragoman.engines.local.opening import open_model
-from dragoman.engines.local.options import LocalOptions
-from dragoman.engines.local.request import check_job, check_prompt
+from dragoman.engines.local.options import LocalOptions, check_job, check_prompt
 from dragoman.engines.local.runner import AnyRunner
 from dragoman.engines.local.scheduler import Scheduler, make_group
 from dragoman.engines.local.sequence import Group
-from dragoman.engines.local.worker import Worker
+from dragoman.engines.local.worker import Embedding, Worker
 from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.engines.steps import iterate
 from dragoman.types import Job, Sink, Step

@@ -15,9 +15,8 @@ import numpy as np
 
 from dragoman.engines.choosing.arrays import Ids
 from dragoman.engines.local.memory import Memory
-from dragoman.engines.local.plan import Piece
 from dragoman.engines.local.runner import AnyRunner, PagedRunner
-from dragoman.engines.local.sequence import Sequence
+from dragoman.engines.local.sequence import Piece, Sequence
 
 # How far one guess moves the trust in further ones; and the way back for who has stopped guessing.
 _LEARNING, _FORGETTING = 0.1, 0.01

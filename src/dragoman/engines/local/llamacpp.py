@@ -7,11 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.engines.choosing.arrays import Ids, Logits
-from dragoman.engines.local.beat import Beat
-from dragoman.engines.local.declarations import Batch
+from dragoman.engines.local.binding import Batch
 from dragoman.engines.local.model import Model
 from dragoman.engines.local.options import KvCache
-from dragoman.engines.local.runner import Rows, StepFailed, StepInterrupted
+from dragoman.engines.local.runner import Beat, Rows, StepFailed, StepInterrupted
 from dragoman.errors import ModelFileError
 from dragoman.types import Adapters
 

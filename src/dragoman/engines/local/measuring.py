@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from dragoman.engines.choosing.arrays import Logits
 from dragoman.engines.isolated import wire
 from dragoman.engines.isolated.child import leave_signals_to_the_server
-from dragoman.engines.isolated.process import die_with
+from dragoman.engines.isolated.engine import die_with
 from dragoman.engines.local import machine
 from dragoman.engines.local.calibrated import CONTEXT, Converted, Failed, Measured, Order, Refused, Reply
 from dragoman.engines.local.engine import LocalEngine

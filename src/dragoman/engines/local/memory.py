@@ -5,8 +5,8 @@ from abc import ABC, abstractmethod
 import numpy as np
 
 from dragoman.engines.choosing.arrays import Ids
-from dragoman.engines.local.runner import Runner
-from dragoman.engines.local.sequence import Sequence, Slot
+from dragoman.engines.local.runner import Runner, SlotRunner
+from dragoman.engines.local.sequence import Namespace, Sequence, Slot
 
 WORTH_SHARING = 16
 """To wait for a prefix, or to copy one, costs about as much as computing this many tokens."""
@@ -81,3 +81,104 @@ def common(a: Ids, b: Ids) -> int:
     differs = np.not_equal(a[:size], b[:size])
     first = int(differs.argmax())
     return first if differs[first] else size
+
+
+# Which slot a sequence gets, and what of its prompt is already there.
+#
+# Rules of this file:
+# - A prefix is shared only within a namespace: the same adapters, the same salt.
+# - The last token of a prompt is always computed again, because its logits are needed.
+# - A slot whose tokens are mostly of use is continued in place; otherwise they are copied, so that a short
+#   common prefix does not cost another conversation its long history.
+# - Empty slots are taken first, then those that have been idle for longest. Among the staler half, one next
+#   to a running sequence is taken: sequences in adjacent slots are computed together, others one by one.
+
+
+class Slots(Memory):
+    """For runners whose slots have memory of their own."""
+
+    def __init__(self, runner: SlotRunner) -> None:
+        super().__init__(runner)
+        self._runner = runner
+        self._clock = 0
+
+    def place(self, sequence: Sequence) -> bool:
+        if self.must_wait(sequence):
+            return False
+        group = sequence.group
+        reusable = self._runner.rewinds and sequence.prompt_logprobs is None
+        source, length = self._match(sequence.prompt, group.namespace) if reusable else (None, 0)
+        if reusable and self.hold(sequence, length):
+            return False
+        target = self._target(source, length)
+        if target is source or source is None or length < WORTH_SHARING:
+            length = length if target is source else 0
+            self._runner.keep(target.index, length)
+        else:
+            self._runner.copy(source.index, target.index, length)
+            target.ids[:length] = sequence.prompt[:length]
+        self.occupy(target, sequence, length)
+        return True
+
+    def gather(self) -> bool:
+        """Bring running sequences next to each other, by one exchange; whether there was one.
+
+        They come apart as some end before others, and what is apart is not computed in one pass.
+        """
+        runs = [slot.sequence is not None for slot in self.slots]
+        count = sum(runs)
+        starts = range(len(runs) - count + 1)
+        start = max(starts, key=lambda first: sum(runs[first : first + count]))
+        apart = [slot for slot in self.slots if slot.sequence and not start <= slot.index < start + count]
+        if not apart:
+            return False
+        gaps = [slot for slot in self.slots[start : start + count] if slot.sequence is None]
+        moved, gap = min(apart, key=_length), min(gaps, key=_length)
+        if not self._runner.swap(moved.index, gap.index):
+            return False
+        moved.index, gap.index = gap.index, moved.index
+        self.slots[moved.index], self.slots[gap.index] = moved, gap
+        return True
+
+    def release(self, slot: Slot) -> None:
+        """The sequence has ended; its tokens stay."""
+        self._clock += 1
+        slot.used = self._clock
+        super().release(slot)
+
+    def forget(self, slot: Slot) -> None:
+        """Nothing in this slot can be relied on."""
+        self._runner.keep(slot.index, 0)
+        slot.length = 0
+
+    def _match(self, prompt: Ids, namespace: Namespace) -> tuple[Slot | None, int]:
+        """The slot with the longest usable prefix of `prompt`; an idle one where there is a choice."""
+        best, best_length = None, 0
+        for slot in self.slots:
+            if slot.length <= 0 or slot.namespace != namespace:
+                continue
+            length = common(prompt[:-1], slot.ids[: slot.length])
+            if length > best_length or (length == best_length > 0 and slot.sequence is None):
+                best, best_length = slot, length
+        return best, best_length
+
+    def _target(self, source: Slot | None, length: int) -> Slot:
+        idle = [slot for slot in self.slots if slot.sequence is None]
+        if source in idle and (2 * length >= source.length or len(idle) == 1):
+            return source
+        stale = sorted((slot for slot in idle if slot is not source), key=_staleness)
+        for slot in stale[: (len(stale) + 1) // 2]:
+            if self._runs(slot.index - 1) or self._runs(slot.index + 1):
+                return slot
+        return stale[0]
+
+    def _runs(self, index: int) -> bool:
+        return 0 <= index < len(self.slots) and self.slots[index].sequence is not None
+
+
+def _length(slot: Slot) -> int:
+    return slot.length
+
+
+def _staleness(slot: Slot) -> tuple[bool, int, int]:
+    return slot.length > 0, slot.used, slot.index

@@ -1,14 +1,143 @@
-"""A GGUF file, opened: its weights, its metadata, its adapters."""
+"""The header of a GGUF file, walked through before the native library does: nothing in it may lead outside.
+
+What the library reads it trusts more or less; counts and lengths that cannot be are how others were broken
+into. Only what is impossible is refused here: whether a model can be run is for the library to say.
+"""
 
 import ctypes
+import mmap
+import struct
 import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
 from dragoman.engines.local import binding
-from dragoman.engines.local.gguf import check_header
 from dragoman.errors import ModelFileError
+
+_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+"""Bytes of the kinds of values, but for texts and lists."""
+_UINT32, _TEXT, _LIST = 4, 8, 9
+_READ_VERSIONS = (2, 3)
+_MOST_DIMENSIONS = 4
+_LONGEST_NAME = 63
+_SMALLEST_TENSOR = 8 + 4 + 8 + 4 + 8
+_SMALLEST_VALUE = 8 + 4 + 1
+
+
+class _Wrong(Exception):
+    """What is wrong, as the end of a sentence about the file."""
+
+
+def check_header(path: Path) -> None:
+    """Raise ModelFileError for a file, not an empty one, whose header cannot be true."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        try:
+            _Header(data, len(data)).check()
+        except _Wrong as wrong:
+            message = f"{path.name} is damaged or was not downloaded to its end: {wrong}."
+            raise ModelFileError(message) from None
+
+
+class _Header:
+    def __init__(self, data: mmap.mmap, size: int) -> None:
+        self._data = data
+        self._size = size
+        self._at = 4
+        self._alignment = 32
+
+    def check(self) -> None:
+        version = self._number("<I")
+        if version not in _READ_VERSIONS:
+            # Older ones have shorter lengths, and the library refuses them by name.
+            return
+        tensors, values = self._number("<Q"), self._number("<Q")
+        self._fits(values, _SMALLEST_VALUE, "metadata")
+        for _ in range(values):
+            self._value()
+        self._fits(tensors, _SMALLEST_TENSOR, "tensors")
+        offsets = [self._tensor() for _ in range(tensors)]
+        begin = -(-self._at // self._alignment) * self._alignment
+        if any(offset % self._alignment or begin + offset > self._size for offset in offsets):
+            raise _Wrong("a tensor is said to be where it cannot be")
+
+    def _value(self) -> None:
+        key = self._text()
+        kind = self._number("<I")
+        if key == b"general.alignment" and kind == _UINT32:
+            self._alignment = self._number("<I")
+            if self._alignment == 0 or self._alignment & (self._alignment - 1):
+                raise _Wrong("its alignment is no power of two")
+        elif kind == _TEXT:
+            self._skip_texts(1)
+        elif kind == _LIST:
+            self._list()
+        else:
+            self._skip(self._size_of(kind))
+
+    def _list(self) -> None:
+        kind, count = self._number("<I"), self._number("<Q")
+        if kind == _TEXT:
+            self._fits(count, 8, "texts in a list")
+            self._skip_texts(count)
+        else:
+            self._skip(self._size_of(kind) * count)
+
+    def _tensor(self) -> int:
+        """Where its data begin, behind the header."""
+        if len(self._text()) > _LONGEST_NAME:
+            raise _Wrong("the name of a tensor is too long")
+        dimensions = self._number("<I")
+        if dimensions > _MOST_DIMENSIONS:
+            raise _Wrong("a tensor has more than four dimensions")
+        elements = 1
+        for _ in range(dimensions):
+            elements *= self._number("<Q")
+        if not 0 < elements < 2**63:
+            raise _Wrong("a tensor has a size that cannot be")
+        self._skip(4)
+        return self._number("<Q")
+
+    def _size_of(self, kind: int) -> int:
+        if kind not in _SIZES:
+            raise _Wrong("a value of its metadata is of no known kind")
+        return _SIZES[kind]
+
+    def _fits(self, count: int, least: int, what: str) -> None:
+        """Before anything is done so many times."""
+        if count > (self._size - self._at) // least:
+            raise _Wrong(f"it is too short for its number of {what}")
+
+    def _number(self, form: str) -> int:
+        at = self._at
+        self._skip(struct.calcsize(form))
+        number: int = struct.unpack_from(form, self._data, at)[0]
+        return number
+
+    def _text(self) -> bytes:
+        length = self._number("<Q")
+        at = self._at
+        self._skip(length)
+        return self._data[at : at + min(length, 256)]
+
+    def _skip_texts(self, count: int) -> None:
+        # A vocabulary has hundreds of thousands, hence no call for each.
+        at, size, data, unpack = self._at, self._size - 8, self._data, struct.Struct("<Q").unpack_from
+        for _ in range(count):
+            if at > size:
+                raise _Wrong("it ends within its header")
+            at += 8 + unpack(data, at)[0]
+        self._at = at
+        self._skip(0)
+
+    def _skip(self, length: int) -> None:
+        self._at += length
+        if self._at > self._size:
+            raise _Wrong("it ends within its header")
+
+
+# A GGUF file, opened: its weights, its metadata, its adapters.
+
 
 _MAGIC = b"GGUF"
 _TEMPLATE = "tokenizer.chat_template"
@@ -167,3 +296,78 @@ def why_not_loaded(path: Path, lines: list[str]) -> str:
         return f"{path.name} is damaged or was not downloaded to its end."
     last = lines[-1].split(": ", 1)[-1] if lines else "the native library gave no reason"
     return f"{path.name} cannot be loaded: {last}"
+
+
+# The vocabulary of a GGUF file as a Tokenizer.
+
+
+_UNKNOWN, _CONTROL = 1 << 0, 1 << 3
+PIECE = 64 * 1024
+
+
+class LlamaTokenizer:
+    """Text to ids by the model's own rules, and the bytes of every id."""
+
+    def __init__(self, model: Model) -> None:
+        # Keeps the model alive too: the vocabulary is part of it.
+        self._model = model
+        library = self._library = model.library
+        vocab = self._vocab = library.model_get_vocab(model.pointer)
+        size = library.vocab_n_tokens(vocab)
+        self.pieces: list[bytes] = [self._piece(token) for token in range(size)]
+        self.special: dict[str, int] = {
+            self.pieces[token].decode(errors="replace"): token
+            for token in range(size)
+            if library.vocab_get_attr(vocab, token) & (_UNKNOWN | _CONTROL)
+        }
+        self.bos_id = _present(library.vocab_bos(vocab))
+        self.eos_id = _present(library.vocab_eos(vocab))
+        self.end_ids = frozenset(token for token in range(size) if library.vocab_is_eog(vocab, token))
+        self.add_bos: bool = library.vocab_get_add_bos(vocab)
+        self.infill = self._infill()
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text` as plain text: "<|im_end|>" gives the ids of its characters."""
+        data = text.encode()
+        # No tokenizer makes more tokens than bytes, but for the few that put a space in front.
+        room = len(data) + 8
+        ids = (ctypes.c_int32 * room)()
+        count = self._library.tokenize(self._vocab, data, len(data), ids, room, False, False)
+        if count < 0:
+            room = -count
+            ids = (ctypes.c_int32 * room)()
+            count = self._library.tokenize(self._vocab, data, len(data), ids, room, False, False)
+        found: list[int] = []
+        for at in range(0, count, PIECE):
+            # Not in one call, which would keep the interpreter to itself.
+            found += ids[at : min(at + PIECE, count)]
+        return found
+
+    def texts(self, ids: Mapping[str, int]) -> dict[str, str]:
+        """What named tokens are as text: `{"pad_token": 2}` gives `{"pad_token": "<|im_end|>"}`."""
+        return {
+            name: self.pieces[token].decode(errors="replace")
+            for name, token in ids.items()
+            if token < len(self.pieces)
+        }
+
+    def _piece(self, token: int) -> bytes:
+        buffer = ctypes.create_string_buffer(64)
+        length = self._library.token_to_piece(self._vocab, token, buffer, len(buffer), 0, True)
+        if length < 0:
+            buffer = ctypes.create_string_buffer(-length)
+            length = self._library.token_to_piece(self._vocab, token, buffer, len(buffer), 0, True)
+        return buffer.raw[:length]
+
+    def _infill(self) -> tuple[int, int, int] | None:
+        library, vocab = self._library, self._vocab
+        prefix = _present(library.vocab_fim_pre(vocab))
+        suffix = _present(library.vocab_fim_suf(vocab))
+        middle = _present(library.vocab_fim_mid(vocab))
+        if prefix is None or suffix is None or middle is None:
+            return None
+        return prefix, suffix, middle
+
+
+def _present(token: int) -> int | None:
+    return token if token >= 0 else None

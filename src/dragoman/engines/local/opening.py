@@ -13,15 +13,13 @@ from msgspec.structs import replace
 from dragoman.engines.local import machine
 from dragoman.engines.local.calibrated import Choice, chosen
 from dragoman.engines.local.llamacpp import LlamaRunner
-from dragoman.engines.local.model import Model
-from dragoman.engines.local.numerics import numerics
+from dragoman.engines.local.machine import check_context, numerics, size_for
+from dragoman.engines.local.model import LlamaTokenizer, Model
 from dragoman.engines.local.openvino.family import NotForOpenVino, shape_of
 from dragoman.engines.local.options import LocalOptions
 from dragoman.engines.local.runner import AnyRunner
-from dragoman.engines.local.sizing import check_context, size_for
-from dragoman.engines.local.tokenizer import LlamaTokenizer
+from dragoman.engines.model_files import LLAMA_CPP, in_gguf
 from dragoman.engines.protocol import ModelCard, Tokenizer
-from dragoman.engines.recommended import LLAMA_CPP, in_gguf
 from dragoman.errors import ModelFileError, SettingsError
 
 if TYPE_CHECKING:
@@ -109,7 +107,7 @@ def _settled(options: LocalOptions) -> tuple[LocalOptions, str]:
 def _open_openvino(model: Model, options: LocalOptions, adapters: Sequence["Adapter"], why: str) -> Opened:
     """`model` has the vocabulary alone."""
     from dragoman.engines.local.openvino.converted import converted
-    from dragoman.engines.local.openvino.opening import files_of, runner_of
+    from dragoman.engines.local.openvino.runner import files_of, runner_of
 
     graph = converted(model.path)
     runner, details = runner_of(graph, model.trained_context, options, adapters)
@@ -125,7 +123,7 @@ def _open_folder(path: Path, options: LocalOptions) -> Opened:
         if options.adapters:
             raise NotForOpenVino("LoRA adapters are for GGUF files")
         check_machine(options, any_cpu=True)
-        from dragoman.engines.local.openvino.opening import card_and_tokenizer, folder_graph, runner_of
+        from dragoman.engines.local.openvino.runner import card_and_tokenizer, folder_graph, runner_of
 
         graph, trained = folder_graph(path)
         runner, details = runner_of(graph, trained, options)

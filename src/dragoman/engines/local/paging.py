@@ -1,17 +1,170 @@
-"""Sequences in pages: what of a prompt is already there, and room for more as they grow.
+"""Pages of key-value memory, known by what is in them.
 
-Rules of this file:
-- A prefix is shared only within a namespace: the same adapters, the same salt.
-- The last token of a prompt is always computed again, because its logits are needed.
-- A sequence starts when there is room for its prompt, and for one page more of each that runs.
-- Where a runner computes answers in another way than prompts, only prompts are shared: what is found in pages
-  is then the same, to the bit, as what would be computed.
+A page is known by a hash of its tokens and of the page before it, so equal beginnings meet in the same pages,
+whoever computed them. Rules of this file:
+- A page has as many users as sequences that read it. Its first user may write behind what it has published.
+- A page that nobody uses stays known until the memory is needed. Then the owner with the most pages gives up
+  the one that it left first, so that no flood of one drives out what all others have.
+- A page that is equal in part is copied by who wants to go on from there: nobody writes into another's page.
 """
 
-from dragoman.engines.local.memory import Memory
-from dragoman.engines.local.pages import Found, PageStore, root_of
+from collections import Counter, OrderedDict
+from hashlib import blake2b
+
+from msgspec import Struct
+
+from dragoman.engines.choosing.arrays import Ids
+from dragoman.engines.local.memory import Memory, common
 from dragoman.engines.local.runner import PagedRunner
 from dragoman.engines.local.sequence import Sequence, Slot
+
+# Pages after one that are looked through for one that is equal in part; the newest are most likely to be.
+_LOOKED_AT = 16
+
+
+class Found(Struct):
+    """How much of a prompt is there."""
+
+    pages: list[int]
+    chain: list[bytes]
+    """One hash more than pages: the first stands for what is shared only within a namespace."""
+    part: int | None = None
+    """A page whose first tokens go on from there, and how many."""
+    part_length: int = 0
+
+
+class _Content(Struct):
+    parent: bytes
+    tokens: Ids
+    name: bytes
+    """The hash, where the page is full; it is empty where it is not."""
+
+
+class PageStore:
+    def __init__(self, count: int, size: int) -> None:
+        self.size = size
+        self._users = [0] * count
+        self._free = list(range(count - 1, -1, -1))
+        self._left: dict[str, OrderedDict[int, None]] = {}
+        self._unused = 0
+        """Pages in `_left`, of all owners."""
+        self._owner = [""] * count
+        self._held: Counter[str] = Counter()
+        """Pages of each owner, used or left."""
+        self._content: dict[int, _Content] = {}
+        self._named: dict[bytes, int] = {}
+        self._after: dict[bytes, dict[int, Ids]] = {}
+
+    @property
+    def available(self) -> int:
+        """Pages that nobody uses."""
+        return len(self._free) + self._unused
+
+    def find(self, root: bytes, prompt: Ids) -> Found:
+        """The pages that hold the beginning of `prompt`."""
+        found = Found([], [root])
+        for start in range(0, prompt.size, self.size):
+            tokens = prompt[start : start + self.size]
+            name = _name(found.chain[-1], tokens)
+            page = self._named.get(name) if tokens.size == self.size else None
+            if page is None:
+                found.part, found.part_length = self._equal_in_part(found.chain[-1], tokens)
+                break
+            found.pages.append(page)
+            found.chain.append(name)
+        return found
+
+    def take(self, owner: str = "") -> int | None:
+        """A page to write into; None where all are in use."""
+        if self._free:
+            page = self._free.pop()
+        elif self._left:
+            page = next(iter(self._left[max(self._left, key=self._held.__getitem__)]))
+            self._take_out(page)
+            self._held[self._owner[page]] -= 1
+            self._disown(page)
+        else:
+            return None
+        self._users[page] = 1
+        self._owner[page] = owner
+        self._held[owner] += 1
+        return page
+
+    def use(self, page: int) -> None:
+        if not self._users[page]:
+            self._take_out(page)
+        self._users[page] += 1
+
+    def leave(self, page: int) -> None:
+        self._users[page] -= 1
+        if self._users[page]:
+            return
+        owner = self._owner[page]
+        if page in self._content:
+            self._left.setdefault(owner, OrderedDict())[page] = None
+            self._unused += 1
+        else:
+            self._held[owner] -= 1
+            self._free.append(page)
+
+    def _take_out(self, page: int) -> None:
+        """Of those that nobody uses."""
+        mine = self._left[self._owner[page]]
+        del mine[page]
+        self._unused -= 1
+        if not mine:
+            del self._left[self._owner[page]]
+
+    def publish(self, page: int, parent: bytes, tokens: Ids) -> bytes:
+        """Tell what a page holds, after which others; the hash that stands for all of it."""
+        name = _name(parent, tokens)
+        full = tokens.size == self.size
+        self._disown(page)
+        if full and name in self._named:
+            return name
+        if full:
+            self._named[name] = page
+        self._content[page] = _Content(parent, tokens, name if full else b"")
+        self._after.setdefault(parent, {})[page] = tokens
+        return name
+
+    def _disown(self, page: int) -> None:
+        content = self._content.pop(page, None)
+        if content is None:
+            return
+        self._named.pop(content.name, None)
+        siblings = self._after[content.parent]
+        del siblings[page]
+        if not siblings:
+            del self._after[content.parent]
+
+    def _equal_in_part(self, parent: bytes, tokens: Ids) -> tuple[int | None, int]:
+        best, most = None, 0
+        siblings = self._after.get(parent, {})
+        for page, _ in zip(reversed(siblings), range(_LOOKED_AT), strict=False):
+            length = common(tokens, siblings[page])
+            if length > most:
+                best, most = page, length
+        return best, most
+
+
+def root_of(namespace: object) -> bytes:
+    """Where the pages of a namespace begin. Equal namespaces are written alike."""
+    return blake2b(repr(namespace).encode(), digest_size=16).digest()
+
+
+def _name(parent: bytes, tokens: Ids) -> bytes:
+    return blake2b(parent + tokens.tobytes(), digest_size=16).digest()
+
+
+# Sequences in pages: what of a prompt is already there, and room for more as they grow.
+#
+# Rules of this file:
+# - A prefix is shared only within a namespace: the same adapters, the same salt.
+# - The last token of a prompt is always computed again, because its logits are needed.
+# - A sequence starts when there is room for its prompt, and for one page more of each that runs.
+# - Where a runner computes answers in another way than prompts, only prompts are shared: what is found in
+#   pages is then the same, to the bit, as what would be computed.
 
 
 class Paging(Memory):

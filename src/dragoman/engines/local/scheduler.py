@@ -20,16 +20,13 @@ from collections.abc import Set
 from itertools import count
 
 from dragoman.engines.choosing.arrays import Logits
-from dragoman.engines.choosing.continuation import Continuation
 from dragoman.engines.choosing.sampler import logprob
-from dragoman.engines.choosing.together import Choice, Choosers
+from dragoman.engines.choosing.together import Choice, Choosers, Continuation
 from dragoman.engines.local.guessing import Guesser
-from dragoman.engines.local.memory import Memory
+from dragoman.engines.local.memory import Memory, Slots
 from dragoman.engines.local.paging import Paging
-from dragoman.engines.local.plan import Piece, Plan, level, share_out
-from dragoman.engines.local.prefix import Slots
 from dragoman.engines.local.runner import AnyRunner, PagedRunner, Runner, StepFailed, StepInterrupted
-from dragoman.engines.local.sequence import Group, Sequence
+from dragoman.engines.local.sequence import Group, Piece, Plan, Sequence, level, share_out
 from dragoman.engines.local.shares import Account, Places, Turns, last_of_most
 from dragoman.errors import DragomanError, EngineFailed
 from dragoman.types import FinishReason, Job, Sink, Step

@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterable, Set
 from typing import TypeVar
 
 from dragoman.engines.local.memory import Memory
-from dragoman.engines.local.plan import Piece
-from dragoman.engines.local.sequence import Sequence, by_owner
+from dragoman.engines.local.sequence import Piece, Sequence, by_owner
 from dragoman.types import Adapters
 
 _T = TypeVar("_T", str, Adapters)

@@ -1,29 +1,79 @@
-"""The engine's thread: it computes step after step, and takes its mail in between.
+"""Embeddings, worked off piece by piece between the steps of the scheduler."""
 
-What is native goes down in one order, whoever says stop: no new mail, the running step broken off, everybody
-told, the threads of masks ended, and then the runner closed, on the thread that computed with it. Only when
-that thread is gone, for the system too, does `stop` return: libraries tidy up after a thread when Python has
-long forgotten it, and must not do so while the process takes them down.
-"""
-
+import asyncio
 import atexit
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
-from dragoman.engines.delivery import deliver
-from dragoman.engines.local.beat import Pulsing
-from dragoman.engines.local.embedding import Embedding
-from dragoman.engines.local.runner import Runner, StepFailed, StepInterrupted
+from dragoman.engines.local.runner import Pulsing, Runner, StepFailed, StepInterrupted
 from dragoman.engines.local.scheduler import Scheduler
 from dragoman.engines.local.sequence import Group
+from dragoman.engines.steps import deliver
 from dragoman.errors import DragomanError, EngineFailed, Unavailable
 from dragoman.types import Step
+
+
+class Embedding:
+    """One request for vectors, and the future that waits for them. `owner` is whose it is, as with a job."""
+
+    def __init__(
+        self,
+        prompts: Sequence[Sequence[int]],
+        runner: Runner,
+        loop: asyncio.AbstractEventLoop,
+        owner: str = "",
+    ) -> None:
+        self.owner = owner
+        self.future: asyncio.Future[list[list[float]]] = loop.create_future()
+        self._loop = loop
+        self._work = runner.embed(prompts)
+        self._found: list[list[float]] = []
+
+    def advance(self) -> bool:
+        """Do one piece of the work; whether there is more."""
+        if self.future.cancelled():
+            return False
+        try:
+            vector = next(self._work)
+        except StopIteration:
+            self._resolve(None)
+            return False
+        if vector is not None:
+            self._found.append(vector)
+        return True
+
+    def fail(self, error: DragomanError) -> None:
+        self._resolve(error)
+
+    def _resolve(self, error: DragomanError | None) -> None:
+        def settle() -> None:
+            if self.future.done():
+                return
+            if error is None:
+                self.future.set_result(self._found)
+            else:
+                self.future.set_exception(error)
+
+        try:
+            self._loop.call_soon_threadsafe(settle)
+        except RuntimeError:
+            # The loop is closed: nobody waits any more.
+            return
+
+
+# The engine's thread: it computes step after step, and takes its mail in between.
+#
+# What is native goes down in one order, whoever says stop: no new mail, the running step broken off,
+# everybody told, the threads of masks ended, and then the runner closed, on the thread that computed with
+# it. Only when that thread is gone, for the system too, does `stop` return: libraries tidy up after a
+# thread when Python has long forgotten it, and must not do so while the process takes them down.
+
 
 _log = logging.getLogger("dragoman.engine")
 Mail: TypeAlias = Callable[[], None]

@@ -1,20 +1,245 @@
-"""The engine: each job is a request to one of the upstreams, and cancelling it hangs up there."""
+"""The tokenizer of the model that the upstreams run, from what lies on this machine."""
 
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
+from pathlib import Path
+from typing import Any
 
-from dragoman.client import CannotConnect, ClientError
+import msgspec
+
+from dragoman.client import (
+    CannotConnect,
+    ClientError,
+    Finished,
+    Refused,
+    StreamEvent,
+    StreamFailed,
+    Text,
+    TimedOut,
+    Token,
+    Unseen,
+    Used,
+)
+from dragoman.client.request import Request, completions
+from dragoman.engines.hf_tokenizer import HfTokenizer
+from dragoman.engines.local.model import LlamaTokenizer, Model
 from dragoman.engines.protocol import ModelCard, Tokenizer
-from dragoman.engines.remote.asking import request_of
-from dragoman.engines.remote.failures import error_of
-from dragoman.engines.remote.hearing import Hearing
-from dragoman.engines.remote.options import RemoteOptions
-from dragoman.engines.remote.pool import Pool, Upstream
-from dragoman.engines.remote.traits import BadUpstream, Traits
-from dragoman.errors import BadRequest, EngineFailed
-from dragoman.types import Job, Step
+from dragoman.engines.remote.pool import BadUpstream, Pool, RemoteOptions, Traits, Upstream
+from dragoman.errors import (
+    BadRequest,
+    ContextOverflow,
+    DragomanError,
+    EngineFailed,
+    Overloaded,
+    Part,
+    Unavailable,
+)
+from dragoman.types import LARK_LINE, ConstraintSource, FinishReason, Job, Sampling, Step, TokenLogprob
+
+
+class GgufTokenizer(LlamaTokenizer):
+    """The vocabulary of a GGUF file, and its templates. The weights in it are mapped, and never read."""
+
+    def __init__(self, path: Path) -> None:
+        model = Model(path)
+        super().__init__(model)
+        self.templates = model.templates
+        self.special_tokens = self.texts(model.named_ids)
+        self.longest = model.trained_context
+
+
+def tokenizer_of(name: str) -> Tokenizer:
+    """A GGUF file, or what HfTokenizer takes: a folder with tokenizer.json, or a name."""
+    path = Path(name).expanduser()
+    return (
+        GgufTokenizer(path) if path.suffix == ".gguf" else HfTokenizer(str(path) if path.exists() else name)
+    )
+
+
+# What goes wrong at an upstream, as our clients are told.
+
+
+_CLIENTS_FAULT = frozenset({400, 413, 415, 422})
+_CLIENTS_KINDS = frozenset({BadRequest.type, "BadRequestError"})
+"""What OpenAI and vLLM call it inside of a stream, where there is no status."""
+_BUSY = frozenset({502, 503, 504})
+
+
+def error_of(error: ClientError) -> DragomanError:
+    """The upstream's words where they are about the request; what is about its insides stays in the log."""
+    said = error.said or "The upstream refused the request and gave no reason."
+    status = error.where.status if isinstance(error, Refused) else None
+    if error.code == ContextOverflow.code:
+        return ContextOverflow(said, param=_part(error))
+    if status in _CLIENTS_FAULT or (isinstance(error, StreamFailed) and error.kind in _CLIENTS_KINDS):
+        # vLLM repeats the status as the code.
+        code = None if error.code is None or error.code.isdigit() else error.code
+        return BadRequest(said, param=_part(error), code=code)
+    if status == 429 or error.kind == Overloaded.type:
+        return Overloaded(error.said or "The upstream is busy; try again soon.")
+    if isinstance(error, CannotConnect | TimedOut) or status in _BUSY or error.code == Unavailable.code:
+        return Unavailable("The upstream does not answer; try again soon.")
+    if status in (401, 403):
+        return EngineFailed("The upstream does not take the key that this server has for it.")
+    return EngineFailed("The upstream failed; the server's log says more.")
+
+
+def _part(error: ClientError) -> Part | None:
+    """An upstream is asked for completions, whose fields have the names that we use ourselves."""
+    return None if error.param is None else Part(error.param)
+
+
+# From the events of a completions stream to steps.
+
+
+_FINISHES: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
+
+
+class Hearing:
+    """`hear` gives what can be passed on at once, `last` the step that ends the answer.
+
+    Where `sampled` is false the upstream gives text, and ids are made from it.
+    """
+
+    def __init__(self, job: Job, tokenizer: Tokenizer, *, sampled: bool) -> None:
+        self._job = job
+        self._tokenizer = tokenizer
+        self._sampled = sampled
+        self._ends = tokenizer.end_ids | job.sampling.stop_token_ids
+        self._held: Step | None = None
+        """A step with what may be the end of the answer, which has to come with its finish."""
+        self._finished: Finished | None = None
+        self._cached: int | None = None
+
+    def hear(self, event: StreamEvent) -> Step | None:
+        match event:
+            case Text() | Unseen():
+                step = self._step(event.text, event.tokens)
+                before, self._held = self._held, None
+                if before is not None:
+                    step = _joined(before, step)
+                if step.ids and step.ids[-1] not in self._ends:
+                    return step
+                self._held = step
+            case Finished():
+                self._finished = event
+            case Used():
+                self._cached = event.usage.cached_tokens
+        return None
+
+    def last(self) -> Step:
+        if self._finished is None:
+            raise EngineFailed("The upstream did not say how the answer ended.")
+        finish = _FINISHES.get(self._finished.reason)
+        if finish is None:
+            raise EngineFailed(
+                f"The upstream ended the answer for a reason of its own: {self._finished.reason}."
+            )
+        step = self._held or Step([], logprobs=None if self._job.sampling.logprobs is None else [])
+        step.finish, step.cached_tokens = finish, self._cached
+        stop = self._finished.stop
+        step.stop_id = stop if isinstance(stop, int) and stop in self._job.sampling.stop_token_ids else None
+        return step
+
+    def _step(self, text: str, tokens: list[Token]) -> Step:
+        if not self._sampled:
+            return Step(self._tokenizer.encode(text))
+        ids = [token.id for token in tokens if token.id is not None]
+        if len(ids) != len(tokens) or (text and not ids):
+            raise EngineFailed("The upstream gave text without its ids.")
+        if any(not 0 <= id_ < len(self._tokenizer.pieces) for id_ in ids):
+            raise EngineFailed("The upstream gave an id that the vocabulary does not have.")
+        wanted = self._job.sampling.logprobs
+        return Step(ids, logprobs=None if wanted is None else [_logprob(token, wanted) for token in tokens])
+
+
+def _joined(first: Step, second: Step) -> Step:
+    logprobs = None if first.logprobs is None else first.logprobs + (second.logprobs or [])
+    return Step(first.ids + second.ids, logprobs=logprobs)
+
+
+def _logprob(token: Token, wanted: int) -> TokenLogprob:
+    if token.id is None or token.logprob is None:
+        raise EngineFailed("The upstream left out log probabilities that it was asked for.")
+    top = [(one.id, one.logprob) for one in token.top if one.id is not None and one.logprob is not None]
+    top.sort(key=lambda entry: -entry[1])
+    return TokenLogprob(token.id, token.logprob, tuple(top[:wanted]))
+
+
+# From a job to a completions request.
+
+
+def request_of(job: Job, traits: Traits, tokenizer: Tokenizer) -> Request:
+    asked = job.sampling
+    fields: dict[str, Any] = {
+        "model": job.adapter or traits.model,
+        "max_tokens": asked.max_tokens,
+        # Said even where it is the usual: some servers have other defaults.
+        "temperature": asked.temperature,
+        "top_p": asked.top_p,
+        "presence_penalty": asked.presence_penalty,
+        "frequency_penalty": asked.frequency_penalty,
+        "logit_bias": {str(id_): bias for id_, bias in asked.logit_bias.items()} or None,
+        "seed": asked.seed,
+    }
+    if traits.gives_ids:
+        fields |= {
+            "return_token_ids": True,
+            "logprobs": asked.logprobs,
+            "return_tokens_as_token_ids": None if asked.logprobs is None else True,
+        }
+    if traits.server != "other":
+        fields |= _extended(job, asked)
+    if traits.server == "dragoman":
+        fields |= {"typical_p": asked.typical_p, "cache_prompt": job.reuse_prefix}
+    if traits.server == "vllm" and not asked.ignore_eos:
+        # vLLM knows one end of its own; the model may have several.
+        fields["stop_token_ids"] = sorted(asked.stop_token_ids | tokenizer.end_ids)
+    return completions(job.prompt if traits.takes_ids else _text(job, tokenizer), fields)
+
+
+def _extended(job: Job, asked: Sampling) -> dict[str, Any]:
+    source = job.constraint.source if job.constraint is not None else None
+    return {
+        "top_k": asked.top_k,
+        "min_p": asked.min_p,
+        "repetition_penalty": asked.repetition_penalty,
+        "min_tokens": asked.min_tokens,
+        "ignore_eos": asked.ignore_eos,
+        "stop_token_ids": sorted(asked.stop_token_ids) or None,
+        "allowed_token_ids": None if asked.allowed_token_ids is None else list(asked.allowed_token_ids),
+        # Servers without priorities refuse any but the usual.
+        "priority": job.priority or None,
+        "cache_salt": job.cache_salt or None,
+        "structured_outputs": None if source is None else _structured(source),
+    }
+
+
+def _structured(source: ConstraintSource) -> dict[str, Any]:
+    match source.form:
+        case "json_schema":
+            return {"json": source.text}
+        case "choice":
+            return {"choice": msgspec.json.decode(source.text, type=list[str])}
+        case "gbnf":
+            return {"grammar": source.text}
+        case "lark":
+            # Without the first line, what has a `::=` in it would be taken for GBNF.
+            return {"grammar": LARK_LINE + source.text if "::=" in source.text else source.text}
+        case "regex" | "structural_tag":
+            return {source.form: source.text}
+
+
+def _text(job: Job, tokenizer: Tokenizer) -> str:
+    """The prompt for servers that take text only. They put the first token there themselves."""
+    ids = job.prompt[1:] if tokenizer.add_bos and job.prompt[:1] == (tokenizer.bos_id,) else job.prompt
+    return b"".join(tokenizer.pieces[id_] for id_ in ids).decode("utf-8", "replace")
+
+
+# The engine: each job is a request to one of the upstreams, and cancelling it hangs up there.
+
 
 logger = logging.getLogger("dragoman.engine")
 

@@ -1,17 +1,187 @@
-"""The upstreams: which of them are there, and which gets the next job."""
+"""What can be set about servers that are used as an engine."""
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any, Literal, TypeAlias
 
-from dragoman.client import AsyncClient, ClientError, TimedOut, Timeouts
-from dragoman.engines.protocol import Tokenizer
-from dragoman.engines.remote.options import RemoteOptions
-from dragoman.engines.remote.prefixes import Prefixes, blocks_of
-from dragoman.engines.remote.traits import BadUpstream, Traits, look
-from dragoman.errors import Unavailable
-from dragoman.types import Job
+from msgspec import Struct
+
+from dragoman.client import AsyncClient, ClientError, Refused, TimedOut, Timeouts
+from dragoman.engines.protocol import UNSUPPORTABLE, Tokenizer
+from dragoman.errors import SettingsError, Unavailable
+from dragoman.types import Job, SourceForm
+
+
+class RemoteOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str | None = None
+    """The model's public name; by default its name at the upstreams."""
+    model: str | None = None
+    """Its name at the upstreams; by default the first that they have."""
+    key: str | None = None
+    """The key of the upstreams."""
+    context: int | None = None
+    """Tokens one sequence may hold; by default what the upstreams say."""
+    connect_s: float = 5.0
+    """Seconds for a connection."""
+    silence_s: float = 600.0
+    """Seconds after which an upstream that says nothing is given up."""
+    check_s: float = 5.0
+    """Seconds between looks at whether the upstreams are there."""
+    tries: int = 3
+    """How often a job is given to an upstream, as long as none has said a token."""
+
+
+# What a server can do that is to be an upstream: seen once, by asking it for one token.
+
+
+Server: TypeAlias = Literal["dragoman", "vllm", "other"]
+_SAMPLE = "The quick brown fox, 12 + 30 = 42: naïve Grüße!\n"
+_STANDARD = frozenset(
+    {"temperature", "top_p", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "logprobs"}
+)
+"""What every server of this API takes."""
+_UNSUPPORTED: Mapping[Server, frozenset[str]] = {
+    # The first cannot be streamed; the second are ids here, and the API has only texts for them.
+    "dragoman": frozenset({"prompt_logprobs", "bad_words"}),
+    "vllm": frozenset({"prompt_logprobs", "bad_words", "typical_p", "reuse_prefix"}),
+    "other": frozenset(UNSUPPORTABLE) - _STANDARD,
+}
+_SOURCES: Mapping[Server, tuple[SourceForm, ...]] = {
+    "dragoman": ("json_schema", "regex", "choice", "gbnf", "lark"),
+    # What its usual choice of a backend reads.
+    "vllm": ("json_schema", "regex", "choice", "gbnf", "structural_tag"),
+    "other": (),
+}
+
+
+class BadUpstream(SettingsError):
+    """A server that cannot be used as one."""
+
+
+class Traits(Struct, frozen=True, kw_only=True):
+    server: Server
+    model: str
+    max_model_len: int | None
+    adapters: tuple[str, ...] = ()
+    takes_ids: bool
+    gives_ids: bool
+
+    @property
+    def unsupported(self) -> frozenset[str]:
+        return _UNSUPPORTED[self.server]
+
+    @property
+    def sources(self) -> tuple[SourceForm, ...]:
+        return _SOURCES[self.server]
+
+    def like(self, other: "Traits") -> bool:
+        """Whether a job of the one can be given to the other."""
+        mine, theirs = ((t.server, t.model, t.takes_ids, t.gives_ids) for t in (self, other))
+        return mine == theirs
+
+
+async def look(client: AsyncClient, tokenizer: Tokenizer, model: str | None) -> Traits:
+    """Raises ClientError where nobody answers, and BadUpstream where the server will not do."""
+    models = await client.models()
+    chosen = _chosen(models, model)
+    await _check_tokenizer(client, tokenizer, chosen["id"])
+    takes, gives = await _ids(client, tokenizer, chosen["id"])
+    owner = chosen.get("owned_by")
+    return Traits(
+        server="dragoman" if owner == "dragoman" else "vllm" if owner == "vllm" and gives else "other",
+        model=chosen["id"],
+        max_model_len=_length(chosen),
+        adapters=tuple(one["id"] for one in models if one.get("parent") == chosen["id"]),
+        takes_ids=takes,
+        gives_ids=gives,
+    )
+
+
+def _chosen(models: list[dict[str, Any]], name: str | None) -> dict[str, Any]:
+    found = next((one for one in models if name is None or one["id"] == name), None)
+    if found is None:
+        known = ", ".join(one["id"] for one in models) or "none"
+        raise BadUpstream(f"It has no model {name or ''}; there is: {known}.")
+    return found
+
+
+def _length(model: dict[str, Any]) -> int | None:
+    """Under the name that most have for it, or under llama-server's."""
+    meta = model.get("meta")
+    told = model.get("max_model_len") or (meta.get("n_ctx") if isinstance(meta, dict) else None)
+    return told if isinstance(told, int) else None
+
+
+async def _check_tokenizer(client: AsyncClient, tokenizer: Tokenizer, model: str) -> None:
+    """Where the server can be asked: with another vocabulary, everything would be nonsense."""
+    body = {"model": model, "prompt": _SAMPLE, "add_special_tokens": False}
+    try:
+        reply = await client.request("POST", "/tokenize", body)
+    except ClientError:
+        return
+    theirs = reply.body.get("tokens") if isinstance(reply.body, dict) else None
+    if theirs and theirs != tokenizer.encode(_SAMPLE):
+        raise BadUpstream("It has another tokenizer; give its own with --tokenizer.")
+
+
+async def _ids(client: AsyncClient, tokenizer: Tokenizer, model: str) -> tuple[bool, bool]:
+    """Whether it takes prompts as ids, and whether it gives the ids of its answers."""
+    fields: dict[str, Any] = {"model": model, "max_tokens": 1, "temperature": 0}
+    try:
+        answer = await client.completions(tokenizer.encode("Hello"), **fields, return_token_ids=True).answer()
+        return True, bool(answer.ids)
+    except Refused as refused:
+        if refused.where.status not in (400, 422):
+            raise
+    await client.completions("Hello", **fields).answer()
+    return False, False
+
+
+# Which prompts an upstream has seen lately, so that one that begins alike goes where that is known.
+
+
+BLOCK = 32
+"""Ids that are remembered as one. A beginning that is shorter is not worth going after."""
+MOST_BLOCKS = 1024
+"""Of one prompt."""
+MOST_KEPT = 64 * 1024
+
+
+def blocks_of(job: Job) -> list[int]:
+    """A number for each beginning of the prompt; equal beginnings have equal numbers."""
+    seen, blocks = hash((job.adapters, job.cache_salt)), []
+    for start in range(0, min(len(job.prompt) - BLOCK + 1, BLOCK * MOST_BLOCKS), BLOCK):
+        seen = hash((seen, job.prompt[start : start + BLOCK]))
+        blocks.append(seen)
+    return blocks
+
+
+class Prefixes:
+    def __init__(self, most: int = MOST_KEPT) -> None:
+        self._most = most
+        self._kept: OrderedDict[int, None] = OrderedDict()
+
+    def known(self, blocks: Sequence[int]) -> int:
+        """How many blocks from the beginning on have been there."""
+        return next((place for place, block in enumerate(blocks) if block not in self._kept), len(blocks))
+
+    def add(self, blocks: Sequence[int]) -> None:
+        # The beginning last: it is shared most, and must not go before what follows it.
+        for block in reversed(blocks):
+            self._kept[block] = None
+            self._kept.move_to_end(block)
+        while len(self._kept) > self._most:
+            self._kept.popitem(last=False)
+
+    def clear(self) -> None:
+        self._kept.clear()
+
+
+# The upstreams: which of them are there, and which gets the next job.
+
 
 logger = logging.getLogger("dragoman.engine")
 

@@ -1,6 +1,5 @@
 """Models of the `transformers` library, by its own continuous batching: `dragoman[transformers]`."""
 
-from dragoman.engines.transformers.engine import TransformersEngine
-from dragoman.engines.transformers.options import TransformersOptions
+from dragoman.engines.transformers.engine import TransformersEngine, TransformersOptions
 
 __all__ = ["TransformersEngine", "TransformersOptions"]

@@ -1,33 +1,229 @@
-"""The engine over `transformers`: requests in, steps out, by the library's own thread."""
+"""What can be set about a model that `transformers` runs."""
 
 import asyncio
 import atexit
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Thread
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
 import numpy as np
+from msgspec import Struct
 
-from dragoman.engines.choosing.continuation import Continuation
-from dragoman.engines.delivery import deliver
+from dragoman.engines.choosing.arrays import Logits
+from dragoman.engines.choosing.together import Continuation
 from dragoman.engines.hf_tokenizer import HfTokenizer, card_of
+from dragoman.engines.local import machine
+from dragoman.engines.local.machine import divide, memory_for
+from dragoman.engines.model_files import sensible
 from dragoman.engines.protocol import Handle
-from dragoman.engines.recommended import sensible
-from dragoman.engines.steps import iterate
-from dragoman.engines.transformers.embedding import mean_vectors
-from dragoman.engines.transformers.loading import Loaded, load
-from dragoman.engines.transformers.options import TransformersOptions
-from dragoman.engines.transformers.run import Run, Said
-from dragoman.errors import MODEL, PROMPT, BadRequest, DragomanError, EngineFailed, Unavailable
-from dragoman.types import Job, Sink, Step
+from dragoman.engines.steps import deliver, iterate
+from dragoman.errors import (
+    MODEL,
+    PROMPT,
+    BadRequest,
+    DragomanError,
+    EngineFailed,
+    ModelFileError,
+    Unavailable,
+)
+from dragoman.types import FinishReason, Job, Sampling, Sink, Step, TokenLogprob
+
+
+class TransformersOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything has a default that is worked out from the model and the machine."""
+
+    name: str | None = None
+    """The model's public name; by default the name of its folder."""
+    context: int | None = None
+    """Tokens one sequence may hold, prompt and answer together."""
+    slots: int | None = None
+    """Sequences in one step."""
+    threads: int | None = None
+    """Compute threads on a CPU; by default one per physical core this process may use."""
+    device: str | None = None
+    """`cuda`, `cuda:1`, `cpu`, ...; by default a GPU if there is one."""
+    dtype: str | None = None
+    """`bfloat16`, `float32`, ...; by default the checkpoint's on a GPU, and float32 on a CPU."""
+    batch: int = 512
+    """Most tokens in one step on a CPU, so also the most one step can stall."""
+    page: int = 32
+    """Tokens in one page of key-value memory; whole pages of equal prefixes are shared."""
+    kv_memory: int | None = None
+    """Bytes of key-value memory on a CPU; by default a quarter of what is free, 2 GiB at most."""
+
+
+# From a folder or a name to a model on its device.
+
+
+_WRITES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+_GPU_ROWS = 128
+
+
+class Loaded(Struct, kw_only=True):
+    model: Any
+    writes: bool
+    """Whether it is a language model. An encoder only gives vectors."""
+    context: int
+    vocabulary: int
+    rows: int
+    pages: int | None
+    """Pages of key-value memory; None leaves it to the library, which knows the GPU."""
+
+
+def load(path: str, options: TransformersOptions) -> Loaded:
+    """Raises ModelFileError where the library or the model cannot be used."""
+    try:
+        import torch
+        from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+        import dragoman.engines.transformers.batching  # noqa: F401 (what it needs is there, or it is told now)
+    except ImportError:
+        message = "This engine needs newer packages: pip install 'dragoman[transformers]'."
+        raise ModelFileError(message) from None
+    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    on_cpu = device.type == "cpu"
+    if on_cpu:
+        torch.set_num_threads(options.threads or machine.cores())
+    folder = str(Path(path).expanduser()) if Path(path).expanduser().exists() else path
+    try:
+        # Said, because where nothing is said it asks whoever sits at the terminal, and would take a yes.
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        writes = any(sign in name for name in config.architectures or () for sign in _WRITES)
+        kind = AutoModelForCausalLM if writes else AutoModel
+        dtype = options.dtype or ("float32" if on_cpu else "auto")
+        model = kind.from_pretrained(folder, dtype=dtype, trust_remote_code=False).to(device).eval()
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelFileError(f"transformers cannot load {path}: {_first_line(error)}") from error
+    return _sized(model, writes, on_cpu, options)
+
+
+def _sized(model: Any, writes: bool, on_cpu: bool, options: TransformersOptions) -> Loaded:
+    text = model.config.get_text_config()
+    trained = int(getattr(text, "max_position_embeddings", None) or 2048)
+    rows, context, pages = options.slots or _GPU_ROWS, options.context or trained, None
+    if on_cpu and writes:
+        tokens = memory_for(options.kv_memory) // _token_bytes(text, model.dtype.itemsize)
+        rows, context = divide(tokens, trained, options.slots, options.context)
+        pages = -(-rows * context // options.page)
+    return Loaded(
+        model=model,
+        writes=writes,
+        context=min(context, trained),
+        vocabulary=int(text.vocab_size),
+        rows=rows,
+        pages=pages,
+    )
+
+
+def _token_bytes(text: Any, number: int) -> int:
+    """Bytes of key-value memory per token."""
+    heads = int(getattr(text, "num_key_value_heads", None) or text.num_attention_heads)
+    width = int(getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
+    return 2 * int(text.num_hidden_layers) * heads * width * number
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+# Vectors of prompts: the mean of the last hidden states.
+
+
+def mean_vectors(model: Any, prompts: Iterable[Sequence[int]]) -> list[list[float]]:
+    """One vector of length one per prompt; one at a time, because padding would change them."""
+    import torch
+
+    with torch.no_grad():
+        return [_vector(model.base_model, torch.tensor([list(ids)], device=model.device)) for ids in prompts]
+
+
+def _vector(model: Any, ids: Any) -> list[float]:
+    states = model(input_ids=ids).last_hidden_state[0].float()
+    mean = states.mean(dim=0)
+    vector: list[float] = (mean / mean.norm().clamp(min=1e-12)).tolist()
+    return vector
+
+
+# A job on its way through the engine: one request of the library for each of its continuations.
+
+
+_log = logging.getLogger("dragoman.engine")
+
+
+class Run:
+    """One continuation. The engine's thread advances it; the event loop's thread may cancel it."""
+
+    __slots__ = ("_answer", "_plain", "_takes_largest", "id", "loop", "over", "sink")
+
+    def __init__(self, id: str, answer: Continuation, sink: Sink, loop: asyncio.AbstractEventLoop) -> None:
+        self.id = id
+        self.sink = sink
+        self.loop = loop
+        self.over = False
+        self._answer = answer
+        self._plain = answer.plain
+        self._takes_largest = answer.takes_largest
+
+    def __deepcopy__(self, memo: object) -> "Run":
+        """The library copies what it was given when it starts a request again; the answer goes on."""
+        return self
+
+    @property
+    def index(self) -> int:
+        return self._answer.index
+
+    @property
+    def sampling(self) -> Sampling:
+        return self._answer.sampling
+
+    def uniform(self) -> float:
+        """The number in [0, 1) that decides the next draw."""
+        return self._answer.uniform()
+
+    def in_company(self, drawing: bool) -> bool:
+        """Whether its row may be chosen from together with others, where it is; `drawing` if not only the
+        largest can be taken there. What has been cancelled takes anything.
+        """
+        return self.over or (self._plain if drawing else self._takes_largest)
+
+    def take(self, token: int, logprob: TokenLogprob | None) -> Step | None:
+        """The step for an id that was chosen elsewhere, as `advance`."""
+        return self._step(lambda: self._answer.take(token, logprob))
+
+    def advance(self, row: Logits) -> Step | None:
+        """The next step; None for a run that was cancelled while the step was computed."""
+        return self._step(lambda: self._answer.advance(row))
+
+    def _step(self, choose: Callable[[], Step]) -> Step | None:
+        if self.over:
+            return None
+        try:
+            step = choose()
+        except Exception:
+            _log.exception("choosing an id failed")
+            return self.end("error", EngineFailed("The engine failed while it was choosing a token."))
+        self.over = step.finish is not None
+        return step
+
+    def end(self, finish: FinishReason, error: DragomanError | None = None) -> Step | None:
+        if self.over:
+            return None
+        self.over = True
+        return Step([], self.index, finish=finish, error=error)
+
+
+Said: TypeAlias = tuple[Run, Step]
+
+
+# The engine over `transformers`: requests in, steps out, by the library's own thread.
+
 
 T = TypeVar("T")
-_log = logging.getLogger("dragoman.engine")
 _UNSUPPORTED = frozenset({"prompt_logprobs", "priority", "cache_salt", "reuse_prefix"})
 
 

@@ -24,7 +24,7 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 
 from dragoman.errors import BadRequest, DragomanError
-from dragoman.http.connection.budget import Budget
+from dragoman.http.admission import Budget
 from dragoman.http.connection.places import ConnectionPlace
 from dragoman.http.connection.transport import PatientTransport, Stall
 

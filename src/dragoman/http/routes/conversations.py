@@ -3,12 +3,11 @@
 import time
 from functools import partial
 
-from dragoman.api import conversations, metadata
+from dragoman.api import conversations
 from dragoman.api.conversations import check_items, shown, unknown_conversation, unknown_item
 from dragoman.api.responses.request import check_include
-from dragoman.http.exchange import Exchange
+from dragoman.http.exchange import Exchange, QueryString
 from dragoman.http.host import Host
-from dragoman.http.routes.query import QueryString
 from dragoman.responses.context import new_id, pack_items
 from dragoman.store import Conversation, Item
 
@@ -28,7 +27,7 @@ async def retrieve(host: Host, exchange: Exchange) -> None:
 
 
 async def update(host: Host, exchange: Exchange) -> None:
-    new, _ = await exchange.read(metadata.read)
+    new, _ = await exchange.read(conversations.read_metadata)
     if not await host.desk.required().set_conversation_metadata(exchange.owner, _id(exchange), new):
         raise unknown_conversation(_id(exchange))
     await exchange.json(shown(await _found(host, exchange)))

@@ -5,6 +5,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
+from dragoman.api import completions as completion_bodies
 from dragoman.api.chat import reply as chat_reply
 from dragoman.api.chat import request as chat_request
 from dragoman.api.chat.reply import ChatSpelling
@@ -17,13 +18,9 @@ from dragoman.api.chat.request import (
     without_servers,
 )
 from dragoman.api.chat.stored import KeptStream
-from dragoman.api.completions import reply as completions_reply
-from dragoman.api.completions import request as completions_request
-from dragoman.api.completions.reply import CompletionSpelling, Echo
-from dragoman.api.completions.request import CompletionRequest
-from dragoman.api.fields.shared import SharedFields
-from dragoman.api.logprobs import Speller
-from dragoman.api.reply import ChunkOptions, Head, StreamWriter, about_bytes
+from dragoman.api.completions import CompletionRequest, CompletionSpelling, Echo
+from dragoman.api.reply import ChunkOptions, Head, Speller, StreamWriter, about_bytes
+from dragoman.api.shared_fields import SharedFields
 from dragoman.engines.sound import checked, wrong_prompt_entries
 from dragoman.errors import Unavailable
 from dragoman.http import run_turn
@@ -34,8 +31,7 @@ from dragoman.http.run_turn import AnyTurn
 from dragoman.limits import check_count
 from dragoman.mcp import McpFailure, McpTool
 from dragoman.turns.spec import TurnSpec
-from dragoman.turns.tool_loop import HiddenCalls, ToolLoop
-from dragoman.turns.toolbox import Toolbox
+from dragoman.turns.tool_loop import HiddenCalls, Toolbox, ToolLoop
 from dragoman.turns.turn import Turn
 from dragoman.types import Answer, TokenLogprob
 
@@ -150,9 +146,9 @@ def _chat_reply(
 
 
 async def completions(host: Host, exchange: Exchange) -> None:
-    request, size = await exchange.read(partial(completions_request.read, limits=host.limits))
+    request, size = await exchange.read(partial(completion_bodies.read, limits=host.limits))
     exchange.visit.within(request.timeout)
-    spec = await exchange.aside(size, partial(completions_request.spec, request))
+    spec = await exchange.aside(size, partial(completion_bodies.spec, request))
     turn = await run_turn.plan(host, exchange, spec, size)
     _check_told(host, request, turn)
     head = _head(host, exchange, "cmpl-", request)
@@ -176,7 +172,7 @@ async def _stream_completions(
     prompts = [job.prompt for job in turn.jobs] if request.return_token_ids else None
 
     def opening() -> bytes:
-        return completions_reply.opening(writer, turn.choices, _echoes(host, request, turn), prompts)
+        return completion_bodies.opening(writer, turn.choices, _echoes(host, request, turn), prompts)
 
     size = _opening_bytes(request, turn)
     await run_turn.stream(exchange, turn, writer, opening, host.pump, host.settings.keep_alive, None, size)
@@ -191,8 +187,8 @@ async def _whole_completions(
     spelling: CompletionSpelling,
 ) -> None:
     answers = await run_turn.whole(exchange, turn)
-    if completions_request.ranks(request):
-        answers = completions_reply.best(answers, request.best_of or 1, request.n or 1)
+    if completion_bodies.ranks(request):
+        answers = completion_bodies.best(answers, request.best_of or 1, request.n or 1)
     work = partial(_completions_reply, host, request, turn, head, spelling, answers)
     size = _reply_bytes(request, turn, answers)
     written = await host.workers.run(exchange.owner, size, lambda: exchange.encoder(size)(work()))
@@ -208,7 +204,7 @@ def _completions_reply(
     answers: list[Answer],
 ) -> dict[str, Any]:
     prompts = [job.prompt for job in turn.jobs] if request.return_token_ids else None
-    reply = completions_reply.whole(
+    reply = completion_bodies.whole(
         head,
         answers,
         turn.usage,

@@ -3,9 +3,9 @@
 from functools import partial
 from typing import Any
 
-from dragoman.api import parsing, tokens
+from dragoman.api import completions as completion_bodies
+from dragoman.api import inspection
 from dragoman.api.chat import request as chat_request
-from dragoman.api.completions import request as completions_request
 from dragoman.errors import ModelNotFound
 from dragoman.http.exchange import Exchange
 from dragoman.http.host import Host
@@ -48,13 +48,13 @@ async def tokenize(host: Host, exchange: Exchange) -> None:
 
 
 def _tokenized(host: Host, body: bytes) -> dict[str, Any]:
-    request = tokens.read_tokenize(body, host.limits)
+    request = inspection.read_tokenize(body, host.limits)
     host.model.planner.adapter(request.model)
-    ids = host.model.prompter.encode(tokens.prompt(request))
+    ids = host.model.prompter.encode(inspection.prompt(request))
     names = None
     if request.return_token_strs:
         names = [host.model.pieces.bytes[id_].decode("utf-8", "replace") for id_ in ids]
-    return tokens.tokenized(ids, host.card.max_model_len, names)
+    return inspection.tokenized(ids, host.card.max_model_len, names)
 
 
 async def detokenize(host: Host, exchange: Exchange) -> None:
@@ -62,7 +62,7 @@ async def detokenize(host: Host, exchange: Exchange) -> None:
 
 
 def _detokenized(host: Host, body: bytes) -> dict[str, Any]:
-    request = tokens.read_detokenize(body, len(host.model.pieces))
+    request = inspection.read_detokenize(body, len(host.model.pieces))
     host.model.planner.adapter(request.model)
     return {"prompt": host.model.pieces.text(request.tokens)}
 
@@ -82,9 +82,9 @@ async def render_completions(host: Host, exchange: Exchange) -> None:
 
 
 def _rendered_completions(host: Host, body: bytes) -> list[dict[str, Any]]:
-    request = completions_request.read(body, host.limits)
+    request = completion_bodies.read(body, host.limits)
     host.model.planner.adapter(request.model)
-    return [_rendered(host, prompt) for prompt in completions_request.prompts(request)]
+    return [_rendered(host, prompt) for prompt in completion_bodies.prompts(request)]
 
 
 def _rendered(host: Host, prompt: Prompt) -> dict[str, Any]:
@@ -104,24 +104,24 @@ def _counted_chat(host: Host, body: bytes) -> dict[str, Any]:
 
 
 async def function_call(host: Host, exchange: Exchange) -> None:
-    await exchange.answer(lambda body: parsing.calls_reply(_calls(host, body)))
+    await exchange.answer(lambda body: inspection.calls_reply(_calls(host, body)))
 
 
 async def function_call_sglang(host: Host, exchange: Exchange) -> None:
-    await exchange.answer(lambda body: parsing.calls_reply_sglang(_calls(host, body)))
+    await exchange.answer(lambda body: inspection.calls_reply_sglang(_calls(host, body)))
 
 
 async def reasoning(host: Host, exchange: Exchange) -> None:
-    await exchange.answer(lambda body: parsing.reasoning_reply(_reasoning(host, body)))
+    await exchange.answer(lambda body: inspection.reasoning_reply(_reasoning(host, body)))
 
 
 async def reasoning_sglang(host: Host, exchange: Exchange) -> None:
-    await exchange.answer(lambda body: parsing.reasoning_reply_sglang(_reasoning(host, body)))
+    await exchange.answer(lambda body: inspection.reasoning_reply_sglang(_reasoning(host, body)))
 
 
 def _calls(host: Host, body: bytes) -> Answer:
-    return parsing.parse_calls(parsing.read_calls(body, host.limits), host.model.found.dialect)
+    return inspection.parse_calls(inspection.read_calls(body, host.limits), host.model.found.dialect)
 
 
 def _reasoning(host: Host, body: bytes) -> Answer:
-    return parsing.parse_reasoning(parsing.read_reasoning(body, host.limits), host.model.found.dialect)
+    return inspection.parse_reasoning(inspection.read_reasoning(body, host.limits), host.model.found.dialect)

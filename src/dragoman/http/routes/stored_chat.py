@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from dragoman.api import metadata
+from dragoman.api import conversations
 from dragoman.api.chat.request import ChatRequest
 from dragoman.api.chat.stored import deleted, record, relabelled, unknown_completion
-from dragoman.http.exchange import Exchange
+from dragoman.http.exchange import Exchange, QueryString
 from dragoman.http.host import Host
-from dragoman.http.routes.query import QueryString
 from dragoman.store import Record
 from dragoman.types import Traced
 
@@ -60,7 +59,7 @@ async def retrieve(host: Host, exchange: Exchange) -> None:
 
 
 async def update(host: Host, exchange: Exchange) -> None:
-    new, _ = await exchange.read(metadata.read)
+    new, _ = await exchange.read(conversations.read_metadata)
     found = await _found(host, exchange)
     body = await exchange.aside(len(found.body), partial(relabelled, found.body, new))
     if not await host.desk.required().set_metadata("chat", exchange.owner, found.id, new, body):

@@ -1,26 +1,57 @@
-"""Every route there is, and who answers it."""
+"""What makes an API of some routes: they begin alike, and say alike what goes wrong."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeAlias
 
+from msgspec import Struct
+
+from dragoman.api import completions
 from dragoman.api import conversations as conversation_bodies
-from dragoman.api import embeddings, tokens
+from dragoman.api import inspection as inspection_bodies
+from dragoman.api import vectors as vector_bodies
 from dragoman.api.chat import reply as chat_reply
-from dragoman.api.completions import reply as completions_reply
 from dragoman.api.error_spelling import ErrorSpelling
 from dragoman.api.openapi import OPERATIONS, Operation
-from dragoman.api.responses.errors import ERRORS as RESPONSE_ERRORS
-from dragoman.http.responses import create, stored
+from dragoman.api.responses.response import ERRORS as RESPONSE_ERRORS
+from dragoman.http.exchange import Exchange
+from dragoman.http.host import Host
 from dragoman.http.routes import (
     conversations,
     docs,
-    engine,
     generate,
     inspection,
+    responses,
     stored_chat,
-    trajectories,
+    training,
     vectors,
 )
-from dragoman.http.routes.api import Api, Handler
+
+Handler: TypeAlias = Callable[[Host, Exchange], Awaitable[None]]
+
+
+class Api(Struct, frozen=True):
+    """Who answers which path, by method."""
+
+    path: str
+    """All below this is the API's own, so that it says in its way too that something is not there."""
+    errors: ErrorSpelling
+    computed: Mapping[str, Handler] = {}
+    """POST that takes the engine's time, and counts in its queue."""
+    post: Mapping[str, Handler] = {}
+    """Others that have a body, which are counted apart."""
+    uncounted: Mapping[str, Handler] = {}
+    """POST that helps a full server, or one that stops: it is let in always."""
+    get: Mapping[str, Handler] = {}
+    delete: Mapping[str, Handler] = {}
+    operations: Sequence[Operation] = ()
+    """What is said of them, where `OPERATIONS` does not say it."""
+
+    def has(self, path: str) -> bool:
+        return path == self.path or path.startswith(f"{self.path}/")
+
+
+# Every route there is, and who answers it.
+
 
 CHAT = Api(
     "/v1/chat/completions",
@@ -40,21 +71,21 @@ CHAT = Api(
 )
 COMPLETIONS = Api(
     "/v1/completions",
-    completions_reply.ERRORS,
+    completions.ERRORS,
     computed={"/v1/completions": generate.completions},
     post={"/v1/completions/render": inspection.render_completions},
 )
 RESPONSES = Api(
     "/v1/responses",
     RESPONSE_ERRORS,
-    computed={"/v1/responses": create.create, "/v1/responses/compact": create.compact},
-    post={"/v1/responses/input_tokens": create.input_tokens},
-    uncounted={"/v1/responses/{id}/cancel": stored.cancel},
+    computed={"/v1/responses": responses.create, "/v1/responses/compact": responses.compact},
+    post={"/v1/responses/input_tokens": responses.input_tokens},
+    uncounted={"/v1/responses/{id}/cancel": responses.cancel},
     get={
-        "/v1/responses/{id}": stored.retrieve,
-        "/v1/responses/{id}/input_items": stored.input_items,
+        "/v1/responses/{id}": responses.retrieve,
+        "/v1/responses/{id}/input_items": responses.input_items,
     },
-    delete={"/v1/responses/{id}": stored.delete},
+    delete={"/v1/responses/{id}": responses.delete},
 )
 CONVERSATIONS = Api(
     "/v1/conversations",
@@ -74,10 +105,10 @@ CONVERSATIONS = Api(
         "/v1/conversations/{id}/items/{item_id}": conversations.delete_item,
     },
 )
-EMBEDDINGS = Api("/v1/embeddings", embeddings.ERRORS, computed={"/v1/embeddings": vectors.embed})
+EMBEDDINGS = Api("/v1/embeddings", vector_bodies.ERRORS, computed={"/v1/embeddings": vectors.embed})
 OTHERS = Api(
     "",
-    tokens.ERRORS,
+    inspection_bodies.ERRORS,
     computed={
         "/v1/rerank": vectors.rerank,
         "/rerank": vectors.rerank,
@@ -85,7 +116,7 @@ OTHERS = Api(
         "/score": vectors.score,
     },
     post={
-        "/v1/trajectories/{id}": trajectories.reward,
+        "/v1/trajectories/{id}": training.reward,
         "/tokenize": inspection.tokenize,
         "/v1/tokenize": inspection.tokenize,
         "/detokenize": inspection.detokenize,
@@ -95,9 +126,9 @@ OTHERS = Api(
         "/parse_function_call": inspection.function_call_sglang,
         "/separate_reasoning": inspection.reasoning_sglang,
     },
-    uncounted={"/v1/engine/pause": engine.pause, "/v1/engine/resume": engine.resume},
+    uncounted={"/v1/engine/pause": training.pause, "/v1/engine/resume": training.resume},
     get={
-        "/v1/trajectories/{id}": trajectories.retrieve,
+        "/v1/trajectories/{id}": training.retrieve,
         "/v1/models": inspection.list_models,
         "/v1/models/{model:path}": inspection.get_model,
         "/openapi.json": docs.openapi,

@@ -6,9 +6,8 @@ from functools import partial
 from operator import mul
 from typing import Any
 
-from dragoman.api import embeddings, ranking
-from dragoman.api.embeddings import EmbeddingRequest
-from dragoman.api.ranking import Pair, RerankRequest, ScoreRequest
+from dragoman.api import vectors as bodies
+from dragoman.api.vectors import EmbeddingRequest, Pair, RerankRequest, ScoreRequest
 from dragoman.engines.asked import asked
 from dragoman.engines.protocol import EmbeddingEngine, ScoringEngine, SharingEngine, weights_of
 from dragoman.engines.sound import checked, wrong_scores, wrong_vectors
@@ -32,21 +31,21 @@ async def embed(host: Host, exchange: Exchange) -> None:
     if not isinstance(host.engine, EmbeddingEngine):
         raise BadRequest("This engine has no embeddings.", param="model", code="unsupported_model")
     if host.card.dimensions is not None:
-        embeddings.check_dimensions(request, host.card.dimensions)
+        bodies.check_dimensions(request, host.card.dimensions)
     prompts = await _encoded(host, exchange, given, size)
     vectors = await _vectors(host, exchange, prompts)
     host.card.dimensions = len(vectors[0])
-    embeddings.check_dimensions(request, host.card.dimensions)
+    bodies.check_dimensions(request, host.card.dimensions)
     model, tokens = request.model or host.card.name, sum(map(len, prompts))
     exchange.facts.update(model=model, prompt_tokens=tokens)
     size = FLOAT_BYTES * len(vectors) * len(vectors[0])
-    make = partial(embeddings.reply, request, model, vectors, tokens, weights_of(host.engine))
+    make = partial(bodies.reply, request, model, vectors, tokens, weights_of(host.engine))
     await exchange.json(await exchange.aside(size, make), size=size)
 
 
 def _read_embed(body: bytes, limits: Limits) -> tuple[EmbeddingRequest, list[Prompt]]:
-    request = embeddings.read(body, limits)
-    return request, embeddings.prompts(request)
+    request = bodies.read_embedding(body, limits)
+    return request, bodies.prompts(request)
 
 
 async def rerank(host: Host, exchange: Exchange) -> None:
@@ -54,12 +53,12 @@ async def rerank(host: Host, exchange: Exchange) -> None:
     exchange.visit.within(request.timeout)
     scores, tokens = await _scores(host, exchange, pairs, request.model, size)
     head = host.head("rerank-", request.model)
-    await exchange.json(ranking.ranked(request, head, scores, tokens, weights_of(host.engine)), size=size)
+    await exchange.json(bodies.ranked(request, head, scores, tokens, weights_of(host.engine)), size=size)
 
 
 def _read_rerank(body: bytes, limits: Limits) -> tuple[RerankRequest, list[Pair]]:
-    request = ranking.read_rerank(body)
-    return request, ranking.pairs(request, limits)
+    request = bodies.read_rerank(body)
+    return request, bodies.pairs(request, limits)
 
 
 async def score(host: Host, exchange: Exchange) -> None:
@@ -67,12 +66,12 @@ async def score(host: Host, exchange: Exchange) -> None:
     exchange.visit.within(request.timeout)
     scores, tokens = await _scores(host, exchange, pairs, request.model, size)
     head = host.head("score-", request.model)
-    await exchange.json(ranking.scored(head, scores, tokens, weights_of(host.engine)))
+    await exchange.json(bodies.scored(head, scores, tokens, weights_of(host.engine)))
 
 
 def _read_score(body: bytes, limits: Limits) -> tuple[ScoreRequest, list[Pair]]:
-    request = ranking.read_score(body)
-    return request, ranking.pairs(request, limits)
+    request = bodies.read_score(body)
+    return request, bodies.pairs(request, limits)
 
 
 async def _scores(

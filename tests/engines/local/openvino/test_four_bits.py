@@ -8,7 +8,7 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 
-from dragoman.engines.local.openvino import four_bits
+from dragoman.engines.local.openvino import tensors
 
 Q4_0, Q4_1, Q4_K = GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q4_K
 KINDS = [Q4_0, Q4_1, Q4_K]
@@ -25,9 +25,9 @@ def rows(kind: GGMLQuantizationType, count: int = 6) -> NDArray[np.uint8]:
     return blocks.reshape(count, -1)
 
 
-def values(fours: four_bits.Fours) -> NDArray[np.float32]:
+def values(fours: tensors.Fours) -> NDArray[np.float32]:
     pairs = np.stack([fours.numbers & 15, fours.numbers >> 4], axis=-1).astype(np.int8)
-    numbers = np.where(pairs > 7, pairs - 16, pairs).reshape(*fours.numbers.shape[:2], four_bits.GROUP)
+    numbers = np.where(pairs > 7, pairs - 16, pairs).reshape(*fours.numbers.shape[:2], tensors.GROUP)
     found = numbers * fours.scales.astype(np.float32) + fours.offsets[..., None]
     return found.reshape(len(numbers), -1)
 
@@ -35,20 +35,20 @@ def values(fours: four_bits.Fours) -> NDArray[np.float32]:
 @pytest.mark.parametrize("kind", [Q4_0, Q4_1])
 def test_a_number_stays_what_it_is(kind: GGMLQuantizationType) -> None:
     data = rows(kind)
-    assert np.array_equal(values(four_bits.read(data, kind)), dequantize(data, kind))
+    assert np.array_equal(values(tensors.read_fours(data, kind)), dequantize(data, kind))
 
 
 def test_a_scale_of_two_factors_is_rounded_to_eleven_bits() -> None:
     data = rows(Q4_K)
     exact = dequantize(data, Q4_K)
-    assert np.abs(values(four_bits.read(data, Q4_K)) - exact).max() <= np.abs(exact).max() * 2**-11
+    assert np.abs(values(tensors.read_fours(data, Q4_K)) - exact).max() <= np.abs(exact).max() * 2**-11
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_product_is_that_of_the_numbers(kind: GGMLQuantizationType) -> None:
     data = rows(kind)
     states = ops.parameter([-1, -1, WIDTH], np.float32)
-    found = four_bits.product(states, [four_bits.read(data, kind)])
+    found = tensors.multiply_fours(states, [tensors.read_fours(data, kind)])
     whole = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": 0, "INFERENCE_PRECISION_HINT": "f32"}
     compiled = ov.Core().compile_model(ov.Model([ops.result(found)], [states]), "CPU", whole)
     given = np.random.default_rng(6).normal(size=(3, 1, WIDTH)).astype(np.float32)
@@ -58,5 +58,5 @@ def test_a_product_is_that_of_the_numbers(kind: GGMLQuantizationType) -> None:
 
 def test_parts_with_and_without_offsets_are_one_product() -> None:
     states = ops.parameter([-1, -1, WIDTH], np.float32)
-    parts = [four_bits.read(rows(kind), kind) for kind in (Q4_0, Q4_1)]
-    assert four_bits.product(states, parts).output(0).partial_shape[-1].get_length() == 12
+    parts = [tensors.read_fours(rows(kind), kind) for kind in (Q4_0, Q4_1)]
+    assert tensors.multiply_fours(states, parts).output(0).partial_shape[-1].get_length() == 12

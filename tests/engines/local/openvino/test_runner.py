@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dragoman.engines.choosing.arrays import Logits
-from dragoman.engines.choosing.blocks import BLOCK
+from dragoman.engines.choosing.together import BLOCK
 from dragoman.engines.local import machine
 from dragoman.engines.local.openvino.compiled import compile_graph
 from dragoman.engines.local.openvino.converted import converted

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.engines.local.openvino.compiled import best_kv_cache, compile_graph
+from dragoman.engines.local.openvino.compiled import best_kv_cache, compile_graph, signal_stack
 from dragoman.engines.local.openvino.converted import converted
-from dragoman.engines.local.openvino.signal_stack import signal_stack
 from tests.support.tiny_gguf import write_tiny
 
 

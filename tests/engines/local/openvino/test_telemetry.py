@@ -11,7 +11,7 @@ SCRIPT = """
 import sys
 told, outside = [], ("socket.", "subprocess.", "os.fork")
 sys.addaudithook(lambda name, _: told.append(name) if name.startswith(outside) else None)
-import dragoman.engines.local.openvino.opening
+import dragoman.engines.local.openvino.runner
 assert "openvino" in sys.modules
 print(told, sorted(name for name in sys.modules if name.startswith("openvino_telemetry.")))
 """

@@ -5,8 +5,7 @@ import pytest
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
-from dragoman.engines.local.openvino.int8 import as_int8
-from dragoman.engines.local.openvino.tensors import COARSE, FINE, half_apart
+from dragoman.engines.local.openvino.tensors import COARSE, FINE, as_int8, half_apart
 
 KINDS = [GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1]
 

@@ -1,12 +1,17 @@
-"""A graph, compiled for this machine: the body, which keeps keys and values in pages, and the head.
+"""The stack on which signals of a thread are handled, kept out of OpenVINO's hands.
 
-They are two, because the head gives logits. In the precision of the body, bfloat16, a logit of 20 would be
-known to a sixteenth; the head computes in float32, and only for the rows that are wanted. It also gives the
-largest of each block of logits, so that what is likely is found without going through all of them.
+The plugin for CPUs, when it is made, gives the thread that makes it a signal stack of the plugin's own. When
+it goes, it unmaps that memory, and takes the stack back from the thread on which that happens: if another
+thread lets go of the graph, as in a server that stops, the first is left with a stack that is not there.
+Python handles signals on such a stack where there is one, so the next signal would be the process's end: by
+SIGSEGV, and not by what the signal was to do. So what a thread had is put back once the plugin is made.
 """
 
+import ctypes
 import logging
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,13 +22,55 @@ from msgspec import Struct
 from numpy.typing import NDArray
 from openvino._offline_transformations import paged_attention_transformation
 
-from dragoman.engines.choosing.blocks import BLOCK
+from dragoman.engines.choosing.together import BLOCK
 from dragoman.engines.local import machine
 from dragoman.engines.local.openvino.adapters import Adapter, add_adapters
 from dragoman.engines.local.openvino.family import NotForOpenVino
 from dragoman.engines.local.openvino.graph import HEAD_QUANTIZED, QUANTIZED, WINDOWS
 from dragoman.engines.local.openvino.layout import READ
-from dragoman.engines.local.openvino.signal_stack import signal_stack_kept
+
+_DISABLED = 2
+
+
+class _Stack(ctypes.Structure):
+    """stack_t, as it is on Linux."""
+
+    _fields_ = (("place", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
+
+
+@contextmanager
+def signal_stack_kept() -> Iterator[None]:
+    """After the block this thread handles signals where it did before, whatever the block has set."""
+    if sys.platform != "linux":
+        # Nobody sets one elsewhere.
+        yield
+        return
+    libc, before = ctypes.CDLL(None), _Stack()
+    libc.sigaltstack(None, ctypes.byref(before))
+    try:
+        yield
+    finally:
+        if not before.place:
+            before.flags = _DISABLED
+        libc.sigaltstack(ctypes.byref(before), None)
+
+
+def signal_stack() -> int | None:
+    """Where this thread handles signals; None: on the stack on which it works."""
+    found = _Stack()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).sigaltstack(None, ctypes.byref(found))
+    place: int | None = found.place
+    return place
+
+
+# A graph, compiled for this machine: the body, which keeps keys and values in pages, and the head.
+#
+# They are two, because the head gives logits. In the precision of the body, bfloat16, a logit of 20 would
+# be known to a sixteenth; the head computes in float32, and only for the rows that are wanted. It also
+# gives the largest of each block of logits, so that what is likely is found without going through all of
+# them.
+
 
 Array: TypeAlias = NDArray[Any]
 _log = logging.getLogger("dragoman.engine")

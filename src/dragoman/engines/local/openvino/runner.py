@@ -1,20 +1,91 @@
-"""The runner over OpenVINO: one step is one run of the compiled graph over all rows."""
+"""Pages of a file of weights that were read, and are needed no more.
 
+The runtime maps the file, and puts the weights in an order of its own: a second copy. What it has read counts
+as memory of the process for as long as the file is mapped, though the system may take it back at any time. It
+is given back while the graph is compiled, so that there are never two of everything. What is read once more
+comes from the system's cache of files.
+"""
+
+import ctypes
+import mmap
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
+import openvino as ov
 from numpy.typing import NDArray
 
 from dragoman.engines.choosing.arrays import Logits
-from dragoman.engines.local.openvino.adapters import INPUT, scales_of
-from dragoman.engines.local.openvino.compiled import Body, Compiled, Head
+from dragoman.engines.hf_tokenizer import HfTokenizer, card_of
+from dragoman.engines.local import machine
+from dragoman.engines.local.machine import numerics, pages_for
+from dragoman.engines.local.openvino.adapters import INPUT, Adapter, scales_of
+from dragoman.engines.local.openvino.compiled import Body, Compiled, Head, best_kv_cache, compile_graph
+from dragoman.engines.local.openvino.converted import FILE
 from dragoman.engines.local.openvino.layout import Layout
-from dragoman.engines.local.openvino.mapped import read_pages_given_back
+from dragoman.engines.local.options import LocalOptions
 from dragoman.engines.local.runner import Rows, StepFailed, StepInterrupted
+from dragoman.engines.model_files import LLAMA_CPP, in_folder
+from dragoman.engines.protocol import ModelCard
+from dragoman.errors import ModelFileError
+
+_EACH_S = 0.05
+_MAPS = Path("/proc/self/maps")
+
+
+@contextmanager
+def read_pages_given_back(file: Path) -> Iterator[None]:
+    """Again and again, and once more at the end."""
+    ended = threading.Event()
+
+    def work() -> None:
+        while not ended.wait(_EACH_S):
+            give_back(file)
+
+    thread = threading.Thread(target=work, name="dragoman-mapped", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        give_back(file)
+
+
+def give_back(file: Path) -> None:
+    """Where the system does not say what is mapped, nothing is given back."""
+    if not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    try:
+        advise = ctypes.CDLL(None).madvise
+        lines = _MAPS.read_text().splitlines()
+    except (OSError, AttributeError):
+        return
+    for start, end in _ranges(lines, str(file.resolve())):
+        advise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
+
+
+def _ranges(lines: list[str], file: str) -> Iterator[tuple[int, int]]:
+    """Of what is only read: what was written there would be lost.
+
+    >>> list(_ranges(["10-2f r--s 00000000 fe:00 77 /a b"], "/a b"))
+    [(16, 47)]
+    """
+    for line in lines:
+        where, rights, *rest = line.split(maxsplit=5)
+        if len(rest) == 4 and rest[3] == file and "w" not in rights:
+            start, end = (int(number, 16) for number in where.split("-"))
+            yield start, end
+
+
+# The runner over OpenVINO: one step is one run of the compiled graph over all rows.
+
 
 # Rows of logits beyond one per sequence, for prompts whose log probabilities are wanted.
 _EXTRA_OUTPUTS = 64
@@ -141,3 +212,62 @@ class OpenVinoRunner:
             if self._interrupted:
                 raise StepInterrupted from None
             raise StepFailed(f"OpenVINO: {error}") from error
+
+
+# A compiled graph as a runner, and folders that were exported for OpenVINO.
+
+
+_CONTEXT = 2048
+
+
+def runner_of(
+    graph: Path, trained: int, options: LocalOptions, adapters: Sequence[Adapter] = ()
+) -> tuple[OpenVinoRunner, dict[str, str]]:
+    """The runner, and what there is to say about it."""
+    threads = options.threads or machine.cores()
+    kept = best_kv_cache() if options.kv_cache == "auto" else options.kv_cache
+    compiled = compile_graph(graph, threads=threads, kv_cache=kept, adapters=adapters)
+    slots, context, pages = pages_for(compiled.page, compiled.page_bytes, trained, options)
+    runner = OpenVinoRunner(compiled, slots=slots, context=context, pages=pages, batch=options.batch)
+    version = ov.__version__.split("-")[0]
+    return runner, {
+        "runner": f"OpenVINO {version}, {kept} keys and values",
+        "threads": str(threads),
+        "kv_bytes": str(runner.all_pages * compiled.page_bytes),
+    }
+
+
+def folder_graph(folder: Path) -> tuple[Path, int]:
+    """The graph in a folder, and how many tokens the model was trained for."""
+    graph = folder / FILE
+    if not graph.is_file():
+        raise ModelFileError(f"{folder} is a folder without {FILE}; a GGUF file or such a folder is needed.")
+    try:
+        config: dict[str, Any] = msgspec.json.decode((folder / "config.json").read_bytes(), type=dict)
+    except (OSError, msgspec.DecodeError):
+        config = {}
+    return graph, int(config.get("max_position_embeddings") or _CONTEXT)
+
+
+def files_of(graph: Path) -> list[Path]:
+    """A graph, and its weights."""
+    return [graph, graph.with_suffix(".bin")]
+
+
+def card_and_tokenizer(
+    folder: Path, runner: OpenVinoRunner, name: str | None, details: Mapping[str, str]
+) -> tuple[ModelCard, HfTokenizer]:
+    tokenizer = HfTokenizer(folder, size=runner.vocabulary)
+    card = card_of(
+        tokenizer,
+        name=name or folder.name,
+        max_model_len=runner.context,
+        slots=runner.slots,
+        constrains=True,
+        has_samplers=True,
+        sampling={**LLAMA_CPP, **in_folder(folder)},
+        created=int(time.time()),
+        details={"name": folder.name, "slots": str(runner.slots), **details},
+    )
+    card.numerics = numerics(files_of(folder / FILE), details["runner"])
+    return card, tokenizer

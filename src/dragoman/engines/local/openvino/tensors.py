@@ -1,9 +1,4 @@
-"""The tensors of a GGUF file as constants of an OpenVINO graph.
-
-In large files, what has four bits in even steps keeps them (see four_bits.py). Everything else that is
-quantized becomes int8 in groups with a scale each: a value moves by at most 1/254 of the largest in its
-group. Groups of 32 are those of files; groups of 64 are a tenth faster, where nothing has four bits.
-"""
+"""Numbers of eight bits, in groups that share a scale."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
@@ -11,16 +6,143 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+import openvino as ov
 import openvino.opset15 as ops
 from gguf import GGMLQuantizationType, GGUFReader
-from gguf.quants import dequantize
+from gguf.quants import Q4_K, dequantize
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from dragoman.engines.local.openvino import four_bits
-from dragoman.engines.local.openvino.int8 import as_int8
+
+def as_int8(values: NDArray[np.floating]) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
+    """[rows, groups, numbers] as int8, and their scales, [rows, groups, 1]."""
+    scales = (np.abs(values).max(axis=-1, keepdims=True) / 127).astype(np.float16)
+    # A group of zeros, or of numbers too small for a scale, is zero.
+    divisors = np.where(scales == 0, np.inf, scales.astype(np.float32))
+    return np.rint(values / divisors).clip(-127, 127).astype(np.int8), scales
+
+
+# Weights of four bits, which keep the bits that they have in the file.
+#
+# Files have them in groups of 32: a number `q` of 0 to 15 stands for `scale * q + least`, where Q4_0 has no
+# `least` of its own: it is always `-8 * scale`. The runtime's fast product knows numbers of -8 to 7 and a
+# scale for each group, `scale * (q - 8)`. What that leaves out, `least + 8 * scale`, is one number for a
+# whole group, so it takes part in a product as itself times the sum of the 32 states that it meets: a
+# second product, with a thirty-second of the numbers. They are near zero, since weights are as often
+# negative as positive, so eight bits do for them.
+
 
 Node: TypeAlias = Any
+Bytes: TypeAlias = NDArray[np.uint8]
+Float32s: TypeAlias = NDArray[np.float32]
+GROUP = 32
+_MIDDLE, _LOW, _HALF = np.uint8(8), np.uint8(15), np.uint8(4)
+_SCALES = 12
+"""Bytes of the scales and minima in a block of Q4_K."""
+
+
+class Fours(Struct, frozen=True):
+    numbers: Bytes
+    """[rows, groups, 16]: two numbers a byte, the first in its lower half."""
+    scales: NDArray[np.float16]
+    """[rows, groups, 1]"""
+    offsets: Float32s
+    """[rows, groups]: what the middle of each group is."""
+
+
+def read_fours(data: Bytes, kind: GGMLQuantizationType) -> Fours:
+    """Rows of a tensor as they are in the file."""
+    return _READERS[kind](data)
+
+
+def is_four_bits(kind: GGMLQuantizationType) -> bool:
+    return kind in _READERS
+
+
+def multiply_fours(states: Node, parts: Sequence[Fours]) -> Node:
+    """The states times the weights of all parts, one below the other."""
+    numbers, scales, offsets = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("numbers", "scales", "offsets")
+    )
+    found = ops.matmul(states, _four_bit_matrix(numbers, scales), False, True)
+    return ops.add(found, _product_of_offsets(states, offsets)) if offsets.any() else found
+
+
+def _four_bit_matrix(numbers: Bytes, scales: NDArray[np.float16]) -> Node:
+    rows, groups, _ = numbers.shape
+    packed = ov.Tensor(numbers.reshape(-1), ov.Shape([rows, groups, GROUP]), ov.Type.i4)
+    scaled = ops.multiply(ops.convert(ops.constant(packed, shared_memory=False), "f16"), ops.constant(scales))
+    return ops.convert(ops.reshape(scaled, np.array([rows, -1], np.int64), False), "f32")
+
+
+def _product_of_offsets(states: Node, offsets: Float32s) -> Node:
+    groups = offsets.shape[1]
+    split = ops.reshape(states, np.array([0, 0, groups, GROUP], np.int64), True)
+    sums = ops.reduce_sum(split, np.array([-1], np.int64), False)
+    numbers, scales = as_int8(offsets[:, None])
+    weights = ops.multiply(ops.convert(ops.constant(numbers[:, 0]), "f16"), ops.constant(scales[:, 0]))
+    return ops.matmul(sums, ops.convert(weights, "f32"), False, True)
+
+
+def _q4_0(data: Bytes) -> Fours:
+    blocks = data.reshape(len(data), -1, 18)
+    none = np.zeros(blocks.shape[:2], np.float32)
+    return Fours(_packed(*_halves(blocks[..., 2:])), _half_floats(blocks, 0), none)
+
+
+def _q4_1(data: Bytes) -> Fours:
+    blocks = data.reshape(len(data), -1, 20)
+    scales, least = _half_floats(blocks, 0), _half_floats(blocks, 2)
+    return Fours(_packed(*_halves(blocks[..., 4:])), scales, _offsets(scales, least.astype(np.float32)))
+
+
+def _q4_k(data: Bytes) -> Fours:
+    """Blocks of eight groups, whose scales and minima are six bits times a number of the block."""
+    rows = len(data)
+    blocks = data.reshape(-1, 4 + _SCALES + 128)
+    scale, least = (_half_floats(blocks, at).astype(np.float32) for at in (0, 2))
+    times, minima = Q4_K.get_scale_min(blocks[:, 4 : 4 + _SCALES])
+    scales = (scale * times).astype(np.float16).reshape(rows, -1, 1)
+    offsets = _offsets(scales, (-least * minima).reshape(rows, -1, 1))
+    # 32 bytes are two groups: the lower halves, then the upper ones.
+    first, second = _halves(blocks[:, 4 + _SCALES :].reshape(-1, 4, GROUP))
+    groups = np.stack([first, second], axis=2).reshape(rows, -1, GROUP)
+    return Fours(_packed(groups[..., :16], groups[..., 16:]), scales, offsets)
+
+
+_READERS: dict[GGMLQuantizationType, Callable[[Bytes], Fours]] = {
+    GGMLQuantizationType.Q4_0: _q4_0,
+    GGMLQuantizationType.Q4_1: _q4_1,
+    GGMLQuantizationType.Q4_K: _q4_k,
+}
+
+
+def _halves(data: Bytes) -> tuple[Bytes, Bytes]:
+    return data & _LOW, data >> _HALF
+
+
+def _packed(first: Bytes, second: Bytes) -> Bytes:
+    """Numbers of 0 to 15, the first and second halves of groups, as neighbours in a byte, of -8 to 7."""
+    numbers = np.concatenate([first, second], axis=-1) ^ _MIDDLE
+    packed: Bytes = numbers[..., ::2] | numbers[..., 1::2] << _HALF
+    return packed
+
+
+def _half_floats(blocks: Bytes, at: int) -> NDArray[np.float16]:
+    return np.ascontiguousarray(blocks[..., at : at + 2]).view(np.float16)
+
+
+def _offsets(scales: NDArray[np.float16], least: Float32s) -> Float32s:
+    found: Float32s = (least + float(_MIDDLE) * scales.astype(np.float32))[..., 0]
+    return found
+
+
+# The tensors of a GGUF file as constants of an OpenVINO graph.
+#
+# In large files, what has four bits in even steps keeps them (see four_bits.py). Everything else that is
+# quantized becomes int8 in groups with a scale each: a value moves by at most 1/254 of the largest in its
+# group. Groups of 32 are those of files; groups of 64 are a tenth faster, where nothing has four bits.
+
 Floats: TypeAlias = NDArray[np.floating]
 Told: TypeAlias = Callable[[int, int], None]
 """Told the bytes done and the bytes there are."""
@@ -84,8 +206,8 @@ class Tensors:
         products = []
         for has_four_bits, alike in groupby(rows, _has_four_bits):
             if has_four_bits and self._keeps_four_bits:
-                fours = [four_bits.read(each.data, each.tensor_type) for each in alike]
-                products.append(four_bits.product(states, fours))
+                fours = [read_fours(each.data, each.tensor_type) for each in alike]
+                products.append(multiply_fours(states, fours))
             else:
                 products.append(ops.matmul(states, _matrix([*alike], self.group), False, True))
         return products[0] if len(products) == 1 else ops.concat(products, -1)
@@ -124,7 +246,7 @@ def _rows(tensor: Any, paired_heads: int = 0) -> _Rows:
 
 
 def _has_four_bits(rows: Any) -> bool:
-    return four_bits.is_four_bits(rows.tensor_type)
+    return is_four_bits(rows.tensor_type)
 
 
 def _matrix(rows: Sequence[_Rows], group: int) -> Node:

@@ -1,0 +1,385 @@
+"""The request fields that change nothing, and are accepted because clients send them to everybody."""
+
+from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
+from typing import Annotated, Any, Literal, TypeAlias, cast
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from dragoman.errors import BadRequest
+from dragoman.turns.spec import Wanted
+from dragoman.types import LARK_LINE, SAMPLER_ORDER, SamplerName, Samplers
+
+Metadata: TypeAlias = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
+]
+
+Told: TypeAlias = Annotated[str, Meta(max_length=1024)]
+"""Some of them are in the reply."""
+
+
+class HarmlessFields(Struct, kw_only=True):
+    """Accepted, and without effect on the answer: this is the whole published list."""
+
+    user: Told | None = None
+    safety_identifier: Told | None = None
+    prompt_cache_key: Told | None = None
+    prompt_cache_retention: Told | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    service_tier: Told | None = None
+    metadata: Metadata | None = None
+    client_metadata: Any = None
+    request_id: Told | None = None
+    rid: Told | None = None
+    prediction: Any = None
+    id_slot: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    n_cache_reuse: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    spaces_between_special_tokens: bool | None = None
+
+
+# The fields that say what the text of an answer must be, under the names that servers have for them.
+
+
+JsonSchema: TypeAlias = dict[str, Any] | bool
+SchemaOrText: TypeAlias = dict[str, Any] | bool | str
+"""A schema, or its JSON as text, which vLLM takes too."""
+SchemaName: TypeAlias = Annotated[str, Meta(max_length=256)]
+Description: TypeAlias = Annotated[str, Meta(max_length=64 * 1024)]
+"""Of a schema. Both are told again with an answer that is stored."""
+Choices: TypeAlias = Annotated[list[str], Meta(min_length=1)]
+_FIELDS: dict[str, Literal["json_schema", "regex", "choice"]] = {
+    "guided_json": "json_schema",
+    "json_schema": "json_schema",
+    "guided_regex": "regex",
+    "regex": "regex",
+    "regex_pattern": "regex",
+    "guided_choice": "choice",
+}
+_GRAMMARS = ("guided_grammar", "ebnf", "grammar", "grammar_string")
+
+
+class NamedSchema(Struct, forbid_unknown_fields=True):
+    """OpenAI's envelope. With or without `strict`, the answer is in the schema."""
+
+    name: SchemaName | None = None
+    description: Description | None = None
+    schema_: JsonSchema | None = field(name="schema", default=None)
+    strict: bool | None = None
+
+
+class ResponseFormat(Struct, forbid_unknown_fields=True):
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: NamedSchema | None = None
+    schema_: JsonSchema | None = field(name="schema", default=None)
+    """llama-server's place for it."""
+    structures: Any = None
+    triggers: Any = None
+    format: Any = None
+
+
+class StructuredOutputs(Struct, forbid_unknown_fields=True):
+    """vLLM's newer form."""
+
+    json: SchemaOrText | None = None
+    regex: str | None = None
+    choice: Choices | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: Any = None
+
+
+class ConstraintFields(HarmlessFields, kw_only=True):
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: SchemaOrText | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
+    json_schema: JsonSchema | None = None
+    regex: str | None = None
+    regex_pattern: str | None = None
+    ebnf: str | None = None
+    grammar: str | None = None
+    grammar_string: str | None = None
+
+    def formats(self) -> Iterator[Wanted]:
+        """What OpenAI's own field asks for; its place differs between the APIs."""
+        return _response_format(self.response_format) if self.response_format is not None else iter(())
+
+
+_beside = attrgetter("structured_outputs", *_FIELDS, *_GRAMMARS)
+_NOTHING = _beside(ConstraintFields())
+
+
+def wanted(fields: ConstraintFields) -> Wanted | None:
+    """What the text must be; None: whatever the model writes. Two constraints are one too many."""
+    found = list(fields.formats())
+    if _beside(fields) != _NOTHING:
+        found += _all_beside(fields)
+    if len(found) > 1:
+        first, second = found[0].param, found[1].param
+        message = f"'{second}' and '{first}' both say what the answer must be; send one of them."
+        raise BadRequest(message, param=second, code="invalid_value")
+    return found[0] if found else None
+
+
+def _all_beside(fields: ConstraintFields) -> Iterator[Wanted]:
+    if fields.structured_outputs is not None:
+        yield from _structured(fields.structured_outputs)
+    for name, syntax in _FIELDS.items():
+        if (value := getattr(fields, name)) is not None:
+            yield Wanted(syntax=syntax, value=value, param=name)
+    for name in _GRAMMARS:
+        yield from _grammar(getattr(fields, name), name)
+
+
+def _given(syntax: Literal["json_schema", "regex", "choice"], value: Any, param: str) -> Iterator[Wanted]:
+    if value is not None:
+        yield Wanted(syntax=syntax, value=value, param=param)
+
+
+def _grammar(text: str | None, param: str) -> Iterator[Wanted]:
+    """Two notations share these fields: what defines its rules with `::=` is GBNF, anything else Lark."""
+    if text is None:
+        return
+    if text.startswith(LARK_LINE):
+        yield Wanted(syntax="lark", value=text.removeprefix(LARK_LINE), param=param)
+    else:
+        yield Wanted(syntax="gbnf" if "::=" in text else "lark", value=text, param=param)
+
+
+def _structured(asked: StructuredOutputs) -> Iterator[Wanted]:
+    if asked.structural_tag is not None:
+        raise _no_structural_tag("structured_outputs.structural_tag")
+    found = [
+        *_given("json_schema", asked.json, "structured_outputs.json"),
+        *_given("regex", asked.regex, "structured_outputs.regex"),
+        *_given("choice", asked.choice, "structured_outputs.choice"),
+        *_grammar(asked.grammar, "structured_outputs.grammar"),
+    ]
+    if asked.json_object:
+        found.append(Wanted(syntax="json_object", param="structured_outputs.json_object"))
+    if not found:
+        message = "'structured_outputs' must have one of json, regex, choice, grammar and json_object."
+        raise BadRequest(message, param="structured_outputs", code="invalid_value")
+    yield from found
+
+
+def _response_format(asked: ResponseFormat) -> Iterator[Wanted]:
+    if asked.type == "structural_tag":
+        raise _no_structural_tag("response_format")
+    named = asked.json_schema.schema_ if asked.json_schema else None
+    place = "response_format.schema" if named is None else "response_format.json_schema.schema"
+    schema = asked.schema_ if named is None else named
+    if asked.type == "text":
+        if schema is not None:
+            message = "A response_format of type text has no schema; its type must be json_schema."
+            raise BadRequest(message, param="response_format.type", code="invalid_value")
+        return
+    if schema is not None:
+        yield Wanted(syntax="json_schema", value=schema, param=place)
+    elif asked.type == "json_object":
+        yield Wanted(syntax="json_object", param="response_format")
+    else:
+        place = "response_format.json_schema.schema"
+        raise BadRequest(f"'{place}' is required.", param=place, code="missing_field")
+
+
+def _no_structural_tag(param: str) -> BadRequest:
+    message = "Structural tags are not supported: send tools with tool_choice, or a schema, or a grammar."
+    return BadRequest(message, param=param, code="unsupported_field")
+
+
+# The fields of samplers that few APIs have, under the names of llama.cpp's server and of TabbyAPI.
+#
+# Clients that have a slider for each of them send them all, mostly at the value that does nothing. So a
+# sampler that is not offered is refused only where it would do something.
+
+
+Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
+Factor: TypeAlias = Annotated[float, Meta(ge=0, le=100)]
+Window: TypeAlias = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+Breakers: TypeAlias = Annotated[list[Annotated[str, Meta(min_length=1, max_length=64)]], Meta(max_length=64)]
+BREAKERS = ("\n", ":", '"', "*")
+"""What ends a repetition for DRY where the client does not say, as in llama.cpp."""
+_OTHER_NAMES: Mapping[str, SamplerName] = {
+    "typical": "typical_p",
+    "typ_p": "typical_p",
+    "tfs_z": "tfs",
+    "dynamic_temperature": "temperature",
+    "quadratic_sampling": "smoothing",
+    "repetition_penalty": "penalties",
+}
+_LETTERS: Mapping[str, SamplerName] = {
+    "e": "penalties",
+    "d": "dry",
+    "s": "top_n_sigma",
+    "k": "top_k",
+    "y": "typical_p",
+    "p": "top_p",
+    "m": "min_p",
+    "x": "xtc",
+    "f": "tfs",
+    "t": "temperature",
+}
+"""llama.cpp's short form: `edskypmxt`."""
+_FIRST: tuple[SamplerName, ...] = ("penalties", "dry")
+_DOES_NOTHING: Mapping[str, Callable[[float], bool]] = {
+    "use_beam_search": lambda value: not value,
+    "length_penalty": lambda value: value == 1,
+    "skew": lambda value: value == 0,
+    "adaptive_target": lambda value: value < 0,
+}
+"""Samplers that are not offered, and which of their values do nothing."""
+
+
+class SamplerFields(ConstraintFields, kw_only=True):
+    samplers: Annotated[list[str], Meta(max_length=64)] | Annotated[str, Meta(max_length=64)] | None = None
+    sampler_priority: Annotated[list[str], Meta(max_length=64)] | None = None
+    temperature_last: bool | None = None
+    typical: Share | None = None
+    top_a: Share | None = None
+    tfs: Share | None = None
+    top_n_sigma: Annotated[float, Meta(ge=-1, le=100)] | None = None
+    xtc_probability: Share | None = None
+    xtc_threshold: Share | None = None
+    mirostat: Literal[0, 1, 2] | None = None
+    mirostat_mode: Literal[0, 1, 2] | None = None
+    mirostat_tau: Factor | None = None
+    mirostat_eta: Share | None = None
+    dynatemp_range: Annotated[float, Meta(ge=0, le=5)] | None = None
+    dynatemp_exponent: Factor | None = None
+    min_temp: Annotated[float, Meta(ge=0, le=5)] | None = None
+    max_temp: Annotated[float, Meta(ge=0, le=5)] | None = None
+    temp_exponent: Factor | None = None
+    smoothing_factor: Factor | None = None
+    smoothing_curve: Annotated[float, Meta(ge=1, le=3)] | None = None
+    dry_multiplier: Factor | None = None
+    dry_base: Annotated[float, Meta(ge=1, le=100)] | None = None
+    dry_allowed_length: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    dry_penalty_last_n: Window | None = None
+    dry_range: Window | None = None
+    dry_sequence_breakers: Breakers | None = None
+    # Only where they do nothing.
+    use_beam_search: bool | None = None
+    length_penalty: Annotated[float, Meta(ge=-100, le=100)] | None = None
+    skew: Annotated[float, Meta(ge=-100, le=100)] | None = None
+    adaptive_target: Annotated[float, Meta(ge=-1, le=1)] | None = None
+    adaptive_decay: Share | None = None
+
+    @property
+    def breakers(self) -> tuple[str, ...]:
+        """At which texts a repetition ends; none where DRY does not look for any."""
+        if not self.dry_multiplier:
+            return ()
+        return BREAKERS if self.dry_sequence_breakers is None else tuple(self.dry_sequence_breakers)
+
+
+_sampler_values = attrgetter(*SamplerFields.__annotations__)
+_NO_SAMPLERS = _sampler_values(SamplerFields())
+
+
+def check_samplers(fields: SamplerFields) -> None:
+    if _sampler_values(fields) == _NO_SAMPLERS:
+        return
+    for name, does_nothing in _DOES_NOTHING.items():
+        value = getattr(fields, name)
+        if value is not None and not does_nothing(value):
+            message = f"'{name}' is not supported: this sampler is not offered; leave it out."
+            raise BadRequest(message, param=name, code="unsupported_field")
+    if (fields.max_temp or 0) < (fields.min_temp or 0) and fields.max_temp is not None:
+        raise BadRequest("max_temp must not be less than min_temp.", param="max_temp", code="invalid_value")
+
+
+def samplers(fields: SamplerFields) -> Samplers | None:
+    """What was asked for beyond the usual; None if nothing was, or nothing that does anything."""
+    if _sampler_values(fields) == _NO_SAMPLERS:
+        return None
+    given = {
+        "order": _order(fields),
+        "smoothing_factor": fields.smoothing_factor,
+        "smoothing_curve": fields.smoothing_curve,
+        "dynatemp_range": _range(fields),
+        "dynatemp_exponent": _first(fields.dynatemp_exponent, fields.temp_exponent),
+        "top_n_sigma": max(fields.top_n_sigma or 0.0, 0.0),
+        "top_a": fields.top_a,
+        "tfs": fields.tfs,
+        "xtc_probability": fields.xtc_probability,
+        "xtc_threshold": fields.xtc_threshold,
+        "mirostat": _first(fields.mirostat, fields.mirostat_mode),
+        "mirostat_tau": fields.mirostat_tau,
+        "mirostat_eta": fields.mirostat_eta,
+        "dry_multiplier": fields.dry_multiplier,
+        "dry_base": fields.dry_base,
+        "dry_allowed_length": fields.dry_allowed_length,
+        "dry_range": _window(fields),
+    }
+    asked = msgspec.convert({name: value for name, value in given.items() if value is not None}, Samplers)
+    return asked if _does_anything(asked) else None
+
+
+def middle_temperature(fields: SamplerFields) -> float | None:
+    """The temperature between the two that TabbyAPI's clients give; None if they give none."""
+    low, high = fields.min_temp, fields.max_temp
+    return None if low is None or high is None or low >= high else (low + high) / 2
+
+
+def _range(fields: SamplerFields) -> float | None:
+    if middle_temperature(fields) is not None:
+        return ((fields.max_temp or 0.0) - (fields.min_temp or 0.0)) / 2
+    return fields.dynatemp_range
+
+
+def _window(fields: SamplerFields) -> int | None:
+    """llama.cpp's -1 and TabbyAPI's 0 both stand for everything."""
+    given = _first(fields.dry_penalty_last_n, fields.dry_range)
+    return None if given is None or given <= 0 else int(given)
+
+
+def _first(*values: float | None) -> float | None:
+    return next((value for value in values if value is not None), None)
+
+
+def _order(fields: SamplerFields) -> tuple[SamplerName, ...]:
+    if fields.samplers is not None:
+        return _named(fields.samplers, "samplers")
+    if fields.sampler_priority is not None:
+        return _named(fields.sampler_priority, "sampler_priority")
+    if fields.temperature_last:
+        last: tuple[SamplerName, ...] = ("smoothing", "temperature")
+        return (*(name for name in SAMPLER_ORDER if name not in last), *last)
+    return SAMPLER_ORDER
+
+
+def _named(given: list[str] | str, param: str) -> tuple[SamplerName, ...]:
+    """`["top_k", "temperature"]`, `"top_k;temperature"` or `"kt"`."""
+    if isinstance(given, str):
+        short = ";" not in given and given not in SAMPLER_ORDER
+        given = [_LETTERS.get(letter, letter) for letter in given] if short else given.split(";")
+    found = [_OTHER_NAMES.get(name, cast(SamplerName, name)) for name in given]
+    for name, told in zip(found, given, strict=True):
+        if name not in SAMPLER_ORDER:
+            message = f"There is no sampler {told!r} here; there are {', '.join(SAMPLER_ORDER)}."
+            raise BadRequest(message, param=param, code="invalid_value")
+    if len(set(found)) < len(found):
+        raise BadRequest(f"{param} names a sampler twice.", param=param, code="invalid_value")
+    first = [name for name in found if name in _FIRST]
+    if found[: len(first)] != first:
+        message = "penalties and dry change all logits, and can only be the first in the order."
+        raise BadRequest(message, param=param, code="invalid_value")
+    return tuple(found)
+
+
+def _does_anything(asked: Samplers) -> bool:
+    return bool(
+        asked.order != SAMPLER_ORDER
+        or asked.smoothing_factor
+        or asked.dynatemp_range
+        or asked.top_n_sigma
+        or asked.top_a
+        or asked.tfs < 1
+        or asked.xtc_probability
+        or asked.mirostat
+        or asked.dry_multiplier
+    )

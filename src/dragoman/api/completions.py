@@ -1,0 +1,204 @@
+"""Completions: the request. The raw interface: text or ids in, a continuation out."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from dragoman.api.error_spelling import FIELDS, OpenAIErrors
+from dragoman.api.read import Reader
+from dragoman.api.reply import Head, Speller, StreamWriter, usage, weight_field
+from dragoman.api.shared_fields import SharedFields, check_shared, sampling, turn_spec
+from dragoman.errors import ALTERNATIVES, OUTPUT, BadRequest
+from dragoman.limits import Limits, check_count
+from dragoman.turns.spec import TurnSpec
+from dragoman.types import Answer, Event, IdsPrompt, Prompt, TextPrompt, TokenLogprob, Usage
+
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's default for this API, which clients count on."""
+
+
+class CompletionRequest(SharedFields, kw_only=True, forbid_unknown_fields=True):
+    prompt: str | list[Any]
+    """A string, a list of strings, a list of ids, or a list of lists of ids."""
+    suffix: str | None = None
+    best_of: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+
+
+READER = Reader.of(CompletionRequest)
+
+
+def read(body: bytes, limits: Limits) -> CompletionRequest:
+    request: CompletionRequest = READER.read(body)
+    if _is_batch(request.prompt):
+        check_count(len(request.prompt), limits.prompts, "prompt", "prompts")
+    check_shared(request)
+    _check_best_of(request)
+    if request.stream and request.echo and request.logprobs is not None:
+        message = "The log probabilities of an echoed prompt cannot be streamed; leave out echo or logprobs."
+        raise BadRequest(message, param="echo", code="invalid_value")
+    return request
+
+
+def _check_best_of(request: CompletionRequest) -> None:
+    if request.best_of is None:
+        return
+    if request.best_of < (request.n or 1):
+        raise BadRequest("best_of must not be smaller than n.", param="best_of", code="invalid_value")
+    if request.stream and request.best_of > (request.n or 1):
+        message = "best_of cannot be streamed: the best is known only at the end."
+        raise BadRequest(message, param="best_of", code="invalid_value")
+
+
+def spec(request: CompletionRequest) -> TurnSpec:
+    logprobs = request.logprobs
+    if logprobs is None and ranks(request):
+        logprobs = 0
+    asked = sampling(request, max_tokens=request.max_tokens or DEFAULT_MAX_TOKENS, logprobs=logprobs)
+    if request.echo and request.logprobs is not None:
+        asked = replace(asked, prompt_logprobs=request.logprobs)
+    return turn_spec(request, prompts(request), asked, max(request.n or 1, request.best_of or 1))
+
+
+def ranks(request: CompletionRequest) -> bool:
+    """Whether more is computed than is answered."""
+    return (request.best_of or 1) > (request.n or 1)
+
+
+def prompts(request: CompletionRequest) -> tuple[Prompt, ...]:
+    given = request.prompt
+    if not _is_batch(given):
+        return (_prompt(given, request, "prompt"),)
+    return tuple(_prompt(one, request, f"prompt[{number}]") for number, one in enumerate(given))
+
+
+def _is_batch(given: str | list[Any]) -> bool:
+    return isinstance(given, list) and not all(isinstance(item, int) for item in given)
+
+
+def _prompt(given: Any, request: CompletionRequest, param: str) -> Prompt:
+    if isinstance(given, str):
+        return TextPrompt(given, request.suffix, request.add_special_tokens is not False)
+    if not isinstance(given, list) or not all(type(item) is int for item in given):
+        message = f"'{param}' must be a string or a list of token ids."
+        raise BadRequest(message, param=param, code="invalid_value")
+    if request.suffix is not None:
+        raise BadRequest("suffix needs a prompt as text.", param="suffix", code="invalid_value")
+    if not given:
+        raise BadRequest(f"'{param}' must not be an empty list.", param=param, code="invalid_value")
+    return IdsPrompt(tuple(given), param)
+
+
+# Completions: the reply, whole or as a stream.
+
+
+ERRORS = OpenAIErrors({**FIELDS, OUTPUT: "response_format", ALTERNATIVES: "logprobs"})
+
+
+class Echo(Struct, frozen=True):
+    """A prompt that is repeated in front of its answers."""
+
+    text: str = ""
+    ids: tuple[int, ...] = ()
+    logprobs: Sequence[TokenLogprob | None] | None = None
+
+
+class CompletionSpelling:
+    object = "text_completion"
+    errors = ERRORS
+
+    def __init__(self, speller: Speller, choices: int, *, logprobs: bool) -> None:
+        self._speller = speller
+        self._logprobs = logprobs
+        self._offsets = [0] * choices
+
+    def silent(self, event: Event) -> bool:
+        return False
+
+    def delta(self, event: Event) -> dict[str, Any]:
+        logprobs = None
+        if self._logprobs and event.logprobs:
+            entries = event.logprobs
+            ids = [entry.id for entry in entries]
+            logprobs = self._speller.completions(entries, ids, self._offsets[event.choice])
+        self._offsets[event.choice] += len(event.text)
+        return {"text": event.text, "logprobs": logprobs}
+
+    def finish_reason(self, event: Event) -> str | None:
+        return event.finish
+
+    def whole(self, answer: Answer, echo: Echo) -> dict[str, Any] | None:
+        """All of a choice's log probabilities, the echoed prompt's first."""
+        if not self._logprobs:
+            return None
+        entries = [*(echo.logprobs or ()), *answer.logprobs]
+        ids = [*(echo.ids if echo.logprobs else ()), *(entry.id for entry in answer.logprobs)]
+        return self._speller.completions(entries, ids, 0)
+
+
+def opening(
+    writer: StreamWriter,
+    choices: int,
+    echoes: Sequence[Echo],
+    prompt_ids: Sequence[Sequence[int]] | None,
+) -> bytes:
+    """With `echo`, each choice begins with its prompt; where ids are returned, with the prompt's ids."""
+    chunks = []
+    for choice in range(choices):
+        if prompt_ids is not None:
+            ids = prompt_ids[choice * len(prompt_ids) // choices]
+            fields = {"text": "", "logprobs": None, "prompt_token_ids": ids}
+            chunks.append(writer.chunk(Event("text", choice), fields))
+        if echoes:
+            echo = echoes[choice * len(echoes) // choices]
+            chunks.append(writer.write([Event("text", choice, echo.text)]))
+    return b"".join(chunks)
+
+
+def whole(
+    head: Head,
+    answers: Sequence[Answer],
+    counted: Usage,
+    spelling: CompletionSpelling,
+    prompts: int,
+    echoes: Sequence[Echo] = (),
+    prompt_ids: Sequence[Sequence[int]] | None = None,
+    weight_version: str | None = None,
+) -> dict[str, Any]:
+    """`prompt_ids`, one per prompt, are given where ids are to be returned."""
+    choices = []
+    for number, answer in enumerate(answers):
+        prompt = number * prompts // len(answers)
+        echo = echoes[prompt] if echoes else Echo()
+        choice: dict[str, Any] = {
+            "index": number,
+            "text": echo.text + answer.text,
+            "logprobs": spelling.whole(answer, echo),
+            "finish_reason": answer.finish,
+            "stop_reason": answer.stop,
+        }
+        if prompt_ids is not None:
+            choice["token_ids"] = answer.ids
+            choice["prompt_token_ids"] = prompt_ids[prompt]
+        choices.append(choice)
+    return {
+        "id": head.id,
+        "object": "text_completion",
+        "created": head.created,
+        "model": head.model,
+        "choices": choices,
+        "usage": usage(counted),
+        "system_fingerprint": head.fingerprint,
+        **weight_field(weight_version),
+    }
+
+
+def best(answers: Sequence[Answer], computed: int, wanted: int) -> list[Answer]:
+    """Of every `computed` answers to one prompt, the `wanted` most likely ones, likeliest first."""
+    chosen: list[Answer] = []
+    for start in range(0, len(answers), computed):
+        group = sorted(answers[start : start + computed], key=Answer.mean_logprob, reverse=True)
+        chosen += group[:wanted]
+    return chosen

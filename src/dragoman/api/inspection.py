@@ -1,0 +1,162 @@
+"""The routes that turn prompts into ids and back, without generating."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import Raw, Struct
+
+from dragoman.api.chat.request import ChatRequest, check_conversation
+from dragoman.api.chat.request import prompt as chat_prompt
+from dragoman.api.error_spelling import OpenAIErrors
+from dragoman.api.json_out import encode
+from dragoman.api.read import Reader
+from dragoman.api.shared_fields import TokenId
+from dragoman.api.tools import Declared, Tool, check_tools, for_template
+from dragoman.dialects.declare import Dialect
+from dragoman.dialects.parser import begins_inside, parse
+from dragoman.dialects.registry import get_dialect
+from dragoman.errors import CONVERSATION, BadRequest, SettingsError
+from dragoman.limits import Limits, check_count
+from dragoman.types import Answer, Prompt, TextPrompt
+
+ERRORS = OpenAIErrors({CONVERSATION: "messages"})
+
+
+class TokenizeText(Struct, kw_only=True, forbid_unknown_fields=True):
+    prompt: str
+    model: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenizeChat(ChatRequest, kw_only=True, forbid_unknown_fields=True):
+    """Any chat request, as it would be sent for an answer."""
+
+    return_token_strs: bool | None = None
+
+
+class Detokenize(Struct, kw_only=True, forbid_unknown_fields=True):
+    tokens: list[TokenId]
+    model: str | None = None
+
+
+class _Shape(Struct):
+    messages: Any = None
+    prompt_token_ids: Any = None
+    input_ids: Any = None
+
+
+_shape = Reader.of(_Shape)
+_text = Reader.of(TokenizeText)
+_chat = Reader.of(TokenizeChat)
+_ids = Reader.of(Detokenize)
+
+
+def read_tokenize(body: bytes, limits: Limits) -> TokenizeText | TokenizeChat:
+    if _shape.read(body) == _Shape():
+        text: TokenizeText = _text.read(body)
+        return text
+    chat: TokenizeChat = _chat.read(body)
+    check_conversation(chat, limits)
+    return chat
+
+
+def prompt(request: TokenizeText | TokenizeChat) -> Prompt:
+    if isinstance(request, TokenizeText):
+        return TextPrompt(request.prompt, None, request.add_special_tokens is not False)
+    return chat_prompt(request)
+
+
+def tokenized(ids: Sequence[int], max_model_len: int, names: Sequence[str] | None) -> dict[str, Any]:
+    return {"count": len(ids), "max_model_len": max_model_len, "tokens": ids, "token_strs": names}
+
+
+def read_detokenize(body: bytes, vocabulary: int) -> Detokenize:
+    request: Detokenize = _ids.read(body)
+    highest = max(request.tokens, default=0)
+    if highest >= vocabulary:
+        message = f"Token id {highest} is outside of the vocabulary (0 to {vocabulary - 1})."
+        raise BadRequest(message, param="tokens", code="invalid_token_id")
+    return request
+
+
+# The parsers as a service: a text in, its tool calls or its reasoning out.
+
+
+class ParseCalls(Struct, kw_only=True, forbid_unknown_fields=True):
+    text: str
+    tool_call_parser: str | None = None
+    tools: list[Tool] | None = None
+
+
+class ParseReasoning(Struct, kw_only=True, forbid_unknown_fields=True):
+    text: str
+    reasoning_parser: str | None = None
+
+
+_calls = Reader.of(ParseCalls)
+_reasoning = Reader.of(ParseReasoning)
+
+
+def read_calls(body: bytes, limits: Limits) -> ParseCalls:
+    request: ParseCalls = _calls.read(body)
+    check_count(len(request.text), limits.parsed_chars, "text", "characters")
+    check_tools(Declared.of(request.tools), limits)
+    return request
+
+
+def read_reasoning(body: bytes, limits: Limits) -> ParseReasoning:
+    request: ParseReasoning = _reasoning.read(body)
+    check_count(len(request.text), limits.parsed_chars, "text", "characters")
+    return request
+
+
+def named(name: str | None, param: str, own: Dialect) -> Dialect:
+    """The dialect of a name; without one, that of the server's model."""
+    try:
+        return own if name is None else get_dialect(name)
+    except SettingsError as error:
+        raise BadRequest(error.message, param=param, code="invalid_value") from None
+
+
+def parse_calls(request: ParseCalls, own: Dialect) -> Answer:
+    """Reasoning is left in the text: who asks for calls is not asking for it to be taken away."""
+    dialect = named(request.tool_call_parser, "tool_call_parser", own)
+    tools = for_template(Declared.of(request.tools).functions)
+    return parse(request.text, dialect, tools, reasoning=False)
+
+
+def parse_reasoning(request: ParseReasoning, own: Dialect) -> Answer:
+    dialect = named(request.reasoning_parser, "reasoning_parser", own)
+    return parse(request.text, dialect, (), begins_inside(dialect, request.text), calls=False)
+
+
+def calls_reply(answer: Answer) -> dict[str, Any]:
+    calls = [
+        _written(
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        )
+        for call in answer.calls
+    ]
+    return {"remaining_text": answer.text, "tool_calls": calls, "success": True}
+
+
+def calls_reply_sglang(answer: Answer) -> dict[str, Any]:
+    calls = [
+        _written({"tool_index": number, "name": call.name, "parameters": call.arguments})
+        for number, call in enumerate(answer.calls)
+    ]
+    return {"normal_text": answer.text, "calls": calls}
+
+
+def _written(call: dict[str, Any]) -> Raw:
+    """A text may have a hundred thousand calls: as objects of objects, letting go of them would take long."""
+    return Raw(encode(call))
+
+
+def reasoning_reply(answer: Answer) -> dict[str, Any]:
+    return {"normal_text": answer.text, "reasoning_text": answer.reasoning, "success": True}
+
+
+def reasoning_reply_sglang(answer: Answer) -> dict[str, Any]:
+    return {"text": answer.text, "reasoning_text": answer.reasoning}

@@ -1,0 +1,321 @@
+"""The request fields that Chat Completions and Completions share, and what they mean for sampling.
+
+Every field may be null, which means unset: some clients send null for all they do not use.
+"""
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from msgspec import Meta, Struct
+
+from dragoman.api.choosing_fields import SamplerFields, check_samplers, middle_temperature, samplers, wanted
+from dragoman.errors import BadRequest
+from dragoman.limits import Limits
+from dragoman.prompt.prompter import check_kwargs
+from dragoman.turns.spec import AdapterWish, Calling, Reading, Thinking, TurnSpec
+from dragoman.types import Prompt, Sampling
+
+Scale: TypeAlias = Annotated[float, Meta(ge=-100, le=100)]
+
+
+class LoraEntry(Struct, forbid_unknown_fields=True):
+    name: Annotated[str, Meta(max_length=512)] | None = None
+    id: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    scale: Scale | None = None
+
+
+Lora: TypeAlias = Annotated[str, Meta(max_length=512)] | Annotated[list[LoraEntry], Meta(max_length=64)]
+
+
+def wishes(lora: Lora | None) -> tuple[AdapterWish, ...] | None:
+    """None: nothing was said, so the model's name decides."""
+    if lora is None:
+        return None
+    if isinstance(lora, str):
+        return (AdapterWish(lora, 1.0, "lora"),)
+    return tuple(_wish(entry, f"lora[{number}]") for number, entry in enumerate(lora))
+
+
+def _wish(entry: LoraEntry, place: str) -> AdapterWish:
+    scale = 1.0 if entry.scale is None else entry.scale
+    if entry.name is not None and entry.id is None:
+        return AdapterWish(entry.name, scale, place)
+    if entry.id is not None and entry.name is None:
+        return AdapterWish(entry.id, scale, place)
+    raise BadRequest(f"'{place}' must have a name or an id.", param=place, code="invalid_value")
+
+
+Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
+Positive: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Natural: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
+Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=24 * 60 * 60)]
+ShortText: TypeAlias = Annotated[str, Meta(max_length=1024)]
+_PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+
+
+class StreamOptions(Struct, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class SharedFields(SamplerFields, kw_only=True):
+    model: Annotated[str, Meta(max_length=512)] | None = None
+    lora: Lora | None = None
+    n: Positive | None = None
+    stop: str | list[str] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Fraction | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Fraction | None = None
+    typical_p: Fraction | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    bad_words: list[ShortText] | None = None
+    allowed_token_ids: list[TokenId] | None = None
+    max_tokens: Positive | None = None
+    min_tokens: Natural | None = None
+    stop_token_ids: list[TokenId] | None = None
+    include_stop_str_in_output: bool | None = None
+    no_stop_trim: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: Natural | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    echo: bool | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+    timeout: Seconds | None = None
+    cache_salt: ShortText | None = None
+    cache_prompt: bool | None = None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        stop = self.stop
+        return () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
+
+    @property
+    def keeps_stop(self) -> bool:
+        return bool(self.include_stop_str_in_output or self.no_stop_trim)
+
+    @property
+    def wants_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def wants_running_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+
+def check_shared(fields: SharedFields) -> None:
+    """Rules across fields; types and ranges were checked while decoding, and counts are the turn's."""
+    wanted(fields)
+    check_samplers(fields)
+    if "" in fields.stops:
+        raise BadRequest("A stop string must not be empty.", param="stop", code="invalid_value")
+    if fields.allowed_token_ids is not None and not fields.allowed_token_ids:
+        raise BadRequest(
+            "allowed_token_ids must not be empty.", param="allowed_token_ids", code="invalid_value"
+        )
+    if fields.truncate_prompt_tokens == 0:
+        message = "truncate_prompt_tokens must be at least 1, or -1 for as many as fit."
+        raise BadRequest(message, param="truncate_prompt_tokens", code="invalid_value")
+    if fields.stream_options and not fields.stream:
+        raise BadRequest("stream_options needs stream: true.", param="stream_options", code="invalid_value")
+    if fields.stream and fields.prompt_logprobs is not None:
+        message = "prompt_logprobs cannot be streamed; leave out one of the two."
+        raise BadRequest(message, param="prompt_logprobs", code="invalid_value")
+
+
+def sampling(fields: SharedFields, *, max_tokens: int | None, logprobs: int | None) -> Sampling:
+    """What the engine is told. Words are not ids yet, and `max_tokens` 0 means as many as fit."""
+    min_tokens = fields.min_tokens or 0
+    if max_tokens is not None and min_tokens > max_tokens:
+        message = f"min_tokens ({min_tokens}) must not be more than the {max_tokens} that an answer may have."
+        raise BadRequest(message, param="min_tokens", code="invalid_value")
+    return Sampling(
+        max_tokens=max_tokens or 0,
+        temperature=_or(_temperature(fields), 1.0),
+        top_p=_or(fields.top_p, 1.0),
+        top_k=max(fields.top_k or 0, 0),
+        min_p=fields.min_p or 0.0,
+        typical_p=_or(_typical_p(fields), 1.0),
+        presence_penalty=fields.presence_penalty or 0.0,
+        frequency_penalty=fields.frequency_penalty or 0.0,
+        repetition_penalty=_or(fields.repetition_penalty, 1.0),
+        logit_bias=_bias(fields.logit_bias or {}),
+        allowed_token_ids=tuple(fields.allowed_token_ids) if fields.allowed_token_ids else None,
+        stop_token_ids=frozenset(fields.stop_token_ids or ()),
+        min_tokens=min_tokens,
+        ignore_eos=bool(fields.ignore_eos),
+        seed=fields.seed,
+        logprobs=logprobs,
+        prompt_logprobs=fields.prompt_logprobs,
+        samplers=samplers(fields),
+    )
+
+
+def chosen(fields: SharedFields) -> frozenset[str]:
+    """What of the sampling the client has decided, so that no default does."""
+    values = {
+        "temperature": _temperature(fields),
+        "typical_p": _typical_p(fields),
+        **{name: getattr(fields, name) for name in ("top_p", "top_k", "min_p", *_PENALTIES)},
+    }
+    return frozenset(name for name, value in values.items() if value is not None)
+
+
+def _temperature(fields: SharedFields) -> float | None:
+    between = middle_temperature(fields)
+    return fields.temperature if between is None else between
+
+
+def _typical_p(fields: SharedFields) -> float | None:
+    return fields.typical if fields.typical_p is None else fields.typical_p
+
+
+def turn_spec(
+    fields: SharedFields,
+    prompts: tuple[Prompt, ...],
+    asked: Sampling,
+    n: int,
+    reading: Reading | None = None,
+    calling: Calling | None = None,
+    thinking: Thinking | None = None,
+) -> TurnSpec:
+    """What was asked, free of how this API spells it."""
+    return TurnSpec(
+        model=fields.model,
+        adapters=wishes(fields.lora),
+        prompts=prompts,
+        sampling=asked,
+        chosen=chosen(fields),
+        dry_breakers=fields.breakers,
+        reading=reading,
+        wanted=wanted(fields),
+        calling=calling,
+        thinking=thinking,
+        n=n,
+        stop=fields.stops,
+        keep_stop=fields.keeps_stop,
+        bad_words=tuple(fields.bad_words or ()),
+        skip_special_tokens=fields.skip_special_tokens is not False,
+        truncate_prompt=fields.truncate_prompt_tokens,
+        priority=fields.priority or 0,
+        cache_salt=fields.cache_salt or "",
+        reuse_prefix=fields.cache_prompt is not False,
+        token_ids=bool(fields.return_token_ids),
+    )
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _bias(entries: dict[str, float]) -> dict[int, float]:
+    try:
+        return {int(key): value for key, value in entries.items() if _is_id(key)}
+    except ValueError:
+        message = "The keys of logit_bias must be token ids."
+        raise BadRequest(message, param="logit_bias", code="invalid_value") from None
+
+
+def _is_id(key: str) -> bool:
+    # int() takes "1_0", " 1" and digits of other scripts, which are not what a client means.
+    if not (key.isascii() and key.isdigit() and len(key) <= 10):
+        raise ValueError(key)
+    return True
+
+
+# What a request says of reasoning, and to the chat template beside the conversation.
+
+
+Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Verbosity: TypeAlias = Literal["low", "medium", "high"]
+Budget: TypeAlias = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+
+BUDGETS = ("thinking_token_budget", "reasoning_budget_tokens", "reasoning_budget", "thinking_budget")
+
+
+class ReasoningOptions(Struct, forbid_unknown_fields=True):
+    effort: Effort | None = None
+    enabled: bool | None = None
+    max_tokens: Budget | None = None
+
+
+class ReasoningFields(SharedFields, kw_only=True):
+    enable_thinking: bool | None = None
+    reasoning_effort: Effort | None = None
+    reasoning: ReasoningOptions | None = None
+    thinking_token_budget: Budget | None = None
+    reasoning_budget_tokens: Budget | None = None
+    reasoning_budget: Budget | None = None
+    thinking_budget: Budget | None = None
+
+    @property
+    def effort(self) -> Effort | None:
+        return self.reasoning_effort or (self.reasoning.effort if self.reasoning else None)
+
+    @property
+    def thinks(self) -> bool | None:
+        """Whether to reason at all, if anything was said about it."""
+        said = self.enable_thinking
+        if said is None and self.reasoning:
+            said = self.reasoning.enabled
+        return False if said is None and self.effort == "none" else said
+
+
+def check_reasoning(fields: ReasoningFields) -> None:
+    inner = fields.reasoning or ReasoningOptions()
+    both = {
+        "reasoning.effort": (inner.effort, fields.reasoning_effort),
+        "reasoning.enabled": (inner.enabled, fields.enable_thinking),
+    }
+    for param, (one, other) in both.items():
+        if None not in (one, other) and one != other:
+            message = f"'{param}' and its other name say different things; send one of them."
+            raise BadRequest(message, param=param, code="invalid_value")
+    found = _budgets(fields)
+    if len(found) > 1:
+        message = f"'{found[1][0]}' and '{found[0][0]}' are the same; send one of them."
+        raise BadRequest(message, param=found[1][0], code="invalid_value")
+
+
+def thinking(fields: ReasoningFields) -> Thinking | None:
+    """The budget of tokens; an effort of none is one of 0, where the engine can end reasoning at all."""
+    for param, tokens in _budgets(fields):
+        return Thinking(tokens=tokens, param=param) if tokens >= 0 else None
+    return Thinking(tokens=0, param="reasoning_effort", soft=True) if fields.effort == "none" else None
+
+
+def _budgets(fields: ReasoningFields) -> list[tuple[str, int]]:
+    given = [(name, getattr(fields, name)) for name in BUDGETS]
+    if fields.reasoning:
+        given.append(("reasoning.max_tokens", fields.reasoning.max_tokens))
+    return [(name, tokens) for name, tokens in given if tokens is not None]
+
+
+class TemplateFields(ReasoningFields, kw_only=True):
+    chat_template_kwargs: dict[str, Any] | None = None
+    template_vars: dict[str, Any] | None = None
+
+
+def check_template(fields: TemplateFields, limits: Limits) -> None:
+    """Also where nothing is rendered with them: what is refused on one route is refused on all."""
+    for given in (fields.chat_template_kwargs, fields.template_vars):
+        check_kwargs(given or {}, limits.template_kwargs_chars)
+
+
+def template_kwargs(fields: TemplateFields, verbosity: Verbosity | None) -> dict[str, Any]:
+    """The variables of the template; what the client names itself overrules other fields."""
+    named = {"enable_thinking": fields.thinks, "reasoning_effort": fields.effort, "verbosity": verbosity}
+    given = {name: value for name, value in named.items() if value is not None}
+    return {**given, **(fields.template_vars or {}), **(fields.chat_template_kwargs or {})}

@@ -1,0 +1,235 @@
+"""Embeddings: request and reply."""
+
+import base64
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal, TypeAlias
+
+from msgspec import Meta, Struct
+
+from dragoman.api.error_spelling import OpenAIErrors
+from dragoman.api.read import Reader
+from dragoman.api.reply import Head, weight_field
+from dragoman.api.shared_fields import Positive, Seconds
+from dragoman.errors import PROMPT, BadRequest
+from dragoman.limits import Limits, check_count
+from dragoman.types import IdsPrompt, Prompt, TextPrompt
+
+
+class EmbeddingRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+    input: str | list[Any]
+    """A string, a list of strings, a list of ids, or a list of lists of ids."""
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Meta(ge=1, le=65536)] | None = None
+    timeout: Seconds | None = None
+    user: str | None = None
+
+
+ERRORS = OpenAIErrors({PROMPT: "input"})
+READER = Reader.of(EmbeddingRequest)
+
+
+def read_embedding(body: bytes, limits: Limits) -> EmbeddingRequest:
+    request: EmbeddingRequest = READER.read(body)
+    if isinstance(request.input, list):
+        check_count(_count(request.input), limits.prompts, "input", "inputs")
+    return request
+
+
+def _count(given: list[Any]) -> int:
+    return 1 if given and all(type(item) is int for item in given) else len(given)
+
+
+def prompts(request: EmbeddingRequest) -> list[Prompt]:
+    given = request.input
+    single = isinstance(given, str) or (_count(given) == 1 and not isinstance(given[0], str | list))
+    inputs = [given] if single else given
+    if not inputs:
+        raise BadRequest("'input' must not be empty.", param="input", code="invalid_value")
+    return [_prompt(one, number) for number, one in enumerate(inputs)]
+
+
+def _prompt(given: Any, number: int) -> Prompt:
+    if isinstance(given, str) and given:
+        return TextPrompt(given, param=f"input[{number}]")
+    if isinstance(given, list) and given and all(type(item) is int for item in given):
+        return IdsPrompt(tuple(given), f"input[{number}]")
+    message = f"'input[{number}]' must be a text or a list of token ids, and not empty."
+    raise BadRequest(message, param=f"input[{number}]", code="invalid_value")
+
+
+def reply(
+    request: EmbeddingRequest,
+    model: str,
+    vectors: Sequence[Sequence[float]],
+    tokens: int,
+    weight_version: str | None = None,
+) -> dict[str, Any]:
+    return {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": index, "embedding": _vector(vector, request)}
+            for index, vector in enumerate(vectors)
+        ],
+        "model": model,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        **weight_field(weight_version),
+    }
+
+
+def _vector(vector: Sequence[float], request: EmbeddingRequest) -> Sequence[float] | str:
+    vector = _shortened(vector, request.dimensions)
+    if request.encoding_format == "base64":
+        return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
+    return vector
+
+
+def check_dimensions(request: EmbeddingRequest, most: int) -> None:
+    """Raises where more are asked for than the model's vectors have."""
+    if request.dimensions is not None and request.dimensions > most:
+        message = f"This model's embeddings have {most} dimensions, {request.dimensions} were asked for."
+        raise BadRequest(message, param="dimensions", code="invalid_value")
+
+
+def _shortened(vector: Sequence[float], dimensions: int | None) -> Sequence[float]:
+    if dimensions is None:
+        return vector
+    cut = vector[:dimensions]
+    norm = sum(value * value for value in cut) ** 0.5 or 1.0
+    return [value / norm for value in cut]
+
+
+# Rerank and score: how well texts fit each other. Requests and replies.
+
+
+Texts: TypeAlias = str | list[str]
+
+
+class Document(Struct, forbid_unknown_fields=True):
+    text: str
+
+
+class RerankRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+    query: str
+    documents: list[str | Document]
+    model: str | None = None
+    top_n: Positive | None = None
+    return_documents: bool | None = None
+    timeout: Seconds | None = None
+    user: str | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        return [one if isinstance(one, str) else one.text for one in self.documents]
+
+
+class ScoreRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+    text_1: Texts | None = None
+    text_2: Texts | None = None
+    queries: Texts | None = None
+    documents: Texts | None = None
+    model: str | None = None
+    timeout: Seconds | None = None
+    user: str | None = None
+
+
+class Placed(Struct, frozen=True):
+    """A text, and where in the request it stands."""
+
+    text: str
+    place: str
+
+
+Pair: TypeAlias = tuple[Placed, Placed]
+
+_rerank = Reader.of(RerankRequest)
+_score = Reader.of(ScoreRequest)
+
+
+def read_rerank(body: bytes) -> RerankRequest:
+    request: RerankRequest = _rerank.read(body)
+    return request
+
+
+def read_score(body: bytes) -> ScoreRequest:
+    request: ScoreRequest = _score.read(body)
+    return request
+
+
+def pairs(request: RerankRequest | ScoreRequest, limits: Limits) -> list[Pair]:
+    """What is to be compared: one text with each of several, or each with its counterpart."""
+    if isinstance(request, RerankRequest):
+        one, others = [Placed(request.query, "query")], _listed(request.texts, "documents")
+    else:
+        one, others = _side(request, "text_1", "queries"), _side(request, "text_2", "documents")
+    _check(one, others, limits)
+    return [(one[0] if len(one) == 1 else one[number], other) for number, other in enumerate(others)]
+
+
+def _side(request: ScoreRequest, *names: str) -> list[Placed]:
+    given = {name: getattr(request, name) for name in names if getattr(request, name) is not None}
+    if len(given) != 1:
+        first, second = names
+        message = f"Send either '{first}' or '{second}'."
+        code = "invalid_value" if given else "missing_field"
+        raise BadRequest(message, param=first, code=code)
+    ((name, texts),) = given.items()
+    return [Placed(texts, name)] if isinstance(texts, str) else _listed(texts, name)
+
+
+def _listed(texts: Sequence[str], name: str) -> list[Placed]:
+    if not texts:
+        raise BadRequest(f"'{name}' must not be empty.", param=name, code="invalid_value")
+    return [Placed(text, f"{name}[{number}]") for number, text in enumerate(texts)]
+
+
+def _check(one: Sequence[Placed], others: Sequence[Placed], limits: Limits) -> None:
+    place = others[0].place.partition("[")[0]
+    check_count(len(others), limits.prompts, place, "texts")
+    check_count(sum(len(each.text) for each in (*one, *others)), limits.content_chars, place, "characters")
+    if len(one) not in (1, len(others)):
+        message = f"{len(one)} texts cannot be compared with {len(others)}: send one, or as many."
+        raise BadRequest(message, param=one[0].place.partition("[")[0], code="invalid_value")
+    for each in (*one, *others):
+        if not each.text:
+            raise BadRequest(f"'{each.place}' must not be empty.", param=each.place, code="invalid_value")
+
+
+def ranked(
+    request: RerankRequest, head: Head, scores: Sequence[float], tokens: int, version: str | None
+) -> dict[str, Any]:
+    """The best first; of equals, the one that came first."""
+    texts = request.texts
+    order = sorted(range(len(scores)), key=lambda index: scores[index], reverse=True)[: request.top_n]
+    shown = request.return_documents is not False
+
+    def results() -> Iterator[dict[str, Any]]:
+        for index in order:
+            document = {"document": {"text": texts[index]}} if shown else {}
+            yield {"index": index, "relevance_score": scores[index], **document}
+
+    return {
+        "id": head.id,
+        "model": head.model,
+        "usage": _usage(tokens),
+        "results": list(results()),
+        **weight_field(version),
+    }
+
+
+def scored(head: Head, scores: Sequence[float], tokens: int, version: str | None) -> dict[str, Any]:
+    data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
+    return {
+        "id": head.id,
+        "object": "list",
+        "created": head.created,
+        "model": head.model,
+        "data": data,
+        "usage": _usage(tokens),
+        **weight_field(version),
+    }
+
+
+def _usage(tokens: int) -> dict[str, int]:
+    return {"prompt_tokens": tokens, "total_tokens": tokens}

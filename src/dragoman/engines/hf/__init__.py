@@ -1,1 +1,0 @@
-"""What Hugging Face's files say of a model: vocabulary, control tokens, chat templates."""

@@ -1,0 +1,202 @@
+"""Where a tokenizer's description comes from: an object that was loaded, or the files of a folder."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct, field
+
+from dragoman.errors import ModelFileError
+
+
+class TokenizerSource(Struct, kw_only=True):
+    """A tokenizer, taken apart. `definition` is what tokenizer.json holds."""
+
+    definition: dict[str, Any]
+    named: dict[str, str] = field(default_factory=dict)
+    """Texts of tokens by the names that templates use, such as `eos_token`."""
+    templates: dict[str, str] = field(default_factory=dict)
+    end_ids: frozenset[int] = frozenset()
+    """Ids at which the model's files say that generation ends."""
+    add_bos: bool | None = None
+    """Whether a text begins with BOS, where the files say so in so many words."""
+    longest: int | None = None
+    """How many tokens the tokenizer says the model takes; many of them say nothing."""
+
+
+def source_of(tokenizer: Any) -> TokenizerSource:
+    """Of a `transformers` tokenizer, a `tokenizers.Tokenizer`, or the path of a folder or tokenizer.json."""
+    if isinstance(tokenizer, str | Path):
+        return _from_path(Path(tokenizer).expanduser())
+    if hasattr(tokenizer, "to_str"):
+        return TokenizerSource(definition=msgspec.json.decode(tokenizer.to_str()))
+    return _from_transformers(tokenizer)
+
+
+def _from_transformers(tokenizer: Any) -> TokenizerSource:
+    backend = getattr(tokenizer, "backend_tokenizer", None) or _converted(tokenizer)
+    known = getattr(tokenizer, "special_tokens_map", {})
+    templates = getattr(tokenizer, "chat_template", None)
+    folder = Path(getattr(tokenizer, "name_or_path", "") or ".")
+    return TokenizerSource(
+        definition=msgspec.json.decode(backend.to_str()),
+        named={name: str(text) for name, text in known.items() if not isinstance(text, list | tuple)},
+        templates=_templates(templates),
+        end_ids=_end_ids(folder) if str(folder) != "." else frozenset(),
+        longest=_sensible(getattr(tokenizer, "model_max_length", None)),
+    )
+
+
+def _converted(tokenizer: Any) -> Any:
+    """A tokenizer written in Python has no table of its own; transformers can make one of most."""
+    from transformers.convert_slow_tokenizer import convert_slow_tokenizer
+
+    try:
+        return convert_slow_tokenizer(tokenizer)
+    except Exception as error:
+        kind = type(tokenizer).__name__
+        raise ModelFileError(
+            f"The tokenizer {kind} has no fast form; save one as tokenizer.json and give its folder."
+        ) from error
+
+
+def _from_path(path: Path) -> TokenizerSource:
+    folder, file = (path, path / "tokenizer.json") if path.is_dir() else (path.parent, path)
+    config = _read(folder / "tokenizer_config.json")
+    return TokenizerSource(
+        definition=_required(file),
+        named=_named(_read(folder / "special_tokens_map.json")) | _named(config),
+        templates=_templates(config.get("chat_template")) | _template_files(folder),
+        end_ids=_end_ids(folder),
+        add_bos=config.get("add_bos_token"),
+        longest=_sensible(config.get("model_max_length")),
+    )
+
+
+def _required(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        raise ModelFileError(f"There is no {file}; a folder with tokenizer.json is needed.")
+    definition = _read(file)
+    if not isinstance(definition.get("model"), dict):
+        raise ModelFileError(f"{file} is not the description of a tokenizer.")
+    return definition
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty where there is no such file."""
+    try:
+        found = msgspec.json.decode(file.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise ModelFileError(f"{file} cannot be read: {error.strerror}.") from error
+    except msgspec.DecodeError as error:
+        raise ModelFileError(f"{file} is not valid JSON.") from error
+    if not isinstance(found, dict):
+        raise ModelFileError(f"{file} does not hold a JSON object.")
+    return found
+
+
+def _named(config: Mapping[str, Any]) -> dict[str, str]:
+    """`eos_token` and its like, which are a text, or an object that has one."""
+    extra = config.get("extra_special_tokens")
+    entries = {**(extra if isinstance(extra, dict) else {}), **config}
+    found = {}
+    for name, value in entries.items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(text, str):
+            found[name] = text
+    return found
+
+
+def _templates(value: Any) -> dict[str, str]:
+    """One template, several by name, or a list of them: all three are in use."""
+    if isinstance(value, str):
+        return {"default": value}
+    if isinstance(value, dict):
+        return {str(name): text for name, text in value.items() if isinstance(text, str)}
+    if isinstance(value, list):
+        return {each["name"]: each["template"] for each in value if {"name", "template"} <= each.keys()}
+    return {}
+
+
+def _template_files(folder: Path) -> dict[str, str]:
+    """Templates in files of their own; they are newer than what the configuration may still hold."""
+    older = _templates(_read(folder / "chat_template.json").get("chat_template"))
+    files = {"default": folder / "chat_template.jinja"}
+    files |= {file.stem: file for file in sorted(folder.glob("additional_chat_templates/*.jinja"))}
+    return older | {name: file.read_text(encoding="utf-8") for name, file in files.items() if file.is_file()}
+
+
+def _end_ids(folder: Path) -> frozenset[int]:
+    found: set[int] = set()
+    for name in ("config.json", "generation_config.json"):
+        value = _read(folder / name).get("eos_token_id")
+        found.update(value if isinstance(value, list) else [value] if isinstance(value, int) else [])
+    return frozenset(found)
+
+
+def _sensible(length: Any) -> int | None:
+    """transformers writes "no limit" as a number with thirty digits."""
+    return length if isinstance(length, int) and 0 < length < 1 << 40 else None
+
+
+# How a model wants to be sampled: what its makers say, where they do.
+#
+# The names are those of `Sampling`. What is no number, or beyond what a request could ask for, is left out:
+# a file with a strange value is still a model.
+
+
+LLAMA_CPP: Mapping[str, float] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+"""What llama.cpp's server takes where nobody says anything."""
+_GGUF = {
+    "general.sampling.temp": "temperature",
+    "general.sampling.top_k": "top_k",
+    "general.sampling.top_p": "top_p",
+    "general.sampling.min_p": "min_p",
+    "general.sampling.penalty_repeat": "repetition_penalty",
+}
+_RANGES: Mapping[str, tuple[float, float]] = {
+    "temperature": (0, 2),
+    "top_k": (0, 2**31 - 1),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    "typical_p": (0, 1),
+    "repetition_penalty": (1e-3, 10),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+}
+
+
+def in_gguf(metadata: Mapping[str, str]) -> dict[str, float]:
+    """>>> in_gguf({"general.sampling.temp": "0.6", "general.name": "a"})
+    {'temperature': 0.6}
+    """
+    return sensible({name: _number(metadata.get(key)) for key, name in _GGUF.items()})
+
+
+def in_folder(folder: Path) -> dict[str, float]:
+    """What generation_config.json says."""
+    try:
+        config = msgspec.json.decode((folder / "generation_config.json").read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.MsgspecError):
+        return {}
+    return sensible(config)
+
+
+def sensible(config: Mapping[str, Any]) -> dict[str, float]:
+    """Of a configuration, what says how to sample."""
+    found: dict[str, float] = {}
+    for name, (least, most) in _RANGES.items():
+        value = config.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most:
+            found[name] = int(value) if name == "top_k" else float(value)
+    return found
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None

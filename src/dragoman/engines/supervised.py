@@ -1,0 +1,437 @@
+"""An engine that is opened again when it has died or is stuck."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
+from typing import Any
+
+from dragoman.engines.asked import asked, closed, opened
+from dragoman.engines.border import start
+from dragoman.engines.protocol import Engine, Handle, LivingEngine, PulsingEngine, Tokenizer, weights_of
+from dragoman.engines.steps import iterate
+from dragoman.errors import DragomanError, EngineFailed, Unavailable
+from dragoman.logs import describe
+from dragoman.types import Job, Sink, Step
+
+__all__ = ["Supervised"]
+
+
+# How long to wait before an engine that failed is opened again.
+
+
+WINDOW_S = 60.0
+FREE = 5
+MOST_S = 60.0
+
+
+class Backoff:
+    """Five failures in a row are answered at once; then each waits twice as long, up to a minute.
+
+    An engine that has lived for a minute has a clean slate.
+    """
+
+    def __init__(self) -> None:
+        self._failures = 0
+        self._opened = 0.0
+
+    def opened(self, now: float) -> None:
+        self._opened = now
+
+    def failed(self, now: float) -> float:
+        """Seconds to wait."""
+        if now - self._opened >= WINDOW_S:
+            self._failures = 0
+        self._failures += 1
+        # Not below: a failed opening is a failure too, however long ago the last good one was.
+        self._opened = now
+        beyond = self._failures - FREE
+        return min(MOST_S, 2.0 ** (beyond - 1)) if beyond > 0 else 0.0
+
+
+# A tokenizer that outlives the engine it came from.
+
+
+class SteadyTokenizer:
+    """Everything that never changes is of the first; `encode` is of the latest, so that the first can go."""
+
+    def __init__(self, first: Tokenizer) -> None:
+        self.pieces = first.pieces
+        self.special = first.special
+        self.bos_id = first.bos_id
+        self.eos_id = first.eos_id
+        self.end_ids = first.end_ids
+        self.add_bos = first.add_bos
+        self.infill = first.infill
+        self.latest = first
+
+    def encode(self, text: str) -> list[int]:
+        return self.latest.encode(text)
+
+
+# The jobs at work in an engine that may die: each of them is told of its end, once.
+
+
+_log = logging.getLogger("dragoman.engine")
+BEGUN = "The engine failed while it was writing this answer; it is being restarted."
+WAITING = "The engine failed before this answer began; it is being restarted, so try again soon."
+
+
+class Live:
+    """One job, between the engine and whoever asked. A handle, and `take` is the engine's sink."""
+
+    __slots__ = ("_begun", "_jobs", "_open", "_sink", "handle")
+
+    def __init__(self, jobs: "Jobs", job: Job, sink: Sink) -> None:
+        self._jobs = jobs
+        self._open = set(range(job.n))
+        self._sink = sink
+        self._begun = False
+        self.handle: Handle | None = None
+
+    def take(self, step: Step) -> None:
+        if step.finish is None:
+            if step.index in self._open:
+                self._begun = True
+                self._sink(step)
+        elif type(step.error) is EngineFailed:
+            # Whether this job failed or the whole engine is for the watch to say.
+            self._jobs.hold(self, step)
+        else:
+            self.end(step)
+
+    def end(self, step: Step) -> None:
+        """The last step of a continuation, if it has had none."""
+        if step.index in self._open:
+            self._leave(step.index)
+            self._sink(step)
+
+    def fail(self) -> None:
+        error: DragomanError = EngineFailed(BEGUN) if self._begun else Unavailable(WAITING)
+        for index in sorted(self._open):
+            try:
+                self.end(Step([], index, finish="error", error=error))
+            except Exception:
+                _log.exception("a sink raised at the end of its job")
+
+    def cancel(self, index: int | None = None) -> None:
+        handle = self.handle
+        self._leave(index)
+        if handle is not None:
+            handle.cancel(index)
+
+    def _leave(self, index: int | None) -> None:
+        self._open = set() if index is None else self._open - {index}
+        if not self._open:
+            self._jobs.live.discard(self)
+            # The engine's side of the job knows this one: a circle that would keep both.
+            self.handle = None
+
+
+class Jobs:
+    def __init__(self, on_failure: Callable[[], None]) -> None:
+        """`on_failure` is called when a job says that the engine failed."""
+        self.live: set[Live] = set()
+        self._held: list[tuple[Live, Step]] = []
+        self._on_failure = on_failure
+
+    def add(self, job: Job, sink: Sink) -> Live:
+        live = Live(self, job, sink)
+        self.live.add(live)
+        return live
+
+    def hold(self, live: Live, step: Step) -> None:
+        self._held.append((live, step))
+        self._on_failure()
+
+    @property
+    def held(self) -> int:
+        """Steps that wait for what the watch has to say."""
+        return len(self._held)
+
+    def release(self, count: int) -> None:
+        """The engine has lived after the first `count` of them: what failed were single jobs."""
+        held, self._held = self._held[:count], self._held[count:]
+        for live, step in held:
+            live.end(step)
+
+    def fail(self) -> None:
+        """The engine is gone, and with it all jobs."""
+        self._held = []
+        for live in list(self.live):
+            live.fail()
+
+
+# The life of one engine, from its start to its end, and the signs that it gives.
+
+
+INTERVAL_S = 0.25
+PULSING_QUIET_S = 1.25
+"""An engine that tells of its progress within a step is never silent for so long while it gets on."""
+QUIET_S = 5.0
+
+
+class Watch:
+    """An engine gives a sign when it answers a check, or when its pulse has changed meanwhile.
+
+    `silence` is for how long there was none. Only time in which this process ran is counted: a machine that
+    slept, or an event loop that was held up, says nothing about the engine.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._pulse: Callable[[], int] = lambda: 0
+        self.quiet_s = QUIET_S
+        if isinstance(engine, PulsingEngine):
+            self._pulse = lambda: engine.pulse
+            self.quiet_s = PULSING_QUIET_S
+        self._seen = self._pulse()
+        self._asked: asyncio.Future[None] | None = None
+        self.silence = 0.0
+        self.answered = asyncio.Event()
+        """It has answered at least once."""
+        self.trouble: Unavailable | None = None
+        """What the engine says of itself, where it lives but cannot serve."""
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the engine is gone."""
+
+    @property
+    def asking(self) -> bool:
+        """A check is under way."""
+        return self._asked is not None
+
+    async def look(self) -> bool:
+        """Whether the engine has answered within one interval. Raises what its check raised."""
+        loop = asyncio.get_running_loop()
+        if self._asked is None:
+            self._asked = asyncio.ensure_future(_check(self.engine))
+        began = loop.time()
+        await asyncio.wait({self._asked}, timeout=INTERVAL_S)
+        if not self._asked.done():
+            self._count(min(loop.time() - began, 2 * INTERVAL_S))
+            return False
+        asked, self._asked = self._asked, None
+        self.silence, self.trouble = 0.0, None
+        try:
+            asked.result()
+        except Unavailable as error:
+            self.trouble = error
+        finally:
+            # An error holds its frames: with this name in one of them, it would hold itself.
+            del asked
+        self.answered.set()
+        return True
+
+    def close(self) -> None:
+        self.over.set_result(None)
+        self.answered.set()
+        if self._asked is not None and not self._asked.cancel():
+            # Nobody will read what it says.
+            self._asked.exception()
+
+    def _count(self, passed: float) -> None:
+        seen = self._pulse()
+        self.silence = self.silence + passed if seen == self._seen else 0.0
+        self._seen = seen
+
+
+async def _check(engine: Engine) -> None:
+    if isinstance(engine, LivingEngine):
+        await asked(engine, "check")
+
+
+# Around an engine: watches it, ends its jobs when it fails, and opens it again.
+
+_OPTIONAL = ("embed", "embed_for", "score", "pause", "resume")
+STUCK_S = 30.0
+"""Seconds without a sign after which an engine with a pulse is stuck."""
+_RESTARTING = "The engine has failed and is being restarted; try again soon."
+
+
+class _Stuck(Exception):
+    """There was no sign of life for too long."""
+
+
+class Supervised:
+    """`Supervised(lambda: MyEngine())`: an engine like the one that `open` makes, but it comes back.
+
+    `open` is called at once, and again in a thread when the engine has died, which its check tells, or is
+    stuck: no sign of life for `timeout` seconds. By default an engine without a pulse is never taken for
+    stuck, since nobody can tell a long step from the last one.
+    """
+
+    checked = True
+    """Steps have passed the border when they come from the engine within; once is enough."""
+
+    def __init__(self, open: Callable[[], Engine], *, timeout: float | None = None) -> None:
+        self._open = open
+        self._timeout = timeout
+        self._engine: Engine | None = open()
+        """The present one; None while there is none."""
+        self.card = self._engine.card
+        self.tokenizer = SteadyTokenizer(self._engine.tokenizer)
+        self._watch: Watch | None = None
+        self._jobs = Jobs(self._look_now)
+        self._now = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._backoff = Backoff()
+        self._failed_openings = 0
+        self._paused = False
+        self._stopped = False
+        # What an engine can do is seen by the methods it has; so there are those of the inner one.
+        for name in _OPTIONAL:
+            if hasattr(self._engine, name):
+                setattr(self, name, self._asking(name))
+
+    @property
+    def weight_version(self) -> str | None:
+        """An engine that was opened again has the weights that it was opened with."""
+        return weights_of(self._engine) if self._engine is not None else None
+
+    def submit(self, job: Job, sink: Sink) -> Live:
+        """Start a job. What it says ends with an error if the engine fails on the way."""
+        engine = self._present().engine
+        live = self._jobs.add(job, sink)
+        try:
+            live.handle = start(engine, job, live.take)
+        except BaseException as error:
+            live.cancel()
+            if isinstance(error, EngineFailed):
+                self._look_now()
+                raise Unavailable(_RESTARTING) from error
+            raise
+        return live
+
+    def generate(self, job: Job) -> AsyncGenerator[Step, None]:
+        """Steps until every continuation has finished. Closing the iterator cancels the job."""
+        return iterate(self, job)
+
+    async def start(self) -> None:
+        if isinstance(self._engine, LivingEngine):
+            await self._engine.start()
+        self._present()
+
+    async def stop(self) -> None:
+        self._stopped = True
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        if self._watch is not None:
+            self._watch.close()
+        if isinstance(self._engine, LivingEngine):
+            await self._engine.stop()
+
+    async def check(self) -> None:
+        """Whether requests can be served; EngineFailed says that a restart would not help any more."""
+        if self._failed_openings >= FREE:
+            raise EngineFailed("The engine cannot be opened again; the log says why.")
+        watch = self._present()
+        await watch.answered.wait()
+        if watch.over.done():
+            raise Unavailable(_RESTARTING)
+        if watch.silence >= watch.quiet_s:
+            raise Unavailable(f"The engine has not moved for {watch.silence:.0f} seconds.")
+        if watch.trouble is not None:
+            raise watch.trouble.with_traceback(None)
+
+    def _present(self) -> Watch:
+        """The life of the engine that is there. It is watched from the first call on."""
+        if self._stopped:
+            raise Unavailable("The engine has been stopped.")
+        if self._task is None and self._engine is not None:
+            loop = asyncio.get_running_loop()
+            self._watch = Watch(self._engine)
+            self._backoff.opened(loop.time())
+            self._task = loop.create_task(self._tend(self._watch))
+        if self._watch is None:
+            raise Unavailable(_RESTARTING)
+        return self._watch
+
+    def _look_now(self) -> None:
+        self._now.set()
+
+    async def _tend(self, watch: Watch) -> None:
+        """Watch, bury, open again."""
+        while True:
+            stuck = False
+            try:
+                await self._watched(watch)
+            except _Stuck:
+                stuck = True
+                _log.error("The engine is stuck: no sign of life for %.0f seconds.", watch.silence)
+            except Exception as error:
+                _log.error("The engine has failed: %s", describe(error))
+            self._engine = self._watch = None
+            watch.close()
+            self._jobs.fail()
+            await closed(watch.engine, stuck=stuck)
+            del watch
+            watch = self._watch = Watch(await self._opened_again())
+            self._engine = watch.engine
+
+    async def _watched(self, watch: Watch) -> None:
+        """Never returns; raises when the engine is dead or stuck."""
+        most = self._timeout or (STUCK_S if isinstance(watch.engine, PulsingEngine) else None)
+        held = 0
+        while True:
+            self._now.clear()
+            if not watch.asking:
+                # A check says nothing about what happens after it was sent.
+                held = self._jobs.held
+            if await watch.look():
+                self._jobs.release(held)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(INTERVAL_S):
+                        await self._now.wait()
+            elif self._paused:
+                watch.silence = 0.0
+            elif most is not None and watch.silence >= most:
+                raise _Stuck
+
+    async def _opened_again(self) -> Engine:
+        loop = asyncio.get_running_loop()
+        while True:
+            wait = self._backoff.failed(loop.time())
+            _log.info("The engine is opened again %s.", f"in {wait:.0f} seconds" if wait else "now")
+            await asyncio.sleep(wait)
+            try:
+                engine = await self._opened()
+            except Exception as error:
+                self._failed_openings += 1
+                _log.error("The engine cannot be opened: %s", describe(error))
+                continue
+            self._failed_openings = 0
+            self._paused = False
+            self._backoff.opened(loop.time())
+            self.tokenizer.latest = engine.tokenizer
+            _log.info("The engine is back.")
+            return engine
+
+    async def _opened(self) -> Engine:
+        engine = await opened(self._open)
+        try:
+            if isinstance(engine, LivingEngine):
+                await engine.start()
+        except BaseException:
+            await closed(engine, stuck=False)
+            raise
+        return engine
+
+    def _asking(self, name: str) -> Callable[..., Any]:
+        """A method of the engine, which ends when the engine does."""
+
+        async def ask(*args: Any) -> Any:
+            watch = self._present()
+            if name in ("pause", "resume"):
+                self._paused = name == "pause"
+            asking = asyncio.ensure_future(asked(watch.engine, name, *args))
+            try:
+                await asyncio.wait({asking, watch.over}, return_when=asyncio.FIRST_COMPLETED)
+                if not asking.done():
+                    raise EngineFailed("The engine failed at what it was asked; it is being restarted.")
+                return asking.result()
+            finally:
+                asking.cancel()
+
+        return ask

@@ -1,1 +1,0 @@
-"""The Responses API over HTTP: making responses, keeping them, and giving them out again."""

@@ -1,0 +1,213 @@
+"""`POST /v1/responses`: made while the client waits, streamed to it, or made in the background.
+
+And the routes that make a conversation short, or only say how long it is.
+"""
+
+import asyncio
+import time
+from contextlib import AsyncExitStack
+from functools import partial
+
+import msgspec
+
+from dragoman.api.responses import request as requests
+from dragoman.api.responses.request import check_include
+from dragoman.api.responses.response import compaction_body
+from dragoman.api.responses.tools import offer_tools
+from dragoman.errors import BadRequest
+from dragoman.http.admission import Visit
+from dragoman.http.exchange import Exchange, QueryString, unless_gone
+from dragoman.http.host import Host
+from dragoman.http.run_turn import Sse
+from dragoman.responses.context import new_id
+from dragoman.responses.desk import place_of, unknown_response
+from dragoman.responses.making import Making, begin_making, count_tokens, summarise
+from dragoman.turns.tool_loop import ClientGone, Quiet
+from dragoman.turns.turn import note_usage
+
+
+async def create(host: Host, exchange: Exchange) -> None:
+    request, size = await exchange.read(partial(requests.read, limits=host.limits))
+    exchange.facts["model"] = request.model or host.card.name
+    if not request.background:
+        exchange.visit.within(request.timeout)
+    async with AsyncExitStack() as stack:
+        context = await stack.enter_async_context(
+            host.desk.context(request, exchange.owner, size, exchange.aside)
+        )
+        making = await begin_making(host.desk, request, context)
+        await making.prepare(streams=bool(request.stream))
+        if request.background:
+            if held := exchange.hand_on():
+                stack.callback(held.end)
+            await in_background(host, exchange.visit, making, stack)
+            if request.stream:
+                await follow(exchange, making, host.settings.keep_alive)
+            else:
+                await exchange.json(making.response.body(), size=making.amount)
+        else:
+            await in_foreground(host, exchange, making)
+
+
+async def in_foreground(host: Host, exchange: Exchange, making: Making) -> None:
+    """The client waits: if it leaves, the work ends."""
+    making.facts, making.reason = exchange.facts, lambda: exchange.visit.error
+    if not making.request.stream:
+        await unless_gone(exchange, making.make(Quiet()))
+        await exchange.json(making.response.body(), size=making.amount)
+        return
+    outlet = Sse(exchange, host.pump, host.settings.keep_alive)
+    try:
+        await unless_gone(exchange, making.make(outlet))
+    except ClientGone:
+        raise
+    except asyncio.CancelledError:
+        await exchange.end_stream()
+        raise
+    except Exception:
+        # The stream has said so in its own way, and the log in another.
+        pass
+    await exchange.end_stream()
+
+
+async def in_background(host: Host, visit: Visit, making: Making, stack: AsyncExitStack) -> None:
+    """It is known before the client is answered, and made whether or not the client stays."""
+    making.response.status = "queued"
+    await making.context.save(making.response, b"")
+    making_it = stack.pop_all()
+    visit = visit.handed_on()
+    making.reason = lambda: visit.error
+    visit.within(making.request.timeout)
+
+    async def work() -> None:
+        async with making_it:
+            with host.journal.work("BACKGROUND", "/v1/responses") as making.facts, visit:
+                making.facts["request_id"] = making.id
+                await making.make(Quiet())
+
+    host.desk.run(making, work())
+
+
+async def follow(exchange: Exchange, making: Making, keep_alive: float, after: int = -1) -> None:
+    """The stream of a response that is being made elsewhere; it goes on if this client leaves."""
+    assert making.log is not None
+    log = making.log
+
+    async def pass_on() -> None:
+        await exchange.start_stream(b"")
+        async for events in log.follow(after, keep_alive):
+            await exchange.write_stored(events)
+        await exchange.end_stream()
+
+    await unless_gone(exchange, pass_on())
+
+
+async def compact(host: Host, exchange: Exchange) -> None:
+    request, size = await exchange.read(partial(requests.read, limits=host.limits))
+    if request.model is None:
+        raise BadRequest("'model' is required.", param="model", code="missing_field")
+    exchange.visit.within(request.timeout)
+    async with host.desk.context(request, exchange.owner, size, exchange.aside) as context:
+        made, used = await unless_gone(exchange, summarise(host.model, request, context, context.all))
+    exchange.facts["model"] = request.model
+    note_usage(exchange.facts, used)
+    body = compaction_body(new_id("resp_"), int(time.time()), made, used)
+    await exchange.json(body, size=context.size)
+
+
+async def input_tokens(host: Host, exchange: Exchange) -> None:
+    request, size = await exchange.read(partial(requests.read, limits=host.limits))
+    host.model.planner.adapter(request.model)
+    async with host.desk.context(request, exchange.owner, size, exchange.aside) as context:
+        offer = await exchange.aside(context.size, partial(offer_tools, request.tools, host.limits))
+        counting = partial(count_tokens, host.model, request, context, context.all, offer)
+        count = await exchange.aside(context.size, counting)
+    await exchange.json({"object": "response.input_tokens", "input_tokens": count})
+
+
+# The routes of responses that were made, or are being made in the background.
+
+
+class _Manner(msgspec.Struct):
+    background: bool
+
+
+_decode = msgspec.json.Decoder(_Manner).decode
+FAR = 2**53
+
+
+async def retrieve(host: Host, exchange: Exchange) -> None:
+    """The object, or with `stream=true` its events, those after `starting_after`."""
+    id_, query = _id(exchange), QueryString(exchange)
+    check_include(query.texts("include"))
+    after = query.integer("starting_after", -1, 0, FAR)
+    streams = query.flag("stream")
+    if after >= 0 and not streams:
+        raise BadRequest("starting_after needs stream=true.", param="starting_after", code="invalid_value")
+    making = host.desk.making(exchange.owner, id_)
+    if making is not None:
+        if streams:
+            await follow(exchange, making, host.settings.keep_alive, after)
+        else:
+            await exchange.json(making.response.body(), size=making.amount)
+        return
+    if streams:
+        await exchange.stream_stored(*await exchange.loaded(_events, host, exchange, id_, after + 1))
+    else:
+        record = await exchange.loaded(host.desk.stored, exchange.owner, id_)
+        await exchange.reply(record.body, b"application/json")
+
+
+async def _events(host: Host, exchange: Exchange, id_: str, number: int) -> tuple[bytes, int]:
+    """Those of a response, and where the one with this number begins."""
+    events = (await host.desk.stored(exchange.owner, id_, events=True)).events
+    if not events:
+        message = "The events of this response were not kept: leave out stream to get it whole."
+        raise BadRequest(message, param="stream", code="invalid_value")
+    return events, await exchange.aside(len(events), partial(place_of, events, number))
+
+
+async def delete(host: Host, exchange: Exchange) -> None:
+    """Everything of it is gone at once; what still runs is ended first."""
+    id_ = _id(exchange)
+    making = host.desk.making(exchange.owner, id_)
+    if making is not None:
+        await host.desk.cancel(making)
+    await host.desk.forget_ids(exchange.owner, id_)
+    if not await host.desk.store.delete("response", exchange.owner, id_):
+        raise unknown_response(id_)
+    await exchange.json({"id": id_, "object": "response", "deleted": True})
+
+
+async def cancel(host: Host, exchange: Exchange) -> None:
+    id_ = _id(exchange)
+    making = host.desk.making(exchange.owner, id_)
+    if making is not None:
+        await host.desk.cancel(making)
+        await exchange.json(making.response.body(), size=making.amount)
+        return
+    record = await exchange.loaded(host.desk.stored, exchange.owner, id_)
+    if not _decode(record.body).background:
+        message = "Only a response that is made in the background can be cancelled."
+        raise BadRequest(message, param="response_id", code="invalid_value")
+    # It is over already: to cancel it changes nothing.
+    await exchange.reply(record.body, b"application/json")
+
+
+async def input_items(host: Host, exchange: Exchange) -> None:
+    id_, query = _id(exchange), QueryString(exchange)
+    check_include(query.texts("include"))
+    found = await exchange.loaded(
+        host.desk.store.inputs,
+        "response",
+        exchange.owner,
+        id_,
+        **query.cut("desc"),
+    )
+    if found is None:
+        raise unknown_response(id_)
+    await exchange.page(found.data, found.has_more)
+
+
+def _id(exchange: Exchange) -> str:
+    return exchange.path_params["id"]

@@ -1,0 +1,261 @@
+"""`/v1/responses` as a WebSocket: one response after the other, with the last one at hand for the next."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.types import Receive, Send
+
+from dragoman.api.read import check_shape
+from dragoman.api.responses import request as requests
+from dragoman.api.responses.output import DATA, END, Written, one_by_one, unwrapped
+from dragoman.api.responses.response import ERRORS
+from dragoman.errors import BadRequest, BodyTooLarge, DragomanError, Overloaded
+from dragoman.http.admission import Holding, Visit
+from dragoman.http.host import Host
+from dragoman.limits import Limits
+from dragoman.responses.context import pack_items
+from dragoman.responses.making import Making, begin_making
+from dragoman.store import Item
+from dragoman.turns.tool_loop import ClientGone, Speaker, wait_patiently
+from dragoman.turns.turn import Turn
+
+logger = logging.getLogger("dragoman.http")
+
+R = TypeVar("R")
+MOST_WAITING = 8
+"""Requests that may wait on one socket for the one before them."""
+LONGEST_S = 60 * 60
+"""A socket's life, as long as OpenAI's."""
+OURS = ("type", "stream", "stream_options", "background", "generate", "stream_id")
+"""Fields of a message that say nothing about the response: on a socket everything is streamed."""
+LONGEST = 1024
+"""Bytes of a member that says how the message is to be answered."""
+NEWS = ("response.processed",)
+"""Messages that want no answer."""
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class SocketMessage:
+    """One request on a socket. Its members stay JSON until it is answered."""
+
+    def __init__(self, raw: str | bytes, limits: Limits) -> None:
+        check_shape(raw if isinstance(raw, bytes) else raw.encode(), limits)
+        try:
+            self._members = _members(raw)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            raise BadRequest("The message is not a JSON object.", code="invalid_json") from None
+        self.kind = self.said("type")
+        self.lane = self.said("stream_id")
+        if self.kind != "response.create" and self.kind not in NEWS:
+            text = f"A message's type must be response.create, not {str(self.kind)[:64]!r}."
+            raise BadRequest(text, param="type", code="invalid_value")
+        if not isinstance(self.lane, str | None):
+            text = f"'stream_id' must be a string of at most {LONGEST} characters."
+            raise BadRequest(text, param="stream_id", code="invalid_value")
+
+    def said(self, name: str) -> Any:
+        """A member that is short. Of a long one its JSON is given, which is none of the values there are."""
+        value = self._members.get(name)
+        if value is None:
+            return None
+        return bytes(value) if memoryview(value).nbytes > LONGEST else msgspec.json.decode(value)
+
+    def body(self) -> bytes:
+        """The request that it holds."""
+        return _encode({name: value for name, value in self._members.items() if name not in OURS})
+
+
+class Socket:
+    """One client's connection. `serve()` returns when it is over."""
+
+    def __init__(self, host: Host, owner: str, receive: Receive, send: Send) -> None:
+        self._host = host
+        self._owner = owner
+        self._receive = receive
+        self._send = send
+        self._inbox: asyncio.Queue[tuple[SocketMessage, Holding]] = asyncio.Queue()
+        self._last: tuple[str, Sequence[Item]] | None = None
+        """The last response and all items up to it: it can be continued even if it is not stored."""
+        self._held = host.bodies.of(owner)
+        """That last one, which stays for as long as the client does."""
+        self._lane: str | None = None
+        """The `stream_id` of the request that is being answered, which its events carry."""
+
+    async def serve(self) -> None:
+        reading = asyncio.create_task(self._read())
+        answering = asyncio.create_task(self._answer_all())
+        try:
+            done, _ = await asyncio.wait(
+                {reading, answering}, timeout=LONGEST_S, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done:
+                message = "A socket lives for 60 minutes; connect again."
+                await self._fail(BadRequest(message, code="websocket_connection_limit_reached"))
+                await self._send({"type": "websocket.close", "code": 1000})
+        finally:
+            reading.cancel()
+            answering.cancel()
+            for ended in await asyncio.gather(reading, answering, return_exceptions=True):
+                if isinstance(ended, Exception) and not isinstance(ended, ClientGone):
+                    logger.error("A socket failed", exc_info=ended)
+            self._held.end()
+            while not self._inbox.empty():
+                self._inbox.get_nowait()[1].end()
+
+    async def _read(self) -> None:
+        """Returns when the client leaves, which ends what is being made for it."""
+        # Not by a name: while the socket waits for the next message, nothing is to hold the last one.
+        while await self._takes(await self._receive()):
+            pass
+
+    async def _takes(self, received: Any) -> bool:
+        if received["type"] == "websocket.disconnect":
+            return False
+        held = self._host.bodies.of(self._owner)
+        waits = False
+        try:
+            message = await self._message(received.get("text") or received.get("bytes") or "", held)
+            waits = message.kind not in NEWS
+            if waits:
+                self._inbox.put_nowait((message, held))
+        except DragomanError as error:
+            await self._fail(error)
+        finally:
+            if not waits:
+                held.end()
+        return True
+
+    async def _message(self, raw: str | bytes, held: Holding) -> SocketMessage:
+        if len(raw) > self._host.limits.body_bytes:
+            raise BodyTooLarge(f"The message is larger than {self._host.limits.body_bytes} bytes.")
+        if self._inbox.qsize() >= MOST_WAITING:
+            raise Overloaded(f"{MOST_WAITING} requests wait on this socket; wait for their answers.")
+        held.be(len(raw))
+        return await self._host.workers.run(
+            self._owner, len(raw), partial(SocketMessage, raw, self._host.limits)
+        )
+
+    async def _answer_all(self) -> None:
+        with suppress(ClientGone):
+            while True:
+                await self._answer_next(*await self._inbox.get())
+
+    async def _answer_next(self, message: SocketMessage, held: Holding) -> None:
+        self._lane = message.lane
+        try:
+            with (
+                self._host.journal.work("WEBSOCKET", "/v1/responses") as facts,
+                self._host.admission.admitted(self._owner) as visit,
+            ):
+                await self._answer(message, facts, visit)
+        except ClientGone:
+            raise
+        except DragomanError as error:
+            self._forget(message.said("previous_response_id"))
+            await self._fail(error, self._lane)
+        except Exception:
+            logger.exception("A request on a socket failed")
+            failed = DragomanError("The server failed; its log says why.", code="internal_error")
+            await self._fail(failed, self._lane)
+        finally:
+            held.end()
+
+    async def _answer(self, message: SocketMessage, facts: dict[str, Any], visit: Visit) -> None:
+        body = message.body()
+        reading = partial(requests.read, body, self._host.limits)
+        request = await self._host.workers.run(self._owner, len(body), reading)
+        visit.within(request.timeout)
+        known = None
+        if self._last is not None and request.previous_response_id == self._last[0]:
+            known = self._last[1]
+        async with self._host.desk.context(request, self._owner, len(body), known=known) as context:
+            making = await begin_making(self._host.desk, request, context)
+            making.facts, making.reason = facts, lambda: visit.error
+            facts |= {"model": making.response.fields["model"], "request_id": making.id}
+            making.generates = message.said("generate") is not False
+            await making.prepare(streams=True)
+            try:
+                await making.make(self)
+            except ClientGone:
+                facts["finish"] = "disconnect"
+                raise
+            except (Exception, asyncio.CancelledError) as error:
+                if isinstance(error, asyncio.CancelledError) and visit.error is None:
+                    raise
+                # The events have said so in their own way, and the log in another.
+                self._forget(request.previous_response_id)
+                return
+            await self._keep(making)
+
+    async def _keep(self, making: Making) -> None:
+        context = making.context
+        items = partial(pack_items, [*context.all, *making.response.output], context.size)
+        kept = await context.aside(context.size, items)
+        try:
+            self._held.be(sum(len(item.body) for item in kept))
+        except DragomanError:
+            # It is not at hand then; what was stored can be continued all the same.
+            self._last = None
+            self._held.end()
+        else:
+            self._last = (making.id, kept)
+
+    def _forget(self, id_: object) -> None:
+        """After a failed continuation the client begins anew."""
+        if self._last is not None and self._last[0] == id_:
+            self._last = None
+            self._held.end()
+
+    # What leaves
+
+    async def write(self, data: Written) -> None:
+        for pieces in [[data]] if isinstance(data, bytes) else one_by_one(data):
+            telling = partial(_payloads, pieces, self._lane)
+            for payload in await self._host.workers.run(self._owner, sum(map(len, pieces)), telling):
+                await self._put(payload)
+
+    async def run(self, turn: Turn, speaker: Speaker) -> None:
+        async with turn:
+            while not turn.over:
+                try:
+                    async with asyncio.timeout(self._host.settings.keep_alive):
+                        events = await turn.next()
+                except TimeoutError:
+                    await self.write(speaker.idle())
+                else:
+                    await self.write(speaker.write(events))
+
+    async def wait(self, work: Awaitable[R], speaker: Speaker) -> R:
+        period = self._host.settings.keep_alive
+        return await wait_patiently(work, period, lambda: self.write(speaker.idle()))
+
+    async def _fail(self, error: DragomanError, lane: str | None = None) -> None:
+        error.let_go()
+        await self._put(_in_lane(_encode(ERRORS.message(error)), lane))
+
+    async def _put(self, payload: str) -> None:
+        try:
+            async with asyncio.timeout(self._host.settings.write_timeout):
+                await self._send({"type": "websocket.send", "text": payload})
+        except (TimeoutError, OSError, RuntimeError):
+            raise ClientGone from None
+
+
+def _payloads(pieces: Sequence[bytes], lane: str | None) -> list[str]:
+    if len(pieces) == 1:
+        return [_in_lane(payload, lane) for payload in unwrapped(pieces[0])]
+    head, *large, tail = pieces
+    texts = [_in_lane(head.partition(DATA)[2], lane), *(one.decode() for one in large)]
+    return ["".join([*texts, tail.removesuffix(END).decode()])]
+
+
+def _in_lane(payload: bytes, lane: str | None) -> str:
+    if lane is not None:
+        payload = b"".join([b'{"stream_id":', _encode(lane), b",", payload[1:]])
+    return payload.decode()

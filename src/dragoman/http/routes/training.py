@@ -1,0 +1,84 @@
+"""The routes for those who train the model: pause the engine, change its weights, resume."""
+
+from functools import partial
+
+from dragoman.api import reply
+from dragoman.api.trajectories import read_rewards, rewarded, shown, unknown_trajectory
+from dragoman.engines.protocol import weights_of
+from dragoman.errors import TrajectoryTooLarge
+from dragoman.http.exchange import Exchange
+from dragoman.http.host import Host
+from dragoman.store import Record, Store
+
+
+async def pause(host: Host, exchange: Exchange) -> None:
+    """Answered when nothing computes any more."""
+    await exchange.read(reply.read_pause)
+    await host.brake.pause()
+    await exchange.json(reply.state(paused=True, version=weights_of(host.engine)))
+
+
+async def resume(host: Host, exchange: Exchange) -> None:
+    request, _ = await exchange.read(reply.read_resume)
+    await host.brake.resume(request.weight_version)
+    await exchange.json(reply.state(paused=False, version=weights_of(host.engine)))
+
+
+# The routes of trajectories: the exact ids of answers that were stored.
+
+
+LONGEST = 4096
+"""Answers that may continue each other."""
+PAGE = 100
+MOST_BYTES = 32 * 1024 * 1024
+"""Of the answers that one reply is made of, as they are stored."""
+
+
+async def retrieve(host: Host, exchange: Exchange) -> None:
+    id_ = exchange.path_params["id"]
+    made = await exchange.loaded(_shown, exchange, host.desk.required(), id_)
+    await exchange.reply(made, b"application/json")
+
+
+async def reward(host: Host, exchange: Exchange) -> None:
+    """Rewards of an answer; those that have a name already are replaced."""
+    rewards, _ = await exchange.read(read_rewards)
+    id_, store = exchange.path_params["id"], host.desk.required()
+    found = await _records(store, exchange.owner, id_)
+    if not found:
+        raise unknown_trajectory(id_)
+    last = found[-1]
+    body = await exchange.aside(len(last.body), partial(rewarded, last, rewards))
+    await store.set_metadata("trajectory", exchange.owner, last.id, last.metadata, body)
+    await exchange.reply(await _shown(exchange, store, id_), b"application/json")
+
+
+async def _shown(exchange: Exchange, store: Store, id_: str) -> bytes:
+    found = await _records(store, exchange.owner, id_)
+    if not found:
+        raise unknown_trajectory(id_)
+    size = sum(len(one.body) for one in found)
+    return await exchange.aside(size, lambda: exchange.encoder(size)(shown(id_, found)))
+
+
+async def _records(store: Store, owner: str, id_: str) -> list[Record]:
+    """Those of a conversation, or those that lead up to an answer; in the order in which they were made."""
+    if id_.startswith("conv_"):
+        return await _of_conversation(store, owner, id_)
+    return await store.lineage(owner, id_, LONGEST, MOST_BYTES)
+
+
+async def _of_conversation(store: Store, owner: str, id_: str) -> list[Record]:
+    found: list[Record] = []
+    after = None
+    while len(found) < LONGEST:
+        page = await store.records(
+            "trajectory", owner, after=after, limit=PAGE, metadata={"conversation": id_}
+        )
+        found += page.data
+        if sum(len(one.body) for one in found) > MOST_BYTES:
+            raise TrajectoryTooLarge
+        if not page.has_more:
+            break
+        after = page.data[-1].id
+    return found

@@ -1,0 +1,152 @@
+"""Memory that goes back to the machine when a big request is over, and cycles of objects that nobody needs.
+
+Python looks for these whenever enough objects have been made, and now and then among all there are, while
+all threads wait. Those of the start alone are 30 ms, and while a large request is read, which makes objects
+faster than anything else, it happens again and again. So the objects of the start are not looked at any more,
+and all others only in quiet moments; those that were made last, which are few, are looked at as ever.
+"""
+
+import asyncio
+import ctypes
+import gc
+import logging
+import math
+import resource
+import sys
+import threading
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+
+logger = logging.getLogger("dragoman.http")
+
+M_MMAP_THRESHOLD = -3
+BIG_BLOCK = 1024 * 1024
+NEVER = 2**31 - 1
+PAUSE_S = 10.0
+"""Between two looks at everything."""
+LATEST_S = 120.0
+"""After so long, however busy it is, if there is so much more memory than after the last look:"""
+GROWN_BYTES = 256 * 1024 * 1024
+GIVE_BACK_S = 60.0
+
+
+def return_big_blocks() -> None:
+    """Has the C library give every big block back at once.
+
+    glibc does so only until the first one was freed; from then on it keeps blocks of that size for the next,
+    in every thread: some requests of 16 MB and a server has 100 MB that it never uses again.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return  # Another C library, with ways of its own.
+    if not mallopt(M_MMAP_THRESHOLD, BIG_BLOCK):
+        logger.debug("The C library keeps its way with big blocks.")
+
+
+def give_back() -> None:
+    """Has the C library return what is free between what is not. It takes milliseconds: not on the loop.
+
+    Each thread has places of its own for small blocks, and what was freed in them stays with the process.
+    """
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def resident() -> int:
+    """Bytes of memory that the process has, or the most it ever had where the system says only that."""
+    try:
+        return int(Path("/proc/self/statm").read_bytes().split()[1]) * resource.getpagesize()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+class Garbage:
+    """From `begin` to `end` full collections are made by `collect` alone."""
+
+    def __init__(self) -> None:
+        self._usual: tuple[int, int, int] | None = None
+        self._last = 0.0
+        self._given_back = -math.inf
+        self._resident = 0
+
+    def begin(self) -> None:
+        """What there is by now stays for as long as the server does."""
+        self._usual = gc.get_threshold()
+        gc.set_threshold(*self._usual[:2], NEVER)
+        gc.collect()
+        gc.freeze()
+        self._looked()
+
+    def end(self) -> None:
+        if self._usual is not None:
+            gc.set_threshold(*self._usual)
+            gc.unfreeze()
+            self._usual = None
+
+    def collect(self, *, quiet: bool) -> bool:
+        """`quiet` says that no large request is there, whose objects would be looked at, too.
+
+        True once in a while, after a look: then there may be memory to give back.
+        """
+        if self._usual is None:
+            return False
+        passed = time.monotonic() - self._last
+        # As often as Python would, by the third of its thresholds, or later.
+        due = quiet and passed > PAUSE_S and gc.get_count()[2] > self._usual[2]
+        if due or (passed > LATEST_S and resident() - self._resident >= GROWN_BYTES):
+            gc.collect()
+            self._looked()
+            if self._last - self._given_back > GIVE_BACK_S:
+                self._given_back = self._last
+                return True
+        return False
+
+    def _looked(self) -> None:
+        self._last, self._resident = time.monotonic(), resident()
+
+
+# Says in the log when the event loop stands still, and where it does.
+#
+# An engine that computes in `generate` without awaiting holds up everybody, and nothing on the loop can
+# tell. So a thread of its own asks the loop for a sign, and looks at its stack where there is none.
+
+
+LONGEST_S = 1.0
+GRACE_S = 0.2
+"""After a pause of the whole process the loop comes to its turn within this time."""
+PLACES = 3
+
+
+class StallWatch:
+    """Made and closed on the event loop that it watches."""
+
+    def __init__(self, longest: float | None = None) -> None:
+        self._longest = LONGEST_S if longest is None else longest
+        self._loop = asyncio.get_running_loop()
+        self._ident = threading.get_ident()
+        self._over = threading.Event()
+        threading.Thread(target=self._run, name="dragoman-stall", daemon=True).start()
+
+    def close(self) -> None:
+        self._over.set()
+
+    def _run(self) -> None:
+        while not self._over.wait(self._longest):
+            moved = threading.Event()
+            with suppress(RuntimeError):
+                # A loop that is closed does not stand still: it has ended.
+                self._loop.call_soon_threadsafe(moved.set)
+                if not moved.wait(self._longest) and not moved.wait(GRACE_S):
+                    self._tell()
+                    while not moved.wait(self._longest) and not self._over.is_set():
+                        pass
+
+    def _tell(self) -> None:
+        frame = sys._current_frames().get(self._ident)
+        places = traceback.extract_stack(frame)[-PLACES:] if frame is not None else []
+        where = ", ".join(f"{place.filename}:{place.lineno} in {place.name}" for place in reversed(places))
+        logger.warning("The event loop has stood still for %.0f s, and with it all requests: %s",
+                       self._longest, where)  # fmt: skip

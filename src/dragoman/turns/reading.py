@@ -1,0 +1,488 @@
+"""Ids to text, one at a time: a table of pieces, and a UTF-8 decoder for characters cut between ids."""
+
+import codecs
+import json
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache
+from itertools import product
+from typing import TypeAlias
+
+from msgspec.structs import replace
+
+from dragoman.dialects.compiled import CompiledDialect, compile_dialect
+from dragoman.dialects.declare import Dialect
+from dragoman.dialects.machine import Machine
+from dragoman.dialects.parser import AnswerReader, PlainReader, starts_in_reasoning
+from dragoman.dialects.registry import load_dialect
+from dragoman.dialects.schema import Tools
+from dragoman.engines.protocol import ModelCard, Tokenizer
+from dragoman.prompt.encode import replace_surrogates
+from dragoman.prompt.find import FoundDialect, find_dialect
+from dragoman.settings import Settings
+from dragoman.turns.spec import Reading
+from dragoman.types import Conversation, Event, FinishReason, Step, TokenLogprob
+
+_decoder = codecs.getincrementaldecoder("utf-8")
+
+
+class Pieces:
+    """What each id says, made once per model. An id whose bytes are not whole characters has no text."""
+
+    def __init__(self, pieces: Sequence[bytes], special: frozenset[int] = frozenset()) -> None:
+        self.bytes = pieces
+        self.shown = [_whole(piece) for piece in pieces]
+        self.hidden = ["" if id_ in special else text for id_, text in enumerate(self.shown)]
+        self.special = special
+        self.marks: Mapping[int, str] = {}
+
+    def marked(self, marks: Mapping[int, str]) -> "Pieces":
+        """The same with a private character for some special ids, whether such ids are shown or not."""
+        made = Pieces([], self.special)
+        made.bytes, made.marks = self.bytes, marks
+        made.shown, made.hidden = self.shown.copy(), self.hidden.copy()
+        for id_, mark in marks.items():
+            made.shown[id_] = made.hidden[id_] = mark
+        return made
+
+    def __len__(self) -> int:
+        return len(self.bytes)
+
+    def text(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
+        reader = Detokenizer(self, skip_special=skip_special)
+        return "".join(map(reader.feed, ids)) + reader.flush()
+
+
+class Detokenizer:
+    """`feed` gives the text an id completes, which is empty while a character is still open."""
+
+    __slots__ = ("_bytes", "_decoder", "_marks", "_open", "_texts")
+
+    def __init__(self, pieces: Pieces, *, skip_special: bool) -> None:
+        self._texts = pieces.hidden if skip_special else pieces.shown
+        self._bytes = pieces.bytes
+        self._marks = pieces.marks
+        self._decoder = _decoder("replace")
+        self._open = False
+
+    def feed(self, id_: int) -> str:
+        text = self._texts[id_]
+        if not self._open:
+            if text is not None:
+                return text
+            self._open = True
+        elif id_ in self._marks:
+            return self.flush() + self._marks[id_]
+        # An empty text is a special token that is skipped: it must not end an open character.
+        return self._advance(b"" if text == "" else self._bytes[id_])
+
+    def _advance(self, piece: bytes) -> str:
+        out = self._decoder.decode(piece)
+        self._open = bool(self._decoder.getstate()[0])
+        return out
+
+    def flush(self) -> str:
+        """What is left at the end, or at a mark: an unfinished character becomes U+FFFD."""
+        self._open = False
+        return self._decoder.decode(b"", True)
+
+
+def _whole(piece: bytes) -> str | None:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+# Stop strings, found as they are written, however the text is cut.
+#
+# One automaton per stop string, sent one character at a time. The first string to be complete wins; of two
+# complete at the same character, the longer.
+
+
+MOST_TABLES = 64
+"""Those of one request: all its answers have the same."""
+
+
+class StopFinder:
+    def __init__(self, stops: Sequence[str], *, keep: bool = False) -> None:
+        self._stops = sorted(stops, key=len, reverse=True)
+        self._failures = [_failure_table(stop) for stop in self._stops]
+        self._states = [0] * len(stops)
+        self._first = frozenset(stop[0] for stop in stops)
+        self._held = ""
+        self._keep = keep
+
+    def feed(self, text: str) -> tuple[str, str | None]:
+        """`(text that is safe to show, the stop string that was met)`; the rest may yet become a stop."""
+        if not self._held and self._first.isdisjoint(text):
+            return text, None
+        whole = self._held + text
+        for position, char in enumerate(text, len(self._held) + 1):
+            for number, stop in enumerate(self._stops):
+                if self._advance(number, stop, char):
+                    self._held = ""
+                    return whole[: position if self._keep else position - len(stop)], stop
+        keep_from = len(whole) - max(self._states)
+        self._held = whole[keep_from:]
+        return whole[:keep_from], None
+
+    def flush(self) -> str:
+        """At the end, what was held back is plain text after all."""
+        held, self._held = self._held, ""
+        return held
+
+    def _advance(self, number: int, stop: str, char: str) -> bool:
+        state, failure = self._states[number], self._failures[number]
+        while state and stop[state] != char:
+            state = failure[state - 1]
+        if stop[state] == char:
+            state += 1
+        self._states[number] = state
+        return state == len(stop)
+
+
+@lru_cache(MOST_TABLES)
+def _failure_table(stop: str) -> list[int]:
+    """Knuth, Morris, Pratt: for each prefix, the length of its longest proper prefix that is a suffix too."""
+    table = [0] * len(stop)
+    length = 0
+    for position in range(1, len(stop)):
+        while length and stop[position] != stop[length]:
+            length = table[length - 1]
+        if stop[position] == stop[length]:
+            length += 1
+        table[position] = length
+    return table
+
+
+# Calls of tools that take a text: what the model writes as `{"input": "..."}` is that text, unquoted.
+
+
+INPUT = "input"
+OPENING = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
+# Half of a surrogate pair waits for what follows, which may be the other half.
+WHOLE = re.compile(
+    r"""(?: [^"\\]
+          | \\["\\/bfnrt]
+          | \\u(?![dD][89abAB])[0-9a-fA-F]{4}
+          | \\u[dD][89abAB][0-9a-fA-F]{2} (?: \\u[0-9a-fA-F]{4} | (?=[^\\]|\\[^u]) )
+        )*""",
+    re.VERBOSE,
+)
+
+
+class Unquoted:
+    """`{"input": "a\\\\nb"}` in pieces gives `a`, a newline and `b` in pieces."""
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._inside = False
+
+    def feed(self, piece: str) -> str:
+        self._held += piece
+        if not self._inside:
+            opening = OPENING.match(self._held)
+            if opening is None:
+                return ""
+            self._inside, self._held = True, self._held[opening.end() :]
+        whole = WHOLE.match(self._held)
+        quoted = whole[0] if whole else ""
+        self._held = self._held[len(quoted) :]
+        return replace_surrogates(json.loads(f'"{quoted}"', strict=False))
+
+
+class CustomCalls:
+    """A reader whose calls of the given tools have their text for arguments."""
+
+    def __init__(self, reader: AnswerReader, names: Collection[str]) -> None:
+        self._reader = reader
+        self._names = names
+        self._open: dict[int, Unquoted] = {}
+
+    def feed(self, text: str) -> list[Event]:
+        return self._unquoted(self._reader.feed(text))
+
+    def finish(self) -> list[Event]:
+        return self._unquoted(self._reader.finish())
+
+    def _unquoted(self, events: Sequence[Event]) -> list[Event]:
+        kept = []
+        for event in events:
+            if event.kind == "call_open" and event.text in self._names:
+                self._open[event.call] = Unquoted()
+            elif event.kind == "call_arguments" and event.call in self._open:
+                event.text = self._open[event.call].feed(event.text)
+                if not event.text:
+                    continue
+            kept.append(event)
+        return kept
+
+
+# The language that one model answers in: what its ids say, and how the text is to be read.
+
+
+MakeReader: TypeAlias = Callable[[bool, Sequence[int]], AnswerReader]
+"""The reader of one answer, told whether the prompt has opened reasoning, and the prompt."""
+MOST_PROMPT_IDS = 4096
+"""Of a prompt's end, which a response_template looks at."""
+
+
+class Language:
+    """Made once per model. Markers that are special tokens come as the private characters of the dialect."""
+
+    def __init__(self, dialect: Dialect, tokenizer: Tokenizer) -> None:
+        self.dialect = dialect
+        self.plain = Pieces(tokenizer.pieces, frozenset(tokenizer.special.values()))
+        self._tables: dict[tuple[tuple[int, str], ...], Pieces] = {(): self.plain}
+        special = frozenset(tokenizer.special)
+        self._compiled = {
+            (calls, reasoning): compile_dialect(dialect, special, calls=calls, reasoning=reasoning)
+            for calls, reasoning in product((True, False), repeat=2)
+        }
+        self._pieces = {
+            (calls, reasoning): self._mark(calls, made, tokenizer)
+            for (calls, reasoning), made in self._compiled.items()
+        }
+        if dialect.own is not None:
+            # Its patterns are written for text in which special tokens stand.
+            shown = self.plain.marked({id_: token for token, id_ in tokenizer.special.items()})
+            self._pieces = dict.fromkeys(self._pieces, shown)
+
+    def _mark(self, calls: bool, compiled: CompiledDialect, tokenizer: Tokenizer) -> Pieces:
+        marks = {tokenizer.special[token]: mark for token, mark in compiled.sentinels.items()}
+        if not calls and self.dialect.channels is None:
+            # The markers of calls are special tokens like any other then: skipped, or shown on demand.
+            met = "".join([*compiled.text.meanings, *compiled.reasoning.meanings])
+            marks = {id_: mark for id_, mark in marks.items() if mark in met}
+        key = tuple(marks.items())
+        if key not in self._tables:
+            self._tables[key] = self.plain.marked(marks)
+        return self._tables[key]
+
+    def pieces(self, reading: Reading | None) -> Pieces:
+        return self.plain if reading is None else self._pieces[reading.calls, reading.reasoning]
+
+    def readers(self, reading: Reading | None) -> MakeReader:
+        make = self._readers(reading)
+        if reading is None or not reading.custom:
+            return make
+        names = reading.custom
+        return lambda in_reasoning, prompt: CustomCalls(make(in_reasoning, prompt), names)
+
+    def _readers(self, reading: Reading | None) -> MakeReader:
+        if reading is None or self.dialect.name == "plain":
+            return lambda in_reasoning, prompt: PlainReader()
+        if self.dialect.own is not None:
+            return lambda in_reasoning, prompt: self._own_reader(reading, prompt)
+        compiled, tools = self._compiled[reading.calls, reading.reasoning], Tools(reading.tools)
+        apart, verbatim = reading.reasoning, reading.verbatim
+        return lambda in_reasoning, prompt: Machine(
+            compiled, tools, starts_in_reasoning=in_reasoning and apart, verbatim=verbatim
+        )
+
+    def _own_reader(self, reading: Reading, prompt: Sequence[int]) -> AnswerReader:
+        said = self.plain.text(prompt[-MOST_PROMPT_IDS:])
+        reader: AnswerReader = self.dialect.own.reader(said, reading.tools)
+        return reader
+
+
+def opened_reasoning(dialect: Dialect, conversation: Conversation, prompt: str) -> bool:
+    """Read off what the client began to write for the model, else off the template's last words.
+
+    A prompt that ends with `<think>\\n` has opened it, one that ends with `<think>\\n\\n</think>` has not.
+    What users write says nothing.
+    """
+    begun = _begun(conversation).rstrip()
+    if starts_in_reasoning(dialect, begun, continues=True):
+        return True
+    closes = dialect.reasoning.close if dialect.reasoning else ()
+    if any(close.strip() in begun for close in closes):
+        return False
+    return starts_in_reasoning(dialect, prompt.rstrip().removesuffix(begun))
+
+
+def ids_opened_reasoning(dialect: Dialect, prompt: Sequence[int], tokenizer: Tokenizer) -> bool:
+    """The same for a prompt of ids, which may end in the middle of an answer.
+
+    An answer begins after a control token; what stands before the last of them says nothing. Without any but
+    the first id of a text, nobody can tell where messages end: then only the end of the prompt counts.
+    """
+    thinking = dialect.reasoning
+    if thinking is None:
+        return False
+    markers = {spelling.strip() for spelling in (*thinking.open, *thinking.close)}
+    frame = {id_ for text, id_ in tokenizer.special.items() if text not in markers} - {tokenizer.bos_id}
+    start = next((place for place in range(len(prompt), 0, -1) if prompt[place - 1] in frame), 0)
+    text = b"".join(tokenizer.pieces[id_] for id_ in prompt[start:]).decode("utf-8", "replace")
+    return starts_in_reasoning(dialect, text, continues=start > 0)
+
+
+def _begun(conversation: Conversation) -> str:
+    """The answer so far: a final message that is to be continued, and the prefix."""
+    content = conversation.messages[-1].content if conversation.continue_final_message else ""
+    if isinstance(content, list):
+        content = content[-1].get("text", "") if content else ""
+    return (content or "") + conversation.response_prefix
+
+
+# Which dialect a server reads: the one that its settings name, or the one that the model shows.
+
+
+def check_names(settings: Settings) -> None:
+    """Raises where a name stands for no dialect, before anything is loaded for it."""
+    for name in (settings.dialect, settings.tool_call_parser, settings.reasoning_parser):
+        if name not in ("auto", None):
+            load_dialect(name)
+
+
+def choose_dialect(
+    settings: Settings, card: ModelCard, tokenizer: Tokenizer, template: str | None = None
+) -> FoundDialect:
+    """What the settings name, else what template, tokens and name of the model speak for."""
+    found = _named(settings) or find_dialect(
+        template=template if template is not None else _usual(card.templates),
+        model=card.name,
+        special_tokens=tokenizer.special,
+        bos_token=_text(tokenizer, tokenizer.bos_id),
+        eos_token=_text(tokenizer, tokenizer.eos_id),
+    )
+    if settings.reasoning_parser is None:
+        return found
+    return replace(found, dialect=with_reasoning_of(found.dialect, load_dialect(settings.reasoning_parser)))
+
+
+def _named(settings: Settings) -> FoundDialect | None:
+    if settings.tool_call_parser is not None:
+        return FoundDialect(load_dialect(settings.tool_call_parser), "set as tool_call_parser")
+    return (
+        None if settings.dialect == "auto" else FoundDialect(load_dialect(settings.dialect), "set as dialect")
+    )
+
+
+def _usual(templates: Mapping[str, str]) -> str | None:
+    """The template in which tools would be shown to the model."""
+    names = [name for name in ("tool_use", "default") if name in templates] or list(templates)
+    return templates[names[0]] if names else None
+
+
+def _text(tokenizer: Tokenizer, id_: int | None) -> str:
+    return "" if id_ is None else tokenizer.pieces[id_].decode("utf-8", "replace")
+
+
+def with_reasoning_of(dialect: Dialect, other: Dialect) -> Dialect:
+    """Calls as in the one, reasoning as in the other."""
+    if dialect.name == other.name:
+        return dialect
+    return replace(dialect, name=f"{dialect.name}+{other.name}", reasoning=other.reasoning)
+
+
+# One continuation on its way from steps to events: ids to text, stop strings, the dialect.
+
+
+class ChoiceReader:
+    """Reads steps into events. An id belongs to the event in which its text comes out."""
+
+    def __init__(
+        self,
+        choice: int,
+        text: Detokenizer,
+        stops: StopFinder | None,
+        dialect: AnswerReader,
+        *,
+        min_tokens: int = 0,
+        hidden_ids: frozenset[int] = frozenset(),
+        most_calls: int | None = None,
+    ) -> None:
+        self.choice = choice
+        self.count = 0
+        self.ids: list[int] = []
+        """All that were sampled."""
+        self.logprobs: list[float] = []
+        self.reasoning_count = 0
+        self.over = False
+        self._text = text
+        self._stops = stops
+        self._dialect = dialect
+        self._min_tokens = min_tokens
+        self._hidden_ids = hidden_ids
+        self._most_calls = most_calls
+        self._enough = False
+        self._ids: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+
+    def read(self, step: Step, events: list[Event]) -> None:
+        """Append the events of a step."""
+        logprobs = step.logprobs
+        # The id that ends an answer is no part of its text, even where special tokens are shown.
+        last = len(step.ids) - 1 if step.finish == "stop" else -1
+        for position, id_ in enumerate(step.ids):
+            self.count += 1
+            self._ids.append(id_)
+            self.ids.append(id_)
+            if logprobs is not None:
+                self._logprobs.append(logprobs[position])
+                self.logprobs.append(logprobs[position].logprob)
+            if position == last and id_ in self._hidden_ids:
+                continue
+            text = self._text.feed(id_)
+            if text and self._stops is not None and self.count >= self._min_tokens:
+                text, stop = self._stops.feed(text)
+                if stop is not None:
+                    self._say(text, events)
+                    self._finish(events, "stop", stop)
+                    return
+            if text:
+                self._say(text, events)
+                if self._enough:
+                    self._finish(events, "stop", None)
+                    return
+        if step.finish is not None:
+            self._finish(events, step.finish, step.stop_id, step.error)
+
+    def fail(self, error: Exception, events: list[Event]) -> None:
+        """End it without another look at what was held back."""
+        self.over = True
+        events.append(Event("finish", self.choice, "", self._ids, None, "error", None, error))
+
+    def _finish(
+        self,
+        events: list[Event],
+        finish: FinishReason,
+        stop: str | int | None,
+        error: Exception | None = None,
+    ) -> None:
+        self.over = True
+        if not isinstance(stop, str) and not self._enough:
+            self._flush(events)
+        self._emit(self._dialect.finish(), events)
+        event = Event("finish", self.choice, "", self._ids, self._logprobs or None, finish, stop, error)
+        events.append(event)
+        self._ids, self._logprobs = [], []
+
+    def _flush(self, events: list[Event]) -> None:
+        """The answer ends without a stop string: what was held back for one is text."""
+        text = self._text.flush()
+        if self._stops is not None:
+            shown, hit = self._stops.feed(text)
+            text = shown if hit else shown + self._stops.flush()
+        self._say(text, events)
+
+    def _say(self, text: str, events: list[Event]) -> None:
+        if text:
+            self._emit(self._dialect.feed(text), events)
+
+    def _emit(self, said: Sequence[Event], events: list[Event]) -> None:
+        for event in said:
+            if self._enough or (event.kind == "call_open" and event.call == self._most_calls):
+                # What follows is not asked for; its ids go with the finish.
+                self._enough = True
+                return
+            ids = self._ids
+            event.choice, event.ids, event.logprobs = self.choice, ids, self._logprobs or None
+            if event.kind == "reasoning":
+                self.reasoning_count += len(ids)
+            events.append(event)
+            self._ids = []
+            if self._logprobs:
+                self._logprobs = []
