@@ -31,7 +31,7 @@
 
 A message is safe to show: it says what to change, and never carries the text of a foreign exception. What is
 wrong is a `Part` of what was asked; the name of its field, and the shape of the body, are for an API to say
-(`src/dragoman/api/error_spelling.py`).
+(`src/dragoman/api/reply.py`).
 """
 
 import traceback

@@ -9,7 +9,7 @@ from dragoman.api import completions as completions_reply
 from dragoman.api import vectors
 from dragoman.api.chat import reply as chat_reply
 from dragoman.api.chat import request as chat_request
-from dragoman.api.error_spelling import OpenAIErrors, spelled
+from dragoman.api.reply import OpenAIErrors, spelled
 from dragoman.api.responses import request as responses
 from dragoman.api.responses.response import ERRORS as RESPONSES
 from dragoman.errors import ALTERNATIVES, CONVERSATION, LOGPROBS, OUTPUT, PROMPT, BadRequest, Part

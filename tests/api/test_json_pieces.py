@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.api import json_out
-from dragoman.api.json_out import encoded
+from dragoman.api import reply
+from dragoman.api.reply import encoded
 
 PLAIN = st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | st.text()
 VALUES = st.recursive(
@@ -19,7 +19,7 @@ VALUES = st.recursive(
 @given(VALUES, st.integers(1, 4))
 def test_pieces_are_the_whole(value: object, piece: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_out, "PIECE", piece)
+        patch.setattr(reply, "PIECE", piece)
         assert encoded(value) == msgspec.json.encode(value)
 
 

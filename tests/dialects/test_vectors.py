@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from dragoman.dialects.parser import Parser, starts_in_reasoning
+from dragoman.dialects.declare import starts_in_reasoning
+from dragoman.dialects.parser import Parser
 from dragoman.dialects.registry import get_dialect
 from dragoman.types import Answer, Event, fold
 

@@ -11,8 +11,8 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from dragoman.api.error_spelling import known, spelled
 from dragoman.api.openapi import Operation, document
+from dragoman.api.reply import known, spelled
 from dragoman.engines.scripted import ScriptedEngine, say
 from dragoman.errors import CONVERSATION, DragomanError
 from dragoman.http.exchange import Exchange

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.store.upkeep import PIECE, pack, unpack
+from dragoman.store.store import PIECE, pack, unpack
 
 
 @given(st.binary(max_size=64), st.sampled_from([0, 1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE]))

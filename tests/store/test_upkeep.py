@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.errors import BodyTooLarge
-from dragoman.store import Bounds, Item, Store, upkeep
+from dragoman.store import Bounds, Item, Store
+from dragoman.store import store as upkeep
 from dragoman.store.records import VERSION
 from tests.store.conftest import Make
 from tests.store.samples import all_ids, conversation, ids, item, record

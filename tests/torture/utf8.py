@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import msgspec
 
-from dragoman.api.json_out import event
+from dragoman.api.reply import event
 from dragoman.turns.reading import Detokenizer, Pieces
 from tests.torture.page import Row, progress, scaled
 

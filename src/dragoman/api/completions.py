@@ -6,9 +6,8 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from dragoman.api.error_spelling import FIELDS, OpenAIErrors
 from dragoman.api.read import Reader
-from dragoman.api.reply import Head, Speller, StreamWriter, usage, weight_field
+from dragoman.api.reply import FIELDS, Head, OpenAIErrors, Speller, StreamWriter, usage, weight_field
 from dragoman.api.shared_fields import SharedFields, check_shared, sampling, turn_spec
 from dragoman.errors import ALTERNATIVES, OUTPUT, BadRequest
 from dragoman.limits import Limits, check_count

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from dragoman.api.choosing_fields import Metadata
-from dragoman.api.error_spelling import OpenAIErrors
 from dragoman.api.read import Reader
+from dragoman.api.reply import OpenAIErrors
 from dragoman.api.responses.items import ItemDict
 from dragoman.api.tools import wrong
 from dragoman.errors import CONVERSATION, NotFound

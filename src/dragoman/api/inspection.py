@@ -7,13 +7,12 @@ from msgspec import Raw, Struct
 
 from dragoman.api.chat.request import ChatRequest, check_conversation
 from dragoman.api.chat.request import prompt as chat_prompt
-from dragoman.api.error_spelling import OpenAIErrors
-from dragoman.api.json_out import encode
 from dragoman.api.read import Reader
+from dragoman.api.reply import OpenAIErrors, encode
 from dragoman.api.shared_fields import TokenId
 from dragoman.api.tools import Declared, Tool, check_tools, for_template
-from dragoman.dialects.declare import Dialect
-from dragoman.dialects.parser import begins_inside, parse
+from dragoman.dialects.declare import Dialect, begins_inside
+from dragoman.dialects.parser import parse
 from dragoman.dialects.registry import get_dialect
 from dragoman.errors import CONVERSATION, BadRequest, SettingsError
 from dragoman.limits import Limits, check_count

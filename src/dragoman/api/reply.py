@@ -1,15 +1,158 @@
-"""Weights that change while they serve: the requests to pause and to go on, and what replies say of them."""
+"""How an API says what went wrong: its words for the parts of a request, and the shape of the body."""
 
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from os import urandom
 from typing import Annotated, Any, Protocol
 
+import msgspec
 from msgspec import Meta, Raw, Struct
 
-from dragoman.api.error_spelling import ErrorSpelling
-from dragoman.api.json_out import DONE, around, encode, event
 from dragoman.api.read import Reader
+from dragoman.errors import DragomanError, EngineFailed, Part
+from dragoman.store import Item, Record
 from dragoman.turns.reading import Pieces
 from dragoman.types import Answer, Event, TokenLogprob, Usage
+
+FIELDS: Mapping[str, str] = {"reuse_prefix": "cache_prompt"}
+"""What all requests for an answer name alike, but not as we do."""
+
+
+class ErrorSpelling(Protocol):
+    def body(self, error: DragomanError) -> Any:
+        """The JSON of a reply that says so."""
+
+    def event(self, error: Exception) -> bytes:
+        """The last event of a stream that fails after its headers are gone."""
+
+
+class OpenAIErrors(Struct, frozen=True):
+    """OpenAI's shape. `words` are the fields in which the parts of a request come, where names differ."""
+
+    words: Mapping[str, str] = {}
+
+    def body(self, error: DragomanError) -> dict[str, dict[str, str | None]]:
+        """All four keys are always there."""
+        message, param = spelled(error, self.words)
+        return {"error": {"message": message, "type": error.type, "param": param, "code": error.code}}
+
+    def event(self, error: Exception) -> bytes:
+        return event(self.body(known(error)))
+
+
+def spelled(error: DragomanError, words: Mapping[str, str]) -> tuple[str, str | None]:
+    """The message and the field that is meant, in an API's words.
+
+    >>> spelled(BadRequest("'prompt' is empty.", param=Part("prompt")), {"prompt": "input"})
+    ("'input' is empty.", 'input')
+    """
+    part = error.param
+    if not isinstance(part, Part):
+        return error.message, part
+    word = str(words.get(part, part))
+    return error.message.replace(f"'{part}'", f"'{word}'"), word
+
+
+def known(error: Exception) -> DragomanError:
+    """The error itself if it is one of ours: the words of others are for the log."""
+    return error if isinstance(error, DragomanError) else EngineFailed("The server failed; see its log.")
+
+
+# Server-sent events: one encoder. Payloads are JSON, so no text can forge the end of an event.
+
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+
+encode = msgspec.json.Encoder().encode
+
+
+def event(payload: Any) -> bytes:
+    return b"data: " + encode(payload) + b"\n\n"
+
+
+def around(payload: dict[str, Any], hole: str) -> tuple[bytes, ...]:
+    """An event cut wherever `hole` stands as a value: only what goes between changes from token to token.
+
+    >>> around({"a": 1, "b": "HOLE"}, "HOLE")
+    (b'data: {"a":1,"b":', b'}\\n\\n')
+    """
+    return tuple(event(payload).split(encode(hole)))
+
+
+# Big replies as JSON. Encoded in one call, they would stop everything else in the process for as long.
+
+
+PIECE = 64 * 1024
+"""Characters of a text, or entries of a list of plain values, that are encoded in one go."""
+BIG = 1024 * 1024
+AT_ONCE = 4096
+"""Pieces that are joined in one go."""
+_encode = msgspec.json.Encoder().encode
+_PLAIN = (str, int, float, bool, type(None))
+
+
+def writer(size: int) -> Callable[[Any], bytes]:
+    """What encodes values of about so many bytes: in pieces takes longer, where there is no need for it."""
+    return encoded if size > BIG else _encode
+
+
+def encoded(value: Any) -> bytes:
+    """What `msgspec.json.encode` gives: `encoded({"a": [1]})` is `b'{"a":[1]}'`."""
+    return b"".join(_joined(_pieces(value)))
+
+
+def _joined(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    # Of a million small ones, joining and letting go of them is a long call, too.
+    while some := list(islice(pieces, AT_ONCE)):
+        yield b"".join(some)
+
+
+def _pieces(value: Any) -> Iterator[bytes]:
+    if isinstance(value, dict):
+        yield from _object(value)
+    elif isinstance(value, list | tuple) and value:
+        yield from _list(value)
+    elif isinstance(value, str) and len(value) > PIECE:
+        yield b'"'
+        yield from (_encode(value[at : at + PIECE])[1:-1] for at in range(0, len(value), PIECE))
+        yield b'"'
+    else:
+        yield _encode(value)
+
+
+def _object(value: dict[Any, Any]) -> Iterator[bytes]:
+    yield b"{"
+    for number, (name, each) in enumerate(value.items()):
+        yield b"%b%b:" % (b"," if number else b"", _encode(name))
+        yield from _pieces(each)
+    yield b"}"
+
+
+def _list(value: list[Any] | tuple[Any, ...]) -> Iterator[bytes]:
+    # Lists that begin with a plain value mostly have only such, and none of them long.
+    plain = isinstance(value[0], _PLAIN) and not (isinstance(value[0], str) and len(value[0]) > PIECE)
+    step = PIECE if plain else 1
+    for at in range(0, len(value), step):
+        yield b"," if at else b"["
+        if plain:
+            yield _encode(value[at : at + step])[1:-1]
+        else:
+            yield from _pieces(value[at])
+    yield b"]"
+
+
+def page(stored: Sequence[Item | Record], has_more: bool) -> list[bytes]:
+    """Objects that are JSON already are neither read again nor copied: the page is in parts."""
+    ends: dict[str, Any] = {"first_id": None, "last_id": None, "has_more": has_more}
+    if stored:
+        ends |= {"first_id": stored[0].id, "last_id": stored[-1].id}
+    parts = [part for one in stored for part in (b",", one.body)][1:]
+    return [b'{"object":"list","data":[', *parts, b"]," + _encode(ends)[1:]]
+
+
+# Weights that change while they serve: the requests to pause and to go on, and what replies say of them.
 
 
 class PauseRequest(Struct, forbid_unknown_fields=True):
@@ -156,6 +299,10 @@ class Head(Struct, frozen=True):
     created: int
     model: str
     fingerprint: str
+
+
+def new_head(prefix: str, model: str, fingerprint: str) -> Head:
+    return Head(prefix + urandom(16).hex(), int(time.time()), model, fingerprint)
 
 
 class ChunkOptions(Struct, frozen=True):

@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
-from dragoman.api.error_spelling import OpenAIErrors
 from dragoman.api.read import Reader
-from dragoman.api.reply import Head, weight_field
+from dragoman.api.reply import Head, OpenAIErrors, weight_field
 from dragoman.api.shared_fields import Positive, Seconds
 from dragoman.errors import PROMPT, BadRequest
 from dragoman.limits import Limits, check_count

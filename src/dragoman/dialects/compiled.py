@@ -33,11 +33,8 @@ class Meaning(Struct, frozen=True):
     """The calls that may follow."""
     until: str = ""
     """The end of a span that is dropped."""
-
-    @property
-    def bare(self) -> bool:
-        """The call has no marker: what was found is its own beginning."""
-        return self.action == "call" and not self.shapes[0].open
+    bare: bool = False
+    """The call has no marker: what was found is its own beginning."""
 
     @property
     def openings(self) -> Marks:
@@ -201,11 +198,11 @@ def _add_calls(meanings: dict[str, Meaning], shapes: tuple[Calls, ...]) -> None:
         if shape.open or section is None:
             opens = shape.open or first_characters(shape)
             for mark, (core, trail) in variants(opens, shape.before).items():
-                _join(meanings, mark, Meaning("call", trail, core, (shape,)))
+                _join(meanings, mark, Meaning("call", trail, core, (shape,), bare=not shape.open))
 
 
 def _join(meanings: dict[str, Meaning], mark: str, meaning: Meaning) -> None:
     before = meanings.get(mark)
     if before is not None and before.action == meaning.action:
-        meaning = msgspec.structs.replace(meaning, shapes=before.shapes + meaning.shapes)
+        meaning = msgspec.structs.replace(meaning, shapes=before.shapes + meaning.shapes, bare=before.bare)
     meanings[mark] = meaning

@@ -239,3 +239,34 @@ class Dialect(Struct, frozen=True, kw_only=True):
     @property
     def has_calls(self) -> bool:
         return bool(self.calls) or self.channels is not None or self.own is not None
+
+
+def starts_in_reasoning(dialect: Dialect, prompt: str, *, continues: bool = False) -> bool:
+    """Whether the rendered prompt leaves the answer inside of reasoning.
+
+    What counts is the end of the prompt, not its middle, where a message may quote a marker. Where the prompt
+    `continues` an answer that was begun, it is the last marker in it.
+    """
+    thinking = dialect.reasoning
+    if thinking is None:
+        return False
+    opens, closes = ([spelling.strip() for spelling in group] for group in (thinking.open, thinking.close))
+    if not continues:
+        return prompt.rstrip().endswith(tuple(opens))
+    return max(map(prompt.rfind, opens)) > max(map(prompt.rfind, closes))
+
+
+def begins_inside(dialect: Dialect, text: str) -> bool:
+    """Whether the text closes reasoning before it opens any: then the prompt had opened it.
+
+    `Hm.</think>Yes.` begins inside, `<think>Hm.</think>Yes.` does not.
+    """
+    if dialect.reasoning is None:
+        return False
+    closed = _first(text, dialect.reasoning.close)
+    return closed is not None and _first(text[:closed], dialect.reasoning.open) is None
+
+
+def _first(text: str, spellings: tuple[str, ...]) -> int | None:
+    places = [text.find(spelling.strip()) for spelling in spellings]
+    return min((place for place in places if place >= 0), default=None)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from dragoman.dialects.compiled import compile_dialect
-from dragoman.dialects.declare import Dialect
+from dragoman.dialects.declare import Dialect, begins_inside
 from dragoman.dialects.machine import Machine
 from dragoman.dialects.registry import get_dialect, own_dialect
 from dragoman.dialects.schema import Tools
@@ -112,21 +112,6 @@ def parse(
     return folded.done()[0]
 
 
-def starts_in_reasoning(dialect: Dialect, prompt: str, *, continues: bool = False) -> bool:
-    """Whether the rendered prompt leaves the answer inside of reasoning.
-
-    What counts is the end of the prompt, not its middle, where a message may quote a marker. Where the prompt
-    `continues` an answer that was begun, it is the last marker in it.
-    """
-    thinking = dialect.reasoning
-    if thinking is None:
-        return False
-    opens, closes = ([spelling.strip() for spelling in group] for group in (thinking.open, thinking.close))
-    if not continues:
-        return prompt.rstrip().endswith(tuple(opens))
-    return max(map(prompt.rfind, opens)) > max(map(prompt.rfind, closes))
-
-
 # Whole texts read by the name of a parser, in the shapes that engine authors know from smg
 
 
@@ -148,22 +133,6 @@ def parse_reasoning_complete(text: str, parser_name: str) -> dict[str, Any]:
     dialect = _get_named(parser_name, "reasoning")
     answer = parse(text, dialect, (), begins_inside(dialect, text), calls=False)
     return {"normal_text": answer.text, "reasoning_text": answer.reasoning}
-
-
-def begins_inside(dialect: Dialect, text: str) -> bool:
-    """Whether the text closes reasoning before it opens any: then the prompt had opened it.
-
-    `Hm.</think>Yes.` begins inside, `<think>Hm.</think>Yes.` does not.
-    """
-    if dialect.reasoning is None:
-        return False
-    closed = _first(text, dialect.reasoning.close)
-    return closed is not None and _first(text[:closed], dialect.reasoning.open) is None
-
-
-def _first(text: str, spellings: tuple[str, ...]) -> int | None:
-    places = [text.find(spelling.strip()) for spelling in spellings]
-    return min((place for place in places if place >= 0), default=None)
 
 
 def _get_named(name: str, kind: str) -> Dialect:

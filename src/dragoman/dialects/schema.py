@@ -223,3 +223,6 @@ def _as_python(text: str) -> str | None:
     from dragoman.dialects.readers.literals import python_as_json
 
     return python_as_json(text) if text[:1] in ("{", "[", "(") else None
+
+
+NO_TOOLS = Tools()

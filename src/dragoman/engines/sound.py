@@ -6,14 +6,10 @@ For the server, which takes nothing on trust, and for `doctor`, which tells an e
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from functools import lru_cache
 from inspect import iscoroutine
-from typing import Annotated, Any
+from typing import Any
 
-from msgspec import Meta, ValidationError, convert, defstruct
-
-from dragoman.engines.protocol import UNSUPPORTABLE, ModelCard, Tokenizer
+from dragoman.engines.protocol import UNSUPPORTABLE, ModelCard
 from dragoman.errors import EngineFailed, SettingsError
 from dragoman.logs import describe
 from dragoman.types import TokenLogprob
@@ -102,24 +98,6 @@ def _first_wrong(ids: Sequence[Any], size: int) -> str | None:
         if not 0 <= id_ < size:
             return f"hold {shown(id_)}, which is not in a vocabulary of {size}"
     return None
-
-
-def encoded(tokenizer: Tokenizer, ids: Sequence[int]) -> Sequence[int]:
-    """What a tokenizer made of a text, unless it cannot be."""
-    size = len(tokenizer.pieces)
-    if type(ids) is list and len(ids) <= PIECE:
-        # Nothing is quicker than a copy of which each id was looked at. What it does not take is told below.
-        with suppress(ValidationError):
-            copy: list[int] = convert({"ids": ids}, _ids_within(size)).ids
-            return copy
-    if wrong := wrong_ids(ids, size):
-        checked(tokenizer, f"the ids that encode gives {wrong}")
-    return ids
-
-
-@lru_cache
-def _ids_within(size: int) -> Any:
-    return defstruct("Ids", [("ids", list[Annotated[int, Meta(ge=0, lt=size)]])])
 
 
 def wrong_logprobs(told: Any, ids: Sequence[int], size: int, most: int) -> str | None:

@@ -11,9 +11,8 @@ from urllib.parse import parse_qsl
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
-from dragoman.api.error_spelling import ErrorSpelling
-from dragoman.api.json_out import encoded, page
 from dragoman.api.read import check_shape
+from dragoman.api.reply import ErrorSpelling, encoded, page
 from dragoman.errors import BadRequest, BodyTooLarge, DragomanError, UnsupportedMedia
 from dragoman.http.admission import Budget, Holding, Replies, Visit
 from dragoman.http.connection.uvicorn_parts import has_left, together

@@ -2,13 +2,10 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable
-from os import urandom
 from typing import TypeVar
 
 from dragoman._version import __version__
-from dragoman.api.reply import Head
 from dragoman.engines.asked import Brake, asked, closed
 from dragoman.engines.protocol import Engine, LivingEngine
 from dragoman.engines.sound import check_engine
@@ -57,15 +54,12 @@ class Host:
         self.desk = Desk.of(settings, self.model, self.mcp)
         self.brake = Brake(engine)
         self._checking: asyncio.Future[None] | None = None
-        self._fingerprint = "-".join(filter(None, ("dragoman", __version__, self.card.numerics)))
+        self.fingerprint = "-".join(filter(None, ("dragoman", __version__, self.card.numerics)))
 
     async def computed(self, owner: str, work: Callable[[], Awaitable[R]]) -> R:
         """What the engine makes of something that is no turn; it waits for its place like one."""
         async with self._vectors.place(owner):
             return await work()
-
-    def head(self, prefix: str, model: str | None) -> Head:
-        return Head(prefix + urandom(16).hex(), int(time.time()), model or self.card.name, self._fingerprint)
 
     async def start(self) -> None:
         await self.desk.start()

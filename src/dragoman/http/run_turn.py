@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from starlette.types import Message
 
-from dragoman.api.json_out import KEEP_ALIVE
+from dragoman.api.reply import KEEP_ALIVE
 from dragoman.http.connection.uvicorn_parts import short_cut
 from dragoman.http.exchange import Exchange, send_in_pieces, unless_gone
 from dragoman.turns.spec import TurnSpec

@@ -14,16 +14,17 @@ Rules of this file:
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from msgspec import Struct
+from msgspec import Meta, Struct, ValidationError, convert, defstruct
 from msgspec.structs import replace
 
-from dragoman.dialects.declare import Dialect
-from dragoman.dialects.parser import parse, starts_in_reasoning
+from dragoman.dialects.declare import Dialect, starts_in_reasoning
+from dragoman.dialects.parser import parse
 from dragoman.engines.protocol import Tokenizer
-from dragoman.engines.sound import encoded
+from dragoman.engines.sound import checked, wrong_ids
 from dragoman.errors import SUFFIX, BadRequest, ContextOverflow
 from dragoman.types import Answer, Conversation, TextPrompt, Traced
 
@@ -82,7 +83,7 @@ class Encoder:
         ids = self._tokenizer.encode(text) if begins else self._encode_on(text)
         if isinstance(ids, list):
             self._check_most(len(ids))
-        return encoded(self._tokenizer, ids)
+        return check_encoded(self._tokenizer, ids)
 
     def _check_most(self, count: int) -> None:
         if self._most is not None and count > self._most:
@@ -455,3 +456,21 @@ def _marked_end(marked: str, mark: str, count: int) -> str:
         count -= len(piece)
         start -= len(piece) + len(mark)
     return marked
+
+
+def check_encoded(tokenizer: Tokenizer, ids: Sequence[int]) -> Sequence[int]:
+    """What a tokenizer made of a text, unless it cannot be."""
+    size = len(tokenizer.pieces)
+    if type(ids) is list and len(ids) <= PIECE:
+        # Nothing is quicker than a copy of which each id was looked at. What it does not take is told below.
+        with suppress(ValidationError):
+            copy: list[int] = convert({"ids": ids}, _ids_within(size)).ids
+            return copy
+    if wrong := wrong_ids(ids, size):
+        checked(tokenizer, f"the ids that encode gives {wrong}")
+    return ids
+
+
+@lru_cache
+def _ids_within(size: int) -> Any:
+    return defstruct("Ids", [("ids", list[Annotated[int, Meta(ge=0, lt=size)]])])

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from dragoman.api.json_out import writer
+from dragoman.api.reply import writer
 from dragoman.api.responses.history import beginnings, pending_approvals
 from dragoman.api.responses.items import ToldItems, without_logprobs
 from dragoman.api.responses.response import ResponseObject

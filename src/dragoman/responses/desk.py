@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from dragoman.api import trajectories
-from dragoman.api.json_out import DONE, KEEP_ALIVE
+from dragoman.api.reply import DONE, KEEP_ALIVE
 from dragoman.api.responses.items import ToldItems, normalise, references, told
 from dragoman.api.responses.output import END, Written
 from dragoman.api.responses.request import ResponseRequest

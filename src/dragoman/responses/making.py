@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace
 
-from dragoman.api.json_out import KEEP_ALIVE
-from dragoman.api.reply import Speller
+from dragoman.api.reply import KEEP_ALIVE, Speller
 from dragoman.api.responses.output import ItemPlace, Wire
 from dragoman.api.responses.request import ResponseRequest, spec
 from dragoman.api.responses.response import (

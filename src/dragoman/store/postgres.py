@@ -13,7 +13,7 @@ from psycopg import errors as pg
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from dragoman.errors import StoreUnavailable
-from dragoman.store import upkeep
+from dragoman.store import store
 from dragoman.store.records import (
     POSTGRES,
     VERSION,
@@ -199,7 +199,7 @@ class PostgresStore(Store):
             await connection.execute("VACUUM (ANALYZE) records, labels, conversations, items")
 
     async def stats(self) -> Stats:
-        counts, size, oldest = await self._read(upkeep.counts)
+        counts, size, oldest = await self._read(store.counts)
         async with self._connection() as connection:
             version = await version_of(connection)
         return Stats(
@@ -212,10 +212,10 @@ class PostgresStore(Store):
         )
 
     async def orphans(self) -> list[Record]:
-        instances = await self._read(upkeep.unfinished_instances)
+        instances = await self._read(store.unfinished_instances)
         living = {row[0] for row in await self._read(lambda: _rows(LIVING))}
         dead = sorted(instances - living - {self.instance})
-        return await self._write(lambda: upkeep.adopt(dead, self.instance))
+        return await self._write(lambda: store.adopt(dead, self.instance))
 
     async def _read(self, make: Callable[[], Operation[T]]) -> T:
         # All statements see the same state.
@@ -258,7 +258,7 @@ class PostgresStore(Store):
     def _sweep_alone(self, bounds: Bounds) -> Operation[None]:
         """Unless another server is at it."""
         if (yield Query("SELECT pg_try_advisory_xact_lock(?)", (SWEEP_LOCK,)))[0][0]:
-            yield from upkeep.sweep(bounds, upkeep.BYTES, self._clock())
+            yield from store.sweep(bounds, store.BYTES, self._clock())
 
     async def _keep_up(self) -> None:
         """Says again and again that this server lives, and drops what has grown too old."""

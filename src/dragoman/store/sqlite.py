@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from msgspec import Struct
 
 from dragoman.errors import StoreUnavailable
-from dragoman.store import upkeep
+from dragoman.store import store
 from dragoman.store.disk import Presence, Reserve
 from dragoman.store.records import (
     SQLITE,
@@ -375,7 +375,7 @@ class SqliteStore(Store):
         await asyncio.wrap_future(self._writer.submit(work, alone=True))
 
     async def stats(self) -> Stats:
-        counts, size, oldest = await self._read(upkeep.counts)
+        counts, size, oldest = await self._read(store.counts)
         version = await asyncio.wrap_future(self._reader.submit(version_of))
         return Stats(
             counts=counts,
@@ -387,9 +387,9 @@ class SqliteStore(Store):
         )
 
     async def orphans(self) -> list[Record]:
-        instances = await self._read(upkeep.unfinished_instances) - {self.instance}
+        instances = await self._read(store.unfinished_instances) - {self.instance}
         dead = [one for one in sorted(instances) if not (self._presence and self._presence.is_alive(one))]
-        return await self._write(lambda: upkeep.adopt(dead, self.instance))
+        return await self._write(lambda: store.adopt(dead, self.instance))
 
     async def _file_bytes(self) -> int:
         if self._path is None:
@@ -414,4 +414,4 @@ class SqliteStore(Store):
         return connection
 
     def _sweep(self, connection: Connection) -> None:
-        run(connection, upkeep.sweep(self.bounds, USED, self._clock()))
+        run(connection, store.sweep(self.bounds, USED, self._clock()))

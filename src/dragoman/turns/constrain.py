@@ -19,7 +19,6 @@ from dragoman.constrain.constraint import Constraint, compile_cached
 from dragoman.constrain.reasoning_budget import Budgeted, ReasoningBudget, Recipe
 from dragoman.constrain.vocabulary import GrammarMatcher, Vocabulary
 from dragoman.dialects.declare import Dialect
-from dragoman.dialects.registry import with_calls
 from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.errors import BadRequest, Part
 from dragoman.limits import Limits
@@ -277,13 +276,6 @@ def _named(error: BadRequest, asked: Wanted | Calling) -> BadRequest:
     """What names no part itself is about what was asked for."""
     error.param = error.param or asked.param
     return error
-
-
-def dialect_for(spec: TurnSpec, dialect: Dialect) -> Dialect:
-    """The model's own; but one that knows no calls is asked to write them as JSON, where there are tools."""
-    if dialect.has_calls or spec.reading is None or not spec.reading.calls:
-        return dialect
-    return with_calls(dialect)
 
 
 def _reasoning_as_text(dialect: Dialect, in_reasoning: bool) -> Dialect:

@@ -21,13 +21,12 @@ from msgspec.structs import replace
 
 from dragoman.dialects.declare import Dialect
 from dragoman.engines.protocol import ModelCard, Tokenizer
-from dragoman.engines.sound import encoded
 from dragoman.errors import MODEL, BadRequest, ContextOverflow, ModelNotFound, Part
 from dragoman.limits import Limits
 from dragoman.prompt import Prompter
-from dragoman.prompt.encode import stitch_prompt
-from dragoman.turns.constrain import Constrainer, dialect_for
-from dragoman.turns.reading import ids_opened_reasoning, opened_reasoning
+from dragoman.prompt.encode import check_encoded, stitch_prompt
+from dragoman.turns.constrain import Constrainer
+from dragoman.turns.reading import dialect_for, ids_opened_reasoning, opened_reasoning
 from dragoman.turns.spec import (
     Breakers,
     Defaults,
@@ -39,7 +38,7 @@ from dragoman.turns.spec import (
     refuse_unsupported,
     tokens_told,
 )
-from dragoman.types import Adapters, Conversation, Job, Prompt, Sampling, Traced
+from dragoman.types import Adapters, Conversation, Job, JobConstraint, Prompt, Sampling, Traced
 
 MOST_IDS = 8 * 1024 * 1024
 """Ids that are kept, those of prompts and of answers: about 64 MB."""
@@ -265,12 +264,14 @@ class Planner:
     def check(self, spec: TurnSpec) -> None:
         """Raises for all that is wrong with a turn, whatever its prompt will be."""
         self._checked(spec)
-        self._constrainer.check_grammar(spec, dialect_for(spec, self.dialect))
+        if spec.bounded:
+            self._constrainer.check_grammar(spec, dialect_for(spec, self.dialect))
 
     def _checked(self, spec: TurnSpec) -> tuple[Adapters, Sampling]:
         check_turn(spec, self._limits)
         adapters = choose_adapters(self.card, self.adapter(spec.model), spec.adapters)
-        self._constrainer.check(spec)
+        if spec.bounded:
+            self._constrainer.check(spec)
         refuse_unsupported(spec, self.card)
         return adapters, self._sampling(spec)
 
@@ -294,7 +295,7 @@ class Planner:
                 prompt=self.trails.shared(prompt) if key else prompt,
                 sampling=self._with_room(spec, sampling, len(prompt)),
                 n=spec.n,
-                constraint=self._constrainer.constraint(spec, dialect, in_reasoning=in_reasoning),
+                constraint=self._constraint(spec, dialect, in_reasoning),
                 adapters=adapters,
                 owner=spec.owner,
                 priority=spec.priority,
@@ -304,6 +305,11 @@ class Planner:
             for (_, prompt, _), in_reasoning, key in zip(prompts, begun, keys, strict=True)
         ]
         return TurnPlan(jobs, begun, dialect, keys, [after for *_, after in prompts])
+
+    def _constraint(self, spec: TurnSpec, dialect: Dialect, in_reasoning: bool) -> JobConstraint | None:
+        if not spec.bounded:
+            return None
+        return self._constrainer.constraint(spec, dialect, in_reasoning=in_reasoning)
 
     def _key(self, spec: TurnSpec, prompt: Prompt, text: str, salt: str) -> bytes:
         if not isinstance(prompt, Conversation) or not prompt.add_generation_prompt:
@@ -388,7 +394,7 @@ class Planner:
         seen = set()
         for word in words:
             for text in (word, " " + word.lstrip(" ")):
-                ids = tuple(encoded(self.tokenizer, self.tokenizer.encode(text)))
+                ids = tuple(check_encoded(self.tokenizer, self.tokenizer.encode(text)))
                 if ids and ids not in seen:
                     seen.add(ids)
                     yield ids

@@ -11,16 +11,16 @@ from typing import TypeAlias
 from msgspec.structs import replace
 
 from dragoman.dialects.compiled import CompiledDialect, compile_dialect
-from dragoman.dialects.declare import Dialect
+from dragoman.dialects.declare import Dialect, starts_in_reasoning
 from dragoman.dialects.machine import Machine
-from dragoman.dialects.parser import AnswerReader, PlainReader, starts_in_reasoning
-from dragoman.dialects.registry import load_dialect
-from dragoman.dialects.schema import Tools
+from dragoman.dialects.parser import AnswerReader, PlainReader
+from dragoman.dialects.registry import load_dialect, with_calls
+from dragoman.dialects.schema import NO_TOOLS, Tools
 from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.prompt.encode import replace_surrogates
 from dragoman.prompt.find import FoundDialect, find_dialect
 from dragoman.settings import Settings
-from dragoman.turns.spec import Reading
+from dragoman.turns.spec import Reading, TurnSpec
 from dragoman.types import Conversation, Event, FinishReason, Step, TokenLogprob
 
 _decoder = codecs.getincrementaldecoder("utf-8")
@@ -275,7 +275,8 @@ class Language:
             return lambda in_reasoning, prompt: PlainReader()
         if self.dialect.own is not None:
             return lambda in_reasoning, prompt: self._own_reader(reading, prompt)
-        compiled, tools = self._compiled[reading.calls, reading.reasoning], Tools(reading.tools)
+        compiled = self._compiled[reading.calls, reading.reasoning]
+        tools = Tools(reading.tools) if reading.tools else NO_TOOLS
         apart, verbatim = reading.reasoning, reading.verbatim
         return lambda in_reasoning, prompt: Machine(
             compiled, tools, starts_in_reasoning=in_reasoning and apart, verbatim=verbatim
@@ -486,3 +487,10 @@ class ChoiceReader:
             self._ids = []
             if self._logprobs:
                 self._logprobs = []
+
+
+def dialect_for(spec: TurnSpec, dialect: Dialect) -> Dialect:
+    """The model's own; but one that knows no calls is asked to write them as JSON, where there are tools."""
+    if dialect.has_calls or spec.reading is None or not spec.reading.calls:
+        return dialect
+    return with_calls(dialect)

@@ -131,6 +131,11 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
         single = self.reading is not None and self.reading.calls and self.reading.most_calls is not None
         return self.wanted is not None or self.calling is not None or single
 
+    @property
+    def bounded(self) -> bool:
+        """Whether anything at all is asked of what the answer may be, or how long it may think."""
+        return self.constrained or self.thinking is not None
+
 
 # What holds where a request says nothing of how to sample: the operator's word, then the model's.
 

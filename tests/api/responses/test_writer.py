@@ -11,8 +11,7 @@ from msgspec import Struct
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from dragoman.api.json_out import encode
-from dragoman.api.reply import Speller
+from dragoman.api.reply import Speller, encode
 from dragoman.api.responses.output import Wire, Written
 from dragoman.api.responses.tools import Ref
 from dragoman.api.responses.writer import Manner, ResponseWriter

@@ -3,8 +3,7 @@
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from dragoman.api.error_spelling import FIELDS, OpenAIErrors
-from dragoman.api.reply import Head, Speller, StreamWriter, usage, weight_field
+from dragoman.api.reply import FIELDS, Head, OpenAIErrors, Speller, StreamWriter, usage, weight_field
 from dragoman.errors import ALTERNATIVES, CONVERSATION, OUTPUT, PROMPT
 from dragoman.types import Answer, Event, TokenLogprob, ToolCall, Usage
 

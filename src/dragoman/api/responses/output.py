@@ -6,7 +6,7 @@ from uuid import uuid4
 
 from msgspec import Raw, Struct
 
-from dragoman.api.json_out import DONE, encode
+from dragoman.api.reply import DONE, encode
 from dragoman.turns.tool_loop import Written
 
 __all__ = ["DATA", "DONE", "END", "HOLE", "Fragment", "Wire", "Written", "unwrapped"]

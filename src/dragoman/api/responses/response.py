@@ -5,9 +5,7 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import Raw, Struct
 
-from dragoman.api.error_spelling import FIELDS, OpenAIErrors, known
-from dragoman.api.json_out import encode, writer
-from dragoman.api.reply import weight_field
+from dragoman.api.reply import FIELDS, OpenAIErrors, encode, known, weight_field, writer
 from dragoman.api.responses.output import DONE, ItemPlace, Wire
 from dragoman.api.responses.request import ResponseRequest
 from dragoman.errors import (

@@ -19,7 +19,7 @@ from dragoman.api.chat.request import (
 )
 from dragoman.api.chat.stored import KeptStream
 from dragoman.api.completions import CompletionRequest, CompletionSpelling, Echo
-from dragoman.api.reply import ChunkOptions, Head, Speller, StreamWriter, about_bytes
+from dragoman.api.reply import ChunkOptions, Head, Speller, StreamWriter, about_bytes, new_head
 from dragoman.api.shared_fields import SharedFields
 from dragoman.engines.sound import checked, wrong_prompt_entries
 from dragoman.errors import Unavailable
@@ -90,7 +90,7 @@ async def _stream_chat(
         return chat_reply.opening(writer, turn.choices, chat_request.echoed(request), prompt)
 
     size = _opening_bytes(request, turn)
-    if not stored_chat.keeps(host, request):
+    if not _keeps(host, request):
         await run_turn.stream(
             exchange, turn, writer, opening, host.pump, host.settings.keep_alive, None, size
         )
@@ -118,7 +118,7 @@ async def _whole_chat(
 
     size = _reply_bytes(request, turn, answers)
     reply, written = await host.workers.run(exchange.owner, size, told)
-    if stored_chat.keeps(host, request):
+    if _keeps(host, request):
         await stored_chat.save(host, exchange, request, reply, size, turn.traced)
     await exchange.reply(written, b"application/json")
 
@@ -262,8 +262,8 @@ def _prompt_logprobs(host: Host, turn: AnyTurn) -> list[list[TokenLogprob | None
 
 
 def _head(host: Host, exchange: Exchange, prefix: str, request: SharedFields) -> Head:
-    exchange.facts["model"] = request.model or host.card.name
-    return host.head(prefix, request.model)
+    model = exchange.facts["model"] = request.model or host.card.name
+    return new_head(prefix, model, host.fingerprint)
 
 
 def _speller(host: Host, request: SharedFields) -> Speller:
@@ -315,3 +315,8 @@ async def _ask(toolbox: Toolbox, label: str) -> list[McpTool]:
         return await toolbox.ask(label)
     except McpFailure as failure:
         raise Unavailable(failure.message, param="tools", code="mcp_unavailable") from None
+
+
+def _keeps(host: Host, request: ChatRequest) -> bool:
+    """Whether anything of the answer is kept: all of it, or at least its ids."""
+    return bool(request.store) or host.settings.trajectories

@@ -13,11 +13,6 @@ from dragoman.store import Record
 from dragoman.types import Traced
 
 
-def keeps(host: Host, request: ChatRequest) -> bool:
-    """Whether anything of the answer is kept: all of it, or at least its ids."""
-    return bool(request.store) or host.settings.trajectories
-
-
 async def save(
     host: Host,
     exchange: Exchange,

@@ -10,8 +10,8 @@ from dragoman.api import conversations as conversation_bodies
 from dragoman.api import inspection as inspection_bodies
 from dragoman.api import vectors as vector_bodies
 from dragoman.api.chat import reply as chat_reply
-from dragoman.api.error_spelling import ErrorSpelling
 from dragoman.api.openapi import OPERATIONS, Operation
+from dragoman.api.reply import ErrorSpelling
 from dragoman.api.responses.response import ERRORS as RESPONSE_ERRORS
 from dragoman.http.exchange import Exchange
 from dragoman.http.host import Host

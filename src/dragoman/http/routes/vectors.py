@@ -7,6 +7,7 @@ from operator import mul
 from typing import Any
 
 from dragoman.api import vectors as bodies
+from dragoman.api.reply import new_head
 from dragoman.api.vectors import EmbeddingRequest, Pair, RerankRequest, ScoreRequest
 from dragoman.engines.asked import asked
 from dragoman.engines.protocol import EmbeddingEngine, ScoringEngine, SharingEngine, weights_of
@@ -52,7 +53,7 @@ async def rerank(host: Host, exchange: Exchange) -> None:
     (request, pairs), size = await exchange.read(partial(_read_rerank, limits=host.limits))
     exchange.visit.within(request.timeout)
     scores, tokens = await _scores(host, exchange, pairs, request.model, size)
-    head = host.head("rerank-", request.model)
+    head = new_head("rerank-", request.model or host.card.name, host.fingerprint)
     await exchange.json(bodies.ranked(request, head, scores, tokens, weights_of(host.engine)), size=size)
 
 
@@ -65,7 +66,7 @@ async def score(host: Host, exchange: Exchange) -> None:
     (request, pairs), size = await exchange.read(partial(_read_score, limits=host.limits))
     exchange.visit.within(request.timeout)
     scores, tokens = await _scores(host, exchange, pairs, request.model, size)
-    head = host.head("score-", request.model)
+    head = new_head("score-", request.model or host.card.name, host.fingerprint)
     await exchange.json(bodies.scored(head, scores, tokens, weights_of(host.engine)))
 
 
