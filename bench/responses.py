@@ -26,7 +26,7 @@ from bench.process import Server
 from bench.stream import body as chat_body
 from bench.stream import check
 from bench.tables import Table, keep, ratio
-from dragoman.store import Bounds, Item, Record
+from dragoman.store import Record, StoreBounds, StoredItem
 from dragoman.store.sqlite import SqliteStore
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
@@ -120,13 +120,13 @@ async def _writes(count: int, at_once: int) -> Writes:
     """Responses of usual size into a file; each write is on the disk before it counts."""
     body, events = b'{"output":"%s"}' % (b"word " * 400), b"event: x\ndata: word\n\n" * 400
     with tempfile.TemporaryDirectory() as folder:
-        store = SqliteStore(Path(folder), Bounds())
+        store = SqliteStore(Path(folder), StoreBounds())
         await store.open()
         numbers = iter(range(count))
 
         async def write() -> None:
             for number in numbers:
-                item = (Item(f"msg_{number}", body),)
+                item = (StoredItem(f"msg_{number}", body),)
                 await store.save(
                     Record(
                         kind="response",

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dragoman.cli import main
-from dragoman.cli.talk import Answer, Talk, figures
+from dragoman.cli.talk import PrintedAnswer, Talk, figures
 from dragoman.client import Client
 from dragoman.types import Usage
 from tests.cli.conftest import WORDS, Fake
@@ -166,5 +166,5 @@ def test_an_answer_cannot_play_with_the_terminal(fake: Fake) -> None:
 
 
 def test_figures() -> None:
-    answer = Answer(usage=Usage(completion_tokens=11), seconds=1.5, first_s=0.5, finish="length")
+    answer = PrintedAnswer(usage=Usage(completion_tokens=11), seconds=1.5, first_s=0.5, finish="length")
     assert figures(answer) == "11 tok  10 tok/s  first 500 ms  length"

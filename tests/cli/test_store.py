@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.cli import main
-from dragoman.store import Bounds
+from dragoman.store import StoreBounds
 from dragoman.store.sqlite import FILE, SqliteStore
 from tests.store.samples import conversation, item, record
 
@@ -19,7 +19,7 @@ def folder(tmp_path: Path) -> str:
     made = tmp_path / "data"
 
     async def fill() -> None:
-        store = SqliteStore(made, Bounds())
+        store = SqliteStore(made, StoreBounds())
         await store.open()
         await store.save(record("old", created_at=0.0, inputs=(item("a"),)))
         await store.save(record("new", created_at=1e9, body=b'{"x": 1}'))

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import httpx
 
 from dragoman.client.events import StreamEvent
-from dragoman.client.reading import Reading
+from dragoman.client.reading import ReplyReading
 from dragoman.client.request import Request
 from dragoman.client.setup import Timeouts, setup_of
 
@@ -14,13 +14,13 @@ HELLO = [{"role": "user", "content": "hi"}]
 KEY = "sk-very-secret"
 
 
-def reading_of(path: str, media: str = "text/event-stream") -> Reading:
-    reading = Reading(setup_of("http://h", KEY, Timeouts(), 0, None), Request(path, {}))
+def reading_of(path: str, media: str = "text/event-stream") -> ReplyReading:
+    reading = ReplyReading(setup_of("http://h", KEY, Timeouts(), 0, None), Request(path, {}))
     reading.began(httpx.Response(200, headers={"content-type": media, "x-request-id": "req_1"}))
     return reading
 
 
-def read(reading: Reading, parts: Iterable[bytes]) -> list[StreamEvent]:
+def read(reading: ReplyReading, parts: Iterable[bytes]) -> list[StreamEvent]:
     events = [event for part in parts for event in reading.feed(part)]
     return [*events, *reading.end()]
 

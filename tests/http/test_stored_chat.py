@@ -16,7 +16,7 @@ from dragoman.errors import StoreUnavailable
 from dragoman.http.app import App
 from dragoman.http.server import background
 from dragoman.settings import Settings
-from dragoman.store import Bounds, Record
+from dragoman.store import Record, StoreBounds
 from dragoman.store.sqlite import SqliteStore
 from tests.http.conftest import Serve
 from tests.support.http import HELLO, delete, found, get, post, refusal, send, stream
@@ -169,7 +169,7 @@ def test_what_was_acknowledged_survives_a_kill(tmp_path: Path, streamed: bool) -
 
 
 async def records_in(folder: Path) -> list[Record]:
-    store = SqliteStore(folder, Bounds())
+    store = SqliteStore(folder, StoreBounds())
     await store.open()
     records = (await store.records("chat", "")).data
     await store.close()

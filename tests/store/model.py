@@ -8,13 +8,13 @@ from msgspec.structs import replace
 
 from dragoman.errors import ChainTooLong, Conflict, MissingRecord, UnknownCursor
 from dragoman.limits import check_count
-from dragoman.store import Append, Chain, Conversation, Item, Most, Page, Record
+from dragoman.store import Append, Chain, Most, Page, Record, StoredConversation, StoredItem
 from dragoman.store.records import Kind
 
 
 class Held(Struct):
-    conversation: Conversation
-    items: list[tuple[int, Item]]
+    conversation: StoredConversation
+    items: list[tuple[int, StoredItem]]
 
 
 class Model:
@@ -23,10 +23,10 @@ class Model:
     def __init__(self) -> None:
         self.numbers = count()
         self.stored: dict[tuple[str, str, str], Record] = {}
-        self.items: dict[tuple[str, str, str], list[tuple[int, Item]]] = {}
+        self.items: dict[tuple[str, str, str], list[tuple[int, StoredItem]]] = {}
         self.held: dict[tuple[str, str], Held] = {}
 
-    def numbered(self, items: Sequence[Item]) -> list[tuple[int, Item]]:
+    def numbered(self, items: Sequence[StoredItem]) -> list[tuple[int, StoredItem]]:
         return [(next(self.numbers), item) for item in items]
 
     def save(self, record: Record, append: Append | None = None) -> None:
@@ -64,7 +64,7 @@ class Model:
 
     def inputs(
         self, kind: Kind, owner: str, id: str, *, after: str | None, limit: int, descending: bool
-    ) -> Page[Item] | None:
+    ) -> Page[StoredItem] | None:
         found = self.get(kind, owner, id)
         return None if found is None else page(found.inputs, after, limit, descending)
 
@@ -100,13 +100,13 @@ class Model:
             self.stored[key] = replace(self.stored[key], metadata=metadata, body=body)
         return key in self.stored
 
-    def create_conversation(self, conversation: Conversation, first: Sequence[Item]) -> None:
+    def create_conversation(self, conversation: StoredConversation, first: Sequence[StoredItem]) -> None:
         key = (conversation.owner, conversation.id)
         if key in self.held:
             raise Conflict("")
         self.held[key] = Held(conversation, self.numbered(first))
 
-    def conversation(self, owner: str, id: str) -> Conversation | None:
+    def conversation(self, owner: str, id: str) -> StoredConversation | None:
         held = self.held.get((owner, id))
         return held.conversation if held else None
 
@@ -120,8 +120,8 @@ class Model:
         return self.held.pop((owner, id), None) is not None
 
     def add_items(
-        self, owner: str, id: str, more: Sequence[Item], version: int | None = None
-    ) -> Conversation | None:
+        self, owner: str, id: str, more: Sequence[StoredItem], version: int | None = None
+    ) -> StoredConversation | None:
         held = self.held.get((owner, id))
         if held is None:
             return None
@@ -133,11 +133,11 @@ class Model:
 
     def conversation_items(
         self, owner: str, id: str, *, after: str | None, limit: int, descending: bool
-    ) -> Page[Item] | None:
+    ) -> Page[StoredItem] | None:
         held = self.held.get((owner, id))
         return page([item for _, item in held.items], after, limit, descending) if held else None
 
-    def conversation_item(self, owner: str, id: str, item_id: str) -> Item | None:
+    def conversation_item(self, owner: str, id: str, item_id: str) -> StoredItem | None:
         held = self.held.get((owner, id))
         fit = [item for _, item in held.items if item.id == item_id] if held else []
         return fit[-1] if fit else None
@@ -150,7 +150,7 @@ class Model:
         held.conversation = replace(held.conversation, version=held.conversation.version + 1)
         return True
 
-    def all_items(self, owner: str, id: str, most: Most) -> list[Item] | None:
+    def all_items(self, owner: str, id: str, most: Most) -> list[StoredItem] | None:
         held = self.held.get((owner, id))
         return bounded([item for _, item in held.items], most) if held else None
 
@@ -166,13 +166,13 @@ class Model:
         return max(fit, key=lambda entry: entry[0])[1].body if fit else None
 
 
-def bounded(items: list[Item], most: Most) -> list[Item]:
+def bounded(items: list[StoredItem], most: Most) -> list[StoredItem]:
     check_count(len(items), most.items, "", "")
     check_count(sum(len(item.body) for item in items), most.bytes, "", "")
     return items
 
 
-def page(items: Sequence[Item], after: str | None, limit: int, descending: bool) -> Page[Item]:
+def page(items: Sequence[StoredItem], after: str | None, limit: int, descending: bool) -> Page[StoredItem]:
     ordered = list(items)[::-1] if descending else list(items)
     if after is not None:
         places = [place for place, item in enumerate(ordered) if item.id == after]

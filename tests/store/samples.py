@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-from dragoman.store import Conversation, Item, Most, Record, Store
+from dragoman.store import Most, Record, Store, StoredConversation, StoredItem
 
 MOST = Most(items=1000, bytes=1_000_000)
 
 
-def item(id: str, text: str = "") -> Item:
-    return Item(id, b'{"text":"%s"}' % text.encode())
+def item(id: str, text: str = "") -> StoredItem:
+    return StoredItem(id, b'{"text":"%s"}' % text.encode())
 
 
 def record(id: str, **fields: Any) -> Record:
@@ -27,11 +27,11 @@ def record(id: str, **fields: Any) -> Record:
     )
 
 
-def conversation(id: str = "c", **fields: Any) -> Conversation:
-    return Conversation(**{"id": id, "owner": "ann", "created_at": 1.0, **fields})
+def conversation(id: str = "c", **fields: Any) -> StoredConversation:
+    return StoredConversation(**{"id": id, "owner": "ann", "created_at": 1.0, **fields})
 
 
-def ids(entries: Sequence[Item] | Sequence[Record]) -> list[str]:
+def ids(entries: Sequence[StoredItem] | Sequence[Record]) -> list[str]:
     return [entry.id for entry in entries]
 
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from dragoman.errors import BadRequest, Conflict, UnknownCursor
-from dragoman.store import Append, Item, Most, Store
+from dragoman.store import Append, Most, Store, StoredItem
 from dragoman.store.items import PAGE_BYTES, TRAIL_BYTES, find
 from tests.store.samples import MOST, conversation, found, held, ids, item, record
 
@@ -187,7 +187,7 @@ async def test_a_page_ends_before_it_is_too_large(store: Store) -> None:
 
 async def test_of_many_long_trails_the_last_are_read(store: Store) -> None:
     trail = b"x" * (TRAIL_BYTES // 2)
-    await store.create_conversation(conversation(), [Item(name, b"{}", trail) for name in "abc"])
+    await store.create_conversation(conversation(), [StoredItem(name, b"{}", trail) for name in "abc"])
     found = await store.all_items("ann", "c", MOST)
     assert [bool(one.trail) for one in found or ()] == [False, True, True]
 

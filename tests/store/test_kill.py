@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dragoman.store import Bounds
+from dragoman.store import StoreBounds
 from dragoman.store.sqlite import FILE, SqliteStore
 from tests.store.samples import all_ids, held, ids
 
@@ -28,7 +28,7 @@ def acknowledged(folder: Path, run: int, least: int) -> list[str]:
 
 async def found(folder: Path) -> tuple[set[str], set[str]]:
     """The records that are whole, and what the conversations hold."""
-    store = SqliteStore(folder, Bounds())
+    store = SqliteStore(folder, StoreBounds())
     await store.open()
     records = [one for id in await all_ids(store) if (one := await store.get("response", "ann", id))]
     assert all(ids(one.inputs) == [one.id] and len(one.body) == 3000 for one in records)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from dragoman.errors import DragomanError
-from dragoman.store import Append, Bounds, Conversation, Item, Most, Record
+from dragoman.store import Append, Most, Record, StoreBounds, StoredConversation, StoredItem
 from dragoman.store.sqlite import SqliteStore
 from tests.store.model import Model
 from tests.store.samples import MOST
@@ -21,7 +21,7 @@ OWNERS = st.sampled_from(["ann", "ann", "ann", "bob"])
 KINDS = st.sampled_from(["response", "response", "chat"])
 ITEM_IDS = st.sampled_from("xyz")
 BODIES, TRAILS = st.sampled_from([b"1", b"2"]), st.sampled_from([b"", b"\0"])
-ITEMS = st.lists(st.builds(Item, ITEM_IDS, BODIES, TRAILS), max_size=4).map(tuple)
+ITEMS = st.lists(st.builds(StoredItem, ITEM_IDS, BODIES, TRAILS), max_size=4).map(tuple)
 METADATA = st.dictionaries(st.sampled_from("kl"), st.sampled_from("12"))
 MOSTS = st.builds(Most, items=st.integers(1, 6), bytes=st.integers(1, 6))
 VERSIONS = st.none() | st.integers(0, 3)
@@ -41,7 +41,7 @@ RECORDS = st.builds(
     events=st.binary(max_size=9),
 )
 CONVERSATIONS = st.builds(
-    Conversation, id=IDS, owner=OWNERS, created_at=st.just(1.0), metadata=METADATA, version=st.just(0)
+    StoredConversation, id=IDS, owner=OWNERS, created_at=st.just(1.0), metadata=METADATA, version=st.just(0)
 )
 
 
@@ -57,7 +57,7 @@ class Stores(RuleBasedStateMachine):
         self.model = Model()
         self.folder = tempfile.TemporaryDirectory()
         self.runner = asyncio.Runner()
-        self.stores = [SqliteStore(None, Bounds()), SqliteStore(Path(self.folder.name), Bounds())]
+        self.stores = [SqliteStore(None, StoreBounds()), SqliteStore(Path(self.folder.name), StoreBounds())]
         for store in self.stores:
             self.runner.run(store.open())
 
@@ -147,7 +147,7 @@ class Stores(RuleBasedStateMachine):
     def reopen(self) -> None:
         """A restart changes nothing."""
         self.runner.run(self.stores[1].close())
-        self.stores[1] = SqliteStore(Path(self.folder.name), Bounds())
+        self.stores[1] = SqliteStore(Path(self.folder.name), StoreBounds())
         self.runner.run(self.stores[1].open())
 
     @invariant()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.errors import Conflict, StoreUnavailable
-from dragoman.store import Append, Bounds, Item
+from dragoman.store import Append, StoreBounds, StoredItem
 from dragoman.store import sqlite as worker
 from dragoman.store.disk import BYTES
 from dragoman.store.records import FIRST, SQLITE, VERSION, Row, Statement
@@ -25,7 +25,7 @@ MIB = 1024 * 1024
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
-    made = SqliteStore(tmp_path, Bounds(), busy_s=0.05)
+    made = SqliteStore(tmp_path, StoreBounds(), busy_s=0.05)
     await made.open()
     yield made
     await made.close()
@@ -50,7 +50,7 @@ async def busy(store: SqliteStore) -> threading.Event:
 
 
 async def refused(folder: Path) -> str:
-    store = SqliteStore(folder, Bounds())
+    store = SqliteStore(folder, StoreBounds())
     with pytest.raises(StoreUnavailable) as caught:
         await store.open()
     assert caught.value.status == 503
@@ -58,7 +58,7 @@ async def refused(folder: Path) -> str:
 
 
 async def test_only_the_owner_may_read_the_file(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "new" / "folder", Bounds())
+    store = SqliteStore(tmp_path / "new" / "folder", StoreBounds())
     await store.open()
     await store.save(record("r"))
     files = list((tmp_path / "new" / "folder").iterdir())
@@ -79,7 +79,7 @@ async def test_a_second_store_of_the_process_leaves_the_locks_of_the_first(
     store: SqliteStore, tmp_path: Path
 ) -> None:
     """Without its lock the first would not be seen by others, who would clear its log away under it."""
-    other = SqliteStore(tmp_path, Bounds())
+    other = SqliteStore(tmp_path, StoreBounds())
     await other.open()
     visit = f"import sqlite3; sqlite3.connect({str(tmp_path / FILE)!r}).execute('SELECT 1 FROM records')"
     await asyncio.to_thread(subprocess.run, [sys.executable, "-c", visit], check=True)
@@ -221,9 +221,9 @@ async def test_a_file_of_an_older_version_is_brought_up_to_date(tmp_path: Path) 
     old.execute("INSERT INTO items VALUES (1, 'ann', 'a', NULL, 1, 'item', '{}')")
     old.commit()
     old.close()
-    store = SqliteStore(tmp_path, Bounds())
+    store = SqliteStore(tmp_path, StoreBounds())
     await store.open()
-    await store.add_items("ann", "c", [Item("b", b"{}", b"ids")])
+    await store.add_items("ann", "c", [StoredItem("b", b"{}", b"ids")])
     found = await store.conversation_items("ann", "c")
     assert found is not None and [(item.id, item.trail) for item in found.data] == [("a", b""), ("b", b"ids")]
     await store.close()
@@ -254,7 +254,7 @@ async def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
 
 
 async def test_the_file_stays_within_its_bound(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path, Bounds(max_bytes=2 * MIB))
+    store = SqliteStore(tmp_path, StoreBounds(max_bytes=2 * MIB))
     await store.open()
     for round in range(20):
         sizes = range(1, 40_000, 1000)
@@ -291,7 +291,7 @@ async def test_what_is_queued_is_done_before_the_end(store: SqliteStore, tmp_pat
     await asyncio.sleep(0)
     await store.close()
     await asyncio.gather(*saves)
-    again = SqliteStore(tmp_path, Bounds())
+    again = SqliteStore(tmp_path, StoreBounds())
     await again.open()
     assert len(await all_ids(again)) == 1000
     await again.close()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.errors import BodyTooLarge
-from dragoman.store import Bounds, Item, Store
+from dragoman.store import Store, StoreBounds, StoredItem
 from dragoman.store import store as upkeep
 from dragoman.store.records import VERSION
 from tests.store.conftest import Make
@@ -23,7 +23,7 @@ lasting = pytest.mark.parametrize("make", ["sqlite", "postgres"], indirect=True)
 
 
 async def test_the_oldest_make_room_for_the_new(make: Make) -> None:
-    store = make(Bounds(max_bytes=MIB))
+    store = make(StoreBounds(max_bytes=MIB))
     await store.open()
     await store.save(record("busy", created_at=-2, status="in_progress"))
     await store.create_conversation(conversation(created_at=-1), [item("old", "x" * BULK)])
@@ -39,7 +39,7 @@ async def test_the_oldest_make_room_for_the_new(make: Make) -> None:
 
 async def test_a_conversation_is_as_old_as_its_last_change(make: Make) -> None:
     now = 0.0
-    store = make(Bounds(max_bytes=MIB, max_age=10), lambda: now)
+    store = make(StoreBounds(max_bytes=MIB, max_age=10), lambda: now)
     await store.open()
     await store.create_conversation(conversation(created_at=0))
     await store.save(record("r", created_at=0))
@@ -57,7 +57,7 @@ async def test_a_conversation_is_as_old_as_its_last_change(make: Make) -> None:
 
 
 async def test_what_would_push_everything_out_is_refused(make: Make) -> None:
-    store = make(Bounds(max_bytes=MIB))
+    store = make(StoreBounds(max_bytes=MIB))
     await store.open()
     await store.save(record("r"))
     with pytest.raises(BodyTooLarge, match="store_max_bytes"):
@@ -67,7 +67,7 @@ async def test_what_would_push_everything_out_is_refused(make: Make) -> None:
 
 
 async def test_room_is_made_by_those_who_have_more_than_their_share(make: Make) -> None:
-    store = make(Bounds(max_bytes=MIB))
+    store = make(StoreBounds(max_bytes=MIB))
     await store.open()
     await store.create_conversation(conversation(owner="bob", created_at=-9), [item("i", "x" * BULK)])
     for n in range(4):
@@ -84,7 +84,7 @@ async def test_room_is_made_by_those_who_have_more_than_their_share(make: Make) 
 
 
 async def test_what_is_more_than_a_share_is_refused(make: Make) -> None:
-    store = make(Bounds(max_bytes=MIB))
+    store = make(StoreBounds(max_bytes=MIB))
     await store.open()
     for owner in ("ann", "bob", "cid"):
         await store.save(record("r", owner=owner))
@@ -160,8 +160,8 @@ async def test_work_of_a_server_that_is_gone_is_taken_over_once(make: Make) -> N
 async def test_the_ids_of_items_count(store: Store) -> None:
     sizes = []
     for trail in (b"", b"x" * 1000):
-        await store.save(record("r", outputs=(Item("a", b"{}", trail),)))
-        await store.create_conversation(conversation(), [Item("b", b"{}", trail)])
+        await store.save(record("r", outputs=(StoredItem("a", b"{}", trail),)))
+        await store.create_conversation(conversation(), [StoredItem("b", b"{}", trail)])
         sizes.append((await store.stats()).bytes)
         await store.delete_item("ann", "c", "b")
         await store.delete_conversation("ann", "c")
@@ -177,14 +177,14 @@ async def test_stats_count_everything(store: Store) -> None:
     await store.create_conversation(conversation(created_at=6), [item("b")])
     stats = await store.stats()
     assert stats.counts == {"response": 1, "chat": 1, "conversation": 1, "item": 2}
-    assert (stats.oldest, stats.schema_version, stats.bounds) == (5, VERSION, Bounds())
+    assert (stats.oldest, stats.schema_version, stats.bounds) == (5, VERSION, StoreBounds())
     assert 0 < stats.bytes < stats.file_bytes
 
 
 async def test_everything_of_everybody_is_exported(store: Store) -> None:
     for n in range(120):
         await store.save(record(f"r{n}", owner=f"o{n % 2}", inputs=(item("a"),), events=b"\0log"))
-    await store.create_conversation(conversation(), [item("b"), Item("c", b"{}", b"ids")])
+    await store.create_conversation(conversation(), [item("b"), StoredItem("c", b"{}", b"ids")])
     lines = [json.loads(line) async for line in store.export()]
     assert [line["id"] for line in lines] == [*(f"r{n}" for n in range(120)), "c"]
     assert base64.b64decode(lines[0]["events"]) == b"\0log"

@@ -5,7 +5,7 @@ import sys
 from itertools import count
 from pathlib import Path
 
-from dragoman.store import Append, Bounds
+from dragoman.store import Append, StoreBounds
 from dragoman.store.sqlite import SqliteStore
 from tests.store.samples import conversation, item, record
 
@@ -21,7 +21,7 @@ async def write(store: SqliteStore, run: str, lane: int) -> None:
 
 
 async def main(folder: str, run: str) -> None:
-    store = SqliteStore(Path(folder), Bounds())
+    store = SqliteStore(Path(folder), StoreBounds())
     await store.open()
     await asyncio.gather(*(write(store, run, lane) for lane in range(4)))
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.turns.queue import Line, Ticket
+from dragoman.turns.queue import EngineQueue, Ticket
 
 
 def in_loop(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -30,7 +30,7 @@ class Waiters:
     """One place, which is taken; whoever asks after that waits."""
 
     def __init__(self) -> None:
-        self.line = Line(1)
+        self.line = EngineQueue(1)
         self.began: list[str] = []
         self.now = self.line.ask(Ticket(nothing))
 
@@ -52,7 +52,7 @@ class Waiters:
 
 def test_what_has_a_place_begins_at_once() -> None:
     began: list[int] = []
-    line = Line(2)
+    line = EngineQueue(2)
     for number in range(3):
         line.ask(Ticket(lambda _, number=number: began.append(number)))  # type: ignore[misc]
     assert (began, line.running, line.waiting) == ([0, 1], 2, 1)
@@ -102,7 +102,7 @@ def test_no_priority_is_before_another_key() -> None:
 
 def test_the_key_with_the_fewest_answers_at_work_goes_first() -> None:
     async def scenario() -> None:
-        line, began = Line(3), list[str]()
+        line, began = EngineQueue(3), list[str]()
         first = [line.ask(Ticket(nothing, owner)) for owner in ("busy", "busy", "other")]
         for owner in ("busy", "idle"):
             line.ask(Ticket(lambda _, owner=owner: began.append(owner), owner))  # type: ignore[misc]
@@ -114,14 +114,14 @@ def test_the_key_with_the_fewest_answers_at_work_goes_first() -> None:
 
 
 def test_a_key_below_its_share_is_let_in_though_all_places_are_taken() -> None:
-    line, began = Line(4, most=8), list[int]()
+    line, began = EngineQueue(4, most=8), list[int]()
     line.ask(Ticket(nothing, "flood", weight=100))
     line.ask(Ticket(began.append, "drop", weight=3))
     assert (began, line.running, line.waiting) == ([2], 6, 2)
 
 
 def test_an_engine_is_told_an_order_in_which_no_key_waits_behind_the_flood_of_another() -> None:
-    line = Line(100)
+    line = EngineQueue(100)
     flood = [line.ask(Ticket(nothing, "flood", priority=-9)) for _ in range(9)]
     drop = line.ask(Ticket(nothing, "drop"))
     line.served(flood[0])
@@ -131,7 +131,7 @@ def test_an_engine_is_told_an_order_in_which_no_key_waits_behind_the_flood_of_an
 
 
 def test_where_one_key_asks_an_engine_goes_by_its_priorities() -> None:
-    line = Line(2, several=False)
+    line = EngineQueue(2, several=False)
     assert [line.priority(line.ask(Ticket(nothing, priority=-n))) for n in range(3)] == [0, -1, -2]
 
 
@@ -148,7 +148,7 @@ def test_who_leaves_the_line_is_never_begun() -> None:
 
 def test_a_wide_one_begins_as_far_as_there_are_places_and_goes_on_as_they_come_free() -> None:
     async def scenario() -> None:
-        line, began = Line(3), list[int]()
+        line, began = EngineQueue(3), list[int]()
         other = line.ask(Ticket(nothing))
         wide = line.ask(Ticket(began.append, weight=5))
         assert (began, line.running, line.waiting) == ([2], 3, 1)
@@ -174,7 +174,7 @@ def test_one_that_cannot_begin_holds_up_nobody() -> None:
 
 def test_one_that_cannot_begin_at_once_is_told_and_leaves_its_place() -> None:
     async def scenario() -> None:
-        line = Line(1)
+        line = EngineQueue(1)
         with pytest.raises(ZeroDivisionError):
             line.ask(Ticket(lambda _: 1 / 0))  # type: ignore[arg-type]
         assert line.running == 0
@@ -184,7 +184,7 @@ def test_one_that_cannot_begin_at_once_is_told_and_leaves_its_place() -> None:
 
 def test_a_place_that_is_given_up_while_waiting_was_never_held() -> None:
     async def scenario() -> None:
-        line = Line(1)
+        line = EngineQueue(1)
         held = line.ask(Ticket(nothing))
 
         async def work() -> None:
@@ -209,7 +209,7 @@ def test_everybody_who_stays_is_begun_as_a_whole_and_places_are_kept_to(
     places: int, more: int, wishes: list[tuple[str, int, int, bool]], chance: Any
 ) -> None:
     async def scenario() -> None:
-        line = Line(places, places + more)
+        line = EngineQueue(places, places + more)
         began: Counter[int] = Counter()
         order: list[int] = []
         tickets: dict[int, Ticket] = {}
@@ -247,7 +247,7 @@ def test_whatever_one_key_asks_another_has_its_equal_share(
     """Whichever answers end: once as many have as the flood has above its share, the other begins."""
 
     async def scenario() -> None:
-        line = Line(places)
+        line = EngineQueue(places)
         flood = [line.ask(Ticket(nothing, "flood", priority, n)) for priority, n in before]
         drop = line.ask(Ticket(nothing, "drop", weight=places))
         flood += [line.ask(Ticket(nothing, "flood", priority, n)) for priority, n in after]

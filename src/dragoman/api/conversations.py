@@ -11,7 +11,7 @@ from dragoman.api.reply import OpenAIErrors
 from dragoman.api.responses.items import ItemDict
 from dragoman.api.tools import wrong
 from dragoman.errors import CONVERSATION, NotFound
-from dragoman.store import Conversation
+from dragoman.store import StoredConversation
 
 
 class ChangeMetadata(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -67,7 +67,7 @@ def check_items(items: Sequence[ItemDict]) -> None:
             raise wrong(f"items[{number}].type", "cannot be kept; send it as input of a response")
 
 
-def shown(conversation: Conversation) -> dict[str, Any]:
+def shown(conversation: StoredConversation) -> dict[str, Any]:
     return {
         "id": conversation.id,
         "object": "conversation",

@@ -11,7 +11,7 @@ from msgspec import Meta, Raw, Struct
 
 from dragoman.api.read import Reader
 from dragoman.errors import DragomanError, EngineFailed, Part
-from dragoman.store import Item, Record
+from dragoman.store import Record, StoredItem
 from dragoman.turns.reading import Pieces
 from dragoman.types import Answer, Event, TokenLogprob, Usage
 
@@ -143,7 +143,7 @@ def _list(value: list[Any] | tuple[Any, ...]) -> Iterator[bytes]:
     yield b"]"
 
 
-def page(stored: Sequence[Item | Record], has_more: bool) -> list[bytes]:
+def page(stored: Sequence[StoredItem | Record], has_more: bool) -> list[bytes]:
     """Objects that are JSON already are neither read again nor copied: the page is in parts."""
     ends: dict[str, Any] = {"first_id": None, "last_id": None, "has_more": has_more}
     if stored:

@@ -15,7 +15,7 @@ from dragoman.cli.terminal import Progress, table
 from dragoman.logs import Paint
 
 if TYPE_CHECKING:
-    from dragoman.cli.load import Ask, Result
+    from dragoman.cli.load import LoadRequest, Result
 
 SUMMARY = "measure a server under load"
 EXAMPLE = """\
@@ -87,13 +87,13 @@ def _loop_runner() -> "Callable[[Coroutine[Any, Any, list[Result]]], list[Result
 
 async def _measure(args: argparse.Namespace, levels: list[int], extra: dict[str, Any]) -> "list[Result]":
     from dragoman.cli.address import first_model, key_of
-    from dragoman.cli.load import Ask, fit
+    from dragoman.cli.load import LoadRequest, fit
     from dragoman.client import Client
 
     key = key_of(args.api_key)
     with Client(args.url, key) as client:
         model = args.model or first_model(client)
-    ask = Ask(
+    ask = LoadRequest(
         url=args.url,
         model=model,
         tokens=args.tokens,
@@ -108,7 +108,7 @@ async def _measure(args: argparse.Namespace, levels: list[int], extra: dict[str,
     return [await _watched(ask, level, args.rounds) for level in levels]
 
 
-async def _watched(ask: "Ask", streams: int, rounds: int) -> "Result":
+async def _watched(ask: "LoadRequest", streams: int, rounds: int) -> "Result":
     """A run with a line that tells how far it is."""
     from dragoman.cli.load import Tally
     from dragoman.cli.load import run as run_level

@@ -31,7 +31,7 @@ ROWS = 1000
 """Of a group of rows in a Parquet file."""
 
 
-class Line(msgspec.Struct):
+class TrainingLine(msgspec.Struct):
     """What is looked at of a line of the store."""
 
     kind: str = ""
@@ -86,7 +86,7 @@ async def sequences(store: "Store") -> AsyncIterator[dict[str, Any]]:
 
 async def _last_answers(store: "Store") -> list[tuple[str, str]]:
     """Those that nothing goes on from."""
-    decode = msgspec.json.Decoder(Line).decode
+    decode = msgspec.json.Decoder(TrainingLine).decode
     found: dict[tuple[str, str], None] = {}
     continued: set[tuple[str, str | None]] = set()
     async for raw in store.export():

@@ -19,7 +19,7 @@ from msgspec import Struct, field
 from dragoman.cli.problems import CommandError
 from dragoman.client.reading import DONE, SseReader
 from dragoman.client.setup import headers_of, root_of
-from dragoman.client.wire import Choice, Problem, problem_in, problem_of, read_chunk
+from dragoman.client.wire import ChunkChoice, Problem, problem_in, problem_of, read_chunk
 
 
 class Tally(Struct):
@@ -29,7 +29,7 @@ class Tally(Struct):
     finished: int = 0
 
 
-class Stream(asyncio.Protocol):
+class LoadStream(asyncio.Protocol):
     """One request and its answer. httptools calls the `on_` methods."""
 
     def __init__(self, request: bytes, tally: Tally) -> None:
@@ -120,7 +120,7 @@ class Stream(asyncio.Protocol):
         self._finish(error)
 
 
-def _speaks(choice: Choice) -> bool:
+def _speaks(choice: ChunkChoice) -> bool:
     return bool(choice.said.content or choice.said.thought)
 
 
@@ -138,7 +138,7 @@ PATHS: dict[Api, str] = {"chat": "/v1/chat/completions", "completions": "/v1/com
 WORDS = ("time", "year", "way", "day", "man", "life", "child", "world", "school", "state", "hand", "place")
 
 
-class Ask(Struct, frozen=True, kw_only=True):
+class LoadRequest(Struct, frozen=True, kw_only=True):
     """What every stream of a run asks for."""
 
     url: str
@@ -189,7 +189,7 @@ def prompt_of(words: int, shared: int, seed: int) -> str:
     return " ".join([*same.choices(WORDS, k=shared), *own.choices(WORDS, k=words - shared)])
 
 
-def _request(ask: Ask, seed: int) -> bytes:
+def _request(ask: LoadRequest, seed: int) -> bytes:
     parts, body = urlsplit(root_of(ask.url)), ask.body(seed)
     head = {
         "Host": parts.netloc,
@@ -205,11 +205,11 @@ def _request(ask: Ask, seed: int) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
 
 
-async def send(ask: Ask, seed: int, tally: Tally) -> Stream:
+async def send(ask: LoadRequest, seed: int, tally: Tally) -> LoadStream:
     """One request, from connecting to its last event; a failure is told in `error`."""
     parts = urlsplit(root_of(ask.url))
     secure = ssl.create_default_context() if parts.scheme == "https" else None
-    stream = Stream(_request(ask, seed), tally)
+    stream = LoadStream(_request(ask, seed), tally)
     loop, port = asyncio.get_running_loop(), parts.port or (443 if secure else 80)
     try:
         async with asyncio.timeout(ask.limit_s):
@@ -223,7 +223,7 @@ async def send(ask: Ask, seed: int, tally: Tally) -> Stream:
     return stream
 
 
-async def fit(ask: Ask) -> Ask:
+async def fit(ask: LoadRequest) -> LoadRequest:
     """Ask for answers of full length where the server knows `ignore_eos`; also warms the server up."""
     full = msgspec.structs.replace(ask, extra={"ignore_eos": True, **ask.extra})
     for wish in (full, ask):
@@ -253,7 +253,7 @@ async def load(
     limit_s: float = 600.0,
 ) -> Result:
     """One level of load on a server that is asked once before, to warm it up."""
-    ask = Ask(
+    ask = LoadRequest(
         url=url,
         model=model,
         tokens=tokens,
@@ -267,11 +267,11 @@ async def load(
     return await run(await fit(ask), streams, rounds=rounds)
 
 
-async def run(ask: Ask, streams: int, *, rounds: int = 1, tally: Tally | None = None) -> Result:
+async def run(ask: LoadRequest, streams: int, *, rounds: int = 1, tally: Tally | None = None) -> Result:
     """`streams` streams at the same time, each with `rounds` requests one after the other."""
     tally = Tally() if tally is None else tally
 
-    async def one(lane: int) -> list[Stream]:
+    async def one(lane: int) -> list[LoadStream]:
         return [await send(ask, lane * rounds + turn, tally) for turn in range(rounds)]
 
     start = time.perf_counter()
@@ -279,7 +279,7 @@ async def run(ask: Ask, streams: int, *, rounds: int = 1, tally: Tally | None = 
     return _sum_up([stream for lane in lanes for stream in lane], streams, time.perf_counter() - start)
 
 
-def _sum_up(done: list[Stream], streams: int, seconds: float) -> Result:
+def _sum_up(done: list[LoadStream], streams: int, seconds: float) -> Result:
     errors = [stream.error for stream in done if stream.error is not None]
     firsts = [stream.first * 1000 for stream in done if stream.first is not None]
     tokens = sum(stream.tokens for stream in done)

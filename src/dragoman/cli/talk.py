@@ -23,7 +23,7 @@ HELP = """\
 Ctrl-C stops an answer."""
 
 
-class Answer(Struct):
+class PrintedAnswer(Struct):
     text: str = ""
     usage: Usage | None = None
     finish: str | None = None
@@ -43,7 +43,7 @@ class Talk:
         self._out = sys.stdout if out is None else out
         self._paint = Paint(self._out)
 
-    def ask(self, question: str) -> Answer:
+    def ask(self, question: str) -> PrintedAnswer:
         """Print the answer as it comes. A failure leaves the history as it was."""
         said = [*self.history, {"role": "user", "content": question}]
         start = [{"role": "system", "content": self.system}] if self.system else []
@@ -52,8 +52,8 @@ class Talk:
             self.history = [*said, {"role": "assistant", "content": answer.text}]
         return answer
 
-    def _listen(self, messages: list[dict[str, str]]) -> Answer:
-        answer, start = Answer(), time.perf_counter()
+    def _listen(self, messages: list[dict[str, str]]) -> PrintedAnswer:
+        answer, start = PrintedAnswer(), time.perf_counter()
         stream = self.client.chat(messages, **self.fields)
         try:
             for event in stream:
@@ -68,7 +68,7 @@ class Talk:
             answer.seconds = time.perf_counter() - start
         return answer
 
-    def _hear(self, event: StreamEvent, answer: Answer) -> None:
+    def _hear(self, event: StreamEvent, answer: PrintedAnswer) -> None:
         match event:
             case Text():
                 # Kept before it is shown: Ctrl-C may come in between, and what was seen was said.
@@ -157,7 +157,7 @@ class Talk:
         )
 
 
-def figures(answer: Answer) -> str:
+def figures(answer: PrintedAnswer) -> str:
     """`128 tok  118 tok/s  first 35 ms  length`"""
     parts = []
     if answer.usage is not None:

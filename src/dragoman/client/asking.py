@@ -15,7 +15,7 @@ from dragoman.client import request as requests
 from dragoman.client.events import AnswerTree
 from dragoman.client.failures import Outcome
 from dragoman.client.problems import BrokenStream, ClientError, Refused, Reply, Where, problem_with, shown
-from dragoman.client.reading import Reading
+from dragoman.client.reading import ReplyReading
 from dragoman.client.request import Request
 from dragoman.client.setup import Setup, Timeouts, setup_of
 from dragoman.client.wire import problem_in
@@ -70,7 +70,7 @@ def _stranger(where: Where) -> BrokenStream:
 class StreamState:
     def __init__(self, setup: Setup, request: Request) -> None:
         self._setup = setup
-        self._reading = Reading(setup, request)
+        self._reading = ReplyReading(setup, request)
         self._begun = False
 
     @property

@@ -19,7 +19,16 @@ from dragoman.client.events import (
     Used,
 )
 from dragoman.client.problems import FailedInside
-from dragoman.client.wire import CallDelta, Choice, Delta, Logprobs, Named, Spelled, problem_of, read_chunk
+from dragoman.client.wire import (
+    CallDelta,
+    ChunkChoice,
+    Delta,
+    Logprobs,
+    Named,
+    Spelled,
+    problem_of,
+    read_chunk,
+)
 from dragoman.types import ToolCall
 
 _SPELLED_ID = re.compile(r"token_id:(\d{1,10})")
@@ -195,7 +204,7 @@ class ChunkReader:
         if chunk.usage is not None:
             yield Used(chunk.usage.usage())
 
-    def _choice(self, choice: Choice) -> Iterator[StreamEvent]:
+    def _choice(self, choice: ChunkChoice) -> Iterator[StreamEvent]:
         number, said = choice.index, choice.said
         if number not in self._calls:
             self._calls[number] = Calls(number)

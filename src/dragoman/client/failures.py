@@ -12,7 +12,7 @@ from msgspec import Struct, field
 
 from dragoman.client.events import AnswerTree
 from dragoman.client.problems import BadFile, ClientError
-from dragoman.client.reading import Reading
+from dragoman.client.reading import ReplyReading
 from dragoman.client.setup import Setup
 from dragoman.types import Usage
 
@@ -45,7 +45,7 @@ class Failure(Struct, kw_only=True):
     outcome: Outcome
 
 
-def outcome_of(reading: Reading, setup: Setup, error: ClientError | None) -> Outcome:
+def outcome_of(reading: ReplyReading, setup: Setup, error: ClientError | None) -> Outcome:
     reply = reading.reply
     return Outcome(
         status=reply.status if reply else None,
@@ -59,7 +59,7 @@ def outcome_of(reading: Reading, setup: Setup, error: ClientError | None) -> Out
     )
 
 
-def save(folder: Path, reading: Reading, setup: Setup, error: ClientError | None) -> Path:
+def save(folder: Path, reading: ReplyReading, setup: Setup, error: ClientError | None) -> Path:
     """Write the request and its outcome to a new file that only its owner can read: prompts are private."""
     now = datetime.datetime.now(datetime.UTC)
     failure = Failure(

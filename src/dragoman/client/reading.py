@@ -117,7 +117,7 @@ def _value(text: bytes) -> bytes:
 # The bytes of one reply to events, with an account of the place. No socket: both clients use this.
 
 
-class Reading:
+class ReplyReading:
     """One request and what has come for it so far."""
 
     def __init__(self, setup: Setup, request: Request) -> None:

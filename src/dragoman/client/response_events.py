@@ -36,7 +36,7 @@ CALL_ITEMS = frozenset({"function_call", "custom_tool_call"})
 REASONS = {"max_output_tokens": "length"}
 
 
-class Item(Struct):
+class OutputItem(Struct):
     type: str = ""
     id: str | None = None
     call_id: str | None = None
@@ -67,7 +67,7 @@ class ResponseEvent(Struct):
     refusal: str | None = None
     logprobs: list[Spelled] | None = None
     token_ids: list[int] | None = None
-    item: Item | None = None
+    item: OutputItem | None = None
     response: Response | None = None
     error: Any = None
     message: str | None = None
@@ -139,7 +139,7 @@ class ResponseReader:
     def _number(self, *names: str | int | None) -> int | None:
         return next((self._calls[name] for name in names if name is not None and name in self._calls), None)
 
-    def _call(self, event: ResponseEvent, item: Item, step: str) -> Iterator[StreamEvent]:
+    def _call(self, event: ResponseEvent, item: OutputItem, step: str) -> Iterator[StreamEvent]:
         names = (item.id, item.call_id, event.output_index)
         number = self._number(*names)
         if number is None:

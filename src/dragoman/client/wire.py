@@ -61,7 +61,7 @@ class Logprobs(Struct):
     top_logprobs: list[dict[str, float] | None] | None = None
 
 
-class Choice(Struct):
+class ChunkChoice(Struct):
     index: int = 0
     delta: Delta | None = None
     message: Delta | None = None
@@ -106,7 +106,7 @@ class Counts(Struct):
 
 
 class Chunk(Struct):
-    choices: list[Choice] = field(default_factory=list)
+    choices: list[ChunkChoice] = field(default_factory=list)
     usage: Counts | None = None
     error: Any = None
 

@@ -40,7 +40,7 @@ MOST_EMPTY = 10_000
 FAILED = "The engine failed while it was writing the answer."
 
 
-class _Wrong(Exception):
+class _WrongStep(Exception):
     """What an engine did, for the log."""
 
 
@@ -147,7 +147,7 @@ class Border:
             return
         try:
             passes = self._checked(step)
-        except _Wrong as wrong:
+        except _WrongStep as wrong:
             self.fault(str(wrong), getattr(step, "index", None))
             return
         except Exception as error:
@@ -196,22 +196,22 @@ class Border:
     def _checked(self, step: Step) -> bool:
         """Whether the step is to go on, cut to what was asked. Raises for one that cannot be right."""
         if not isinstance(step, Step):
-            raise _Wrong(f"it gave {shown(step)} where a dragoman.Step belongs")
+            raise _WrongStep(f"it gave {shown(step)} where a dragoman.Step belongs")
         index = step.index
         if type(index) is not int or index not in self._room:
             return self._stray(step)
         ids, size, stops = step.ids, self._size, self._stops
         cut = -1
         if type(ids) is not list:
-            raise _Wrong(f"a step's ids {wrong_ids(ids, size) or 'are a tuple, not a list'}")
+            raise _WrongStep(f"a step's ids {wrong_ids(ids, size) or 'are a tuple, not a list'}")
         for id_ in ids:
             if type(id_) is not int or not 0 <= id_ < size:
-                raise _Wrong(f"a step's ids {wrong_ids(ids, size)}")
+                raise _WrongStep(f"a step's ids {wrong_ids(ids, size)}")
             if id_ in stops:
                 cut = 0
         if self._logprobs is not None:
             if ids and (wrong := wrong_logprobs(step.logprobs, ids, size, self._logprobs)):
-                raise _Wrong(wrong)
+                raise _WrongStep(wrong)
         elif step.logprobs is not None:
             step.logprobs = None
         if ids:
@@ -224,7 +224,7 @@ class Border:
         if step.cached_tokens is not None or step.prompt_logprobs is not None:
             self._check_prompt(step)
         if step.weight_version is not None and type(step.weight_version) is not str:
-            raise _Wrong(f"weight_version is {shown(step.weight_version)}; it is a text, or None")
+            raise _WrongStep(f"weight_version is {shown(step.weight_version)}; it is a text, or None")
         if step.finish is not None or step.error is not None:
             self._check_end(step)
         return True
@@ -232,7 +232,7 @@ class Border:
     def _stray(self, step: Step) -> bool:
         """Of a continuation that is over, or that was never asked for."""
         if type(step.index) is not int or not 0 <= step.index < self._job.n:
-            raise _Wrong(f"a step's index is {shown(step.index)}, of {self._job.n} continuations")
+            raise _WrongStep(f"a step's index is {shown(step.index)}, of {self._job.n} continuations")
         if not self._cancelled:
             self._warn("goes on after the end of an answer; what comes then is dropped")
         step.finish = None
@@ -244,7 +244,7 @@ class Border:
         before, count = self._empty
         self._empty = room, count + 1 if room == before else 1
         if self._empty[1] > MOST_EMPTY:
-            raise _Wrong(f"{MOST_EMPTY} steps in a row had no ids")
+            raise _WrongStep(f"{MOST_EMPTY} steps in a row had no ids")
         return step.cached_tokens is not None or step.prompt_logprobs is not None or step.error is not None
 
     def _cut(self, step: Step, room: int) -> None:
@@ -276,7 +276,7 @@ class Border:
         told, cached = step.prompt_logprobs, step.cached_tokens
         if cached is not None:
             if type(cached) is not int:
-                raise _Wrong(f"cached_tokens is {shown(cached)}; it is an int")
+                raise _WrongStep(f"cached_tokens is {shown(cached)}; it is an int")
             most = len(self._job.prompt)
             if not 0 <= cached <= most:
                 self._warn("tells of cached_tokens below 0, or of more than the prompt has")
@@ -286,23 +286,23 @@ class Border:
             if self._prompt_told:
                 step.prompt_logprobs = None
             elif wrong := wrong_prompt_logprobs(told, self._job.prompt):
-                raise _Wrong(wrong)
+                raise _WrongStep(wrong)
             self._prompt_told = True
 
     def _check_end(self, step: Step) -> None:
         """A finish that is known, with an error where there is to be one."""
         error, finish = step.error, step.finish
         if finish is not None and finish not in FINISHES:
-            raise _Wrong(f"finish is {shown(finish)}; it is one of {', '.join(FINISHES)}")
+            raise _WrongStep(f"finish is {shown(finish)}; it is one of {', '.join(FINISHES)}")
         if error is not None and not isinstance(error, Exception):
-            raise _Wrong(f"a step's error is {shown(error)}, not an Exception")
+            raise _WrongStep(f"a step's error is {shown(error)}, not an Exception")
         if step.stop_id is not None and (type(step.stop_id) is not int or not 0 <= step.stop_id < self._size):
-            raise _Wrong(f"stop_id is {shown(step.stop_id)}, which is no id of the vocabulary")
+            raise _WrongStep(f"stop_id is {shown(step.stop_id)}, which is no id of the vocabulary")
         if error is None and finish == "error":
-            raise _Wrong("finish is 'error', and there is no error")
+            raise _WrongStep("finish is 'error', and there is no error")
         if error is None:
             if finish != "abort" and not self._prompt_told and step.index == 0:
-                raise _Wrong("prompt_logprobs were asked for, and not given")
+                raise _WrongStep("prompt_logprobs were asked for, and not given")
             return
         if not isinstance(error, DragomanError):
             # The foreign exception's text stays in the log: it may hold anything.

@@ -190,7 +190,7 @@ class RolloutEngine:
         """Continuations that wait or are being computed, and were not cancelled."""
         return sum(not wish.over for wish in (*self._waiting, *self._calling))
 
-    def submit(self, job: Job, sink: Sink) -> "_Handle":
+    def submit(self, job: Job, sink: Sink) -> "_RolloutHandle":
         """Queue a job; `sink` is called on the running event loop's thread."""
         if job.constraint is not None or job.adapter is not None:
             raise BadRequest("This engine takes neither constraints nor adapters.")
@@ -200,7 +200,7 @@ class RolloutEngine:
             self._start()
             self._waiting += wishes
             self._change.notify_all()
-        return _Handle(self, wishes)
+        return _RolloutHandle(self, wishes)
 
     def generate(self, job: Job) -> AsyncGenerator[Step, None]:
         return iterate(self, job)
@@ -303,7 +303,7 @@ class RolloutEngine:
             return wish.end("error", EngineFailed("The executor gave an answer that cannot be read."))
 
 
-class _Handle:
+class _RolloutHandle:
     __slots__ = ("_engine", "_wishes")
 
     def __init__(self, engine: RolloutEngine, wishes: list[_Wish]) -> None:

@@ -18,7 +18,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from dragoman.errors import DeadlineExceeded, DragomanError, Overloaded, Unavailable
 from dragoman.http.keys import keys_of
 from dragoman.settings import Settings
-from dragoman.turns.queue import Line, Workers
+from dragoman.turns.queue import EngineQueue, Workers
 
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _FINISHES = ("stop", "length", "error", "disconnect")
@@ -256,7 +256,7 @@ class Admission:
         limits = settings.limits
         places = limits.in_flight or (PLACES_PER_SLOT * slots if slots else PLACES)
         # What the operator says is kept to; else there may be more, so that every key has its share.
-        self.line = Line(places, limits.in_flight or 2 * places, several=len(keys_of(settings)) > 1)
+        self.line = EngineQueue(places, limits.in_flight or 2 * places, several=len(keys_of(settings)) > 1)
         self.timeout = settings.request_timeout
         self.draining = False
         most, alone = places + limits.queue, len(keys_of(settings)) < 2

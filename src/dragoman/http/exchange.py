@@ -17,7 +17,7 @@ from dragoman.errors import BadRequest, BodyTooLarge, DragomanError, Unsupported
 from dragoman.http.admission import Budget, Holding, Replies, Visit
 from dragoman.http.connection.uvicorn_parts import has_left, together
 from dragoman.limits import Limits
-from dragoman.store import Item, Record
+from dragoman.store import Record, StoredItem
 from dragoman.turns.queue import Workers
 from dragoman.turns.tool_loop import ClientGone
 
@@ -165,7 +165,7 @@ class Exchange:
             self._replies.check(self.owner)
             return await load(*given, **named)
 
-    async def page(self, stored: Sequence[Item | Record], has_more: bool) -> None:
+    async def page(self, stored: Sequence[StoredItem | Record], has_more: bool) -> None:
         """A piece of a list of what is stored."""
         await self._reply(page(stored, has_more), b"application/json", 200, {})
 

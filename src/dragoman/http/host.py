@@ -18,7 +18,7 @@ from dragoman.http.run_turn import Pump
 from dragoman.mcp.config import servers_of
 from dragoman.responses.desk import Desk
 from dragoman.settings import Settings
-from dragoman.turns.queue import Line, Workers
+from dragoman.turns.queue import EngineQueue, Workers
 from dragoman.turns.turn import ServedModel
 
 logger = logging.getLogger("dragoman.http")
@@ -49,7 +49,7 @@ class Host:
         self.replies = Replies(self.limits.replies_bytes, keys)
         self.turnstile = Turnstile()
         places = PLACES_PER_SLOT * (self.card.embeds_at_once or 0)
-        self._vectors = Line(places, 2 * places) if places else self.admission.line
+        self._vectors = EngineQueue(places, 2 * places) if places else self.admission.line
         self.mcp = servers_of(settings)
         self.desk = Desk.of(settings, self.model, self.mcp)
         self.brake = Brake(engine)

@@ -17,7 +17,7 @@ from dragoman.api.responses.writer import ResponseWriter, approved_call, listed
 from dragoman.errors import Conflict, ContextOverflow
 from dragoman.mcp import McpFailure, McpTool
 from dragoman.responses.seal import Sealer
-from dragoman.store import Append, Conversation, Item, Record, Store
+from dragoman.store import Append, Record, Store, StoredConversation, StoredItem
 from dragoman.turns.plan import pack_turns
 from dragoman.turns.queue import Workers
 from dragoman.turns.tool_loop import Outlet, Speaker, Toolbox
@@ -43,7 +43,7 @@ class Context:
         workers: Workers,
         owner: str,
         about: ToldItems,
-        conversation: Conversation | None = None,
+        conversation: StoredConversation | None = None,
         trails: Sequence[bytes] = (),
     ) -> None:
         self.owner = owner
@@ -93,7 +93,7 @@ class Context:
 
     def _written(
         self, response: ResponseObject, events: bytes | None, turns: Sequence[Traced], adds: bool
-    ) -> tuple[tuple[Item, ...], Record | None]:
+    ) -> tuple[tuple[StoredItem, ...], Record | None]:
         """What is added to a conversation, and what is kept of the response itself."""
         trail = pack_turns(turns) if response.output else b""
         inputs, outputs = pack_items(self.inputs, self.size), pack_items(response.output, trail=trail)
@@ -101,17 +101,22 @@ class Context:
         return (*inputs, *outputs) if adds else (), made
 
 
-def pack_items(items: Sequence[dict[str, Any]], size: int = 0, trail: bytes = b"") -> tuple[Item, ...]:
+def pack_items(items: Sequence[dict[str, Any]], size: int = 0, trail: bytes = b"") -> tuple[StoredItem, ...]:
     """`size` is how large they are at most; `trail` goes with the last of them."""
     write = writer(size)
     trails = [b""] * (len(items) - 1) + [trail]
     return tuple(
-        Item(item["id"], write(without_logprobs(item)), of) for item, of in zip(items, trails, strict=False)
+        StoredItem(item["id"], write(without_logprobs(item)), of)
+        for item, of in zip(items, trails, strict=False)
     )
 
 
 def make_record(
-    body: dict[str, Any], owner: str, inputs: tuple[Item, ...], outputs: tuple[Item, ...], events: bytes = b""
+    body: dict[str, Any],
+    owner: str,
+    inputs: tuple[StoredItem, ...],
+    outputs: tuple[StoredItem, ...],
+    events: bytes = b"",
 ) -> Record:
     """A response object as it is stored."""
     return Record(

@@ -22,7 +22,7 @@ from dragoman.mcp import McpServers
 from dragoman.responses.context import Context, make_record, new_id
 from dragoman.responses.seal import Sealer, seal_key
 from dragoman.settings import Settings
-from dragoman.store import Bounds, Conversation, Item, Most, Record, Store, store_of
+from dragoman.store import Most, Record, Store, StoreBounds, StoredConversation, StoredItem, store_of
 from dragoman.store.sqlite import SqliteStore
 from dragoman.turns.queue import Aside
 from dragoman.turns.turn import ServedModel
@@ -140,7 +140,7 @@ class Desk:
     @classmethod
     def of(cls, settings: Settings, model: ServedModel, mcp: McpServers) -> Self:
         store = store_of(settings)
-        memory = SqliteStore(None, Bounds())
+        memory = SqliteStore(None, StoreBounds())
         made = cls(store or memory, Sealer(seal_key(settings)), model, mcp, keeps=store is not None)
         made.keeps_ids = settings.trajectories
         return made
@@ -196,7 +196,7 @@ class Desk:
         owner: str,
         size: int,
         aside: Aside | None = None,
-        known: Sequence[Item] | None = None,
+        known: Sequence[StoredItem] | None = None,
     ) -> AsyncIterator[Context]:
         """Inside, nobody else has a turn on the same conversation.
 
@@ -230,8 +230,8 @@ class Desk:
         owner: str,
         size: int,
         aside: Aside,
-        stored: Sequence[Item],
-        conversation: Conversation | None = None,
+        stored: Sequence[StoredItem],
+        conversation: StoredConversation | None = None,
     ) -> Context:
         about = await self.items(request.input, owner, size, aside, stored)
         trails = [item.trail for item in stored if item.trail]
@@ -243,7 +243,7 @@ class Desk:
         owner: str,
         size: int,
         aside: Aside,
-        before: Sequence[Item] = (),
+        before: Sequence[StoredItem] = (),
         field: str = "input",
     ) -> ToldItems:
         """What a client sends as items, each with an id, and what references stand for in their place.
@@ -262,7 +262,7 @@ class Desk:
         size += held
         return await aside(size, partial(told, stored, inputs, found, self._limits, field, size))
 
-    async def _chain(self, id_: str | None, owner: str) -> Sequence[Item]:
+    async def _chain(self, id_: str | None, owner: str) -> Sequence[StoredItem]:
         if id_ is None:
             return ()
         try:
@@ -274,7 +274,7 @@ class Desk:
             raise BadRequest(message, param="previous_response_id", code="invalid_value")
         return chain.items
 
-    async def conversation(self, owner: str, id_: str) -> Conversation:
+    async def conversation(self, owner: str, id_: str) -> StoredConversation:
         found = await self.store.conversation(owner, id_)
         if found is None:
             raise _unknown_conversation(id_)

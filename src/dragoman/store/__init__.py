@@ -3,28 +3,28 @@
 from dragoman.store.opening import open_store, store_of
 from dragoman.store.records import (
     Append,
-    Bounds,
     Chain,
-    Conversation,
-    Item,
     Most,
     Page,
     Record,
     Stats,
+    StoreBounds,
+    StoredConversation,
+    StoredItem,
 )
 from dragoman.store.store import Store
 
 __all__ = [
     "Append",
-    "Bounds",
     "Chain",
-    "Conversation",
-    "Item",
     "Most",
     "Page",
     "Record",
     "Stats",
     "Store",
+    "StoreBounds",
+    "StoredConversation",
+    "StoredItem",
     "open_store",
     "store_of",
 ]

@@ -8,7 +8,7 @@ import msgspec
 from dragoman.errors import Conflict
 from dragoman.store import items
 from dragoman.store.items import ROW_BYTES, Holder
-from dragoman.store.records import Append, Conversation, Item, Most, Operation, Page, Query
+from dragoman.store.records import Append, Most, Operation, Page, Query, StoredConversation, StoredItem
 
 COLUMNS = "id, owner, created_at, metadata, version"
 THIS = "owner = ? AND id = ?"
@@ -16,7 +16,7 @@ THIS = "owner = ? AND id = ?"
 NAMED = "owner = ? AND id = ? AND conversation = ?"
 
 
-def create(conversation: Conversation, first: Sequence[Item], now: float) -> Operation[None]:
+def create(conversation: StoredConversation, first: Sequence[StoredItem], now: float) -> Operation[None]:
     packed = msgspec.json.encode(conversation.metadata)
     rows = yield Query(
         """INSERT INTO conversations (owner, id, created_at, changed_at, version, size, metadata)
@@ -36,15 +36,15 @@ def create(conversation: Conversation, first: Sequence[Item], now: float) -> Ope
     yield from items.insert(conversation.owner, Holder("conversation", rows[0][0]), first)
 
 
-def get(owner: str, id: str) -> Operation[Conversation | None]:
+def get(owner: str, id: str) -> Operation[StoredConversation | None]:
     rows = yield Query(f"SELECT {COLUMNS} FROM conversations WHERE {THIS}", (owner, id))
     return made_of(rows[0]) if rows else None
 
 
-def made_of(row: Sequence[Any]) -> Conversation:
+def made_of(row: Sequence[Any]) -> StoredConversation:
     """The conversation of a row of COLUMNS."""
     id, owner, created_at, metadata, version = row
-    return Conversation(
+    return StoredConversation(
         id=id,
         owner=owner,
         created_at=created_at,
@@ -70,8 +70,8 @@ def append(owner: str, more: Append, now: float, most: int | None = None) -> Ope
 
 
 def add_items(
-    owner: str, id: str, more: Sequence[Item], version: int | None, now: float, most: int | None = None
-) -> Operation[Conversation | None]:
+    owner: str, id: str, more: Sequence[StoredItem], version: int | None, now: float, most: int | None = None
+) -> Operation[StoredConversation | None]:
     if (yield from _holder(owner, id)) is None:
         return None
     yield from append(owner, Append(id, version, tuple(more)), now, most)
@@ -110,17 +110,17 @@ def delete(owner: str, id: str) -> Operation[bool]:
 
 def item_page(
     owner: str, id: str, after: str | None, limit: int, descending: bool
-) -> Operation[Page[Item] | None]:
+) -> Operation[Page[StoredItem] | None]:
     holder = yield from _holder(owner, id)
     return None if holder is None else (yield from items.page(owner, holder, after, limit, descending))
 
 
-def all_items(owner: str, id: str, most: Most) -> Operation[list[Item] | None]:
+def all_items(owner: str, id: str, most: Most) -> Operation[list[StoredItem] | None]:
     holder = yield from _holder(owner, id)
     return None if holder is None else (yield from items.within(holder.column, [holder.seq], most))
 
 
-def item(owner: str, id: str, item_id: str) -> Operation[Item | None]:
+def item(owner: str, id: str, item_id: str) -> Operation[StoredItem | None]:
     holder = yield from _holder(owner, id)
     if holder is None:
         return None

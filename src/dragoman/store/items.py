@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from dragoman.errors import CONVERSATION, BadRequest, BodyTooLarge, UnknownCursor
 from dragoman.limits import check_count
-from dragoman.store.records import LONGEST_ID, Item, Many, Most, Operation, Page, Query, Row, marks
+from dragoman.store.records import LONGEST_ID, Many, Most, Operation, Page, Query, Row, StoredItem, marks
 
 T = TypeVar("T")
 
@@ -50,17 +50,17 @@ class Holder(Struct, frozen=True):
         return (self.seq, None) if self.column == "record" else (None, self.seq)
 
 
-def size_of(items: Iterable[Item]) -> int:
+def size_of(items: Iterable[StoredItem]) -> int:
     return sum(len(item.body) + len(item.trail) + len(item.id) + ROW_BYTES for item in items)
 
 
-def made_of(row: Sequence[Any]) -> Item:
+def made_of(row: Sequence[Any]) -> StoredItem:
     """The item of a row of COLUMNS."""
     id, body, trail = row
-    return Item(id, body, trail or b"")
+    return StoredItem(id, body, trail or b"")
 
 
-def insert(owner: str, holder: Holder, items: Sequence[Item]) -> Operation[None]:
+def insert(owner: str, holder: Holder, items: Sequence[StoredItem]) -> Operation[None]:
     if any(len(item.id) > LONGEST_ID for item in items):
         raise BadRequest(f"The id of an item has at most {LONGEST_ID} characters.")
     if items:
@@ -77,7 +77,7 @@ def page(
     limit: int,
     descending: bool,
     most_bytes: int = PAGE_BYTES,
-) -> Operation[Page[Item]]:
+) -> Operation[Page[StoredItem]]:
     where, values = f"{holder.column} = ? AND part = ?", (holder.seq, holder.part)
     start = BEYOND if descending else 0
     if after is not None:
@@ -104,19 +104,19 @@ def fitting(sizes: Iterable[Row], most_bytes: int) -> int:
     return sum(1 for number, size in enumerate(sums) if not number or size <= most_bytes)
 
 
-def of_records(seqs: Sequence[int]) -> Operation[dict[tuple[int, str], list[Item]]]:
+def of_records(seqs: Sequence[int]) -> Operation[dict[tuple[int, str], list[StoredItem]]]:
     """The items of these records, by record and part."""
     rows = yield Query(
         f"SELECT record, part, {COLUMNS} FROM items WHERE record IN ({marks(seqs)}) ORDER BY seq",
         tuple(seqs),
     )
-    found: dict[tuple[int, str], list[Item]] = {}
+    found: dict[tuple[int, str], list[StoredItem]] = {}
     for record, part, *columns in rows:
         found.setdefault((record, part), []).append(made_of(columns))
     return found
 
 
-def within(column: str, seqs: Sequence[int], most: Most) -> Operation[list[Item]]:
+def within(column: str, seqs: Sequence[int], most: Most) -> Operation[list[StoredItem]]:
     """All items of these records one after the other, or of a conversation; too much is refused unread."""
     sizes: list[tuple[int, int, int]] = []
     for some in batches(seqs):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dragoman.errors import SettingsError
 from dragoman.settings import Settings
-from dragoman.store.records import Bounds
+from dragoman.store.records import StoreBounds
 from dragoman.store.sqlite import SqliteStore
 from dragoman.store.store import Store
 
@@ -19,7 +19,7 @@ def open_store(
     max_age: float | None = None,
 ) -> Store | None:
     """The store of that name, still to be opened; None for "none"."""
-    bounds = Bounds(max_bytes=max_bytes, max_age=max_age)
+    bounds = StoreBounds(max_bytes=max_bytes, max_age=max_age)
     if which == "none":
         return None
     if which == "memory":
@@ -74,7 +74,7 @@ def default_folder() -> Path:
     return Path(general).expanduser() / "dragoman"
 
 
-def _postgres(url: str, bounds: Bounds) -> Store:
+def _postgres(url: str, bounds: StoreBounds) -> Store:
     try:
         from dragoman.store.postgres import PostgresStore
     except ImportError as error:

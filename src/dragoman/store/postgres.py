@@ -17,7 +17,6 @@ from dragoman.store import store
 from dragoman.store.records import (
     POSTGRES,
     VERSION,
-    Bounds,
     Many,
     Operation,
     Query,
@@ -25,6 +24,7 @@ from dragoman.store.records import (
     Row,
     Statement,
     Stats,
+    StoreBounds,
     steps,
 )
 from dragoman.store.store import Store
@@ -151,7 +151,7 @@ class PostgresStore(Store):
     def __init__(
         self,
         url: str,
-        bounds: Bounds,
+        bounds: StoreBounds,
         *,
         lease_s: float = LEASE_S,
         clock: Callable[[], float] | None = None,
@@ -248,14 +248,14 @@ class PostgresStore(Store):
 
     async def _sweep(self) -> None:
         most, self._grown = self.bounds.max_bytes if self._grown else None, 0
-        within = Bounds(
+        within = StoreBounds(
             # Room for what comes until the next time.
             max_bytes=None if most is None else most - most // SLACK,
             max_age=self.bounds.max_age,
         )
         await self._run(lambda: self._sweep_alone(within))
 
-    def _sweep_alone(self, bounds: Bounds) -> Operation[None]:
+    def _sweep_alone(self, bounds: StoreBounds) -> Operation[None]:
         """Unless another server is at it."""
         if (yield Query("SELECT pg_try_advisory_xact_lock(?)", (SWEEP_LOCK,)))[0][0]:
             yield from store.sweep(bounds, store.BYTES, self._clock())

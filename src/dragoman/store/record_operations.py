@@ -8,7 +8,19 @@ from dragoman.errors import ChainTooLong, MissingRecord, TrajectoryTooLarge, Unk
 from dragoman.store import items
 from dragoman.store.conversation_operations import append
 from dragoman.store.items import ROW_BYTES, Holder
-from dragoman.store.records import Append, Chain, Item, Kind, Many, Most, Operation, Page, Query, Record, Row
+from dragoman.store.records import (
+    Append,
+    Chain,
+    Kind,
+    Many,
+    Most,
+    Operation,
+    Page,
+    Query,
+    Record,
+    Row,
+    StoredItem,
+)
 
 COLUMNS = "seq, kind, id, owner, created_at, status, model, metadata, previous, body"
 THIS = "owner = ? AND kind = ? AND id = ?"
@@ -115,7 +127,7 @@ def load(rows: Sequence[Row]) -> Operation[list[Record]]:
     ]
 
 
-def made_of(row: Row, inputs: tuple[Item, ...] = (), outputs: tuple[Item, ...] = ()) -> Record:
+def made_of(row: Row, inputs: tuple[StoredItem, ...] = (), outputs: tuple[StoredItem, ...] = ()) -> Record:
     """The record of a row of COLUMNS."""
     _, kind, id, owner, created_at, status, model, metadata, previous, body = row
     return Record(
@@ -150,7 +162,7 @@ def delete(kind: Kind, owner: str, id: str) -> Operation[bool]:
 
 def inputs(
     kind: Kind, owner: str, id: str, after: str | None, limit: int, descending: bool
-) -> Operation[Page[Item] | None]:
+) -> Operation[Page[StoredItem] | None]:
     rows = yield Query(f"SELECT seq FROM records WHERE {THIS}", (owner, kind, id))
     if not rows:
         return None

@@ -14,7 +14,7 @@ LONGEST_ID = 512
 """Characters of an id; PostgreSQL cannot index what is much longer."""
 
 
-class Item(Struct, frozen=True):
+class StoredItem(Struct, frozen=True):
     """One item of an input, an output or a conversation, or one message of a chat."""
 
     id: str
@@ -39,13 +39,13 @@ class Record(Struct, frozen=True, kw_only=True):
     """The id of the record that this one continues."""
     body: bytes
     """The whole API object."""
-    inputs: tuple[Item, ...] = ()
-    outputs: tuple[Item, ...] = ()
+    inputs: tuple[StoredItem, ...] = ()
+    outputs: tuple[StoredItem, ...] = ()
     events: bytes = b""
     """The log of the stream. It is read back only where it is asked for."""
 
 
-class Conversation(Struct, frozen=True, kw_only=True):
+class StoredConversation(Struct, frozen=True, kw_only=True):
     id: str
     owner: str
     created_at: float
@@ -59,7 +59,7 @@ class Append(Struct, frozen=True):
 
     conversation: str
     version: int | None
-    items: tuple[Item, ...]
+    items: tuple[StoredItem, ...]
 
 
 class Most(Struct, frozen=True, kw_only=True):
@@ -75,7 +75,7 @@ class Chain(Struct, frozen=True):
 
     status: str
     """That of the response itself."""
-    items: list[Item]
+    items: list[StoredItem]
     """All that was said in them, the oldest first."""
 
 
@@ -89,7 +89,7 @@ class Page(Struct, Generic[T]):
     has_more: bool
 
 
-class Bounds(Struct, frozen=True, kw_only=True):
+class StoreBounds(Struct, frozen=True, kw_only=True):
     """How much is kept, and for how long; None is without a bound."""
 
     max_bytes: int | None = None
@@ -106,7 +106,7 @@ class Stats(Struct, frozen=True, kw_only=True):
     """What the database takes on disk, with its indexes and its free space."""
     oldest: float | None
     schema_version: int
-    bounds: Bounds
+    bounds: StoreBounds
 
 
 # An operation is a generator: it yields statements, is sent their rows, and returns its answer.

@@ -21,13 +21,13 @@ from dragoman.store.disk import Presence, Reserve
 from dragoman.store.records import (
     SQLITE,
     VERSION,
-    Bounds,
     Many,
     Operation,
     Record,
     Row,
     Statement,
     Stats,
+    StoreBounds,
     steps,
 )
 from dragoman.store.store import Store
@@ -332,7 +332,7 @@ class SqliteStore(Store):
     def __init__(
         self,
         folder: Path | None,
-        bounds: Bounds,
+        bounds: StoreBounds,
         *,
         busy_s: float = BUSY_S,
         clock: Callable[[], float] | None = None,

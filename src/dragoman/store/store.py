@@ -22,10 +22,7 @@ from dragoman.store import conversation_operations as conversations
 from dragoman.store.items import BEYOND, Holder
 from dragoman.store.records import (
     Append,
-    Bounds,
     Chain,
-    Conversation,
-    Item,
     Kind,
     Most,
     Operation,
@@ -34,6 +31,9 @@ from dragoman.store.records import (
     Record,
     Row,
     Stats,
+    StoreBounds,
+    StoredConversation,
+    StoredItem,
     marks,
 )
 
@@ -62,7 +62,7 @@ def answer() -> Operation[None]:
     yield Query("SELECT 1 FROM records LIMIT 1")
 
 
-def sweep(bounds: Bounds, measure: str, now: float) -> Operation[None]:
+def sweep(bounds: StoreBounds, measure: str, now: float) -> Operation[None]:
     """Drops what is too old, then as much until `measure`, a query for bytes, is within its bound."""
     if bounds.max_age is not None:
         before = now - bounds.max_age
@@ -224,7 +224,7 @@ def _record_line(record: Record, events: bytes) -> bytes:
     return msgspec.json.encode({"type": "record", **facts})
 
 
-def _raw(held: Iterable[Item]) -> list[dict[str, Any]]:
+def _raw(held: Iterable[StoredItem]) -> list[dict[str, Any]]:
     # Trails, which few items have, are in base64 as well.
     return [
         {"id": item.id, "body": Raw(item.body), **({"trail": item.trail} if item.trail else {})}
@@ -241,7 +241,7 @@ T = TypeVar("T")
 
 
 class Store(ABC):
-    def __init__(self, bounds: Bounds, clock: Callable[[], float] | None = None) -> None:
+    def __init__(self, bounds: StoreBounds, clock: Callable[[], float] | None = None) -> None:
         self.bounds = bounds
         self.instance = uuid.uuid4().hex
         """Names this process in the records that it works on."""
@@ -340,7 +340,7 @@ class Store(ABC):
         after: str | None = None,
         limit: int = 20,
         descending: bool = False,
-    ) -> Page[Item] | None:
+    ) -> Page[StoredItem] | None:
         """Raises UnknownCursor if `after` is the id of none of them."""
         return await self._read(lambda: record_operations.inputs(kind, owner, id, after, limit, descending))
 
@@ -374,13 +374,15 @@ class Store(ABC):
         """`body` is the API object with the new metadata in it."""
         return await self._write(lambda: record_operations.set_metadata(kind, owner, id, metadata, body))
 
-    async def create_conversation(self, conversation: Conversation, first: Sequence[Item] = ()) -> None:
+    async def create_conversation(
+        self, conversation: StoredConversation, first: Sequence[StoredItem] = ()
+    ) -> None:
         """Raises Conflict if there is one of this id."""
         self._admit(conversation.owner, items.size_of(first))
         now = self._clock()
         await self._write(lambda: conversations.create(conversation, first, now))
 
-    async def conversation(self, owner: str, id: str) -> Conversation | None:
+    async def conversation(self, owner: str, id: str) -> StoredConversation | None:
         return await self._read(lambda: conversations.get(owner, id))
 
     async def set_conversation_metadata(self, owner: str, id: str, metadata: Mapping[str, str]) -> bool:
@@ -391,8 +393,8 @@ class Store(ABC):
         return await self._write(lambda: conversations.delete(owner, id), frees=True)
 
     async def add_items(
-        self, owner: str, id: str, more: Sequence[Item], version: int | None = None
-    ) -> Conversation | None:
+        self, owner: str, id: str, more: Sequence[StoredItem], version: int | None = None
+    ) -> StoredConversation | None:
         """The conversation with them, or None if there is none. Raises Conflict if its version is another."""
         most = self._admit(owner, items.size_of(more))
         now = self._clock()
@@ -400,15 +402,15 @@ class Store(ABC):
 
     async def conversation_items(
         self, owner: str, id: str, *, after: str | None = None, limit: int = 20, descending: bool = False
-    ) -> Page[Item] | None:
+    ) -> Page[StoredItem] | None:
         """Raises UnknownCursor if `after` is the id of none of them."""
         return await self._read(lambda: conversations.item_page(owner, id, after, limit, descending))
 
-    async def all_items(self, owner: str, id: str, most: Most) -> list[Item] | None:
+    async def all_items(self, owner: str, id: str, most: Most) -> list[StoredItem] | None:
         """Those of a conversation, or None if there is none."""
         return await self._read(lambda: conversations.all_items(owner, id, most))
 
-    async def conversation_item(self, owner: str, id: str, item_id: str) -> Item | None:
+    async def conversation_item(self, owner: str, id: str, item_id: str) -> StoredItem | None:
         return await self._read(lambda: conversations.item(owner, id, item_id))
 
     async def delete_item(self, owner: str, id: str, item_id: str) -> bool:

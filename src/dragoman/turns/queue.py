@@ -40,7 +40,8 @@ SMOOTHING = 0.2
 class Ticket:
     """`weight` places that are asked for; `begin` is told how many of them there are now, until it has all.
 
-    Given back one by one with `Line.give_back`, or all at once with `Line.leave`, be it their time or not.
+    Given back one by one with `EngineQueue.give_back`, or all at once with `EngineQueue.leave`, be it their
+    time or not.
     """
 
     __slots__ = ("begin", "held", "left", "order", "owner", "place", "wanted")
@@ -63,7 +64,7 @@ class Ticket:
         return self.order is not None
 
 
-class Line:
+class EngineQueue:
     """`places` answers are at work at the same time, or up to `most` where a key has less than its share.
 
     `several`: more than one key may ask, so that what one says of its own priority is not for the engine.

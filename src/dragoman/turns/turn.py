@@ -17,7 +17,7 @@ from dragoman.errors import DragomanError, EngineFailed, Unavailable
 from dragoman.prompt import Prompter
 from dragoman.settings import Settings
 from dragoman.turns.plan import Planner, TurnPlan
-from dragoman.turns.queue import Line, Ticket, Workers
+from dragoman.turns.queue import EngineQueue, Ticket, Workers
 from dragoman.turns.reading import ChoiceReader, Detokenizer, Language, StopFinder, choose_dialect
 from dragoman.turns.spec import TurnSpec, defaults_of
 from dragoman.types import Answer, Event, Fold, Sink, Step, TokenLogprob, Traced, Usage, coalesce
@@ -47,7 +47,7 @@ class Turn:
         language: Language,
         remember: Callable[[Traced], None] | None = None,
         source: str = "",
-        line: Line | None = None,
+        line: EngineQueue | None = None,
         owner: str = "",
     ) -> None:
         """`remember` is told each answer that came to its end, and that a prompt may go on from.
@@ -71,7 +71,7 @@ class Turn:
         self._engine = engine
         self._readers = _readers(plan, spec, language, engine.tokenizer.end_ids)
         self._left = len(self._readers)
-        self._line = line or Line(self._left)
+        self._line = line or EngineQueue(self._left)
         self._ticket = Ticket(self._begin, owner, spec.priority, self._left)
         self._entered = False
         self._begun: asyncio.Future[None] | None = None
@@ -373,7 +373,12 @@ class ServedModel:
     """Plans turns in threads of `workers`, and has them wait in `line`."""
 
     def __init__(
-        self, engine: Engine, settings: Settings, workers: Workers, line: Line, template: str | None = None
+        self,
+        engine: Engine,
+        settings: Settings,
+        workers: Workers,
+        line: EngineQueue,
+        template: str | None = None,
     ) -> None:
         self.engine = engine
         self.limits = settings.limits

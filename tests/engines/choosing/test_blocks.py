@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 
 from dragoman.engines.choosing.arrays import Logits
 from dragoman.engines.choosing.sampler import draw
-from dragoman.engines.choosing.together import BLOCK, Choice, Choosers, Continuation, draw_few, largest_ids
+from dragoman.engines.choosing.together import (
+    BLOCK,
+    Choosers,
+    Continuation,
+    TokenChoice,
+    draw_few,
+    largest_ids,
+)
 from dragoman.types import Job, Sampling
 
 SIZE = 200 * BLOCK
@@ -72,7 +79,7 @@ def test_where_a_row_leaves_nothing_there_is_no_id() -> None:
     assert draw_few(rows, maxima_of(rows), [0, 1], asked, [0.5, 0.5]) == [None, draw(rows[1], asked[1], 0.5)]
 
 
-def answers(count: int) -> list[Choice]:
+def answers(count: int) -> list[TokenChoice]:
     """Of all kinds, side by side: greedy, with min-p, without, with rules of their own."""
     kinds: list[dict[str, Any]] = [
         {"temperature": 0.0},
@@ -85,7 +92,7 @@ def answers(count: int) -> list[Choice]:
         asked = Sampling(max_tokens=99, seed=number, **kinds[number % len(kinds)])
         job = Job(id="job", prompt=(1,), sampling=asked)
         answer = Continuation(job, 0, PROMPT, vocabulary=SIZE, ends=frozenset(), room=99)
-        made.append(Choice(answer, number))
+        made.append(TokenChoice(answer, number))
     return made
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dragoman.engines.choosing.arrays import Logits
-from dragoman.engines.choosing.together import Choice, Choosers, Continuation
+from dragoman.engines.choosing.together import Choosers, Continuation, TokenChoice
 from dragoman.types import Job, Sampling, Step
 
 PROMPT = np.array([1], np.int32)
@@ -18,7 +18,7 @@ def rows(count: int) -> Logits:
     return np.random.default_rng(5).normal(size=(count, 500)).astype(np.float32)
 
 
-def choices(count: int) -> list[Choice]:
+def choices(count: int) -> list[TokenChoice]:
     made = []
     for number in range(count):
         heat = 0.0 if number % 3 == 0 else 0.8
@@ -28,7 +28,7 @@ def choices(count: int) -> list[Choice]:
         answer = Continuation(
             Job(id="job", prompt=(1,), sampling=sampling), 0, PROMPT, vocabulary=500, ends=frozenset(), room=9
         )
-        made.append(Choice(answer, number))
+        made.append(TokenChoice(answer, number))
     return made
 
 
@@ -66,10 +66,10 @@ class Slow:
         pass
 
 
-def constrained(constraint: Slow, most: int = 9) -> Choice:
+def constrained(constraint: Slow, most: int = 9) -> TokenChoice:
     asked = Job(id="job", prompt=(1,), sampling=Sampling(max_tokens=most), constraint=cast(Any, constraint))
     answer = Continuation(asked, 0, PROMPT, vocabulary=500, ends=frozenset(), room=9)
-    return Choice(answer, 0)
+    return TokenChoice(answer, 0)
 
 
 def test_masks_are_prepared_by_other_threads_before_the_next_choice() -> None:
@@ -90,4 +90,4 @@ def test_nothing_is_prepared_for_an_answer_that_has_ended() -> None:
 def test_what_goes_wrong_in_a_choice_is_told() -> None:
     broken = np.array([["x"]], dtype=object)
     with pytest.raises(Exception, match=r".+"):
-        Choosers(3).advance([Choice(choices(2)[1].answer, 0)], broken)
+        Choosers(3).advance([TokenChoice(choices(2)[1].answer, 0)], broken)

@@ -110,8 +110,8 @@ def test_a_card_arrives_as_it_was() -> None:
     card = ModelCard(
         name="m", max_model_len=7, adapters=["a"], sources=["lark"], unsupported=frozenset({"seed"})
     )
-    said = wire.news.decode(body(wire.Opened(card, ["embed"], b"digest")))
-    assert isinstance(said, wire.Opened)
+    said = wire.news.decode(body(wire.EngineOpened(card, ["embed"], b"digest")))
+    assert isinstance(said, wire.EngineOpened)
     assert said.card == card
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.engines.local.scheduler import Scheduler, make_group
-from dragoman.engines.local.sequence import Group, Piece
+from dragoman.engines.local.sequence import Group, StepPiece
 from dragoman.engines.local.worker import Embedding, Worker
 from dragoman.types import Step
 from tests.engines.local.scripted import END, vector_of
@@ -83,7 +83,7 @@ class Shop:
             self.now += TEXT_S
             yield vector_of(prompt)
 
-    def _note_step(self, pieces: list[Piece], seconds: float) -> None:
+    def _note_step(self, pieces: list[StepPiece], seconds: float) -> None:
         rows = sum(piece.size for piece in pieces)
         for piece in pieces:
             kind = "read" if piece.newest is None else "decode"

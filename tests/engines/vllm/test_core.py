@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dragoman.engines.vllm.core import Core
-from dragoman.engines.vllm.outputs import Continuation, error_of
+from dragoman.engines.vllm.outputs import CoreContinuation, error_of
 from dragoman.errors import DragomanError, EngineFailed
 from dragoman.types import Job, Sampling, Sink, Step
 
@@ -78,7 +78,7 @@ def with_core(test: Callable[[Core, Client], Awaitable[None]]) -> None:
 
 
 def add(core: Core, id: str, sink: Sink) -> None:
-    core.add([SimpleNamespace(request_id=id)], [Continuation(job(), 0, sink)])
+    core.add([SimpleNamespace(request_id=id)], [CoreContinuation(job(), 0, sink)])
 
 
 async def settled() -> None:
@@ -199,7 +199,7 @@ def test_stopping_ends_what_runs_as_aborted() -> None:
 
 
 def steps_of(asked: Job, *outputs: Any, index: int = 0) -> list[Step]:
-    continuation = Continuation(asked, index, lambda step: None)
+    continuation = CoreContinuation(asked, index, lambda step: None)
     made = [continuation.step(each, None) for each in outputs]
     return [step for step in made if step is not None]
 

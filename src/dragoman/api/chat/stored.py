@@ -9,7 +9,7 @@ from msgspec import Struct
 from dragoman.api.chat.request import ChatRequest, MessageBody
 from dragoman.api.reply import StreamWriter
 from dragoman.errors import NotFound
-from dragoman.store import Item, Record
+from dragoman.store import Record, StoredItem
 from dragoman.types import Answer, Event, Fold
 
 _encode = msgspec.json.Encoder().encode
@@ -75,9 +75,9 @@ def record(reply: dict[str, Any], request: ChatRequest, request_id: str, owner: 
     )
 
 
-def _messages(id_: str, given: Sequence[MessageBody]) -> tuple[Item, ...]:
+def _messages(id_: str, given: Sequence[MessageBody]) -> tuple[StoredItem, ...]:
     named = [(f"{id_}-{number}", message) for number, message in enumerate(given)]
-    return tuple(Item(name, _encode(_message(name, message))) for name, message in named)
+    return tuple(StoredItem(name, _encode(_message(name, message))) for name, message in named)
 
 
 def _message(id_: str, message: MessageBody) -> dict[str, Any]:

@@ -234,7 +234,7 @@ def _first(true: NDArray[np.bool_]) -> Places:
 _SEVERAL = 4
 
 
-class Choice(Struct):
+class TokenChoice(Struct):
     answer: Continuation
     row: int
     """Which of all rows says what may come next; those behind it, what may come after each guess."""
@@ -257,7 +257,9 @@ class Choosers:
         self._pool = ThreadPoolExecutor(threads, "dragoman-mask") if threads > 1 else None
         self._begun: list[Future[None]] = []
 
-    def advance(self, choices: Sequence[Choice], logits: Logits, maxima: Logits | None = None) -> list[Step]:
+    def advance(
+        self, choices: Sequence[TokenChoice], logits: Logits, maxima: Logits | None = None
+    ) -> list[Step]:
         """The next step of each continuation, in order; `maxima` are the largest of each block of a row."""
         for begun in self._begun:
             begun.result()
@@ -280,7 +282,7 @@ class Choosers:
             self._pool.shutdown(cancel_futures=True)
 
 
-def _chosen(choices: Sequence[Choice], logits: Logits, maxima: Logits) -> dict[int, int | None]:
+def _chosen(choices: Sequence[TokenChoice], logits: Logits, maxima: Logits) -> dict[int, int | None]:
     """What can be chosen together, by row."""
     chosen: dict[int, int | None] = {}
     plain = {choice.row: choice.answer for choice in choices if choice.answer.plain}

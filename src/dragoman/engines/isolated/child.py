@@ -36,7 +36,7 @@ def serve(link: socket.socket, open: Callable[[], Engine]) -> int:
     try:
         engine = open()
         methods = [name for name in METHODS if hasattr(engine, name)]
-        opened = wire.Opened(engine.card, methods, wire.digest(engine.tokenizer))
+        opened = wire.EngineOpened(engine.card, methods, wire.digest(engine.tokenizer))
     except Exception as error:
         if not isinstance(error, DragomanError):
             _log.error("the engine cannot be opened", exc_info=error)

@@ -142,7 +142,7 @@ class IsolatedEngine:
     `start` must be called before it is used, on the event loop of those who use it.
     """
 
-    def __init__(self, process: Process, opened: wire.Opened, tokenizer: Tokenizer) -> None:
+    def __init__(self, process: Process, opened: wire.EngineOpened, tokenizer: Tokenizer) -> None:
         self.card: ModelCard = opened.card
         self.tokenizer = tokenizer
         self.weight_version: str | None = None
@@ -183,7 +183,7 @@ class IsolatedEngine:
             said = wire.news.decode(wire.receive(process.link))
             if isinstance(said, wire.NotOpened):
                 raise said.error.error()
-            if not isinstance(said, wire.Opened):
+            if not isinstance(said, wire.EngineOpened):
                 raise EngineFailed("The engine's process said something else than that it is there.")
             made = tokenizer()
             if wire.digest(made) != said.digest:

@@ -137,7 +137,7 @@ class Stop(Struct, tag=True):
 Order: TypeAlias = Submit | Cancel | Ask | Ping | Stop
 
 
-class Opened(Struct, tag=True):
+class EngineOpened(Struct, tag=True):
     """The engine is there."""
 
     card: ModelCard
@@ -167,7 +167,7 @@ class Pong(Struct, tag=True):
     pulse: int
 
 
-News: TypeAlias = Opened | NotOpened | Said | Answered | Pong
+News: TypeAlias = EngineOpened | NotOpened | Said | Answered | Pong
 
 
 def _plain(value: Any) -> Any:

@@ -81,7 +81,7 @@ class Measured(Struct, frozen=True, tag=True):
         return _ASKED / self.prompt + _ANSWERED / self.one
 
 
-class Refused(Struct, frozen=True, tag=True):
+class RunnerRefused(Struct, frozen=True, tag=True):
     """The runner cannot run the file, today or later."""
 
     why: str
@@ -95,18 +95,18 @@ class Failed(Struct, frozen=True, tag=True):
     why: str
 
 
-Reply: TypeAlias = Measured | Refused | Converted | Failed
+Reply: TypeAlias = Measured | RunnerRefused | Converted | Failed
 _replies: "msgspec.msgpack.Decoder[Reply]" = msgspec.msgpack.Decoder(Reply)
 
 
-class Found(Struct, frozen=True):
+class Measurements(Struct, frozen=True):
     readers: int
     """How many there are in the figures for many."""
     llamacpp: Measured
-    openvino: Measured | Refused
+    openvino: Measured | RunnerRefused
 
 
-class Choice(Struct, frozen=True):
+class RunnerChoice(Struct, frozen=True):
     runner: RunnerName
     why: str
 
@@ -119,25 +119,27 @@ class _Uncertain(Exception):
         self.runner: RunnerName = runner
 
 
-def chosen(model: Model, shape: Shape, options: LocalOptions) -> Choice:
+def chosen(model: Model, shape: Shape, options: LocalOptions) -> RunnerChoice:
     """The runner for as many readers as are expected. Raises NotForOpenVino if that cannot run the file."""
     path, readers = model.path, expected(options)
     if path.stat().st_size < _SMALL or 0 < model.trained_context < CONTEXT:
-        return Choice("openvino", "OpenVINO, not measured, because the model is small (--runner llamacpp)")
+        return RunnerChoice(
+            "openvino", "OpenVINO, not measured, because the model is small (--runner llamacpp)"
+        )
     try:
         found = _found(path, options, min(readers, _MOST_READERS) if readers > 1 else MANY)
     except _Uncertain as error:
         _log.warning("Runners were not compared for %s: %s.", path.name, error)
-        return Choice(error.runner, f"{_NAMES[error.runner]}; not compared, because {error}")
-    if isinstance(found.openvino, Refused):
+        return RunnerChoice(error.runner, f"{_NAMES[error.runner]}; not compared, because {error}")
+    if isinstance(found.openvino, RunnerRefused):
         raise NotForOpenVino(found.openvino.why)
     if found.openvino.memory > (free := machine.free_memory()):
         why = f"llama.cpp, because OpenVINO needs {_mb(found.openvino.memory)}, and {_mb(free)} are free"
-        return Choice("llamacpp", why)
+        return RunnerChoice("llamacpp", why)
     return decided(found, found.openvino, readers, _kept(model.trained_context, shape, options))
 
 
-def decided(found: Found, openvino: Measured, readers: int, kept: int = 0) -> Choice:
+def decided(found: Measurements, openvino: Measured, readers: int, kept: int = 0) -> RunnerChoice:
     """`kept` are the bytes of keys and values, which either runner takes.
 
     OpenVINO is taken where it is at least as fast for so many readers, and for one reader only where it takes
@@ -154,7 +156,7 @@ def decided(found: Found, openvino: Measured, readers: int, kept: int = 0) -> Ch
     less = " and less memory" if fast and not light else ""
     first, second = (openvino, llamacpp) if runner == "openvino" else (llamacpp, openvino)
     other: RunnerName = "llamacpp" if runner == "openvino" else "openvino"
-    return Choice(
+    return RunnerChoice(
         runner,
         f"{_NAMES[runner]}, chosen for {'one reader' if readers == 1 else f'{readers} readers'}{less}: "
         f"it writes {_rate(first.one)} tokens/s for one, {_rate(first.many)} for {found.readers}, "
@@ -170,7 +172,7 @@ def _kept(trained: int, shape: Shape, options: LocalOptions) -> int:
     return min(options.kv_memory or MOST, full_slots(options) * (options.context or trained or MOST) * token)
 
 
-def _found(path: Path, options: LocalOptions, readers: int) -> Found:
+def _found(path: Path, options: LocalOptions, readers: int) -> Measurements:
     """What is known, or else what is measured now."""
     folder = cache_folder() / "runners"
     file = folder / f"{path.stem}-{_key(path, options, readers)}.json"
@@ -191,9 +193,9 @@ def _found(path: Path, options: LocalOptions, readers: int) -> Found:
         raise _Uncertain("openvino", f"{folder} cannot be written ({reason})") from None
 
 
-def _read(file: Path) -> Found | None:
+def _read(file: Path) -> Measurements | None:
     try:
-        return msgspec.json.decode(file.read_bytes(), type=Found)
+        return msgspec.json.decode(file.read_bytes(), type=Measurements)
     except (OSError, msgspec.DecodeError):
         return None
 
@@ -208,7 +210,7 @@ def _key(path: Path, options: LocalOptions, readers: int) -> str:
     )
 
 
-def _measured(path: Path, options: LocalOptions, readers: int) -> Found:
+def _measured(path: Path, options: LocalOptions, readers: int) -> Measurements:
     """llama.cpp first: it has no need to convert anything."""
     if machine.free_memory() < _WIDER * path.stat().st_size:
         raise _Uncertain("llamacpp", "there is too little free memory to try OpenVINO")
@@ -221,11 +223,11 @@ def _measured(path: Path, options: LocalOptions, readers: int) -> Found:
     openvino = _ask(order := Order("openvino", str(path), options, readers))
     if isinstance(openvino, Converted):
         openvino = _ask(order)
-    if not isinstance(openvino, Measured | Refused):
+    if not isinstance(openvino, Measured | RunnerRefused):
         raise _Uncertain("llamacpp", f"OpenVINO could not be tried ({_reason(openvino)})")
     if isinstance(openvino, Measured):
         _check_cores(openvino.others, options)
-    return Found(readers, llamacpp, openvino)
+    return Measurements(readers, llamacpp, openvino)
 
 
 def _ask(order: Order) -> Reply:
@@ -266,7 +268,7 @@ def _check_cores(others: float, options: LocalOptions) -> None:
 
 
 def _reason(reply: Reply) -> str:
-    return reply.why if isinstance(reply, Refused | Failed) else "it was not measured"
+    return reply.why if isinstance(reply, RunnerRefused | Failed) else "it was not measured"
 
 
 def _rate(value: float) -> str:

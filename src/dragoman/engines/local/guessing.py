@@ -16,7 +16,7 @@ import numpy as np
 from dragoman.engines.choosing.arrays import Ids
 from dragoman.engines.local.memory import Memory
 from dragoman.engines.local.runner import AnyRunner, PagedRunner
-from dragoman.engines.local.sequence import Piece, Sequence
+from dragoman.engines.local.sequence import Sequence, StepPiece
 
 # How far one guess moves the trust in further ones; and the way back for who has stopped guessing.
 _LEARNING, _FORGETTING = 0.1, 0.01
@@ -48,7 +48,7 @@ class Guesser:
         self._each = 0
         self._left = 0
 
-    def add_to(self, pieces: list[Piece]) -> None:
+    def add_to(self, pieces: list[StepPiece]) -> None:
         """Add guesses to a step in which nothing is read, where that gives more tokens in the same time."""
         if not self.most or any(piece.newest is None for piece in pieces):
             return
@@ -63,7 +63,7 @@ class Guesser:
         elif not self._each:
             self._add_foreseen(pieces)
 
-    def _add_foreseen(self, pieces: list[Piece]) -> None:
+    def _add_foreseen(self, pieces: list[StepPiece]) -> None:
         """Where nothing else is guessed, what constraints make come is worth a step with more rows.
 
         That, and the step after it, cost the runtime about a pass, because their numbers of rows are others.
@@ -90,12 +90,12 @@ class Guesser:
         best = max((each for each in _COUNTS if each <= min(self.most, room)), key=gain, default=0)
         return best if gain(best) > _WORTHWHILE * gain(0) else 0
 
-    def _has_room(self, piece: Piece, count: int) -> bool:
+    def _has_room(self, piece: StepPiece, count: int) -> bool:
         slot, end = piece.sequence.slot, piece.end + count
         assert slot is not None
         return end <= self._runner.context and self._memory.extend(slot, end)
 
-    def _guess(self, piece: Piece) -> list[int]:
+    def _guess(self, piece: StepPiece) -> list[int]:
         slot = piece.sequence.slot
         assert slot is not None and piece.newest is not None
         # The newest token is not in memory yet, but its place among the ids is free.
@@ -106,7 +106,7 @@ class Guesser:
         guesses += self._phrases.after(slot.chain[0], newest, self._each - len(guesses))
         return guesses + [piece.newest] * (self._each - len(guesses))
 
-    def learn(self, piece: Piece, said: list[int], right: int) -> None:
+    def learn(self, piece: StepPiece, said: list[int], right: int) -> None:
         """Note what followed the newest token of a piece, of which so many ids had been guessed."""
         if not self.most:
             return

@@ -23,7 +23,15 @@ from dragoman.engines.isolated import wire
 from dragoman.engines.isolated.child import leave_signals_to_the_server
 from dragoman.engines.isolated.engine import die_with
 from dragoman.engines.local import machine
-from dragoman.engines.local.calibrated import CONTEXT, Converted, Failed, Measured, Order, Refused, Reply
+from dragoman.engines.local.calibrated import (
+    CONTEXT,
+    Converted,
+    Failed,
+    Measured,
+    Order,
+    Reply,
+    RunnerRefused,
+)
 from dragoman.engines.local.engine import LocalEngine
 from dragoman.engines.local.opening import open_model
 from dragoman.engines.local.openvino.family import NotForOpenVino
@@ -49,7 +57,7 @@ def obey(order: Order) -> Reply:
             return Converted()
         return measure(path, replace(order.options, runner=order.runner), order.readers)
     except NotForOpenVino as error:
-        return Refused(str(error))
+        return RunnerRefused(str(error))
     except DragomanError as error:
         return Failed(error.message)
     except Exception as error:

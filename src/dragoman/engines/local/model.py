@@ -25,7 +25,7 @@ _SMALLEST_TENSOR = 8 + 4 + 8 + 4 + 8
 _SMALLEST_VALUE = 8 + 4 + 1
 
 
-class _Wrong(Exception):
+class _WrongHeader(Exception):
     """What is wrong, as the end of a sentence about the file."""
 
 
@@ -34,7 +34,7 @@ def check_header(path: Path) -> None:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
             _Header(data, len(data)).check()
-        except _Wrong as wrong:
+        except _WrongHeader as wrong:
             message = f"{path.name} is damaged or was not downloaded to its end: {wrong}."
             raise ModelFileError(message) from None
 
@@ -59,7 +59,7 @@ class _Header:
         offsets = [self._tensor() for _ in range(tensors)]
         begin = -(-self._at // self._alignment) * self._alignment
         if any(offset % self._alignment or begin + offset > self._size for offset in offsets):
-            raise _Wrong("a tensor is said to be where it cannot be")
+            raise _WrongHeader("a tensor is said to be where it cannot be")
 
     def _value(self) -> None:
         key = self._text()
@@ -67,7 +67,7 @@ class _Header:
         if key == b"general.alignment" and kind == _UINT32:
             self._alignment = self._number("<I")
             if self._alignment == 0 or self._alignment & (self._alignment - 1):
-                raise _Wrong("its alignment is no power of two")
+                raise _WrongHeader("its alignment is no power of two")
         elif kind == _TEXT:
             self._skip_texts(1)
         elif kind == _LIST:
@@ -86,27 +86,27 @@ class _Header:
     def _tensor(self) -> int:
         """Where its data begin, behind the header."""
         if len(self._text()) > _LONGEST_NAME:
-            raise _Wrong("the name of a tensor is too long")
+            raise _WrongHeader("the name of a tensor is too long")
         dimensions = self._number("<I")
         if dimensions > _MOST_DIMENSIONS:
-            raise _Wrong("a tensor has more than four dimensions")
+            raise _WrongHeader("a tensor has more than four dimensions")
         elements = 1
         for _ in range(dimensions):
             elements *= self._number("<Q")
         if not 0 < elements < 2**63:
-            raise _Wrong("a tensor has a size that cannot be")
+            raise _WrongHeader("a tensor has a size that cannot be")
         self._skip(4)
         return self._number("<Q")
 
     def _size_of(self, kind: int) -> int:
         if kind not in _SIZES:
-            raise _Wrong("a value of its metadata is of no known kind")
+            raise _WrongHeader("a value of its metadata is of no known kind")
         return _SIZES[kind]
 
     def _fits(self, count: int, least: int, what: str) -> None:
         """Before anything is done so many times."""
         if count > (self._size - self._at) // least:
-            raise _Wrong(f"it is too short for its number of {what}")
+            raise _WrongHeader(f"it is too short for its number of {what}")
 
     def _number(self, form: str) -> int:
         at = self._at
@@ -125,7 +125,7 @@ class _Header:
         at, size, data, unpack = self._at, self._size - 8, self._data, struct.Struct("<Q").unpack_from
         for _ in range(count):
             if at > size:
-                raise _Wrong("it ends within its header")
+                raise _WrongHeader("it ends within its header")
             at += 8 + unpack(data, at)[0]
         self._at = at
         self._skip(0)
@@ -133,7 +133,7 @@ class _Header:
     def _skip(self, length: int) -> None:
         self._at += length
         if self._at > self._size:
-            raise _Wrong("it ends within its header")
+            raise _WrongHeader("it ends within its header")
 
 
 # A GGUF file, opened: its weights, its metadata, its adapters.

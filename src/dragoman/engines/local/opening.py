@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dragoman.engines.local import machine
-from dragoman.engines.local.calibrated import Choice, chosen
+from dragoman.engines.local.calibrated import RunnerChoice, chosen
 from dragoman.engines.local.llamacpp import LlamaRunner
 from dragoman.engines.local.machine import check_context, numerics, size_for
 from dragoman.engines.local.model import LlamaTokenizer, Model
@@ -29,13 +29,13 @@ _INT8 = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
 _INSTALL = "pip install 'dragoman[openvino]'"
 
 
-class Opened(Struct):
+class OpenedModel(Struct):
     runner: AnyRunner
     tokenizer: Tokenizer
     card: ModelCard
 
 
-def open_model(path: Path, options: LocalOptions) -> Opened:
+def open_model(path: Path, options: LocalOptions) -> OpenedModel:
     """Raises ModelFileError, SettingsError or BindingError when that is not possible."""
     if path.is_dir():
         return _open_folder(path, options)
@@ -51,7 +51,7 @@ def open_model(path: Path, options: LocalOptions) -> Opened:
     return _open_llamacpp(path, options, found) if isinstance(found, str) else found
 
 
-def _try_openvino(path: Path, options: LocalOptions) -> Opened | str:
+def _try_openvino(path: Path, options: LocalOptions) -> OpenedModel | str:
     """Opened, or why the other runner is chosen. Everything that costs nothing is asked first."""
     check_machine(options)
     model = Model(path, vocabulary_only=True)
@@ -60,11 +60,11 @@ def _try_openvino(path: Path, options: LocalOptions) -> Opened | str:
     from dragoman.engines.local.openvino.adapters import read_adapters
 
     adapters = read_adapters(options.adapters, model.metadata["general.architecture"])
-    choice = Choice("openvino", "") if options.runner == "openvino" else chosen(model, shape, options)
+    choice = RunnerChoice("openvino", "") if options.runner == "openvino" else chosen(model, shape, options)
     return choice.why if choice.runner == "llamacpp" else _open_openvino(model, options, adapters, choice.why)
 
 
-def _open_llamacpp(path: Path, options: LocalOptions, why: str = "") -> Opened:
+def _open_llamacpp(path: Path, options: LocalOptions, why: str = "") -> OpenedModel:
     options, price = _settled(options)
     model = Model(path)
     check_context(options.context, model.trained_context)
@@ -104,7 +104,9 @@ def _settled(options: LocalOptions) -> tuple[LocalOptions, str]:
     ), " with int8 keys and values, to be deterministic: prompts take a third longer"
 
 
-def _open_openvino(model: Model, options: LocalOptions, adapters: Sequence["Adapter"], why: str) -> Opened:
+def _open_openvino(
+    model: Model, options: LocalOptions, adapters: Sequence["Adapter"], why: str
+) -> OpenedModel:
     """`model` has the vocabulary alone."""
     from dragoman.engines.local.openvino.converted import converted
     from dragoman.engines.local.openvino.runner import files_of, runner_of
@@ -115,7 +117,7 @@ def _open_openvino(model: Model, options: LocalOptions, adapters: Sequence["Adap
     return _opened(model, runner, options, details | {"why": why}, decided)
 
 
-def _open_folder(path: Path, options: LocalOptions) -> Opened:
+def _open_folder(path: Path, options: LocalOptions) -> OpenedModel:
     """A model that was exported for OpenVINO, with the files of its tokenizer."""
     if options.runner == "llamacpp":
         raise ModelFileError(f"{path} is a folder; llama.cpp needs a GGUF file.")
@@ -130,7 +132,7 @@ def _open_folder(path: Path, options: LocalOptions) -> Opened:
     except NotForOpenVino as why:
         raise ModelFileError(f"{path} cannot be run by OpenVINO: {why}.") from None
     card, tokenizer = card_and_tokenizer(path, runner, options.name, details)
-    return Opened(runner, tokenizer, card)
+    return OpenedModel(runner, tokenizer, card)
 
 
 def check_machine(options: LocalOptions, any_cpu: bool = False) -> None:
@@ -157,7 +159,7 @@ def _check_bfloat16(no_other: bool) -> None:
 
 def _opened(
     model: Model, runner: AnyRunner, options: LocalOptions, details: Mapping[str, str], decided: str
-) -> Opened:
+) -> OpenedModel:
     tokenizer = LlamaTokenizer(model)
     card = ModelCard(
         name=options.name or model.name,
@@ -176,4 +178,4 @@ def _opened(
         numerics=decided,
         details={**model.details, "slots": str(runner.slots), **details},
     )
-    return Opened(runner, tokenizer, card)
+    return OpenedModel(runner, tokenizer, card)

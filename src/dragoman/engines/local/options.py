@@ -53,7 +53,7 @@ class LocalOptions(Struct, frozen=True, kw_only=True):
 # What is refused before anything is queued for it.
 
 
-class Bounds(Protocol):
+class JobBounds(Protocol):
     """What a runner can hold."""
 
     @property
@@ -66,7 +66,7 @@ class Bounds(Protocol):
     def adapters(self) -> Sequence[str]: ...
 
 
-def check_job(job: Job, bounds: Bounds) -> None:
+def check_job(job: Job, bounds: JobBounds) -> None:
     """Raise BadRequest for a job that cannot be run."""
     check_prompt(job.prompt, bounds)
     if job.n < 1:
@@ -84,7 +84,7 @@ def check_job(job: Job, bounds: Bounds) -> None:
     check_ids(Part("bad_words"), [token for word in sampling.bad_words for token in word], bounds)
 
 
-def check_prompt(prompt: Sequence[int], bounds: Bounds) -> None:
+def check_prompt(prompt: Sequence[int], bounds: JobBounds) -> None:
     if not prompt:
         raise BadRequest("The prompt is empty.", param=PROMPT)
     if len(prompt) >= bounds.context:
@@ -94,6 +94,6 @@ def check_prompt(prompt: Sequence[int], bounds: Bounds) -> None:
     check_ids(PROMPT, prompt, bounds)
 
 
-def check_ids(param: Part, ids: Sequence[int], bounds: Bounds) -> None:
+def check_ids(param: Part, ids: Sequence[int], bounds: JobBounds) -> None:
     if ids and not (min(ids) >= 0 and max(ids) < bounds.vocabulary):
         raise BadRequest(f"'{param}' holds an id that is not in the vocabulary.", param=param)

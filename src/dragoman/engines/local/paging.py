@@ -22,7 +22,7 @@ from dragoman.engines.local.sequence import Sequence, Slot
 _LOOKED_AT = 16
 
 
-class Found(Struct):
+class KnownPrefix(Struct):
     """How much of a prompt is there."""
 
     pages: list[int]
@@ -60,9 +60,9 @@ class PageStore:
         """Pages that nobody uses."""
         return len(self._free) + self._unused
 
-    def find(self, root: bytes, prompt: Ids) -> Found:
+    def find(self, root: bytes, prompt: Ids) -> KnownPrefix:
         """The pages that hold the beginning of `prompt`."""
-        found = Found([], [root])
+        found = KnownPrefix([], [root])
         for start in range(0, prompt.size, self.size):
             tokens = prompt[start : start + self.size]
             name = _name(found.chain[-1], tokens)
@@ -230,7 +230,7 @@ class Paging(Memory):
         self._leave(slot.pages[::-1])
         slot.pages, slot.chain, slot.length = [], [], 0
 
-    def _fill(self, slot: Slot, found: Found, owner: str) -> None:
+    def _fill(self, slot: Slot, found: KnownPrefix, owner: str) -> None:
         """Let a slot read the pages that were found, and write into a copy of the last."""
         slot.pages, slot.chain = found.pages, found.chain
         if found.part is None:

@@ -21,12 +21,12 @@ from itertools import count
 
 from dragoman.engines.choosing.arrays import Logits
 from dragoman.engines.choosing.sampler import logprob
-from dragoman.engines.choosing.together import Choice, Choosers, Continuation
+from dragoman.engines.choosing.together import Choosers, Continuation, TokenChoice
 from dragoman.engines.local.guessing import Guesser
 from dragoman.engines.local.memory import Memory, Slots
 from dragoman.engines.local.paging import Paging
 from dragoman.engines.local.runner import AnyRunner, PagedRunner, Runner, StepFailed, StepInterrupted
-from dragoman.engines.local.sequence import Group, Piece, Plan, Sequence, level, share_out
+from dragoman.engines.local.sequence import Group, Plan, Sequence, StepPiece, level, share_out
 from dragoman.engines.local.shares import Account, Places, Turns, last_of_most
 from dragoman.errors import DragomanError, EngineFailed
 from dragoman.types import FinishReason, Job, Sink, Step
@@ -140,12 +140,12 @@ class Scheduler:
         sizes = share_out(reading, rows, self._runner.max_outputs - self._runner.slots)
         if self._runner.equal_pieces:
             sizes = level(sizes)
-        pieces = [Piece(s, sizes.get(s, 1)) for s in mine if s.decoding or s in sizes]
+        pieces = [StepPiece(s, sizes.get(s, 1)) for s in mine if s.decoding or s in sizes]
         pieces = self._with_room(pieces)
         self._guesser.add_to(pieces)
         return Plan(pieces)
 
-    def _with_room(self, pieces: list[Piece]) -> list[Piece]:
+    def _with_room(self, pieces: list[StepPiece]) -> list[StepPiece]:
         """The pieces for which there is memory. Who came last steps back for those before."""
         for piece in sorted(pieces, key=lambda piece: piece.sequence.order):
             while (slot := piece.sequence.slot) is not None and not self._memory.extend(slot, piece.end):
@@ -162,15 +162,17 @@ class Scheduler:
     def _read(self, plan: Plan, logits: Logits) -> None:
         """Go through the rows of logits, which are in the order of the plan, and choose what comes next."""
         row = 0
-        answering: list[Piece] = []
-        choices: list[Choice] = []
+        answering: list[StepPiece] = []
+        choices: list[TokenChoice] = []
         for piece in plan.pieces:
             end = row + piece.outputs
             if piece.newest is None:
                 self._read_prompt(piece, logits[row:end])
             if piece.sequence.decoding:
                 answering.append(piece)
-                choices.append(Choice(piece.sequence.answer, end - 1 - len(piece.guesses), piece.guesses))
+                choices.append(
+                    TokenChoice(piece.sequence.answer, end - 1 - len(piece.guesses), piece.guesses)
+                )
             row = end
         steps = self._choosers.advance(choices, logits, self._runner.maxima)
         for piece, step in zip(answering, steps, strict=True):
@@ -180,14 +182,14 @@ class Scheduler:
                 self._leave(piece.sequence)
             self._say(piece.sequence, step)
 
-    def _keep_followed(self, piece: Piece, step: Step) -> None:
+    def _keep_followed(self, piece: StepPiece, step: Step) -> None:
         """Of what was computed, the newest token can be relied on, and guesses that were said then."""
         sequence = piece.sequence
         self._guesser.learn(piece, step.ids, piece.followed(step.ids))
         assert sequence.slot is not None
         self._memory.written(sequence.slot)
 
-    def _read_prompt(self, piece: Piece, logits: Logits) -> None:
+    def _read_prompt(self, piece: StepPiece, logits: Logits) -> None:
         """Row i of a prompt tells how likely its id i + 1 was."""
         sequence = piece.sequence
         piece.read()

@@ -158,7 +158,7 @@ def by_owner(sequences: Iterable[Sequence]) -> dict[str, list[Sequence]]:
 _PASS = 2
 
 
-class Piece:
+class StepPiece:
     """What one sequence computes in a step: its newest token, guesses after it, or a part of its prompt."""
 
     __slots__ = ("guesses", "newest", "outputs", "sequence", "size", "start")
@@ -217,7 +217,7 @@ class Piece:
 class Plan:
     __slots__ = ("pieces",)
 
-    def __init__(self, pieces: list[Piece]) -> None:
+    def __init__(self, pieces: list[StepPiece]) -> None:
         self.pieces = pieces
 
     def rows(self) -> Rows:

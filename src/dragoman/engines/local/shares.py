@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Set
 from typing import TypeVar
 
 from dragoman.engines.local.memory import Memory
-from dragoman.engines.local.sequence import Piece, Sequence, by_owner
+from dragoman.engines.local.sequence import Sequence, StepPiece, by_owner
 from dragoman.types import Adapters
 
 _T = TypeVar("_T", str, Adapters)
@@ -175,7 +175,7 @@ class Account:
             return reading
         return [sequence for sequence in reading if sequence.owner not in late]
 
-    def stepped(self, pieces: Iterable[Piece], seconds: float) -> None:
+    def stepped(self, pieces: Iterable[StepPiece], seconds: float) -> None:
         """A step took so long."""
         rows: Counter[str] = Counter()
         read: Counter[str] = Counter()

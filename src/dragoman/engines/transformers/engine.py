@@ -227,7 +227,7 @@ T = TypeVar("T")
 _UNSUPPORTED = frozenset({"prompt_logprobs", "priority", "cache_salt", "reuse_prefix"})
 
 
-class _Handle:
+class _TransformersHandle:
     __slots__ = ("_engine", "_runs")
 
     def __init__(self, engine: "TransformersEngine", runs: list[Run]) -> None:
@@ -306,7 +306,7 @@ class TransformersEngine:
         if self.failure is not None:
             # The thread may have ended before it saw these, and nobody else would tell of them.
             self.ended()
-        return _Handle(self, runs)
+        return _TransformersHandle(self, runs)
 
     def generate(self, job: Job) -> AsyncGenerator[Step, None]:
         """Steps until every continuation has finished. Closing the iterator cancels the job."""

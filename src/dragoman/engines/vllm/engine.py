@@ -10,7 +10,7 @@ from typing import Any
 from dragoman.engines.steps import iterate
 from dragoman.engines.vllm.core import Core, lacking
 from dragoman.engines.vllm.options import VllmOptions, engine_args
-from dragoman.engines.vllm.outputs import FAILED, Continuation, finish_of, told
+from dragoman.engines.vllm.outputs import FAILED, CoreContinuation, finish_of, told
 from dragoman.engines.vllm.requests import Requests, VllmModel, prompt_of
 from dragoman.errors import DragomanError, EngineFailed, ModelFileError
 from dragoman.types import FinishReason, Job, Sink, Step, TokenLogprob
@@ -102,7 +102,7 @@ def _told(id_: int, row: Mapping[int, Any], top: int) -> TokenLogprob:
 # vLLM as an Engine, in its fastest form: steps by callback, straight from its core.
 
 
-class _Handle:
+class _VllmHandle:
     __slots__ = ("_core", "_ids")
 
     def __init__(self, core: Core, ids: list[str]) -> None:
@@ -150,13 +150,13 @@ class VllmEngine:
         self.tokenizer = self._model.tokenizer
         self.weight_version: str | None = None
 
-    def submit(self, job: Job, sink: Sink) -> _Handle:
+    def submit(self, job: Job, sink: Sink) -> _VllmHandle:
         """Start a job; `sink` is called on the running event loop's thread."""
         self._core.start()
         requests = self._requests.of(job)
-        takers = [Continuation(job, index, sink) for index in range(job.n)]
+        takers = [CoreContinuation(job, index, sink) for index in range(job.n)]
         self._core.add(requests, takers)
-        return _Handle(self._core, [request.request_id for request in requests])
+        return _VllmHandle(self._core, [request.request_id for request in requests])
 
     def generate(self, job: Job) -> AsyncGenerator[Step, None]:
         """Steps until every continuation has finished. Closing the iterator cancels the job."""

@@ -71,7 +71,7 @@ def joined(step: Step, later: Step) -> Step:
     return step
 
 
-class Continuation:
+class CoreContinuation:
     """One of the answers of a job: makes steps of vLLM's outputs for its sink."""
 
     __slots__ = ("_begun", "_cached", "_index", "_prompt", "_stops", "_top", "_top_prompt", "sink")

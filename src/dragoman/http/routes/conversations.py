@@ -9,13 +9,13 @@ from dragoman.api.responses.request import check_include
 from dragoman.http.exchange import Exchange, QueryString
 from dragoman.http.host import Host
 from dragoman.responses.context import new_id, pack_items
-from dragoman.store import Conversation, Item
+from dragoman.store import StoredConversation, StoredItem
 
 
 async def create(host: Host, exchange: Exchange) -> None:
     store = host.desk.required()
     request, size = await exchange.read(conversations.read)
-    made = Conversation(
+    made = StoredConversation(
         id=new_id("conv_"), owner=exchange.owner, created_at=time.time(), metadata=request.metadata or {}
     )
     await store.create_conversation(made, await _items(host, exchange, request.items or [], size))
@@ -81,7 +81,7 @@ async def delete_item(host: Host, exchange: Exchange) -> None:
     await exchange.json(shown(conversation))
 
 
-async def _found(host: Host, exchange: Exchange) -> Conversation:
+async def _found(host: Host, exchange: Exchange) -> StoredConversation:
     found = await host.desk.required().conversation(exchange.owner, _id(exchange))
     if found is None:
         raise unknown_conversation(_id(exchange))
@@ -90,7 +90,7 @@ async def _found(host: Host, exchange: Exchange) -> Conversation:
 
 async def _items(
     host: Host, exchange: Exchange, given: list[dict[str, object]], size: int
-) -> tuple[Item, ...]:
+) -> tuple[StoredItem, ...]:
     items = await host.desk.items(given, exchange.owner, size, exchange.aside, field="items")
     check_items(items.inputs)
     return await exchange.aside(size + items.size, partial(pack_items, items.inputs, items.size))

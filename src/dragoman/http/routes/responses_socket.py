@@ -20,7 +20,7 @@ from dragoman.http.host import Host
 from dragoman.limits import Limits
 from dragoman.responses.context import pack_items
 from dragoman.responses.making import Making, begin_making
-from dragoman.store import Item
+from dragoman.store import StoredItem
 from dragoman.turns.tool_loop import ClientGone, Speaker, wait_patiently
 from dragoman.turns.turn import Turn
 
@@ -80,7 +80,7 @@ class Socket:
         self._receive = receive
         self._send = send
         self._inbox: asyncio.Queue[tuple[SocketMessage, Holding]] = asyncio.Queue()
-        self._last: tuple[str, Sequence[Item]] | None = None
+        self._last: tuple[str, Sequence[StoredItem]] | None = None
         """The last response and all items up to it: it can be continued even if it is not stored."""
         self._held = host.bodies.of(owner)
         """That last one, which stays for as long as the client does."""

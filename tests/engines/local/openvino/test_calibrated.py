@@ -12,14 +12,14 @@ from msgspec.structs import replace
 from dragoman.engines.local import calibrated, machine, opening
 from dragoman.engines.local.calibrated import (
     CONTEXT,
-    Choice,
     Converted,
     Failed,
-    Found,
     Measured,
+    Measurements,
     Order,
-    Refused,
     Reply,
+    RunnerChoice,
+    RunnerRefused,
     chosen,
     decided,
 )
@@ -70,7 +70,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Asked]:
     return ask
 
 
-def choice_for(model: Model, options: LocalOptions) -> Choice:
+def choice_for(model: Model, options: LocalOptions) -> RunnerChoice:
     return chosen(model, shape_of(model.metadata), options)
 
 
@@ -96,25 +96,25 @@ def other(one: float = 1.0, many: float = 1.0, memory: float = 1.0, prompt: floa
     ],
 )
 def test_the_choice_for_so_many_readers(openvino: Measured, readers: int, runner: str) -> None:
-    assert decided(Found(8, LLAMA, openvino), openvino, readers).runner == runner
+    assert decided(Measurements(8, LLAMA, openvino), openvino, readers).runner == runner
 
 
 def test_keys_and_values_count_as_memory_of_both() -> None:
     heavy = other(one=1.5, memory=1.8)
-    assert decided(Found(8, LLAMA, heavy), heavy, 1, kept=30_000 * MB).runner == "llamacpp"
-    assert decided(Found(8, LLAMA, heavy), heavy, 1, kept=40_000 * MB).runner == "openvino"
+    assert decided(Measurements(8, LLAMA, heavy), heavy, 1, kept=30_000 * MB).runner == "llamacpp"
+    assert decided(Measurements(8, LLAMA, heavy), heavy, 1, kept=40_000 * MB).runner == "openvino"
 
 
 def test_what_the_library_itself_takes_is_no_reason_against_it() -> None:
     small = replace(LLAMA, memory=200 * MB)
     for memory, runner in ((460, "openvino"), (480, "llamacpp")):
         openvino = replace(small, memory=memory * MB)
-        assert decided(Found(8, small, openvino), openvino, 1).runner == runner
+        assert decided(Measurements(8, small, openvino), openvino, 1).runner == runner
 
 
 def test_both_figures_are_told() -> None:
     openvino = other(one=0.5, many=4.0, memory=2.0, prompt=3.0)
-    assert decided(Found(8, LLAMA, openvino), openvino, 1).why == (
+    assert decided(Measurements(8, LLAMA, openvino), openvino, 1).why == (
         "llama.cpp, chosen for one reader: it writes 100 tokens/s for one, 200 for 8, reads 300, takes 5,000"
         " MB; OpenVINO 50, 800, 900, 10,000 MB (--runner openvino)"
     )
@@ -171,7 +171,7 @@ def test_another_file_of_the_same_name_is_measured(
 
 
 def test_what_openvino_refuses_is_known_from_then_on(model: Model, asked: Callable[..., Asked]) -> None:
-    processes = asked(LLAMA, Refused("it cannot be compiled"))
+    processes = asked(LLAMA, RunnerRefused("it cannot be compiled"))
     for _ in range(2):
         with pytest.raises(NotForOpenVino, match="cannot be compiled"):
             choice_for(model, OPTIONS)

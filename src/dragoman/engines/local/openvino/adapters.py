@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dragoman.engines.local.model import check_file
 from dragoman.engines.local.openvino.family import NotForOpenVino
-from dragoman.engines.local.openvino.tensors import Node, Part, half_apart, int8_matrix
+from dragoman.engines.local.openvino.tensors import MatrixPart, Node, half_apart, int8_matrix
 from dragoman.engines.local.runner import Rows
 
 INPUT = "adapters"
@@ -45,7 +45,7 @@ class Adapter(Struct, frozen=True):
 class Product(Struct, frozen=True):
     """What a product is of, as the name of its node says: names, outputs, and heads with paired rows."""
 
-    parts: tuple[tuple[Part, int], ...]
+    parts: tuple[tuple[MatrixPart, int], ...]
 
     @property
     def label(self) -> str:
@@ -57,7 +57,7 @@ class Product(Struct, frozen=True):
         found = [each.split(":") for each in label.split(" ")]
         if any(len(each) != 3 for each in found):
             return cls(())
-        return cls(tuple((Part(name, int(heads)), int(outputs)) for name, outputs, heads in found))
+        return cls(tuple((MatrixPart(name, int(heads)), int(outputs)) for name, outputs, heads in found))
 
 
 def scales_of(rows: Rows, names: Sequence[str]) -> NDArray[np.float32]:
@@ -112,14 +112,14 @@ def add_adapters(model: ov.Model, adapters: Sequence[Adapter], group: int) -> No
     for node in model.get_ordered_ops():
         product = Product.of(node.get_friendly_name())
         if any(part.name in adapter.terms for part, _ in product.parts for adapter in adapters):
-            _add_term(node, product, _Stack(product, adapters), scales, group)
+            _add_term(node, product, _AdapterStack(product, adapters), scales, group)
             added.update(part.name for part, _ in product.parts)
     for adapter in adapters:
         if strange := adapter.terms.keys() - added:
             raise NotForOpenVino(f"the adapter {adapter.name!r} has {min(strange)}, and the model has not")
 
 
-class _Stack:
+class _AdapterStack:
     """The terms of all adapters for one product."""
 
     def __init__(self, product: Product, adapters: Sequence[Adapter]) -> None:
@@ -153,7 +153,7 @@ def _check(term: Term, adapter: str, name: str, outputs: int) -> None:
         raise NotForOpenVino(f"the adapter {adapter!r} has another shape than {name}")
 
 
-def _add_term(node: Node, product: Product, stack: _Stack, scales: Node, group: int) -> None:
+def _add_term(node: Node, product: Product, stack: _AdapterStack, scales: Node, group: int) -> None:
     states = _states(node)
     a, b = stack.matrices(group)
     if a.shape[1] != states.get_partial_shape()[2].get_length():

@@ -32,7 +32,7 @@ from dragoman.engines.local.openvino.layout import READ
 _DISABLED = 2
 
 
-class _Stack(ctypes.Structure):
+class _SignalStack(ctypes.Structure):
     """stack_t, as it is on Linux."""
 
     _fields_ = (("place", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
@@ -45,7 +45,7 @@ def signal_stack_kept() -> Iterator[None]:
         # Nobody sets one elsewhere.
         yield
         return
-    libc, before = ctypes.CDLL(None), _Stack()
+    libc, before = ctypes.CDLL(None), _SignalStack()
     libc.sigaltstack(None, ctypes.byref(before))
     try:
         yield
@@ -57,7 +57,7 @@ def signal_stack_kept() -> Iterator[None]:
 
 def signal_stack() -> int | None:
     """Where this thread handles signals; None: on the stack on which it works."""
-    found = _Stack()
+    found = _SignalStack()
     if sys.platform == "linux":
         ctypes.CDLL(None).sigaltstack(None, ctypes.byref(found))
     place: int | None = found.place
@@ -197,7 +197,7 @@ class Body:
             cache[target] = cache[source]
 
 
-class Head:
+class OutputHead:
     def __init__(self, compiled: Compiled) -> None:
         self._request = compiled.head.create_infer_request()
         self._has_maxima = len(compiled.head.outputs) > 1

@@ -18,7 +18,7 @@ from openvino.op.util import Variable, VariableInfo
 from dragoman.engines.local.openvino.adapters import Product
 from dragoman.engines.local.openvino.family import Rotation, Shape
 from dragoman.engines.local.openvino.layout import READ
-from dragoman.engines.local.openvino.tensors import FINE, Node, Part, Tensors
+from dragoman.engines.local.openvino.tensors import FINE, MatrixPart, Node, Tensors
 
 _ROWS, _EXPERTS = np.int64(0), np.int64(1)
 
@@ -128,7 +128,7 @@ class _Decoder:
 
     def _inner(self, states: Node, name: str) -> Node:
         if name + "ffn_gate_inp.weight" not in self._tensors:
-            return self._linear(self._gated(states, name), Part(name + "ffn_down"))
+            return self._linear(self._gated(states, name), MatrixPart(name + "ffn_down"))
         router = self._tensors.vector(name + "ffn_gate_inp.weight")
         parts = (f"{name}ffn_{part}_exps.weight" for part in ("gate", "up", "down"))
         experts = [self._tensors.experts(part) for part in parts]
@@ -137,7 +137,9 @@ class _Decoder:
     def _gated(self, states: Node, name: str) -> Node:
         # What is multiplied by the same states is one product: fewer, larger ones are faster.
         parts = [
-            Part(name + part) for part in ("ffn_gate", "ffn_up") if f"{name}{part}.weight" in self._tensors
+            MatrixPart(name + part)
+            for part in ("ffn_gate", "ffn_up")
+            if f"{name}{part}.weight" in self._tensors
         ]
         gate, up = ops.split(self._linear(states, *parts), ops.constant(_LAST), 2).outputs()
         opened = ops.gelu(gate, "tanh") if self._shape.family.gelu else ops.swish(gate)
@@ -158,14 +160,18 @@ class _Decoder:
             ops.constant(np.float32(shape.attention_scale)),
         )
         joined = ops.reshape(ops.transpose(found, _integers(0, 2, 1, 3)), _integers(0, 0, -1), True)
-        return self._linear(joined, Part(name + "attn_output"))
+        return self._linear(joined, MatrixPart(name + "attn_output"))
 
     def _queries_keys_values(self, states: Node, name: str) -> Node:
         shape = self._shape
         paired = (shape.heads, shape.kv_heads) if shape.family.paired else (0, 0)
-        parts = [Part(name + "attn_q", paired[0]), Part(name + "attn_k", paired[1]), Part(name + "attn_v")]
+        parts = [
+            MatrixPart(name + "attn_q", paired[0]),
+            MatrixPart(name + "attn_k", paired[1]),
+            MatrixPart(name + "attn_v"),
+        ]
         if name + "attn_qkv.weight" in self._tensors:
-            parts = [Part(name + "attn_qkv")]
+            parts = [MatrixPart(name + "attn_qkv")]
         widths = _integers(*(heads * shape.head for heads in (shape.heads, shape.kv_heads, shape.kv_heads)))
         return ops.variadic_split(self._linear(states, *parts), ops.constant(_LAST), widths)
 
@@ -176,8 +182,8 @@ class _Decoder:
             split = self._norm(split, name + "_norm.weight")
         return ops.transpose(split, _integers(0, 2, 1, 3))
 
-    def _linear(self, states: Node, *parts: Part) -> Node:
-        weights = [Part(part.name + ".weight", part.paired_heads) for part in parts]
+    def _linear(self, states: Node, *parts: MatrixPart) -> Node:
+        weights = [MatrixPart(part.name + ".weight", part.paired_heads) for part in parts]
         product = self._tensors.product(states, *weights)
         sizes = [self._tensors.outputs(weight.name) for weight in weights]
         product.set_friendly_name(Product(tuple(zip(weights, sizes, strict=True))).label)

@@ -26,7 +26,7 @@ from dragoman.engines.hf_tokenizer import HfTokenizer, card_of
 from dragoman.engines.local import machine
 from dragoman.engines.local.machine import numerics, pages_for
 from dragoman.engines.local.openvino.adapters import INPUT, Adapter, scales_of
-from dragoman.engines.local.openvino.compiled import Body, Compiled, Head, best_kv_cache, compile_graph
+from dragoman.engines.local.openvino.compiled import Body, Compiled, OutputHead, best_kv_cache, compile_graph
 from dragoman.engines.local.openvino.converted import FILE
 from dragoman.engines.local.openvino.layout import Layout
 from dragoman.engines.local.options import LocalOptions
@@ -117,7 +117,7 @@ class OpenVinoRunner:
         self._layout = Layout(self.page, compiled.threads, unread=pages + len(self._spare))
         self.all_pages = pages + len(self._spare) + 1
         self._body: Body | None = Body(compiled, self.all_pages)
-        self._head: Head | None = Head(compiled)
+        self._head: OutputHead | None = OutputHead(compiled)
         self._interrupted = False
         self._clock: int | None = None
         self._closing = threading.Lock()

@@ -155,7 +155,7 @@ _PLAIN = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationTy
 _ROWS = 4096
 
 
-class Part(Struct, frozen=True):
+class MatrixPart(Struct, frozen=True):
     """A weight by name.
 
     `paired_heads` says in how many heads neighbouring rows are rotated together; they are put half a head
@@ -200,7 +200,7 @@ class Tensors:
         """The weights of a row for each token."""
         return _matrix([_rows(self._take(name))], FINE)
 
-    def product(self, states: Node, *parts: Part) -> Node:
+    def product(self, states: Node, *parts: MatrixPart) -> Node:
         """The states times the weights of all parts, [outputs, inputs], one below the other."""
         rows = [_rows(self._take(part.name), part.paired_heads) for part in parts]
         products = []
