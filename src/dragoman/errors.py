@@ -76,7 +76,7 @@ AFTER = Part("after")
 """Which entry a page of a list comes after."""
 
 
-def shortened(text: str, most: int) -> str:
+def shorten(text: str, most: int) -> str:
     """Both ends of a long text: what a client sent may stand in an error, but not all of it."""
     return text if len(text) <= most else f"{text[: most // 2]}…{text[-most // 2 :]}"
 
@@ -98,10 +98,10 @@ class DragomanError(Exception):
         code: str | None = None,
         retry_after: int | None = None,
     ) -> None:
-        message = shortened(message, LONGEST_MESSAGE)
+        message = shorten(message, LONGEST_MESSAGE)
         super().__init__(message)
         self.message = message
-        self.param = None if param is None else shortened(param, LONGEST_PARAM)
+        self.param = None if param is None else shorten(param, LONGEST_PARAM)
         """The field that is wrong, where an API has said so in its words; else the part."""
         if code is not None:
             self.code = code

@@ -300,7 +300,7 @@ def load(
     return _check(merged, "the settings")
 
 
-def changed(settings: Settings, changes: Layer) -> Settings:
+def list_changed(settings: Settings, changes: Layer) -> Settings:
     """`changed(settings, {"port": 9000})`: checked like everything else."""
     return _check({**msgspec.structs.asdict(settings), **changes}, "the arguments") if changes else settings
 

@@ -9,7 +9,7 @@ from dragoman.api import completions as completions_reply
 from dragoman.api import vectors
 from dragoman.api.chat import reply as chat_reply
 from dragoman.api.chat import request as chat_request
-from dragoman.api.reply import OpenAIErrors, spelled
+from dragoman.api.reply import OpenAIErrors, spell_error
 from dragoman.api.responses import request as responses
 from dragoman.api.responses.response import ERRORS as RESPONSES
 from dragoman.errors import ALTERNATIVES, CONVERSATION, LOGPROBS, OUTPUT, PROMPT, BadRequest, Part
@@ -57,8 +57,8 @@ def test_a_field_of_others_is_led_to_the_apis_own(read: Callable[[bytes, Limits]
 
 def test_what_an_api_has_said_itself_stays() -> None:
     error = BadRequest("'prompt' is not supported.", param="prompt")
-    assert spelled(error, {PROMPT: "input"}) == ("'prompt' is not supported.", "prompt")
+    assert spell_error(error, {PROMPT: "input"}) == ("'prompt' is not supported.", "prompt")
 
 
 def test_a_long_name_is_shortened_and_still_a_field() -> None:
-    assert len(spelled(BadRequest("no", param="x" * 10_000), {})[1] or "") < 300
+    assert len(spell_error(BadRequest("no", param="x" * 10_000), {})[1] or "") < 300

@@ -59,6 +59,6 @@ def test_unknown_name(capsys: Capture) -> None:
 @pytest.mark.parametrize(("width", "columns"), [(30, 2), (40, 3), (90, 4)])
 def test_narrow_terminals(width: int, columns: int) -> None:
     rows = [["name_of_dialect", "calls", "m" * 80, "a" * 80]]
-    head, fitted = command.fitted(["name", "has", "models", "aliases"], rows, width)
+    head, fitted = command.fit_width(["name", "has", "models", "aliases"], rows, width)
     assert len(head) == columns
     assert sum(map(len, fitted[0])) + 2 * (columns - 1) <= width

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.cli import main
-from dragoman.cli.engine import Opener, isolated, served_engine
+from dragoman.cli.engine import Opener, isolate, make_served_engine
 from dragoman.engines.isolated import IsolatedEngine
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import ScriptedEngine, say
@@ -28,8 +28,8 @@ def mine(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("mine")
 def test_what_is_made_comes_back_and_what_is_there_once_does_not() -> None:
-    assert isinstance(served_engine(Settings(engine="engines_of_mine:make")), Supervised)
-    assert isinstance(served_engine(Settings(engine="engines_of_mine:ready")), ScriptedEngine)
+    assert isinstance(make_served_engine(Settings(engine="engines_of_mine:make")), Supervised)
+    assert isinstance(make_served_engine(Settings(engine="engines_of_mine:ready")), ScriptedEngine)
 
 
 @pytest.mark.usefixtures("mine")
@@ -45,7 +45,7 @@ def test_what_is_made_comes_back_and_what_is_there_once_does_not() -> None:
 )
 def test_what_cannot_be_is_told(settings: Settings, words: str) -> None:
     with pytest.raises(SettingsError, match=words):
-        served_engine(settings)
+        make_served_engine(settings)
 
 
 def test_the_local_engine_is_opened_again_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,7 @@ def test_an_isolated_engine_knows_no_keys(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("DRAGOMAN_API_KEY", "CANARY")
     told: list[object] = []
     monkeypatch.setattr(IsolatedEngine, "open", lambda *given: told.extend(given))
-    isolated(Settings(model="m.gguf", api_key=["CANARY"], store="postgresql://u:CANARY@h/d"))
+    isolate(Settings(model="m.gguf", api_key=["CANARY"], store="postgresql://u:CANARY@h/d"))
     assert "m.gguf" in str(told)
     assert "PATH" in str(told)
     assert "CANARY" not in str(told)

@@ -12,7 +12,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from dragoman.api.openapi import Operation, document
-from dragoman.api.reply import known, spelled
+from dragoman.api.reply import as_known_error, spell_error
 from dragoman.engines.scripted import ScriptedEngine, say
 from dragoman.errors import CONVERSATION, DragomanError
 from dragoman.http.exchange import Exchange
@@ -47,11 +47,11 @@ class Upside:
     """Another envelope, and another word for the conversation."""
 
     def body(self, error: DragomanError) -> dict[str, Any]:
-        message, field = spelled(error, {CONVERSATION: "turns"})
+        message, field = spell_error(error, {CONVERSATION: "turns"})
         return {"type": "error", "error": {"type": error.type, "message": message, "at": field}}
 
     def event(self, error: Exception) -> bytes:
-        return b"event: error\ndata: " + json.dumps(self.body(known(error))).encode() + b"\n\n"
+        return b"event: error\ndata: " + json.dumps(self.body(as_known_error(error))).encode() + b"\n\n"
 
 
 async def answer(host: Host, exchange: Exchange) -> None:

@@ -9,7 +9,7 @@ from dragoman.mcp.policy import (
     ApprovalFilters,
     RequireApproval,
     ToolFilter,
-    allowed,
+    allows,
     needs_approval,
 )
 
@@ -20,7 +20,7 @@ TOOLS = (READ, WRITE, PLAIN)
 
 
 def names(filtered: AllowedTools) -> list[str]:
-    return [tool.name for tool in TOOLS if allowed(tool, filtered)]
+    return [tool.name for tool in TOOLS if allows(tool, filtered)]
 
 
 @pytest.mark.parametrize(

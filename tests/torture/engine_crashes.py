@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 
-from dragoman.cli.engine import isolated
+from dragoman.cli.engine import isolate
 from dragoman.cli.own_engines import model_file
 from dragoman.engines.isolated import IsolatedEngine
 from dragoman.engines.local import LocalEngine
@@ -61,7 +61,7 @@ def load_time() -> float:
     """Seconds until a process that is begun has answered, with nobody else at work."""
     settings = Settings(model=str(model_file(Settings())), threads=1, context=1024, slots=8)
     began = time.monotonic()
-    asyncio.run(_answer_of(isolated(settings)))
+    asyncio.run(_answer_of(isolate(settings)))
     return time.monotonic() - began
 
 

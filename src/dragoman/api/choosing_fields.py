@@ -112,7 +112,7 @@ _beside = attrgetter("structured_outputs", *_FIELDS, *_GRAMMARS)
 _NOTHING = _beside(ConstraintFields())
 
 
-def wanted(fields: ConstraintFields) -> Wanted | None:
+def read_wanted(fields: ConstraintFields) -> Wanted | None:
     """What the text must be; None: whatever the model writes. Two constraints are one too many."""
     found = list(fields.formats())
     if _beside(fields) != _NOTHING:
@@ -126,7 +126,7 @@ def wanted(fields: ConstraintFields) -> Wanted | None:
 
 def _all_beside(fields: ConstraintFields) -> Iterator[Wanted]:
     if fields.structured_outputs is not None:
-        yield from _structured(fields.structured_outputs)
+        yield from _read_structured(fields.structured_outputs)
     for name, syntax in _FIELDS.items():
         if (value := getattr(fields, name)) is not None:
             yield Wanted(syntax=syntax, value=value, param=name)
@@ -134,7 +134,9 @@ def _all_beside(fields: ConstraintFields) -> Iterator[Wanted]:
         yield from _grammar(getattr(fields, name), name)
 
 
-def _given(syntax: Literal["json_schema", "regex", "choice"], value: Any, param: str) -> Iterator[Wanted]:
+def _read_given(
+    syntax: Literal["json_schema", "regex", "choice"], value: Any, param: str
+) -> Iterator[Wanted]:
     if value is not None:
         yield Wanted(syntax=syntax, value=value, param=param)
 
@@ -149,13 +151,13 @@ def _grammar(text: str | None, param: str) -> Iterator[Wanted]:
         yield Wanted(syntax="gbnf" if "::=" in text else "lark", value=text, param=param)
 
 
-def _structured(asked: StructuredOutputs) -> Iterator[Wanted]:
+def _read_structured(asked: StructuredOutputs) -> Iterator[Wanted]:
     if asked.structural_tag is not None:
         raise _no_structural_tag("structured_outputs.structural_tag")
     found = [
-        *_given("json_schema", asked.json, "structured_outputs.json"),
-        *_given("regex", asked.regex, "structured_outputs.regex"),
-        *_given("choice", asked.choice, "structured_outputs.choice"),
+        *_read_given("json_schema", asked.json, "structured_outputs.json"),
+        *_read_given("regex", asked.regex, "structured_outputs.regex"),
+        *_read_given("choice", asked.choice, "structured_outputs.choice"),
         *_grammar(asked.grammar, "structured_outputs.grammar"),
     ]
     if asked.json_object:
@@ -343,16 +345,16 @@ def _first(*values: float | None) -> float | None:
 
 def _order(fields: SamplerFields) -> tuple[SamplerName, ...]:
     if fields.samplers is not None:
-        return _named(fields.samplers, "samplers")
+        return _find_named(fields.samplers, "samplers")
     if fields.sampler_priority is not None:
-        return _named(fields.sampler_priority, "sampler_priority")
+        return _find_named(fields.sampler_priority, "sampler_priority")
     if fields.temperature_last:
         last: tuple[SamplerName, ...] = ("smoothing", "temperature")
         return (*(name for name in SAMPLER_ORDER if name not in last), *last)
     return SAMPLER_ORDER
 
 
-def _named(given: list[str] | str, param: str) -> tuple[SamplerName, ...]:
+def _find_named(given: list[str] | str, param: str) -> tuple[SamplerName, ...]:
     """`["top_k", "temperature"]`, `"top_k;temperature"` or `"kt"`."""
     if isinstance(given, str):
         short = ";" not in given and given not in SAMPLER_ORDER

@@ -67,7 +67,7 @@ def check_items(items: Sequence[ItemDict]) -> None:
             raise wrong(f"items[{number}].type", "cannot be kept; send it as input of a response")
 
 
-def shown(conversation: StoredConversation) -> dict[str, Any]:
+def describe_conversation(conversation: StoredConversation) -> dict[str, Any]:
     return {
         "id": conversation.id,
         "object": "conversation",
@@ -76,7 +76,7 @@ def shown(conversation: StoredConversation) -> dict[str, Any]:
     }
 
 
-def deleted(id_: str) -> dict[str, Any]:
+def describe_deleted(id_: str) -> dict[str, Any]:
     return {"id": id_, "object": "conversation.deleted", "deleted": True}
 
 

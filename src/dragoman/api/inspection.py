@@ -66,7 +66,7 @@ def prompt(request: TokenizeText | TokenizeChat) -> Prompt:
     return chat_prompt(request)
 
 
-def tokenized(ids: Sequence[int], max_model_len: int, names: Sequence[str] | None) -> dict[str, Any]:
+def describe_tokens(ids: Sequence[int], max_model_len: int, names: Sequence[str] | None) -> dict[str, Any]:
     return {"count": len(ids), "max_model_len": max_model_len, "tokens": ids, "token_strs": names}
 
 
@@ -110,7 +110,7 @@ def read_reasoning(body: bytes, limits: Limits) -> ParseReasoning:
     return request
 
 
-def named(name: str | None, param: str, own: Dialect) -> Dialect:
+def find_parser(name: str | None, param: str, own: Dialect) -> Dialect:
     """The dialect of a name; without one, that of the server's model."""
     try:
         return own if name is None else get_dialect(name)
@@ -120,19 +120,19 @@ def named(name: str | None, param: str, own: Dialect) -> Dialect:
 
 def parse_calls(request: ParseCalls, own: Dialect) -> Answer:
     """Reasoning is left in the text: who asks for calls is not asking for it to be taken away."""
-    dialect = named(request.tool_call_parser, "tool_call_parser", own)
+    dialect = find_parser(request.tool_call_parser, "tool_call_parser", own)
     tools = for_template(Declared.of(request.tools).functions)
     return parse(request.text, dialect, tools, reasoning=False)
 
 
 def parse_reasoning(request: ParseReasoning, own: Dialect) -> Answer:
-    dialect = named(request.reasoning_parser, "reasoning_parser", own)
+    dialect = find_parser(request.reasoning_parser, "reasoning_parser", own)
     return parse(request.text, dialect, (), begins_inside(dialect, request.text), calls=False)
 
 
 def calls_reply(answer: Answer) -> dict[str, Any]:
     calls = [
-        _written(
+        _write_call(
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         )
         for call in answer.calls
@@ -142,13 +142,13 @@ def calls_reply(answer: Answer) -> dict[str, Any]:
 
 def calls_reply_sglang(answer: Answer) -> dict[str, Any]:
     calls = [
-        _written({"tool_index": number, "name": call.name, "parameters": call.arguments})
+        _write_call({"tool_index": number, "name": call.name, "parameters": call.arguments})
         for number, call in enumerate(answer.calls)
     ]
     return {"normal_text": answer.text, "calls": calls}
 
 
-def _written(call: dict[str, Any]) -> Raw:
+def _write_call(call: dict[str, Any]) -> Raw:
     """A text may have a hundred thousand calls: as objects of objects, letting go of them would take long."""
     return Raw(encode(call))
 

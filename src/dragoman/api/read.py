@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from dragoman.errors import BadRequest, UnknownField, shortened
+from dragoman.errors import BadRequest, UnknownField, shorten
 from dragoman.json_amount import check_amount, outside_of_strings, too_much
 from dragoman.limits import Limits
 
@@ -129,7 +129,7 @@ class Reader(msgspec.Struct, frozen=True):
         try:
             return self.decoder.decode(body)
         except msgspec.ValidationError as error:
-            raise self._explain(shortened(str(error), LONGEST_TEXT)) from None
+            raise self._explain(shorten(str(error), LONGEST_TEXT)) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise BadRequest(f"The body is not valid JSON: {error}.", code="invalid_json") from None
         except RecursionError:
@@ -140,7 +140,7 @@ class Reader(msgspec.Struct, frozen=True):
         try:
             return msgspec.convert(value, self.decoder.type)
         except msgspec.ValidationError as error:
-            raise self._explain(shortened(str(error), LONGEST_TEXT), place) from None
+            raise self._explain(shorten(str(error), LONGEST_TEXT), place) from None
         except RecursionError:
             raise BadRequest(f"'{place}' is nested too deeply.", param=place, code="invalid_value") from None
 
@@ -157,7 +157,7 @@ class Reader(msgspec.Struct, frozen=True):
         return BadRequest(f"Invalid value for {named}: {_lower(what)}.", param=param, code="invalid_value")
 
     def _unknown(self, name: str, parent: str | None) -> BadRequest:
-        name = shortened(name, 128)
+        name = shorten(name, 128)
         full = f"{parent}.{name}" if parent else name
         if parent is None and name in self.unsupported:
             message = f"'{name}' is not supported: {self.unsupported[name]}."

@@ -34,14 +34,14 @@ class OpenAIErrors(Struct, frozen=True):
 
     def body(self, error: DragomanError) -> dict[str, dict[str, str | None]]:
         """All four keys are always there."""
-        message, param = spelled(error, self.words)
+        message, param = spell_error(error, self.words)
         return {"error": {"message": message, "type": error.type, "param": param, "code": error.code}}
 
     def event(self, error: Exception) -> bytes:
-        return event(self.body(known(error)))
+        return event(self.body(as_known_error(error)))
 
 
-def spelled(error: DragomanError, words: Mapping[str, str]) -> tuple[str, str | None]:
+def spell_error(error: DragomanError, words: Mapping[str, str]) -> tuple[str, str | None]:
     """The message and the field that is meant, in an API's words.
 
     >>> spelled(BadRequest("'prompt' is empty.", param=Part("prompt")), {"prompt": "input"})
@@ -54,7 +54,7 @@ def spelled(error: DragomanError, words: Mapping[str, str]) -> tuple[str, str | 
     return error.message.replace(f"'{part}'", f"'{word}'"), word
 
 
-def known(error: Exception) -> DragomanError:
+def as_known_error(error: Exception) -> DragomanError:
     """The error itself if it is one of ours: the words of others are for the log."""
     return error if isinstance(error, DragomanError) else EngineFailed("The server failed; see its log.")
 
@@ -95,15 +95,15 @@ _PLAIN = (str, int, float, bool, type(None))
 
 def writer(size: int) -> Callable[[Any], bytes]:
     """What encodes values of about so many bytes: in pieces takes longer, where there is no need for it."""
-    return encoded if size > BIG else _encode
+    return encode_json if size > BIG else _encode
 
 
-def encoded(value: Any) -> bytes:
+def encode_json(value: Any) -> bytes:
     """What `msgspec.json.encode` gives: `encoded({"a": [1]})` is `b'{"a":[1]}'`."""
-    return b"".join(_joined(_pieces(value)))
+    return b"".join(_join_pieces(_pieces(value)))
 
 
-def _joined(pieces: Iterator[bytes]) -> Iterator[bytes]:
+def _join_pieces(pieces: Iterator[bytes]) -> Iterator[bytes]:
     # Of a million small ones, joining and letting go of them is a long call, too.
     while some := list(islice(pieces, AT_ONCE)):
         yield b"".join(some)

@@ -7,7 +7,13 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
-from dragoman.api.choosing_fields import SamplerFields, check_samplers, middle_temperature, samplers, wanted
+from dragoman.api.choosing_fields import (
+    SamplerFields,
+    check_samplers,
+    middle_temperature,
+    read_wanted,
+    samplers,
+)
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits
 from dragoman.prompt.prompter import check_kwargs
@@ -117,7 +123,7 @@ class SharedFields(SamplerFields, kw_only=True):
 
 def check_shared(fields: SharedFields) -> None:
     """Rules across fields; types and ranges were checked while decoding, and counts are the turn's."""
-    wanted(fields)
+    read_wanted(fields)
     check_samplers(fields)
     if "" in fields.stops:
         raise BadRequest("A stop string must not be empty.", param="stop", code="invalid_value")
@@ -163,7 +169,7 @@ def sampling(fields: SharedFields, *, max_tokens: int | None, logprobs: int | No
     )
 
 
-def chosen(fields: SharedFields) -> frozenset[str]:
+def choose_sampling(fields: SharedFields) -> frozenset[str]:
     """What of the sampling the client has decided, so that no default does."""
     values = {
         "temperature": _temperature(fields),
@@ -197,10 +203,10 @@ def turn_spec(
         adapters=wishes(fields.lora),
         prompts=prompts,
         sampling=asked,
-        chosen=chosen(fields),
+        chosen=choose_sampling(fields),
         dry_breakers=fields.breakers,
         reading=reading,
-        wanted=wanted(fields),
+        wanted=read_wanted(fields),
         calling=calling,
         thinking=thinking,
         n=n,

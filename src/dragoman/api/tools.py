@@ -181,7 +181,7 @@ def for_template(functions: Iterable[Function]) -> tuple[Function, ...]:
     )
 
 
-def joined_name(space: str, name: str) -> str:
+def join_name(space: str, name: str) -> str:
     """`joined_name("files", "read")` and `joined_name("files__", "read")` give `files__read`."""
     return f"{space.rstrip('_')}__{name}"
 
@@ -190,7 +190,7 @@ def free_name(name: str, label: str, taken: Container[str]) -> str:
     """What the model knows a tool of an MCP server by: its name, or a longer one where that is taken."""
     if name not in taken:
         return name
-    longer = joined_name(label, name)
+    longer = join_name(label, name)
     numbered = (f"{longer}_{number}" for number in count(2))
     return longer if longer not in taken else next(each for each in numbered if each not in taken)
 
@@ -213,7 +213,7 @@ def calling(choice: Any, param: str, declared: Declared) -> Calling | None:
     strict = _strict(declared)
     if choice in (None, "auto"):
         return None if strict is None else Calling(param=strict)
-    asked = _asked(choice, param)
+    asked = _read_asked(choice, param)
     _check_declared(asked.names, param, declared)
     return replace(asked, param=param)
 
@@ -232,7 +232,7 @@ def _strict(declared: Declared) -> str | None:
     return next(places, None)
 
 
-def _asked(choice: Any, param: str) -> Calling:
+def _read_asked(choice: Any, param: str) -> Calling:
     if choice == "required":
         return Calling(required=True)
     if not isinstance(choice, Mapping):
@@ -241,13 +241,13 @@ def _asked(choice: Any, param: str) -> Calling:
         return Calling(required=True, named=True, names=(_name(choice, param),))
     kind = choice.get("type", "function")
     if kind == "allowed_tools":
-        return _allowed(choice.get("allowed_tools", choice), f"{param}.allowed_tools")
+        return _read_allowed(choice.get("allowed_tools", choice), f"{param}.allowed_tools")
     if kind in KINDS:
         return Calling(required=True, named=True, names=(_tool_name(choice, param),))
     raise _unknown(param)
 
 
-def _allowed(asked: Any, param: str) -> Calling:
+def _read_allowed(asked: Any, param: str) -> Calling:
     if not isinstance(asked, Mapping):
         raise wrong(param, "must be an object")
     mode, tools = asked.get("mode", "auto"), asked.get("tools")

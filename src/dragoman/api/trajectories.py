@@ -105,7 +105,7 @@ def trace_of(record: Record) -> Trace:
     return _trace(record.body)
 
 
-def rewarded(record: Record, rewards: dict[str, float]) -> bytes:
+def add_rewards(record: Record, rewards: dict[str, float]) -> bytes:
     """The body with these rewards added."""
     trace = trace_of(record)
     trace.rewards |= rewards
@@ -123,11 +123,11 @@ def segments(turns: Iterable[Traced]) -> list[Segment]:
 
 
 def _extend(segment: Segment, turn: Traced) -> None:
-    shown = turn.prompt[len(segment.ids) :]
-    segment.ids += [*shown, *turn.ids]
-    segment.mask += [0] * len(shown) + [1] * len(turn.ids)
+    prompt = turn.prompt[len(segment.ids) :]
+    segment.ids += [*prompt, *turn.ids]
+    segment.mask += [0] * len(prompt) + [1] * len(turn.ids)
     sampled: Sequence[float | None] = turn.logprobs or [None] * len(turn.ids)
-    segment.logprobs += [*[None] * len(shown), *sampled]
+    segment.logprobs += [*[None] * len(prompt), *sampled]
     segment.weight_versions.append(turn.weight_version)
     segment.answers.append(turn.source)
     segment.finish, segment.choice = turn.finish, turn.choice
@@ -137,13 +137,13 @@ def leading_to(prompt: tuple[int, ...], traces: Sequence[Trace]) -> list[Traced]
     """The turns that a prompt goes on from: of each answer, the choice that the next one went on from."""
     found: list[list[Traced]] = []
     for trace in reversed(traces):
-        taken = _gone_on_from(trace, prompt)
+        taken = _goes_on_from(trace, prompt)
         found.append([turn for turn in trace.turns if turn.choice == taken])
         prompt = found[-1][0].prompt if found[-1] else prompt
     return [turn for turns in reversed(found) for turn in turns]
 
 
-def _gone_on_from(trace: Trace, prompt: tuple[int, ...]) -> int:
+def _goes_on_from(trace: Trace, prompt: tuple[int, ...]) -> int:
     kept = (turn.choice for turn in trace.turns if turn.all == prompt[: len(turn.all)])
     return next(kept, 0)
 
@@ -170,7 +170,7 @@ def rewards(records: Sequence[Record]) -> dict[str, float]:
     return {name: value for one in records for name, value in _rewards(one.body).rewards.items()}
 
 
-def shown(id_: str, records: Sequence[Record]) -> dict[str, Any]:
+def describe_trajectory(id_: str, records: Sequence[Record]) -> dict[str, Any]:
     """The trajectory up to an answer, or of a conversation."""
     return {
         "id": id_,

@@ -78,7 +78,7 @@ def reply(
 
 
 def _vector(vector: Sequence[float], request: EmbeddingRequest) -> Sequence[float] | str:
-    vector = _shortened(vector, request.dimensions)
+    vector = _shorten(vector, request.dimensions)
     if request.encoding_format == "base64":
         return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
     return vector
@@ -91,7 +91,7 @@ def check_dimensions(request: EmbeddingRequest, most: int) -> None:
         raise BadRequest(message, param="dimensions", code="invalid_value")
 
 
-def _shortened(vector: Sequence[float], dimensions: int | None) -> Sequence[float]:
+def _shorten(vector: Sequence[float], dimensions: int | None) -> Sequence[float]:
     if dimensions is None:
         return vector
     cut = vector[:dimensions]
@@ -159,7 +159,7 @@ def read_score(body: bytes) -> ScoreRequest:
 def pairs(request: RerankRequest | ScoreRequest, limits: Limits) -> list[Pair]:
     """What is to be compared: one text with each of several, or each with its counterpart."""
     if isinstance(request, RerankRequest):
-        one, others = [Placed(request.query, "query")], _listed(request.texts, "documents")
+        one, others = [Placed(request.query, "query")], _as_list(request.texts, "documents")
     else:
         one, others = _side(request, "text_1", "queries"), _side(request, "text_2", "documents")
     _check(one, others, limits)
@@ -174,10 +174,10 @@ def _side(request: ScoreRequest, *names: str) -> list[Placed]:
         code = "invalid_value" if given else "missing_field"
         raise BadRequest(message, param=first, code=code)
     ((name, texts),) = given.items()
-    return [Placed(texts, name)] if isinstance(texts, str) else _listed(texts, name)
+    return [Placed(texts, name)] if isinstance(texts, str) else _as_list(texts, name)
 
 
-def _listed(texts: Sequence[str], name: str) -> list[Placed]:
+def _as_list(texts: Sequence[str], name: str) -> list[Placed]:
     if not texts:
         raise BadRequest(f"'{name}' must not be empty.", param=name, code="invalid_value")
     return [Placed(text, f"{name}[{number}]") for number, text in enumerate(texts)]
@@ -195,7 +195,7 @@ def _check(one: Sequence[Placed], others: Sequence[Placed], limits: Limits) -> N
             raise BadRequest(f"'{each.place}' must not be empty.", param=each.place, code="invalid_value")
 
 
-def ranked(
+def describe_ranking(
     request: RerankRequest, head: Head, scores: Sequence[float], tokens: int, version: str | None
 ) -> dict[str, Any]:
     """The best first; of equals, the one that came first."""
@@ -217,7 +217,7 @@ def ranked(
     }
 
 
-def scored(head: Head, scores: Sequence[float], tokens: int, version: str | None) -> dict[str, Any]:
+def describe_scores(head: Head, scores: Sequence[float], tokens: int, version: str | None) -> dict[str, Any]:
     data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
     return {
         "id": head.id,

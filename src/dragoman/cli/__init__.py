@@ -33,13 +33,13 @@ examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code; but without `argv` the process is this command's own, and may be ended here."""
-    code = _obeyed(sys.argv[1:] if argv is None else list(argv), owns_process=argv is None)
+    code = _obey(sys.argv[1:] if argv is None else list(argv), owns_process=argv is None)
     if argv is None:
         leave(code)
     return code
 
 
-def _obeyed(arguments: list[str], owns_process: bool) -> int:
+def _obey(arguments: list[str], owns_process: bool) -> int:
     debug = os.environ.get("DRAGOMAN_LOG_LEVEL") == "debug"
     try:
         args = read(arguments)

@@ -105,10 +105,10 @@ async def _measure(args: argparse.Namespace, levels: list[int], extra: dict[str,
         limit_s=args.timeout,
     )
     ask = await fit(ask)
-    return [await _watched(ask, level, args.rounds) for level in levels]
+    return [await _watch(ask, level, args.rounds) for level in levels]
 
 
-async def _watched(ask: "LoadRequest", streams: int, rounds: int) -> "Result":
+async def _watch(ask: "LoadRequest", streams: int, rounds: int) -> "Result":
     """A run with a line that tells how far it is."""
     from dragoman.cli.load import Tally
     from dragoman.cli.load import run as run_level

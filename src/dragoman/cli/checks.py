@@ -145,14 +145,14 @@ def cache(_: Patient) -> Iterator[Finding]:
 
 def data(patient: Patient) -> Iterator[Finding]:
     """Where responses are kept. What is not there yet is not made: the folder above it tells."""
-    from dragoman.store.opening import folder_of, made_folder
+    from dragoman.store.opening import folder_of, make_folder
 
     folder = folder_of(patient.settings)
     if patient.settings.store in ("memory", "none"):
         yield Finding("data", "ok", "nothing is kept on disk")
         return
     there = next(place for place in (folder, *folder.parents) if os.access(place, os.F_OK))
-    made_folder(there if there.is_dir() else folder)
+    make_folder(there if there.is_dir() else folder)
     yield Finding("data", "ok", f"{folder} can be written")
 
 

@@ -102,11 +102,11 @@ def listing(chosen: "list[Dialect]", paint: Paint) -> str:
     head = ["name", "has", "models", "aliases"]
     rows = [[one.name, ", ".join(parts_of(one)), one.models, " ".join(one.aliases)] for one in chosen]
     if sys.stdout.isatty():
-        head, rows = fitted(head, rows, shutil.get_terminal_size().columns)
+        head, rows = fit_width(head, rows, shutil.get_terminal_size().columns)
     return table(head, rows, paint)
 
 
-def fitted(head: list[str], rows: list[list[str]], width: int) -> tuple[list[str], list[list[str]]]:
+def fit_width(head: list[str], rows: list[list[str]], width: int) -> tuple[list[str], list[list[str]]]:
     """Columns that fit into so many characters; the two last share what is left by the first two."""
     fixed = sum(max(len(row[place]) for row in [head, *rows]) + 2 for place in (0, 1))
     each = (width - fixed - 2) // 2

@@ -33,9 +33,9 @@ OWN = ("local", "transformers", "vllm", "remote")
 
 def engine_of(settings: Settings) -> "Engine":
     """Load what the settings name. Raises SettingsError, ModelFileError or BindingError where it cannot."""
-    thing = _found(settings.engine)
+    thing = _find(settings.engine)
     if not _is_engine(thing):
-        thing = _made(thing, settings)
+        thing = _make(thing, settings)
     if not hasattr(thing, "generate") and hasattr(thing, "generate_request"):
         from dragoman.engines.asyncllm import AsyncLLMEngine
 
@@ -46,14 +46,14 @@ def engine_of(settings: Settings) -> "Engine":
 
 def is_made(settings: Settings) -> bool:
     """Whether it is made here, and so can be made again; what is named may also be an engine already."""
-    return not _is_engine(_found(settings.engine))
+    return not _is_engine(_find(settings.engine))
 
 
 def _is_engine(thing: Any) -> bool:
     return not isinstance(thing, type) and (hasattr(thing, "generate") or hasattr(thing, "generate_request"))
 
 
-def _made(maker: Any, settings: Settings) -> Any:
+def _make(maker: Any, settings: Settings) -> Any:
     if not callable(maker):
         raise SettingsError(f"`{settings.engine}` is neither an engine nor something that makes one.")
     try:
@@ -64,9 +64,9 @@ def _made(maker: Any, settings: Settings) -> Any:
         raise SettingsError(f"The engine `{settings.engine}` cannot be made: {describe(error)}.") from error
 
 
-def _found(name: str) -> Any:
+def _find(name: str) -> Any:
     if ":" in name:
-        return _imported(name)
+        return _import(name)
     if name in OWN:
         from dragoman.cli import own_engines
 
@@ -78,7 +78,7 @@ def _found(name: str) -> Any:
     return _load(name, others[name].load)
 
 
-def _imported(name: str) -> Any:
+def _import(name: str) -> Any:
     module, _, path = name.partition(":")
     # As with every server that is told what to serve: what lies in the folder can be named.
     if os.getcwd() not in sys.path:
@@ -133,7 +133,7 @@ _RUNNERS = {"llama.cpp": "llamacpp", "OpenVINO": "openvino"}
 CHILD = (sys.executable, "-P", "-m", "dragoman.cli.isolated")
 
 
-def served_engine(settings: Settings) -> "Engine":
+def make_served_engine(settings: Settings) -> "Engine":
     """What the settings name, watched and opened again where that is possible."""
     if settings.isolate_engine and settings.engine in ("remote", "vllm"):
         raise SettingsError(f"The engine `{settings.engine}` computes in other processes; do not isolate it.")
@@ -163,7 +163,7 @@ class Opener:
 
     def __call__(self) -> "Engine":
         settings = self._settings
-        made: Engine = isolated(settings) if settings.isolate_engine else engine_of(settings)
+        made: Engine = isolate(settings) if settings.isolate_engine else engine_of(settings)
         check_engine(made)
         if settings.engine == "local":
             # As large as the first time, however much memory is free by then, and by the same runner: the
@@ -174,7 +174,7 @@ class Opener:
         return made
 
 
-def isolated(settings: Settings) -> "IsolatedEngine":
+def isolate(settings: Settings) -> "IsolatedEngine":
     from dragoman.engines.isolated import IsolatedEngine
 
     name = _tokenizer_name(settings)

@@ -94,7 +94,7 @@ async def _try_all(engine: Any) -> list[Finding]:
             await engine.start()
             await asyncio.wait_for(engine.check(), SECONDS)
         for name, trial in trials.items():
-            findings.append(_finding(name, await _tried(trial, engine)))
+            findings.append(_finding(name, await _try_job(trial, engine)))
             if findings[-1].verdict == "failed":
                 break
     except Exception as error:
@@ -107,7 +107,7 @@ async def _try_all(engine: Any) -> list[Finding]:
     return findings
 
 
-async def _tried(trial: Trial, engine: Any) -> list[str]:
+async def _try_job(trial: Trial, engine: Any) -> list[str]:
     try:
         return await asyncio.wait_for(trial(engine), SECONDS)
     except TimeoutError:
@@ -145,13 +145,13 @@ async def wrong_steps(engine: Any) -> list[str]:
         finish = step.finish
         if count > TOKENS:
             return [f"{count} tokens came where max_tokens was {TOKENS}"]
-    wrong = (await _said(engine))[1]
+    wrong = (await _quote_steps(engine))[1]
     if not wrong and finish == "length" and count < TOKENS:
         return [f"finish is length after {count} of {TOKENS} tokens"]
     return wrong
 
 
-async def _said(engine: Any, **sampling: Any) -> tuple[list[Step], list[str]]:
+async def _quote_steps(engine: Any, **sampling: Any) -> tuple[list[Step], list[str]]:
     """What the server would take of an answer, and what it would say of the engine."""
     steps, wrong, pauses = list[Step](), list[str](), [0.0]
     over = asyncio.get_running_loop().create_future()
@@ -187,7 +187,7 @@ async def _beat(pauses: list[float]) -> None:
 async def wrong_logprobs(engine: Any) -> list[str]:
     if "logprobs" in engine.card.unsupported:
         return []
-    steps, wrong = await _said(engine, logprobs=2)
+    steps, wrong = await _quote_steps(engine, logprobs=2)
     told = [entry for step in steps for entry in step.logprobs or ()]
     if not wrong and any(len(entry.top) != 2 for entry in told):
         return ["2 alternatives were asked for beside each id, but there are not 2"]

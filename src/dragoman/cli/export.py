@@ -11,7 +11,7 @@ import msgspec
 
 from dragoman.cli.parser import add_settings, read_settings
 from dragoman.cli.problems import USAGE, CommandError
-from dragoman.cli.store import EVERY, STDOUT, opened, with_store
+from dragoman.cli.store import EVERY, STDOUT, open_named, with_store
 from dragoman.cli.terminal import Progress
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ async def _last_answers(store: "Store") -> list[tuple[str, str]]:
 
 async def to_lines(rows: AsyncIterator[dict[str, Any]], output: str) -> int:
     encode = msgspec.json.Encoder().encode
-    file = sys.stdout.buffer if output == STDOUT else opened(output)
+    file = sys.stdout.buffer if output == STDOUT else open_named(output)
     progress, count = Progress(), 0
     async for row in rows:
         file.write(encode(row) + b"\n")

@@ -35,14 +35,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _file(path: Path, as_json: bool) -> int:
-    from dragoman.cli.facts import facts_of, shown
+    from dragoman.cli.facts import facts_of, show_value
 
     facts = facts_of(path)
     if as_json:
         _print_json(facts)
         return 0
     paint = Paint(sys.stdout)
-    for name, text in shown(facts):
+    for name, text in show_value(facts):
         print(f"{paint('dim', name.ljust(12))}  {text}")
     return 0
 
@@ -68,7 +68,7 @@ def _print_models(models: list[dict[str, Any]]) -> None:
 def _here(args: argparse.Namespace) -> int:
     """What this machine has: a dragoman on the usual port, and the default weights."""
     url, models = _running(args.api_key)
-    cached = _cached()
+    cached = _list_cached()
     if args.json:
         _print_json({"url": url, "models": models, "cached": cached})
         return 0
@@ -94,7 +94,7 @@ def _running(given: str | None) -> tuple[str, list[dict[str, Any]]]:
     return url, own_models(url, key)
 
 
-def _cached() -> dict[str, Any]:
+def _list_cached() -> dict[str, Any]:
     from dragoman.engines.weights import MEMBER, cache_folder, is_verified
 
     file = cache_folder() / Path(MEMBER).name

@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     if args.stream:
         show(parser.finish())
     else:
-        whole = spelled(fold(events + parser.finish()))
+        whole = spell_answer(fold(events + parser.finish()))
         print(msgspec.json.format(msgspec.json.encode(whole), indent=2).decode())
     return 0
 
@@ -147,7 +147,7 @@ def pieces_of(file: str) -> Iterator[str]:
     yield decoder.decode(b"", final=True)
 
 
-def spelled(answer: "Answer") -> dict[str, Any]:
+def spell_answer(answer: "Answer") -> dict[str, Any]:
     calls = [{"id": call.id, "name": call.name, "arguments": call.arguments} for call in answer.calls]
     return {"text": answer.text, "reasoning": answer.reasoning, "tool_calls": calls}
 

@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     from dragoman.cli.address import key_of
     from dragoman.client import Client
     from dragoman.client.failures import load
-    from dragoman.client.replay import difference, replay, told
+    from dragoman.client.replay import difference, replay, tell_outcome
 
     failure = load(args.file.expanduser())
     url, key = (args.url, key_of(args.api_key)) if args.url else (failure.url, args.api_key)
@@ -44,5 +44,5 @@ def run(args: argparse.Namespace) -> int:
         print(paint(style, visible(line)) if style else visible(line))
     if not lines:
         print("Nothing has changed:")
-        print(visible("\n".join(told(now))))
+        print(visible("\n".join(tell_outcome(now))))
     return FAILED if now.error else 0

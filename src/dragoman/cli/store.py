@@ -55,9 +55,9 @@ def run(args: argparse.Namespace) -> int:
     if args.action == "stats":
         show(settings, asyncio.run(with_store(settings, lambda store: store.stats())), as_json=args.json)
     elif args.action == "vacuum":
-        asyncio.run(with_store(settings, vacuumed))
+        asyncio.run(with_store(settings, vacuum))
     else:
-        asyncio.run(with_store(settings, lambda store: exported(store, args.output)))
+        asyncio.run(with_store(settings, lambda store: export(store, args.output)))
     return 0
 
 
@@ -83,22 +83,22 @@ async def with_store(settings: Settings, use: Callable[["Store"], Awaitable[T]])
         await store.close()
 
 
-async def vacuumed(store: "Store") -> None:
+async def vacuum(store: "Store") -> None:
     before = await store.stats()
     await store.vacuum()
     after = await store.stats()
     print(f"{size(before.file_bytes)} on disk before, {size(after.file_bytes)} now")
 
 
-async def exported(store: "Store", output: str) -> None:
+async def export(store: "Store", output: str) -> None:
     if output == STDOUT:
-        await _written(store, sys.stdout.buffer)
+        await _write_lines(store, sys.stdout.buffer)
         return
-    with opened(output) as file:
-        await _written(store, file)
+    with open_named(output) as file:
+        await _write_lines(store, file)
 
 
-def opened(output: str) -> BinaryIO:
+def open_named(output: str) -> BinaryIO:
     """The file to write; what people said to a model is for nobody else to read."""
     try:
         handle = os.open(Path(output).expanduser(), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -107,7 +107,7 @@ def opened(output: str) -> BinaryIO:
     return os.fdopen(handle, "wb")
 
 
-async def _written(store: "Store", file: BinaryIO) -> None:
+async def _write_lines(store: "Store", file: BinaryIO) -> None:
     progress, count = Progress(), 0
     async for line in store.export():
         file.write(line + b"\n")

@@ -14,7 +14,15 @@ from dragoman.client import failures
 from dragoman.client import request as requests
 from dragoman.client.events import AnswerTree
 from dragoman.client.failures import Outcome
-from dragoman.client.problems import BrokenStream, ClientError, Refused, Reply, Where, problem_with, shown
+from dragoman.client.problems import (
+    BrokenStream,
+    ClientError,
+    Refused,
+    Reply,
+    Where,
+    problem_with,
+    show_value,
+)
 from dragoman.client.reading import ReplyReading
 from dragoman.client.request import Request
 from dragoman.client.setup import Setup, Timeouts, setup_of
@@ -47,7 +55,7 @@ class PlainExchange:
     def read(self, response: httpx.Response) -> Whole:
         reply, data = Reply.of(response), response.content
         where = replace(self._where, status=reply.status, request_id=reply.request_id)
-        begun = replace(where, beginning=self._setup.hidden(shown(data)))
+        begun = replace(where, beginning=self._setup.hidden(show_value(data)))
         if not response.is_success:
             problem = problem_in(data)
             raise Refused(where if problem else begun, problem, reply)

@@ -57,7 +57,7 @@ def entries_of(logprobs: Logprobs | None) -> list[Token]:
     if logprobs is None:
         return []
     if logprobs.content is not None:
-        return spelled_tokens(logprobs.content)
+        return spell_tokens(logprobs.content)
     values = logprobs.token_logprobs or []
     tops = logprobs.top_logprobs or [None] * len(values)
     return [
@@ -66,9 +66,9 @@ def entries_of(logprobs: Logprobs | None) -> list[Token]:
     ]
 
 
-def spelled_tokens(entries: Sequence[Spelled]) -> list[Token]:
+def spell_tokens(entries: Sequence[Spelled]) -> list[Token]:
     return [
-        _token(entry.token, entry.logprob, spelled_tokens(entry.top_logprobs or ()), entry.id)
+        _token(entry.token, entry.logprob, spell_tokens(entry.top_logprobs or ()), entry.id)
         for entry in entries
     ]
 

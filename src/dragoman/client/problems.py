@@ -151,7 +151,7 @@ class Unreached(BrokenStream):
     again = True
 
 
-def shown(data: bytes | bytearray) -> str:
+def show_value(data: bytes | bytearray) -> str:
     """The beginning of what came, fit for a message."""
     return data[:_SHOWN].decode("utf-8", "replace") + ("…" if len(data) > _SHOWN else "")
 

@@ -21,7 +21,7 @@ from dragoman.client.problems import (
     TimedOut,
     Where,
     problem_with,
-    shown,
+    show_value,
 )
 from dragoman.client.request import Request
 from dragoman.client.setup import Setup
@@ -220,5 +220,5 @@ class ReplyReading:
             raise TimedOut(message, self._at(b""))
 
     def _at(self, data: bytes | bytearray) -> Where:
-        beginning = self._setup.hidden(shown(data))
+        beginning = self._setup.hidden(show_value(data))
         return replace(self.where, chunk=self._chunks or None, beginning=beginning)

@@ -25,11 +25,13 @@ def replay(failure: Failure, client: Client) -> Outcome:
 
 def difference(before: Outcome, now: Outcome) -> list[str]:
     """The lines of a unified diff; none where nothing that matters has changed."""
-    lines = difflib.unified_diff(list(told(before)), list(told(now)), "before", "now", n=3, lineterm="")
+    lines = difflib.unified_diff(
+        list(tell_outcome(before)), list(tell_outcome(now)), "before", "now", n=3, lineterm=""
+    )
     return list(lines)
 
 
-def told(outcome: Outcome) -> Iterator[str]:
+def tell_outcome(outcome: Outcome) -> Iterator[str]:
     """An outcome as a person would tell it. What differs every time (ids of requests, dates) is left out."""
     yield f"status: {outcome.status or 'none'}"
     if outcome.error is not None:
@@ -47,12 +49,12 @@ def _answer(answer: AnswerTree, numbered: bool) -> Iterator[str]:
     for part in answer.parts:
         if isinstance(part, Called):
             yield f"call {part.name}{'' if part.complete else ' (not complete)'}:"
-            yield from _indented(part.arguments)
+            yield from _indent(part.arguments)
         elif part.text:
             yield f"{part.kind}:"
-            yield from _indented(part.text)
+            yield from _indent(part.text)
     yield f"finish: {answer.finish or 'none'}"
 
 
-def _indented(text: str) -> Iterator[str]:
+def _indent(text: str) -> Iterator[str]:
     return (f"  {line}" for line in text.split("\n"))

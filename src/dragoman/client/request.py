@@ -35,11 +35,13 @@ class Request(Struct, frozen=True):
 
 
 def chat(messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any]) -> Request:
-    return _counted(CHAT, {"messages": list(messages), **fields})
+    return _count_usage(CHAT, {"messages": list(messages), **fields})
 
 
 def completions(prompt: str | Sequence[int], fields: Mapping[str, Any]) -> Request:
-    return _counted(COMPLETIONS, {"prompt": prompt if isinstance(prompt, str) else list(prompt), **fields})
+    return _count_usage(
+        COMPLETIONS, {"prompt": prompt if isinstance(prompt, str) else list(prompt), **fields}
+    )
 
 
 def responses(input: str | Sequence[Mapping[str, Any]], fields: Mapping[str, Any]) -> Request:
@@ -47,7 +49,7 @@ def responses(input: str | Sequence[Mapping[str, Any]], fields: Mapping[str, Any
     return Request(RESPONSES, _set({"input": given, **fields, "stream": True}))
 
 
-def _counted(path: str, fields: Mapping[str, Any]) -> Request:
+def _count_usage(path: str, fields: Mapping[str, Any]) -> Request:
     return Request(path, _set({"stream_options": {"include_usage": True}, **fields, "stream": True}))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from dragoman.client.chunks import spelled_tokens, tokens_of
+from dragoman.client.chunks import spell_tokens, tokens_of
 from dragoman.client.events import (
     CallArguments,
     CallBegan,
@@ -73,7 +73,7 @@ class ResponseEvent(Struct):
     message: str | None = None
 
     def tokens(self, text: str) -> list[Token]:
-        return tokens_of(self.token_ids, spelled_tokens(self.logprobs or ()), text)
+        return tokens_of(self.token_ids, spell_tokens(self.logprobs or ()), text)
 
     @property
     def whole(self) -> str:

@@ -16,7 +16,7 @@ from dragoman.errors import BadRequest, Conflict, DragomanError, EngineFailed
 logger = logging.getLogger("dragoman.engine")
 
 
-async def asked(engine: Engine, method: str, *args: Any) -> Any:
+async def ask_engine(engine: Engine, method: str, *args: Any) -> Any:
     """`await engine.method(*args)`."""
     try:
         return await getattr(engine, method)(*args)
@@ -55,7 +55,7 @@ _log = logging.getLogger("dragoman.engine")
 _STOP_S = 10.0
 
 
-async def opened(open: Callable[[], Engine]) -> Engine:
+async def open_engine(open: Callable[[], Engine]) -> Engine:
     """`open()`, in a thread that the end of the process does not wait for: loading may take minutes."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Engine] = loop.create_future()
@@ -92,12 +92,12 @@ async def opened(open: Callable[[], Engine]) -> Engine:
             atexit.unregister(thread.join)
 
 
-async def closed(engine: Engine, *, stuck: bool, seconds: float = _STOP_S) -> None:
+async def close_engine(engine: Engine, *, stuck: bool, seconds: float = _STOP_S) -> None:
     """Free what an engine holds, as far as that can be done."""
     if stuck and isinstance(engine, PulsingEngine):
         engine.abandon()
     elif isinstance(engine, LivingEngine):
-        stopping = asyncio.ensure_future(asked(engine, "stop"))
+        stopping = asyncio.ensure_future(ask_engine(engine, "stop"))
         await asyncio.wait({stopping}, timeout=seconds)
         if not stopping.done():
             stopping.cancel()
@@ -122,7 +122,7 @@ class Brake:
         engine = self._trained()
         async with self._lock:
             if not self._paused:
-                await asked(engine, "pause")
+                await ask_engine(engine, "pause")
                 self._paused = True
 
     async def resume(self, weight_version: str | None) -> None:
@@ -130,7 +130,7 @@ class Brake:
         async with self._lock:
             if not self._paused:
                 raise Conflict("The engine is not paused; POST to /v1/engine/pause first.")
-            await asked(engine, "resume", weight_version)
+            await ask_engine(engine, "resume", weight_version)
             self._paused = False
 
     def _trained(self) -> TrainedEngine:

@@ -53,7 +53,7 @@ def ending(reason: Any) -> tuple[FinishReason | None, DragomanError | None]:
             )
 
 
-def refused(error: Exception, *, begun: bool) -> bool:
+def refuse(error: Exception, *, begun: bool) -> bool:
     """Whether an exception is about the request: it has a status, or came before anything was computed."""
     return _status(error) is not None or (isinstance(error, ValueError) and not begun)
 
@@ -206,7 +206,7 @@ class Form(Struct, frozen=True):
     def _sampling(self, job: Job) -> dict[str, Any]:
         params: dict[str, Any] = {}
         for ours, theirs in _SAMPLING.items():
-            value = _spelled(ours, getattr(job.sampling, ours))
+            value = _spell_params(ours, getattr(job.sampling, ours))
             name = next((one for one in theirs if one in self.sampling), None)
             if name is not None and value is not None:
                 params[name] = value
@@ -222,7 +222,7 @@ def _source(job: Job) -> ConstraintSource | None:
     return job.constraint.source if job.constraint is not None else None
 
 
-def _spelled(name: str, value: Any) -> Any:
+def _spell_params(name: str, value: Any) -> Any:
     match name:
         case "top_k":
             return value or -1
@@ -241,7 +241,7 @@ def form_of(manager: Any) -> Form:
     return Form(
         own,
         takes,
-        takes | _annotated(own),
+        takes | _read_annotations(own),
         frozenset(inspect.signature(sampling).parameters) if sampling is not None else _USUAL,
         low_first=bool(getattr(args, "schedule_low_priority_values_first", False)),
         reasons=getattr(args, "reasoning_parser", None) is not None,
@@ -262,11 +262,12 @@ def _request_class(manager: Any) -> type | None:
     hint = next((hint for name, hint in hints.items() if name != "return"), None)
     candidates = [one for one in get_args(hint) or (hint,) if isinstance(one, type)]
     return next(
-        (one for one in candidates if {"input_ids", "sampling_params", "stream"} <= _annotated(one)), None
+        (one for one in candidates if {"input_ids", "sampling_params", "stream"} <= _read_annotations(one)),
+        None,
     )
 
 
-def _annotated(cls: type) -> frozenset[str]:
+def _read_annotations(cls: type) -> frozenset[str]:
     return frozenset(name for base in cls.__mro__ for name in inspect.get_annotations(base))
 
 
@@ -476,7 +477,7 @@ class AsyncLLMEngine:
                         # What the engine does after its last output is done too, whoever has left by then.
                         await anext(outputs, None)
         except Exception as error:
-            if refused(error, begun=reader.begun):
+            if refuse(error, begun=reader.begun):
                 # The engine's words stay in the log: an exception may hold anything.
                 logger.warning("The engine refused job %s: %s", job.id, error)
                 raise error_of(error) from error

@@ -21,7 +21,7 @@ from dragoman.engines.asked import is_cancelled, is_interrupt
 from dragoman.engines.protocol import Engine, Handle
 from dragoman.engines.sound import (
     MISBEHAVED,
-    shown,
+    show_value,
     wrong_ids,
     wrong_iterator,
     wrong_logprobs,
@@ -96,7 +96,7 @@ class Border:
             raise EngineFailed("The engine took no job; the server's log says why.") from None
         if not callable(getattr(handle, "cancel", None)):
             self._room.clear()
-            self._tell(f"submit gave {shown(handle)}, not a handle")
+            self._tell(f"submit gave {show_value(handle)}, not a handle")
             raise EngineFailed(MISBEHAVED)
         self._handle = handle
         if self._early:
@@ -196,7 +196,7 @@ class Border:
     def _checked(self, step: Step) -> bool:
         """Whether the step is to go on, cut to what was asked. Raises for one that cannot be right."""
         if not isinstance(step, Step):
-            raise _WrongStep(f"it gave {shown(step)} where a dragoman.Step belongs")
+            raise _WrongStep(f"it gave {show_value(step)} where a dragoman.Step belongs")
         index = step.index
         if type(index) is not int or index not in self._room:
             return self._stray(step)
@@ -224,7 +224,7 @@ class Border:
         if step.cached_tokens is not None or step.prompt_logprobs is not None:
             self._check_prompt(step)
         if step.weight_version is not None and type(step.weight_version) is not str:
-            raise _WrongStep(f"weight_version is {shown(step.weight_version)}; it is a text, or None")
+            raise _WrongStep(f"weight_version is {show_value(step.weight_version)}; it is a text, or None")
         if step.finish is not None or step.error is not None:
             self._check_end(step)
         return True
@@ -232,7 +232,7 @@ class Border:
     def _stray(self, step: Step) -> bool:
         """Of a continuation that is over, or that was never asked for."""
         if type(step.index) is not int or not 0 <= step.index < self._job.n:
-            raise _WrongStep(f"a step's index is {shown(step.index)}, of {self._job.n} continuations")
+            raise _WrongStep(f"a step's index is {show_value(step.index)}, of {self._job.n} continuations")
         if not self._cancelled:
             self._warn("goes on after the end of an answer; what comes then is dropped")
         step.finish = None
@@ -276,7 +276,7 @@ class Border:
         told, cached = step.prompt_logprobs, step.cached_tokens
         if cached is not None:
             if type(cached) is not int:
-                raise _WrongStep(f"cached_tokens is {shown(cached)}; it is an int")
+                raise _WrongStep(f"cached_tokens is {show_value(cached)}; it is an int")
             most = len(self._job.prompt)
             if not 0 <= cached <= most:
                 self._warn("tells of cached_tokens below 0, or of more than the prompt has")
@@ -293,11 +293,11 @@ class Border:
         """A finish that is known, with an error where there is to be one."""
         error, finish = step.error, step.finish
         if finish is not None and finish not in FINISHES:
-            raise _WrongStep(f"finish is {shown(finish)}; it is one of {', '.join(FINISHES)}")
+            raise _WrongStep(f"finish is {show_value(finish)}; it is one of {', '.join(FINISHES)}")
         if error is not None and not isinstance(error, Exception):
-            raise _WrongStep(f"a step's error is {shown(error)}, not an Exception")
+            raise _WrongStep(f"a step's error is {show_value(error)}, not an Exception")
         if step.stop_id is not None and (type(step.stop_id) is not int or not 0 <= step.stop_id < self._size):
-            raise _WrongStep(f"stop_id is {shown(step.stop_id)}, which is no id of the vocabulary")
+            raise _WrongStep(f"stop_id is {show_value(step.stop_id)}, which is no id of the vocabulary")
         if error is None and finish == "error":
             raise _WrongStep("finish is 'error', and there is no error")
         if error is None:

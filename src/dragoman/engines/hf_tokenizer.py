@@ -125,7 +125,7 @@ def plain_tokenizer(definition: dict[str, Any], control: Collection[str]) -> Tok
     secret = f"\ufdd0{secrets.token_hex(16)}"
     names = {text: f"{secret}{number}" for number, text in enumerate(control)}
     model = dict(definition["model"])
-    model["vocab"] = _renamed(model.get("vocab"), names)
+    model["vocab"] = _rename_control(model.get("vocab"), names)
     if model.get("unk_token") in names:
         model["unk_token"] = names[model["unk_token"]]
     if model.get("merges"):
@@ -142,20 +142,20 @@ def plain_tokenizer(definition: dict[str, Any], control: Collection[str]) -> Tok
 
 def going_on(definition: dict[str, Any]) -> dict[str, Any] | None:
     """The description for text in the middle, if it differs: some put a space before the first word only."""
-    found = _unprefixed(definition.get("pre_tokenizer"))
+    found = _without_prefix(definition.get("pre_tokenizer"))
     return None if found == definition.get("pre_tokenizer") else {**definition, "pre_tokenizer": found}
 
 
-def _unprefixed(part: Any) -> Any:
+def _without_prefix(part: Any) -> Any:
     if isinstance(part, list):
-        return [_unprefixed(each) for each in part]
+        return [_without_prefix(each) for each in part]
     if not isinstance(part, dict):
         return part
-    inside = {name: _unprefixed(value) for name, value in part.items()}
+    inside = {name: _without_prefix(value) for name, value in part.items()}
     return {**inside, "prepend_scheme": "never"} if part.get("prepend_scheme") == "first" else inside
 
 
-def _renamed(tokens: Any, names: dict[str, str]) -> Any:
+def _rename_control(tokens: Any, names: dict[str, str]) -> Any:
     if isinstance(tokens, list):
         return [[names.get(token, token), score] for token, score in tokens]
     return {names.get(token, token): id_ for token, id_ in (tokens or {}).items()}
@@ -215,7 +215,7 @@ class HfTokenizer:
     """
 
     def __init__(self, tokenizer: Any, *, size: int | None = None, end_ids: Collection[int] = ()) -> None:
-        source = source_of(_loaded(tokenizer))
+        source = source_of(_load(tokenizer))
         definition = source.definition
         ids = _all_ids(definition)
         most = 1 + max(ids.values(), default=-1)
@@ -238,11 +238,11 @@ class HfTokenizer:
         self.longest = source.longest
 
     def encode(self, text: str) -> list[int]:
-        return _encoded(self._plain, text)
+        return _encode(self._plain, text)
 
     def encode_on(self, text: str) -> list[int]:
         """The same for text that does not begin a prompt, which some write without a space in front."""
-        return _encoded(self._going_on, text)
+        return _encode(self._going_on, text)
 
     def _ends(self, told: Iterable[int]) -> frozenset[int]:
         known = {self.special[text] for text in _END_OF_TURN if text in self.special}
@@ -253,7 +253,7 @@ class HfTokenizer:
         return frozenset(id_ for id_ in ends if 0 <= id_ < len(self.pieces))
 
 
-def _encoded(tokenizer: Any, text: str) -> list[int]:
+def _encode(tokenizer: Any, text: str) -> list[int]:
     if len(text) <= LONG:
         ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
         return ids
@@ -295,7 +295,7 @@ def card_of(
     )
 
 
-def _loaded(tokenizer: Any) -> Any:
+def _load(tokenizer: Any) -> Any:
     """A text that is no path is a name, which transformers looks up in its cache or on its hub."""
     if not isinstance(tokenizer, str) or Path(tokenizer).expanduser().exists():
         return tokenizer

@@ -35,7 +35,7 @@ def source_of(tokenizer: Any) -> TokenizerSource:
 
 
 def _from_transformers(tokenizer: Any) -> TokenizerSource:
-    backend = getattr(tokenizer, "backend_tokenizer", None) or _converted(tokenizer)
+    backend = getattr(tokenizer, "backend_tokenizer", None) or _convert(tokenizer)
     known = getattr(tokenizer, "special_tokens_map", {})
     templates = getattr(tokenizer, "chat_template", None)
     folder = Path(getattr(tokenizer, "name_or_path", "") or ".")
@@ -48,7 +48,7 @@ def _from_transformers(tokenizer: Any) -> TokenizerSource:
     )
 
 
-def _converted(tokenizer: Any) -> Any:
+def _convert(tokenizer: Any) -> Any:
     """A tokenizer written in Python has no table of its own; transformers can make one of most."""
     from transformers.convert_slow_tokenizer import convert_slow_tokenizer
 
@@ -65,8 +65,8 @@ def _from_path(path: Path) -> TokenizerSource:
     folder, file = (path, path / "tokenizer.json") if path.is_dir() else (path.parent, path)
     config = _read(folder / "tokenizer_config.json")
     return TokenizerSource(
-        definition=_required(file),
-        named=_named(_read(folder / "special_tokens_map.json")) | _named(config),
+        definition=_require(file),
+        named=_find_named(_read(folder / "special_tokens_map.json")) | _find_named(config),
         templates=_templates(config.get("chat_template")) | _template_files(folder),
         end_ids=_end_ids(folder),
         add_bos=config.get("add_bos_token"),
@@ -74,7 +74,7 @@ def _from_path(path: Path) -> TokenizerSource:
     )
 
 
-def _required(file: Path) -> dict[str, Any]:
+def _require(file: Path) -> dict[str, Any]:
     if not file.is_file():
         raise ModelFileError(f"There is no {file}; a folder with tokenizer.json is needed.")
     definition = _read(file)
@@ -98,7 +98,7 @@ def _read(file: Path) -> dict[str, Any]:
     return found
 
 
-def _named(config: Mapping[str, Any]) -> dict[str, str]:
+def _find_named(config: Mapping[str, Any]) -> dict[str, str]:
     """`eos_token` and its like, which are a text, or an object that has one."""
     extra = config.get("extra_special_tokens")
     entries = {**(extra if isinstance(extra, dict) else {}), **config}

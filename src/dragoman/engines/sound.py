@@ -43,11 +43,11 @@ def wrong_card(card: Any) -> Iterator[str]:
     if not isinstance(card.name, str) or not card.name.strip() or not card.name.isprintable():
         yield "name is empty, or no text that can be printed"
     if type(card.max_model_len) is not int or card.max_model_len < 2:
-        yield f"max_model_len is {shown(card.max_model_len)}; a prompt and an answer need 2 at least"
+        yield f"max_model_len is {show_value(card.max_model_len)}; a prompt and an answer need 2 at least"
     for name in ("slots", "dimensions"):
         value = getattr(card, name)
         if value is not None and (type(value) is not int or value < 1):
-            yield f"{name} is {shown(value)}; it is a number from 1, or None where it is not known"
+            yield f"{name} is {show_value(value)}; it is a number from 1, or None where it is not known"
     if unknown := frozenset(card.unsupported) - UNSUPPORTABLE:
         yield f"unsupported names what is no field: {', '.join(sorted(map(str, unknown)))}"
 
@@ -96,7 +96,7 @@ def _first_wrong(ids: Sequence[Any], size: int) -> str | None:
         if type(id_) is not int:
             return f"hold a {type(id_).__name__}; ids are of Python's own type int"
         if not 0 <= id_ < size:
-            return f"hold {shown(id_)}, which is not in a vocabulary of {size}"
+            return f"hold {show_value(id_)}, which is not in a vocabulary of {size}"
     return None
 
 
@@ -132,9 +132,9 @@ def wrong_logprob(entry: Any, size: int, most: int) -> str | None:
         return f"{most} alternatives were asked for beside each id, but there are {len(entry.top)}"
     for id_, logprob in ((entry.id, entry.logprob), *entry.top):
         if type(id_) is not int or not 0 <= id_ < size:
-            return f"a log probability is of {shown(id_)}, which is not in a vocabulary of {size}"
+            return f"a log probability is of {show_value(id_)}, which is not in a vocabulary of {size}"
         if type(logprob) not in (float, int) or not logprob <= ABOVE_ZERO:
-            return f"a log probability is {shown(logprob)}; it is a float, and 0 at most"
+            return f"a log probability is {show_value(logprob)}; it is a float, and 0 at most"
     return None
 
 
@@ -167,7 +167,7 @@ def wrong_numbers(numbers: Sequence[Any], method: str) -> str | None:
     return None if math.isfinite(total) else f"{method} gave a number that is none, or infinite"
 
 
-def checked(engine: Any, wrong: str | None) -> None:
+def check_sound(engine: Any, wrong: str | None) -> None:
     """Raises where something is wrong with what an engine gave; the log says what."""
     if wrong:
         logger.error("The engine %s broke its protocol: %s", type(engine).__name__, wrong)
@@ -184,7 +184,7 @@ def wrong_iterator(made: Any) -> str | None:
     return None
 
 
-def shown(value: Any) -> str:
+def show_value(value: Any) -> str:
     """A value for a line of the log. Text may be anything, so only what looks like a word is quoted."""
     if value is None or isinstance(value, bool) or type(value) in (int, float):
         return repr(value) if not isinstance(value, int) or abs(value) < 1 << 64 else "a very large number"

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from typing import Any
 
-from dragoman.engines.asked import asked, closed, opened
+from dragoman.engines.asked import ask_engine, close_engine, open_engine
 from dragoman.engines.border import start
 from dragoman.engines.protocol import Engine, Handle, LivingEngine, PulsingEngine, Tokenizer, weights_of
 from dragoman.engines.steps import iterate
@@ -210,15 +210,15 @@ class Watch:
         if not self._asked.done():
             self._count(min(loop.time() - began, 2 * INTERVAL_S))
             return False
-        asked, self._asked = self._asked, None
+        check, self._asked = self._asked, None
         self.silence, self.trouble = 0.0, None
         try:
-            asked.result()
+            check.result()
         except Unavailable as error:
             self.trouble = error
         finally:
             # An error holds its frames: with this name in one of them, it would hold itself.
-            del asked
+            del check
         self.answered.set()
         return True
 
@@ -237,7 +237,7 @@ class Watch:
 
 async def _check(engine: Engine) -> None:
     if isinstance(engine, LivingEngine):
-        await asked(engine, "check")
+        await ask_engine(engine, "check")
 
 
 # Around an engine: watches it, ends its jobs when it fails, and opens it again.
@@ -365,7 +365,7 @@ class Supervised:
             self._engine = self._watch = None
             watch.close()
             self._jobs.fail()
-            await closed(watch.engine, stuck=stuck)
+            await close_engine(watch.engine, stuck=stuck)
             del watch
             watch = self._watch = Watch(await self._opened_again())
             self._engine = watch.engine
@@ -409,12 +409,12 @@ class Supervised:
             return engine
 
     async def _opened(self) -> Engine:
-        engine = await opened(self._open)
+        engine = await open_engine(self._open)
         try:
             if isinstance(engine, LivingEngine):
                 await engine.start()
         except BaseException:
-            await closed(engine, stuck=False)
+            await close_engine(engine, stuck=False)
             raise
         return engine
 
@@ -425,7 +425,7 @@ class Supervised:
             watch = self._present()
             if name in ("pause", "resume"):
                 self._paused = name == "pause"
-            asking = asyncio.ensure_future(asked(watch.engine, name, *args))
+            asking = asyncio.ensure_future(ask_engine(watch.engine, name, *args))
             try:
                 await asyncio.wait({asking, watch.over}, return_when=asyncio.FIRST_COMPLETED)
                 if not asking.done():

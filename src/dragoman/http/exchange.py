@@ -12,7 +12,7 @@ import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
 from dragoman.api.read import check_shape
-from dragoman.api.reply import ErrorSpelling, encoded, page
+from dragoman.api.reply import ErrorSpelling, encode_json, page
 from dragoman.errors import BadRequest, BodyTooLarge, DragomanError, UnsupportedMedia
 from dragoman.http.admission import Budget, Holding, Replies, Visit
 from dragoman.http.connection.uvicorn_parts import has_left, together
@@ -89,7 +89,7 @@ class Exchange:
 
     def encoder(self, size: int) -> Callable[[Any], bytes]:
         """What writes JSON of about so many bytes: much in pieces, which takes longer but stops nobody."""
-        return encoded if self._workers.needed(size) else _encode
+        return encode_json if self._workers.needed(size) else _encode
 
     async def aside(self, size: int, work: Callable[[], R]) -> R:
         """`work()`, in a thread where it is about much, and not if the client leaves before its turn."""

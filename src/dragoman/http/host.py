@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from dragoman._version import __version__
-from dragoman.engines.asked import Brake, asked, closed
+from dragoman.engines.asked import Brake, ask_engine, close_engine
 from dragoman.engines.protocol import Engine, LivingEngine
 from dragoman.engines.sound import check_engine
 from dragoman.errors import DragomanError, EngineFailed, Unavailable
@@ -64,7 +64,7 @@ class Host:
     async def start(self) -> None:
         await self.desk.start()
         if isinstance(self.engine, LivingEngine):
-            await asked(self.engine, "start")
+            await ask_engine(self.engine, "start")
         if self.card.constrains:
             # Now, because it would hold up the answers of others later.
             await asyncio.to_thread(self.model.planner.warm_up)
@@ -77,14 +77,14 @@ class Host:
                 await close()
             except Exception:
                 logger.exception("Something could not be closed")
-        await closed(self.engine, stuck=False, seconds=STOP_TIMEOUT_S)
+        await close_engine(self.engine, stuck=False, seconds=STOP_TIMEOUT_S)
 
     async def check(self, most: float = CHECK_TIMEOUT_S) -> None:
         """Whether the engine moves; raises Unavailable when there is no answer within the time."""
         if not isinstance(self.engine, LivingEngine):
             return
         if self._checking is None or self._checking.done():
-            self._checking = asyncio.ensure_future(asked(self.engine, "check"))
+            self._checking = asyncio.ensure_future(ask_engine(self.engine, "check"))
         checking = self._checking
         await asyncio.wait({checking}, timeout=most)
         if not checking.done():

@@ -216,7 +216,7 @@ async def plan(host: "Host", exchange: Exchange, spec: TurnSpec, body_bytes: int
 
 
 @asynccontextmanager
-async def watched(exchange: Exchange, turn: Turn) -> AsyncIterator[None]:
+async def watch_client(exchange: Exchange, turn: Turn) -> AsyncIterator[None]:
     """Inside, the turn runs; it is closed when the client leaves, and on every way out."""
     async with turn:
         watcher = asyncio.create_task(_close_when_gone(exchange, turn))
@@ -236,7 +236,7 @@ async def _close_when_gone(exchange: Exchange, turn: Turn) -> None:
 async def whole(exchange: Exchange, turn: AnyTurn) -> list[Answer]:
     if isinstance(turn, HiddenCalls):
         return await _whole_rounds(exchange, turn)
-    async with watched(exchange, turn):
+    async with watch_client(exchange, turn):
         answers = await turn.answers()
         if exchange.facts.get("finish") == "disconnect":
             raise ClientGone
@@ -261,7 +261,7 @@ async def stream(
         outlet = Sse(exchange, pump, keep_alive, partial(exchange.made, opening_bytes, opening))
         await _stream_rounds(exchange, turn, writer, outlet, before_end)
         return
-    async with watched(exchange, turn):
+    async with watch_client(exchange, turn):
         # While it waits in line, what goes wrong can still be told by the status.
         await turn.begun(most=keep_alive)
         await exchange.start_stream(await exchange.made(opening_bytes, opening))

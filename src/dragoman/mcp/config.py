@@ -67,7 +67,7 @@ def read_config(path: str, environ: Mapping[str, str]) -> dict[str, ServerSpec]:
     found: dict[str, ServerSpec] = {}
     for label, raw in file.servers.items():
         try:
-            entry = msgspec.convert(expanded(raw, environ), Entry)
+            entry = msgspec.convert(expand(raw, environ), Entry)
             spec = spec_of(label, entry)
         except ValueError as error:
             raise SettingsError(f"`mcp_config`: mcpServers.{label} in {path}: {error}.") from error
@@ -76,15 +76,15 @@ def read_config(path: str, environ: Mapping[str, str]) -> dict[str, ServerSpec]:
     return found
 
 
-def expanded(value: Any, environ: Mapping[str, str]) -> Any:
+def expand(value: Any, environ: Mapping[str, str]) -> Any:
     """`expanded({"a": ["${B}"]}, {"B": "c"})` is `{"a": ["c"]}`."""
     match value:
         case str():
             return VARIABLE.sub(lambda found: _variable(found, environ), value)
         case list():
-            return [expanded(one, environ) for one in value]
+            return [expand(one, environ) for one in value]
         case dict():
-            return {name: expanded(one, environ) for name, one in value.items()}
+            return {name: expand(one, environ) for name, one in value.items()}
     return value
 
 

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from dragoman.dialects.declare import Dialect, starts_in_reasoning
 from dragoman.dialects.parser import parse
 from dragoman.engines.protocol import Tokenizer
-from dragoman.engines.sound import checked, wrong_ids
+from dragoman.engines.sound import check_sound, wrong_ids
 from dragoman.errors import SUFFIX, BadRequest, ContextOverflow
 from dragoman.types import Answer, Conversation, TextPrompt, Traced
 
@@ -467,7 +467,7 @@ def check_encoded(tokenizer: Tokenizer, ids: Sequence[int]) -> Sequence[int]:
             copy: list[int] = convert({"ids": ids}, _ids_within(size)).ids
             return copy
     if wrong := wrong_ids(ids, size):
-        checked(tokenizer, f"the ids that encode gives {wrong}")
+        check_sound(tokenizer, f"the ids that encode gives {wrong}")
     return ids
 
 

@@ -231,7 +231,7 @@ def with_tools_in_words(
     """The conversation as it is, unless it has tools and the template would not show them."""
     if traits.tools or not conversation.tools or dialect is None or not dialect.has_calls or dialect.own:
         return conversation
-    messages = tuple(_written_out(message, traits, dialect) for message in conversation.messages)
+    messages = tuple(_write_out(message, traits, dialect) for message in conversation.messages)
     told = Message(role="system", content=_description(conversation, dialect))
     return replace(conversation, messages=(told, *messages), tools=())
 
@@ -245,7 +245,7 @@ def _description(conversation: Conversation, dialect: Dialect) -> str:
     )
 
 
-def _written_out(message: Message, traits: TemplateTraits, dialect: Dialect) -> Message:
+def _write_out(message: Message, traits: TemplateTraits, dialect: Dialect) -> Message:
     if message.tool_calls and not traits.calls and isinstance(message.content, str | None):
         answer = Answer(text=message.content or "", calls=list(message.tool_calls))
         return replace(message, content=render(dialect, answer), tool_calls=())

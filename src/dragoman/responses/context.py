@@ -13,7 +13,7 @@ from dragoman.api.responses.history import beginnings, pending_approvals
 from dragoman.api.responses.items import ToldItems, without_logprobs
 from dragoman.api.responses.response import ResponseObject
 from dragoman.api.responses.tools import McpDeclaration, Offer
-from dragoman.api.responses.writer import ResponseWriter, approved_call, listed
+from dragoman.api.responses.writer import ResponseWriter, describe_listing, make_approved_call
 from dragoman.errors import Conflict, ContextOverflow
 from dragoman.mcp import McpFailure, McpTool
 from dragoman.responses.seal import Sealer
@@ -216,8 +216,8 @@ class Offering:
                 logger.warning("The tools of the MCP server %s are not known: %s", label, failure.message)
                 tools, error = self.toolbox.take(label, ()), failure.message
             if tools != before:
-                written, item = listed(
-                    place := writer.place("mcpl_"), label, [_shown(one) for one in tools], error
+                written, item = describe_listing(
+                    place := writer.place("mcpl_"), label, [_describe_tools(one) for one in tools], error
                 )
                 writer.finished(place, item)
                 await outlet.write(written)
@@ -228,7 +228,7 @@ class Offering:
     async def open_approved(self, writer: ResponseWriter, outlet: Outlet) -> None:
         """Calls that the client has approved since are the server's to make now."""
         for asked in self._approved:
-            written, call = approved_call(
+            written, call = make_approved_call(
                 writer.place("mcp_"), asked["server_label"], asked["name"], asked["arguments"], asked["id"]
             )
             writer.for_server.append(call)
@@ -261,7 +261,7 @@ def _lists(items: Sequence[dict[str, Any]]) -> dict[str, list[McpTool]]:
     }
 
 
-def _shown(tool: McpTool) -> dict[str, Any]:
+def _describe_tools(tool: McpTool) -> dict[str, Any]:
     return {
         "name": tool.name,
         "description": tool.description,

@@ -13,7 +13,7 @@ import msgspec
 
 from dragoman.api import trajectories
 from dragoman.api.reply import DONE, KEEP_ALIVE
-from dragoman.api.responses.items import ToldItems, normalise, references, told
+from dragoman.api.responses.items import ToldItems, normalise, references, tell_items
 from dragoman.api.responses.output import END, Written
 from dragoman.api.responses.request import ResponseRequest
 from dragoman.errors import BadRequest, Conflict, MissingRecord, NotFound
@@ -260,7 +260,7 @@ class Desk:
         held = sum(map(len, stored)) + sum(len(body) * meant[id_] for id_, body in found.items())
         check_count(held, self._most.bytes, field, "bytes of stored items")
         size += held
-        return await aside(size, partial(told, stored, inputs, found, self._limits, field, size))
+        return await aside(size, partial(tell_items, stored, inputs, found, self._limits, field, size))
 
     async def _chain(self, id_: str | None, owner: str) -> Sequence[StoredItem]:
         if id_ is None:

@@ -18,13 +18,13 @@ from dragoman.api.responses.response import (
     Compacted,
     Life,
     ResponseObject,
-    compacted,
+    compact,
     compaction_events,
     describe_response,
     failure,
     for_summary,
+    is_triggered,
     to_summarise,
-    triggered,
 )
 from dragoman.api.responses.tools import Offer, offer_tools
 from dragoman.api.responses.writer import Manner, ResponseWriter
@@ -71,7 +71,7 @@ async def summarise(
     async with await fit_items(items, planned) as turn:
         (answer,) = await turn.answers()
     text = answer.text.strip() or answer.reasoning.strip()
-    return compacted(items, context.seal(text), new_id(PREFIX)), turn.usage
+    return compact(items, context.seal(text), new_id(PREFIX)), turn.usage
 
 
 # One response while it is made: turns of the model, calls of tools between them, and one way to an end.
@@ -114,7 +114,7 @@ class Making:
         self._writer = ResponseWriter(self._wire, manner)
         self._offering = offering
         self._loop = ToolLoop(offering.toolbox, request.max_output_tokens)
-        self._triggered = triggered(context.inputs)
+        self._triggered = is_triggered(context.inputs)
         self._first: Turn | None = None
         self._said = context.all
         """What the model is told, before what it says itself."""

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from dragoman.errors import SettingsError
 from dragoman.settings import Settings
-from dragoman.store.opening import folder_of, made_folder
+from dragoman.store.opening import folder_of, make_folder
 from dragoman.store.sqlite import FILE as DATABASE
 
 PREFIX = "dgm1_"
@@ -39,14 +39,14 @@ class Sealer:
         nonce = os.urandom(NONCE_BYTES)
         # A model may write a lone surrogate, which is no UTF-8.
         sealed = self._cipher.encrypt(nonce, text.encode("utf-8", "surrogatepass"), _bound(owner))
-        return _coded(nonce + sealed)
+        return _encode(nonce + sealed)
 
     def open(self, sealed: str, owner: str) -> str | None:
         """None for whatever was not sealed here, for this owner, as it is."""
         try:
             raw = urlsafe_b64decode(sealed.removeprefix(PREFIX))
             # The decoder skips what it does not know, so one text has many codings: only ours counts.
-            if _coded(raw) != sealed or len(raw) < NONCE_BYTES + TAG_BYTES:
+            if _encode(raw) != sealed or len(raw) < NONCE_BYTES + TAG_BYTES:
                 return None
             opened = self._cipher.decrypt(raw[:NONCE_BYTES], raw[NONCE_BYTES:], _bound(owner))
         except (ValueError, InvalidTag):
@@ -54,7 +54,7 @@ class Sealer:
         return opened.decode("utf-8", "surrogatepass")
 
 
-def _coded(raw: bytes) -> str:
+def _encode(raw: bytes) -> str:
     return PREFIX + urlsafe_b64encode(raw).decode()
 
 
@@ -78,7 +78,7 @@ def seal_key(settings: Settings) -> bytes:
     """Without a store on disk nothing outlives the process, and neither does the key."""
     if settings.store in ("memory", "none"):
         return secrets.token_bytes(BYTES)
-    folder = made_folder(folder_of(settings))
+    folder = make_folder(folder_of(settings))
     path = folder / FILE
     try:
         if not path.exists():

@@ -38,10 +38,10 @@ def create(conversation: StoredConversation, first: Sequence[StoredItem], now: f
 
 def get(owner: str, id: str) -> Operation[StoredConversation | None]:
     rows = yield Query(f"SELECT {COLUMNS} FROM conversations WHERE {THIS}", (owner, id))
-    return made_of(rows[0]) if rows else None
+    return make_conversation(rows[0]) if rows else None
 
 
-def made_of(row: Sequence[Any]) -> StoredConversation:
+def make_conversation(row: Sequence[Any]) -> StoredConversation:
     """The conversation of a row of COLUMNS."""
     id, owner, created_at, metadata, version = row
     return StoredConversation(
@@ -128,7 +128,7 @@ def item(owner: str, id: str, item_id: str) -> Operation[StoredItem | None]:
         f"SELECT {items.COLUMNS} FROM items WHERE {NAMED} ORDER BY seq DESC LIMIT 1",
         (owner, item_id, holder.seq),
     )
-    return items.made_of(rows[0]) if rows else None
+    return items.make_item(rows[0]) if rows else None
 
 
 def delete_item(owner: str, id: str, item_id: str, now: float) -> Operation[bool]:

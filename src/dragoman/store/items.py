@@ -54,7 +54,7 @@ def size_of(items: Iterable[StoredItem]) -> int:
     return sum(len(item.body) + len(item.trail) + len(item.id) + ROW_BYTES for item in items)
 
 
-def made_of(row: Sequence[Any]) -> StoredItem:
+def make_item(row: Sequence[Any]) -> StoredItem:
     """The item of a row of COLUMNS."""
     id, body, trail = row
     return StoredItem(id, body, trail or b"")
@@ -95,7 +95,7 @@ def page(
     sizes = yield Query(f"SELECT length(body) {cut}", (*values, start, limit + 1))
     fit = fitting(sizes[:limit], most_bytes)
     rows = yield Query(f"SELECT {COLUMNS} {cut}", (*values, start, fit))
-    return Page([made_of(row) for row in rows], has_more=len(sizes) > fit)
+    return Page([make_item(row) for row in rows], has_more=len(sizes) > fit)
 
 
 def fitting(sizes: Iterable[Row], most_bytes: int) -> int:
@@ -112,7 +112,7 @@ def of_records(seqs: Sequence[int]) -> Operation[dict[tuple[int, str], list[Stor
     )
     found: dict[tuple[int, str], list[StoredItem]] = {}
     for record, part, *columns in rows:
-        found.setdefault((record, part), []).append(made_of(columns))
+        found.setdefault((record, part), []).append(make_item(columns))
     return found
 
 
@@ -137,7 +137,7 @@ def within(column: str, seqs: Sequence[int], most: Most) -> Operation[list[Store
         )
     order = {seq: number for number, seq in enumerate(seqs)}
     rows.sort(key=lambda row: (order[row[0]], row[1]))
-    return [made_of(columns) for _, _, *columns in rows]
+    return [make_item(columns) for _, _, *columns in rows]
 
 
 def check_stored(size: int, most: Most) -> None:

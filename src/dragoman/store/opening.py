@@ -51,10 +51,10 @@ def check_folder(settings: Settings) -> Path | None:
     """Where something is kept, made and tried; None where nothing is. Raises if it cannot be."""
     if settings.store in ("memory", "none"):
         return None
-    return made_folder(folder_of(settings))
+    return make_folder(folder_of(settings))
 
 
-def made_folder(folder: Path) -> Path:
+def make_folder(folder: Path) -> Path:
     """A folder that can be written. Only a try tells: of permissions, and of disks that are read-only."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

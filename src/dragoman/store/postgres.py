@@ -53,7 +53,7 @@ def unavailable(error: Exception) -> StoreUnavailable:
     return StoreUnavailable(f"The database of the store failed: {why}.")
 
 
-async def connected(url: str) -> Connection:
+async def connect(url: str) -> Connection:
     connection = await AsyncConnection.connect(url, autocommit=True, connect_timeout=WAIT_S)
     await use_schema(connection)
     return connection
@@ -79,15 +79,15 @@ async def _execute(connection: Connection, statement: Statement) -> list[Row]:
     sql = statement.sql.replace("?", "%s").encode()
     async with connection.cursor() as cursor:
         if isinstance(statement, Many):
-            await cursor.executemany(sql, [_escaped(row) for row in statement.rows])
+            await cursor.executemany(sql, [_escape(row) for row in statement.rows])
             return []
-        await cursor.execute(sql, _escaped(statement.values))
+        await cursor.execute(sql, _escape(statement.values))
         if cursor.description is None:
             return []
-        return [_unescaped(row) for row in await cursor.fetchall()]
+        return [_unescape(row) for row in await cursor.fetchall()]
 
 
-def _escaped(values: Row) -> Row:
+def _escape(values: Row) -> Row:
     """PostgreSQL's text cannot hold the character 0, and a client's may; so a backslash stands for it."""
     return tuple(
         value.replace("\\", "\\\\").replace("\0", "\\0") if isinstance(value, str) else value
@@ -95,7 +95,7 @@ def _escaped(values: Row) -> Row:
     )
 
 
-def _unescaped(row: Row) -> Row:
+def _unescape(row: Row) -> Row:
     return tuple(_plain(value) if isinstance(value, str) and "\\" in value else value for value in row)
 
 
@@ -164,8 +164,8 @@ class PostgresStore(Store):
 
     async def _open(self) -> None:
         # A connection of its own: the pool would go on trying for long where one failure says enough.
-        with _told():
-            async with await connected(self._url) as connection:
+        with _tell():
+            async with await connect(self._url) as connection:
                 await migrate(connection)
             self._pool = AsyncConnectionPool(
                 self._url,
@@ -212,7 +212,7 @@ class PostgresStore(Store):
         )
 
     async def orphans(self) -> list[Record]:
-        instances = await self._read(store.unfinished_instances)
+        instances = await self._read(store.find_unfinished)
         living = {row[0] for row in await self._read(lambda: _rows(LIVING))}
         dead = sorted(instances - living - {self.instance})
         return await self._write(lambda: store.adopt(dead, self.instance))
@@ -225,7 +225,7 @@ class PostgresStore(Store):
         answer = await self._run(make)
         if self.bounds.max_bytes is not None and self._grown > self.bounds.max_bytes // SLACK:
             # What was written is written, whatever becomes of this.
-            with _logged():
+            with _log_trouble():
                 await self._sweep()
         return answer
 
@@ -242,7 +242,7 @@ class PostgresStore(Store):
     async def _connection(self) -> AsyncIterator[Connection]:
         if self._pool is None:
             raise StoreUnavailable("The store is closed.")
-        with _told():
+        with _tell():
             async with self._pool.connection() as connection:
                 yield connection
 
@@ -264,7 +264,7 @@ class PostgresStore(Store):
         """Says again and again that this server lives, and drops what has grown too old."""
         while True:
             await asyncio.sleep(self._lease_s / 3)
-            with _logged():
+            with _log_trouble():
                 await self._run(self._renewal)
                 await self._sweep()
 
@@ -277,7 +277,7 @@ class PostgresStore(Store):
 
 
 @contextlib.contextmanager
-def _logged() -> Iterator[None]:
+def _log_trouble() -> Iterator[None]:
     """For what nobody waits for, and is done again later."""
     try:
         yield
@@ -290,7 +290,7 @@ def _rows(sql: str) -> Operation[list[Row]]:
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
+def _tell() -> Iterator[None]:
     try:
         yield
     except (pg.DeadlockDetected, pg.SerializationFailure):

@@ -113,7 +113,7 @@ def get_within(owner: str, id: str, most_bytes: int) -> Operation[Record | None]
     if sizes[0][0] > most_bytes:
         raise TrajectoryTooLarge
     rows = yield Query(f"SELECT {COLUMNS} FROM records WHERE {THIS}", this)
-    return made_of(rows[0])
+    return make_record(rows[0])
 
 
 def load(rows: Sequence[Row]) -> Operation[list[Record]]:
@@ -122,12 +122,14 @@ def load(rows: Sequence[Row]) -> Operation[list[Record]]:
         return []
     found = yield from items.of_records([row[0] for row in rows])
     return [
-        made_of(row, tuple(found.get((row[0], "input"), ())), tuple(found.get((row[0], "output"), ())))
+        make_record(row, tuple(found.get((row[0], "input"), ())), tuple(found.get((row[0], "output"), ())))
         for row in rows
     ]
 
 
-def made_of(row: Row, inputs: tuple[StoredItem, ...] = (), outputs: tuple[StoredItem, ...] = ()) -> Record:
+def make_record(
+    row: Row, inputs: tuple[StoredItem, ...] = (), outputs: tuple[StoredItem, ...] = ()
+) -> Record:
     """The record of a row of COLUMNS."""
     _, kind, id, owner, created_at, status, model, metadata, previous, body = row
     return Record(
@@ -199,7 +201,7 @@ def page(
     sizes = yield Query(f"SELECT length(body) {cut}", (*values, *place, limit + 1))
     fit = items.fitting(sizes[:limit], items.PAGE_BYTES)
     rows = yield Query(f"SELECT {COLUMNS} {cut}", (*values, *place, fit))
-    return Page([made_of(row) for row in rows], has_more=len(sizes) > fit)
+    return Page([make_record(row) for row in rows], has_more=len(sizes) > fit)
 
 
 def set_metadata(

@@ -387,7 +387,7 @@ class SqliteStore(Store):
         )
 
     async def orphans(self) -> list[Record]:
-        instances = await self._read(store.unfinished_instances) - {self.instance}
+        instances = await self._read(store.find_unfinished) - {self.instance}
         dead = [one for one in sorted(instances) if not (self._presence and self._presence.is_alive(one))]
         return await self._write(lambda: store.adopt(dead, self.instance))
 

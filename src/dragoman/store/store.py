@@ -116,7 +116,7 @@ def _oldest(rows: Sequence[Row], excess: int) -> list[Row]:
     return chosen
 
 
-def unfinished_instances() -> Operation[set[str]]:
+def find_unfinished() -> Operation[set[str]]:
     """The servers that work, or worked, on unfinished records."""
     rows = yield Query(f"SELECT DISTINCT instance FROM records WHERE {AT_WORK}")
     return {row[0] for row in rows}
@@ -159,13 +159,13 @@ QUICK = 65536
 PIECE = 1024 * 1024
 
 
-async def packed(events: bytes) -> bytes:
+async def pack_log(events: bytes) -> bytes:
     if len(events) <= QUICK:
         return pack(events)
     return await asyncio.to_thread(pack, events)
 
 
-async def unpacked(stored: bytes) -> bytes:
+async def unpack_log(stored: bytes) -> bytes:
     return await asyncio.to_thread(unpack, stored) if stored else b""
 
 
@@ -210,7 +210,7 @@ def conversation_lines(after: int) -> Operation[tuple[list[bytes], int]]:
     )
     lines = []
     for *columns, seq in rows:
-        facts = msgspec.structs.asdict(conversation_operations.made_of(columns))
+        facts = msgspec.structs.asdict(conversation_operations.make_conversation(columns))
         held = yield from items.page(facts["owner"], Holder("conversation", seq), None, BEYOND, False, BEYOND)
         lines.append(msgspec.json.encode({"type": "conversation", **facts, "items": _raw(held.data)}))
     return lines, rows[-1][-1] if rows else after
@@ -295,14 +295,14 @@ class Store(ABC):
 
         Raises Conflict if the conversation is gone or has another version.
         """
-        events = await packed(record.events)
+        events = await pack_log(record.events)
         most = self._admit(record.owner, record_operations.size_of(record, events))
         now = self._clock()
         await self._write(lambda: record_operations.save(record, events, self.instance, append, now, most))
 
     async def get(self, kind: Kind, owner: str, id: str, *, events: bool = False) -> Record | None:
         record, stored = await self._read(lambda: record_operations.get(kind, owner, id, events))
-        return replace(record, events=await unpacked(stored)) if record and stored else record
+        return replace(record, events=await unpack_log(stored)) if record and stored else record
 
     async def chain(self, owner: str, id: str, longest: int, most: Most) -> Chain:
         """What was said in a response and those that it continues.

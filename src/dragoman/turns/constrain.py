@@ -32,7 +32,7 @@ def source_of(
     """The first form in which the engine takes it; `whole` is the grammar of everything the answer may be."""
     ways = [*_alone(spec, dialect, card, in_reasoning)]
     if "structural_tag" in card.sources:
-        ways += _tagged(spec, dialect, card, in_reasoning)
+        ways += _write_tagged(spec, dialect, card, in_reasoning)
     if not whole.watched:
         ways.append(ConstraintSource("lark", whole.grammar))
     return next((way for way in ways if way.form in card.sources), None)
@@ -45,13 +45,13 @@ def _alone(
     if spec.wanted is None:
         return
     if spec.reading is None:
-        yield from _written(spec.wanted)
+        yield from _write_source(spec.wanted)
         return
     if spec.reading.calls or _wraps_text(dialect):
         return
     after = card.skips_reasoning and _reasons(spec, dialect, in_reasoning)
     if after or not in_reasoning:
-        for way in _written(spec.wanted):
+        for way in _write_source(spec.wanted):
             yield ConstraintSource(way.form, way.text, after)
 
 
@@ -66,7 +66,7 @@ def _reasons(spec: TurnSpec, dialect: Dialect, in_reasoning: bool) -> bool:
     return in_reasoning or (dialect.reasoning is not None and exclude and not unwanted)
 
 
-def _written(wanted: Wanted) -> Iterator[ConstraintSource]:
+def _write_source(wanted: Wanted) -> Iterator[ConstraintSource]:
     value = wanted.value
     match wanted.syntax:
         case "json_object":
@@ -81,7 +81,7 @@ def _written(wanted: Wanted) -> Iterator[ConstraintSource]:
             yield ConstraintSource(wanted.syntax, value)
 
 
-def _tagged(
+def _write_tagged(
     spec: TurnSpec, dialect: Dialect, card: ModelCard, in_reasoning: bool
 ) -> Iterator[ConstraintSource]:
     """Calls, and text after reasoning, as far as xgrammar's tags can say it."""
@@ -195,7 +195,7 @@ class Constrainer:
             try:
                 self._whole(spec, dialect, in_reasoning=False)
             except BadRequest as error:
-                raise _named(error, asked) from None
+                raise _name_field(error, asked) from None
 
     def constraint(self, spec: TurnSpec, dialect: Dialect, *, in_reasoning: bool) -> JobConstraint | None:
         """What the engine is to keep to. Whatever is wrong with it is told here, by the name of its field."""
@@ -230,7 +230,7 @@ class Constrainer:
             if asked is None:
                 # At most one call was asked for: the turn ends before a second one without a grammar too.
                 return None
-            raise _named(error, asked) from None
+            raise _name_field(error, asked) from None
 
     def _compiled(self, whole: Constraint) -> GrammarMatcher:
         return compile_cached(whole, self.vocabulary, self._limits.grammar_cache_bytes)
@@ -272,7 +272,7 @@ class Constrainer:
         )
 
 
-def _named(error: BadRequest, asked: Wanted | Calling) -> BadRequest:
+def _name_field(error: BadRequest, asked: Wanted | Calling) -> BadRequest:
     """What names no part itself is about what was asked for."""
     error.param = error.param or asked.param
     return error

@@ -341,7 +341,7 @@ def choose_dialect(
     settings: Settings, card: ModelCard, tokenizer: Tokenizer, template: str | None = None
 ) -> FoundDialect:
     """What the settings name, else what template, tokens and name of the model speak for."""
-    found = _named(settings) or find_dialect(
+    found = _find_named(settings) or find_dialect(
         template=template if template is not None else _usual(card.templates),
         model=card.name,
         special_tokens=tokenizer.special,
@@ -353,7 +353,7 @@ def choose_dialect(
     return replace(found, dialect=with_reasoning_of(found.dialect, load_dialect(settings.reasoning_parser)))
 
 
-def _named(settings: Settings) -> FoundDialect | None:
+def _find_named(settings: Settings) -> FoundDialect | None:
     if settings.tool_call_parser is not None:
         return FoundDialect(load_dialect(settings.tool_call_parser), "set as tool_call_parser")
     return (

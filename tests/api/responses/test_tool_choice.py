@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.api.responses.request import asked, check_choice
+from dragoman.api.responses.request import check_choice, read_calling
 from dragoman.api.responses.tools import Offer, offer_tools
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits
@@ -36,7 +36,7 @@ def allowed(mode: str, *tools: dict[str, Any]) -> dict[str, Any]:
     ],
 )
 def test_what_is_asked_in_the_first_round(choice: Any, calling: Calling | None) -> None:
-    assert asked(choice, OFFER, first=True) == calling
+    assert read_calling(choice, OFFER, first=True) == calling
 
 
 @pytest.mark.parametrize(
@@ -51,12 +51,12 @@ def test_what_is_asked_in_the_first_round(choice: Any, calling: Calling | None) 
 )
 def test_later_rounds_require_no_call(choice: Any, calling: Calling | None) -> None:
     offer = offer_tools([F, MCP], Limits()).with_mcp("files", [listed_tool("read"), listed_tool("write")])
-    assert asked(choice, offer, first=False) == calling
+    assert read_calling(choice, offer, first=False) == calling
 
 
 def test_a_strict_tool_is_strict_in_every_round() -> None:
     offer = offer_tools([{**F, "strict": True}], Limits())
-    assert asked("required", offer, first=False) == Calling(param="tools[0].strict")
+    assert read_calling("required", offer, first=False) == Calling(param="tools[0].strict")
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_tools_that_a_server_has_yet_to_list_may_be_asked_for(choice: Any) -> No
 
 def test_a_server_that_has_no_such_tool_cannot_be_asked_for_it() -> None:
     with pytest.raises(BadRequest):
-        asked({**MCP, "name": "delete"}, OFFER, first=True)
+        read_calling({**MCP, "name": "delete"}, OFFER, first=True)
 
 
 def test_nothing_can_be_required_where_all_tools_are_hidden() -> None:

@@ -7,7 +7,7 @@ from msgspec import Meta, Struct
 from msgspec.json import encode as encode_json
 from msgspec.structs import replace
 
-from dragoman.api.choosing_fields import wanted
+from dragoman.api.choosing_fields import read_wanted
 from dragoman.api.read import Reader
 from dragoman.api.shared_fields import (
     Natural,
@@ -152,7 +152,7 @@ def _parts(content: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"type": "text", "text": part_text(part, "content")} for part in content]
 
 
-def joined(content: str | list[dict[str, Any]] | None) -> str:
+def join_texts(content: str | list[dict[str, Any]] | None) -> str:
     return "".join(p["text"] for p in _parts(content)) if isinstance(content, list) else content or ""
 
 
@@ -248,7 +248,7 @@ def read_to_render(body: bytes, limits: Limits) -> ChatRequest:
 
 def spec(request: ChatRequest) -> TurnSpec:
     most = request.max_completion_tokens or request.max_tokens
-    asked = sampling(request, max_tokens=most, logprobs=_wanted_logprobs(request))
+    asked = sampling(request, max_tokens=most, logprobs=_read_logprobs(request))
     return turn_spec(
         request,
         (prompt(request),),
@@ -269,22 +269,22 @@ def _reading(request: ChatRequest) -> Reading:
         calls=bool(tools) and not unwanted,
         reasoning=request.separate_reasoning is not False and request.reasoning_format != "none",
         most_calls=1 if single else None,
-        verbatim=wanted(request) is not None,
+        verbatim=read_wanted(request) is not None,
         custom=request.declared.custom,
         places=tuple(f"{place}.parameters" for place in request.declared.places),
     )
 
 
-def echoed(request: ChatRequest) -> str:
+def echo_fields(request: ChatRequest) -> str:
     """The text that the answer is to be preceded by: with `echo`, what the client began itself."""
     if not request.echo:
         return ""
     messages = request.messages or ()
-    begun = joined(messages[-1].content) if messages and request.continue_final_message else ""
+    begun = join_texts(messages[-1].content) if messages and request.continue_final_message else ""
     return begun + (request.response_prefix or "")
 
 
-def _wanted_logprobs(request: ChatRequest) -> int | None:
+def _read_logprobs(request: ChatRequest) -> int | None:
     return (request.top_logprobs or 0) if request.logprobs else None
 
 
@@ -368,13 +368,13 @@ def wishes(request: ChatRequest) -> list[ServerWish]:
     _check_servers(request)
     return [
         ServerWish(label=tool.server_label or "", allowed_tools=tool.allowed_tools, require_approval="never")
-        for _, tool in _placed(request)
+        for _, tool in _place_error(request)
     ]
 
 
 def _check_servers(request: ChatRequest) -> None:
     seen: set[str] = set()
-    for place, tool in _placed(request):
+    for place, tool in _place_error(request):
         if not tool.server_label:
             raise wrong(f"{place}.server_label", "must be the label of one of this server's MCP servers")
         if tool.server_label in seen:
@@ -396,7 +396,7 @@ def _check_servers(request: ChatRequest) -> None:
         )
 
 
-def _placed(request: ChatRequest) -> Iterator[tuple[str, Tool]]:
+def _place_error(request: ChatRequest) -> Iterator[tuple[str, Tool]]:
     for number, tool in enumerate(request.tools or ()):
         if tool.type == "mcp":
             yield f"tools[{number}]", tool

@@ -58,9 +58,9 @@ def record(reply: dict[str, Any], request: ChatRequest, request_id: str, owner: 
         "top_p": 1.0 if request.top_p is None else request.top_p,
         "presence_penalty": request.presence_penalty or 0.0,
         "frequency_penalty": request.frequency_penalty or 0.0,
-        "tools": _said(request.tools),
+        "tools": _read_content(request.tools),
         "tool_choice": request.tool_choice,
-        "response_format": _said(request.response_format),
+        "response_format": _read_content(request.response_format),
     }
     return Record(
         kind="chat",
@@ -89,23 +89,23 @@ def _message(id_: str, message: MessageBody) -> dict[str, Any]:
         "content_parts": parts,
         "name": message.name,
     }
-    return {**_said(message), **shown}
+    return {**_read_content(message), **shown}
 
 
-def _said(value: Any) -> Any:
+def _read_content(value: Any) -> Any:
     """A part of a request as the client sent it: without what it left out."""
     if isinstance(value, Struct):
         given = [(spec.encode_name, getattr(value, spec.name)) for spec in msgspec.structs.fields(value)]
-        return {name: _said(one) for name, one in given if one is not None}
-    return [_said(one) for one in value] if isinstance(value, list) else value
+        return {name: _read_content(one) for name, one in given if one is not None}
+    return [_read_content(one) for one in value] if isinstance(value, list) else value
 
 
-def relabelled(body: bytes, metadata: Mapping[str, str]) -> bytes:
+def relabel(body: bytes, metadata: Mapping[str, str]) -> bytes:
     """A stored object with other metadata; the rest of it stays as it is, byte for byte."""
     return _encode({**_members(body), "metadata": metadata})
 
 
-def deleted(id_: str) -> dict[str, Any]:
+def describe_deleted(id_: str) -> dict[str, Any]:
     return {"id": id_, "object": "chat.completion.deleted", "deleted": True}
 
 

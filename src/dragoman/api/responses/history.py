@@ -39,7 +39,7 @@ def messages(
 
 def pending_approvals(items: Sequence[ItemDict]) -> list[tuple[ItemDict, ItemDict]]:
     """The requests that were approved and whose calls have not been made, each with the answer to it."""
-    made, answers = _made(items), _answers(items)
+    made, answers = _make_messages(items), _answers(items)
     return [
         (item, answers[item["id"]])
         for item in items
@@ -54,7 +54,7 @@ def beginnings(items: Sequence[ItemDict]) -> list[int]:
     found: list[int] = []
     waiting: set[str] = set()
     for number, item in reversed(list(enumerate(items))):
-        if (answered := _answered(item)) is not None:
+        if (answered := _find_answered(item)) is not None:
             waiting.add(answered)
         waiting -= _names(item)
         if item.get("role") == "user" and not waiting:
@@ -62,7 +62,7 @@ def beginnings(items: Sequence[ItemDict]) -> list[int]:
     return found[::-1]
 
 
-def _made(items: Sequence[ItemDict]) -> set[str | None]:
+def _make_messages(items: Sequence[ItemDict]) -> set[str | None]:
     return {item.get("approval_request_id") for item in items if item["type"] == "mcp_call"}
 
 
@@ -83,7 +83,7 @@ def _check_pairs(items: Sequence[ItemDict]) -> None:
     known: set[str] = set()
     for item in items:
         known |= _names(item)
-        answered = _answered(item)
+        answered = _find_answered(item)
         if answered is not None and answered not in known:
             message = f"The {item['type']} for {answered[:64]!r} has no item before it that it answers."
             raise BadRequest(message, param="input", code="invalid_value")
@@ -96,7 +96,7 @@ def _names(item: ItemDict) -> set[str]:
     return {_call_id(item), *([item["id"]] if item["type"] == "local_shell_call" else ())}
 
 
-def _answered(item: ItemDict) -> str | None:
+def _find_answered(item: ItemDict) -> str | None:
     """The call that an item answers, if it is an answer."""
     if item["type"] == "mcp_approval_response":
         return str(item["approval_request_id"])
@@ -114,7 +114,7 @@ class _Telling:
 
     def __init__(self, items: Sequence[ItemDict], unseal: Unseal, visible: Visible) -> None:
         self._answers = _answers(items)
-        self._made = _made(items)
+        self._made = _make_messages(items)
         self._unseal = unseal
         self._visible = visible
         self._told: list[Message] = []
@@ -207,7 +207,7 @@ class _Telling:
         if self._reasoning or self._texts or self._calls:
             said = Message(
                 role="assistant",
-                content=_joined(self._texts) if self._texts else None,
+                content=_join_texts(self._texts) if self._texts else None,
                 reasoning="\n".join(self._reasoning) if self._reasoning else None,
                 tool_calls=tuple(self._calls),
             )
@@ -215,12 +215,12 @@ class _Telling:
         self._reasoning, self._texts, self._calls = [], [], []
 
 
-def _joined(texts: list[str]) -> Content:
+def _join_texts(texts: list[str]) -> Content:
     return texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts]
 
 
 def _content(given: str | Parts) -> Content:
-    return given if isinstance(given, str) else _joined([part_text(part, "input") for part in given])
+    return given if isinstance(given, str) else _join_texts([part_text(part, "input") for part in given])
 
 
 def _outcome(item: ItemDict) -> str:

@@ -197,14 +197,14 @@ ENVELOPE = ("id", "type", "status", "call_id", "caller", "created_by", "fingerpr
 
 def plainly(item: ItemDict) -> str:
     """`{"type": "web_search_call", "action": {"query": "tides"}, ...}` gives `query: tides`."""
-    told = {key: value for key, value in item.items() if key not in ENVELOPE}
+    facts = {key: value for key, value in item.items() if key not in ENVELOPE}
     if item["type"] == "image_generation_call":
-        told.pop("result", None)
+        facts.pop("result", None)
     if item["type"] == "tool_search_output":
         # The tools themselves are offered to the model.
-        told["tools"] = [tool.get("name") for tool in item["tools"]]
-    only = told.get("output") if len(told) == 1 else None
-    return only if isinstance(only, str) else "\n".join(lines(told))
+        facts["tools"] = [tool.get("name") for tool in item["tools"]]
+    only = facts.get("output") if len(facts) == 1 else None
+    return only if isinstance(only, str) else "\n".join(lines(facts))
 
 
 def lines(value: Any, name: str = "") -> Iterator[str]:
@@ -318,7 +318,7 @@ def references(items: Sequence[ItemDict]) -> list[str]:
     return [item["id"] for item in items if item["type"] == "item_reference"]
 
 
-def told(
+def tell_items(
     stored: Sequence[bytes],
     inputs: Sequence[ItemDict],
     found: Mapping[str, bytes],
@@ -330,7 +330,7 @@ def told(
 
     How much that is, each item as often as it is meant, is compared with the limits before any is decoded.
     """
-    meant = _meant(inputs, found, field)
+    meant = _resolve_reference(inputs, found, field)
     bodies = [*((body, 1) for body in stored), *((found[id_], times) for id_, times in meant.items())]
     _check_values(bodies, limits.json_values, field)
     known = {id_: _decode(found[id_]) for id_ in meant}
@@ -340,7 +340,9 @@ def told(
     return ToldItems(before, after, size)
 
 
-def _meant(inputs: Sequence[ItemDict], found: Mapping[str, bytes], field: str) -> Mapping[str, int]:
+def _resolve_reference(
+    inputs: Sequence[ItemDict], found: Mapping[str, bytes], field: str
+) -> Mapping[str, int]:
     """How often each stored item is referred to."""
     for number, item in enumerate(inputs):
         if item["type"] == "item_reference" and item["id"] not in found:

@@ -9,7 +9,7 @@ from msgspec import Raw, Struct
 from dragoman.api.reply import DONE, encode
 from dragoman.turns.tool_loop import Written
 
-__all__ = ["DATA", "DONE", "END", "HOLE", "Fragment", "Wire", "Written", "unwrapped"]
+__all__ = ["DATA", "DONE", "END", "HOLE", "Fragment", "Wire", "Written", "unwrap_event"]
 
 DATA, END = b"data: ", b"\n\n"
 HOLE = Raw(b"\x00")
@@ -99,7 +99,7 @@ def one_by_one(pieces: Sequence[bytes]) -> Iterator[list[bytes]]:
             gathered = []
 
 
-def unwrapped(events: bytes) -> list[bytes]:
+def unwrap_event(events: bytes) -> list[bytes]:
     """The payloads of server-sent events, without their frames; the end mark is none."""
     found, at = [], 0
     while (end := events.find(END, at)) >= 0:

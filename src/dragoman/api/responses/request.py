@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct, field
 
-from dragoman.api.choosing_fields import Description, JsonSchema, SchemaName, wanted
+from dragoman.api.choosing_fields import Description, JsonSchema, SchemaName, read_wanted
 from dragoman.api.read import UNSUPPORTED, Reader
 from dragoman.api.responses.history import Visible, messages
 from dragoman.api.responses.tools import HOSTED, Offer, echo, offer_tools
@@ -242,13 +242,13 @@ def spec(
         tools=for_template(offer.functions),
         template_kwargs=template_kwargs(request, request.text.verbosity if request.text else None),
     )
-    calls = asked(request.tool_choice, offer, first=first)
+    calls = read_calling(request.tool_choice, offer, first=first)
     single = request.parallel_tool_calls is False or (calls is not None and calls.named)
     reading = Reading(
         tools=told.tools,
         calls=bool(told.tools) and request.tool_choice != "none",
         most_calls=1 if single else None,
-        verbatim=wanted(request) is not None,
+        verbatim=read_wanted(request) is not None,
         custom=offer.custom,
         places=tuple(f"{place}.parameters" for place in offer.places),
     )
@@ -262,7 +262,7 @@ def _sampling(request: ResponseRequest) -> Sampling:
 # What is said about calling: forms that Chat Completions lacks are put into those that it has.
 
 
-def asked(choice: Any, offer: Offer, *, first: bool) -> Calling | None:
+def read_calling(choice: Any, offer: Offer, *, first: bool) -> Calling | None:
     """What holds in one round of the tool loop. A call that was asked for is made in the first one.
 
     `{"type": "mcp", "server_label": "files"}` asks for a call of any tool which that server has.
@@ -274,7 +274,7 @@ def asked(choice: Any, offer: Offer, *, first: bool) -> Calling | None:
 def check_choice(choice: Any, offer: Offer, limits: Limits) -> None:
     """Raises for what no server can make good; tools of MCP servers are not known yet."""
     if isinstance(choice, Mapping):
-        check_count(len(_listed(choice)), limits.tools, f"{PARAM}.tools", "tools")
+        check_count(len(_list_tools(choice)), limits.tools, f"{PARAM}.tools", "tools")
     shown = _in_chat_form(choice, offer)
     waits = offer.mcp and (shown == "required" or (isinstance(choice, Mapping) and _speaks_of_mcp(choice)))
     if not waits:
@@ -282,10 +282,12 @@ def check_choice(choice: Any, offer: Offer, limits: Limits) -> None:
 
 
 def _speaks_of_mcp(choice: Mapping[str, Any]) -> bool:
-    return any(isinstance(tool, Mapping) and tool.get("type") == "mcp" for tool in [choice, *_listed(choice)])
+    return any(
+        isinstance(tool, Mapping) and tool.get("type") == "mcp" for tool in [choice, *_list_tools(choice)]
+    )
 
 
-def _listed(choice: Mapping[str, Any]) -> list[Any]:
+def _list_tools(choice: Mapping[str, Any]) -> list[Any]:
     tools = choice.get("tools")
     return tools if isinstance(tools, list) else []
 
@@ -297,7 +299,7 @@ def _in_chat_form(choice: Any, offer: Offer) -> Any:
     if choice.get("type") == "allowed_tools":
         tools = [
             shown
-            for number, tool in enumerate(_listed(choice))
+            for number, tool in enumerate(_list_tools(choice))
             for shown in _tools(tool, offer, visible, f"{PARAM}.tools[{number}]")
         ]
         return {**choice, "tools": tools}

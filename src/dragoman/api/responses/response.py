@@ -5,7 +5,7 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import Raw, Struct
 
-from dragoman.api.reply import FIELDS, OpenAIErrors, encode, known, weight_field, writer
+from dragoman.api.reply import FIELDS, OpenAIErrors, as_known_error, encode, weight_field, writer
 from dragoman.api.responses.output import DONE, ItemPlace, Wire
 from dragoman.api.responses.request import ResponseRequest
 from dragoman.errors import (
@@ -29,7 +29,7 @@ class ResponseErrors(OpenAIErrors, frozen=True):
         return {"type": "error", "sequence_number": 0, "status": error.status, **flat, **said}
 
     def event(self, error: Exception) -> bytes:
-        return b"event: error\ndata: " + encode(self.message(known(error))) + b"\n\n"
+        return b"event: error\ndata: " + encode(self.message(as_known_error(error))) + b"\n\n"
 
 
 ERRORS = ResponseErrors(
@@ -201,7 +201,7 @@ class Compacted(Struct, frozen=True):
         return [self.item, *self.kept]
 
 
-def triggered(inputs: Sequence[dict[str, Any]]) -> bool:
+def is_triggered(inputs: Sequence[dict[str, Any]]) -> bool:
     """Whether the client wants what was said to be made short, and nothing else."""
     found = [number for number, item in enumerate(inputs) if item.get("type") == TRIGGER]
     if found and found[0] != len(inputs) - 1:
@@ -223,7 +223,7 @@ def for_summary(request: ResponseRequest) -> ResponseRequest:
     )
 
 
-def compacted(items: Sequence[dict[str, Any]], sealed: str, id_: str) -> Compacted:
+def compact(items: Sequence[dict[str, Any]], sealed: str, id_: str) -> Compacted:
     """System messages are kept, and the last exchange if it still waits for its answer."""
     item = {"id": id_, "type": "compaction", "encrypted_content": sealed}
     heads = ("system", "developer")

@@ -22,7 +22,7 @@ from dragoman.api.tools import (
     as_function,
     check_tools,
     free_name,
-    joined_name,
+    join_name,
     wrong,
 )
 from dragoman.errors import BadRequest
@@ -190,7 +190,7 @@ class Offer(Declared, frozen=True):
         Histories have calls of tools that are no longer declared: those get a name of the same form.
         """
         shown = {(ref.space, ref.name): name for name, ref in self.refs.items()}
-        return lambda space, name: shown.get((space, name)) or (joined_name(space, name) if space else name)
+        return lambda space, name: shown.get((space, name)) or (join_name(space, name) if space else name)
 
 
 _FUNCTION, _CUSTOM, _NAMESPACE = Reader.of(FunctionTool), Reader.of(FlatCustomTool), Reader.of(NamespaceTool)
@@ -204,7 +204,7 @@ def offer_tools(
     Tools that were loaded on the way, by items of the context, are there as well.
     """
     placed = [(f"tools[{number}]", tool) for number, tool in enumerate(tools or ())]
-    placed += [("input", tool) for tool in _loaded(items, tools or ())]
+    placed += [("input", tool) for tool in _find_loaded(items, tools or ())]
     check_count(sum(_inside(tool) for _, tool in placed), limits.tools, "tools", "tools")
     functions: list[_Placed] = []
     mcp: list[McpDeclaration] = []
@@ -237,7 +237,7 @@ def _inside(tool: dict[str, Any]) -> int:
     return max(len(inner), 1) if isinstance(inner, list) else 1
 
 
-def _loaded(items: Sequence[ItemDict], declared: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _find_loaded(items: Sequence[ItemDict], declared: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Each once, as it was last: a search may find a tool again."""
     found = {
         _identity(tool): tool
@@ -263,16 +263,16 @@ class _Placed(Struct, frozen=True):
 
 def _functions(tool: dict[str, Any], place: str) -> Iterator[_Placed]:
     if tool.get("type") != "namespace":
-        yield _placed(tool, place, None)
+        yield _place_tools(tool, place, None)
         return
     space: NamespaceTool = _NAMESPACE.convert(tool, place)
     if not space.name:
         raise wrong(f"{place}.name", "must not be empty")
     for number, inner in enumerate(space.tools):
-        yield _placed(inner, f"{place}.tools[{number}]", space)
+        yield _place_tools(inner, f"{place}.tools[{number}]", space)
 
 
-def _placed(tool: dict[str, Any], place: str, space: NamespaceTool | None) -> _Placed:
+def _place_tools(tool: dict[str, Any], place: str, space: NamespaceTool | None) -> _Placed:
     kind = tool.get("type")
     if kind == "function":
         function = _plain(_FUNCTION.convert(tool, place))
@@ -286,7 +286,7 @@ def _placed(tool: dict[str, Any], place: str, space: NamespaceTool | None) -> _P
     if space is None:
         return _Placed(place, function, Ref(kind, name))
     told = "\n".join(text for text in (space.description, function["description"]) if text)
-    function |= {"name": joined_name(space.name, name), "description": told or None}
+    function |= {"name": join_name(space.name, name), "description": told or None}
     return _Placed(place, function, Ref(kind, name, namespace=space.name))
 
 
@@ -307,10 +307,10 @@ def _check_label(labels: Sequence[str], place: str) -> None:
 
 def echo(tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]]:
     """The tools as they were sent, with the fields that SDKs require, and without secrets."""
-    return [_echoed(tool) for tool in tools or ()]
+    return [_echo_tool(tool) for tool in tools or ()]
 
 
-def _echoed(tool: dict[str, Any]) -> dict[str, Any]:
+def _echo_tool(tool: dict[str, Any]) -> dict[str, Any]:
     if tool.get("type") == "function":
         return {"description": None, "parameters": None, "strict": None, **tool}
     return without_secrets(tool) if tool.get("type") == "mcp" else tool

@@ -48,7 +48,7 @@ class ServerCall(Struct):
 
     def done(self, outcome: Outcome) -> tuple[bytes, dict[str, Any]]:
         """The result, or what went wrong."""
-        output, error = _spelled(outcome)
+        output, error = _spell_result(outcome)
         status: Status = "failed" if error else "completed"
         item = {**self.item.body(status, self.arguments), "output": output, "error": error}
         place = self.item.place
@@ -78,7 +78,7 @@ def server_call(place: ItemPlace, label: str, name: str, approval: str | None = 
     return ServerCall(item, label, name, approval)
 
 
-def approved_call(
+def make_approved_call(
     place: ItemPlace, label: str, name: str, arguments: str, approval: str
 ) -> tuple[bytes, ServerCall]:
     """A call that the model wrote in an earlier response, and the client has approved since."""
@@ -99,7 +99,7 @@ def approval_request(place: ItemPlace, label: str, name: str, arguments: str) ->
     return place.added(item) + place.done(item), item
 
 
-def listed(
+def describe_listing(
     place: ItemPlace, label: str, tools: Sequence[dict[str, Any]], error: str | None
 ) -> tuple[bytes, dict[str, Any]]:
     """What a server offers; a list that failed is an item too, and the response goes on without it."""
@@ -115,7 +115,7 @@ def listed(
     return b"".join(written), item
 
 
-def _spelled(outcome: Outcome) -> tuple[str | None, dict[str, Any] | None]:
+def _spell_result(outcome: Outcome) -> tuple[str | None, dict[str, Any] | None]:
     """What came of a call as the output of its item, or as its error."""
     if outcome is TOO_MANY:
         return None, _execution_error("The call was not made: max_tool_calls is reached.")

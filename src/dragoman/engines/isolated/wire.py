@@ -176,15 +176,15 @@ def _plain(value: Any) -> Any:
     raise NotImplementedError
 
 
-def _made(kind: type, value: Any) -> Any:
+def _make(kind: type, value: Any) -> Any:
     if kind is Exception:
         return msgspec.convert(value, Told).error()
     raise NotImplementedError
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
-orders: "msgspec.msgpack.Decoder[Order]" = msgspec.msgpack.Decoder(Order, dec_hook=_made)
-news: "msgspec.msgpack.Decoder[News]" = msgspec.msgpack.Decoder(News, dec_hook=_made)
+orders: "msgspec.msgpack.Decoder[Order]" = msgspec.msgpack.Decoder(Order, dec_hook=_make)
+news: "msgspec.msgpack.Decoder[News]" = msgspec.msgpack.Decoder(News, dec_hook=_make)
 
 
 def frame(message: Any) -> bytes:

@@ -291,8 +291,8 @@ def check_layout(handle: ctypes.CDLL) -> None:
         wrong = mismatches(handle, f"llama_{name}_default_params", struct, defaults)
         if wrong:
             raise BindingError(
-                f"The installed xllamacpp ({_installed()}) has other {name} parameters than this release "
-                f"expects: {'; '.join(wrong)}. {_INSTALL}"
+                f"The installed xllamacpp ({_installed_version()}) has other {name} parameters than this "
+                f"release expects: {'; '.join(wrong)}. {_INSTALL}"
             )
 
 
@@ -301,7 +301,7 @@ def mismatches(
 ) -> list[str]:
     """What differs between a struct's declaration and what the library returns for it."""
     wrong = []
-    size = _written(handle, function)
+    size = _write_log(handle, function)
     # Padding at the end of a struct is never written.
     if size is not None and not ctypes.sizeof(struct) - 7 <= size <= ctypes.sizeof(struct):
         wrong.append(f"{size} bytes instead of {ctypes.sizeof(struct)}")
@@ -313,7 +313,7 @@ def mismatches(
     return wrong
 
 
-def _written(handle: ctypes.CDLL, function: str) -> int | None:
+def _write_log(handle: ctypes.CDLL, function: str) -> int | None:
     """How many bytes the library writes to return a struct, where the calling convention shows it."""
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return None
@@ -333,14 +333,14 @@ def _declare(handle: ctypes.CDLL, name: str, result: Any, arguments: list[Any]) 
         function = handle[f"llama_{name}"]
     except AttributeError:
         raise BindingError(
-            f"The installed xllamacpp ({_installed()}) has no llama_{name}. {_INSTALL}"
+            f"The installed xllamacpp ({_installed_version()}) has no llama_{name}. {_INSTALL}"
         ) from None
     function.restype = result
     function.argtypes = arguments
     return function
 
 
-def _installed() -> str:
+def _installed_version() -> str:
     try:
         return version("xllamacpp")
     except PackageNotFoundError:

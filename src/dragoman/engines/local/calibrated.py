@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from dragoman.engines.local import machine
-from dragoman.engines.local.machine import MOST, expected, full_slots, numerics
+from dragoman.engines.local.machine import MOST, expect_memory, full_slots, numerics
 from dragoman.engines.local.model import Model
 from dragoman.engines.local.openvino.family import RECIPE, NotForOpenVino, Shape
 from dragoman.engines.local.options import LocalOptions, RunnerName
@@ -119,15 +119,15 @@ class _Uncertain(Exception):
         self.runner: RunnerName = runner
 
 
-def chosen(model: Model, shape: Shape, options: LocalOptions) -> RunnerChoice:
+def choose_runner(model: Model, shape: Shape, options: LocalOptions) -> RunnerChoice:
     """The runner for as many readers as are expected. Raises NotForOpenVino if that cannot run the file."""
-    path, readers = model.path, expected(options)
+    path, readers = model.path, expect_memory(options)
     if path.stat().st_size < _SMALL or 0 < model.trained_context < CONTEXT:
         return RunnerChoice(
             "openvino", "OpenVINO, not measured, because the model is small (--runner llamacpp)"
         )
     try:
-        found = _found(path, options, min(readers, _MOST_READERS) if readers > 1 else MANY)
+        found = _look_up(path, options, min(readers, _MOST_READERS) if readers > 1 else MANY)
     except _Uncertain as error:
         _log.warning("Runners were not compared for %s: %s.", path.name, error)
         return RunnerChoice(error.runner, f"{_NAMES[error.runner]}; not compared, because {error}")
@@ -136,10 +136,10 @@ def chosen(model: Model, shape: Shape, options: LocalOptions) -> RunnerChoice:
     if found.openvino.memory > (free := machine.free_memory()):
         why = f"llama.cpp, because OpenVINO needs {_mb(found.openvino.memory)}, and {_mb(free)} are free"
         return RunnerChoice("llamacpp", why)
-    return decided(found, found.openvino, readers, _kept(model.trained_context, shape, options))
+    return decide(found, found.openvino, readers, _recall(model.trained_context, shape, options))
 
 
-def decided(found: Measurements, openvino: Measured, readers: int, kept: int = 0) -> RunnerChoice:
+def decide(found: Measurements, openvino: Measured, readers: int, kept: int = 0) -> RunnerChoice:
     """`kept` are the bytes of keys and values, which either runner takes.
 
     OpenVINO is taken where it is at least as fast for so many readers, and for one reader only where it takes
@@ -165,14 +165,14 @@ def decided(found: Measurements, openvino: Measured, readers: int, kept: int = 0
     )
 
 
-def _kept(trained: int, shape: Shape, options: LocalOptions) -> int:
+def _recall(trained: int, shape: Shape, options: LocalOptions) -> int:
     """Most bytes of keys and values, whatever is free just now: the choice must not depend on that."""
     # A key and a value of 16 bits for each number of a head.
     token = shape.layers * shape.kv_heads * shape.head * 4
     return min(options.kv_memory or MOST, full_slots(options) * (options.context or trained or MOST) * token)
 
 
-def _found(path: Path, options: LocalOptions, readers: int) -> Measurements:
+def _look_up(path: Path, options: LocalOptions, readers: int) -> Measurements:
     """What is known, or else what is measured now."""
     folder = cache_folder() / "runners"
     file = folder / f"{path.stem}-{_key(path, options, readers)}.json"
@@ -184,7 +184,7 @@ def _found(path: Path, options: LocalOptions, readers: int) -> Measurements:
         with work_folder(folder, "measure-") as work:
             if known := _read(file):
                 return known
-            found = _measured(path, options, readers)
+            found = _measure(path, options, readers)
             (work / file.name).write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
             (work / file.name).rename(file)
             return found
@@ -210,7 +210,7 @@ def _key(path: Path, options: LocalOptions, readers: int) -> str:
     )
 
 
-def _measured(path: Path, options: LocalOptions, readers: int) -> Measurements:
+def _measure(path: Path, options: LocalOptions, readers: int) -> Measurements:
     """llama.cpp first: it has no need to convert anything."""
     if machine.free_memory() < _WIDER * path.stat().st_size:
         raise _Uncertain("llamacpp", "there is too little free memory to try OpenVINO")

@@ -66,11 +66,11 @@ def obey(order: Order) -> Reply:
 
 def _is_new(path: Path) -> bool:
     """Whether the file had to be converted, which is done now."""
-    from dragoman.engines.local.openvino.converted import converted, is_converted
+    from dragoman.engines.local.openvino.converted import convert, is_converted
 
     if is_converted(path):
         return False
-    converted(path)
+    convert(path)
     return True
 
 
@@ -78,7 +78,7 @@ def measure(path: Path, options: LocalOptions, readers: int) -> Measured:
     """Without guesses: what they bring depends on the text."""
     options = replace(options, slots=readers, context=CONTEXT, kv_memory=None, guesses=0)
     opened = open_model(path, options)
-    spans = _timed(opened.runner)
+    spans = _time_steps(opened.runner)
     engine = LocalEngine(opened.runner, opened.tokenizer, opened.card, options)
     before = _clocks()
     try:
@@ -97,7 +97,7 @@ def measure(path: Path, options: LocalOptions, readers: int) -> Measured:
     )
 
 
-def _timed(runner: AnyRunner) -> Spans:
+def _time_steps(runner: AnyRunner) -> Spans:
     """Have a runner's steps timed where they are computed: elsewhere they may be heard of late."""
     spans: Spans = defaultdict(list)
     compute = runner.step

@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dragoman.engines.local import machine
-from dragoman.engines.local.calibrated import RunnerChoice, chosen
+from dragoman.engines.local.calibrated import RunnerChoice, choose_runner
 from dragoman.engines.local.llamacpp import LlamaRunner
 from dragoman.engines.local.machine import check_context, numerics, size_for
 from dragoman.engines.local.model import LlamaTokenizer, Model
@@ -60,12 +60,14 @@ def _try_openvino(path: Path, options: LocalOptions) -> OpenedModel | str:
     from dragoman.engines.local.openvino.adapters import read_adapters
 
     adapters = read_adapters(options.adapters, model.metadata["general.architecture"])
-    choice = RunnerChoice("openvino", "") if options.runner == "openvino" else chosen(model, shape, options)
+    choice = (
+        RunnerChoice("openvino", "") if options.runner == "openvino" else choose_runner(model, shape, options)
+    )
     return choice.why if choice.runner == "llamacpp" else _open_openvino(model, options, adapters, choice.why)
 
 
 def _open_llamacpp(path: Path, options: LocalOptions, why: str = "") -> OpenedModel:
-    options, price = _settled(options)
+    options, price = _settle(options)
     model = Model(path)
     check_context(options.context, model.trained_context)
     model.load_adapters(options.adapters)
@@ -84,10 +86,10 @@ def _open_llamacpp(path: Path, options: LocalOptions, why: str = "") -> OpenedMo
     details = {"runner": f"llama.cpp{price}", "why": why, "threads": str(size.threads), "kv_bytes": str(kept)}
     facts = (version("xllamacpp"), options.kv_cache, options.flash_attention, size.threads)
     decided = numerics([path, *options.adapter_files], "llama.cpp", *facts)
-    return _opened(model, runner, options, details, decided)
+    return _make_opened(model, runner, options, details, decided)
 
 
-def _settled(options: LocalOptions) -> tuple[LocalOptions, str]:
+def _settle(options: LocalOptions) -> tuple[LocalOptions, str]:
     """How llama.cpp is deterministic, where that is wanted, and what there is to say of it.
 
     With 16 bits its attention has other ways for many rows, and for few of a long context.
@@ -108,13 +110,13 @@ def _open_openvino(
     model: Model, options: LocalOptions, adapters: Sequence["Adapter"], why: str
 ) -> OpenedModel:
     """`model` has the vocabulary alone."""
-    from dragoman.engines.local.openvino.converted import converted
+    from dragoman.engines.local.openvino.converted import convert
     from dragoman.engines.local.openvino.runner import files_of, runner_of
 
-    graph = converted(model.path)
+    graph = convert(model.path)
     runner, details = runner_of(graph, model.trained_context, options, adapters)
     decided = numerics([*files_of(graph), *options.adapter_files], details["runner"])
-    return _opened(model, runner, options, details | {"why": why}, decided)
+    return _make_opened(model, runner, options, details | {"why": why}, decided)
 
 
 def _open_folder(path: Path, options: LocalOptions) -> OpenedModel:
@@ -157,7 +159,7 @@ def _check_bfloat16(no_other: bool) -> None:
     raise NotForOpenVino("this CPU has no bfloat16, which `kv_cache` asks for")
 
 
-def _opened(
+def _make_opened(
     model: Model, runner: AnyRunner, options: LocalOptions, details: Mapping[str, str], decided: str
 ) -> OpenedModel:
     tokenizer = LlamaTokenizer(model)

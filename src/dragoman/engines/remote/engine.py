@@ -119,7 +119,7 @@ class Hearing:
                 step = self._step(event.text, event.tokens)
                 before, self._held = self._held, None
                 if before is not None:
-                    step = _joined(before, step)
+                    step = _join(before, step)
                 if step.ids and step.ids[-1] not in self._ends:
                     return step
                 self._held = step
@@ -155,7 +155,7 @@ class Hearing:
         return Step(ids, logprobs=None if wanted is None else [_logprob(token, wanted) for token in tokens])
 
 
-def _joined(first: Step, second: Step) -> Step:
+def _join(first: Step, second: Step) -> Step:
     logprobs = None if first.logprobs is None else first.logprobs + (second.logprobs or [])
     return Step(first.ids + second.ids, logprobs=logprobs)
 
@@ -191,7 +191,7 @@ def request_of(job: Job, traits: Traits, tokenizer: Tokenizer) -> Request:
             "return_tokens_as_token_ids": None if asked.logprobs is None else True,
         }
     if traits.server != "other":
-        fields |= _extended(job, asked)
+        fields |= _add_extensions(job, asked)
     if traits.server == "dragoman":
         fields |= {"typical_p": asked.typical_p, "cache_prompt": job.reuse_prefix}
     if traits.server == "vllm" and not asked.ignore_eos:
@@ -200,7 +200,7 @@ def request_of(job: Job, traits: Traits, tokenizer: Tokenizer) -> Request:
     return completions(job.prompt if traits.takes_ids else _text(job, tokenizer), fields)
 
 
-def _extended(job: Job, asked: Sampling) -> dict[str, Any]:
+def _add_extensions(job: Job, asked: Sampling) -> dict[str, Any]:
     source = job.constraint.source if job.constraint is not None else None
     return {
         "top_k": asked.top_k,
@@ -213,11 +213,11 @@ def _extended(job: Job, asked: Sampling) -> dict[str, Any]:
         # Servers without priorities refuse any but the usual.
         "priority": job.priority or None,
         "cache_salt": job.cache_salt or None,
-        "structured_outputs": None if source is None else _structured(source),
+        "structured_outputs": None if source is None else _write_structured(source),
     }
 
 
-def _structured(source: ConstraintSource) -> dict[str, Any]:
+def _write_structured(source: ConstraintSource) -> dict[str, Any]:
     match source.form:
         case "json_schema":
             return {"json": source.text}

@@ -86,7 +86,7 @@ class Traits(Struct, frozen=True, kw_only=True):
 async def look(client: AsyncClient, tokenizer: Tokenizer, model: str | None) -> Traits:
     """Raises ClientError where nobody answers, and BadUpstream where the server will not do."""
     models = await client.models()
-    chosen = _chosen(models, model)
+    chosen = _choose(models, model)
     await _check_tokenizer(client, tokenizer, chosen["id"])
     takes, gives = await _ids(client, tokenizer, chosen["id"])
     owner = chosen.get("owned_by")
@@ -100,7 +100,7 @@ async def look(client: AsyncClient, tokenizer: Tokenizer, model: str | None) -> 
     )
 
 
-def _chosen(models: list[dict[str, Any]], name: str | None) -> dict[str, Any]:
+def _choose(models: list[dict[str, Any]], name: str | None) -> dict[str, Any]:
     found = next((one for one in models if name is None or one["id"] == name), None)
     if found is None:
         known = ", ".join(one["id"] for one in models) or "none"

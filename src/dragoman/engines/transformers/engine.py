@@ -99,10 +99,10 @@ def load(path: str, options: TransformersOptions) -> Loaded:
         model = kind.from_pretrained(folder, dtype=dtype, trust_remote_code=False).to(device).eval()
     except (OSError, ValueError, KeyError) as error:
         raise ModelFileError(f"transformers cannot load {path}: {_first_line(error)}") from error
-    return _sized(model, writes, on_cpu, options)
+    return _size(model, writes, on_cpu, options)
 
 
-def _sized(model: Any, writes: bool, on_cpu: bool, options: TransformersOptions) -> Loaded:
+def _size(model: Any, writes: bool, on_cpu: bool, options: TransformersOptions) -> Loaded:
     text = model.config.get_text_config()
     trained = int(getattr(text, "max_position_embeddings", None) or 2048)
     rows, context, pages = options.slots or _GPU_ROWS, options.context or trained, None
@@ -254,7 +254,7 @@ class TransformersEngine:
             slots=loaded.rows,
             constrains=True,
             has_samplers=True,
-            sampling=_recommended(loaded.model),
+            sampling=_recommend(loaded.model),
             unsupported=_UNSUPPORTED,
             created=int(time.time()),
             details=_details(loaded),
@@ -445,7 +445,7 @@ def _details(loaded: Loaded) -> dict[str, str]:
     }
 
 
-def _recommended(model: Any) -> dict[str, float]:
+def _recommend(model: Any) -> dict[str, float]:
     """What the model's own configuration says, without what the library adds to every one."""
     config = getattr(model, "generation_config", None)
     return {} if config is None else sensible(config.to_diff_dict())

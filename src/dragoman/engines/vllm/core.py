@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
-from dragoman.engines.vllm.outputs import DEAD, FAILED, error_of, joined
+from dragoman.engines.vllm.outputs import DEAD, FAILED, error_of, join_outputs
 from dragoman.errors import DragomanError, EngineFailed, Unavailable
 from dragoman.types import FinishReason, Step
 
@@ -262,7 +262,7 @@ class Core:
             taker.end("error", EngineFailed(FAILED))
             return
         if step is not None:
-            steps[id] = (taker, joined(steps[id][1], step) if id in steps else step)
+            steps[id] = (taker, join_outputs(steps[id][1], step) if id in steps else step)
 
     async def _add(self, requests: Sequence[Any]) -> None:
         try:

@@ -10,7 +10,7 @@ from typing import Any
 from dragoman.engines.steps import iterate
 from dragoman.engines.vllm.core import Core, lacking
 from dragoman.engines.vllm.options import VllmOptions, engine_args
-from dragoman.engines.vllm.outputs import FAILED, CoreContinuation, finish_of, told
+from dragoman.engines.vllm.outputs import FAILED, CoreContinuation, finish_of, telling_errors
 from dragoman.engines.vllm.requests import Requests, VllmModel, prompt_of
 from dragoman.errors import DragomanError, EngineFailed, ModelFileError
 from dragoman.types import FinishReason, Job, Sink, Step, TokenLogprob
@@ -30,7 +30,7 @@ class VllmGenerating:
     async def generate(self, job: Job) -> AsyncIterator[Step]:
         """The steps of one continuation. Closing the iterator aborts the request."""
         params = self._model.sampling_params(job)
-        with told():
+        with telling_errors():
             outputs = self._llm.generate(
                 prompt_of(job.prompt, job.cache_salt),
                 params,
@@ -60,11 +60,11 @@ class VllmGenerating:
 
     async def check(self) -> None:
         """Raise EngineFailed when vLLM says that it is dead."""
-        with told():
+        with telling_errors():
             await self._llm.check_health()
 
     async def _vector(self, id: str, prompt: Sequence[int], params: Any) -> list[float]:
-        with told():
+        with telling_errors():
             async for output in self._llm.encode(prompt_of(prompt, ""), params, id):
                 vector: list[float] = output.outputs.data.tolist()
                 return vector
@@ -76,14 +76,14 @@ def _step(job: Job, output: Any, first: bool) -> Step:
     step = Step(list(said.token_ids))
     if said.logprobs is not None:
         step.logprobs = [
-            _told(id_, row, job.sampling.logprobs or 0)
+            _tell(id_, row, job.sampling.logprobs or 0)
             for id_, row in zip(step.ids, said.logprobs, strict=True)
         ]
     if first:
         step.cached_tokens = output.num_cached_tokens or 0
         if output.prompt_logprobs is not None:
             step.prompt_logprobs = [
-                None if row is None else _told(id_, row, job.sampling.prompt_logprobs or 0)
+                None if row is None else _tell(id_, row, job.sampling.prompt_logprobs or 0)
                 for id_, row in zip(job.prompt, output.prompt_logprobs, strict=True)
             ]
     if said.finish_reason is not None:
@@ -93,10 +93,10 @@ def _step(job: Job, output: Any, first: bool) -> Step:
     return step
 
 
-def _told(id_: int, row: Mapping[int, Any], top: int) -> TokenLogprob:
+def _tell(id_: int, row: Mapping[int, Any], top: int) -> TokenLogprob:
     """vLLM tells of the chosen id in any case, and of its rank; beside it the likeliest are wanted."""
     likeliest = sorted(row.items(), key=lambda entry: entry[1].rank)[:top]
-    return TokenLogprob(id_, row[id_].logprob, tuple((other, told.logprob) for other, told in likeliest))
+    return TokenLogprob(id_, row[id_].logprob, tuple((other, entry.logprob) for other, entry in likeliest))
 
 
 # vLLM as an Engine, in its fastest form: steps by callback, straight from its core.
@@ -188,13 +188,13 @@ class VllmEngine:
     async def pause(self) -> None:
         """Return when no step is being computed, so that weights may be changed. Jobs wait meanwhile."""
         self._core.start()
-        with told():
+        with telling_errors():
             await self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
 
     async def resume(self, weight_version: str | None = None) -> None:
         """Go on. What was computed with other weights is not used again, not even by the jobs at work."""
         core = self._llm.engine_core
-        with told():
+        with telling_errors():
             if weight_version is not None:
                 await core.reset_prefix_cache_async(reset_running_requests=True)
                 await core.set_weight_version_async(weight_version)

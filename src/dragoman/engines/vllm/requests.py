@@ -15,7 +15,7 @@ from dragoman.engines.hf_tokenizer import HfTokenizer
 from dragoman.engines.model_files import sensible
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.steps import seed_of
-from dragoman.engines.vllm.outputs import told
+from dragoman.engines.vllm.outputs import telling_errors
 from dragoman.errors import MODEL, BadRequest, ModelFileError
 from dragoman.types import LARK_LINE, ConstraintSource, Job, SourceForm
 
@@ -156,7 +156,7 @@ class VllmModel:
             raise BadRequest(
                 "This model gives embeddings only; it cannot write.", param=MODEL, code="unsupported_model"
             )
-        with told():
+        with telling_errors():
             return sampling_params(job, self.tokenizer.end_ids)
 
     def pooling_params(self) -> Any:
@@ -275,7 +275,7 @@ class Requests:
     def _made(
         self, id: str, prompt: Sequence[int], params: Any, tasks: tuple[str, ...], salt: str = "", **how: Any
     ) -> Any:
-        with told():
+        with telling_errors():
             request = self._inputs.process_inputs(
                 id, prompt_of(prompt, salt), params, supported_tasks=tasks, **how
             )

@@ -4,7 +4,7 @@ import time
 from functools import partial
 
 from dragoman.api import conversations
-from dragoman.api.conversations import check_items, shown, unknown_conversation, unknown_item
+from dragoman.api.conversations import check_items, describe_conversation, unknown_conversation, unknown_item
 from dragoman.api.responses.request import check_include
 from dragoman.http.exchange import Exchange, QueryString
 from dragoman.http.host import Host
@@ -19,30 +19,30 @@ async def create(host: Host, exchange: Exchange) -> None:
         id=new_id("conv_"), owner=exchange.owner, created_at=time.time(), metadata=request.metadata or {}
     )
     await store.create_conversation(made, await _items(host, exchange, request.items or [], size))
-    await exchange.json(shown(made))
+    await exchange.json(describe_conversation(made))
 
 
 async def retrieve(host: Host, exchange: Exchange) -> None:
-    await exchange.json(shown(await _found(host, exchange)))
+    await exchange.json(describe_conversation(await _find(host, exchange)))
 
 
 async def update(host: Host, exchange: Exchange) -> None:
     new, _ = await exchange.read(conversations.read_metadata)
     if not await host.desk.required().set_conversation_metadata(exchange.owner, _id(exchange), new):
         raise unknown_conversation(_id(exchange))
-    await exchange.json(shown(await _found(host, exchange)))
+    await exchange.json(describe_conversation(await _find(host, exchange)))
 
 
 async def delete(host: Host, exchange: Exchange) -> None:
     """The items go with it; responses that were made in it stay."""
     if not await host.desk.required().delete_conversation(exchange.owner, _id(exchange)):
         raise unknown_conversation(_id(exchange))
-    await exchange.json(conversations.deleted(_id(exchange)))
+    await exchange.json(conversations.describe_deleted(_id(exchange)))
 
 
 async def add_items(host: Host, exchange: Exchange) -> None:
     _check_include(exchange)
-    await _found(host, exchange)
+    await _find(host, exchange)
     given, size = await exchange.read(conversations.read_items)
     items = await _items(host, exchange, given, size)
     host.desk.check_free(exchange.owner, _id(exchange))
@@ -63,7 +63,7 @@ async def list_items(host: Host, exchange: Exchange) -> None:
 
 async def retrieve_item(host: Host, exchange: Exchange) -> None:
     _check_include(exchange)
-    await _found(host, exchange)
+    await _find(host, exchange)
     item_id = exchange.path_params["item_id"]
     item = host.desk.required().conversation_item
     found = await exchange.loaded(item, exchange.owner, _id(exchange), item_id)
@@ -73,15 +73,15 @@ async def retrieve_item(host: Host, exchange: Exchange) -> None:
 
 
 async def delete_item(host: Host, exchange: Exchange) -> None:
-    conversation = await _found(host, exchange)
+    conversation = await _find(host, exchange)
     item_id = exchange.path_params["item_id"]
     host.desk.check_free(exchange.owner, conversation.id)
     if not await host.desk.required().delete_item(exchange.owner, conversation.id, item_id):
         raise unknown_item(item_id)
-    await exchange.json(shown(conversation))
+    await exchange.json(describe_conversation(conversation))
 
 
-async def _found(host: Host, exchange: Exchange) -> StoredConversation:
+async def _find(host: Host, exchange: Exchange) -> StoredConversation:
     found = await host.desk.required().conversation(exchange.owner, _id(exchange))
     if found is None:
         raise unknown_conversation(_id(exchange))

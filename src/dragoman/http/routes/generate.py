@@ -21,7 +21,7 @@ from dragoman.api.chat.stored import KeptStream
 from dragoman.api.completions import CompletionRequest, CompletionSpelling, Echo
 from dragoman.api.reply import ChunkOptions, Head, Speller, StreamWriter, about_bytes, new_head
 from dragoman.api.shared_fields import SharedFields
-from dragoman.engines.sound import checked, wrong_prompt_entries
+from dragoman.engines.sound import check_sound, wrong_prompt_entries
 from dragoman.errors import Unavailable
 from dragoman.http import run_turn
 from dragoman.http.exchange import Exchange, unless_gone
@@ -87,7 +87,7 @@ async def _stream_chat(
     prompt = turn.jobs[0].prompt if request.return_token_ids else None
 
     def opening() -> bytes:
-        return chat_reply.opening(writer, turn.choices, chat_request.echoed(request), prompt)
+        return chat_reply.opening(writer, turn.choices, chat_request.echo_fields(request), prompt)
 
     size = _opening_bytes(request, turn)
     if not _keeps(host, request):
@@ -136,7 +136,7 @@ def _chat_reply(
         answers,
         turn.usage,
         spelling,
-        echoed=chat_request.echoed(request),
+        echoed=chat_request.echo_fields(request),
         prompt_ids=turn.jobs[0].prompt if request.return_token_ids else None,
         weight_version=turn.weight_version,
     )
@@ -257,7 +257,7 @@ def _prompt_logprobs(host: Host, turn: AnyTurn) -> list[list[TokenLogprob | None
     """Looked at where they are told, not where the engine gives them: they are many, and here is a thread."""
     size = len(host.engine.tokenizer.pieces)
     for job, told in zip(turn.jobs, turn.prompt_logprobs, strict=True):
-        checked(host.engine, wrong_prompt_entries(told or (), size, job.sampling.prompt_logprobs or 0))
+        check_sound(host.engine, wrong_prompt_entries(told or (), size, job.sampling.prompt_logprobs or 0))
     return turn.prompt_logprobs
 
 

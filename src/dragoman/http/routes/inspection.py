@@ -44,59 +44,59 @@ def _model(host: Host, name: str) -> dict[str, Any]:
 
 
 async def tokenize(host: Host, exchange: Exchange) -> None:
-    await exchange.answer(partial(_tokenized, host))
+    await exchange.answer(partial(_tokenize, host))
 
 
-def _tokenized(host: Host, body: bytes) -> dict[str, Any]:
+def _tokenize(host: Host, body: bytes) -> dict[str, Any]:
     request = inspection.read_tokenize(body, host.limits)
     host.model.planner.adapter(request.model)
     ids = host.model.prompter.encode(inspection.prompt(request))
     names = None
     if request.return_token_strs:
         names = [host.model.pieces.bytes[id_].decode("utf-8", "replace") for id_ in ids]
-    return inspection.tokenized(ids, host.card.max_model_len, names)
+    return inspection.describe_tokens(ids, host.card.max_model_len, names)
 
 
 async def detokenize(host: Host, exchange: Exchange) -> None:
-    await exchange.answer(partial(_detokenized, host))
+    await exchange.answer(partial(_detokenize, host))
 
 
-def _detokenized(host: Host, body: bytes) -> dict[str, Any]:
+def _detokenize(host: Host, body: bytes) -> dict[str, Any]:
     request = inspection.read_detokenize(body, len(host.model.pieces))
     host.model.planner.adapter(request.model)
     return {"prompt": host.model.pieces.text(request.tokens)}
 
 
 async def render_chat(host: Host, exchange: Exchange) -> None:
-    await exchange.answer(partial(_rendered_chat, host))
+    await exchange.answer(partial(_render_chat, host))
 
 
-def _rendered_chat(host: Host, body: bytes) -> dict[str, Any]:
+def _render_chat(host: Host, body: bytes) -> dict[str, Any]:
     request = chat_request.read_to_render(body, host.limits)
     host.model.planner.adapter(request.model)
-    return _rendered(host, chat_request.prompt(request))
+    return _render(host, chat_request.prompt(request))
 
 
 async def render_completions(host: Host, exchange: Exchange) -> None:
-    await exchange.answer(partial(_rendered_completions, host))
+    await exchange.answer(partial(_render_completions, host))
 
 
-def _rendered_completions(host: Host, body: bytes) -> list[dict[str, Any]]:
+def _render_completions(host: Host, body: bytes) -> list[dict[str, Any]]:
     request = completion_bodies.read(body, host.limits)
     host.model.planner.adapter(request.model)
-    return [_rendered(host, prompt) for prompt in completion_bodies.prompts(request)]
+    return [_render(host, prompt) for prompt in completion_bodies.prompts(request)]
 
 
-def _rendered(host: Host, prompt: Prompt) -> dict[str, Any]:
+def _render(host: Host, prompt: Prompt) -> dict[str, Any]:
     text, ids = host.model.prompter.render(prompt)
     return {"prompt": text, "prompt_token_ids": ids}
 
 
 async def count_chat(host: Host, exchange: Exchange) -> None:
-    await exchange.answer(partial(_counted_chat, host))
+    await exchange.answer(partial(_count_chat, host))
 
 
-def _counted_chat(host: Host, body: bytes) -> dict[str, Any]:
+def _count_chat(host: Host, body: bytes) -> dict[str, Any]:
     request = chat_request.read_to_render(body, host.limits)
     host.model.planner.adapter(request.model)
     ids = host.model.prompter.encode(chat_request.prompt(request))

@@ -12,7 +12,7 @@ from starlette.types import Receive, Send
 
 from dragoman.api.read import check_shape
 from dragoman.api.responses import request as requests
-from dragoman.api.responses.output import DATA, END, Written, one_by_one, unwrapped
+from dragoman.api.responses.output import DATA, END, Written, one_by_one, unwrap_event
 from dragoman.api.responses.response import ERRORS
 from dragoman.errors import BadRequest, BodyTooLarge, DragomanError, Overloaded
 from dragoman.http.admission import Holding, Visit
@@ -249,7 +249,7 @@ class Socket:
 
 def _payloads(pieces: Sequence[bytes], lane: str | None) -> list[str]:
     if len(pieces) == 1:
-        return [_in_lane(payload, lane) for payload in unwrapped(pieces[0])]
+        return [_in_lane(payload, lane) for payload in unwrap_event(pieces[0])]
     head, *large, tail = pieces
     texts = [_in_lane(head.partition(DATA)[2], lane), *(one.decode() for one in large)]
     return ["".join([*texts, tail.removesuffix(END).decode()])]

@@ -6,7 +6,7 @@ from typing import Any
 
 from dragoman.api import conversations
 from dragoman.api.chat.request import ChatRequest
-from dragoman.api.chat.stored import deleted, record, relabelled, unknown_completion
+from dragoman.api.chat.stored import describe_deleted, record, relabel, unknown_completion
 from dragoman.http.exchange import Exchange, QueryString
 from dragoman.http.host import Host
 from dragoman.store import Record
@@ -50,13 +50,13 @@ async def list_all(host: Host, exchange: Exchange) -> None:
 
 
 async def retrieve(host: Host, exchange: Exchange) -> None:
-    await exchange.reply((await _found(host, exchange)).body, b"application/json")
+    await exchange.reply((await _find(host, exchange)).body, b"application/json")
 
 
 async def update(host: Host, exchange: Exchange) -> None:
     new, _ = await exchange.read(conversations.read_metadata)
-    found = await _found(host, exchange)
-    body = await exchange.aside(len(found.body), partial(relabelled, found.body, new))
+    found = await _find(host, exchange)
+    body = await exchange.aside(len(found.body), partial(relabel, found.body, new))
     if not await host.desk.required().set_metadata("chat", exchange.owner, found.id, new, body):
         raise unknown_completion(found.id)
     await exchange.reply(body, b"application/json")
@@ -66,7 +66,7 @@ async def delete(host: Host, exchange: Exchange) -> None:
     await host.desk.forget_ids(exchange.owner, _id(exchange))
     if not await host.desk.required().delete("chat", exchange.owner, _id(exchange)):
         raise unknown_completion(_id(exchange))
-    await exchange.json(deleted(_id(exchange)))
+    await exchange.json(describe_deleted(_id(exchange)))
 
 
 async def messages(host: Host, exchange: Exchange) -> None:
@@ -78,7 +78,7 @@ async def messages(host: Host, exchange: Exchange) -> None:
     await exchange.page(found.data, found.has_more)
 
 
-async def _found(host: Host, exchange: Exchange) -> Record:
+async def _find(host: Host, exchange: Exchange) -> Record:
     found = await exchange.loaded(host.desk.required().get, "chat", exchange.owner, _id(exchange))
     if found is None:
         raise unknown_completion(_id(exchange))

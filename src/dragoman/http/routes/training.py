@@ -3,7 +3,7 @@
 from functools import partial
 
 from dragoman.api import reply
-from dragoman.api.trajectories import read_rewards, rewarded, shown, unknown_trajectory
+from dragoman.api.trajectories import add_rewards, describe_trajectory, read_rewards, unknown_trajectory
 from dragoman.engines.protocol import weights_of
 from dragoman.errors import TrajectoryTooLarge
 from dragoman.http.exchange import Exchange
@@ -36,7 +36,7 @@ MOST_BYTES = 32 * 1024 * 1024
 
 async def retrieve(host: Host, exchange: Exchange) -> None:
     id_ = exchange.path_params["id"]
-    made = await exchange.loaded(_shown, exchange, host.desk.required(), id_)
+    made = await exchange.loaded(_describe, exchange, host.desk.required(), id_)
     await exchange.reply(made, b"application/json")
 
 
@@ -48,17 +48,17 @@ async def reward(host: Host, exchange: Exchange) -> None:
     if not found:
         raise unknown_trajectory(id_)
     last = found[-1]
-    body = await exchange.aside(len(last.body), partial(rewarded, last, rewards))
+    body = await exchange.aside(len(last.body), partial(add_rewards, last, rewards))
     await store.set_metadata("trajectory", exchange.owner, last.id, last.metadata, body)
-    await exchange.reply(await _shown(exchange, store, id_), b"application/json")
+    await exchange.reply(await _describe(exchange, store, id_), b"application/json")
 
 
-async def _shown(exchange: Exchange, store: Store, id_: str) -> bytes:
+async def _describe(exchange: Exchange, store: Store, id_: str) -> bytes:
     found = await _records(store, exchange.owner, id_)
     if not found:
         raise unknown_trajectory(id_)
     size = sum(len(one.body) for one in found)
-    return await exchange.aside(size, lambda: exchange.encoder(size)(shown(id_, found)))
+    return await exchange.aside(size, lambda: exchange.encoder(size)(describe_trajectory(id_, found)))
 
 
 async def _records(store: Store, owner: str, id_: str) -> list[Record]:

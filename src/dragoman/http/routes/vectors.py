@@ -9,9 +9,9 @@ from typing import Any
 from dragoman.api import vectors as bodies
 from dragoman.api.reply import new_head
 from dragoman.api.vectors import EmbeddingRequest, Pair, RerankRequest, ScoreRequest
-from dragoman.engines.asked import asked
+from dragoman.engines.asked import ask_engine
 from dragoman.engines.protocol import EmbeddingEngine, ScoringEngine, SharingEngine, weights_of
-from dragoman.engines.sound import checked, wrong_scores, wrong_vectors
+from dragoman.engines.sound import check_sound, wrong_scores, wrong_vectors
 from dragoman.errors import BadRequest, ContextOverflow, EngineFailed
 from dragoman.http.exchange import Exchange, unless_gone
 from dragoman.http.host import Host
@@ -33,7 +33,7 @@ async def embed(host: Host, exchange: Exchange) -> None:
         raise BadRequest("This engine has no embeddings.", param="model", code="unsupported_model")
     if host.card.dimensions is not None:
         bodies.check_dimensions(request, host.card.dimensions)
-    prompts = await _encoded(host, exchange, given, size)
+    prompts = await _encode_all(host, exchange, given, size)
     vectors = await _vectors(host, exchange, prompts)
     host.card.dimensions = len(vectors[0])
     bodies.check_dimensions(request, host.card.dimensions)
@@ -54,7 +54,9 @@ async def rerank(host: Host, exchange: Exchange) -> None:
     exchange.visit.within(request.timeout)
     scores, tokens = await _scores(host, exchange, pairs, request.model, size)
     head = new_head("rerank-", request.model or host.card.name, host.fingerprint)
-    await exchange.json(bodies.ranked(request, head, scores, tokens, weights_of(host.engine)), size=size)
+    await exchange.json(
+        bodies.describe_ranking(request, head, scores, tokens, weights_of(host.engine)), size=size
+    )
 
 
 def _read_rerank(body: bytes, limits: Limits) -> tuple[RerankRequest, list[Pair]]:
@@ -67,7 +69,7 @@ async def score(host: Host, exchange: Exchange) -> None:
     exchange.visit.within(request.timeout)
     scores, tokens = await _scores(host, exchange, pairs, request.model, size)
     head = new_head("score-", request.model or host.card.name, host.fingerprint)
-    await exchange.json(bodies.scored(head, scores, tokens, weights_of(host.engine)))
+    await exchange.json(bodies.describe_scores(head, scores, tokens, weights_of(host.engine)))
 
 
 def _read_score(body: bytes, limits: Limits) -> tuple[ScoreRequest, list[Pair]]:
@@ -83,7 +85,7 @@ async def _scores(
     if isinstance(host.engine, ScoringEngine):
         scores, tokens = await _read_together(host, exchange, pairs, body_bytes)
     elif isinstance(host.engine, EmbeddingEngine):
-        scores, tokens = await _compared(host, exchange, pairs, body_bytes)
+        scores, tokens = await _compare(host, exchange, pairs, body_bytes)
     else:
         message = "This engine has neither scores nor embeddings."
         raise BadRequest(message, param="model", code="unsupported_model")
@@ -101,11 +103,11 @@ async def _read_together(
     both = [(ids[one.text], ids[other.text]) for one, other in pairs]
     for (one, other), (_, placed) in zip(both, pairs, strict=True):
         _check_length(host, len(one) + len(other), placed.place)
-    scores = await _computed(host, exchange, "score", both, lambda pair: len(pair[0]) + len(pair[1]))
+    scores = await _compute(host, exchange, "score", both, lambda pair: len(pair[0]) + len(pair[1]))
     return scores, sum(len(one) + len(other) for one, other in both)
 
 
-async def _compared(
+async def _compare(
     host: Host, exchange: Exchange, pairs: Sequence[Pair], body_bytes: int
 ) -> tuple[list[float], int]:
     """By the cosine of the angle between their vectors."""
@@ -122,10 +124,10 @@ def _cosines(vectors: Mapping[str, Sequence[float]], pairs: Sequence[Pair]) -> l
 
 
 async def _vectors(host: Host, exchange: Exchange, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
-    return await _computed(host, exchange, "embed", prompts, len)
+    return await _compute(host, exchange, "embed", prompts, len)
 
 
-async def _computed(
+async def _compute(
     host: Host, exchange: Exchange, method: str, given: Sequence[Any], size: Callable[[Any], int]
 ) -> list[Any]:
     """What the engine makes of all that is given, unless the client leaves. Each piece waits for its turn."""
@@ -136,8 +138,8 @@ async def _computed(
     async def computed() -> list[Any]:
         found: list[Any] = []
         for piece in _pieces(given, size):
-            made = await host.computed(exchange.owner, partial(asked, host.engine, *call, piece))
-            checked(host.engine, wrong(made, len(piece)))
+            made = await host.computed(exchange.owner, partial(ask_engine, host.engine, *call, piece))
+            check_sound(host.engine, wrong(made, len(piece)))
             found += made
         return found
 
@@ -166,18 +168,18 @@ async def _ids(
         for side in pair:
             places.setdefault(side.text, side.place)
     texts = [TextPrompt(text, None, add_special_tokens, place) for text, place in places.items()]
-    return dict(zip(places, await _encoded(host, exchange, texts, body_bytes), strict=True))
+    return dict(zip(places, await _encode_all(host, exchange, texts, body_bytes), strict=True))
 
 
-async def _encoded(
-    host: Host, exchange: Exchange, asked: Sequence[Prompt], body_bytes: int
+async def _encode_all(
+    host: Host, exchange: Exchange, prompts: Sequence[Prompt], body_bytes: int
 ) -> list[tuple[int, ...]]:
-    return await exchange.aside(body_bytes, partial(_encode, host, asked))
+    return await exchange.aside(body_bytes, partial(_encode, host, prompts))
 
 
-def _encode(host: Host, asked: Sequence[Prompt]) -> list[tuple[int, ...]]:
+def _encode(host: Host, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
     found = []
-    for prompt in asked:
+    for prompt in prompts:
         found.append(host.model.prompter.encode(prompt, host.model.prompter.most_tokens))
         _check_length(host, len(found[-1]), prompt.param)
     return found

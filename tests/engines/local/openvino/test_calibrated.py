@@ -20,8 +20,8 @@ from dragoman.engines.local.calibrated import (
     Reply,
     RunnerChoice,
     RunnerRefused,
-    chosen,
-    decided,
+    choose_runner,
+    decide,
 )
 from dragoman.engines.local.measuring import rate
 from dragoman.engines.local.model import Model
@@ -71,7 +71,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Asked]:
 
 
 def choice_for(model: Model, options: LocalOptions) -> RunnerChoice:
-    return chosen(model, shape_of(model.metadata), options)
+    return choose_runner(model, shape_of(model.metadata), options)
 
 
 def other(one: float = 1.0, many: float = 1.0, memory: float = 1.0, prompt: float = 1.0) -> Measured:
@@ -96,25 +96,25 @@ def other(one: float = 1.0, many: float = 1.0, memory: float = 1.0, prompt: floa
     ],
 )
 def test_the_choice_for_so_many_readers(openvino: Measured, readers: int, runner: str) -> None:
-    assert decided(Measurements(8, LLAMA, openvino), openvino, readers).runner == runner
+    assert decide(Measurements(8, LLAMA, openvino), openvino, readers).runner == runner
 
 
 def test_keys_and_values_count_as_memory_of_both() -> None:
     heavy = other(one=1.5, memory=1.8)
-    assert decided(Measurements(8, LLAMA, heavy), heavy, 1, kept=30_000 * MB).runner == "llamacpp"
-    assert decided(Measurements(8, LLAMA, heavy), heavy, 1, kept=40_000 * MB).runner == "openvino"
+    assert decide(Measurements(8, LLAMA, heavy), heavy, 1, kept=30_000 * MB).runner == "llamacpp"
+    assert decide(Measurements(8, LLAMA, heavy), heavy, 1, kept=40_000 * MB).runner == "openvino"
 
 
 def test_what_the_library_itself_takes_is_no_reason_against_it() -> None:
     small = replace(LLAMA, memory=200 * MB)
     for memory, runner in ((460, "openvino"), (480, "llamacpp")):
         openvino = replace(small, memory=memory * MB)
-        assert decided(Measurements(8, small, openvino), openvino, 1).runner == runner
+        assert decide(Measurements(8, small, openvino), openvino, 1).runner == runner
 
 
 def test_both_figures_are_told() -> None:
     openvino = other(one=0.5, many=4.0, memory=2.0, prompt=3.0)
-    assert decided(Measurements(8, LLAMA, openvino), openvino, 1).why == (
+    assert decide(Measurements(8, LLAMA, openvino), openvino, 1).why == (
         "llama.cpp, chosen for one reader: it writes 100 tokens/s for one, 200 for 8, reads 300, takes 5,000"
         " MB; OpenVINO 50, 800, 900, 10,000 MB (--runner openvino)"
     )

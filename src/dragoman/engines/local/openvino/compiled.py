@@ -134,7 +134,7 @@ def compile_graph(file: Path, *, threads: int, kv_cache: str, adapters: Sequence
     except RuntimeError as error:
         raise NotForOpenVino("its attention cannot be kept in pages") from error
     _set_windows(model)
-    body, head = _divided(model)
+    body, head = _divide(model)
     common: dict[str, Any] = {
         "INFERENCE_NUM_THREADS": threads,
         "NUM_STREAMS": 1,
@@ -232,7 +232,7 @@ def _set_windows(model: ov.Model) -> None:
             node.input(_WINDOW).replace_source_output(window.output(0))
 
 
-def _divided(model: ov.Model) -> tuple[ov.Model, ov.Model]:
+def _divide(model: ov.Model) -> tuple[ov.Model, ov.Model]:
     """Cut a graph before its last matrix product."""
     result = model.get_results()[0]
     node = result.input_value(0).get_node()

@@ -31,10 +31,10 @@ class _Source(Struct, frozen=True):
     modified: int
 
 
-def converted(path: Path) -> Path:
+def convert(path: Path) -> Path:
     """The graph of a GGUF file. Raises NotForOpenVino where it cannot be one."""
     folder, source = _place(path)
-    if found := _known(folder, path, source):
+    if found := _find_known(folder, path, source):
         return found / FILE
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ def converted(path: Path) -> Path:
 
 def is_converted(path: Path) -> bool:
     folder, source = _place(path)
-    return _known(folder, path, source) is not None
+    return _find_known(folder, path, source) is not None
 
 
 def _place(path: Path) -> tuple[Path, _Source]:
@@ -66,7 +66,7 @@ def _place(path: Path) -> tuple[Path, _Source]:
     return cache_folder() / "openvino", _Source(str(path.resolve()), stat.st_size, stat.st_mtime_ns)
 
 
-def _known(folder: Path, path: Path, source: _Source) -> Path | None:
+def _find_known(folder: Path, path: Path, source: _Source) -> Path | None:
     for entry in folder.glob(f"{_literal(path.stem)}-*-{RECIPE}"):
         try:
             told = msgspec.json.decode((entry / _SOURCE).read_bytes(), type=_Source)

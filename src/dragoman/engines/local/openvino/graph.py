@@ -23,7 +23,9 @@ from dragoman.engines.local.openvino.tensors import FINE, MatrixPart, Node, Tens
 _ROWS, _EXPERTS = np.int64(0), np.int64(1)
 
 
-def mixed(states: Node, read: Node, router: NDArray[np.float32], experts: Sequence[Node], used: int) -> Node:
+def mix_experts(
+    states: Node, read: Node, router: NDArray[np.float32], experts: Sequence[Node], used: int
+) -> Node:
     """`states` are [batch, tokens, width], `experts` gate, up and down, each [experts, outputs, inputs].
 
     Here a row that nobody reads would cost as much as another, so only the first `read` ones are computed.
@@ -96,12 +98,12 @@ class _Decoder:
 
     def model(self) -> ov.Model:
         table = self._tensors.table("token_embd.weight")
-        states = _scaled(ops.gather(table, self._ids, ops.constant(_FIRST)), self._shape.embedding_scale)
+        states = _scale(ops.gather(table, self._ids, ops.constant(_FIRST)), self._shape.embedding_scale)
         for layer in range(self._shape.layers):
             states = self._layer(states, layer)
         states = self._norm(states, "output_norm.weight")
         head = self._tensors.table("output.weight") if "output.weight" in self._tensors else table
-        logits = _scaled(ops.matmul(states, head, False, True), self._shape.logit_scale)
+        logits = _scale(ops.matmul(states, head, False, True), self._shape.logit_scale)
         logits.output(0).get_tensor().set_names({"logits"})
         inputs = [self._ids, self._mask, self._positions, self._beams]
         if self._shape.used_experts:
@@ -124,7 +126,7 @@ class _Decoder:
     def _added(self, states: Node, more: Node, norm: str) -> Node:
         if norm in self._tensors:
             more = self._norm(more, norm)
-        return ops.add(states, _scaled(more, self._shape.residual_scale))
+        return ops.add(states, _scale(more, self._shape.residual_scale))
 
     def _inner(self, states: Node, name: str) -> Node:
         if name + "ffn_gate_inp.weight" not in self._tensors:
@@ -132,7 +134,7 @@ class _Decoder:
         router = self._tensors.vector(name + "ffn_gate_inp.weight")
         parts = (f"{name}ffn_{part}_exps.weight" for part in ("gate", "up", "down"))
         experts = [self._tensors.experts(part) for part in parts]
-        return mixed(states, self._read, router, experts, self._shape.used_experts)
+        return mix_experts(states, self._read, router, experts, self._shape.used_experts)
 
     def _gated(self, states: Node, name: str) -> Node:
         # What is multiplied by the same states is one product: fewer, larger ones are faster.
@@ -211,7 +213,7 @@ class _Decoder:
             half = ops.transpose(ops.matmul(column, positions, False, False), _integers(0, 2, 1))
             angles = ops.concat([half, half], -1)
             waves = (ops.unsqueeze(wave(angles), _integers(1)) for wave in (ops.cos, ops.sin))
-            cosines, sines = (_scaled(wave, rotation.strength) for wave in waves)
+            cosines, sines = (_scale(wave, rotation.strength) for wave in waves)
             self._angles[rotation] = cosines, sines
         return self._angles[rotation]
 
@@ -272,5 +274,5 @@ def _columns(states: Node, start: int, end: int) -> Node:
     return ops.slice(states, _integers(start), _integers(end), _integers(1), _integers(3))
 
 
-def _scaled(node: Node, factor: float) -> Node:
+def _scale(node: Node, factor: float) -> Node:
     return node if factor == 1 else ops.multiply(node, ops.constant(np.float32(factor)))

@@ -87,13 +87,13 @@ def _product_of_offsets(states: Node, offsets: Float32s) -> Node:
 def _q4_0(data: Bytes) -> Fours:
     blocks = data.reshape(len(data), -1, 18)
     none = np.zeros(blocks.shape[:2], np.float32)
-    return Fours(_packed(*_halves(blocks[..., 2:])), _half_floats(blocks, 0), none)
+    return Fours(_pack(*_halves(blocks[..., 2:])), _half_floats(blocks, 0), none)
 
 
 def _q4_1(data: Bytes) -> Fours:
     blocks = data.reshape(len(data), -1, 20)
     scales, least = _half_floats(blocks, 0), _half_floats(blocks, 2)
-    return Fours(_packed(*_halves(blocks[..., 4:])), scales, _offsets(scales, least.astype(np.float32)))
+    return Fours(_pack(*_halves(blocks[..., 4:])), scales, _offsets(scales, least.astype(np.float32)))
 
 
 def _q4_k(data: Bytes) -> Fours:
@@ -107,7 +107,7 @@ def _q4_k(data: Bytes) -> Fours:
     # 32 bytes are two groups: the lower halves, then the upper ones.
     first, second = _halves(blocks[:, 4 + _SCALES :].reshape(-1, 4, GROUP))
     groups = np.stack([first, second], axis=2).reshape(rows, -1, GROUP)
-    return Fours(_packed(groups[..., :16], groups[..., 16:]), scales, offsets)
+    return Fours(_pack(groups[..., :16], groups[..., 16:]), scales, offsets)
 
 
 _READERS: dict[GGMLQuantizationType, Callable[[Bytes], Fours]] = {
@@ -121,7 +121,7 @@ def _halves(data: Bytes) -> tuple[Bytes, Bytes]:
     return data & _LOW, data >> _HALF
 
 
-def _packed(first: Bytes, second: Bytes) -> Bytes:
+def _pack(first: Bytes, second: Bytes) -> Bytes:
     """Numbers of 0 to 15, the first and second halves of groups, as neighbours in a byte, of -8 to 7."""
     numbers = np.concatenate([first, second], axis=-1) ^ _MIDDLE
     packed: Bytes = numbers[..., ::2] | numbers[..., 1::2] << _HALF
@@ -217,9 +217,9 @@ class Tensors:
         tensor = self._take(name)
         count, outputs = tensor.data.shape[:2]
         rows = _Rows(tensor.data.reshape(count * outputs, -1), tensor.tensor_type)
-        numbers, scales = _grouped(rows, self.group)
+        numbers, scales = _group(rows, self.group)
         shape = (count, outputs, -1)
-        return _scaled(numbers.reshape(*shape, self.group), scales.reshape(*shape, 1))
+        return _scale(numbers.reshape(*shape, self.group), scales.reshape(*shape, 1))
 
     def _take(self, name: str) -> Any:
         tensor = self._found[name]
@@ -237,7 +237,7 @@ class _Rows(Struct, frozen=True):
 
 def int8_matrix(values: NDArray[np.float32], group: int) -> Node:
     """Weights of [outputs, inputs] that are in no file."""
-    return _scaled(*as_int8(values.reshape(len(values), -1, group)))
+    return _scale(*as_int8(values.reshape(len(values), -1, group)))
 
 
 def _rows(tensor: Any, paired_heads: int = 0) -> _Rows:
@@ -253,18 +253,18 @@ def _matrix(rows: Sequence[_Rows], group: int) -> Node:
     if any(each.tensor_type in _PLAIN for each in rows):
         values = [dequantize(each.data, each.tensor_type).astype(np.float16) for each in rows]
         return ops.convert(ops.constant(np.concatenate(values)), "f32")
-    grouped = [_grouped(each, group) for each in rows]
+    grouped = [_group(each, group) for each in rows]
     numbers, scales = (np.concatenate(each) for each in zip(*grouped, strict=True))
-    return _scaled(numbers, scales)
+    return _scale(numbers, scales)
 
 
-def _scaled(numbers: NDArray[np.int8], scales: NDArray[np.float16]) -> Node:
+def _scale(numbers: NDArray[np.int8], scales: NDArray[np.float16]) -> Node:
     """[..., outputs, groups, numbers] as floats of [..., outputs, inputs]."""
     scaled = ops.multiply(ops.convert(ops.constant(numbers), "f16"), ops.constant(scales))
     return ops.convert(ops.reshape(scaled, np.array([*numbers.shape[:-2], -1], np.int64), False), "f32")
 
 
-def _grouped(rows: _Rows, group: int) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
+def _group(rows: _Rows, group: int) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
     """Rows of any quantization as int8, [rows, groups, numbers], and their scales, [rows, groups, 1]."""
     starts = range(0, len(rows.data), _ROWS)
     values = (dequantize(rows.data[start : start + _ROWS], rows.tensor_type) for start in starts)
