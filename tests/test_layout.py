@@ -1,11 +1,14 @@
-"""The shape of the code: rooms import one way, files and functions stay small."""
+"""The shape of the code: rooms import one way, files and functions stay small, names mean one thing."""
 
 import ast
+import subprocess
+import sys
+from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent / "src" / "dragoman"
-FILE_LINES, FUNCTION_LINES = 500, 50
+FILES, FILE_LINES, FUNCTION_LINES = 260, 500, 50
 ROOMS = [
     "cli",
     "http",
@@ -75,6 +78,32 @@ def test_files_stay_small() -> None:
     lines = {file: len(text.splitlines()) for file, text, _ in sources()}
     long = [f"{file} has {count} lines" for file, count in lines.items() if count > FILE_LINES]
     assert not long, "\n".join(long)
+
+
+def test_files_stay_few() -> None:
+    """One idea a file, not one function a file."""
+    assert len(sources()) <= FILES
+
+
+def test_requests_walk_through_few_files() -> None:
+    walked = subprocess.run(
+        [sys.executable, "-m", "tools.walks", "--files"],
+        cwd=SOURCE.parent.parent,
+        capture_output=True,
+        text=True,
+    )
+    assert walked.returncode == 0, walked.stdout + walked.stderr
+
+
+def test_a_class_has_a_name_of_its_own() -> None:
+    """In private classes too: whoever looks for a name finds one thing."""
+    files = defaultdict(list)
+    for file, _, tree in sources():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                files[node.name].append(file)
+    twice = [f"{name} is in {' and '.join(found)}" for name, found in files.items() if len(found) > 1]
+    assert not twice, "\n".join(twice)
 
 
 def test_functions_stay_small() -> None:
