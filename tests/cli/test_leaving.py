@@ -39,7 +39,7 @@ def test_a_signal_while_a_model_is_loaded_ends_the_wait_and_is_no_failure(
         os.kill(os.getpid(), number)
         go.wait()
 
-    monkeypatch.setattr("dragoman.cli.engine.served_engine", served_engine)
+    monkeypatch.setattr("dragoman.cli.engine.make_served_engine", served_engine)
     assert main(["serve", "my.gguf", "--port", "0"]) == 0
     go.set()
     assert signal.getsignal(number) is signal.default_int_handler

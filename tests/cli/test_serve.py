@@ -156,7 +156,7 @@ def test_a_folder_that_cannot_be_written_is_said_before_anything_is_loaded(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr("dragoman.cli.engine.served_engine", lambda _: pytest.fail("It was loaded."))
+    monkeypatch.setattr("dragoman.cli.engine.make_served_engine", lambda _: pytest.fail("It was loaded."))
     assert main(["serve", "--port", "0", "--data-dir", str(tmp_path / "file" / "data")]) == 2
     said = capsys.readouterr().err
     assert "data cannot be written: Not a directory. Choose another data_dir" in said

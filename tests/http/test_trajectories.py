@@ -134,6 +134,6 @@ def test_a_trajectory_has_a_size(
     made = post(url, "/v1/responses", {"input": "hi"}).json()
     path = f"/v1/trajectories/{made['id']}"
     assert get(url, path).status_code == 200
-    monkeypatch.setattr(f"dragoman.{where}.trajectories.{name}", 10)
+    monkeypatch.setattr(f"dragoman.{where}.training.{name}", 10)
     reply = get(url, path)
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "limit_exceeded")

@@ -11,9 +11,8 @@ from dragoman.api.chat.request import ChatRequest
 from dragoman.api.completions import CompletionRequest
 from dragoman.api.conversations import AddItems, ChangeMetadata, CreateConversation
 from dragoman.api.inspection import Detokenize, ParseCalls, ParseReasoning, TokenizeChat, TokenizeText
-from dragoman.api.reply import PauseRequest, ResumeRequest
 from dragoman.api.responses.request import ResponseRequest
-from dragoman.api.trajectories import SetRewards
+from dragoman.api.training import PauseRequest, ResumeRequest, SetRewards
 from dragoman.api.vectors import EmbeddingRequest, RerankRequest, ScoreRequest
 
 

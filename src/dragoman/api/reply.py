@@ -1,63 +1,22 @@
-"""How an API says what went wrong: its words for the parts of a request, and the shape of the body."""
+"""What replies are made of, whichever API they are in: events, JSON, errors, log probabilities.
+
+And what Chat Completions and Completions have in common: the envelope of a reply, and `StreamWriter`, which
+writes the events of a turn as chunks.
+"""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from os import urandom
-from typing import Annotated, Any, Protocol
+from typing import Any, Protocol
 
 import msgspec
-from msgspec import Meta, Raw, Struct
+from msgspec import Raw, Struct
 
-from dragoman.api.read import Reader
 from dragoman.errors import DragomanError, EngineFailed, Part
 from dragoman.store import Record, StoredItem
 from dragoman.turns.reading import Pieces
 from dragoman.types import Answer, Event, TokenLogprob, Usage
-
-FIELDS: Mapping[str, str] = {"reuse_prefix": "cache_prompt"}
-"""What all requests for an answer name alike, but not as we do."""
-
-
-class ErrorSpelling(Protocol):
-    def body(self, error: DragomanError) -> Any:
-        """The JSON of a reply that says so."""
-
-    def event(self, error: Exception) -> bytes:
-        """The last event of a stream that fails after its headers are gone."""
-
-
-class OpenAIErrors(Struct, frozen=True):
-    """OpenAI's shape. `words` are the fields in which the parts of a request come, where names differ."""
-
-    words: Mapping[str, str] = {}
-
-    def body(self, error: DragomanError) -> dict[str, dict[str, str | None]]:
-        """All four keys are always there."""
-        message, param = spell_error(error, self.words)
-        return {"error": {"message": message, "type": error.type, "param": param, "code": error.code}}
-
-    def event(self, error: Exception) -> bytes:
-        return event(self.body(as_known_error(error)))
-
-
-def spell_error(error: DragomanError, words: Mapping[str, str]) -> tuple[str, str | None]:
-    """The message and the field that is meant, in an API's words.
-
-    >>> spelled(BadRequest("'prompt' is empty.", param=Part("prompt")), {"prompt": "input"})
-    ("'input' is empty.", 'input')
-    """
-    part = error.param
-    if not isinstance(part, Part):
-        return error.message, part
-    word = str(words.get(part, part))
-    return error.message.replace(f"'{part}'", f"'{word}'"), word
-
-
-def as_known_error(error: Exception) -> DragomanError:
-    """The error itself if it is one of ours: the words of others are for the log."""
-    return error if isinstance(error, DragomanError) else EngineFailed("The server failed; see its log.")
-
 
 # Server-sent events: one encoder. Payloads are JSON, so no text can forge the end of an event.
 
@@ -99,7 +58,7 @@ def writer(size: int) -> Callable[[Any], bytes]:
 
 
 def encode_json(value: Any) -> bytes:
-    """What `msgspec.json.encode` gives: `encoded({"a": [1]})` is `b'{"a":[1]}'`."""
+    """What `msgspec.json.encode` gives: `encode_json({"a": [1]})` is `b'{"a":[1]}'`."""
     return b"".join(_join_pieces(_pieces(value)))
 
 
@@ -152,38 +111,51 @@ def page(stored: Sequence[StoredItem | Record], has_more: bool) -> list[bytes]:
     return [b'{"object":"list","data":[', *parts, b"]," + _encode(ends)[1:]]
 
 
-# Weights that change while they serve: the requests to pause and to go on, and what replies say of them.
+# What went wrong, in the words of an API for the parts of a request, and in its shape of a body.
 
 
-class PauseRequest(Struct, forbid_unknown_fields=True):
-    pass
+FIELDS: Mapping[str, str] = {"reuse_prefix": "cache_prompt"}
+"""What all requests for an answer name alike, but not as we do."""
 
 
-class ResumeRequest(Struct, forbid_unknown_fields=True):
-    weight_version: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+class ErrorSpelling(Protocol):
+    def body(self, error: DragomanError) -> Any:
+        """The JSON of a reply that says so."""
+
+    def event(self, error: Exception) -> bytes:
+        """The last event of a stream that fails after its headers are gone."""
 
 
-_pause = Reader.of(PauseRequest)
-_resume = Reader.of(ResumeRequest)
+class OpenAIErrors(Struct, frozen=True):
+    """OpenAI's shape. `words` are the fields in which the parts of a request come, where names differ."""
+
+    words: Mapping[str, str] = {}
+
+    def body(self, error: DragomanError) -> dict[str, dict[str, str | None]]:
+        """All four keys are always there."""
+        message, param = spell_error(error, self.words)
+        return {"error": {"message": message, "type": error.type, "param": param, "code": error.code}}
+
+    def event(self, error: Exception) -> bytes:
+        return event(self.body(as_known_error(error)))
 
 
-def read_pause(body: bytes) -> None:
-    """There is nothing to say, so nothing need be sent."""
-    _pause.read(body or b"{}")
+def spell_error(error: DragomanError, words: Mapping[str, str]) -> tuple[str, str | None]:
+    """The message and the field that is meant, in an API's words.
+
+    >>> spell_error(BadRequest("'prompt' is empty.", param=Part("prompt")), {"prompt": "input"})
+    ("'input' is empty.", 'input')
+    """
+    part = error.param
+    if not isinstance(part, Part):
+        return error.message, part
+    word = str(words.get(part, part))
+    return error.message.replace(f"'{part}'", f"'{word}'"), word
 
 
-def read_resume(body: bytes) -> ResumeRequest:
-    request: ResumeRequest = _resume.read(body or b"{}")
-    return request
-
-
-def state(*, paused: bool, version: str | None) -> dict[str, Any]:
-    return {"object": "engine", "status": "paused" if paused else "running", "weight_version": version}
-
-
-def weight_field(version: str | None) -> dict[str, str]:
-    """A part of every answer, where the engine has something to say."""
-    return {} if version is None else {"weight_version": version}
+def as_known_error(error: Exception) -> DragomanError:
+    """The error itself if it is one of ours: the words of others are for the log."""
+    return error if isinstance(error, DragomanError) else EngineFailed("The server failed; see its log.")
 
 
 # Log probabilities as the two APIs spell them.
@@ -273,6 +245,11 @@ def finite(logprob: float) -> float:
 # What the replies of Chat Completions and Completions have in common: the envelope, once per stream.
 #
 # Only the escaped delta and what was asked for beside it goes between an envelope's parts.
+
+
+def weight_field(version: str | None) -> dict[str, str]:
+    """A part of every answer, where the engine has something to say."""
+    return {} if version is None else {"weight_version": version}
 
 
 def usage(counted: Usage) -> dict[str, Any]:

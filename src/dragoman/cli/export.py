@@ -70,8 +70,8 @@ def run(args: argparse.Namespace) -> int:
 
 async def sequences(store: "Store") -> AsyncIterator[dict[str, Any]]:
     """Every sequence once. What goes on in another answer is a part of that one's."""
-    from dragoman.api.trajectories import rewards
-    from dragoman.api.trajectories import sequences as of
+    from dragoman.api.training import rewards
+    from dragoman.api.training import sequences as of
 
     seen: set[tuple[str, ...]] = set()
     for owner, id_ in await _last_answers(store):

@@ -127,7 +127,7 @@ def wrong_prompt_entries(told: Sequence[Any], size: int, most: int) -> str | Non
 
 def wrong_logprob(entry: Any, size: int, most: int) -> str | None:
     if not isinstance(entry, TokenLogprob):
-        return f"a log probability is a {type(entry).__name__}, not a dragoman.TokenLogprob"
+        return f"a log probability is a {type(entry).__name__}, not a dragoman.types.TokenLogprob"
     if len(entry.top) > most:
         return f"{most} alternatives were asked for beside each id, but there are {len(entry.top)}"
     for id_, logprob in ((entry.id, entry.logprob), *entry.top):

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from dragoman.api import trajectories
+from dragoman.api import training
 from dragoman.api.reply import DONE, KEEP_ALIVE
 from dragoman.api.responses.items import ToldItems, normalise, references, tell_items
 from dragoman.api.responses.output import END, Written
@@ -333,7 +333,7 @@ class Desk:
         """Stores the ids of an answer, if the client or the server's settings ask for it."""
         if turns and (asked or self.keeps_ids):
             work = partial(
-                trajectories.record,
+                training.record,
                 id_,
                 owner,
                 created_at,

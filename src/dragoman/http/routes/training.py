@@ -1,9 +1,16 @@
-"""The routes for those who train the model: pause the engine, change its weights, resume."""
+"""The routes for those who train the model: weights that change, and the exact ids of stored answers."""
 
 from functools import partial
 
-from dragoman.api import reply
-from dragoman.api.trajectories import add_rewards, describe_trajectory, read_rewards, unknown_trajectory
+from dragoman.api.training import (
+    add_rewards,
+    describe_engine,
+    describe_trajectory,
+    read_pause,
+    read_resume,
+    read_rewards,
+    unknown_trajectory,
+)
 from dragoman.engines.protocol import weights_of
 from dragoman.errors import TrajectoryTooLarge
 from dragoman.http.exchange import Exchange
@@ -13,18 +20,15 @@ from dragoman.store import Record, Store
 
 async def pause(host: Host, exchange: Exchange) -> None:
     """Answered when nothing computes any more."""
-    await exchange.read(reply.read_pause)
+    await exchange.read(read_pause)
     await host.brake.pause()
-    await exchange.json(reply.state(paused=True, version=weights_of(host.engine)))
+    await exchange.json(describe_engine(paused=True, version=weights_of(host.engine)))
 
 
 async def resume(host: Host, exchange: Exchange) -> None:
-    request, _ = await exchange.read(reply.read_resume)
+    request, _ = await exchange.read(read_resume)
     await host.brake.resume(request.weight_version)
-    await exchange.json(reply.state(paused=False, version=weights_of(host.engine)))
-
-
-# The routes of trajectories: the exact ids of answers that were stored.
+    await exchange.json(describe_engine(paused=False, version=weights_of(host.engine)))
 
 
 LONGEST = 4096

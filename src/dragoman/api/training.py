@@ -1,8 +1,9 @@
-"""What a model saw and sampled, turn by turn, as sequences to train on.
+"""What those who train a model ask for: trajectories with rewards, and a pause to change the weights.
 
-Turns whose prompt goes on from the ids of the turn before are one sequence. Where a prompt was written anew,
-because a template or a client has changed what was said, another sequence begins: nothing is trained on that
-was not so.
+A trajectory is what the model saw and sampled, turn by turn, as sequences to train on. Turns whose prompt
+goes on from the ids of the turn before are one sequence. Where a prompt was written anew, because a
+template or a client has changed what was said, another sequence begins: nothing is trained on that was not
+so.
 """
 
 from collections.abc import Iterable, Sequence
@@ -187,3 +188,32 @@ def unknown_trajectory(id_: str) -> NotFound:
         " server with --trajectories."
     )
     return NotFound(message, code="not_found")
+
+
+# Weights that change while they serve.
+
+
+class PauseRequest(Struct, forbid_unknown_fields=True):
+    pass
+
+
+class ResumeRequest(Struct, forbid_unknown_fields=True):
+    weight_version: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+
+
+_pause = Reader.of(PauseRequest)
+_resume = Reader.of(ResumeRequest)
+
+
+def read_pause(body: bytes) -> None:
+    """There is nothing to say, so nothing need be sent."""
+    _pause.read(body or b"{}")
+
+
+def read_resume(body: bytes) -> ResumeRequest:
+    request: ResumeRequest = _resume.read(body or b"{}")
+    return request
+
+
+def describe_engine(*, paused: bool, version: str | None) -> dict[str, Any]:
+    return {"object": "engine", "status": "paused" if paused else "running", "weight_version": version}
