@@ -1,4 +1,7 @@
-"""The request fields that change nothing, and are accepted because clients send them to everybody."""
+"""Request fields that many servers know by names of their own: constraints, samplers, harmless ones.
+
+Each group is a struct that the next one extends; `SharedFields` extends the last.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
@@ -10,6 +13,9 @@ from msgspec import Meta, Struct, field
 from dragoman.errors import BadRequest
 from dragoman.turns.spec import Wanted
 from dragoman.types import LARK_LINE, SAMPLER_ORDER, SamplerName, Samplers
+
+# What changes nothing, and is accepted because clients send it to everybody.
+
 
 Metadata: TypeAlias = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)

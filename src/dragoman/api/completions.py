@@ -1,4 +1,4 @@
-"""Completions: the request. The raw interface: text or ids in, a continuation out."""
+"""Completions, the raw interface: text or ids in, a continuation out."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -90,7 +90,7 @@ def _prompt(given: Any, request: CompletionRequest, param: str) -> Prompt:
     return IdsPrompt(tuple(given), param)
 
 
-# Completions: the reply, whole or as a stream.
+# The reply, whole or as a stream.
 
 
 ERRORS = OpenAIErrors({**FIELDS, OUTPUT: "response_format", ALTERNATIVES: "logprobs"})

@@ -1,4 +1,4 @@
-"""The pairs that a client attaches to what is stored, and changes later."""
+"""Conversations: what a client asks of them, and how they are shown."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -13,6 +13,8 @@ from dragoman.api.tools import wrong
 from dragoman.errors import CONVERSATION, NotFound
 from dragoman.store import StoredConversation
 
+# Pairs that a client attaches to what is stored, a conversation or a chat completion, and changes later.
+
 
 class ChangeMetadata(Struct, kw_only=True, forbid_unknown_fields=True):
     """The only thing that can be changed. What was there before is gone; null leaves none."""
@@ -26,9 +28,6 @@ _READER = Reader.of(ChangeMetadata)
 def read_metadata(body: bytes) -> dict[str, str]:
     request: ChangeMetadata = _READER.read(body)
     return request.metadata or {}
-
-
-# Conversations: what a client asks of them, and how they are shown.
 
 
 ERRORS = OpenAIErrors({CONVERSATION: "items"})

@@ -1,4 +1,4 @@
-"""The routes that turn prompts into ids and back, without generating."""
+"""The routes that only look: prompts to ids and back, and texts through the parsers of a dialect."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +19,9 @@ from dragoman.limits import Limits, check_count
 from dragoman.types import Answer, Prompt, TextPrompt
 
 ERRORS = OpenAIErrors({CONVERSATION: "messages"})
+
+
+# Prompts to ids and back, without generating.
 
 
 class TokenizeText(Struct, kw_only=True, forbid_unknown_fields=True):

@@ -1,6 +1,7 @@
-"""The shape of a body before anything is made of it: how deep its JSON is, how much, how long its numbers.
+"""Bytes to a request struct, in one pass. Whatever is wrong becomes a 400 that names the place.
 
-A few counts tell that most bodies are fine; the others are looked at without their strings.
+Before that, the shape of a body is looked at: how deep its JSON is, how much, how long its numbers. A few
+counts tell that most bodies are fine; the others are looked at without their strings.
 """
 
 import difflib
@@ -15,6 +16,9 @@ import numpy as np
 from dragoman.errors import BadRequest, UnknownField, shorten
 from dragoman.json_amount import check_amount, outside_of_strings, too_much
 from dragoman.limits import Limits
+
+# The shape of a body, before anything is made of it.
+
 
 _NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 _DIGITS_AS_ZERO = bytes(0x30 if 0x30 <= byte <= 0x39 else byte for byte in range(256))
@@ -85,7 +89,7 @@ def _no_name_twice(members: list[tuple[str, Any]]) -> None:
 _NAMES = json.JSONDecoder(object_pairs_hook=_no_name_twice, parse_int=len, parse_float=len)
 
 
-# Bytes to a request struct, in one pass. Whatever is wrong becomes a 400 that names the place.
+# Its contents.
 
 
 T = TypeVar("T", bound=msgspec.Struct)

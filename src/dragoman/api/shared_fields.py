@@ -1,4 +1,4 @@
-"""The request fields that Chat Completions and Completions share, and what they mean for sampling.
+"""The request fields that all APIs share, and what they mean for a turn.
 
 Every field may be null, which means unset: some clients send null for all they do not use.
 """

@@ -1,4 +1,4 @@
-"""Embeddings: request and reply."""
+"""Embeddings, and how well texts fit each other (rerank, score): requests and replies."""
 
 import base64
 import struct
@@ -13,6 +13,8 @@ from dragoman.api.shared_fields import Positive, Seconds
 from dragoman.errors import PROMPT, BadRequest
 from dragoman.limits import Limits, check_count
 from dragoman.types import IdsPrompt, Prompt, TextPrompt
+
+# Embeddings.
 
 
 class EmbeddingRequest(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -99,7 +101,7 @@ def _shorten(vector: Sequence[float], dimensions: int | None) -> Sequence[float]
     return [value / norm for value in cut]
 
 
-# Rerank and score: how well texts fit each other. Requests and replies.
+# Rerank and score.
 
 
 Texts: TypeAlias = str | list[str]

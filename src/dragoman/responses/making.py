@@ -11,21 +11,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec.structs import replace
 
 from dragoman.api.reply import KEEP_ALIVE, Speller
-from dragoman.api.responses.output import ItemPlace, Wire
-from dragoman.api.responses.request import ResponseRequest, spec
-from dragoman.api.responses.response import (
+from dragoman.api.responses.history import (
     PREFIX,
     Compacted,
-    Life,
-    ResponseObject,
     compact,
     compaction_events,
-    describe_response,
-    failure,
-    for_summary,
     is_triggered,
     to_summarise,
 )
+from dragoman.api.responses.output import ItemPlace, Wire
+from dragoman.api.responses.request import ResponseRequest, for_summary, spec
+from dragoman.api.responses.response import Life, ResponseObject, describe_response, failure
 from dragoman.api.responses.tools import Offer, offer_tools
 from dragoman.api.responses.writer import Manner, ResponseWriter
 from dragoman.errors import ContextOverflow, DragomanError

@@ -1,4 +1,4 @@
-"""The messages of a chat request: what is checked in them, and what of them reaches the template."""
+"""Chat Completions: the request, its messages, and the MCP servers that it names."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -41,6 +41,9 @@ from dragoman.mcp import McpTool
 from dragoman.turns.spec import Calling, Reading, TurnSpec
 from dragoman.turns.tool_loop import ServerWish
 from dragoman.types import Conversation, IdsPrompt, Message, Prompt, Role, ToolCall
+
+# Messages: what is checked in them, and what of them reaches the template.
+
 
 MEDIA_PARTS = {
     "image_url": "images",
@@ -170,7 +173,7 @@ def _tool_call(id_: str | None, function: FunctionCall) -> ToolCall:
     return ToolCall(id=id_, name=function.name, arguments=arguments or "{}")
 
 
-# Chat Completions: the request.
+# The request.
 
 
 class ChatRequest(TemplateFields, kw_only=True, forbid_unknown_fields=True):

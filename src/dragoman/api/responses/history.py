@@ -1,4 +1,4 @@
-"""The context of a response, which is items, as the messages that a chat template knows.
+"""The context of a response, which is items: as the messages that a chat template knows, or made short.
 
 What the assistant said in a row (reasoning, text, calls) is one message. Nothing is lost on the way: items
 that templates have no words for are told as text.
@@ -7,8 +7,11 @@ that templates have no words for are told as text.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from msgspec import Struct
+
 from dragoman.api.chat.request import part_text
 from dragoman.api.responses.items import CALLS, SILENT, ItemDict, Parts, leaves, lines, plainly
+from dragoman.api.responses.output import ItemPlace
 from dragoman.api.tools import as_arguments
 from dragoman.errors import BadRequest
 from dragoman.types import Message, Role, ToolCall
@@ -230,3 +233,59 @@ def _outcome(item: ItemDict) -> str:
         said = [text for key, text in leaves(error, "message") if key in ("message", "text")]
         texts.append("Error: " + "\n".join(said or lines(error, "error")))
     return "\n".join(texts)
+
+
+# A long conversation made short: a summary that the model writes, sealed, and what is kept as it was.
+
+
+TRIGGER = "compaction_trigger"
+PREFIX = "cmp_"
+_ASK = (
+    "Write a summary of our conversation so far, for yourself to go on from when you have nothing else of"
+    " it. Keep every fact, decision, name, number, file, open question and next step that may matter. Write"
+    " nothing but the summary."
+)
+
+
+class Compacted(Struct, frozen=True):
+    item: ItemDict
+    """The summary."""
+    kept: list[ItemDict]
+    """What stays as it was, and follows the summary."""
+
+    @property
+    def items(self) -> list[ItemDict]:
+        return [self.item, *self.kept]
+
+
+def is_triggered(inputs: Sequence[ItemDict]) -> bool:
+    """Whether the client wants what was said to be made short, and nothing else."""
+    found = [number for number, item in enumerate(inputs) if item.get("type") == TRIGGER]
+    if found and found[0] != len(inputs) - 1:
+        place = f"input[{found[0]}]"
+        raise BadRequest(f"A {TRIGGER} must be the last item.", param=place, code="invalid_value")
+    return bool(found)
+
+
+def to_summarise(items: Sequence[ItemDict], id_: str) -> list[ItemDict]:
+    """The conversation with the question for its summary at the end."""
+    asked = {"id": id_, "type": "message", "role": "user", "content": [{"type": "input_text", "text": _ASK}]}
+    return [*(item for item in items if item.get("type") != TRIGGER), asked]
+
+
+def compact(items: Sequence[ItemDict], sealed: str, id_: str) -> Compacted:
+    """System messages are kept, and the last exchange if it still waits for its answer."""
+    item = {"id": id_, "type": "compaction", "encrypted_content": sealed}
+    heads = ("system", "developer")
+    kept = [one for one in items if one.get("role") in heads]
+    users = [number for number, one in enumerate(items) if one.get("role") == "user"]
+    last = items[-1] if items else {}
+    waits = last.get("role") == "user" or str(last.get("type")).endswith("_output")
+    if waits and users:
+        rest = (one for one in items[users[-1] :] if one.get("role") not in heads)
+        kept += [one for one in rest if one.get("type") != TRIGGER]
+    return Compacted(item, kept)
+
+
+def compaction_events(place: ItemPlace, item: ItemDict) -> bytes:
+    return place.added({**item, "encrypted_content": ""}) + place.done(item)

@@ -1,4 +1,4 @@
-"""Every kind of item that a context may have: what must be in it, and what it gets where it lacks it.
+"""The items of a context: their kinds, what must be in each, and an input made of them.
 
 Fields that are not named here are kept as they come, because items travel: clients send back what this
 server, or another one, gave them.
@@ -18,6 +18,9 @@ from dragoman.api.tools import wrong
 from dragoman.errors import BadRequest
 from dragoman.json_amount import values
 from dragoman.limits import Limits, check_count
+
+# Every kind that there is, and what it gets where it lacks it.
+
 
 ItemDict: TypeAlias = dict[str, Any]
 """An item as JSON. Not a struct: what it has beyond what we know of must come out again."""

@@ -1,4 +1,4 @@
-"""Events of a response as bytes: numbered without a gap, each as one server-sent event with its name."""
+"""The items of an answer while they are written, and their events as bytes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
@@ -8,6 +8,9 @@ from msgspec import Raw, Struct
 
 from dragoman.api.reply import DONE, encode
 from dragoman.turns.tool_loop import Written
+
+# Events: numbered without a gap, each as one server-sent event with its name.
+
 
 __all__ = ["DATA", "DONE", "END", "HOLE", "Fragment", "Wire", "Written", "unwrap_event"]
 
@@ -110,7 +113,7 @@ def unwrap_event(events: bytes) -> list[bytes]:
     return found
 
 
-# The items of an answer while they are written: each knows its events, and what it is in the end.
+# Items: each knows its events, and what it is in the end.
 
 
 Status: TypeAlias = Literal["in_progress", "completed", "incomplete", "failed"]

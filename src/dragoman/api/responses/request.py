@@ -255,6 +255,13 @@ def spec(
     return turn_spec(request, (told,), _sampling(request), 1, reading, calls, thinking(request))
 
 
+def for_summary(request: ResponseRequest) -> ResponseRequest:
+    """The request without what would make a summary anything else than text."""
+    return ResponseRequest(
+        model=request.model, instructions=request.instructions, reasoning=request.reasoning, input=""
+    )
+
+
 def _sampling(request: ResponseRequest) -> Sampling:
     return sampling(request, max_tokens=request.max_output_tokens, logprobs=request.logprobs)
 

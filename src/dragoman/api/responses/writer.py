@@ -1,4 +1,7 @@
-"""Calls that the server runs itself: MCP's lists of tools, calls and questions whether they are allowed."""
+"""What the model says, and what the server calls for it, as items of a response and their events.
+
+The stored object is what these fold to.
+"""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +25,9 @@ from dragoman.api.responses.tools import Ref
 from dragoman.mcp import CallResult
 from dragoman.turns.tool_loop import TOO_MANY, Outcome, ServedCall
 from dragoman.types import Event, FinishReason
+
+# Calls that the server runs itself: MCP's lists of tools, calls and questions whether they are allowed.
+
 
 GATEWAY_TIMEOUT, BAD_GATEWAY = 504, 502
 _PINNED = re.compile(r"mcpr_(?P<pin>[0-9a-f]{16})_")
@@ -142,7 +148,7 @@ def pin_in(question: str) -> str | None:
     return found["pin"] if found else None
 
 
-# What the model says, as items of a response and their events. The stored object is what these fold to.
+# What the model says.
 
 
 class Manner(Struct, frozen=True, kw_only=True):

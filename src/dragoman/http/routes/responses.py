@@ -111,7 +111,7 @@ async def compact(host: Host, exchange: Exchange) -> None:
         made, used = await unless_gone(exchange, summarise(host.model, request, context, context.all))
     exchange.facts["model"] = request.model
     note_usage(exchange.facts, used)
-    body = compaction_body(new_id("resp_"), int(time.time()), made, used)
+    body = compaction_body(new_id("resp_"), int(time.time()), made.items, used)
     await exchange.json(body, size=context.size)
 
 
