@@ -1,4 +1,9 @@
-"""What is noted down of all work: a line in the access log, and figures for Prometheus."""
+"""The door: who is let in and until when, how much all of them may hold, and what is noted of them.
+
+A request is let in before its body is read, so that a refusal costs next to nothing. Inside, its work waits
+in the queue until the engine has room for it. Requests that only look (tokens, prompts, what is stored)
+take none of the engine's time: they are counted apart, so that no flood of them keeps answers out.
+"""
 
 import asyncio
 import collections
@@ -19,6 +24,9 @@ from dragoman.errors import DeadlineExceeded, DragomanError, Overloaded, Unavail
 from dragoman.http.keys import keys_of
 from dragoman.settings import Settings
 from dragoman.turns.queue import EngineQueue, Workers
+
+# What is noted: a line in the access log, and figures for Prometheus.
+
 
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _FINISHES = ("stop", "length", "error", "disconnect")
@@ -200,11 +208,6 @@ class Holding:
 
 
 # Who is let in, until when, and one way to end those who are inside.
-#
-# A request is let in before its body is read, so that a refusal costs next to nothing. Inside, its work
-# waits in line until the engine has a place for it. Requests that only look (tokens, prompts, what is
-# stored) take none of the engine's time: they are counted apart, so that no flood of them keeps answers
-# out.
 
 
 PLACES_PER_SLOT = 2

@@ -1,4 +1,4 @@
-"""In whose name a request comes: the Host it asks for, and the web page that asks.
+"""Who asks: the Host and the web page in whose name a request comes, and whose key it has.
 
 A page in a browser can have any server on its machine asked, by its address or by a name of its own that it
 lets point there. What gives it away are two headers that no page can change.
@@ -16,6 +16,9 @@ from starlette.types import Scope
 
 from dragoman.errors import BadRequest, Forbidden, SettingsError, Unauthorized
 from dragoman.settings import Settings
+
+# In whose name: Host and Origin.
+
 
 _AUTHORITY = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
 _HEADER_NAMES = re.compile(rb"[A-Za-z0-9, _-]{1,2048}")
@@ -117,7 +120,7 @@ def _check_single(scope: Scope) -> None:
             raise BadRequest(f"The header {name.decode()} is there twice.", code="invalid_header")
 
 
-# Who may ask: the keys of a server, and whose key a request has.
+# With whose key.
 
 
 class Keys:

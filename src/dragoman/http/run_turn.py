@@ -1,10 +1,10 @@
-"""The last yards to the socket, without a task switch per token.
+"""A turn over HTTP: planned, then streamed or whole. On every way out its scope aborts the engine's work.
 
-An engine step wakes the event loop once, and the sinks of all its jobs run. A stream of one choice writes
-right there; one of several is marked, and flushed when all its choices have spoken, in one send. Only a
-client that reads too slowly, or what is too much for one write, costs a task: meanwhile events wait in the
-turn, where neighbours are joined, until the socket takes more. A turn gives few of them at a time, so that
-others come between.
+What it takes to stream one without a task switch per token comes first. An engine step wakes the event loop
+once, and the sinks of all its jobs run. A stream of one choice writes right there; one of several is
+marked, and flushed when all its choices have spoken, in one send. Only a client that reads too slowly, or
+what is too much for one write, costs a task: meanwhile events wait in the turn, where neighbours are
+joined, until the socket takes more. A turn gives few of them at a time, so that others come between.
 """
 
 import asyncio
@@ -25,6 +25,10 @@ from dragoman.types import Answer, Event, Fold
 
 if TYPE_CHECKING:
     from dragoman.http.host import Host
+
+
+# The last yards to the socket.
+
 
 R = TypeVar("R")
 MUCH = 1024 * 1024
@@ -193,7 +197,7 @@ class Sse:
         return await wait_patiently(work, self._keep_alive, lambda: self.write(speaker.idle()))
 
 
-# A turn over HTTP: planned, then streamed or whole. On every way out its scope aborts the engine's work.
+# Whole turns.
 
 
 AnyTurn: TypeAlias = Turn | HiddenCalls

@@ -1,9 +1,10 @@
-"""Memory that goes back to the machine when a big request is over, and cycles of objects that nobody needs.
+"""The process of a server kept fit: memory goes back to the machine, and a loop that stands still is told.
 
-Python looks for these whenever enough objects have been made, and now and then among all there are, while
-all threads wait. Those of the start alone are 30 ms, and while a large request is read, which makes objects
-faster than anything else, it happens again and again. So the objects of the start are not looked at any more,
-and all others only in quiet moments; those that were made last, which are few, are looked at as ever.
+About cycles of objects that nobody needs: Python looks for these whenever enough objects have been made,
+and now and then among all there are, while all threads wait. Those of the start alone are 30 ms, and while
+a large request is read, which makes objects faster than anything else, it happens again and again. So the
+objects of the start are not looked at any more, and all others only in quiet moments; those that were made
+last, which are few, are looked at as ever.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
-"""`POST /v1/responses`: made while the client waits, streamed to it, or made in the background.
+"""The routes of responses: making one, finding it again, cancelling it, and making a conversation short.
 
-And the routes that make a conversation short, or only say how long it is.
+One is made while the client waits, streamed to it, or made in the background.
 """
 
 import asyncio
@@ -125,7 +125,7 @@ async def input_tokens(host: Host, exchange: Exchange) -> None:
     await exchange.json({"object": "response.input_tokens", "input_tokens": count})
 
 
-# The routes of responses that were made, or are being made in the background.
+# Those that were made, or are being made in the background.
 
 
 class _Manner(msgspec.Struct):

@@ -1,4 +1,4 @@
-"""What makes an API of some routes: they begin alike, and say alike what goes wrong."""
+"""Every route there is, who answers it, and which API it belongs to."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeAlias
@@ -26,6 +26,9 @@ from dragoman.http.routes import (
     vectors,
 )
 
+# What makes an API of some routes: they begin alike, and say alike what goes wrong.
+
+
 Handler: TypeAlias = Callable[[Host, Exchange], Awaitable[None]]
 
 
@@ -48,9 +51,6 @@ class Api(Struct, frozen=True):
 
     def has(self, path: str) -> bool:
         return path == self.path or path.startswith(f"{self.path}/")
-
-
-# Every route there is, and who answers it.
 
 
 CHAT = Api(
