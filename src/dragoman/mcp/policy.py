@@ -1,6 +1,7 @@
-"""Which tools of a server a model may use, and which calls a person has to approve. Pure.
+"""What may be used: which tools of a server, which calls after a person has approved, which servers.
 
-Whether a tool only reads is what its server says of it. Where a server is not trusted, tools should be named.
+Pure. Whether a tool only reads is what its server says of it. Where a server is not trusted, tools should
+be named.
 """
 
 import asyncio
@@ -16,6 +17,8 @@ from msgspec import Struct
 
 from dragoman.errors import TOOLS, BadRequest, SettingsError
 from dragoman.mcp.spec import McpTool
+
+# Tools and calls.
 
 
 class ToolFilter(Struct, frozen=True, forbid_unknown_fields=True):
@@ -68,7 +71,7 @@ def pin_of(tool: McpTool) -> str:
     return hashlib.sha256(described).hexdigest()[:16]
 
 
-# Which servers a request may name: those of the operator's allow-list, over HTTP, with plain headers.
+# Servers: those of the operator's allow-list, over HTTP, with plain headers.
 
 
 Address: TypeAlias = IPv4Address | IPv6Address

@@ -1,4 +1,7 @@
-"""What went wrong with a server, in a sentence that is safe to show."""
+"""How a server is reached, over HTTP or as a process, with a bound on all that it sends.
+
+Every failure on the way becomes a sentence that is safe to show.
+"""
 
 import asyncio
 import os
@@ -26,6 +29,9 @@ from pydantic import ValidationError
 from dragoman.mcp import spec as specs
 from dragoman.mcp.policy import NotPublic, public_address
 from dragoman.mcp.spec import McpBounds, McpFailure, ServerSpec
+
+# What went wrong.
+
 
 # Sentences of the SDK about connections, which come under a code that servers use for anything.
 CLOSED = ("Connection closed", "SSE stream")

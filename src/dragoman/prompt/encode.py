@@ -1,4 +1,4 @@
-"""Text and prompts to token ids, and how a client's text is kept from being a control token.
+"""Text and prompts to token ids: how a client's text is kept from being a control token, and ids are kept.
 
 Rules of this file:
 - a control token is what the template writes, or what a raw prompt says; never what a message says;
@@ -8,7 +8,8 @@ Rules of this file:
   complete it;
 - marks are gone before anything is tokenized, so the ids are those of the very characters;
 - reasoning markers in an assistant's own messages are left alone: templates look for them, to drop old
-  reasoning.
+  reasoning;
+- what the model itself has sampled keeps its ids (`stitch_prompt`, which has a page of its own below).
 """
 
 import json
@@ -342,7 +343,7 @@ def _lower(text: str) -> str:
 # template's, and belongs to the rest.
 #
 # The rest is tokenized with the marks in it that keep a client's text from being a control token
-# (encode.py).
+# (see above).
 
 
 class Seam(Struct, frozen=True):

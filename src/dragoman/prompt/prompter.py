@@ -1,8 +1,9 @@
-"""A conversation as the variables of a chat template, in the shape that the template can bear.
+"""From what a client asks to what an engine is given: a conversation, rendered and encoded.
 
-For a model whose template has no place for tools they are put in words: it is told of them in a system
-message, with the way to call one in the dialect that its answers are read in. Calls and results of the
-history are written out in the same way: nothing a client sends is dropped.
+A conversation becomes the variables of a chat template, in the shape that the template can bear. For a
+model whose template has no place for tools they are put in words: it is told of them in a system message,
+with the way to call one in the dialect that its answers are read in. Calls and results of the history are
+written out in the same way: nothing a client sends is dropped.
 """
 
 import hashlib
@@ -33,6 +34,9 @@ from dragoman.prompt.encode import Encoder, choose_marks, erase, join_strings, r
 from dragoman.prompt.template import ChatTemplate, Clock
 from dragoman.prompt.traits import Messages, TemplateTraits, detect_traits
 from dragoman.types import Answer, Conversation, IdsPrompt, Message, Prompt, TextPrompt, ToolCall
+
+# Conversations as variables
+
 
 MAX_KWARGS_DEPTH = 8
 
@@ -256,7 +260,7 @@ def _write_out(message: Message, traits: TemplateTraits, dialect: Dialect) -> Me
     return message
 
 
-# From what a client asks to what an engine is given.
+# The prompter
 
 
 _OWN_TEXT = frozenset({"content", "reasoning_content", "reasoning", "thinking"})

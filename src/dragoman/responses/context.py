@@ -1,4 +1,4 @@
-"""What a response continues: items that came before, new ones, and the place where the result is kept."""
+"""What a response begins with: what it continues, where it is kept, and the tools that it offers."""
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
@@ -22,6 +22,9 @@ from dragoman.turns.plan import pack_turns
 from dragoman.turns.queue import Workers
 from dragoman.turns.tool_loop import Outlet, Speaker, Toolbox
 from dragoman.types import Traced
+
+# What it continues: items that came before, new ones, and the place where the result is kept.
+
 
 R = TypeVar("R")
 BYTES_AN_ID = 4
@@ -170,7 +173,7 @@ def _is_head(item: dict[str, Any]) -> bool:
     return item.get("role") in ("system", "developer")
 
 
-# What a response offers the model: the tools of its request, and of MCP servers once they are listed.
+# What it offers the model: the tools of its request, and of MCP servers once they are listed.
 
 
 logger = logging.getLogger("dragoman.responses")

@@ -1,4 +1,4 @@
-"""The events of a response that is being made, for those who come back to its stream."""
+"""Where responses are kept, live ones and stored ones, and where they are found again."""
 
 import asyncio
 import logging
@@ -30,6 +30,10 @@ from dragoman.types import Traced
 
 if TYPE_CHECKING:
     from dragoman.responses.making import Making
+
+
+# The events of one that is being made, for those who come back to its stream.
+
 
 FEW = 256
 """Additions to a log that are passed on at once, unless they have so many bytes:"""
@@ -124,7 +128,7 @@ def _count(events: bytes) -> int:
     return events.count(END) - events.endswith(DONE)
 
 
-# Where responses are kept, live ones and stored ones, and where they are found again.
+# The desk.
 
 
 logger = logging.getLogger("dragoman.responses")

@@ -1,4 +1,8 @@
-"""Steps that make a conversation short, or only say how long it is."""
+"""One response while it is made: turns of the model, calls of tools between them, and one way to an end.
+
+`begin_making` leads from a request and what it continues to a `Making`. Making a conversation short, or
+only saying how long it is, takes no more than a function.
+"""
 
 import asyncio
 import logging
@@ -68,9 +72,6 @@ async def summarise(
         (answer,) = await turn.answers()
     text = answer.text.strip() or answer.reasoning.strip()
     return compact(items, context.seal(text), new_id(PREFIX)), turn.usage
-
-
-# One response while it is made: turns of the model, calls of tools between them, and one way to an end.
 
 
 logger = logging.getLogger("dragoman.responses")

@@ -1,4 +1,4 @@
-"""Which servers of a folder are alive: each holds a lock on a file of its own, and the lock ends with it."""
+"""What a store has on disk beside its database: signs of the servers that use it, and room kept back."""
 
 import contextlib
 import os
@@ -11,6 +11,10 @@ try:
     import fcntl
 except ImportError:  # Windows: then there is only one server to a folder
     fcntl = None  # type: ignore[assignment]
+
+
+# Which servers of a folder are alive: each holds a lock on a file of its own, and the lock ends with it.
+
 
 PREFIX = ".server-"
 

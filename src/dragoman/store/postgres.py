@@ -1,4 +1,4 @@
-"""PostgreSQL through psycopg: how an operation is run, how text is written, what its errors mean."""
+"""The store in PostgreSQL, which several servers may share."""
 
 import asyncio
 import contextlib
@@ -28,6 +28,9 @@ from dragoman.store.records import (
     steps,
 )
 from dragoman.store.store import Store
+
+# PostgreSQL through psycopg: how an operation is run, how text is written, what its errors mean.
+
 
 T = TypeVar("T")
 Connection: TypeAlias = AsyncConnection[Row]
@@ -129,7 +132,7 @@ async def version_of(connection: Connection) -> int:
     return row[0] or 0
 
 
-# The store in PostgreSQL, which several servers may share.
+# The store.
 
 _log = logging.getLogger("dragoman.store")
 LEASE_S = 30.0

@@ -1,12 +1,13 @@
-"""What is stored: records (responses and chat completions), conversations, and the items of both.
-
-Bodies are JSON that the store keeps and gives back as it got it, without looking inside.
-"""
+"""What is stored, as structs and as tables, and what an operation on it is."""
 
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from msgspec import Struct, field
+
+# Records (responses and chat completions), conversations, and the items of both. Bodies are JSON that the
+# store keeps and gives back as it got it, without looking inside.
+
 
 T = TypeVar("T")
 Kind: TypeAlias = Literal["response", "chat", "trajectory"]

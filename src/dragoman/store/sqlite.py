@@ -1,4 +1,4 @@
-"""A SQLite database: how it is opened, brought up to date, and what its errors mean."""
+"""The store in a file, or in memory: SQLite with one thread that writes and one that reads."""
 
 import asyncio
 import contextlib
@@ -31,6 +31,9 @@ from dragoman.store.records import (
     steps,
 )
 from dragoman.store.store import Store
+
+# A database: how it is opened, brought up to date, and what its errors mean.
+
 
 LEAST = (3, 35, 0)
 """The first with RETURNING."""
@@ -316,7 +319,7 @@ class StoreWorker:
         return unavailable(error, "The database of the store")
 
 
-# The store in a file, or in memory: SQLite with one thread that writes and one that reads.
+# The store.
 
 FILE = "dragoman.sqlite3"
 RESERVE = "dragoman.reserve"

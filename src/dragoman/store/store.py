@@ -1,7 +1,8 @@
-"""Operations on the whole store: make room, find what was left unfinished, count.
+"""The store as the rest of the program knows it, and the operations on all that it holds.
 
-Room is made by those who have most: each loses its oldest until all that have more than a certain level are
-down to it. So whoever has no more than an equal share of what the store holds loses nothing to the others.
+Operations on single records and conversations have files of their own. About making room: it is made by
+those who have most. Each loses its oldest until all that have more than a certain level are down to it. So
+whoever has no more than an equal share of what the store holds loses nothing to the others.
 """
 
 import asyncio
@@ -36,6 +37,9 @@ from dragoman.store.records import (
     StoredItem,
     marks,
 )
+
+# Make room, find what was left unfinished, count.
+
 
 AT_WORK = "status IN ('queued', 'in_progress')"
 FINISHED = f"NOT {AT_WORK}"
@@ -232,9 +236,8 @@ def _raw(held: Iterable[StoredItem]) -> list[dict[str, Any]]:
     ]
 
 
-# The store as the rest of the program knows it. Each method is one operation, in one transaction.
-#
-# The owner is part of every look-up: what belongs to another is not there.
+# The store. Each method is one operation, in one transaction. The owner is part of every look-up: what
+# belongs to another is not there.
 
 
 T = TypeVar("T")
