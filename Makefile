@@ -10,7 +10,7 @@ PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist worksteal
 QUICK := tests/api tests/constrain tests/dialects tests/prompt tests/properties tests/turns tests/test_*.py \
   tests/http/test_chat.py
 
-.PHONY: help serve test quick torch vllm check lint types bench torture release clean
+.PHONY: help serve test quick torch vllm clients check lint types bench torture release clean
 
 help:  ## show what there is
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -29,6 +29,9 @@ torch: build/torch  ## the tests of the engine over transformers, which need tor
 
 vllm: $(VENV)/.test build/vllm/bin/dragoman  ## the tests of vLLM, which gets an environment of its own: 3.5 GB
 	$(BIN)/python -m pytest tests/engines/vllm $(ARGS)
+
+clients: $(VENV)/.test  ## other people's clients, each in an environment of its own, as a table (ARGS="litellm llm")
+	$(BIN)/python -m tests.clients $(ARGS)
 
 check: lint types test torch vllm  ## everything that must be green
 

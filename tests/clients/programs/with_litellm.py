@@ -1,0 +1,107 @@
+"""LiteLLM, by each of its names for servers that speak OpenAI's API."""
+
+import os
+
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # its price list would be fetched from elsewhere
+
+import litellm
+
+from tests.clients import cases
+from tests.clients.cases import MODEL, case
+
+PROVIDERS = (
+    "openai",
+    "hosted_vllm",
+    "custom_openai",
+    "lm_studio",
+    "litellm_proxy",
+    "deepseek",
+    "llamafile",
+    "together_ai",
+)
+COMMON = {"api_key": "none", "max_retries": 0, "num_retries": 0}
+
+
+def ask(url, text, provider="openai", **more):
+    return litellm.completion(
+        model=f"{provider}/{MODEL}",
+        api_base=url,
+        messages=[{"role": "user", "content": text}],
+        **COMMON,
+        **more,
+    )
+
+
+@case("chat", "plain")
+def plain(url):
+    assert ask(url, cases.NAME_A_COLOUR).choices[0].message.content == cases.COLOUR
+
+
+@case("chat", "stream")
+def stream(url):
+    chunks = ask(url, cases.NAME_A_COLOUR, stream=True, stream_options={"include_usage": True})
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == cases.COLOUR
+
+
+def loop(url, provider, **more):
+    messages = [{"role": "user", "content": cases.HOW_WARM}]
+    asked = {"model": f"{provider}/{MODEL}", "api_base": url, "tools": [cases.TOOL], **COMMON, **more}
+    first = litellm.completion(messages=messages, **asked).choices[0].message
+    result = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": cases.weather("Paris")}
+    second = litellm.completion(messages=[*messages, first, result], **asked).choices[0].message
+    assert second.content == cases.WARM
+    messages += [first, result, second, {"role": "user", "content": cases.NAME_A_COLOUR}]
+    assert litellm.completion(messages=messages, **asked).choices[0].message.content == cases.COLOUR
+
+
+@case("chat", "tools")
+def tools(url):
+    loop(url, "openai")
+
+
+@case("chat", "reasoning")
+def reasoning(url):
+    assert ask(url, cases.THINK_OF_A_COLOUR).choices[0].message.reasoning_content == cases.THOUGHT
+    deltas = [chunk.choices[0].delta for chunk in ask(url, cases.THINK_OF_A_COLOUR, stream=True)]
+    assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == cases.THOUGHT
+
+
+def by_name(provider):
+    @case("chat", f"{provider}/")
+    def run(url):
+        assert ask(url, cases.NAME_A_COLOUR, provider).choices[0].message.content == cases.COLOUR
+        chunks = ask(url, cases.NAME_A_COLOUR, provider, stream=True)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == cases.COLOUR
+        loop(url, provider)
+
+    return run
+
+
+globals().update({f"by_{provider}": by_name(provider) for provider in PROVIDERS})
+
+
+@case("completions", "plain")
+def text(url):
+    made = litellm.text_completion(
+        model=f"text-completion-openai/{MODEL}", prompt=cases.NAME_A_COLOUR, api_base=url, **COMMON
+    )
+    assert made.choices[0].text == cases.COLOUR
+
+
+@case("responses", "plain")
+def responses_plain(url):
+    made = litellm.responses(model=f"openai/{MODEL}", input=cases.NAME_A_COLOUR, api_base=url, **COMMON)
+    assert made.output_text == cases.COLOUR
+
+
+@case("responses", "stream")
+def responses_stream(url):
+    events = litellm.responses(
+        model=f"openai/{MODEL}", input=cases.NAME_A_COLOUR, api_base=url, stream=True, **COMMON
+    )
+    deltas = (event.delta for event in events if event.type == "response.output_text.delta")
+    assert "".join(deltas) == cases.COLOUR
+
+
+if __name__ == "__main__":
+    cases.main(globals())

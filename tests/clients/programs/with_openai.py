@@ -1,0 +1,173 @@
+"""The official SDK. What it gave goes back as it is, which is how its makers hold a conversation."""
+
+import json
+from typing import Any
+
+from openai import OpenAI, pydantic_function_tool
+from pydantic import BaseModel
+
+from tests.clients import cases
+from tests.clients.cases import MODEL, case
+
+
+class weather(BaseModel):
+    city: str
+
+
+class Place(BaseModel):
+    city: str
+
+
+FLAT_TOOL = {"type": "function", **cases.TOOL["function"], "strict": None}
+
+
+def client_of(url: str, *, strict: bool = True) -> OpenAI:
+    """A strict one checks answers against the SDK's types."""
+    return OpenAI(base_url=url, api_key="none", max_retries=0, _strict_response_validation=strict)
+
+
+def ask(text: str) -> list[Any]:
+    return [{"role": "user", "content": text}]
+
+
+def told(history: list[Any], message: Any) -> list[Any]:
+    """The history with the message as it came, and what its calls gave."""
+    results = [
+        {
+            "role": "tool",
+            "tool_call_id": call.id,
+            "content": cases.weather(**json.loads(call.function.arguments)),
+        }
+        for call in message.tool_calls
+    ]
+    return [*history, message, *results]
+
+
+@case("chat", "plain")
+def chat_plain(url: str) -> None:
+    made = client_of(url).chat.completions.create(model=MODEL, messages=ask(cases.NAME_A_COLOUR))
+    assert made.choices[0].message.content == cases.COLOUR
+
+
+@case("chat", "stream")
+def chat_stream(url: str) -> None:
+    options = {"include_usage": True}
+    chunks = client_of(url).chat.completions.create(
+        model=MODEL, messages=ask(cases.NAME_A_COLOUR), stream=True, stream_options=options
+    )
+    *parts, last = chunks
+    assert "".join(part.choices[0].delta.content or "" for part in parts) == cases.COLOUR
+    assert last.usage.completion_tokens
+
+
+@case("chat", "tools")
+def chat_tools(url: str) -> None:
+    client, history = client_of(url), ask(cases.HOW_WARM)
+    first = client.chat.completions.create(model=MODEL, messages=history, tools=[cases.TOOL])
+    history = told(history, first.choices[0].message)
+    second = client.chat.completions.create(model=MODEL, messages=history, tools=[cases.TOOL])
+    assert second.choices[0].message.content == cases.WARM
+    history = [*history, second.choices[0].message, *ask(cases.NAME_A_COLOUR)]
+    third = client.chat.completions.create(model=MODEL, messages=history, tools=[cases.TOOL])
+    assert third.choices[0].message.content == cases.COLOUR
+
+
+@case("chat", "reasoning")
+def chat_reasoning(url: str) -> None:
+    client, history = client_of(url), ask(cases.THINK_OF_A_COLOUR)
+    message = client.chat.completions.create(model=MODEL, messages=history).choices[0].message
+    assert message.reasoning_content == cases.THOUGHT
+    chunks = client.chat.completions.create(model=MODEL, messages=history, stream=True)
+    deltas = [chunk.choices[0].delta for chunk in chunks]
+    assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == cases.THOUGHT
+    again = client.chat.completions.create(
+        model=MODEL, messages=[*history, message, *ask(cases.NAME_A_COLOUR)]
+    )
+    assert again.choices[0].message.content == cases.COLOUR
+
+
+@case("completions", "plain")
+def text_plain(url: str) -> None:
+    made = client_of(url).completions.create(model=MODEL, prompt=cases.NAME_A_COLOUR)
+    assert made.choices[0].text == cases.COLOUR
+
+
+@case("completions", "stream")
+def text_stream(url: str) -> None:
+    # Its types say that each chunk has a finish reason, which OpenAI's own have not.
+    client = client_of(url, strict=False)
+    chunks = client.completions.create(model=MODEL, prompt=cases.NAME_A_COLOUR, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == cases.COLOUR
+
+
+@case("responses", "plain")
+def responses_plain(url: str) -> None:
+    made = client_of(url).responses.create(model=MODEL, input=cases.NAME_A_COLOUR)
+    assert made.output_text == cases.COLOUR
+
+
+@case("responses", "stream")
+def responses_stream(url: str) -> None:
+    with client_of(url).responses.stream(model=MODEL, input=cases.NAME_A_COLOUR) as stream:
+        text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+        assert text == stream.get_final_response().output_text == cases.COLOUR
+
+
+@case("responses", "tools")
+def responses_tools(url: str) -> None:
+    client, history = client_of(url), ask(cases.HOW_WARM)
+    first = client.responses.create(model=MODEL, input=history, tools=[FLAT_TOOL])
+    results = [
+        {
+            "type": "function_call_output",
+            "call_id": item.call_id,
+            "output": cases.weather(**json.loads(item.arguments)),
+        }
+        for item in first.output
+        if item.type == "function_call"
+    ]
+    second = client.responses.create(
+        model=MODEL, input=[*history, *first.output, *results], tools=[FLAT_TOOL]
+    )
+    assert second.output_text == cases.WARM
+
+
+@case("responses", "reasoning")
+def responses_reasoning(url: str) -> None:
+    client, history = client_of(url), ask(cases.THINK_OF_A_COLOUR)
+    first = client.responses.create(
+        model=MODEL, input=history, store=False, include=["reasoning.encrypted_content"]
+    )
+    [thought] = [item for item in first.output if item.type == "reasoning"]
+    assert thought.content[0].text == cases.THOUGHT
+    again = client.responses.create(
+        model=MODEL, input=[*history, *first.output, *ask(cases.NAME_A_COLOUR)], store=False
+    )
+    assert again.output_text == cases.COLOUR
+
+
+@case("responses", "parse() of an object, appended")
+def responses_parse(url: str) -> None:
+    client, history = client_of(url), ask(cases.WHICH_CITY)
+    first = client.responses.parse(model=MODEL, input=history, text_format=Place)
+    assert first.output_parsed == Place(city="Paris")
+    again = client.responses.create(model=MODEL, input=[*history, *first.output, *ask(cases.NAME_A_COLOUR)])
+    assert again.output_text == cases.COLOUR
+
+
+@case("responses", "parse() of calls, appended")
+def responses_parse_calls(url: str) -> None:
+    client, history = client_of(url), ask(cases.HOW_WARM)
+    tools = [{"type": "function", **pydantic_function_tool(weather)["function"]}]
+    first = client.responses.parse(model=MODEL, input=history, tools=tools)
+    results = [
+        {"type": "function_call_output", "call_id": item.call_id, "output": cases.weather("Paris")}
+        for item in first.output
+        if item.type == "function_call"
+    ]
+    again = client.responses.parse(model=MODEL, input=[*history, *first.output, *results], tools=tools)
+    assert again.output_text == cases.WARM
+
+
+if __name__ == "__main__":
+    cases.main(globals())
