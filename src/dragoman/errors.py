@@ -35,6 +35,7 @@ wrong is a `Part` of what was asked; the name of its field, and the shape of the
 """
 
 import traceback
+from collections.abc import Sequence
 from typing import ClassVar
 
 LONGEST_MESSAGE = 2048
@@ -119,8 +120,17 @@ class BadRequest(DragomanError):
 
 
 class ContextOverflow(BadRequest):
-    # Codex and opencode start compaction only on this code.
+    # Codex and opencode start compaction only on this code. LiteLLM, and others, look for OpenAI's words.
     code = "context_length_exceeded"
+
+    @classmethod
+    def of(cls, tokens: int | str, most: int, param: str | None = None) -> "ContextOverflow":
+        """A prompt that has so many tokens, where it may have at most so many."""
+        message = (
+            f"This model's maximum context length is {most} tokens for a prompt. However, "
+            f"this one has {tokens} tokens; shorten it."
+        )
+        return cls(message, param=param)
 
 
 class TemplateError(BadRequest):
@@ -200,6 +210,11 @@ class MethodNotAllowed(DragomanError):
     status = 405
     type = "invalid_request_error"
     code = "method_not_allowed"
+
+    def __init__(self, message: str, allowed: Sequence[str]) -> None:
+        super().__init__(message)
+        self.allowed = allowed
+        """The methods that there are."""
 
 
 class TooSlow(DragomanError):

@@ -23,7 +23,8 @@ from tests.support.parrot import NAME
 
 def test_what_is_open() -> None:
     """The others ask for a key because they are not on this list, so a new one does too."""
-    assert {"/health", "/ready", "/", "/docs", "/docs.js", "/openapi.json"} == OPEN_PATHS
+    probes = {"/health", "/healthz", "/ping", "/ready"}
+    assert probes | {"/", "/docs", "/docs.js", "/openapi.json"} == OPEN_PATHS
 
 
 @pytest.mark.parametrize("path", sorted(OPEN_PATHS))
@@ -77,7 +78,8 @@ def test_no_host_opens_a_route(keyed: Attacked, route: tuple[str, str]) -> None:
     "path",
     ["/health/", "//health", "/health/../v1/models", "/v1/models;/health", "/v1/models%3f/health", "/HEALTH",
      "/v1/models#/health", "/%68ealth", "/health%00", "/v1/models?/health", "/docs/", "/docs/../metrics",
-     "//docs", "/ready;", "/Ready", "/.", "//", "/metrics?/", "/pause"],
+     "//docs", "/ready;", "/Ready", "/.", "//", "/metrics?/", "/pause", "/v1/health", "/ping/",
+     "/v1/v1/models", "/models", "/v1/models/", "//healthz", "/v1/engine/pause/"],
 )  # fmt: skip
 def test_what_looks_like_health_is_closed(keyed: Attacked, path: str) -> None:
     with Raw(keyed.url) as raw:

@@ -21,12 +21,72 @@ def test_unknown_path_is_404_in_openais_shape(greeter: str) -> None:
     assert (reply.status_code, error(reply)["code"]) == (404, "unknown_path")
 
 
-def test_a_slash_too_many_is_404_and_no_redirect(greeter: str) -> None:
-    assert httpx.get(greeter + "/health/").status_code == 404
+def test_an_unknown_path_is_404_whatever_is_sent(greeter: str) -> None:
+    reply = httpx.post(greeter + "/v1/nothing", files={"file": b"x"})
+    assert (reply.status_code, error(reply)["code"]) == (404, "unknown_path")
 
 
-def test_wrong_method_is_405(greeter: str) -> None:
-    assert httpx.get(greeter + "/v1/completions").status_code == 405
+@pytest.mark.parametrize(
+    "sent", ["/openai/v1/chat/completions", "/v1/chat/completion", "/x/chat/completions"]
+)
+def test_a_404_names_the_path_that_is_meant(greeter: str, sent: str) -> None:
+    message = error(post(greeter, sent, HELLO))["message"]
+    assert message == f"There is no {sent} here; there is /v1/chat/completions."
+
+
+@pytest.mark.parametrize("sent", ["/chat/completions", "/v1/chat/completions/", "/v1/v1/chat/completions"])
+def test_a_chat_is_answered_however_its_path_is_written(greeter: str, sent: str) -> None:
+    assert post(greeter, sent, HELLO).json()["choices"][0]["message"]["content"] == "Hello, wörld!"
+
+
+@pytest.mark.parametrize("sent", ["/models", "/v1/models/", "/v1/v1/models", "/models/"])
+def test_models_are_listed_however_the_path_is_written(greeter: str, sent: str) -> None:
+    assert httpx.get(greeter + sent).json()["object"] == "list"
+
+
+def test_a_slash_too_many_is_no_redirect(greeter: str) -> None:
+    assert httpx.get(greeter + "/health/").status_code == 200
+
+
+def test_what_operators_do_has_one_path_only(greeter: str) -> None:
+    reply = post(greeter, "/engine/pause", {})
+    assert (reply.status_code, "/v1/engine/pause" in str(error(reply)["message"])) == (404, True)
+
+
+@pytest.mark.parametrize("path", ["/health", "/healthz", "/ping"])
+def test_probes_are_answered_without_a_key(serve: Serve, path: str) -> None:
+    url = serve(ScriptedEngine(say("hi")), api_key=["secret"])
+    assert httpx.get(url + path).json() == {"status": "ok"}
+    assert httpx.get(f"{url}{path}/").status_code == 401
+
+
+def test_wrong_method_is_405_and_names_the_right_ones(greeter: str) -> None:
+    reply = httpx.get(greeter + "/v1/completions")
+    assert (reply.status_code, reply.headers["allow"]) == (405, "POST")
+    reply = httpx.put(greeter + "/v1/chat/completions/some")
+    assert (reply.status_code, reply.headers["allow"]) == (405, "DELETE, GET, HEAD, POST")
+
+
+def test_a_word_that_is_none_of_a_few_is_told_which_there_are(greeter: str) -> None:
+    reply = post(greeter, CHAT, {"messages": [{"role": "users", "content": "x"}]})
+    known = "assistant, developer, function, system, tool, user"
+    assert str(error(reply)["message"]).endswith(f"it may be: {known}.")
+    reply = post(greeter, "/v1/responses", {"input": "x", "truncation": 1})
+    assert str(error(reply)["message"]).endswith("it may be: auto, disabled.")
+
+
+def test_a_prompt_that_is_too_long_is_said_in_openais_words(greeter: str) -> None:
+    reply = post(greeter, CHAT, {"messages": [{"role": "user", "content": "x" * 100_000}]})
+    assert str(error(reply)["message"]).startswith("This model's maximum context length is ")
+    assert error(reply)["code"] == "context_length_exceeded"
+
+
+def test_replies_say_how_many_requests_may_be_made_at_a_time(serve: Serve) -> None:
+    url = serve(ScriptedEngine(say("hi")), api_key=["a", "b"], limits=Limits(in_flight=2, queue=2, per_key=3))
+    headers = post(url, CHAT, HELLO, **{"x-api-key": "a"}).headers
+    assert headers["x-ratelimit-limit-requests"] == "3"
+    assert headers["x-ratelimit-remaining-requests"] == "2"
+    assert headers["x-ratelimit-reset-requests"] == "0s"
 
 
 def test_body_over_the_limit_is_413(serve: Serve) -> None:
@@ -87,6 +147,7 @@ def test_queue_over_its_limit_is_429_with_retry_after(serve: Serve) -> None:
         next(parts)
         reply = post(url, CHAT, HELLO)
     assert (reply.status_code, reply.headers["retry-after"]) == (429, "1")
+    assert reply.headers["x-ratelimit-remaining-requests"] == "0"
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/models", "/metrics", "/version", "/nowhere"])

@@ -94,6 +94,8 @@ OPERATIONS: Sequence[Operation] = (
     Operation("get", "/v1/models", "The models there are"),
     Operation("get", "/v1/models/{model}", "One model"),
     Operation("get", "/health", "Whether the server is alive"),
+    Operation("get", "/healthz", "The same as /health"),
+    Operation("get", "/ping", "The same as /health"),
     Operation("get", "/ready", "Whether the engine moves"),
     Operation("get", "/metrics", "Figures for Prometheus"),
     Operation("get", "/version", "The server's version"),

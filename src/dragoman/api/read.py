@@ -7,11 +7,13 @@ counts tell that most bodies are fine; the others are looked at without their st
 import difflib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
+from msgspec import inspect
 
 from dragoman.errors import BadRequest, UnknownField, shorten
 from dragoman.json_amount import check_amount, outside_of_strings, too_much
@@ -158,7 +160,10 @@ class Reader(msgspec.Struct, frozen=True):
             name = f"{param}.{missing[1]}" if param else missing[1]
             return BadRequest(f"'{name}' is required.", param=name, code="missing_field")
         named = f"'{param}'" if param else "the body"
-        return BadRequest(f"Invalid value for {named}: {_lower(what)}.", param=param, code="invalid_value")
+        known = ", ".join(_values(self.decoder.type, path or ""))
+        may_be = f"; it may be: {known}" if known else ""
+        message = f"Invalid value for {named}: {_lower(what)}{may_be}."
+        return BadRequest(message, param=param, code="invalid_value")
 
     def _unknown(self, name: str, parent: str | None) -> BadRequest:
         name = shorten(name, 128)
@@ -178,3 +183,37 @@ def _param(path: str | None, place: str) -> str | None:
 
 def _lower(text: str) -> str:
     return text[:1].lower() + text[1:].replace("`", "")
+
+
+_STEPS = re.compile(r"\[[^\]]*\]|[^.\[\]$]+")
+_describe = cache(inspect.type_info)
+
+
+def _values(type_: type, path: str) -> list[str]:
+    """What may stand at `$.messages[0].role`, where that is one of a few words."""
+    places = [*_alternatives(_describe(type_))]
+    for step in _STEPS.findall(path):
+        places = [kind for place in places for inner in _inside(place, step) for kind in _alternatives(inner)]
+    words = [place.values for place in places if isinstance(place, inspect.LiteralType)]
+    return [*dict.fromkeys(str(word) for some in words for word in some)]
+
+
+def _alternatives(kind: inspect.Type) -> Iterator[inspect.Type]:
+    if isinstance(kind, inspect.Metadata):
+        yield from _alternatives(kind.type)
+    elif isinstance(kind, inspect.UnionType):
+        for one in kind.types:
+            yield from _alternatives(one)
+    else:
+        yield kind
+
+
+def _inside(kind: inspect.Type, step: str) -> Iterator[inspect.Type]:
+    if isinstance(kind, inspect.StructType):
+        if kind.tag_field == step and isinstance(kind.tag, str):
+            yield inspect.LiteralType((kind.tag,))
+        yield from (field.type for field in kind.fields if field.encode_name == step)
+    elif isinstance(kind, inspect.ListType):
+        yield kind.item_type
+    elif isinstance(kind, inspect.DictType):
+        yield kind.value_type

@@ -237,6 +237,16 @@ class Room:
     def full_of(self, owner: str) -> bool:
         return bool(owner) and self._of_key.get(owner, 0) >= self.most_of_key
 
+    def limit(self, owner: str) -> int:
+        """How many requests of this key may be inside."""
+        return min(self.most, self.most_of_key) if owner else self.most
+
+    def left(self, owner: str) -> int:
+        """How many more of this key would be let in now."""
+        mine, keys = self._of_key.get(owner, 0), len(self._of_key.keys() | {owner})
+        of_all = max(self.most - len(self.inside), max(1, self.most // keys) - mine)
+        return max(0, min(of_all, self.most_of_key - mine) if owner else of_all)
+
     def has_others(self, owner: str) -> bool:
         """Than this key."""
         return any(key != owner for key in self._of_key)
@@ -293,6 +303,19 @@ class Admission:
             raise self._refusal(room, "key", message)
         return Visit(self, room, owner)
 
+    def rates(self, owner: str, *, looks: bool) -> dict[bytes, bytes]:
+        """What OpenAI's headers say of limits, of a request that asks to be let in.
+
+        Ours are of requests at a time: one that ends makes room for another, at whatever rate.
+        """
+        room = self._looking if looks else self._asking
+        left = room.left(owner)
+        return {
+            b"x-ratelimit-limit-requests": b"%d" % room.limit(owner),
+            b"x-ratelimit-remaining-requests": b"%d" % max(left - 1, 0),
+            b"x-ratelimit-reset-requests": b"%ds" % (0 if left > 1 else _wait(room)),
+        }
+
     def check(self) -> None:
         """Raises when nothing is let in any more."""
         if self.draining:
@@ -300,7 +323,7 @@ class Admission:
 
     def _refusal(self, room: Room, reason: str, message: str) -> Overloaded:
         self._refused.labels(reason).inc()
-        return Overloaded(message, retry_after=max(1, min(math.ceil(room.delay()), LONGEST_RETRY_S)))
+        return Overloaded(message, retry_after=_wait(room))
 
     async def end_all(self) -> None:
         """Nothing is let in any more, and everybody inside has a moment to tell why it ended."""
@@ -318,6 +341,11 @@ class Admission:
     def left(self) -> None:
         if not self.inside and self._emptied is not None and not self._emptied.done():
             self._emptied.set_result(None)
+
+
+def _wait(room: Room) -> int:
+    """Seconds after which to try again."""
+    return max(1, min(math.ceil(room.delay()), LONGEST_RETRY_S))
 
 
 class Visit:

@@ -5,8 +5,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
-from starlette.exceptions import HTTPException
-from starlette.routing import Match, Route, Router
+from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
 from dragoman._version import __version__
@@ -40,11 +39,9 @@ class App:
         self._guard = Guard(self.settings)
         self._keys = Keys(keys_of(self.settings))
         self._open = OPEN_PATHS | ({METRICS} if self.settings.metrics == "open" else set())
-        routes = [*self._routes(table.APIS), *self._own_routes()]
-        # A redirect to a path without its slash would be built from the Host header, which a client chooses.
-        self._router = Router(routes, redirect_slashes=False)
+        self._routes = [*self._api_routes(table.APIS), *self._own_routes()]
 
-    def _routes(self, apis: Sequence[Api]) -> Iterator[Route]:
+    def _api_routes(self, apis: Sequence[Api]) -> Iterator[Route]:
         # These come first, because they are looked for most often.
         for api in apis:
             yield from self._some("POST", api.computed, counts=True, looks=False)
@@ -64,6 +61,8 @@ class App:
     def _own_routes(self) -> Iterator[Route]:
         own: dict[str, Handler] = {
             "/health": self._health,
+            "/healthz": self._health,
+            "/ping": self._health,
             "/ready": self._ready,
             **({} if self.settings.metrics == "off" else {METRICS: self._metrics}),
             "/version": self._version,
@@ -87,7 +86,6 @@ class App:
         if self.host.admission.draining:
             exchange.head[b"connection"] = b"close"
         scope["dragoman.exchange"] = exchange
-        scope["app"] = self  # Starlette's router raises its 405 instead of answering it
         self.host.journal.metrics.in_flight.inc()
         try:
             await self._guarded(exchange)
@@ -102,7 +100,7 @@ class App:
         try:
             self._guard.check(scope, headers)
             owner = self._keys.owner(headers)
-            if scope["path"] != SOCKET:
+            if SOCKET not in (scope["path"], *table.ways_to_write(scope["path"])):
                 raise NotFound(f"There is no socket at {_loggable(scope['path'])} here; there is {SOCKET}.")
             if place := _place(scope):
                 place.show(owner)
@@ -117,7 +115,7 @@ class App:
     async def _guarded(self, exchange: Exchange) -> None:
         try:
             if await self._admits(exchange):
-                await self._router(exchange.scope, exchange.receive, exchange.send)
+                await self._routed(exchange)
         except ClientGone:
             exchange.facts["finish"] = "disconnect"
         except EngineFailed as error:
@@ -125,8 +123,6 @@ class App:
             await _fail(exchange, error if begun else await self.host.cause(error))
         except DragomanError as error:
             await _fail(exchange, error)
-        except HTTPException as error:
-            await _fail(exchange, _routing_error(exchange, error.status_code))
         except Exception:
             # The text of a foreign exception stays in the log: it may hold paths, prompts or keys.
             logger.exception("A request failed: %s %s", exchange.method, exchange.request_id)
@@ -151,11 +147,46 @@ class App:
                 place.show(exchange.owner)
         if self._keys:
             exchange.head[b"cache-control"] = b"no-store"
-        if not exchange.path.isprintable():
-            raise NotFound("There is no such path here; see /docs.", code="unknown_path")
+        return True
+
+    async def _routed(self, exchange: Exchange) -> None:
+        route = self._find(exchange.scope, exchange.path)
         if exchange.method == "POST":
             exchange.check_media()
-        return True
+        await route.handle(exchange.scope, exchange.receive, exchange.send)
+
+    def _find(self, scope: Scope, sent: str) -> Route:
+        """Who answers. From here on the path is the declared one, however the client wrote it.
+
+        It is no redirect: that would be built from the Host header, which a client chooses.
+        """
+        if not sent.isprintable():
+            raise NotFound("There is no such path here; see /docs.", code="unknown_path")
+        if route := self._at(scope):
+            return route
+        for path in table.ways_to_write(sent):
+            scope["path"] = path
+            if route := self._at(scope):
+                if route.path in table.UNCOUNTED:
+                    raise _unknown_path(sent, path)
+                return route
+        scope["path"] = sent
+        raise _unknown_path(sent, table.nearest_path(sent, [route.path for route in self._routes]))
+
+    def _at(self, scope: Scope) -> Route | None:
+        """The route with this very path. Raises where it has other methods."""
+        methods: set[str] = set()
+        for route in self._routes:
+            match, found = route.matches(scope)
+            if match == Match.FULL:
+                scope.update(found)
+                return route
+            if match == Match.PARTIAL:
+                methods |= route.methods or set()
+        if methods:
+            message = f"{scope['method']} is not what {_loggable(scope['path'])} takes; see /docs."
+            raise MethodNotAllowed(message, allowed=sorted(methods))
+        return None
 
     def _record(self, exchange: Exchange, seconds: float) -> None:
         facts = {
@@ -165,7 +196,7 @@ class App:
             "request_id": exchange.request_id,
             **exchange.facts,
         }
-        self.host.journal.record(_route_name(self._router, exchange.scope), facts, seconds)
+        self.host.journal.record(_route_name(self._routes, exchange.scope), facts, seconds)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
@@ -222,6 +253,7 @@ class _Endpoint:
         if not self._counts:
             await self._handler(self._host, exchange)
             return
+        exchange.head |= self._host.admission.rates(exchange.owner, looks=self._looks)
         with self._host.admission.admitted(exchange.owner, looks=self._looks) as exchange.visit:
             await self._handler(self._host, exchange)
 
@@ -238,14 +270,13 @@ def _sent_path(scope: Scope) -> str:
     return str(scope["path"]) if raw is None else raw.decode("latin-1")
 
 
-def _routing_error(exchange: Exchange, status: int) -> DragomanError:
-    if status == 405:
-        return MethodNotAllowed(f"{exchange.method} is not what {_loggable(exchange.path)} takes; see /docs.")
-    return NotFound(f"There is no {_loggable(exchange.path)} here; see /docs.", code="unknown_path")
+def _unknown_path(sent: str, meant: str | None) -> NotFound:
+    where = f"there is {meant}" if meant else "see /docs"
+    return NotFound(f"There is no {_loggable(sent)} here; {where}.", code="unknown_path")
 
 
 async def _fail(exchange: Exchange, error: DragomanError) -> None:
-    await exchange.fail(error, errors_at(exchange.path))
+    await exchange.fail(error, errors_at(exchange.scope["path"]))
 
 
 async def _refuse(scope: Scope, send: Send, error: DragomanError) -> None:
@@ -264,18 +295,17 @@ def _loggable(path: str) -> str:
     return path[:200] if path.isprintable() else ascii(path[:200])
 
 
-def _route_name(router: Router, scope: Scope) -> str:
+def _route_name(routes: Sequence[Route], scope: Scope) -> str:
     """The declared path, never the one a client sent."""
     if isinstance(found := scope.get("endpoint"), _Endpoint):
         return found.path
     # It was refused before it came to the router.
     partly = []
-    for route in router.routes:
-        if isinstance(route, Route):
-            match, _ = route.matches(scope)
-            if match == Match.FULL:
-                return route.path
-            if match == Match.PARTIAL:
-                # Another method has this path; a route further down may fit as a whole.
-                partly.append(route.path)
+    for route in routes:
+        match, _ = route.matches(scope)
+        if match == Match.FULL:
+            return route.path
+        if match == Match.PARTIAL:
+            # Another method has this path; a route further down may fit as a whole.
+            partly.append(route.path)
     return partly[0] if partly else "other"

@@ -13,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from dragoman.api.read import check_shape
 from dragoman.api.reply import ErrorSpelling, encode_json, page
-from dragoman.errors import BadRequest, BodyTooLarge, DragomanError, UnsupportedMedia
+from dragoman.errors import BadRequest, BodyTooLarge, DragomanError, MethodNotAllowed, UnsupportedMedia
 from dragoman.http.admission import Budget, Holding, Replies, Visit
 from dragoman.http.connection.uvicorn_parts import has_left, together
 from dragoman.limits import Limits
@@ -261,6 +261,8 @@ class Exchange:
 def advice(error: DragomanError) -> dict[bytes, bytes]:
     """Whether, when and how to try again, in headers."""
     advice = {b"www-authenticate": b"Bearer"} if error.status == 401 else {}
+    if isinstance(error, MethodNotAllowed):
+        advice[b"allow"] = ", ".join(error.allowed).encode()
     if error.retry_after is not None:
         advice[b"retry-after"] = b"%d" % error.retry_after
     if error.should_retry is not None:

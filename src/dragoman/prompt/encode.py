@@ -117,8 +117,7 @@ class Encoder:
         least = len(prompt) // self._longest if isinstance(prompt, str) else len(prompt)
         if least > most:
             more = f"more than {least}" if isinstance(prompt, str) else str(least)
-            message = f"The prompt has {more} tokens, but this model takes {most}; shorten it."
-            raise ContextOverflow(message, param=param)
+            raise ContextOverflow.of(more, most, param)
 
     def check_ids(self, ids: Sequence[int], param: str) -> tuple[int, ...]:
         most = len(self._tokenizer.pieces)

@@ -358,8 +358,7 @@ class Planner:
         if not ids:
             raise BadRequest("The prompt is empty.", param=prompt.param, code="empty_prompt")
         if len(ids) > most:
-            message = f"The prompt has {len(ids)} tokens, but {most} are the most; shorten it."
-            raise ContextOverflow(message, param=prompt.param)
+            raise ContextOverflow.of(len(ids), most, prompt.param)
         return text, ids, after
 
     def _with_room(self, spec: TurnSpec, sampling: Sampling, prompt_tokens: int) -> Sampling:

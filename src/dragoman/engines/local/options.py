@@ -88,9 +88,7 @@ def check_prompt(prompt: Sequence[int], bounds: JobBounds) -> None:
     if not prompt:
         raise BadRequest("The prompt is empty.", param=PROMPT)
     if len(prompt) >= bounds.context:
-        raise ContextOverflow(
-            f"The prompt has {len(prompt)} tokens; prompt and answer together may have {bounds.context}."
-        )
+        raise ContextOverflow.of(len(prompt), bounds.context - 1)
     check_ids(PROMPT, prompt, bounds)
 
 

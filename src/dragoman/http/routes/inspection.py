@@ -18,7 +18,10 @@ async def list_models(host: Host, exchange: Exchange) -> None:
 
 
 async def get_model(host: Host, exchange: Exchange) -> None:
-    name = exchange.path_params["model"]
+    name = exchange.path_params["model"].rstrip("/")
+    if not name:
+        await list_models(host, exchange)
+        return
     try:
         host.model.planner.adapter(name)
     except ModelNotFound:

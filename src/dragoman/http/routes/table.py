@@ -1,6 +1,7 @@
 """Every route there is, who answers it, and which API it belongs to."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import difflib
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -148,8 +149,10 @@ POST: dict[str, Handler] = {
 }
 GET: dict[str, Handler] = {path: handler for api in APIS for path, handler in api.get.items()}
 DELETE: dict[str, Handler] = {path: handler for api in APIS for path, handler in api.delete.items()}
+UNCOUNTED = frozenset(path for api in APIS for path in api.uncounted)
+"""For operators: written in one way only, which a proxy can tell from all others."""
 SOCKET = "/v1/responses"
-OPEN_PATHS = frozenset({"/health", "/ready", "/", "/docs", "/docs.js", "/openapi.json"})
+OPEN_PATHS = frozenset({"/health", "/healthz", "/ping", "/ready", "/", "/docs", "/docs.js", "/openapi.json"})
 """GET is answered without a key: a supervisor can ask, and a browser gets the page that asks for one."""
 METRICS = "/metrics"
 
@@ -162,3 +165,32 @@ def operations() -> list[Operation]:
 def errors_at(path: str) -> ErrorSpelling:
     """How what goes wrong with a request for this path is said, whether or not there is such a path."""
     return next(api.errors for api in APIS if api.has(path) or not api.path)
+
+
+# How clients write a path: with a base address that has /v1 twice or not at all, or a slash too many.
+
+
+VERSION = "v1"
+NEAR = 0.8
+"""How much two paths must have in common for one to be meant by the other."""
+
+
+def ways_to_write(path: str) -> Iterator[str]:
+    """What else may be meant by a path.
+
+    >>> [*ways_to_write("/v1/v1/models/")]
+    ['/v1/models', '/models']
+    """
+    parts = [part for part in path.split("/") if part]
+    while parts[:1] == [VERSION]:
+        del parts[0]
+    if plain := "/".join(parts):
+        yield from (way for way in (f"/{VERSION}/{plain}", f"/{plain}") if way != path)
+
+
+def nearest_path(path: str, known: Iterable[str]) -> str | None:
+    """What a path that is not there ends with, or is nearly: `/openai/v1/models` is about `/v1/models`."""
+    plain = {each.removeprefix(f"/{VERSION}"): each for each in known if "{" not in each and len(each) > 1}
+    ends = [each for each in plain if path.rstrip("/").endswith(each)]
+    near = difflib.get_close_matches(path[:200], plain.values(), n=1, cutoff=NEAR)
+    return plain[max(ends, key=len)] if ends else next(iter(near), None)

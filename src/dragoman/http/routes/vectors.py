@@ -188,8 +188,7 @@ def _encode(host: Host, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
 def _check_length(host: Host, tokens: int, place: str) -> None:
     most = host.model.prompter.most_tokens
     if tokens > most:
-        message = f"The text at '{place}' has {tokens} tokens, but this model takes {most}."
-        raise ContextOverflow(message, param=place)
+        raise ContextOverflow.of(tokens, most, place)
 
 
 def _check_model(host: Host, name: str | None) -> None:
