@@ -300,8 +300,8 @@ def load(
     return _check(merged, "the settings")
 
 
-def list_changed(settings: Settings, changes: Layer) -> Settings:
-    """`changed(settings, {"port": 9000})`: checked like everything else."""
+def change_settings(settings: Settings, changes: Layer) -> Settings:
+    """`change_settings(settings, {"port": 9000})`: checked like everything else."""
     return _check({**msgspec.structs.asdict(settings), **changes}, "the arguments") if changes else settings
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.cli import main
-from dragoman.cli.problems import Stopped, is_loaded, leave, stopped_by_signals
+from dragoman.cli.problems import Stopped, leave, load_interruptibly, stopped_by_signals
 from dragoman.errors import EngineFailed
 from dragoman.settings import Settings
 from tests.support.own_server import address
@@ -68,9 +68,9 @@ def test_after_the_last_block_signals_change_nothing() -> None:
 
 
 def test_what_is_loaded_in_a_thread_is_handed_over_and_so_is_its_error() -> None:
-    assert is_loaded(lambda: 5) == 5
+    assert load_interruptibly(lambda: 5) == 5
     with pytest.raises(ZeroDivisionError):
-        is_loaded(lambda: 1 // 0)
+        load_interruptibly(lambda: 1 // 0)
     assert not any(thread.name == "dragoman-open" for thread in threading.enumerate())
 
 

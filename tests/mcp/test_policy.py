@@ -9,7 +9,7 @@ from dragoman.mcp.policy import (
     ApprovalFilters,
     RequireApproval,
     ToolFilter,
-    allows,
+    allows_tool,
     needs_approval,
 )
 
@@ -20,7 +20,7 @@ TOOLS = (READ, WRITE, PLAIN)
 
 
 def names(filtered: AllowedTools) -> list[str]:
-    return [tool.name for tool in TOOLS if allows(tool, filtered)]
+    return [tool.name for tool in TOOLS if allows_tool(tool, filtered)]
 
 
 @pytest.mark.parametrize(

@@ -351,16 +351,16 @@ def _first(*values: float | None) -> float | None:
 
 def _order(fields: SamplerFields) -> tuple[SamplerName, ...]:
     if fields.samplers is not None:
-        return _find_named(fields.samplers, "samplers")
+        return _read_names(fields.samplers, "samplers")
     if fields.sampler_priority is not None:
-        return _find_named(fields.sampler_priority, "sampler_priority")
+        return _read_names(fields.sampler_priority, "sampler_priority")
     if fields.temperature_last:
         last: tuple[SamplerName, ...] = ("smoothing", "temperature")
         return (*(name for name in SAMPLER_ORDER if name not in last), *last)
     return SAMPLER_ORDER
 
 
-def _find_named(given: list[str] | str, param: str) -> tuple[SamplerName, ...]:
+def _read_names(given: list[str] | str, param: str) -> tuple[SamplerName, ...]:
     """`["top_k", "temperature"]`, `"top_k;temperature"` or `"kt"`."""
     if isinstance(given, str):
         short = ";" not in given and given not in SAMPLER_ORDER

@@ -169,7 +169,7 @@ def sampling(fields: SharedFields, *, max_tokens: int | None, logprobs: int | No
     )
 
 
-def choose_sampling(fields: SharedFields) -> frozenset[str]:
+def list_chosen(fields: SharedFields) -> frozenset[str]:
     """What of the sampling the client has decided, so that no default does."""
     values = {
         "temperature": _temperature(fields),
@@ -203,7 +203,7 @@ def turn_spec(
         adapters=wishes(fields.lora),
         prompts=prompts,
         sampling=asked,
-        chosen=choose_sampling(fields),
+        chosen=list_chosen(fields),
         dry_breakers=fields.breakers,
         reading=reading,
         wanted=read_wanted(fields),

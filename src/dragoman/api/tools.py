@@ -182,7 +182,7 @@ def for_template(functions: Iterable[Function]) -> tuple[Function, ...]:
 
 
 def join_name(space: str, name: str) -> str:
-    """`joined_name("files", "read")` and `joined_name("files__", "read")` give `files__read`."""
+    """`join_name("files", "read")` and `join_name("files__", "read")` give `files__read`."""
     return f"{space.rstrip('_')}__{name}"
 
 

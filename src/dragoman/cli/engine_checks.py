@@ -145,13 +145,13 @@ async def wrong_steps(engine: Any) -> list[str]:
         finish = step.finish
         if count > TOKENS:
             return [f"{count} tokens came where max_tokens was {TOKENS}"]
-    wrong = (await _quote_steps(engine))[1]
+    wrong = (await _hear_answer(engine))[1]
     if not wrong and finish == "length" and count < TOKENS:
         return [f"finish is length after {count} of {TOKENS} tokens"]
     return wrong
 
 
-async def _quote_steps(engine: Any, **sampling: Any) -> tuple[list[Step], list[str]]:
+async def _hear_answer(engine: Any, **sampling: Any) -> tuple[list[Step], list[str]]:
     """What the server would take of an answer, and what it would say of the engine."""
     steps, wrong, pauses = list[Step](), list[str](), [0.0]
     over = asyncio.get_running_loop().create_future()
@@ -187,7 +187,7 @@ async def _beat(pauses: list[float]) -> None:
 async def wrong_logprobs(engine: Any) -> list[str]:
     if "logprobs" in engine.card.unsupported:
         return []
-    steps, wrong = await _quote_steps(engine, logprobs=2)
+    steps, wrong = await _hear_answer(engine, logprobs=2)
     told = [entry for step in steps for entry in step.logprobs or ()]
     if not wrong and any(len(entry.top) != 2 for entry in told):
         return ["2 alternatives were asked for beside each id, but there are not 2"]

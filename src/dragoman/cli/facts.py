@@ -48,7 +48,7 @@ def first_line(text: str) -> str:
     return line if len(line) <= LONGEST_LINE else line[:LONGEST_LINE] + "…"
 
 
-def show_value(facts: dict[str, Any]) -> list[tuple[str, str]]:
+def describe_facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """The same for people: a name and a text each."""
     # DROP
     from dragoman.cli.terminal import size

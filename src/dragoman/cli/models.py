@@ -35,14 +35,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _file(path: Path, as_json: bool) -> int:
-    from dragoman.cli.facts import facts_of, show_value
+    from dragoman.cli.facts import describe_facts, facts_of
 
     facts = facts_of(path)
     if as_json:
         _print_json(facts)
         return 0
     paint = Paint(sys.stdout)
-    for name, text in show_value(facts):
+    for name, text in describe_facts(facts):
         print(f"{paint('dim', name.ljust(12))}  {text}")
     return 0
 

@@ -130,7 +130,7 @@ def _signals() -> list[signal.Signals]:
     return [number for number in wanted if signal.getsignal(number) is not signal.SIG_IGN]
 
 
-def is_loaded(open: Callable[[], T]) -> T:
+def load_interruptibly(open: Callable[[], T]) -> T:
     """`open()`, in a thread: a signal ends the wait for it at once."""
     opened: Future[T] = Future()
 

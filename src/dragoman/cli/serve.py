@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dragoman import logs
 from dragoman.cli.address import can_listen, host_in_url, next_free, own_key
 from dragoman.cli.parser import add_model_argument, add_settings, model_settings, stray_variables
-from dragoman.cli.problems import CommandError, is_loaded, stopped_by_signals
+from dragoman.cli.problems import CommandError, load_interruptibly, stopped_by_signals
 from dragoman.settings import Settings
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def _serve(args: argparse.Namespace) -> int:
     template = template_of(settings)
     # Engines of others may want the main thread.
     own = settings.engine == "local"
-    engine = is_loaded(lambda: make_served_engine(settings)) if own else make_served_engine(settings)
+    engine = load_interruptibly(lambda: make_served_engine(settings)) if own else make_served_engine(settings)
     found = choose_dialect(settings, engine.card, engine.tokenizer, template)
     dialect = f"{found.dialect.name} · {found.how}"
     greet = _greet(engine, settings, dialect)

@@ -35,13 +35,11 @@ class Request(Struct, frozen=True):
 
 
 def chat(messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any]) -> Request:
-    return _count_usage(CHAT, {"messages": list(messages), **fields})
+    return _with_usage(CHAT, {"messages": list(messages), **fields})
 
 
 def completions(prompt: str | Sequence[int], fields: Mapping[str, Any]) -> Request:
-    return _count_usage(
-        COMPLETIONS, {"prompt": prompt if isinstance(prompt, str) else list(prompt), **fields}
-    )
+    return _with_usage(COMPLETIONS, {"prompt": prompt if isinstance(prompt, str) else list(prompt), **fields})
 
 
 def responses(input: str | Sequence[Mapping[str, Any]], fields: Mapping[str, Any]) -> Request:
@@ -49,7 +47,7 @@ def responses(input: str | Sequence[Mapping[str, Any]], fields: Mapping[str, Any
     return Request(RESPONSES, _set({"input": given, **fields, "stream": True}))
 
 
-def _count_usage(path: str, fields: Mapping[str, Any]) -> Request:
+def _with_usage(path: str, fields: Mapping[str, Any]) -> Request:
     return Request(path, _set({"stream_options": {"include_usage": True}, **fields, "stream": True}))
 
 

@@ -53,7 +53,7 @@ def ending(reason: Any) -> tuple[FinishReason | None, DragomanError | None]:
             )
 
 
-def refuse(error: Exception, *, begun: bool) -> bool:
+def is_refused(error: Exception, *, begun: bool) -> bool:
     """Whether an exception is about the request: it has a status, or came before anything was computed."""
     return _status(error) is not None or (isinstance(error, ValueError) and not begun)
 
@@ -477,7 +477,7 @@ class AsyncLLMEngine:
                         # What the engine does after its last output is done too, whoever has left by then.
                         await anext(outputs, None)
         except Exception as error:
-            if refuse(error, begun=reader.begun):
+            if is_refused(error, begun=reader.begun):
                 # The engine's words stay in the log: an exception may hold anything.
                 logger.warning("The engine refused job %s: %s", job.id, error)
                 raise error_of(error) from error

@@ -19,7 +19,7 @@ from dragoman.http.connection.protocol import StrictProtocol
 from dragoman.http.connection.uvicorn_parts import Config, Server, pass_on
 from dragoman.http.keys import check_closed, is_open
 from dragoman.http.upkeep import Garbage, give_back, return_big_blocks
-from dragoman.settings import Settings, list_changed
+from dragoman.settings import Settings, change_settings
 
 logger = logging.getLogger("dragoman.http")
 
@@ -144,7 +144,7 @@ def _prepare(
     on_ready: Callable[[str], None] | None,
     changes: dict[str, Any],
 ) -> tuple["_Server", socket.socket]:
-    chosen = list_changed(settings or Settings(), changes)
+    chosen = change_settings(settings or Settings(), changes)
     check_closed(chosen)
     if is_open(chosen):
         logger.warning("Everybody who reaches %s may ask, and sees what all others store", chosen.host)

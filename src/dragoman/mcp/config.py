@@ -77,7 +77,7 @@ def read_config(path: str, environ: Mapping[str, str]) -> dict[str, ServerSpec]:
 
 
 def expand(value: Any, environ: Mapping[str, str]) -> Any:
-    """`expanded({"a": ["${B}"]}, {"B": "c"})` is `{"a": ["c"]}`."""
+    """`expand({"a": ["${B}"]}, {"B": "c"})` is `{"a": ["c"]}`."""
     match value:
         case str():
             return VARIABLE.sub(lambda found: _variable(found, environ), value)

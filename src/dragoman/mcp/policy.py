@@ -45,7 +45,7 @@ AllowedTools: TypeAlias = list[str] | ToolFilter | None
 RequireApproval: TypeAlias = Literal["always", "never"] | ApprovalFilters | None
 
 
-def allows(tool: McpTool, allowed_tools: AllowedTools) -> bool:
+def allows_tool(tool: McpTool, allowed_tools: AllowedTools) -> bool:
     """`None` allows all."""
     if isinstance(allowed_tools, list):
         return tool.name in allowed_tools

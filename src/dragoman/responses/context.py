@@ -220,7 +220,7 @@ class Offering:
                 tools, error = self.toolbox.take(label, ()), failure.message
             if tools != before:
                 written, item = describe_listing(
-                    place := writer.place("mcpl_"), label, [_describe_tools(one) for one in tools], error
+                    place := writer.place("mcpl_"), label, [_describe_tool(one) for one in tools], error
                 )
                 writer.finished(place, item)
                 await outlet.write(written)
@@ -264,7 +264,7 @@ def _lists(items: Sequence[dict[str, Any]]) -> dict[str, list[McpTool]]:
     }
 
 
-def _describe_tools(tool: McpTool) -> dict[str, Any]:
+def _describe_tool(tool: McpTool) -> dict[str, Any]:
     return {
         "name": tool.name,
         "description": tool.description,

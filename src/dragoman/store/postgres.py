@@ -167,7 +167,7 @@ class PostgresStore(Store):
 
     async def _open(self) -> None:
         # A connection of its own: the pool would go on trying for long where one failure says enough.
-        with _tell():
+        with _translating_errors():
             async with await connect(self._url) as connection:
                 await migrate(connection)
             self._pool = AsyncConnectionPool(
@@ -228,7 +228,7 @@ class PostgresStore(Store):
         answer = await self._run(make)
         if self.bounds.max_bytes is not None and self._grown > self.bounds.max_bytes // SLACK:
             # What was written is written, whatever becomes of this.
-            with _log_trouble():
+            with _logging_trouble():
                 await self._sweep()
         return answer
 
@@ -245,7 +245,7 @@ class PostgresStore(Store):
     async def _connection(self) -> AsyncIterator[Connection]:
         if self._pool is None:
             raise StoreUnavailable("The store is closed.")
-        with _tell():
+        with _translating_errors():
             async with self._pool.connection() as connection:
                 yield connection
 
@@ -267,7 +267,7 @@ class PostgresStore(Store):
         """Says again and again that this server lives, and drops what has grown too old."""
         while True:
             await asyncio.sleep(self._lease_s / 3)
-            with _log_trouble():
+            with _logging_trouble():
                 await self._run(self._renewal)
                 await self._sweep()
 
@@ -280,7 +280,7 @@ class PostgresStore(Store):
 
 
 @contextlib.contextmanager
-def _log_trouble() -> Iterator[None]:
+def _logging_trouble() -> Iterator[None]:
     """For what nobody waits for, and is done again later."""
     try:
         yield
@@ -293,7 +293,7 @@ def _rows(sql: str) -> Operation[list[Row]]:
 
 
 @contextlib.contextmanager
-def _tell() -> Iterator[None]:
+def _translating_errors() -> Iterator[None]:
     try:
         yield
     except (pg.DeadlockDetected, pg.SerializationFailure):

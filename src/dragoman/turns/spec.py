@@ -261,12 +261,12 @@ def refuse_unsupported(spec: TurnSpec, card: ModelCard) -> None:
         )
         raise BadRequest(message, param=Part("samplers"), code="unsupported_field")
     for name in card.refused:
-        if _list_asked(spec, name):
+        if _is_asked(spec, name):
             message = f"The engine behind this model does not support '{name}'; leave it out."
             raise BadRequest(message, param=Part(name), code="unsupported_field")
 
 
-def _list_asked(spec: TurnSpec, name: str) -> bool:
+def _is_asked(spec: TurnSpec, name: str) -> bool:
     match name:
         case "bad_words":
             return bool(spec.bad_words)
@@ -290,7 +290,7 @@ def choose_adapters(card: ModelCard, named: str | None, wishes: Sequence[Adapter
         raise BadRequest(message, param=ADAPTERS, code="invalid_value")
     scales: dict[str, float] = {}
     for wish in wishes:
-        name = _check_known(card, wish)
+        name = _resolve_adapter(card, wish)
         if name in scales:
             message = f"The adapter '{name}' is there a second time; name it once."
             raise BadRequest(message, param=wish.place, code="invalid_value")
@@ -301,7 +301,7 @@ def choose_adapters(card: ModelCard, named: str | None, wishes: Sequence[Adapter
     return tuple(sorted(chosen.items()))
 
 
-def _check_known(card: ModelCard, wish: AdapterWish) -> str:
+def _resolve_adapter(card: ModelCard, wish: AdapterWish) -> str:
     if isinstance(wish.adapter, int):
         if wish.adapter < len(card.adapters):
             return card.adapters[wish.adapter]

@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dragoman.mcp import CallResult, McpFailure, McpServers, McpSession, McpTool, ServerSpec
-from dragoman.mcp.policy import AllowedTools, RequireApproval, allows, needs_approval, pin_of
+from dragoman.mcp.policy import AllowedTools, RequireApproval, allows_tool, needs_approval, pin_of
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.turn import Turn, note_turn, note_usage
 from dragoman.types import Answer, Conversation, Event, FinishReason, Fold, Message, ToolCall, Traced, Usage
@@ -143,7 +143,7 @@ class Toolbox:
 
     def take(self, label: str, tools: Sequence[McpTool]) -> list[McpTool]:
         """The same for a list that is known already."""
-        kept = [tool for tool in tools if allows(tool, self._wishes[label].allowed_tools)]
+        kept = [tool for tool in tools if allows_tool(tool, self._wishes[label].allowed_tools)]
         self._tools = {key: tool for key, tool in self._tools.items() if key[0] != label}
         self._tools |= {(label, tool.name): tool for tool in kept}
         return kept

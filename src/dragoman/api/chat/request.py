@@ -278,7 +278,7 @@ def _reading(request: ChatRequest) -> Reading:
     )
 
 
-def echo_fields(request: ChatRequest) -> str:
+def echo_text(request: ChatRequest) -> str:
     """The text that the answer is to be preceded by: with `echo`, what the client began itself."""
     if not request.echo:
         return ""
@@ -371,13 +371,13 @@ def wishes(request: ChatRequest) -> list[ServerWish]:
     _check_servers(request)
     return [
         ServerWish(label=tool.server_label or "", allowed_tools=tool.allowed_tools, require_approval="never")
-        for _, tool in _place_error(request)
+        for _, tool in _list_servers(request)
     ]
 
 
 def _check_servers(request: ChatRequest) -> None:
     seen: set[str] = set()
-    for place, tool in _place_error(request):
+    for place, tool in _list_servers(request):
         if not tool.server_label:
             raise wrong(f"{place}.server_label", "must be the label of one of this server's MCP servers")
         if tool.server_label in seen:
@@ -399,7 +399,7 @@ def _check_servers(request: ChatRequest) -> None:
         )
 
 
-def _place_error(request: ChatRequest) -> Iterator[tuple[str, Tool]]:
+def _list_servers(request: ChatRequest) -> Iterator[tuple[str, Tool]]:
     for number, tool in enumerate(request.tools or ()):
         if tool.type == "mcp":
             yield f"tools[{number}]", tool

@@ -42,7 +42,7 @@ def messages(
 
 def pending_approvals(items: Sequence[ItemDict]) -> list[tuple[ItemDict, ItemDict]]:
     """The requests that were approved and whose calls have not been made, each with the answer to it."""
-    made, answers = _make_messages(items), _answers(items)
+    made, answers = _find_approved(items), _answers(items)
     return [
         (item, answers[item["id"]])
         for item in items
@@ -57,7 +57,7 @@ def beginnings(items: Sequence[ItemDict]) -> list[int]:
     found: list[int] = []
     waiting: set[str] = set()
     for number, item in reversed(list(enumerate(items))):
-        if (answered := _find_answered(item)) is not None:
+        if (answered := _find_answered_call(item)) is not None:
             waiting.add(answered)
         waiting -= _names(item)
         if item.get("role") == "user" and not waiting:
@@ -65,7 +65,7 @@ def beginnings(items: Sequence[ItemDict]) -> list[int]:
     return found[::-1]
 
 
-def _make_messages(items: Sequence[ItemDict]) -> set[str | None]:
+def _find_approved(items: Sequence[ItemDict]) -> set[str | None]:
     return {item.get("approval_request_id") for item in items if item["type"] == "mcp_call"}
 
 
@@ -86,7 +86,7 @@ def _check_pairs(items: Sequence[ItemDict]) -> None:
     known: set[str] = set()
     for item in items:
         known |= _names(item)
-        answered = _find_answered(item)
+        answered = _find_answered_call(item)
         if answered is not None and answered not in known:
             message = f"The {item['type']} for {answered[:64]!r} has no item before it that it answers."
             raise BadRequest(message, param="input", code="invalid_value")
@@ -99,7 +99,7 @@ def _names(item: ItemDict) -> set[str]:
     return {_call_id(item), *([item["id"]] if item["type"] == "local_shell_call" else ())}
 
 
-def _find_answered(item: ItemDict) -> str | None:
+def _find_answered_call(item: ItemDict) -> str | None:
     """The call that an item answers, if it is an answer."""
     if item["type"] == "mcp_approval_response":
         return str(item["approval_request_id"])
@@ -117,7 +117,7 @@ class _Telling:
 
     def __init__(self, items: Sequence[ItemDict], unseal: Unseal, visible: Visible) -> None:
         self._answers = _answers(items)
-        self._made = _make_messages(items)
+        self._made = _find_approved(items)
         self._unseal = unseal
         self._visible = visible
         self._told: list[Message] = []

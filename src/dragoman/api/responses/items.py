@@ -333,7 +333,7 @@ def tell_items(
 
     How much that is, each item as often as it is meant, is compared with the limits before any is decoded.
     """
-    meant = _resolve_reference(inputs, found, field)
+    meant = _count_references(inputs, found, field)
     bodies = [*((body, 1) for body in stored), *((found[id_], times) for id_, times in meant.items())]
     _check_values(bodies, limits.json_values, field)
     known = {id_: _decode(found[id_]) for id_ in meant}
@@ -343,7 +343,7 @@ def tell_items(
     return ToldItems(before, after, size)
 
 
-def _resolve_reference(
+def _count_references(
     inputs: Sequence[ItemDict], found: Mapping[str, bytes], field: str
 ) -> Mapping[str, int]:
     """How often each stored item is referred to."""

@@ -263,16 +263,16 @@ class _Placed(Struct, frozen=True):
 
 def _functions(tool: dict[str, Any], place: str) -> Iterator[_Placed]:
     if tool.get("type") != "namespace":
-        yield _place_tools(tool, place, None)
+        yield _place_tool(tool, place, None)
         return
     space: NamespaceTool = _NAMESPACE.convert(tool, place)
     if not space.name:
         raise wrong(f"{place}.name", "must not be empty")
     for number, inner in enumerate(space.tools):
-        yield _place_tools(inner, f"{place}.tools[{number}]", space)
+        yield _place_tool(inner, f"{place}.tools[{number}]", space)
 
 
-def _place_tools(tool: dict[str, Any], place: str, space: NamespaceTool | None) -> _Placed:
+def _place_tool(tool: dict[str, Any], place: str, space: NamespaceTool | None) -> _Placed:
     kind = tool.get("type")
     if kind == "function":
         function = _plain(_FUNCTION.convert(tool, place))

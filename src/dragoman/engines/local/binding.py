@@ -301,7 +301,7 @@ def mismatches(
 ) -> list[str]:
     """What differs between a struct's declaration and what the library returns for it."""
     wrong = []
-    size = _write_log(handle, function)
+    size = _count_written(handle, function)
     # Padding at the end of a struct is never written.
     if size is not None and not ctypes.sizeof(struct) - 7 <= size <= ctypes.sizeof(struct):
         wrong.append(f"{size} bytes instead of {ctypes.sizeof(struct)}")
@@ -313,7 +313,7 @@ def mismatches(
     return wrong
 
 
-def _write_log(handle: ctypes.CDLL, function: str) -> int | None:
+def _count_written(handle: ctypes.CDLL, function: str) -> int | None:
     """How many bytes the library writes to return a struct, where the calling convention shows it."""
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return None

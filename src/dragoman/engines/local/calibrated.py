@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from dragoman.engines.local import machine
-from dragoman.engines.local.machine import MOST, expect_memory, full_slots, numerics
+from dragoman.engines.local.machine import MOST, count_readers, full_slots, numerics
 from dragoman.engines.local.model import Model
 from dragoman.engines.local.openvino.family import RECIPE, NotForOpenVino, Shape
 from dragoman.engines.local.options import LocalOptions, RunnerName
@@ -121,7 +121,7 @@ class _Uncertain(Exception):
 
 def choose_runner(model: Model, shape: Shape, options: LocalOptions) -> RunnerChoice:
     """The runner for as many readers as are expected. Raises NotForOpenVino if that cannot run the file."""
-    path, readers = model.path, expect_memory(options)
+    path, readers = model.path, count_readers(options)
     if path.stat().st_size < _SMALL or 0 < model.trained_context < CONTEXT:
         return RunnerChoice(
             "openvino", "OpenVINO, not measured, because the model is small (--runner llamacpp)"
@@ -136,7 +136,7 @@ def choose_runner(model: Model, shape: Shape, options: LocalOptions) -> RunnerCh
     if found.openvino.memory > (free := machine.free_memory()):
         why = f"llama.cpp, because OpenVINO needs {_mb(found.openvino.memory)}, and {_mb(free)} are free"
         return RunnerChoice("llamacpp", why)
-    return decide(found, found.openvino, readers, _recall(model.trained_context, shape, options))
+    return decide(found, found.openvino, readers, _count_kept_bytes(model.trained_context, shape, options))
 
 
 def decide(found: Measurements, openvino: Measured, readers: int, kept: int = 0) -> RunnerChoice:
@@ -165,7 +165,7 @@ def decide(found: Measurements, openvino: Measured, readers: int, kept: int = 0)
     )
 
 
-def _recall(trained: int, shape: Shape, options: LocalOptions) -> int:
+def _count_kept_bytes(trained: int, shape: Shape, options: LocalOptions) -> int:
     """Most bytes of keys and values, whatever is free just now: the choice must not depend on that."""
     # A key and a value of 16 bits for each number of a head.
     token = shape.layers * shape.kv_heads * shape.head * 4

@@ -29,15 +29,15 @@ def cores() -> int:
 
 def cpu_flags(source: Path = _CPUINFO) -> frozenset[str]:
     """What the first processor of the list can do; empty where the system does not say."""
-    return frozenset(_read_limit(source, "flags", "features").split())
+    return frozenset(_read_value(source, "flags", "features").split())
 
 
 def cpu_name(source: Path = _CPUINFO) -> str:
     """What the first processor of the list is called; empty where the system does not say."""
-    return _read_limit(source, "model name", "cpu part")
+    return _read_value(source, "model name", "cpu part")
 
 
-def _read_limit(source: Path, *fields: str) -> str:
+def _read_value(source: Path, *fields: str) -> str:
     try:
         lines = source.read_text(errors="replace").splitlines()
     except OSError:
@@ -152,7 +152,7 @@ class Size(Struct, frozen=True):
 
 def size_for(model: Model, options: LocalOptions) -> Size:
     tokens = memory_for(options.kv_memory) // max(1, model.token_bytes)
-    most, room = full_slots(options), _ROOM if expect_memory(options) > 1 else _OWN_ROOM
+    most, room = full_slots(options), _ROOM if count_readers(options) > 1 else _OWN_ROOM
     slots, context = divide(tokens, model.trained_context, options.slots, options.context, most, room)
     half = 2 if options.kv_cache == "int8" else 1
     check_memory(slots * context * model.token_bytes // half, f"{slots} slots of {context} tokens")
@@ -194,14 +194,14 @@ def memory_for(asked: int | None) -> int:
     return asked or min(free_memory() // 4, MOST)
 
 
-def expect_memory(options: LocalOptions) -> int:
+def count_readers(options: LocalOptions) -> int:
     """How many read at once: as was said, or as many as there are to be slots, or one."""
     return options.readers or options.slots or 1
 
 
 def full_slots(options: LocalOptions) -> int:
     """Slots that there is memory for when all are full, if there is as much."""
-    return options.slots or (_SLOTS[0] if expect_memory(options) > 1 else _OWN_SLOTS)
+    return options.slots or (_SLOTS[0] if count_readers(options) > 1 else _OWN_SLOTS)
 
 
 def divide(

@@ -66,11 +66,11 @@ def obey(order: Order) -> Reply:
 
 def _is_new(path: Path) -> bool:
     """Whether the file had to be converted, which is done now."""
-    from dragoman.engines.local.openvino.converted import convert, is_converted
+    from dragoman.engines.local.openvino.converted import ensure_converted, is_converted
 
     if is_converted(path):
         return False
-    convert(path)
+    ensure_converted(path)
     return True
 
 

@@ -110,10 +110,10 @@ def _open_openvino(
     model: Model, options: LocalOptions, adapters: Sequence["Adapter"], why: str
 ) -> OpenedModel:
     """`model` has the vocabulary alone."""
-    from dragoman.engines.local.openvino.converted import convert
+    from dragoman.engines.local.openvino.converted import ensure_converted
     from dragoman.engines.local.openvino.runner import files_of, runner_of
 
-    graph = convert(model.path)
+    graph = ensure_converted(model.path)
     runner, details = runner_of(graph, model.trained_context, options, adapters)
     decided = numerics([*files_of(graph), *options.adapter_files], details["runner"])
     return _make_opened(model, runner, options, details | {"why": why}, decided)

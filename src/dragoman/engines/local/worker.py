@@ -151,7 +151,7 @@ class Worker:
     def _ended(self, thread: threading.Thread) -> bool:
         """Whether it has ended in time. It may have begun a step just when it was to be broken off."""
         until = time.monotonic() + STOP_S
-        while not end_steps(thread, AGAIN_S) and time.monotonic() < until:
+        while not has_ended(thread, AGAIN_S) and time.monotonic() < until:
             self._runner.interrupt()
         return not thread.is_alive()
 
@@ -257,7 +257,7 @@ class Worker:
             self._embeddings.popleft().fail(error or Unavailable(message))
 
 
-def end_steps(thread: threading.Thread, most: float) -> bool:
+def has_ended(thread: threading.Thread, most: float) -> bool:
     """Whether a thread has ended within so many seconds, or does not run at all any more."""
     until = time.monotonic() + most
     thread.join(most)

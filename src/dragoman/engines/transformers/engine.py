@@ -254,7 +254,7 @@ class TransformersEngine:
             slots=loaded.rows,
             constrains=True,
             has_samplers=True,
-            sampling=_recommend(loaded.model),
+            sampling=_read_recommended(loaded.model),
             unsupported=_UNSUPPORTED,
             created=int(time.time()),
             details=_details(loaded),
@@ -445,7 +445,7 @@ def _details(loaded: Loaded) -> dict[str, str]:
     }
 
 
-def _recommend(model: Any) -> dict[str, float]:
+def _read_recommended(model: Any) -> dict[str, float]:
     """What the model's own configuration says, without what the library adds to every one."""
     config = getattr(model, "generation_config", None)
     return {} if config is None else sensible(config.to_diff_dict())

@@ -76,14 +76,14 @@ def _step(job: Job, output: Any, first: bool) -> Step:
     step = Step(list(said.token_ids))
     if said.logprobs is not None:
         step.logprobs = [
-            _tell(id_, row, job.sampling.logprobs or 0)
+            _make_logprob(id_, row, job.sampling.logprobs or 0)
             for id_, row in zip(step.ids, said.logprobs, strict=True)
         ]
     if first:
         step.cached_tokens = output.num_cached_tokens or 0
         if output.prompt_logprobs is not None:
             step.prompt_logprobs = [
-                None if row is None else _tell(id_, row, job.sampling.prompt_logprobs or 0)
+                None if row is None else _make_logprob(id_, row, job.sampling.prompt_logprobs or 0)
                 for id_, row in zip(job.prompt, output.prompt_logprobs, strict=True)
             ]
     if said.finish_reason is not None:
@@ -93,7 +93,7 @@ def _step(job: Job, output: Any, first: bool) -> Step:
     return step
 
 
-def _tell(id_: int, row: Mapping[int, Any], top: int) -> TokenLogprob:
+def _make_logprob(id_: int, row: Mapping[int, Any], top: int) -> TokenLogprob:
     """vLLM tells of the chosen id in any case, and of its rank; beside it the likeliest are wanted."""
     likeliest = sorted(row.items(), key=lambda entry: entry[1].rank)[:top]
     return TokenLogprob(id_, row[id_].logprob, tuple((other, entry.logprob) for other, entry in likeliest))

@@ -95,7 +95,7 @@ class CoreContinuation:
         step = Step(output.new_token_ids, self._index, weight_version=version)
         if output.new_logprobs is not None:
             ids, logprobs, *_ = output.new_logprobs
-            step.logprobs = _tell_logprobs(ids.tolist(), logprobs.tolist(), self._top)
+            step.logprobs = _make_logprobs(ids.tolist(), logprobs.tolist(), self._top)
         if not self._begun:
             self._begin(step)
         if output.finish_reason is not None:
@@ -111,7 +111,7 @@ class CoreContinuation:
             self._cached = output.prefill_stats.num_cached_tokens
         if self._top_prompt is not None and output.new_prompt_logprobs_tensors is not None:
             ids, logprobs, *_ = output.new_prompt_logprobs_tensors
-            self._prompt += _tell_logprobs(ids.tolist(), logprobs.tolist(), self._top_prompt)
+            self._prompt += _make_logprobs(ids.tolist(), logprobs.tolist(), self._top_prompt)
 
     def _begin(self, step: Step) -> None:
         self._begun = True
@@ -128,7 +128,7 @@ class CoreContinuation:
             step.stop_id = output.stop_reason
 
 
-def _tell_logprobs(ids: Iterable[list[int]], logprobs: Iterable[list[float]], top: int) -> list[TokenLogprob]:
+def _make_logprobs(ids: Iterable[list[int]], logprobs: Iterable[list[float]], top: int) -> list[TokenLogprob]:
     """vLLM puts the chosen id first and the likeliest after it, as many as anyone in the step asked for."""
     return [
         TokenLogprob(row[0], values[0], tuple(zip(row[1 : top + 1], values[1 : top + 1], strict=True)))

@@ -87,7 +87,7 @@ async def _stream_chat(
     prompt = turn.jobs[0].prompt if request.return_token_ids else None
 
     def opening() -> bytes:
-        return chat_reply.opening(writer, turn.choices, chat_request.echo_fields(request), prompt)
+        return chat_reply.opening(writer, turn.choices, chat_request.echo_text(request), prompt)
 
     size = _opening_bytes(request, turn)
     if not _keeps(host, request):
@@ -136,7 +136,7 @@ def _chat_reply(
         answers,
         turn.usage,
         spelling,
-        echoed=chat_request.echo_fields(request),
+        echoed=chat_request.echo_text(request),
         prompt_ids=turn.jobs[0].prompt if request.return_token_ids else None,
         weight_version=turn.weight_version,
     )

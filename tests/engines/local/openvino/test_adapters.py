@@ -7,7 +7,7 @@ import pytest
 
 from dragoman.engines.local.openvino.adapters import Adapter, Term, read_adapters
 from dragoman.engines.local.openvino.compiled import compile_graph
-from dragoman.engines.local.openvino.converted import convert
+from dragoman.engines.local.openvino.converted import ensure_converted
 from dragoman.engines.local.openvino.family import NotForOpenVino
 from tests.engines.local.openvino.conftest import write_adapter, write_model
 from tests.engines.local.openvino.test_models import about, difference
@@ -29,7 +29,7 @@ def test_both_runners_change_a_model_in_the_same_way(
     [("blk.9.attn_q.weight", 64, "model has not"), ("blk.0.attn_output.weight", 63, "another shape")],
 )
 def test_what_cannot_be_added(name: str, rows: int, why: str, weights: Path, tmp_path: Path) -> None:
-    graph = convert(write_model(tmp_path / "model.gguf", weights))
+    graph = ensure_converted(write_model(tmp_path / "model.gguf", weights))
     term = Term(np.ones((4, 64), np.float32), np.ones((rows, 4), np.float32))
     with pytest.raises(NotForOpenVino, match=why):
         compile_graph(graph, threads=1, kv_cache="int8", adapters=[Adapter("poet", {name: term})])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.engines.local.openvino.compiled import Compiled, compile_graph
-from dragoman.engines.local.openvino.converted import convert
+from dragoman.engines.local.openvino.converted import ensure_converted
 from dragoman.engines.local.openvino.runner import OpenVinoRunner
 from tests.engines.local.openvino.conftest import LAYERS, write_model
 
@@ -14,7 +14,7 @@ from tests.engines.local.openvino.conftest import LAYERS, write_model
 @pytest.fixture(scope="module")
 def compiled(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
     file = write_model(tmp_path_factory.mktemp("models") / "mixture.gguf", weights, "qwen3moe")
-    return compile_graph(convert(file), threads=1, kv_cache="int8")
+    return compile_graph(ensure_converted(file), threads=1, kv_cache="int8")
 
 
 def test_only_the_chosen_experts_are_computed(compiled: Compiled) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dragoman.engines.choosing.arrays import Logits
 from dragoman.engines.local.openvino.adapters import read_adapters
 from dragoman.engines.local.openvino.compiled import compile_graph
-from dragoman.engines.local.openvino.converted import convert
+from dragoman.engines.local.openvino.converted import ensure_converted
 from dragoman.engines.local.openvino.family import NotForOpenVino
 from dragoman.engines.local.openvino.layout import READ, Layout
 from dragoman.engines.local.openvino.runner import OpenVinoRunner
@@ -49,7 +49,7 @@ def runner(
     files = {name: str(write_adapter(folder / name, file)) for name in "ab"[:adapters]}
     read = read_adapters(files, architecture)
     try:
-        compiled = compile_graph(convert(file), threads=threads, kv_cache=kv_cache, adapters=read)
+        compiled = compile_graph(ensure_converted(file), threads=threads, kv_cache=kv_cache, adapters=read)
     except NotForOpenVino:
         pytest.skip(f"THIS CPU HAS NO {kv_cache}, so keys and values in it are not tested")
     made = OpenVinoRunner(compiled, slots=8, context=128, pages=32, batch=128)

@@ -13,7 +13,7 @@ from tokenizers.models import WordLevel
 
 from dragoman.engines.local import LocalEngine, LocalOptions
 from dragoman.engines.local.openvino import converted as conversion
-from dragoman.engines.local.openvino.converted import convert
+from dragoman.engines.local.openvino.converted import ensure_converted
 from dragoman.errors import ModelFileError
 from dragoman.types import TokenLogprob
 from tests.engines.local.openvino.conftest import ARCHITECTURES, write_model
@@ -61,7 +61,7 @@ def test_both_runners_say_the_same_of_a_prompt(
 def test_both_runners_say_the_same_with_weights_of_four_bits(weights: Path, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model.gguf", weights, four_bits=True)
     _check_agreement(model)
-    assert 'element_type="i4"' in convert(model).read_text()
+    assert 'element_type="i4"' in ensure_converted(model).read_text()
 
 
 def _check_agreement(model: Path) -> None:
@@ -74,33 +74,33 @@ def _check_agreement(model: Path) -> None:
 
 def test_a_file_is_converted_once(weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = write_model(tmp_path / "once.gguf", weights)
-    first = convert(model)
+    first = ensure_converted(model)
     monkeypatch.setattr(conversion, "_convert", None)
     monkeypatch.setattr(conversion, "_digest", None)
-    assert convert(model) == first
+    assert ensure_converted(model) == first
 
 
 def test_the_same_content_elsewhere_is_not_converted_again(
     weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = write_model(tmp_path / "moved.gguf", weights)
-    first = convert(model)
+    first = ensure_converted(model)
     monkeypatch.setattr(conversion, "_convert", None)
     other = tmp_path / "folder" / "moved.gguf"
     other.parent.mkdir()
     model.rename(other)
-    assert convert(other) == first
+    assert ensure_converted(other) == first
 
 
 def test_another_content_is_converted_anew(weights: Path, tmp_path: Path) -> None:
     model = write_model(tmp_path / "changed.gguf", weights, seed=1)
-    first = convert(model)
+    first = ensure_converted(model)
     write_model(model, weights, seed=2)
-    assert convert(model) != first
+    assert ensure_converted(model) != first
 
 
 def test_a_folder_that_was_exported(weights: Path, tmp_path: Path) -> None:
-    graph = convert(write_model(tmp_path / "folder.gguf", weights))
+    graph = ensure_converted(write_model(tmp_path / "folder.gguf", weights))
     folder = tmp_path / "exported"
     folder.mkdir()
     for name in (graph.name, graph.with_suffix(".bin").name):

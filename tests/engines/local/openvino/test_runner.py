@@ -11,7 +11,7 @@ from dragoman.engines.choosing.arrays import Logits
 from dragoman.engines.choosing.together import BLOCK
 from dragoman.engines.local import machine
 from dragoman.engines.local.openvino.compiled import compile_graph
-from dragoman.engines.local.openvino.converted import convert
+from dragoman.engines.local.openvino.converted import ensure_converted
 from dragoman.engines.local.openvino.runner import OpenVinoRunner
 from dragoman.engines.local.runner import PagedRunner, Rows, StepInterrupted
 from tests.engines.local.openvino.conftest import write_model
@@ -22,7 +22,7 @@ PROMPT = list(range(2000, 2050))
 
 @pytest.fixture(scope="module")
 def graph(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return convert(write_model(tmp_path_factory.mktemp("models") / "model.gguf", weights))
+    return ensure_converted(write_model(tmp_path_factory.mktemp("models") / "model.gguf", weights))
 
 
 @pytest.fixture(scope="module")

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from dragoman.engines.local.openvino.compiled import best_kv_cache, compile_graph, signal_stack
-from dragoman.engines.local.openvino.converted import convert
+from dragoman.engines.local.openvino.converted import ensure_converted
 from tests.support.tiny_gguf import write_tiny
 
 
 def test_compiling_leaves_the_signal_stack_alone(tmp_path: Path) -> None:
     before = signal_stack()
-    compiled = compile_graph(convert(write_tiny(tmp_path / "tiny.gguf")), threads=1, kv_cache="int8")
+    compiled = compile_graph(ensure_converted(write_tiny(tmp_path / "tiny.gguf")), threads=1, kv_cache="int8")
     assert signal_stack() == before
     # Another thread lets go of it, as happens when a server stops.
     held = [compiled]

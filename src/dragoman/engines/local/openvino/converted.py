@@ -31,7 +31,7 @@ class _Source(Struct, frozen=True):
     modified: int
 
 
-def convert(path: Path) -> Path:
+def ensure_converted(path: Path) -> Path:
     """The graph of a GGUF file. Raises NotForOpenVino where it cannot be one."""
     folder, source = _place(path)
     if found := _find_known(folder, path, source):
