@@ -10,6 +10,6 @@ a matcher, which an engine asks at each step what may come next.
 - `quoted/`: the grammar of a custom tool's text, where that text stands inside of a call.
 
 What it may cost is bounded in budget.py. Grammars that could take for ever are tried in another process
-first (examiner.py). What was compiled is kept (compiling.py). Reasoning is ended by
+first (examiner.py). What was compiled is kept (constraint.py). Reasoning is ended by
 reasoning_budget.py.
 """

@@ -1,4 +1,7 @@
-"""Asking an engine for something that is no job: whatever it raises, what comes out is one of our errors."""
+"""What an engine is asked that is no job: to open, to close, to pause, or for what a method of it gives.
+
+Whatever it raises, what comes out is one of our errors; and nobody waits for what may never end.
+"""
 
 import asyncio
 import atexit
@@ -48,7 +51,7 @@ def is_interrupt(error: BaseException) -> bool:
     )
 
 
-# Opening an engine in a thread, and being rid of one, without waiting for what may never end.
+# Opening an engine in a thread, and being rid of one.
 
 
 _log = logging.getLogger("dragoman.engine")

@@ -1,4 +1,8 @@
-"""Engines with `generate_request`, as tokenspeed's AsyncLLM and SGLang's Engine have it."""
+"""Engines with `generate_request`, as tokenspeed's AsyncLLM and SGLang's Engine have it.
+
+Parts: how requests end, what the engine is asked, what it shows of itself, its outputs as steps, the
+engine.
+"""
 
 import inspect
 import logging

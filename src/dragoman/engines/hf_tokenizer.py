@@ -1,7 +1,7 @@
-"""The bytes of every id, from the description of a tokenizer.
+"""Any Hugging Face tokenizer as a Tokenizer, with the bytes of every id and the chat templates beside it.
 
-`tokenizer.decode` cannot tell them: it gives text, where a part of a character is U+FFFD, and it treats the
-first id unlike the next ones. Here each decoder of the description is a small function over one token.
+HfTokenizer("models/qwen3")                                   a folder with tokenizer.json
+HfTokenizer(AutoTokenizer.from_pretrained("Qwen/Qwen3-8B"))   what transformers has loaded
 """
 
 import re
@@ -16,6 +16,11 @@ from tokenizers import Tokenizer
 from dragoman.engines.model_files import TokenizerSource, source_of
 from dragoman.engines.protocol import ModelCard
 from dragoman.errors import ModelFileError
+
+# The bytes of every id, from the description of a tokenizer. `tokenizer.decode` cannot tell them: it gives
+# text, where a part of a character is U+FFFD, and it treats the first id unlike the next ones. Here each
+# decoder of the description is a small function over one token.
+
 
 Piece: TypeAlias = str | bytes
 Decode: TypeAlias = Callable[[Piece], Piece]
@@ -167,10 +172,7 @@ def _apart(merge: Any, names: dict[str, str]) -> bool:
     return left + right not in names and left not in names and right not in names
 
 
-# Any Hugging Face tokenizer as a Tokenizer, with the bytes of every id and the chat templates beside it.
-#
-# HfTokenizer("models/qwen3")                                   a folder with tokenizer.json
-# HfTokenizer(AutoTokenizer.from_pretrained("Qwen/Qwen3-8B"))   what transformers has loaded
+# The tokenizer.
 
 
 _END_OF_TURN = (

@@ -1,4 +1,4 @@
-"""Where a tokenizer's description comes from: an object that was loaded, or the files of a folder."""
+"""What the files of a model say: its tokenizer, its templates, and how its makers want it sampled."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,6 +8,8 @@ import msgspec
 from msgspec import Struct, field
 
 from dragoman.errors import ModelFileError
+
+# A tokenizer's description: of an object that was loaded, or of the files of a folder.
 
 
 class TokenizerSource(Struct, kw_only=True):

@@ -1,4 +1,4 @@
-"""An executor that blocks, as trainers have them, as an engine."""
+"""Executors that block, as trainers have them, as engines: what waits together goes in one call."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""The seed of each of several answers, whether the engine makes them of one job or of one each."""
+"""What engines that run jobs in a way of their own have in common: seeds, steps, and whom they reach."""
 
 import asyncio
 import logging
@@ -10,6 +10,8 @@ from msgspec.structs import replace
 
 from dragoman.engines.protocol import DirectEngine
 from dragoman.types import Job, Sink, Step
+
+# The seed of each of several answers, whether the engine makes them of one job or of one each.
 
 
 def seed_of(seed: int, index: int) -> int:

@@ -1,4 +1,8 @@
-"""An engine that is opened again when it has died or is stuck."""
+"""An engine that is opened again when it has died or is stuck.
+
+Parts: when to open it again, a tokenizer and jobs that outlive it, the signs of life that it gives, the
+engine.
+"""
 
 import asyncio
 import logging

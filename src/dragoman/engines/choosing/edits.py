@@ -1,8 +1,6 @@
-"""DRY ("don't repeat yourself"): what would go on with a repetition becomes less likely, the longer it is.
+"""Rules that change a row of logits before an id is chosen from it: masks, biases, penalties, DRY.
 
-For every place before the end, `_lengths` is how many ids up to that place are the same as the ids up to the
-end. One new id is enough to know all of them again: where that id stands, the length is one more than it was
-at the place before, and elsewhere it is 0. So a step costs one pass over the ids, outside of Python.
+Each maker returns a function that edits the row in place, given the ids generated so far.
 """
 
 import math
@@ -12,6 +10,14 @@ import numpy as np
 
 from dragoman.engines.choosing.arrays import Edit, Ids, Logits
 from dragoman.types import Samplers, Sampling
+
+# DRY ("don't repeat yourself"): what would go on with a repetition becomes less likely, the longer it is.
+#
+# For every place before the end, `_lengths` is how many ids up to that place are the same as the ids up to
+# the end. One new id is enough to know all of them again: where that id stands, the length is one more than
+# it was at the place before, and elsewhere it is 0. So a step costs one pass over the ids, outside of
+# Python.
+
 
 _LARGEST = math.log(np.finfo(np.float32).max)
 
@@ -100,9 +106,7 @@ def _repeated(ids: list[int], breakers: frozenset[int]) -> list[int]:
     return [min(length, most) for length in reversed(lengths)]
 
 
-# Rules that change a row of logits before an id is chosen from it: masks, biases, penalties.
-#
-# Each maker returns a function that edits the row in place, given the ids generated so far.
+# All rules.
 
 
 _NEVER = np.float32(-np.inf)

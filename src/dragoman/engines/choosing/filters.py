@@ -1,9 +1,8 @@
-"""Which of many weights are kept, and which of those is picked.
+"""Which of many weights are kept, which of those is picked, and samplers one after the other.
 
-Nothing sorts a vocabulary: each filter first narrows it to the few that can pass.
-
-Where ids were left out beforehand, `rest` is what they weigh at most: what is found then holds whatever they
-weigh, or it is `Undecided`.
+Nothing sorts a vocabulary: each filter first narrows it to the few that can pass. Where ids were left out
+beforehand, `rest` is what they weigh at most: what is found then holds whatever they weigh, or it is
+`Undecided`.
 """
 
 import math

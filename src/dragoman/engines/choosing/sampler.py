@@ -1,7 +1,7 @@
 """From a row of logits to the next id.
 
 The order is vLLM's: allowed ids, bad words, minimum length, bias, penalties, temperature, min-p, typical-p,
-top-k, top-p. Another order, and samplers beyond these, are in `ordered.py`. Reported log probabilities are
+top-k, top-p. Another order, and samplers beyond these, are in `filters.py`. Reported log probabilities are
 those of the row as it came from the model.
 
 Nearly all of a vocabulary is so unlikely that it decides nothing. So a draw first looks at the likely ids

@@ -1,4 +1,4 @@
-"""One continuation of a job: which id comes next, and whether the answer ends there."""
+"""Which id comes next: for one continuation, for the rows of many at once, and for all of a step."""
 
 import math
 from collections.abc import Sequence
@@ -13,6 +13,8 @@ from dragoman.engines.choosing.edits import forbid_until
 from dragoman.engines.choosing.sampler import COLDEST, NoTokenLeft, Sampler, draw
 from dragoman.errors import BadRequest, ConstraintFailed
 from dragoman.types import FinishReason, Foreseeing, Job, Preparing, Sampling, Step, TokenLogprob
+
+# One continuation of a job: which id comes next, and whether the answer ends there.
 
 
 class Continuation:
@@ -227,7 +229,7 @@ def _first(true: NDArray[np.bool_]) -> Places:
 # What a constraint lets come next is known as soon as an id is chosen, long before there are logits for it.
 # It is worked out outside of Python, so several threads do that while the model computes. All else about a
 # choice is many short calls, in which threads would only wait for each other; so rows that no rule touches
-# share them, where the runner gives what that takes (`blocks.py`).
+# share them, where the runner gives what that takes (see above).
 
 
 # One by one, fewer rows take no longer.

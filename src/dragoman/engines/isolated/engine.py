@@ -1,4 +1,4 @@
-"""The process of an engine: how it is begun and ended, and whether it is stuck."""
+"""An engine in a process of its own, as the server sees it: an Engine like any other."""
 
 import asyncio
 import fcntl
@@ -23,6 +23,9 @@ from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.engines.steps import iterate
 from dragoman.errors import DragomanError, EngineFailed, Unavailable
 from dragoman.types import FinishReason, Job, Sink, Step
+
+# The process: how it is begun and ended, and whether it is stuck.
+
 
 _CERTAINLY_ALIVE = frozenset("RDt")
 """Wants to run, waits for a disk, or is held by a debugger."""
@@ -109,7 +112,7 @@ def die_with(lifeline: int) -> None:
         os._exit(1)
 
 
-# The side of the server: an Engine like any other, whose work is done elsewhere.
+# The engine, whose work is done there.
 
 
 _log = logging.getLogger("dragoman.engine")

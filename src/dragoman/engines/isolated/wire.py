@@ -1,4 +1,4 @@
-"""Constraints that are made again from their recipes, in the process of the engine."""
+"""What the server and the process of its engine say to each other: length, then MessagePack."""
 
 import asyncio
 import hashlib
@@ -17,6 +17,8 @@ from dragoman.constrain.vocabulary import Vocabulary
 from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.errors import BadRequest, DragomanError, EngineFailed, Part
 from dragoman.types import ConstraintSource, Job, JobConstraint, Matcher, Step
+
+# Constraints, which are made again from their recipes in the process of the engine.
 
 
 def recipe_of(constraint: JobConstraint | None) -> Recipe | None:
@@ -71,7 +73,7 @@ class Kitchen:
         return Remade(start)
 
 
-# What the server and the process of its engine say to each other: length, then MessagePack.
+# Messages.
 
 
 _LENGTH = 4

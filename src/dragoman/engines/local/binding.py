@@ -1,7 +1,7 @@
-"""What the native library says while it works.
+"""llama.cpp's C API: the symbols that xllamacpp's extension module exports, declared by hand.
 
-It goes to the logger `dragoman.llamacpp` at DEBUG, so nobody sees it who has not asked; the last warnings
-and errors are kept, to say why something failed.
+The layout of C structs changes between builds, and a wrong one corrupts memory in silence. So the build is
+pinned, and on load the size and the known defaults of both parameter structs are compared with ours.
 """
 
 import ctypes
@@ -31,6 +31,10 @@ from typing import Any
 
 from dragoman.errors import BindingError
 
+# What the library says while it works. It goes to the logger `dragoman.llamacpp` at DEBUG, so nobody sees
+# it who has not asked; the last warnings and errors are kept, to say why something failed.
+
+
 _WARN, _ERROR = 3, 4
 _log = logging.getLogger("dragoman.llamacpp")
 
@@ -50,9 +54,8 @@ def callback(errors: deque[str]) -> Any:
     return Callback(receive)
 
 
-# The part of llama.cpp's C API that is used here: structs, functions, and defaults that show the layout.
-#
-# For xllamacpp 2026.10.11549; `binding` compares it with what is installed.
+# The part of it that is used here: structs, functions, and defaults that show the layout. For xllamacpp
+# 2026.10.11549; `check_layout` compares it with what is installed.
 
 
 class ModelParams(Structure):
@@ -233,10 +236,7 @@ CONTEXT_DEFAULTS = {
 }
 
 
-# llama.cpp's C API: the symbols that xllamacpp's extension module exports, declared by hand.
-#
-# The layout of C structs changes between builds, and a wrong one corrupts memory in silence. So the build
-# is pinned, and on load the size and the known defaults of both parameter structs are compared with ours.
+# The library, loaded and compared.
 
 
 PINNED = "2026.10.11549"

@@ -1,4 +1,4 @@
-"""What this machine offers a process: cores and memory, as far as affinity and control groups let it."""
+"""What this machine offers a process, and how the embedded engine is cut to it."""
 
 import math
 import os
@@ -11,6 +11,9 @@ from msgspec import Struct
 from dragoman.engines.local.model import Model
 from dragoman.engines.local.options import LocalOptions
 from dragoman.errors import SettingsError
+
+# Cores and memory, as far as affinity and control groups let it.
+
 
 _CPUS = Path("/sys/devices/system/cpu")
 _GROUP = Path("/sys/fs/cgroup")

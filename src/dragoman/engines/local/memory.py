@@ -1,4 +1,4 @@
-"""Where sequences are kept: what the scheduler asks for, and what slots and pages have in common."""
+"""Where sequences are kept: what the scheduler asks for, and runners whose slots have memory of their own."""
 
 from abc import ABC, abstractmethod
 
@@ -7,6 +7,9 @@ import numpy as np
 from dragoman.engines.choosing.arrays import Ids
 from dragoman.engines.local.runner import Runner, SlotRunner
 from dragoman.engines.local.sequence import Namespace, Sequence, Slot
+
+# What slots and pages have in common.
+
 
 WORTH_SHARING = 16
 """To wait for a prefix, or to copy one, costs about as much as computing this many tokens."""
@@ -85,7 +88,7 @@ def common(a: Ids, b: Ids) -> int:
 
 # Which slot a sequence gets, and what of its prompt is already there.
 #
-# Rules of this file:
+# Rules:
 # - A prefix is shared only within a namespace: the same adapters, the same salt.
 # - The last token of a prompt is always computed again, because its logits are needed.
 # - A slot whose tokens are mostly of use is continued in place; otherwise they are copied, so that a short

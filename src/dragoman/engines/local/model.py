@@ -1,8 +1,4 @@
-"""The header of a GGUF file, walked through before the native library does: nothing in it may lead outside.
-
-What the library reads it trusts more or less; counts and lengths that cannot be are how others were broken
-into. Only what is impossible is refused here: whether a model can be run is for the library to say.
-"""
+"""A GGUF file: its header checked, then its weights, metadata, adapters and vocabulary."""
 
 import ctypes
 import mmap
@@ -14,6 +10,11 @@ from pathlib import Path
 
 from dragoman.engines.local import binding
 from dragoman.errors import ModelFileError
+
+# The header, walked through before the native library does: nothing in it may lead outside. What the
+# library reads it trusts more or less; counts and lengths that cannot be are how others were broken into.
+# Only what is impossible is refused here: whether a model can be run is for the library to say.
+
 
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 """Bytes of the kinds of values, but for texts and lists."""
@@ -136,7 +137,7 @@ class _Header:
             raise _WrongHeader("it ends within its header")
 
 
-# A GGUF file, opened: its weights, its metadata, its adapters.
+# The file, opened.
 
 
 _MAGIC = b"GGUF"
@@ -298,7 +299,7 @@ def why_not_loaded(path: Path, lines: list[str]) -> str:
     return f"{path.name} cannot be loaded: {last}"
 
 
-# The vocabulary of a GGUF file as a Tokenizer.
+# Its vocabulary as a Tokenizer.
 
 
 _UNKNOWN, _CONTROL = 1 << 0, 1 << 3

@@ -1,4 +1,4 @@
-"""What can be set about the embedded engine."""
+"""What can be set about the embedded engine, and what is refused before anything is queued for it."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -48,9 +48,6 @@ class LocalOptions(Struct, frozen=True, kw_only=True):
     @property
     def adapter_files(self) -> list[Path]:
         return [Path(file).expanduser() for file in self.adapters.values()]
-
-
-# What is refused before anything is queued for it.
 
 
 class JobBounds(Protocol):

@@ -1,12 +1,4 @@
-"""Pages of key-value memory, known by what is in them.
-
-A page is known by a hash of its tokens and of the page before it, so equal beginnings meet in the same pages,
-whoever computed them. Rules of this file:
-- A page has as many users as sequences that read it. Its first user may write behind what it has published.
-- A page that nobody uses stays known until the memory is needed. Then the owner with the most pages gives up
-  the one that it left first, so that no flood of one drives out what all others have.
-- A page that is equal in part is copied by who wants to go on from there: nobody writes into another's page.
-"""
+"""Key-value memory in pages, known by what is in them, and sequences that are kept in such pages."""
 
 from collections import Counter, OrderedDict
 from hashlib import blake2b
@@ -17,6 +9,16 @@ from dragoman.engines.choosing.arrays import Ids
 from dragoman.engines.local.memory import Memory, common
 from dragoman.engines.local.runner import PagedRunner
 from dragoman.engines.local.sequence import Sequence, Slot
+
+# Pages. Each is known by a hash of its tokens and of the page before it, so equal beginnings meet in the
+# same pages, whoever computed them. Rules:
+#
+# - A page has as many users as sequences that read it. Its first user may write behind what it has published.
+# - A page that nobody uses stays known until the memory is needed. Then the owner with the most pages gives
+#   up the one that it left first, so that no flood of one drives out what all others have.
+# - A page that is equal in part is copied by who wants to go on from there: nobody writes into
+#   another's page.
+
 
 # Pages after one that are looked through for one that is equal in part; the newest are most likely to be.
 _LOOKED_AT = 16
@@ -159,7 +161,7 @@ def _name(parent: bytes, tokens: Ids) -> bytes:
 
 # Sequences in pages: what of a prompt is already there, and room for more as they grow.
 #
-# Rules of this file:
+# Rules:
 # - A prefix is shared only within a namespace: the same adapters, the same salt.
 # - The last token of a prompt is always computed again, because its logits are needed.
 # - A sequence starts when there is room for its prompt, and for one page more of each that runs.

@@ -1,4 +1,4 @@
-"""What the scheduler needs of whatever computes: memory that holds sequences, and rows of logits."""
+"""What the scheduler needs of whatever computes: memory for sequences, rows of logits, a way to stop."""
 
 import ctypes
 import sys
@@ -74,7 +74,7 @@ class Runner(Protocol):
 
     @property
     def maxima(self) -> Logits | None:
-        """Of each row of the last step's logits the largest of each block (see `choosing/blocks.py`), where
+        """Of each row of the last step's logits the largest of each block (see `choosing/together.py`), where
         they were found on the way."""
 
     def warm_up(self) -> None:

@@ -1,4 +1,4 @@
-"""The scheduler's nouns: a group is a job, a sequence is one of its continuations, a slot holds one."""
+"""The scheduler's nouns: a group is a job, a sequence one of its continuations, a plan one step of all."""
 
 import asyncio
 from collections.abc import Iterable

@@ -1,4 +1,10 @@
-"""Embeddings, worked off piece by piece between the steps of the scheduler."""
+"""The engine's thread: it computes step after step, and takes its mail in between.
+
+What is native goes down in one order, whoever says stop: no new mail, the running step broken off,
+everybody told, the threads of masks ended, and then the runner closed, on the thread that computed with it.
+Only when that thread is gone, for the system too, does `stop` return: libraries tidy up after a thread when
+Python has long forgotten it, and must not do so while the process takes them down.
+"""
 
 import asyncio
 import atexit
@@ -17,6 +23,8 @@ from dragoman.engines.local.sequence import Group
 from dragoman.engines.steps import deliver
 from dragoman.errors import DragomanError, EngineFailed, Unavailable
 from dragoman.types import Step
+
+# Embeddings, worked off piece by piece between the steps of the scheduler.
 
 
 class Embedding:
@@ -67,12 +75,7 @@ class Embedding:
             return
 
 
-# The engine's thread: it computes step after step, and takes its mail in between.
-#
-# What is native goes down in one order, whoever says stop: no new mail, the running step broken off,
-# everybody told, the threads of masks ended, and then the runner closed, on the thread that computed with
-# it. Only when that thread is gone, for the system too, does `stop` return: libraries tidy up after a
-# thread when Python has long forgotten it, and must not do so while the process takes them down.
+# The thread.
 
 
 _log = logging.getLogger("dragoman.engine")

@@ -1,4 +1,4 @@
-"""The tokenizer of the model that the upstreams run, from what lies on this machine."""
+"""Servers as an engine: each job is a completions request to one of them; cancelling it hangs up there."""
 
 import asyncio
 import logging
@@ -37,6 +37,8 @@ from dragoman.errors import (
     Unavailable,
 )
 from dragoman.types import LARK_LINE, ConstraintSource, FinishReason, Job, Sampling, Step, TokenLogprob
+
+# The tokenizer of the model that they run, from what lies on this machine.
 
 
 class GgufTokenizer(LlamaTokenizer):
@@ -238,7 +240,7 @@ def _text(job: Job, tokenizer: Tokenizer) -> str:
     return b"".join(tokenizer.pieces[id_] for id_ in ids).decode("utf-8", "replace")
 
 
-# The engine: each job is a request to one of the upstreams, and cancelling it hangs up there.
+# The engine.
 
 
 logger = logging.getLogger("dragoman.engine")

@@ -1,4 +1,4 @@
-"""What can be set about servers that are used as an engine."""
+"""The upstreams: what can be set about them, what they can do, which are there, which gets the next job."""
 
 import asyncio
 import logging
@@ -13,6 +13,8 @@ from dragoman.client import AsyncClient, ClientError, Refused, TimedOut, Timeout
 from dragoman.engines.protocol import UNSUPPORTABLE, Tokenizer
 from dragoman.errors import SettingsError, Unavailable
 from dragoman.types import Job, SourceForm
+
+# What can be set.
 
 
 class RemoteOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -180,7 +182,7 @@ class Prefixes:
         self._kept.clear()
 
 
-# The upstreams: which of them are there, and which gets the next job.
+# The pool.
 
 
 logger = logging.getLogger("dragoman.engine")

@@ -1,7 +1,8 @@
-"""Choosing for many rows at once, where the logits are: only ids, and what is asked of them, leave it.
+"""The library's continuous batching, with our hand on the logits.
 
-It is what `choosing/sampler.py` does row by row in numpy, for answers that no rule of their own touches. The
-number that decides comes from each answer's own generator, so seeds mean the same here.
+Its scheduler, its paged cache and its thread do the work. Of its own sampling nothing is used: it knows too
+few of the parameters and no constraints. A processor of ours sees the logits of each step, chooses the ids,
+and leaves rows in which they are the largest.
 """
 
 from collections.abc import Sequence
@@ -16,6 +17,11 @@ from transformers.generation.logits_process import LogitsProcessorList
 
 from dragoman.engines.transformers.engine import Run, Said
 from dragoman.types import Sampling, Step, TokenLogprob
+
+# Choosing for many rows at once, where the logits are: only ids, and what is asked of them, leave it. It is
+# what `choosing/sampler.py` does row by row in numpy, for answers that no rule of their own touches. The
+# number that decides comes from each answer's own generator, so seeds mean the same here.
+
 
 Chosen: TypeAlias = tuple[int, TokenLogprob | None]
 
@@ -97,11 +103,7 @@ def _nucleus(weights: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     return torch.where((weights >= descending.gather(1, last)) | (top_p >= 1), weights, 0)
 
 
-# The library's continuous batching, with our hand on the logits.
-#
-# Its scheduler, its paged cache and its thread do the work. Of its own sampling nothing is used: it knows
-# too few of the parameters and no constraints. A processor of ours sees the logits of each step, chooses
-# the ids, and leaves rows in which they are the largest.
+# The batches.
 
 
 class Listener(Protocol):

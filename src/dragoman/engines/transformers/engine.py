@@ -1,4 +1,4 @@
-"""What can be set about a model that `transformers` runs."""
+"""The engine over `transformers`: requests in, steps out, by the library's own thread."""
 
 import asyncio
 import atexit
@@ -32,6 +32,8 @@ from dragoman.errors import (
     Unavailable,
 )
 from dragoman.types import FinishReason, Job, Sampling, Sink, Step, TokenLogprob
+
+# What can be set.
 
 
 class TransformersOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -220,7 +222,7 @@ class Run:
 Said: TypeAlias = tuple[Run, Step]
 
 
-# The engine over `transformers`: requests in, steps out, by the library's own thread.
+# The engine.
 
 
 T = TypeVar("T")

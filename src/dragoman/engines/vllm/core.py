@@ -1,4 +1,8 @@
-"""Coroutines that hardly ever wait, run without a task as long as they do not."""
+"""vLLM's core client, read directly: one message for each of its steps, about all requests at once.
+
+`AsyncLLM.generate` has a task, a queue and a detokenizer for every request between this and its caller;
+none of them is needed here.
+"""
 
 import asyncio
 import logging
@@ -10,6 +14,8 @@ from typing import Any, Protocol, TypeAlias
 from dragoman.engines.vllm.outputs import DEAD, FAILED, error_of, join_outputs
 from dragoman.errors import DragomanError, EngineFailed, Unavailable
 from dragoman.types import FinishReason, Step
+
+# Coroutines that hardly ever wait, run without a task as long as they do not.
 
 
 def begin(work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
@@ -136,10 +142,7 @@ class _SocketReader:
             asked.set_result(told.result.result)
 
 
-# vLLM's core client, read directly: one message for each of its steps, about all requests at once.
-#
-# `AsyncLLM.generate` has a task, a queue and a detokenizer for every request between this and its caller;
-# none of them is needed here.
+# The core.
 
 
 logger = logging.getLogger("dragoman.engine")

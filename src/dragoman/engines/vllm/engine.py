@@ -1,4 +1,4 @@
-"""vLLM as an Engine by its public door, `AsyncLLM.generate`: for versions whose core we cannot read."""
+"""vLLM as an Engine: straight from its core, or by its public door where the core cannot be read."""
 
 import asyncio
 import gc
@@ -14,6 +14,8 @@ from dragoman.engines.vllm.outputs import FAILED, CoreContinuation, finish_of, t
 from dragoman.engines.vllm.requests import Requests, VllmModel, prompt_of
 from dragoman.errors import DragomanError, EngineFailed, ModelFileError
 from dragoman.types import FinishReason, Job, Sink, Step, TokenLogprob
+
+# By its public door, `AsyncLLM.generate`.
 
 
 class VllmGenerating:
@@ -99,7 +101,7 @@ def _make_logprob(id_: int, row: Mapping[int, Any], top: int) -> TokenLogprob:
     return TokenLogprob(id_, row[id_].logprob, tuple((other, entry.logprob) for other, entry in likeliest))
 
 
-# vLLM as an Engine, in its fastest form: steps by callback, straight from its core.
+# In its fastest form: steps by callback, straight from its core.
 
 
 class _VllmHandle:

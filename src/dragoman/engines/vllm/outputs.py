@@ -1,4 +1,4 @@
-"""What vLLM raises, as what a client is told."""
+"""What vLLM says: outputs of its core as steps, and what it raises as what a client is told."""
 
 import logging
 from collections.abc import Iterable, Iterator
@@ -15,6 +15,9 @@ from dragoman.errors import (
     Unavailable,
 )
 from dragoman.types import FinishReason, Job, Sink, Step, TokenLogprob
+
+# Errors.
+
 
 logger = logging.getLogger("dragoman.engine")
 DEAD = "The engine failed and takes no more requests."
@@ -50,7 +53,7 @@ def error_of(error: Exception) -> DragomanError:
     return EngineFailed("The engine failed at what it was asked.")
 
 
-# From what vLLM's core says of a request to steps.
+# Steps.
 
 
 _FINISHES: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}

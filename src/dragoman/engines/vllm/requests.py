@@ -1,4 +1,4 @@
-"""From a job to what vLLM is asked."""
+"""From jobs to what vLLM is asked, and what is to be known of the model that it has loaded."""
 
 import time
 from collections import OrderedDict
@@ -18,6 +18,9 @@ from dragoman.engines.steps import seed_of
 from dragoman.engines.vllm.outputs import telling_errors
 from dragoman.errors import MODEL, BadRequest, ModelFileError
 from dragoman.types import LARK_LINE, ConstraintSource, Job, SourceForm
+
+# Sampling.
+
 
 UNSUPPORTED = frozenset({"typical_p"})
 _PLAIN: tuple[SourceForm, ...] = ("json_schema", "regex", "choice")

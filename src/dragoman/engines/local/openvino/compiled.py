@@ -1,10 +1,8 @@
-"""The stack on which signals of a thread are handled, kept out of OpenVINO's hands.
+"""A graph, compiled for this machine: the body, which keeps keys and values in pages, and the head.
 
-The plugin for CPUs, when it is made, gives the thread that makes it a signal stack of the plugin's own. When
-it goes, it unmaps that memory, and takes the stack back from the thread on which that happens: if another
-thread lets go of the graph, as in a server that stops, the first is left with a stack that is not there.
-Python handles signals on such a stack where there is one, so the next signal would be the process's end: by
-SIGSEGV, and not by what the signal was to do. So what a thread had is put back once the plugin is made.
+They are two, because the head gives logits. In the precision of the body, bfloat16, a logit of 20 would be
+known to a sixteenth; the head computes in float32, and only for the rows that are wanted. It also gives the
+largest of each block of logits, so that what is likely is found without going through all of them.
 """
 
 import ctypes
@@ -28,6 +26,16 @@ from dragoman.engines.local.openvino.adapters import Adapter, add_adapters
 from dragoman.engines.local.openvino.family import NotForOpenVino
 from dragoman.engines.local.openvino.graph import HEAD_QUANTIZED, QUANTIZED, WINDOWS
 from dragoman.engines.local.openvino.layout import READ
+
+# The stack on which signals of a thread are handled, kept out of OpenVINO's hands.
+#
+# The plugin for CPUs, when it is made, gives the thread that makes it a signal stack of the plugin's own.
+# When it goes, it unmaps that memory, and takes the stack back from the thread on which that happens: if
+# another thread lets go of the graph, as in a server that stops, the first is left with a stack that is not
+# there. Python handles signals on such a stack where there is one, so the next signal would be the
+# process's end: by SIGSEGV, and not by what the signal was to do. So what a thread had is put back once the
+# plugin is made.
+
 
 _DISABLED = 2
 
@@ -64,12 +72,7 @@ def signal_stack() -> int | None:
     return place
 
 
-# A graph, compiled for this machine: the body, which keeps keys and values in pages, and the head.
-#
-# They are two, because the head gives logits. In the precision of the body, bfloat16, a logit of 20 would
-# be known to a sixteenth; the head computes in float32, and only for the rows that are wanted. It also
-# gives the largest of each block of logits, so that what is likely is found without going through all of
-# them.
+# The graph.
 
 
 Array: TypeAlias = NDArray[Any]

@@ -1,9 +1,8 @@
-"""A layer of many experts, of which each row uses a few.
+"""A decoder of the llama family as a graph of OpenVINO's operations.
 
-It is written as such models are exported: all rows go to all experts, and what was not chosen is multiplied
-by zero. The runtime knows this form and computes only what was chosen, each row by itself with each of its
-experts: so its bits do not depend on the others. It knows the form by its nodes; other nodes would give the
-same numbers, but compute all experts.
+It is written as models are exported elsewhere: stateful, with attention over what was kept. The runtime's
+own transformation makes paged attention of that, so what is built here and what comes as a folder go one
+way.
 """
 
 from collections.abc import Sequence
@@ -19,6 +18,14 @@ from dragoman.engines.local.openvino.adapters import Product
 from dragoman.engines.local.openvino.family import Rotation, Shape
 from dragoman.engines.local.openvino.layout import READ
 from dragoman.engines.local.openvino.tensors import FINE, MatrixPart, Node, Tensors
+
+# A layer of many experts, of which each row uses a few.
+#
+# It is written as such models are exported: all rows go to all experts, and what was not chosen is
+# multiplied by zero. The runtime knows this form and computes only what was chosen, each row by itself with
+# each of its experts: so its bits do not depend on the others. It knows the form by its nodes; other nodes
+# would give the same numbers, but compute all experts.
+
 
 _ROWS, _EXPERTS = np.int64(0), np.int64(1)
 
@@ -61,11 +68,7 @@ def _integers(*values: int) -> NDArray[np.int64]:
     return np.array(values, np.int64)
 
 
-# A decoder of the llama family as a graph of OpenVINO's operations.
-#
-# It is written as models are exported elsewhere: stateful, with attention over what was kept. The runtime's
-# own transformation makes paged attention of that, so what is built here and what comes as a folder go one
-# way.
+# The decoder.
 
 
 QUANTIZED = ("runtime_options", "DYNAMIC_QUANTIZATION_GROUP_SIZE")

@@ -1,10 +1,4 @@
-"""Pages of a file of weights that were read, and are needed no more.
-
-The runtime maps the file, and puts the weights in an order of its own: a second copy. What it has read counts
-as memory of the process for as long as the file is mapped, though the system may take it back at any time. It
-is given back while the graph is compiled, so that there are never two of everything. What is read once more
-comes from the system's cache of files.
-"""
+"""The runner over OpenVINO: one step is one run of the compiled graph over all rows."""
 
 import ctypes
 import mmap
@@ -34,6 +28,14 @@ from dragoman.engines.local.runner import Rows, StepFailed, StepInterrupted
 from dragoman.engines.model_files import LLAMA_CPP, in_folder
 from dragoman.engines.protocol import ModelCard
 from dragoman.errors import ModelFileError
+
+# Pages of a file of weights that were read, and are needed no more.
+#
+# The runtime maps the file, and puts the weights in an order of its own: a second copy. What it has read
+# counts as memory of the process for as long as the file is mapped, though the system may take it back at
+# any time. It is given back while the graph is compiled, so that there are never two of everything. What is
+# read once more comes from the system's cache of files.
+
 
 _EACH_S = 0.05
 _MAPS = Path("/proc/self/maps")
@@ -84,7 +86,7 @@ def _ranges(lines: list[str], file: str) -> Iterator[tuple[int, int]]:
             yield start, end
 
 
-# The runner over OpenVINO: one step is one run of the compiled graph over all rows.
+# The runner.
 
 
 # Rows of logits beyond one per sequence, for prompts whose log probabilities are wanted.

@@ -1,4 +1,9 @@
-"""Numbers of eight bits, in groups that share a scale."""
+"""The tensors of a GGUF file as constants of an OpenVINO graph.
+
+In large files, what has four bits in even steps keeps them. Everything else that is quantized becomes int8
+in groups with a scale each: a value moves by at most 1/254 of the largest in its group. Groups of 32 are
+those of files; groups of 64 are a tenth faster, where nothing has four bits.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
@@ -12,6 +17,8 @@ from gguf import GGMLQuantizationType, GGUFReader
 from gguf.quants import Q4_K, dequantize
 from msgspec import Struct
 from numpy.typing import NDArray
+
+# Numbers of eight bits, in groups that share a scale.
 
 
 def as_int8(values: NDArray[np.floating]) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
@@ -137,11 +144,7 @@ def _offsets(scales: NDArray[np.float16], least: Float32s) -> Float32s:
     return found
 
 
-# The tensors of a GGUF file as constants of an OpenVINO graph.
-#
-# In large files, what has four bits in even steps keeps them (see four_bits.py). Everything else that is
-# quantized becomes int8 in groups with a scale each: a value moves by at most 1/254 of the largest in its
-# group. Groups of 32 are those of files; groups of 64 are a tenth faster, where nothing has four bits.
+# All tensors.
 
 Floats: TypeAlias = NDArray[np.floating]
 Told: TypeAlias = Callable[[int, int], None]
