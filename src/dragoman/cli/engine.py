@@ -1,8 +1,10 @@
 """From settings to an engine: one of ours, one that another package brings, or any that can be imported.
 
---engine transformers      ours, by its name
---engine NAME              of a package that has NAME in the entry points of the group `dragoman.engines`
---engine module:object     an engine, or what makes one: called with the settings, if it takes anything
+    --engine transformers      ours, by its name
+    --engine NAME              of a package that has NAME in the entry points of the group `dragoman.engines`
+    --engine module:object     an engine, or what makes one: called with the settings, if it takes anything
+
+And the engine of a server, which comes back when it has died, in a process of its own if that is wanted.
 """
 
 import os
@@ -124,7 +126,7 @@ def template_of(settings: Settings) -> str | None:
         raise SettingsError(f"The chat template {path} is not UTF-8 text.") from error
 
 
-# The engine of a server: one that comes back when it has died, in a process of its own if that is wanted.
+# The engine of a server.
 
 
 _RUNNERS = {"llama.cpp": "llamacpp", "OpenVINO": "openvino"}

@@ -1,4 +1,8 @@
-"""What a check has found."""
+"""What `doctor` finds out about an engine that somebody wrote: first what it has, then what it does.
+
+Each check yields what is wrong, as sentences. Behaviour is tried with short jobs, each under a time limit:
+an engine that hangs is found out, too.
+"""
 
 import asyncio
 import time
@@ -30,12 +34,6 @@ class Finding(Struct, frozen=True):
     verdict: Verdict
     text: str
     advice: str = ""
-
-
-# What `doctor` finds out about an engine that somebody wrote: first what it has, then what it does.
-#
-# Each check yields what is wrong, as sentences. Behaviour is tried with short jobs, each under a time
-# limit: an engine that hangs is found out, too.
 
 
 SECONDS = 60.0

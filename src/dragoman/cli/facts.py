@@ -1,4 +1,4 @@
-"""What a GGUF file holds, for `models` and `doctor`."""
+"""What is shown of a model: the facts of a GGUF file, and what `serve` says once the server is ready."""
 
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,9 @@ from dragoman.engines.protocol import ModelCard
 from dragoman.http.keys import is_loopback, keys_of
 from dragoman.logs import Paint
 from dragoman.settings import Settings
+
+# Facts, for `models` and `doctor`.
+
 
 LONGEST_LINE = 72
 MANY = 12
@@ -81,7 +84,7 @@ def _some(names: list[str]) -> str:
     return "  ".join(names[:MANY]) + rest
 
 
-# What `serve` shows once the server is ready: what it runs, where it is, and two ways to say hello.
+# The banner: what the server runs, where it is, and two ways to say hello.
 
 
 # The details that are worth a place in one line, in this order; a bare number gets its noun.

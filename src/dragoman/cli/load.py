@@ -1,6 +1,8 @@
-"""One streamed request as a bare protocol object: bytes in, figures out, no task switch per token.
+"""A load generator for any OpenAI-compatible server: bytes out, figures back.
 
-For measuring only: `dragoman.client` is the way to ask, and its readers are what reads here.
+It shares its cores with the server, so it is lean: one protocol object per stream on a bare socket, and no
+task switch per token. For measuring only: `dragoman.client` is the way to ask, and its readers are what
+reads here.
 """
 
 import asyncio
@@ -20,6 +22,8 @@ from dragoman.cli.problems import CommandError
 from dragoman.client.reading import DONE, SseReader
 from dragoman.client.setup import headers_of, root_of
 from dragoman.client.wire import ChunkChoice, Problem, problem_in, problem_of, read_chunk
+
+# One streamed request.
 
 
 class Tally(Struct):
@@ -128,8 +132,7 @@ def _said(problem: Problem | None) -> str:
     return problem.message if problem else "no reason given"
 
 
-# A load generator for any OpenAI-compatible server. It shares its cores with the server, so it is lean: one
-# protocol object per stream on a bare socket.
+# Many of them.
 
 
 Api: TypeAlias = Literal["chat", "completions"]

@@ -1,4 +1,4 @@
-"""What the command line says when something is wrong: one line, what to do about it, and an exit code."""
+"""How a command ends: with an error and what to do about it, or because a signal says stop."""
 
 import logging
 import os
@@ -15,6 +15,9 @@ from typing import TypeVar
 from dragoman.cli.terminal import visible
 from dragoman.errors import BindingError, DragomanError, ModelFileError, SettingsError
 from dragoman.logs import Paint
+
+# Errors: one line, what to do about it, and an exit code.
+
 
 FAILED = 1
 USAGE = 2
@@ -75,12 +78,10 @@ def drop_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-# How a command ends that a signal tells to, whatever it is doing just then.
-#
-# Native code cannot be interrupted: a model that is being loaded is loaded to its end. So it is loaded in a
-# thread, and who is told to stop does not wait for that. Python must not take itself down beside such a
-# thread, which would come back from native code into an interpreter that is gone. So `leave` ends the
-# process without.
+# Signals, whatever is being done just then. Native code cannot be interrupted: a model that is being loaded
+# is loaded to its end. So it is loaded in a thread, and who is told to stop does not wait for that. Python
+# must not take itself down beside such a thread, which would come back from native code into an interpreter
+# that is gone. So `leave` ends the process without.
 
 
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""Requests whose reply is one JSON document."""
+"""What both clients share: how they are set up, how an answer is asked for, and the state of a stream."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -28,6 +28,8 @@ from dragoman.client.request import Request
 from dragoman.client.setup import Setup, Timeouts, setup_of
 from dragoman.client.wire import problem_in
 from dragoman.types import Usage
+
+# Requests whose reply is one JSON document.
 
 
 class Whole(Struct):
@@ -72,7 +74,7 @@ def _stranger(where: Where) -> BrokenStream:
     return BrokenStream("What answers there does not speak the OpenAI API.", where)
 
 
-# What a stream of either client has besides its way to read from a socket.
+# What a stream has besides its way to read from a socket.
 
 
 class StreamState:
@@ -117,7 +119,7 @@ class StreamState:
         return answers[0] if answers else AnswerTree()
 
 
-# What both clients have: how they are set up, and how an answer is asked for.
+# Asking.
 
 
 S = TypeVar("S")

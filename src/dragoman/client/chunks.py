@@ -1,4 +1,4 @@
-"""The tokens of one chunk: ids, log probabilities and text, which come apart, put together."""
+"""The chunks of a chat or completions stream to events."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -30,6 +30,9 @@ from dragoman.client.wire import (
     read_chunk,
 )
 from dragoman.types import ToolCall
+
+# The tokens of one chunk: ids, log probabilities and text, which come apart, put together.
+
 
 _SPELLED_ID = re.compile(r"token_id:(\d{1,10})")
 
@@ -181,7 +184,7 @@ class Calls:
                 yield CallDone(value=value, call=call.number, choice=self._choice)
 
 
-# The chunks of a chat or completions stream to events.
+# Whole chunks.
 
 
 class ChunkReader:

@@ -1,4 +1,4 @@
-"""What a stream tells, piece by piece, whichever API it came through."""
+"""What a stream tells, piece by piece, whichever API it came through; and the tree that it folds to."""
 
 from collections.abc import Iterator
 from typing import Any, Literal, TypeAlias

@@ -1,4 +1,4 @@
-"""What the head of a reply tells: status, request id, limits."""
+"""What can go wrong between a client and a server. Each error says what happened and where."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,6 +8,9 @@ from msgspec import Struct, field
 
 from dragoman.client.wire import Problem
 from dragoman.errors import DragomanError, SettingsError
+
+# What the head of a reply tells: status, request id, limits.
+
 
 _IDS = ("x-request-id", "request-id", "x-amzn-requestid", "cf-ray")
 _ADVICE = {"true": True, "false": False}
@@ -52,7 +55,7 @@ def _seconds(headers: Mapping[str, str]) -> float | None:
     return None
 
 
-# What can go wrong between a client and a server. Each error says what happened and where.
+# Errors.
 
 
 _SHOWN = 200

@@ -1,4 +1,4 @@
-"""Server-sent events: bytes in, however they are cut, whole events out."""
+"""The bytes of one reply to events, with an account of the place. No socket: both clients use this."""
 
 import time
 from collections.abc import Iterator
@@ -26,6 +26,9 @@ from dragoman.client.problems import (
 from dragoman.client.request import Request
 from dragoman.client.setup import Setup
 from dragoman.client.wire import Problem, problem_in
+
+# Server-sent events: bytes in, however they are cut, whole events out.
+
 
 DONE = b"[DONE]"
 _BOM = b"\xef\xbb\xbf"
@@ -114,7 +117,7 @@ def _value(text: bytes) -> bytes:
     return text[1:] if text.startswith(b" ") else text
 
 
-# The bytes of one reply to events, with an account of the place. No socket: both clients use this.
+# Replies.
 
 
 class ReplyReading:

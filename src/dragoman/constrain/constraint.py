@@ -1,4 +1,4 @@
-"""A language that an answer must be in: declared once, stepped by token ids."""
+"""A language that an answer must be in: declared once, compiled and kept, stepped by token ids."""
 
 import json
 from collections import OrderedDict

@@ -1,4 +1,4 @@
-"""Calls in a model's own syntax, as the renderer writes them, with arguments in their tools' schemas."""
+"""The grammar of a whole answer: reasoning, then calls or text, each as the model's dialect writes it."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
@@ -33,6 +33,9 @@ from dragoman.dialects.render import render
 from dragoman.dialects.schema import ArgumentPlace, quote_json
 from dragoman.errors import TOOL_CHOICE, TOOLS, BadRequest
 from dragoman.types import Answer, ToolCall
+
+# Calls in the model's own syntax, as the renderer writes them, with arguments in their tools' schemas.
+
 
 ID = "[a-zA-Z0-9_.:-]{1,64}"
 IDS = {"mistral": "[a-zA-Z0-9]{9}", "first": "[a-zA-Z0-9]{10}"}
@@ -239,7 +242,7 @@ def json_rule(rules: Rules, tool: ToolSchema) -> Symbol:
     return rules.rule(write_json(tool.native, EXACT))
 
 
-# The grammar of a whole answer: reasoning, then calls or text, each as the model's dialect writes it.
+# The whole answer.
 
 
 CallMode: TypeAlias = Literal["auto", "required", "none"]

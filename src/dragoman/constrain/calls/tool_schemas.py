@@ -1,4 +1,4 @@
-"""A schema taken apart into single types, for syntaxes that are not JSON.
+"""The tools of a request, and their schemas taken apart, for syntaxes that are not JSON.
 
 llguidance reads a whole JSON Schema where the arguments of a call are JSON. In a syntax of tags or literals
 each value is a grammar of our own. What is not understood here is refused: nothing is left unenforced.
@@ -19,6 +19,9 @@ from dragoman.constrain.schema.json_schema import prepare_schema
 from dragoman.constrain.schema.keywords import APPLICATORS, OF_TYPES, Problems, at, fate_of
 from dragoman.dialects.schema import resolve, type_of
 from dragoman.errors import TOOLS, BadRequest
+
+# A schema taken apart into single types
+
 
 SILENT = frozenset(["nullable", "$anchor", "$defs", "definitions"])
 """Words that forbid nothing by themselves. What one of them allows in addition is just not written."""
@@ -271,7 +274,7 @@ def search(pattern: str, where: SchemaPlace) -> Symbol:
         where.refuse(f"{error}, which cannot be enforced")
 
 
-# The tools of a request, and what their schemas mean where a call is forced.
+# The tools, and what their schemas mean where a call is forced
 
 
 NOTHING: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}

@@ -1,7 +1,8 @@
-"""A person's grammar in Lark, as llguidance reads it, taken apart into a tree.
+"""The text of a custom tool, in the language of a person's grammar, as it stands inside of a call.
 
-Schemas, special tokens, other grammars and what steers the generation are refused: they cannot be said of a
-text that stands inside of a call.
+First the grammar, Lark as llguidance reads it, is taken apart into a tree. Schemas, special tokens, other
+grammars and what steers the generation are refused: they cannot be said of a text that stands inside of a
+call.
 """
 
 import json
@@ -40,6 +41,9 @@ from dragoman.constrain.quoted.productions import (
 )
 from dragoman.constrain.quoted.quotations import Escaped, Raw
 from dragoman.errors import BadRequest
+
+# Lark
+
 
 _DECIMAL = r"(?:[0-9]+\.[0-9]*|\.[0-9]+)"
 _EXPONENT = r"(?:[eE][+-]?[0-9]+)"
@@ -314,7 +318,7 @@ def _unquote(string: str) -> str | None:
     return str(text)
 
 
-# A text in the language of a person's grammar, as it stands inside of a call.
+# Quoted
 
 
 NOTHING = Symbol('""')

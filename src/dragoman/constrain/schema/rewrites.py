@@ -1,4 +1,4 @@
-"""The formats of strings, as patterns. Each matches what its standard allows, or the usual part of it."""
+"""Words that llguidance does not know, or reads otherwise, written in words that it enforces exactly."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -15,6 +15,9 @@ from dragoman.constrain.grammar.expressions import (
 from dragoman.constrain.schema.keywords import Problems, at, fate_of
 from dragoman.constrain.schema.unique import MARK
 from dragoman.dialects.schema import resolve
+
+# The formats of strings, as patterns. Each matches what its standard allows, or the usual part of it.
+
 
 _DAY_OF_MONTH = (
     r"(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
@@ -100,7 +103,7 @@ NOTES: dict[str, str] = {
 KNOWN = frozenset({*PATTERNS, *NATIVE, *RANGES, *FREE})
 
 
-# Words that llguidance does not know, or reads otherwise, written in words that it enforces exactly.
+# All words.
 
 
 _BESIDE = ("$ref", "allOf", "anyOf", "oneOf", "dependentSchemas", "dependencies", "if")
