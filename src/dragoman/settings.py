@@ -1,4 +1,4 @@
-"""Settings as flags and environment variables know them, read off the types of a struct."""
+"""One typed settings object. A flag beats the environment, the environment beats the file."""
 
 import os
 import tomllib
@@ -12,6 +12,9 @@ from msgspec import Meta, Struct, field
 
 from dragoman.errors import SettingsError
 from dragoman.limits import Limits
+
+# Settings as flags and environment variables know them, read off the types of a struct.
+
 
 ENV_PREFIX = "DRAGOMAN_"
 
@@ -69,7 +72,7 @@ def _unwrap(hint: Any) -> tuple[Any, str]:
     return plain, next(described, inner_description)
 
 
-# One typed settings object. A flag beats the environment, the environment beats the file.
+# The settings.
 
 
 DEFAULT_FILE = "dragoman.toml"

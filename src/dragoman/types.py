@@ -1,6 +1,7 @@
 """The vocabulary: what an engine is asked, what it says, and what becomes of it.
 
-Structs rather than dataclasses: several are made per token, and they need no code of their own.
+Structs rather than dataclasses: several are made per token, and they need no code of their own. The fold at
+the end is the one way from events to an answer.
 """
 
 from collections.abc import Callable, Iterable, Mapping

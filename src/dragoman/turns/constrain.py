@@ -1,4 +1,4 @@
-"""Constraints as text, for engines that keep to one by themselves instead of stepping a matcher."""
+"""From what a client wants of an answer to a constraint on its token ids."""
 
 import json
 from collections import OrderedDict
@@ -24,6 +24,8 @@ from dragoman.errors import BadRequest, Part
 from dragoman.limits import Limits
 from dragoman.turns.spec import Calling, TurnSpec, Wanted
 from dragoman.types import ConstraintSource, JobConstraint
+
+# Constraints as text, for engines that keep to one by themselves instead of stepping a matcher.
 
 
 def source_of(
@@ -129,7 +131,7 @@ def _text_format(wanted: Wanted) -> Format | None:
             return None
 
 
-# From what a client wants of an answer to a constraint on its token ids.
+# Constraints on ids.
 
 
 LEAST_BYTES = 1024

@@ -1,18 +1,4 @@
-"""Who is computed next: what the engine has no place for yet waits here.
-
-A place is for one answer, so a request for several needs several: it begins as many as there are places for,
-and the rest when their time comes. Places are shared out equally between the keys that have work, one by one:
-
-- A place goes to the key with the fewest answers at work. What answers take is thereby counted too: a key
-  with long ones holds its places for longer, and gets no others meanwhile.
-- A key with less than its equal share is let in though all places are taken, as far as `most` allows: it does
-  not wait until the long answers of another are done.
-- Of one key, lower priorities go first, and among equals the first to come. Between keys they mean nothing.
-
-Engines have an order of their own, by the priority of a job. Where several keys ask, they are given one that
-is fair (`Ticket.order`): the virtual time at which an answer would be done if every key were served an equal
-number of them. It grows with every answer that begins, so nothing waits for ever behind what comes later.
-"""
+"""Two queues, both fair between keys: answers that wait for the engine, and work that waits for a thread."""
 
 import asyncio
 import heapq
@@ -30,6 +16,24 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from msgspec import Struct, field
 
 from dragoman.errors import EndlessTemplate
+
+# Who is computed next: what the engine has no place for yet waits here.
+#
+# A place is for one answer, so a request for several needs several: it begins as many as there are places
+# for, and the rest when their time comes. Places are shared out equally between the keys that have work,
+# one by one:
+#
+# - A place goes to the key with the fewest answers at work. What answers take is thereby counted too: a key
+#   with long ones holds its places for longer, and gets no others meanwhile.
+# - A key with less than its equal share is let in though all places are taken, as far as `most` allows: it
+#   does not wait until the long answers of another are done.
+# - Of one key, lower priorities go first, and among equals the first to come. Between keys they mean nothing.
+#
+# Engines have an order of their own, by the priority of a job. Where several keys ask, they are given one
+# that is fair (`Ticket.order`): the virtual time at which an answer would be done if every key were served
+# an equal number of them. It grows with every answer that begins, so nothing waits for ever behind what
+# comes later.
+
 
 logger = logging.getLogger("dragoman.turns")
 

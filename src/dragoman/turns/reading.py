@@ -1,4 +1,8 @@
-"""Ids to text, one at a time: a table of pieces, and a UTF-8 decoder for characters cut between ids."""
+"""Steps to events: what the ids of a model say, where a stop string ends it, and what its dialect finds.
+
+One part builds on the next: ids to text, stop strings, calls of tools that take a text, the language of a
+model, the dialect that a server reads, and one continuation that goes through all of them.
+"""
 
 import codecs
 import json
@@ -22,6 +26,9 @@ from dragoman.prompt.find import FoundDialect, find_dialect
 from dragoman.settings import Settings
 from dragoman.turns.spec import Reading, TurnSpec
 from dragoman.types import Conversation, Event, FinishReason, Step, TokenLogprob
+
+# Ids to text, one at a time: a table of pieces, and a UTF-8 decoder for characters cut between ids.
+
 
 _decoder = codecs.getincrementaldecoder("utf-8")
 

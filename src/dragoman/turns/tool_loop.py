@@ -1,4 +1,14 @@
-"""Where the turns of an answer go: to a client, or nowhere but what is made of them."""
+"""Turns of the model, and between them the calls that the server makes for it.
+
+    plan a turn -> the client hears it -> calls that are the server's to make are made -> their results are
+    told -> plan the next turn
+
+It ends where the model calls nothing of the server's, where a client has to do something first, and where
+the tokens or the calls that an answer may have are used up. `ToolLoop` is that and nothing else. What is an
+API's own (how the next prompt comes about, what the client sees of calls and results) is an `Answering`: a
+response has an item for each call, while `HiddenCalls` shows one plain answer, for APIs without a place for
+them.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -13,6 +23,9 @@ from dragoman.mcp.policy import AllowedTools, RequireApproval, allows_tool, need
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.turn import Turn, note_turn, note_usage
 from dragoman.types import Answer, Conversation, Event, FinishReason, Fold, Message, ToolCall, Traced, Usage
+
+# Where turns go: to a client, or nowhere but what is made of them.
+
 
 R = TypeVar("R")
 Written: TypeAlias = bytes | list[bytes]
@@ -176,16 +189,7 @@ class Toolbox:
             return failure
 
 
-# Turns of the model, and between them the calls that the server makes for it.
-#
-#     plan a turn -> the client hears it -> calls that are the server's to make are made -> their results are
-#     told -> plan the next turn
-#
-# It ends where the model calls nothing of the server's, where a client has to do something first, and where
-# the tokens or the calls that an answer may have are used up. `ToolLoop` is that and nothing else. What is
-# an API's own (how the next prompt comes about, what the client sees of calls and results) is an
-# `Answering`: a response has an item for each call, while `HiddenCalls` shows one plain answer, for APIs
-# without a place for them.
+# The loop.
 
 
 CALL_EVENTS = frozenset({"call_open", "call_arguments", "call_close"})
