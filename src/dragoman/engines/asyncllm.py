@@ -1,8 +1,4 @@
-"""Engines with `generate_request`, as tokenspeed's AsyncLLM and SGLang's Engine have it.
-
-Parts: how requests end, what the engine is asked, what it shows of itself, its outputs as steps, the
-engine.
-"""
+"""Engines with `generate_request`, as tokenspeed's AsyncLLM and SGLang's Engine have it."""
 
 import inspect
 import logging

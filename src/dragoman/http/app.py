@@ -12,7 +12,7 @@ from dragoman._version import __version__
 from dragoman.engines.protocol import Engine
 from dragoman.errors import DragomanError, EngineFailed, MethodNotAllowed, NotFound
 from dragoman.http.admission import CONTENT_TYPE
-from dragoman.http.connection.places import ConnectionPlace
+from dragoman.http.connection.limiter import CountedConnection
 from dragoman.http.exchange import Exchange, advice
 from dragoman.http.host import Host
 from dragoman.http.keys import Guard, Keys, keys_of, preflight
@@ -102,9 +102,9 @@ class App:
             owner = self._keys.owner(headers)
             if SOCKET not in (scope["path"], *table.ways_to_write(scope["path"])):
                 raise NotFound(f"There is no socket at {_loggable(scope['path'])} here; there is {SOCKET}.")
-            if place := _place(scope):
-                place.show(owner)
-                place.open_socket()
+            if connection := _connection(scope):
+                connection.show(owner)
+                connection.open_socket()
         except DragomanError as error:
             await _refuse(scope, send, error)
             return
@@ -143,8 +143,8 @@ class App:
             return False
         if not (exchange.method == "GET" and _sent_path(exchange.scope) in self._open):
             exchange.owner = self._keys.owner(exchange.headers)
-            if place := _place(exchange.scope):
-                place.show(exchange.owner)
+            if connection := _connection(exchange.scope):
+                connection.show(exchange.owner)
         if self._keys:
             exchange.head[b"cache-control"] = b"no-store"
         return True
@@ -258,10 +258,10 @@ class _Endpoint:
             await self._handler(self._host, exchange)
 
 
-def _place(scope: Scope) -> ConnectionPlace | None:
+def _connection(scope: Scope) -> CountedConnection | None:
     """That of the connection, where the server is our own."""
-    place: ConnectionPlace | None = scope.get("dragoman.place")
-    return place
+    connection: CountedConnection | None = scope.get("dragoman.connection")
+    return connection
 
 
 def _sent_path(scope: Scope) -> str:

@@ -11,7 +11,7 @@ from dragoman.engines.protocol import Engine, LivingEngine
 from dragoman.engines.sound import check_engine
 from dragoman.errors import DragomanError, EngineFailed, Unavailable
 from dragoman.http.admission import PLACES_PER_SLOT, Admission, Budget, Journal, Replies
-from dragoman.http.connection.places import ConnectionPlaces, room
+from dragoman.http.connection.limiter import ConnectionLimiter, room
 from dragoman.http.connection.upgrade import Turnstile
 from dragoman.http.keys import keys_of
 from dragoman.http.run_turn import Pump
@@ -44,7 +44,7 @@ class Host:
         self.admission = Admission(settings, self.card.slots, self.journal.metrics, self.workers)
         self.model = ServedModel(engine, settings, self.workers, self.admission.line, template)
         keys = len(keys_of(settings))
-        self.places = ConnectionPlaces(room(self.limits.connections), keys)
+        self.connections = ConnectionLimiter(room(self.limits.connections), keys)
         self.bodies = Budget(self.limits.bodies_bytes, keys, "The bodies of requests")
         self.replies = Replies(self.limits.replies_bytes, keys)
         self.turnstile = Turnstile()

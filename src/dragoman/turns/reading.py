@@ -1,8 +1,4 @@
-"""Steps to events: what the ids of a model say, where a stop string ends it, and what its dialect finds.
-
-One part builds on the next: ids to text, stop strings, calls of tools that take a text, the language of a
-model, the dialect that a server reads, and one continuation that goes through all of them.
-"""
+"""Steps to events: what the ids of a model say, where a stop string ends it, what its dialect finds."""
 
 import codecs
 import json
@@ -101,10 +97,9 @@ def _whole(piece: bytes) -> str | None:
         return None
 
 
-# Stop strings, found as they are written, however the text is cut.
-#
-# One automaton per stop string, sent one character at a time. The first string to be complete wins; of two
-# complete at the same character, the longer.
+# Stop strings, found as they are written, however the text is cut. One automaton per stop string, sent one
+# character at a time. The first string to be complete wins; of two complete at the same character, the
+# longer.
 
 
 MOST_TABLES = 64

@@ -10,7 +10,7 @@ import httptools
 import msgspec
 
 from dragoman.errors import BadRequest, BodyTooLarge, DragomanError, HeadTooLarge, TooSlow, Unavailable
-from dragoman.http.connection.places import ConnectionPlace
+from dragoman.http.connection.limiter import CountedConnection
 from dragoman.http.connection.transport import Deadline, PatientTransport, Stage, Stall
 from dragoman.http.connection.upgrade import VERSION, SocketProtocol, accept_handshake
 from dragoman.http.connection.uvicorn_parts import (
@@ -63,7 +63,7 @@ class StrictProtocol(HttpToolsProtocol):
         app: Any = config.app
         self._settings: Settings = app.settings
         self._host: Host = app.host
-        self._place: ConnectionPlace | None = None
+        self._counted: CountedConnection | None = None
         self._stage: Stage = "idle"
         self._number = 0
         """Of the message that is being read, so that each has deadlines of its own."""
@@ -92,8 +92,8 @@ class StrictProtocol(HttpToolsProtocol):
         patient = PatientTransport(transport, self._mid_request, self._settings.write_timeout)
         self._stall = Stall(self.loop, patient, self._settings.write_timeout)
         super().connection_made(patient)
-        self._place = self._host.places.enter(patient.abort)
-        if self._place is None:
+        self._counted = self._host.connections.enter(patient.abort)
+        if self._counted is None:
             self.connections.discard(self)
             self._say(Unavailable("The server has as many connections as it takes; try again soon."))
         else:
@@ -103,8 +103,8 @@ class StrictProtocol(HttpToolsProtocol):
         self._deadline.let_go()
         self._stall.end()
         self.transport.lost()
-        if self._place is not None:
-            self._place.leave()
+        if self._counted is not None:
+            self._counted.leave()
         # uvicorn tells only the last of several requests.
         for cycle in (self._running, *(waiting for waiting, _ in self.pipeline)):
             if cycle is not None and not cycle.response_complete:
@@ -158,12 +158,12 @@ class StrictProtocol(HttpToolsProtocol):
         if self._accept is None:
             # We stay with HTTP/1.1; what else was sent is meant for another protocol.
             self._stop_listening()
-        elif self._answering() or self._place is None:
+        elif self._answering() or self._counted is None:
             self.transport.abort()
         else:
-            self._become_socket(self._accept, self._place, rest)
+            self._become_socket(self._accept, self._counted, rest)
 
-    def _become_socket(self, accept: bytes, place: ConnectionPlace, rest: bytes) -> None:
+    def _become_socket(self, accept: bytes, counted: CountedConnection, rest: bytes) -> None:
         url = httptools.parse_url(self.url)
         scope = self.scope | {
             "type": "websocket",
@@ -180,7 +180,7 @@ class StrictProtocol(HttpToolsProtocol):
             accept,
             self.transport,
             self._stall,
-            place,
+            counted,
             turnstile=self._host.turnstile,
             bodies=self._host.bodies,
             most_bytes=self._settings.limits.body_bytes,
@@ -209,7 +209,7 @@ class StrictProtocol(HttpToolsProtocol):
         self._number += 1
         self._head_bytes = self._pieces = self._body_bytes = self._unread = 0
         self._accept = None
-        self.scope["dragoman.place"] = self._place  # type: ignore[typeddict-unknown-key]
+        self.scope["dragoman.connection"] = self._counted  # type: ignore[typeddict-unknown-key]
 
     def on_url(self, url: bytes) -> None:
         self._count(len(url))
@@ -236,8 +236,8 @@ class StrictProtocol(HttpToolsProtocol):
             self._check_handshake(version)
             return
         super().on_headers_complete()
-        if self._place is not None:
-            self._place.works()
+        if self._counted is not None:
+            self._counted.works()
         # uvicorn would read nothing more before its turn comes, and so not hear that the client has left.
         self.flow.resume_reading()
         self._stage = "body"
@@ -256,8 +256,8 @@ class StrictProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._place is not None and not self._answering():
-            self._place.rests()
+        if self._counted is not None and not self._answering():
+            self._counted.rests()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle

@@ -25,7 +25,7 @@ from websockets.server import ServerProtocol
 
 from dragoman.errors import BadRequest, DragomanError
 from dragoman.http.admission import Budget
-from dragoman.http.connection.places import ConnectionPlace
+from dragoman.http.connection.limiter import CountedConnection
 from dragoman.http.connection.transport import PatientTransport, Stall
 
 logger = logging.getLogger("dragoman.http")
@@ -127,7 +127,7 @@ class SocketProtocol(asyncio.BufferedProtocol):
         accept: bytes,
         transport: PatientTransport,
         stall: Stall,
-        place: ConnectionPlace,
+        counted: CountedConnection,
         *,
         turnstile: Turnstile,
         bodies: Budget,
@@ -142,7 +142,7 @@ class SocketProtocol(asyncio.BufferedProtocol):
         self._scope = scope
         self._accept = accept
         self._stall = stall
-        self._place = place
+        self._counted = counted
         self._turnstile = turnstile
         self._bodies = bodies
         self._held = bodies.of("")
@@ -419,7 +419,7 @@ class SocketProtocol(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._leave(CloseCode.ABNORMAL_CLOSURE)
         self._stall.end()
-        self._place.leave()
+        self._counted.leave()
         self.transport.lost()
         self._timer = None
         self._frames.parser.close()

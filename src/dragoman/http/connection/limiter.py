@@ -1,10 +1,10 @@
-"""Who has a connection, and who gives way when there is no place for another.
+"""How many connections there are, whose they are, and which gives way where there is no room for more.
 
 A connection costs a client nothing, so it must not cost others theirs. Whoever has shown no key yet is a
-stranger: strangers have half of the places, and of too many the one that came first is closed. When all are
-taken, one gives way on which nobody waits for anything: a stranger's, or that which has rested longest of the
-key that has most. Of several keys none has more than half of them, and half of what a key has may be
-WebSockets, which never rest.
+stranger: strangers have half of the connections, and of too many the one that came first is closed. When
+there are as many as there may be, one gives way on which nobody waits for anything: a stranger's, or that
+which has rested longest of the key that has most. Of several keys none has more than half of them, and half
+of what a key has may be WebSockets, which never rest.
 """
 
 import resource
@@ -23,7 +23,7 @@ def room(most: int) -> int:
     return most if files == resource.RLIM_INFINITY else max(1, min(most, files - OTHER_FILES))
 
 
-class ConnectionPlaces:
+class ConnectionLimiter:
     def __init__(self, most: int, keys: int) -> None:
         self.most = most
         self.most_strangers = max(1, most // 2)
@@ -31,18 +31,18 @@ class ConnectionPlaces:
         self.most_sockets = max(1, self.most_of_key // 2)
         self.of_key: Counter[str] = Counter()
         self.sockets: Counter[str] = Counter()
-        self.strangers: dict[ConnectionPlace, None] = {}
-        self.resting: defaultdict[str, dict[ConnectionPlace, None]] = defaultdict(dict)
+        self.strangers: dict[CountedConnection, None] = {}
+        self.resting: defaultdict[str, dict[CountedConnection, None]] = defaultdict(dict)
 
-    def enter(self, give_way: Callable[[], None]) -> "ConnectionPlace | None":
-        """A place for a new connection, or None; `give_way` is called if it is to be closed."""
+    def enter(self, give_way: Callable[[], None]) -> "CountedConnection | None":
+        """A new connection, or None where there is no room; `give_way` is called if it is to be closed."""
         if len(self.strangers) >= self.most_strangers:
             next(iter(self.strangers)).give_way()
         elif len(self.strangers) + self.of_key.total() >= self.most and not self._make_room():
             return None
-        place = ConnectionPlace(self, give_way)
-        self.strangers[place] = None
-        return place
+        connection = CountedConnection(self, give_way)
+        self.strangers[connection] = None
+        return connection
 
     def _make_room(self) -> bool:
         if self.strangers:
@@ -58,35 +58,37 @@ class ConnectionPlaces:
         return longest is not None
 
 
-class ConnectionPlace:
-    """One connection's. `leave` is called when it is over, and may be called twice."""
+class CountedConnection:
+    """One connection. `leave` is called when it is over, and may be called twice."""
 
-    def __init__(self, places: ConnectionPlaces, give_way: Callable[[], None]) -> None:
-        self._places = places
+    def __init__(self, limiter: ConnectionLimiter, give_way: Callable[[], None]) -> None:
+        self._limiter = limiter
         self._close = give_way
         self._owner: str | None = None
         self._is_socket = False
         self._left = False
 
     def show(self, owner: str) -> None:
-        """Its client has shown a key. Raises if that has no place left."""
+        """Its client has shown a key. Raises if that has too many."""
         if owner == self._owner or self._left:
             return
-        places = self._places
-        if places.of_key[owner] >= places.most_of_key and not places.make_room_of(owner):
+        limiter = self._limiter
+        if limiter.of_key[owner] >= limiter.most_of_key and not limiter.make_room_of(owner):
             raise Overloaded(
-                f"This key has {places.most_of_key} connections, and each is at work; close one of them."
+                f"This key has {limiter.most_of_key} connections, and each is at work; close one of them."
             )
         self._forget()
         self._owner = owner
-        places.of_key[owner] += 1
+        limiter.of_key[owner] += 1
+        if self._is_socket:
+            limiter.sockets[owner] += 1
 
     def open_socket(self) -> None:
         """It is a WebSocket from now on. Raises if its key has too many."""
-        owner, places = self._owner or "", self._places
-        if places.sockets[owner] >= places.most_sockets:
-            raise Overloaded(f"This key has {places.most_sockets} WebSockets; close one of them.")
-        places.sockets[owner] += 1
+        owner, limiter = self._owner or "", self._limiter
+        if limiter.sockets[owner] >= limiter.most_sockets:
+            raise Overloaded(f"This key has {limiter.most_sockets} WebSockets; close one of them.")
+        limiter.sockets[owner] += 1
         self._is_socket = True
 
     def works(self) -> None:
@@ -96,7 +98,7 @@ class ConnectionPlace:
     def rests(self) -> None:
         """Every request was answered."""
         if self._owner is not None and not self._left:
-            self._places.resting[self._owner][self] = None
+            self._limiter.resting[self._owner][self] = None
 
     def leave(self) -> None:
         if not self._left:
@@ -108,17 +110,17 @@ class ConnectionPlace:
         self._close()
 
     def _forget(self) -> None:
-        places, owner = self._places, self._owner
+        limiter, owner = self._limiter, self._owner
         if owner is None:
-            places.strangers.pop(self, None)
+            limiter.strangers.pop(self, None)
             return
         self._wake()
-        _count_down(places.of_key, owner)
+        _count_down(limiter.of_key, owner)
         if self._is_socket:
-            _count_down(places.sockets, owner)
+            _count_down(limiter.sockets, owner)
 
     def _wake(self) -> None:
-        resting, owner = self._places.resting, self._owner
+        resting, owner = self._limiter.resting, self._owner
         if owner is not None and owner in resting:
             resting[owner].pop(self, None)
             if not resting[owner]:

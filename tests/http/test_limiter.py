@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.errors import Overloaded
-from dragoman.http.connection.places import ConnectionPlace, ConnectionPlaces
+from dragoman.http.connection.limiter import ConnectionLimiter, CountedConnection
 
 MOST = 8
 ACTIONS = st.sampled_from(["enter", "show a", "show b", "works", "rests", "socket", "leave"])
@@ -16,9 +16,9 @@ ACTIONS = st.sampled_from(["enter", "show a", "show b", "works", "rests", "socke
 class Connection:
     """What a connection is to others: it can be closed, and must not be while it works."""
 
-    def __init__(self, places: ConnectionPlaces) -> None:
+    def __init__(self, limiter: ConnectionLimiter) -> None:
         self.closed = self.works = self.known = False
-        self.place: ConnectionPlace | None = places.enter(self.close)
+        self.counted: CountedConnection | None = limiter.enter(self.close)
 
     def close(self) -> None:
         assert not (self.known and self.works), "closed at work"
@@ -26,79 +26,79 @@ class Connection:
 
 
 def act(action: str, one: Connection) -> None:
-    place = one.place
-    if place is None or one.closed:
+    counted = one.counted
+    if counted is None or one.closed:
         return
     if action.startswith("show"):
-        place.show(action[-1])
+        counted.show(action[-1])
         one.known = one.works = True
     elif action == "works":
-        place.works()
+        counted.works()
         one.works = True
     elif action == "rests":
-        place.rests()
+        counted.rests()
         one.works = False
     elif action == "socket" and one.known:
-        place.works()
+        counted.works()
         one.works = True
-        place.open_socket()
+        counted.open_socket()
     elif action == "leave":
-        place.leave()
+        counted.leave()
         one.closed = True
 
 
 @given(st.lists(st.tuples(ACTIONS, st.integers(0, 30)), max_size=120))
 def test_counts_are_right_whatever_comes(actions: list[tuple[str, int]]) -> None:
-    places = ConnectionPlaces(MOST, keys=2)
+    limiter = ConnectionLimiter(MOST, keys=2)
     made: list[Connection] = []
     for action, number in actions:
         if action == "enter":
-            made.append(Connection(places))
+            made.append(Connection(limiter))
         elif made:
             with suppress(Overloaded):
                 act(action, made[number % len(made)])
-        there = [one for one in made if one.place is not None and not one.closed]
-        assert len(places.strangers) + places.of_key.total() == len(there) <= MOST
-        assert len(places.strangers) <= places.most_strangers
-        assert all(count <= places.most_of_key for count in places.of_key.values())
+        there = [one for one in made if one.counted is not None and not one.closed]
+        assert len(limiter.strangers) + limiter.of_key.total() == len(there) <= MOST
+        assert len(limiter.strangers) <= limiter.most_strangers
+        assert all(count <= limiter.most_of_key for count in limiter.of_key.values())
     for one in made:
         act("leave", one)
-    assert not (places.strangers or places.of_key or places.sockets or places.resting)
+    assert not (limiter.strangers or limiter.of_key or limiter.sockets or limiter.resting)
 
 
-def shown(places: ConnectionPlaces, owner: str) -> Connection:
-    made = Connection(places)
+def shown(limiter: ConnectionLimiter, owner: str) -> Connection:
+    made = Connection(limiter)
     act(f"show {owner}", made)
     return made
 
 
 def test_the_stranger_that_came_first_is_closed_first() -> None:
-    places = ConnectionPlaces(MOST, keys=1)
-    strangers = [Connection(places) for _ in range(MOST // 2 + 1)]
+    limiter = ConnectionLimiter(MOST, keys=1)
+    strangers = [Connection(limiter) for _ in range(MOST // 2 + 1)]
     assert [one.closed for one in strangers] == [True, *[False] * (MOST // 2)]
 
 
 def test_that_which_rested_longest_of_the_key_that_has_most_gives_way() -> None:
-    places = ConnectionPlaces(MOST, keys=1)
-    theirs = [shown(places, "b") for _ in range(3)]
-    mine = [shown(places, "a") for _ in range(5)]
+    limiter = ConnectionLimiter(MOST, keys=1)
+    theirs = [shown(limiter, "b") for _ in range(3)]
+    mine = [shown(limiter, "a") for _ in range(5)]
     for one in (*theirs, mine[2], mine[1]):
         act("rests", one)
-    assert Connection(places).place is not None
+    assert Connection(limiter).counted is not None
     assert [one.closed for one in (*theirs, *mine)] == [False] * 5 + [True] + [False] * 2
 
 
 def test_where_all_are_at_work_nobody_gives_way() -> None:
-    places = ConnectionPlaces(MOST, keys=1)
+    limiter = ConnectionLimiter(MOST, keys=1)
     for _ in range(MOST):
-        shown(places, "a")
-    assert Connection(places).place is None
+        shown(limiter, "a")
+    assert Connection(limiter).counted is None
 
 
 def test_a_key_that_has_its_share_at_work_is_told_so() -> None:
-    places = ConnectionPlaces(MOST, keys=2)
+    limiter = ConnectionLimiter(MOST, keys=2)
     for _ in range(MOST // 2):
-        shown(places, "a")
+        shown(limiter, "a")
     with pytest.raises(Overloaded):
-        shown(places, "a")
-    assert not shown(places, "b").closed
+        shown(limiter, "a")
+    assert not shown(limiter, "b").closed
