@@ -81,6 +81,13 @@ SECRETS = frozenset({"api_key", "api_key_file", "upstream_key"})
 Layer: TypeAlias = Mapping[str, Any]
 
 
+class PresetSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What holds for the requests that name the model in one of its ways."""
+
+    sampling: dict[str, Any] = field(default_factory=dict)
+    override: dict[str, Any] = field(default_factory=dict)
+
+
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: Annotated[
         str | None,
@@ -92,6 +99,13 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model_alias: Annotated[list[str], Meta(description="further names for the model")] = field(
         default_factory=list
     )
+    any_model: Annotated[
+        bool,
+        Meta(
+            description="requests that name a model which is not there are answered by the one that is; the "
+            "reply says which"
+        ),
+    ] = False
     engine: Annotated[
         str,
         Meta(
@@ -207,8 +221,23 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sampling: Annotated[
         dict[str, Any],
         Meta(
-            description="what holds where a request does not say, as a JSON object: temperature, top_p, "
-            "top_k, min_p, typical_p, penalties, max_tokens; default: what the model's makers recommend"
+            description="what holds where a request does not say, as a JSON object with the fields of a "
+            "request: temperature and all other samplers, max_tokens, stop, chat_template_kwargs; default: "
+            "what the model's makers recommend"
+        ),
+    ] = field(default_factory=dict)
+    override: Annotated[
+        dict[str, Any],
+        Meta(
+            description="as sampling, but it holds whatever a request says; its stop strings and bad words "
+            "hold beside those of the request"
+        ),
+    ] = field(default_factory=dict)
+    presets: Annotated[
+        dict[str, PresetSettings],
+        Meta(
+            description="sampling and override for requests that name the model so, by names of models, "
+            'aliases and adapters: {"NAME": {"sampling": {...}, "override": {...}}}'
         ),
     ] = field(default_factory=dict)
     lora: Annotated[

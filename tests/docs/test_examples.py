@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 import dragoman
+from dragoman.api.shared_fields import read_presets
 from dragoman.engines.asyncllm import AsyncLLMEngine
 from dragoman.engines.scripted import ScriptedEngine, say
 from dragoman.settings import Settings
@@ -126,8 +127,11 @@ def test_settings_in_python(tmp_path: Path) -> None:
 
 
 def test_settings_file() -> None:
-    [file] = blocks("docs/settings.md", "toml")
-    assert msgspec.convert(tomllib.loads(file), Settings).limits.queue == 64
+    file, for_all = (
+        msgspec.convert(tomllib.loads(text), Settings) for text in blocks("docs/settings.md", "toml")
+    )
+    assert file.limits.queue == 64
+    assert read_presets(for_all)[1]["quick"].fixed.max_tokens == 512
 
 
 def test_error_example_is_the_real_one() -> None:

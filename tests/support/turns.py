@@ -30,7 +30,7 @@ PLAIN = Dialect(name="plain", models="")
 
 def turn_of(engine: Engine, spec: TurnSpec, dialect: Dialect = PLAIN, *, in_reasoning: bool = False) -> Turn:
     asked = jobs(spec)
-    plan = TurnPlan(asked, [in_reasoning] * len(asked), dialect)
+    plan = TurnPlan(asked, [in_reasoning] * len(asked), dialect, spec.stop)
     return Turn(engine, plan, spec, Language(dialect, engine.tokenizer))
 
 

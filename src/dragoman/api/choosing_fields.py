@@ -278,10 +278,10 @@ class SamplerFields(ConstraintFields, kw_only=True):
 
     @property
     def breakers(self) -> tuple[str, ...]:
-        """At which texts a repetition ends; none where DRY does not look for any."""
-        if not self.dry_multiplier:
-            return ()
-        return BREAKERS if self.dry_sequence_breakers is None else tuple(self.dry_sequence_breakers)
+        """At which texts a repetition ends; none where nobody speaks of DRY."""
+        if self.dry_sequence_breakers is not None:
+            return tuple(self.dry_sequence_breakers)
+        return BREAKERS if self.dry_multiplier else ()
 
 
 _sampler_values = attrgetter(*SamplerFields.__annotations__)
@@ -302,15 +302,22 @@ def check_samplers(fields: SamplerFields) -> None:
 
 def samplers(fields: SamplerFields) -> Samplers | None:
     """What was asked for beyond the usual; None if nothing was, or nothing that does anything."""
+    given = given_samplers(fields)
+    asked = msgspec.convert(given, Samplers) if given else None
+    return asked if asked is not None and _does_anything(asked) else None
+
+
+def given_samplers(fields: SamplerFields) -> dict[str, Any]:
+    """What was said of samplers beyond the usual, by the names of `Samplers`, be it that one is off."""
     if _sampler_values(fields) == _NO_SAMPLERS:
-        return None
+        return {}
     given = {
         "order": _order(fields),
         "smoothing_factor": fields.smoothing_factor,
         "smoothing_curve": fields.smoothing_curve,
         "dynatemp_range": _range(fields),
         "dynatemp_exponent": _first(fields.dynatemp_exponent, fields.temp_exponent),
-        "top_n_sigma": max(fields.top_n_sigma or 0.0, 0.0),
+        "top_n_sigma": None if fields.top_n_sigma is None else max(fields.top_n_sigma, 0.0),
         "top_a": fields.top_a,
         "tfs": fields.tfs,
         "xtc_probability": fields.xtc_probability,
@@ -323,8 +330,7 @@ def samplers(fields: SamplerFields) -> Samplers | None:
         "dry_allowed_length": fields.dry_allowed_length,
         "dry_range": _window(fields),
     }
-    asked = msgspec.convert({name: value for name, value in given.items() if value is not None}, Samplers)
-    return asked if _does_anything(asked) else None
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def middle_temperature(fields: SamplerFields) -> float | None:
@@ -349,7 +355,7 @@ def _first(*values: float | None) -> float | None:
     return next((value for value in values if value is not None), None)
 
 
-def _order(fields: SamplerFields) -> tuple[SamplerName, ...]:
+def _order(fields: SamplerFields) -> tuple[SamplerName, ...] | None:
     if fields.samplers is not None:
         return _read_names(fields.samplers, "samplers")
     if fields.sampler_priority is not None:
@@ -357,7 +363,7 @@ def _order(fields: SamplerFields) -> tuple[SamplerName, ...]:
     if fields.temperature_last:
         last: tuple[SamplerName, ...] = ("smoothing", "temperature")
         return (*(name for name in SAMPLER_ORDER if name not in last), *last)
-    return SAMPLER_ORDER
+    return None
 
 
 def _read_names(given: list[str] | str, param: str) -> tuple[SamplerName, ...]:

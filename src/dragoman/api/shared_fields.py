@@ -5,19 +5,23 @@ Every field may be null, which means unset: some clients send null for all they 
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, convert
+from msgspec.json import encode
 
 from dragoman.api.choosing_fields import (
     SamplerFields,
     check_samplers,
+    given_samplers,
     middle_temperature,
     read_wanted,
     samplers,
 )
-from dragoman.errors import BadRequest
+from dragoman.api.read import Reader
+from dragoman.errors import BadRequest, SettingsError
 from dragoman.limits import Limits
 from dragoman.prompt.prompter import check_kwargs
-from dragoman.turns.spec import AdapterWish, Calling, Reading, Thinking, TurnSpec
+from dragoman.settings import PresetSettings, Settings
+from dragoman.turns.spec import AdapterWish, Calling, Preset, PresetPair, Reading, Thinking, TurnSpec
 from dragoman.types import Prompt, Sampling
 
 Scale: TypeAlias = Annotated[float, Meta(ge=-100, le=100)]
@@ -57,7 +61,13 @@ TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
 Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=24 * 60 * 60)]
 ShortText: TypeAlias = Annotated[str, Meta(max_length=1024)]
-_PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+# fmt: off
+_PLAIN = (
+    "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "logit_bias", "stop_token_ids", "min_tokens", "ignore_eos", "seed",
+)
+# fmt: on
+"""Fields that are named like what they say of the sampling."""
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
@@ -174,9 +184,10 @@ def list_chosen(fields: SharedFields) -> frozenset[str]:
     values = {
         "temperature": _temperature(fields),
         "typical_p": _typical_p(fields),
-        **{name: getattr(fields, name) for name in ("top_p", "top_k", "min_p", *_PENALTIES)},
+        **{name: getattr(fields, name) for name in _PLAIN},
     }
-    return frozenset(name for name, value in values.items() if value is not None)
+    said = [name for name, value in values.items() if value is not None]
+    return frozenset((*said, *given_samplers(fields)))
 
 
 def _temperature(fields: SharedFields) -> float | None:
@@ -325,3 +336,56 @@ def template_kwargs(fields: TemplateFields, verbosity: Verbosity | None) -> dict
     named = {"enable_thinking": fields.thinks, "reasoning_effort": fields.effort, "verbosity": verbosity}
     given = {name: value for name, value in named.items() if value is not None}
     return {**given, **(fields.template_vars or {}), **(fields.chat_template_kwargs or {})}
+
+
+# What an operator says for all requests, in the words of a request.
+
+
+_FOR_ALL = frozenset(
+    {"temperature", "typical_p", "max_tokens", "stop", "bad_words", *_PLAIN, *SamplerFields.__annotations__}
+    | {"enable_thinking", "reasoning_effort", *TemplateFields.__annotations__}
+)
+
+
+class PresetFields(TemplateFields, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+_PRESETS = Reader.of(PresetFields, {})
+
+
+def read_presets(settings: Settings) -> tuple[PresetPair, dict[str, PresetPair]]:
+    """Those of all requests, and those of the ones that name the model in some way."""
+    named = {
+        name: PresetPair(
+            _preset(each.sampling, f"presets.{name}.sampling", settings.limits),
+            _preset(each.override, f"presets.{name}.override", settings.limits),
+        )
+        for name, each in convert(settings.presets, dict[str, PresetSettings]).items()
+    }
+    open_ = _preset(settings.sampling, "sampling", settings.limits)
+    return PresetPair(open_, _preset(settings.override, "override", settings.limits)), named
+
+
+def _preset(told: dict[str, Any], name: str, limits: Limits) -> Preset:
+    try:
+        fields: PresetFields = _PRESETS.read(encode(told))
+        for each in fields.__struct_fields__:
+            if getattr(fields, each) is not None and each not in _FOR_ALL:
+                raise BadRequest(f"'{each}' is for each request to say.")
+        check_shared(fields)
+        check_reasoning(fields)
+        check_template(fields, limits)
+        asked = sampling(fields, max_tokens=fields.max_tokens, logprobs=None)
+    except BadRequest as error:
+        raise SettingsError(f"`{name}`: {error.message}", param=name) from None
+    given = given_samplers(fields)
+    return Preset(
+        sampling={each: getattr(asked, each) for each in list_chosen(fields) - given.keys()},
+        samplers=given,
+        max_tokens=fields.max_tokens,
+        stop=fields.stops,
+        bad_words=tuple(fields.bad_words or ()),
+        dry_breakers=fields.breakers,
+        template_kwargs=template_kwargs(fields, None),
+    )

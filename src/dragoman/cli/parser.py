@@ -11,15 +11,16 @@ from dragoman.settings import ENV_PREFIX, Option
 
 SETTING = "setting_"
 GROUPS: dict[str, frozenset[str]] = {
-    "model": frozenset({"model", "model_name", "model_alias", "chat_template", "lora"}),
+    "model": frozenset({"model", "model_name", "model_alias", "any_model", "chat_template", "lora"}),
     "dialect": frozenset({"dialect", "tool_call_parser", "reasoning_parser"}),
     "server": frozenset({"host", "port", "keep_alive", "request_timeout", "shutdown_grace"}),
     "doors": frozenset({"api_key", "api_key_file", "insecure", "metrics", "allow_host", "cors_origin"}),
     "patience": frozenset({"header_timeout", "body_timeout", "write_timeout", "idle_timeout"}),
     "engine": frozenset(
-        {"engine", "engine_args", "context", "slots", "threads", "runner", "guesses", "sampling"}
+        {"engine", "engine_args", "context", "slots", "threads", "runner", "guesses"}
         | {"kv_memory", "kv_cache", "readers", "deterministic"}
     ),
+    "requests": frozenset({"sampling", "override", "presets"}),
     "upstreams": frozenset({"upstream", "upstream_key", "tokenizer"}),
     "store": frozenset({"store", "data_dir", "store_max_bytes", "store_max_age", "trajectories"}),
     "mcp": frozenset({"mcp_config", "mcp_allow", "mcp_timeout"}),
@@ -40,6 +41,8 @@ METAVARS = {
     "mcp_allow": "HOST",
     "engine_args": "JSON",
     "sampling": "JSON",
+    "override": "JSON",
+    "presets": "JSON",
     "upstream": "URL",
     "tokenizer": "FOLDER",
     "context": "N",

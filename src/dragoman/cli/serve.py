@@ -50,6 +50,7 @@ def _serve(args: argparse.Namespace) -> int:
     # Before the weights are fetched and loaded: what cannot be served should be known at once.
     check_port(settings.host, settings.port)
 
+    from dragoman.api.shared_fields import read_presets
     from dragoman.cli.engine import make_served_engine, template_of
     from dragoman.http.keys import check_closed
     from dragoman.http.server import serve
@@ -59,6 +60,7 @@ def _serve(args: argparse.Namespace) -> int:
     check_closed(settings)
     check_folder(settings)
     check_names(settings)
+    read_presets(settings)
     template = template_of(settings)
     # Engines of others may want the main thread.
     own = settings.engine == "local"

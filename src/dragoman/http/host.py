@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from dragoman._version import __version__
+from dragoman.api.shared_fields import read_presets
 from dragoman.engines.asked import Brake, ask_engine, close_engine
 from dragoman.engines.protocol import Engine, LivingEngine
 from dragoman.engines.sound import check_engine
@@ -42,7 +43,8 @@ class Host:
         self.journal = Journal()
         self.workers = Workers()
         self.admission = Admission(settings, self.card.slots, self.journal.metrics, self.workers)
-        self.model = ServedModel(engine, settings, self.workers, self.admission.line, template)
+        presets = read_presets(settings)
+        self.model = ServedModel(engine, settings, self.workers, self.admission.line, presets, template)
         keys = len(keys_of(settings))
         self.connections = ConnectionLimiter(room(self.limits.connections), keys)
         self.bodies = Budget(self.limits.bodies_bytes, keys, "The bodies of requests")

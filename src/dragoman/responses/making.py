@@ -51,7 +51,7 @@ def count_tokens(
 ) -> int:
     """Of the prompt that these items make."""
     asked = spec(request, items, offer, first=True, unseal=context.unseal)
-    return len(model.prompter.render(asked.prompts[0])[1])
+    return len(model.planner.render(request.model, asked.prompts[0])[1])
 
 
 async def summarise(
@@ -110,7 +110,8 @@ class Making:
         self._wire = Wire(obfuscates=request.wants_obfuscation)
         self._writer = ResponseWriter(self._wire, manner)
         self._offering = offering
-        self._loop = ToolLoop(offering.toolbox, request.max_output_tokens)
+        most = desk.model.planner.defaults(request.model).most_tokens(request.max_output_tokens)
+        self._loop = ToolLoop(offering.toolbox, most)
         self._triggered = is_triggered(context.inputs)
         self._first: Turn | None = None
         self._said = context.all
@@ -213,8 +214,7 @@ class Making:
 
     async def _planned(self, items: Sequence[dict[str, Any]]) -> Turn:
         asked = await self._asked(self.request, items)
-        if self._loop.room is not None:
-            asked = replace(asked, sampling=replace(asked.sampling, max_tokens=self._loop.room))
+        asked = replace(asked, room=self._loop.room)
         return await self._desk.model.turn(asked, self.context.owner, self.context.size, self.id)
 
     async def _asked(self, request: ResponseRequest, items: Sequence[dict[str, Any]]) -> TurnSpec:
@@ -394,7 +394,7 @@ async def begin_making(desk: Desk, request: ResponseRequest, context: Context) -
 
     def work() -> tuple[Offer, ResponseObject]:
         recall(model.planner.trails, context.trails, context.owner)
-        name = request.model or model.card.name
+        name = model.planner.name(request.model)
         id_, now = new_id("resp_"), int(time.time())
         made = describe_response(request, id_=id_, created_at=now, model=name, store=store, size=context.size)
         for field in REPEATED:

@@ -9,7 +9,7 @@ import gc
 import threading
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from operator import itemgetter
 from os import urandom
@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from dragoman.dialects.declare import Dialect
 from dragoman.engines.protocol import ModelCard, Tokenizer
-from dragoman.errors import MODEL, BadRequest, ContextOverflow, ModelNotFound, Part
+from dragoman.errors import MODEL, BadRequest, ContextOverflow, ModelNotFound, Part, SettingsError
 from dragoman.limits import Limits
 from dragoman.prompt import Prompter
 from dragoman.prompt.encode import check_encoded, stitch_prompt
@@ -217,6 +217,8 @@ class TurnPlan(Struct, frozen=True):
     """For each job, whether its prompt has opened reasoning."""
     dialect: Dialect
     """How the answers are written."""
+    stop: tuple[str, ...] = ()
+    """What the client, the operator and the template have the answers end at."""
     keys: Sequence[bytes] = ()
     """For each job, what its answers are remembered by; empty if it is no conversation that may go on."""
     after: Sequence[Traced | None] = ()
@@ -234,8 +236,11 @@ class Planner:
         dialect: Dialect,
         aliases: Iterable[str] = (),
         limits: Limits | None = None,
-        defaults: Defaults | None = None,
+        defaults: Mapping[str, Defaults] | None = None,
+        *,
+        any_name: bool = False,
     ) -> None:
+        """`defaults` by the names of the model and its adapters; "" stands for adapters without their own."""
         self.card = card
         self.tokenizer = tokenizer
         self.prompter = prompter
@@ -243,10 +248,12 @@ class Planner:
         self.trails = Trails(card.name, tokenizer.pieces)
         self._ends = [tokenizer.pieces[id_].decode("utf-8", "replace") for id_ in tokenizer.end_ids]
         self._limits = limits or Limits()
-        self._defaults = defaults or defaults_of(card, {})
+        self._defaults = defaults or dict.fromkeys((card.name, ""), defaults_of(card))
         self._breakers = Breakers(tokenizer.pieces)
         self._constrainer = Constrainer(card, tokenizer, self._limits)
         self.names = (card.name, *aliases)
+        self._any_name = any_name
+        self._check_defaults()
 
     def warm_up(self) -> None:
         """Make what the first constrained answer would wait for."""
@@ -258,8 +265,15 @@ class Planner:
             return None
         if model in self.card.adapters:
             return model
+        if self._any_name:
+            return None
         known = ", ".join([*self.names, *self.card.adapters])
         raise ModelNotFound(f"The model '{model}' does not exist here; there is: {known}.", param=MODEL)
+
+    def name(self, model: str | None) -> str:
+        """What replies call the model that a request has called so: the same, or the name of who answers."""
+        known = model in self.names or model in self.card.adapters
+        return model if model is not None and known else self.card.name
 
     def check(self, spec: TurnSpec) -> None:
         """Raises for all that is wrong with a turn, whatever its prompt will be."""
@@ -267,16 +281,38 @@ class Planner:
         if spec.bounded:
             self._constrainer.check_grammar(spec, dialect_for(spec, self.dialect))
 
-    def _checked(self, spec: TurnSpec) -> tuple[Adapters, Sampling]:
+    def _checked(self, spec: TurnSpec) -> tuple[Adapters, TurnSpec, Sampling]:
         check_turn(spec, self._limits)
         adapters = choose_adapters(self.card, self.adapter(spec.model), spec.adapters)
         if spec.bounded:
             self._constrainer.check(spec)
         refuse_unsupported(spec, self.card)
-        return adapters, self._sampling(spec)
+        settled = self.defaults(spec.model).settle(spec)
+        return adapters, settled, self._sampling(settled)
+
+    def _check_defaults(self) -> None:
+        """What an operator has set is refused at the start, and not with each request."""
+        for defaults in self._defaults.values():
+            asked = defaults.settle(TurnSpec(model=None, prompts=(), sampling=Sampling(max_tokens=0)))
+            try:
+                check_turn(asked, self._limits)
+                self._sampling(asked)
+            except BadRequest as error:
+                message = f"`sampling`, `override` or `presets`: {error.message}"
+                raise SettingsError(message, param="sampling") from None
+
+    def defaults(self, model: str | None) -> Defaults:
+        """What holds for requests that name the model so."""
+        own = "" if model in self.card.adapters else self.card.name
+        return self._defaults.get(model or own) or self._defaults[own]
+
+    def render(self, model: str | None, prompt: Prompt) -> tuple[str, tuple[int, ...]]:
+        """A prompt as text and as ids, as a turn of the model of this name would have it."""
+        self.adapter(model)
+        return self.prompter.render(self.defaults(model).settle_prompt(prompt))
 
     def plan(self, spec: TurnSpec) -> TurnPlan:
-        adapters, sampling = self._checked(spec)
+        adapters, spec, sampling = self._checked(spec)
         dialect = dialect_for(spec, self.dialect)
         salt = f"{adapters or ''}\0{spec.salt}"
         prompts = [*self._fit_all(spec, dialect, salt)]
@@ -304,7 +340,7 @@ class Planner:
             )
             for (_, prompt, _), in_reasoning, key in zip(prompts, begun, keys, strict=True)
         ]
-        return TurnPlan(jobs, begun, dialect, keys, [after for *_, after in prompts])
+        return TurnPlan(jobs, begun, dialect, spec.stop, keys, [after for *_, after in prompts])
 
     def _constraint(self, spec: TurnSpec, dialect: Dialect, in_reasoning: bool) -> JobConstraint | None:
         if not spec.bounded:
@@ -364,13 +400,14 @@ class Planner:
     def _with_room(self, spec: TurnSpec, sampling: Sampling, prompt_tokens: int) -> Sampling:
         """The answer ends where the context does: more was asked for than fits is no reason to refuse."""
         room = self.card.max_model_len - prompt_tokens
+        room = room if spec.room is None else min(room, spec.room)
         most = tokens_told(spec, min(sampling.max_tokens or room, room), self._limits)
         if sampling.min_tokens <= most == sampling.max_tokens:
             return sampling
         return replace(sampling, max_tokens=most, min_tokens=min(sampling.min_tokens, most))
 
     def _sampling(self, spec: TurnSpec) -> Sampling:
-        sampling = self._defaults.applied(spec)
+        sampling = self.defaults(spec.model).limit(spec.sampling)
         self._check_ids(sampling.logit_bias, Part("logit_bias"))
         self._check_ids(sampling.stop_token_ids, Part("stop_token_ids"))
         self._check_ids(sampling.allowed_token_ids or (), Part("allowed_token_ids"))

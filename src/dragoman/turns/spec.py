@@ -8,14 +8,14 @@ from itertools import accumulate
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from dragoman.engines.model_files import sensible
 from dragoman.engines.protocol import ModelCard
 from dragoman.errors import ADAPTERS, ALTERNATIVES, ANSWERS, STOP, BadRequest, Part, SettingsError
 from dragoman.limits import Limits, check_count
-from dragoman.types import Adapters, Prompt, Sampling
+from dragoman.types import Adapters, Conversation, Prompt, Samplers, Sampling
 
 
 class Reading(Struct, frozen=True, kw_only=True):
@@ -91,7 +91,7 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
     sampling: Sampling
     """`max_tokens` 0 means as many as is usual; `bad_words` and DRY's breakers come as text, below."""
     chosen: frozenset[str] = frozenset()
-    """Fields of the sampling that the client has set; the others are the model's or the operator's."""
+    """Fields of the sampling and its samplers that the client has set; the others are for others to say."""
     reading: Reading | None = None
     """None: the answer is text and nothing else."""
     wanted: Wanted | None = None
@@ -99,6 +99,8 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
     thinking: Thinking | None = None
     n: int = 1
     """Continuations to compute for each prompt."""
+    room: int | None = None
+    """Tokens that are left of an answer of several turns, whatever else is said of its length."""
     stop: tuple[str, ...] = ()
     keep_stop: bool = False
     bad_words: tuple[str, ...] = ()
@@ -137,41 +139,124 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
         return self.constrained or self.thinking is not None
 
 
-# What holds where a request says nothing of how to sample: the operator's word, then the model's.
+# What holds for all requests: where one says nothing, the operator's word, then that of the model's makers;
+# and what the operator has decided, whatever a request says.
 
 
 LEAST, MOST = 2048, 16384
 """Between these is the length of an answer without a limit: a quarter of the context, if that is between."""
 
 
+class Preset(Struct, frozen=True, kw_only=True):
+    """What an operator says of all requests; what is empty is not said."""
+
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `Sampling`, but for those that follow."""
+    samplers: Mapping[str, Any] = field(default_factory=dict)
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    dry_breakers: tuple[str, ...] = ()
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def over(self, other: "Preset") -> "Preset":
+        """Both; of what both speak of, this one counts."""
+        return Preset(
+            sampling={**other.sampling, **self.sampling},
+            samplers={**other.samplers, **self.samplers},
+            max_tokens=self.max_tokens or other.max_tokens,
+            stop=self.stop or other.stop,
+            bad_words=self.bad_words or other.bad_words,
+            dry_breakers=self.dry_breakers or other.dry_breakers,
+            template_kwargs={**other.template_kwargs, **self.template_kwargs},
+        )
+
+
+class PresetPair(Struct, frozen=True):
+    open: Preset = Preset()
+    """Holds where a request says nothing."""
+    fixed: Preset = Preset()
+    """Holds whatever a request says. Its lists are added to those of the request."""
+
+    def over(self, other: "PresetPair") -> "PresetPair":
+        return PresetPair(self.open.over(other.open), self.fixed.over(other.fixed))
+
+
+NO_PRESETS = PresetPair()
+
+
 class Defaults(Struct, frozen=True):
-    sampling: Mapping[str, float]
+    """What holds for the requests that ask for a model by one of its names."""
+
+    presets: PresetPair
     max_tokens: int
 
-    def applied(self, spec: TurnSpec) -> Sampling:
-        """The sampling of a turn, with what its client left open."""
-        open_ = {name: value for name, value in self.sampling.items() if name not in spec.chosen}
-        sampling = replace(spec.sampling, **open_) if open_ else spec.sampling
+    def settle(self, spec: TurnSpec) -> TurnSpec:
+        """What was asked, with what it leaves open and what is not for it to say. `max_tokens` comes last."""
+        open_, fixed = self.presets.open, self.presets.fixed
+        sampling = {name: value for name, value in open_.sampling.items() if name not in spec.chosen}
+        sampling |= fixed.sampling
+        if fixed.max_tokens:
+            least = sampling.get("min_tokens", spec.sampling.min_tokens)
+            sampling |= {"max_tokens": 0, "min_tokens": min(least, fixed.max_tokens)}
+        if open_.samplers or fixed.samplers:
+            sampling["samplers"] = self._samplers(spec)
+        return replace(
+            spec,
+            sampling=replace(spec.sampling, **sampling) if sampling else spec.sampling,
+            prompts=tuple(map(self.settle_prompt, spec.prompts)),
+            stop=_join(spec.stop or open_.stop, fixed.stop),
+            bad_words=_join(spec.bad_words or open_.bad_words, fixed.bad_words),
+            dry_breakers=fixed.dry_breakers or spec.dry_breakers or open_.dry_breakers,
+        )
+
+    def settle_prompt(self, prompt: Prompt) -> Prompt:
+        open_, fixed = self.presets.open.template_kwargs, self.presets.fixed.template_kwargs
+        if not isinstance(prompt, Conversation) or not (open_ or fixed):
+            return prompt
+        return replace(prompt, template_kwargs={**open_, **prompt.template_kwargs, **fixed})
+
+    def _samplers(self, spec: TurnSpec) -> Samplers:
+        open_, fixed = self.presets.open.samplers, self.presets.fixed.samplers
+        left = {name: value for name, value in open_.items() if name not in spec.chosen}
+        return replace(spec.sampling.samplers or Samplers(), **left, **fixed)
+
+    def limit(self, sampling: Sampling) -> Sampling:
+        """Has an answer end somewhere."""
         if sampling.max_tokens:
             return sampling
         return replace(sampling, max_tokens=max(self.max_tokens, sampling.min_tokens))
 
+    def most_tokens(self, asked: int | None) -> int | None:
+        """Of an answer of several turns for which a client has asked for so many; None: nobody has said."""
+        return self.presets.fixed.max_tokens or asked
 
-def defaults_of(card: ModelCard, operator: Mapping[str, Any], *, exact: bool = False) -> Defaults:
+
+def _join(texts: tuple[str, ...], more: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*texts, *more))) if more else texts
+
+
+def defaults_of(card: ModelCard, presets: PresetPair = NO_PRESETS, *, exact: bool = False) -> Defaults:
     """`exact`: the model's own distribution, whatever its makers recommend, because somebody trains on it."""
-    told = dict(operator)
+    for told in (presets.open, presets.fixed):
+        _check_possible(card, told)
+    # What a card says may come from anywhere: over a wire, a whole number is one with a point. And an engine
+    # that cannot do it is not asked for it by what the makers recommend.
+    own = {} if exact else sensible(card.sampling)
+    made = Preset(sampling={name: value for name, value in own.items() if name not in card.refused})
     usual = max(LEAST, min(card.max_model_len // 4, MOST))
-    most = told.pop("max_tokens", usual)
-    if not isinstance(most, int) or isinstance(most, bool) or most < 1:
-        raise SettingsError("`sampling`: max_tokens must be a number of tokens.", param="sampling")
-    known = sensible(told)
-    if wrong := sorted(told.keys() - known.keys()):
-        message = f"`sampling`: {wrong[0]} is no field of the sampling, or its value is not one for it."
-        raise SettingsError(message, param="sampling")
-    # What a card says may come from anywhere: over a wire, a whole number is one with a point.
-    sampling = known if exact else {**sensible(card.sampling), **known}
-    # An engine that cannot do it is not asked for it by a default.
-    return Defaults({name: sampling[name] for name in sampling if name not in card.refused}, most)
+    most = presets.fixed.max_tokens or presets.open.max_tokens or usual
+    return Defaults(PresetPair(presets.open.over(made), presets.fixed), most)
+
+
+def _check_possible(card: ModelCard, told: Preset) -> None:
+    names = {*told.sampling, *(["bad_words"] if told.bad_words else ())}
+    if told.samplers and not card.has_samplers:
+        names |= told.samplers.keys()
+    for name in sorted(names):
+        if name in card.refused or name in told.samplers:
+            message = f"`sampling` and `override`: the engine behind this model does not support {name}."
+            raise SettingsError(message, param="sampling")
 
 
 class Breakers:

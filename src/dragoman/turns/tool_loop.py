@@ -331,10 +331,7 @@ class HiddenCalls:
     # What the loop asks
 
     async def plan(self) -> Turn:
-        spec, room = self._later, self._loop.room
-        if room is not None:
-            spec = replace(spec, sampling=replace(spec.sampling, max_tokens=room))
-        return await self._plan(spec)
+        return await self._plan(replace(self._later, room=self._loop.room))
 
     async def hear(self, turn: Turn) -> Heard:
         self._fold, self._hidden, self._finish = Fold(), set(), Event("finish", 0)

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, Self
@@ -12,14 +12,14 @@ from msgspec.structs import replace
 from dragoman.dialects.declare import Dialect
 from dragoman.dialects.registry import with_calls
 from dragoman.engines.border import start, start_one
-from dragoman.engines.protocol import Engine, Handle, weights_of
-from dragoman.errors import DragomanError, EngineFailed, Unavailable
+from dragoman.engines.protocol import Engine, Handle, ModelCard, weights_of
+from dragoman.errors import DragomanError, EngineFailed, SettingsError, Unavailable
 from dragoman.prompt import Prompter
 from dragoman.settings import Settings
 from dragoman.turns.plan import Planner, TurnPlan
 from dragoman.turns.queue import EngineQueue, Ticket, Workers
 from dragoman.turns.reading import ChoiceReader, Detokenizer, Language, StopFinder, choose_dialect
-from dragoman.turns.spec import TurnSpec, defaults_of
+from dragoman.turns.spec import NO_PRESETS, Defaults, PresetPair, TurnSpec, defaults_of
 from dragoman.types import Answer, Event, Fold, Sink, Step, TokenLogprob, Traced, Usage, coalesce
 
 logger = logging.getLogger("dragoman.turns")
@@ -327,7 +327,7 @@ def _readers(
         ChoiceReader(
             number * job.n + index,
             Detokenizer(pieces, skip_special=spec.skip_special_tokens),
-            StopFinder(spec.stop, keep=spec.keep_stop) if spec.stop else None,
+            StopFinder(plan.stop, keep=spec.keep_stop) if plan.stop else None,
             reader(in_reasoning, job.prompt),
             min_tokens=job.sampling.min_tokens,
             hidden_ids=frozenset() if spec.keep_stop else end_ids | job.sampling.stop_token_ids,
@@ -378,8 +378,10 @@ class ServedModel:
         settings: Settings,
         workers: Workers,
         line: EngineQueue,
+        presets: tuple[PresetPair, Mapping[str, PresetPair]],
         template: str | None = None,
     ) -> None:
+        """`presets`: those of all requests, and further ones by the name that a request has for the model."""
         self.engine = engine
         self.limits = settings.limits
         self.card = engine.card
@@ -403,7 +405,8 @@ class ServedModel:
             self.found.dialect,
             settings.model_alias,
             self.limits,
-            defaults_of(self.card, settings.sampling, exact=settings.trajectories),
+            _defaults(self.card, settings, *presets),
+            any_name=settings.any_model,
         )
         self._line = line
         self._keeps_logprobs = settings.trajectories
@@ -437,3 +440,20 @@ class ServedModel:
         if dialect.name not in self._forced:
             self._forced[dialect.name] = Language(dialect, self.engine.tokenizer)
         return self._forced[dialect.name]
+
+
+def _defaults(
+    card: ModelCard, settings: Settings, general: PresetPair, named: Mapping[str, PresetPair]
+) -> dict[str, Defaults]:
+    """By the names that there are. An alias has those of the model, with its own over them."""
+    known = [card.name, *settings.model_alias, *card.adapters]
+    if settings.any_model:
+        known += [name for name in named if name not in known]
+    if unknown := [name for name in named if name not in known]:
+        message = f"`presets`: there is no model {unknown[0]!r} here; there is: {', '.join(known)}."
+        raise SettingsError(message, param="presets")
+    own = named.get(card.name, NO_PRESETS).over(general)
+    pairs = {"": general, card.name: own}
+    for name in known[1:]:
+        pairs[name] = named.get(name, NO_PRESETS).over(general if name in card.adapters else own)
+    return {name: defaults_of(card, pair, exact=settings.trajectories) for name, pair in pairs.items()}

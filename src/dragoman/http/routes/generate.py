@@ -262,7 +262,7 @@ def _prompt_logprobs(host: Host, turn: AnyTurn) -> list[list[TokenLogprob | None
 
 
 def _head(host: Host, exchange: Exchange, prefix: str, request: SharedFields) -> Head:
-    model = exchange.facts["model"] = request.model or host.card.name
+    model = exchange.facts["model"] = host.model.planner.name(request.model)
     return new_head(prefix, model, host.fingerprint)
 
 
@@ -305,7 +305,8 @@ async def plan_with_servers(
     request, names = with_tools(request, listed)
     chat_request.check_conversation(request, host.limits)
     first = chat_request.spec(request)
-    loop = ToolLoop(toolbox, first.sampling.max_tokens or None, exchange.facts)
+    most = host.model.planner.defaults(request.model).most_tokens(first.sampling.max_tokens or None)
+    loop = ToolLoop(toolbox, most, exchange.facts)
     return HiddenCalls(loop, await plan(first), after_calls(request), names, plan)
 
 

@@ -26,7 +26,7 @@ async def get_model(host: Host, exchange: Exchange) -> None:
         host.model.planner.adapter(name)
     except ModelNotFound:
         raise ModelNotFound(f"The model '{name}' does not exist here.", param="model") from None
-    await exchange.json(_model(host, name))
+    await exchange.json(_model(host, host.model.planner.name(name)))
 
 
 def _model(host: Host, name: str) -> dict[str, Any]:
@@ -52,8 +52,7 @@ async def tokenize(host: Host, exchange: Exchange) -> None:
 
 def _tokenize(host: Host, body: bytes) -> dict[str, Any]:
     request = inspection.read_tokenize(body, host.limits)
-    host.model.planner.adapter(request.model)
-    ids = host.model.prompter.encode(inspection.prompt(request))
+    _, ids = host.model.planner.render(request.model, inspection.prompt(request))
     names = None
     if request.return_token_strs:
         names = [host.model.pieces.bytes[id_].decode("utf-8", "replace") for id_ in ids]
@@ -76,8 +75,7 @@ async def render_chat(host: Host, exchange: Exchange) -> None:
 
 def _render_chat(host: Host, body: bytes) -> dict[str, Any]:
     request = chat_request.read_to_render(body, host.limits)
-    host.model.planner.adapter(request.model)
-    return _render(host, chat_request.prompt(request))
+    return _render(host, request.model, chat_request.prompt(request))
 
 
 async def render_completions(host: Host, exchange: Exchange) -> None:
@@ -86,12 +84,11 @@ async def render_completions(host: Host, exchange: Exchange) -> None:
 
 def _render_completions(host: Host, body: bytes) -> list[dict[str, Any]]:
     request = completion_bodies.read(body, host.limits)
-    host.model.planner.adapter(request.model)
-    return [_render(host, prompt) for prompt in completion_bodies.prompts(request)]
+    return [_render(host, request.model, prompt) for prompt in completion_bodies.prompts(request)]
 
 
-def _render(host: Host, prompt: Prompt) -> dict[str, Any]:
-    text, ids = host.model.prompter.render(prompt)
+def _render(host: Host, model: str | None, prompt: Prompt) -> dict[str, Any]:
+    text, ids = host.model.planner.render(model, prompt)
     return {"prompt": text, "prompt_token_ids": ids}
 
 
@@ -101,8 +98,7 @@ async def count_chat(host: Host, exchange: Exchange) -> None:
 
 def _count_chat(host: Host, body: bytes) -> dict[str, Any]:
     request = chat_request.read_to_render(body, host.limits)
-    host.model.planner.adapter(request.model)
-    ids = host.model.prompter.encode(chat_request.prompt(request))
+    _, ids = host.model.planner.render(request.model, chat_request.prompt(request))
     return {"object": "chat.completion.input_tokens", "input_tokens": len(ids)}
 
 

@@ -28,7 +28,7 @@ from dragoman.turns.turn import note_usage
 
 async def create(host: Host, exchange: Exchange) -> None:
     request, size = await exchange.read(partial(requests.read, limits=host.limits))
-    exchange.facts["model"] = request.model or host.card.name
+    exchange.facts["model"] = host.model.planner.name(request.model)
     if not request.background:
         exchange.visit.within(request.timeout)
     async with AsyncExitStack() as stack:
@@ -109,7 +109,7 @@ async def compact(host: Host, exchange: Exchange) -> None:
     exchange.visit.within(request.timeout)
     async with host.desk.context(request, exchange.owner, size, exchange.aside) as context:
         made, used = await unless_gone(exchange, summarise(host.model, request, context, context.all))
-    exchange.facts["model"] = request.model
+    exchange.facts["model"] = host.model.planner.name(request.model)
     note_usage(exchange.facts, used)
     body = compaction_body(new_id("resp_"), int(time.time()), made.items, used)
     await exchange.json(body, size=context.size)

@@ -37,7 +37,7 @@ async def embed(host: Host, exchange: Exchange) -> None:
     vectors = await _vectors(host, exchange, prompts)
     host.card.dimensions = len(vectors[0])
     bodies.check_dimensions(request, host.card.dimensions)
-    model, tokens = request.model or host.card.name, sum(map(len, prompts))
+    model, tokens = host.model.planner.name(request.model), sum(map(len, prompts))
     exchange.facts.update(model=model, prompt_tokens=tokens)
     size = FLOAT_BYTES * len(vectors) * len(vectors[0])
     make = partial(bodies.reply, request, model, vectors, tokens, weights_of(host.engine))
@@ -53,7 +53,7 @@ async def rerank(host: Host, exchange: Exchange) -> None:
     (request, pairs), size = await exchange.read(partial(_read_rerank, limits=host.limits))
     exchange.visit.within(request.timeout)
     scores, tokens = await _scores(host, exchange, pairs, request.model, size)
-    head = new_head("rerank-", request.model or host.card.name, host.fingerprint)
+    head = new_head("rerank-", host.model.planner.name(request.model), host.fingerprint)
     await exchange.json(
         bodies.describe_ranking(request, head, scores, tokens, weights_of(host.engine)), size=size
     )
@@ -68,7 +68,7 @@ async def score(host: Host, exchange: Exchange) -> None:
     (request, pairs), size = await exchange.read(partial(_read_score, limits=host.limits))
     exchange.visit.within(request.timeout)
     scores, tokens = await _scores(host, exchange, pairs, request.model, size)
-    head = new_head("score-", request.model or host.card.name, host.fingerprint)
+    head = new_head("score-", host.model.planner.name(request.model), host.fingerprint)
     await exchange.json(bodies.describe_scores(head, scores, tokens, weights_of(host.engine)))
 
 
@@ -91,7 +91,7 @@ async def _scores(
         raise BadRequest(message, param="model", code="unsupported_model")
     if not all(map(math.isfinite, scores)):
         raise EngineFailed("The engine gave a score that is no number.")
-    exchange.facts.update(model=model or host.card.name, prompt_tokens=tokens)
+    exchange.facts.update(model=host.model.planner.name(model), prompt_tokens=tokens)
     return scores, tokens
 
 

@@ -1,0 +1,122 @@
+"""What an operator says for all requests, and to whom requests go that name a model which is not there."""
+
+from typing import Any
+
+import pytest
+
+from dragoman.engines.protocol import ModelCard
+from dragoman.engines.scripted import CHATML, ScriptedEngine, say
+from dragoman.errors import SettingsError
+from dragoman.http.app import App
+from dragoman.settings import Settings
+from tests.http.conftest import Serve
+from tests.support.http import HELLO, get, post, refusal, stream
+
+CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
+TEMPLATE = CHATML + "{% if enable_thinking is false %}<quick>{% endif %}"
+CARD = ModelCard(
+    name="scripted",
+    max_model_len=4096,
+    templates={"default": TEMPLATE},
+    adapters=("poet",),
+    has_samplers=True,
+)
+
+
+def engine(text: str = "one two three") -> ScriptedEngine:
+    return ScriptedEngine(say(text), card=CARD)
+
+
+def content(url: str, **more: Any) -> str:
+    text: str = post(url, CHAT, {**HELLO, **more}).json()["choices"][0]["message"]["content"]
+    return text
+
+
+def test_the_file_says_how_to_sample_and_a_request_says_it_better(serve: Serve) -> None:
+    made = engine()
+    url = serve(made, sampling={"temperature": 0.3, "top_k": 9, "seed": 5}, override={"top_p": 0.5})
+    post(url, CHAT, {**HELLO, "temperature": 0.9, "top_p": 0.8})
+    asked = made.jobs[0].sampling
+    assert (asked.temperature, asked.top_k, asked.top_p, asked.seed) == (0.9, 9, 0.5, 5)
+
+
+@pytest.mark.parametrize("field", ["sampling", "override"])
+def test_a_stop_string_of_the_operator_ends_every_answer(serve: Serve, field: str) -> None:
+    url = serve(engine(), **{field: {"stop": [" three"]}})
+    assert content(url) == "one two"
+    assert content(url, stop=["ne"]) == "o"
+    chunks = stream(url, CHAT, HELLO)
+    assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == "one two"
+
+
+def test_stop_strings_of_an_override_hold_beside_those_of_a_request(serve: Serve) -> None:
+    assert content(serve(engine(), override={"stop": " three"}), stop=["nothing"]) == "one two"
+
+
+def test_variables_of_the_template_are_seen_by_all_routes(serve: Serve) -> None:
+    url = serve(engine(), sampling={"chat_template_kwargs": {"enable_thinking": False}}, store="memory")
+    rendered = post(url, CHAT + "/render", HELLO).json()
+    assert rendered["prompt"].endswith("<quick>")
+    assert not post(url, CHAT + "/render", {**HELLO, "enable_thinking": True}).json()["prompt"].endswith(">")
+    for path, body in ((CHAT, HELLO), (RESPONSES, {"input": "hi"})):
+        counted = post(url, path + "/input_tokens", body).json()["input_tokens"]
+        assert counted == len(rendered["prompt_token_ids"])
+        usage = post(url, path, body).json()["usage"]
+        assert counted in (usage.get("prompt_tokens"), usage.get("input_tokens"))
+    assert post(url, "/tokenize", HELLO).json()["tokens"] == rendered["prompt_token_ids"]
+
+
+def test_each_name_of_the_model_has_its_own(serve: Serve) -> None:
+    made = engine()
+    url = serve(
+        made,
+        model_alias=["quick"],
+        sampling={"max_tokens": 50},
+        presets={
+            "scripted": {"sampling": {"top_k": 3}},
+            "quick": {"override": {"max_tokens": 3}},
+            "poet": {"sampling": {"temperature": 1.5}},
+        },
+    )
+    for model in ("scripted", "quick", "poet"):
+        post(url, CHAT, {**HELLO, "model": model})
+    asked = [(job.sampling.max_tokens, job.sampling.top_k, job.sampling.temperature) for job in made.jobs]
+    assert asked == [(50, 3, 1.0), (3, 3, 1.0), (50, 0, 1.5)]
+
+
+def test_an_override_of_the_length_counts_for_responses_too(serve: Serve) -> None:
+    made = engine()
+    url = serve(made, override={"max_tokens": 3}, store="memory")
+    reply = post(url, RESPONSES, {"input": "hi", "max_output_tokens": 100}).json()
+    assert (reply["status"], made.jobs[0].sampling.max_tokens) == ("incomplete", 3)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"presets": {"nobody": {"sampling": {"top_k": 3}}}}, "no model 'nobody'"),
+        ({"sampling": {"stop_token_ids": [10**6]}}, "outside of the vocabulary"),
+        ({"override": {"stop": ["x" * 5000]}}, "characters in a stop string"),
+    ],
+)
+def test_what_no_request_could_be_given_ends_the_start(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        App(engine(), Settings(**wrong))
+
+
+def test_any_name_is_answered_by_the_model_which_says_its_own(serve: Serve) -> None:
+    url = serve(engine(), any_model=True, model_alias=["mine"], store="memory")
+    for asked, told in (("gpt-4o", "scripted"), ("mine", "mine"), ("poet", "poet")):
+        assert post(url, CHAT, {**HELLO, "model": asked}).json()["model"] == told
+        assert post(url, RESPONSES, {"input": "hi", "model": asked}).json()["model"] == told
+        assert stream(url, CHAT, {**HELLO, "model": asked})[0]["model"] == told
+        assert get(url, f"/v1/models/{asked}").json()["id"] == told
+
+
+def test_without_it_a_name_that_is_not_there_is_a_404(serve: Serve) -> None:
+    assert refusal(post(serve(engine()), CHAT, {**HELLO, "model": "gpt-4o"})) == (404, "model")
+
+
+def test_any_name_may_have_a_preset_where_any_name_is_answered(serve: Serve) -> None:
+    url = serve(engine(), any_model=True, presets={"gpt-4o": {"sampling": {"stop": " two"}}})
+    assert (content(url, model="gpt-4o"), content(url, model="o3")) == ("one", "one two three")
