@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
+from gguf import (
+    GGML_QUANT_SIZES,
+    GGML_QUANT_VERSION,
+    GGMLQuantizationType,
+    GGUFReader,
+    GGUFValueType,
+    GGUFWriter,
+    LlamaFileType,
+)
 from msgspec import Struct
 from numpy.typing import NDArray
 
@@ -88,6 +96,8 @@ def _write(file: Path, shape: Shape, kind: str, random: np.random.Generator) -> 
     for name, value, kinds in vocabulary:
         writer.add_key_value(name, value, kinds[0], kinds[1] if len(kinds) > 1 else None)
     _describe(writer, shape)
+    writer.add_file_type(LlamaFileType[f"MOSTLY_{kind}"])
+    writer.add_quantization_version(GGML_QUANT_VERSION)
     size = next(len(value) for name, value, _ in vocabulary if name == "tokenizer.ggml.tokens")
     tensors = list(_tensors(shape, kind, size))
     for name, measures, quantization in tensors:
