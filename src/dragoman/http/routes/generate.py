@@ -1,9 +1,11 @@
 """The routes that generate: Chat Completions and Completions."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
+
+from msgspec import Struct
 
 from dragoman.api import completions as completion_bodies
 from dragoman.api.chat import reply as chat_reply
@@ -27,7 +29,7 @@ from dragoman.http import run_turn
 from dragoman.http.exchange import Exchange, unless_gone
 from dragoman.http.host import Host
 from dragoman.http.routes import stored_chat
-from dragoman.http.run_turn import AnyTurn
+from dragoman.http.run_turn import AnyTurn, Writer
 from dragoman.limits import check_count
 from dragoman.mcp import McpFailure, McpTool
 from dragoman.turns.spec import TurnSpec
@@ -44,7 +46,16 @@ async def chat(host: Host, exchange: Exchange) -> None:
     async with AsyncExitStack() as stack:
         head = _head(host, exchange, "chatcmpl-", request)
         turn = await _chat_turn(host, exchange, request, size, head.id, stack)
-        await _answer_chat(host, exchange, request, turn, head)
+        spelling = ChatSpelling(
+            _speller(host, request),
+            logprobs=bool(request.logprobs),
+            legacy=request.legacy,
+            reasoning=request.include_reasoning is not False,
+            named=request.names_a_tool,
+            custom=request.declared.custom,
+        )
+        made = _ChatAnswer(host, exchange, request, turn, head, spelling)
+        await (made.stream() if request.stream else made.whole())
 
 
 async def _chat_turn(
@@ -57,208 +68,192 @@ async def _chat_turn(
     return await run_turn.plan(host, exchange, spec, body_bytes, id_)
 
 
-def _check_told(host: Host, request: SharedFields, turn: Turn) -> None:
-    if request.return_token_ids or request.echo:
-        field = "return_token_ids" if request.return_token_ids else "echo"
-        check_count(_told_ids(turn), host.limits.told_ids, field, "ids of prompts, of all answers together,")
-
-
-async def _answer_chat(
-    host: Host, exchange: Exchange, request: ChatRequest, turn: AnyTurn, head: Head
-) -> None:
-    spelling = ChatSpelling(
-        _speller(host, request),
-        logprobs=bool(request.logprobs),
-        legacy=request.legacy,
-        reasoning=request.include_reasoning is not False,
-        named=request.names_a_tool,
-        custom=request.declared.custom,
-    )
-    if request.stream:
-        await _stream_chat(host, exchange, request, turn, head, spelling)
-    else:
-        await _whole_chat(host, exchange, request, turn, head, spelling)
-
-
-async def _stream_chat(
-    host: Host, exchange: Exchange, request: ChatRequest, turn: AnyTurn, head: Head, spelling: ChatSpelling
-) -> None:
-    writer = _writer(head, spelling, request, turn, plain=not request.logprobs)
-    prompt = turn.jobs[0].prompt if request.return_token_ids else None
-
-    def opening() -> bytes:
-        return chat_reply.opening(writer, turn.choices, chat_request.echo_text(request), prompt)
-
-    size = _opening_bytes(request, turn)
-    if not _keeps(host, request):
-        await run_turn.stream(
-            exchange, turn, writer, opening, host.pump, host.settings.keep_alive, None, size
-        )
-        return
-    kept = KeptStream(writer, turn.choices)
-
-    async def save() -> None:
-        answers = kept.answers()
-        size = _reply_bytes(request, turn, answers)
-        work = partial(_chat_reply, host, request, turn, head, spelling, answers)
-        reply = await host.workers.run(exchange.owner, size, work)
-        await stored_chat.save(host, exchange, request, reply, size, turn.traced)
-
-    await run_turn.stream(exchange, turn, kept, opening, host.pump, host.settings.keep_alive, save, size)
-
-
-async def _whole_chat(
-    host: Host, exchange: Exchange, request: ChatRequest, turn: AnyTurn, head: Head, spelling: ChatSpelling
-) -> None:
-    answers = await run_turn.whole(exchange, turn)
-
-    def told() -> tuple[dict[str, Any], bytes]:
-        reply = _chat_reply(host, request, turn, head, spelling, answers)
-        return reply, exchange.encoder(size)(reply)
-
-    size = _reply_bytes(request, turn, answers)
-    reply, written = await host.workers.run(exchange.owner, size, told)
-    if _keeps(host, request):
-        await stored_chat.save(host, exchange, request, reply, size, turn.traced)
-    await exchange.reply(written, b"application/json")
-
-
-def _chat_reply(
-    host: Host,
-    request: ChatRequest,
-    turn: AnyTurn,
-    head: Head,
-    spelling: ChatSpelling,
-    answers: list[Answer],
-) -> dict[str, Any]:
-    reply = chat_reply.whole(
-        head,
-        answers,
-        turn.usage,
-        spelling,
-        echoed=chat_request.echo_text(request),
-        prompt_ids=turn.jobs[0].prompt if request.return_token_ids else None,
-        weight_version=turn.weight_version,
-    )
-    if request.prompt_logprobs is not None:
-        reply["prompt_logprobs"] = _speller(host, request).prompt(_prompt_logprobs(host, turn)[0])
-    return reply
-
-
 async def completions(host: Host, exchange: Exchange) -> None:
     request, size = await exchange.read(partial(completion_bodies.read, limits=host.limits))
     exchange.visit.within(request.timeout)
     spec = await exchange.aside(size, partial(completion_bodies.spec, request))
     turn = await run_turn.plan(host, exchange, spec, size)
-    _check_told(host, request, turn)
     head = _head(host, exchange, "cmpl-", request)
     wants_logprobs = request.logprobs is not None
     spelling = CompletionSpelling(_speller(host, request), turn.choices, logprobs=wants_logprobs)
-    if request.stream:
-        await _stream_completions(host, exchange, request, turn, head, spelling)
-    else:
-        await _whole_completions(host, exchange, request, turn, head, spelling)
+    made = _CompletionAnswer(host, exchange, request, turn, head, spelling)
+    made.check_told()
+    await (made.stream() if request.stream else made.whole())
 
 
-async def _stream_completions(
-    host: Host,
-    exchange: Exchange,
-    request: CompletionRequest,
-    turn: Turn,
-    head: Head,
-    spelling: CompletionSpelling,
-) -> None:
-    writer = _writer(head, spelling, request, turn, plain=request.logprobs is None)
-    prompts = [job.prompt for job in turn.jobs] if request.return_token_ids else None
+class _RoutedAnswer(Struct, frozen=True):
+    """An answer on its way to the client."""
 
-    def opening() -> bytes:
-        return completion_bodies.opening(writer, turn.choices, _echoes(host, request, turn), prompts)
+    host: Host
+    exchange: Exchange
+    request: SharedFields
+    turn: AnyTurn
+    head: Head
+    spelling: ChatSpelling | CompletionSpelling
 
-    size = _opening_bytes(request, turn)
-    await run_turn.stream(exchange, turn, writer, opening, host.pump, host.settings.keep_alive, None, size)
+    def opening_bytes(self) -> int:
+        """About how long the beginning of a stream is, which may say the prompt once for each answer."""
+        tells = self.request.return_token_ids or self.request.echo
+        return 8 * self.told_ids() if tells else 0
 
+    def reply_bytes(self, answers: Sequence[Answer]) -> int:
+        """About how long a whole reply is: a long one is written in a thread."""
+        request = self.request
+        beside = 0 if request.prompt_logprobs is None else 1 + request.prompt_logprobs
+        tells = beside or request.return_token_ids or request.echo
+        return about_bytes(answers, self.told_ids() if tells else 0, beside)
 
-async def _whole_completions(
-    host: Host,
-    exchange: Exchange,
-    request: CompletionRequest,
-    turn: Turn,
-    head: Head,
-    spelling: CompletionSpelling,
-) -> None:
-    answers = await run_turn.whole(exchange, turn)
-    if completion_bodies.ranks(request):
-        answers = completion_bodies.best(answers, request.best_of or 1, request.n or 1)
-    work = partial(_completions_reply, host, request, turn, head, spelling, answers)
-    size = _reply_bytes(request, turn, answers)
-    written = await host.workers.run(exchange.owner, size, lambda: exchange.encoder(size)(work()))
-    await exchange.reply(written, b"application/json")
+    def told_ids(self) -> int:
+        """Of prompts, where each answer says its own."""
+        jobs = self.turn.jobs
+        return sum(len(job.prompt) for job in jobs) * self.turn.choices // len(jobs)
 
+    def prompt_logprobs(self) -> list[list[TokenLogprob | None] | None]:
+        """Checked where they are told, not where the engine gives them: they are many; here is a thread."""
+        engine, turn = self.host.engine, self.turn
+        size = len(engine.tokenizer.pieces)
+        for job, told in zip(turn.jobs, turn.prompt_logprobs, strict=True):
+            check_sound(engine, wrong_prompt_entries(told or (), size, job.sampling.prompt_logprobs or 0))
+        return turn.prompt_logprobs
 
-def _completions_reply(
-    host: Host,
-    request: CompletionRequest,
-    turn: Turn,
-    head: Head,
-    spelling: CompletionSpelling,
-    answers: list[Answer],
-) -> dict[str, Any]:
-    prompts = [job.prompt for job in turn.jobs] if request.return_token_ids else None
-    reply = completion_bodies.whole(
-        head,
-        answers,
-        turn.usage,
-        spelling,
-        len(turn.jobs),
-        _echoes(host, request, turn),
-        prompts,
-        turn.weight_version,
-    )
-    if request.prompt_logprobs is not None:
-        speller, told = _speller(host, request), _prompt_logprobs(host, turn)
-        for number, choice in enumerate(reply["choices"]):
-            entries = told[number * len(turn.jobs) // len(answers)]
-            choice["prompt_logprobs"] = speller.prompt(entries)
-    return reply
-
-
-def _opening_bytes(request: SharedFields, turn: AnyTurn) -> int:
-    """About how long the beginning of a stream is, which may say the prompt once for each answer."""
-    tells = request.return_token_ids or request.echo
-    return 8 * _told_ids(turn) if tells else 0
-
-
-def _reply_bytes(request: SharedFields, turn: AnyTurn, answers: Sequence[Answer]) -> int:
-    """About how long a whole reply is: a long one is written in a thread."""
-    beside = 0 if request.prompt_logprobs is None else 1 + request.prompt_logprobs
-    tells = beside or request.return_token_ids or request.echo
-    return about_bytes(answers, _told_ids(turn) if tells else 0, beside)
-
-
-def _told_ids(turn: AnyTurn) -> int:
-    """Of prompts, where each answer says its own."""
-    return sum(len(job.prompt) for job in turn.jobs) * turn.choices // len(turn.jobs)
-
-
-def _echoes(host: Host, request: CompletionRequest, turn: Turn) -> list[Echo]:
-    if not request.echo:
-        return []
-    return [
-        Echo(
-            host.model.pieces.text(job.prompt, skip_special=request.skip_special_tokens is not False),
-            job.prompt,
-            logprobs,
+    def writer(self, *, plain: bool) -> StreamWriter:
+        request, turn = self.request, self.turn
+        told = ChunkOptions(request.wants_usage, request.wants_running_usage, bool(request.return_token_ids))
+        return StreamWriter(
+            self.head,
+            self.spelling,
+            told,
+            lambda: turn.usage,
+            plain=plain,
+            weights=lambda: turn.weight_version,
         )
-        for job, logprobs in zip(turn.jobs, _prompt_logprobs(host, turn), strict=True)
-    ]
+
+    async def send(
+        self, writer: Writer, opening: Callable[[], bytes], save: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        pump, keep_alive = self.host.pump, self.host.settings.keep_alive
+        size = self.opening_bytes()
+        await run_turn.stream(self.exchange, self.turn, writer, opening, pump, keep_alive, save, size)
 
 
-def _prompt_logprobs(host: Host, turn: AnyTurn) -> list[list[TokenLogprob | None] | None]:
-    """Looked at where they are told, not where the engine gives them: they are many, and here is a thread."""
-    size = len(host.engine.tokenizer.pieces)
-    for job, told in zip(turn.jobs, turn.prompt_logprobs, strict=True):
-        check_sound(host.engine, wrong_prompt_entries(told or (), size, job.sampling.prompt_logprobs or 0))
-    return turn.prompt_logprobs
+class _ChatAnswer(_RoutedAnswer, frozen=True):
+    request: ChatRequest
+    spelling: ChatSpelling
+
+    async def stream(self) -> None:
+        request, turn = self.request, self.turn
+        writer = self.writer(plain=not request.logprobs)
+        prompt = turn.jobs[0].prompt if request.return_token_ids else None
+
+        def opening() -> bytes:
+            return chat_reply.opening(writer, turn.choices, chat_request.echo_text(request), prompt)
+
+        if not self._is_kept():
+            await self.send(writer, opening)
+            return
+        kept = KeptStream(writer, turn.choices)
+
+        async def save() -> None:
+            answers = kept.answers()
+            size = self.reply_bytes(answers)
+            reply = await self.host.workers.run(self.exchange.owner, size, partial(self._reply, answers))
+            await stored_chat.save(self.host, self.exchange, request, reply, size, turn.traced)
+
+        await self.send(kept, opening, save)
+
+    async def whole(self) -> None:
+        host, exchange = self.host, self.exchange
+        answers = await run_turn.whole(exchange, self.turn)
+        size = self.reply_bytes(answers)
+
+        def write() -> tuple[dict[str, Any], bytes]:
+            reply = self._reply(answers)
+            return reply, exchange.encoder(size)(reply)
+
+        reply, written = await host.workers.run(exchange.owner, size, write)
+        if self._is_kept():
+            await stored_chat.save(host, exchange, self.request, reply, size, self.turn.traced)
+        await exchange.reply(written, b"application/json")
+
+    def _reply(self, answers: list[Answer]) -> dict[str, Any]:
+        request, turn = self.request, self.turn
+        reply = chat_reply.whole(
+            self.head,
+            answers,
+            turn.usage,
+            self.spelling,
+            echoed=chat_request.echo_text(request),
+            prompt_ids=turn.jobs[0].prompt if request.return_token_ids else None,
+            weight_version=turn.weight_version,
+        )
+        if request.prompt_logprobs is not None:
+            reply["prompt_logprobs"] = _speller(self.host, request).prompt(self.prompt_logprobs()[0])
+        return reply
+
+    def _is_kept(self) -> bool:
+        """Whether anything of the answer is kept: all of it, or at least its ids."""
+        return bool(self.request.store) or self.host.settings.trajectories
+
+
+class _CompletionAnswer(_RoutedAnswer, frozen=True):
+    request: CompletionRequest
+    spelling: CompletionSpelling
+
+    def check_told(self) -> None:
+        if self.request.return_token_ids or self.request.echo:
+            field = "return_token_ids" if self.request.return_token_ids else "echo"
+            most = self.host.limits.told_ids
+            check_count(self.told_ids(), most, field, "ids of prompts, of all answers together,")
+
+    async def stream(self) -> None:
+        turn, writer = self.turn, self.writer(plain=self.request.logprobs is None)
+
+        def opening() -> bytes:
+            return completion_bodies.opening(writer, turn.choices, self._echoes(), self._prompts())
+
+        await self.send(writer, opening)
+
+    async def whole(self) -> None:
+        request, exchange = self.request, self.exchange
+        answers = await run_turn.whole(exchange, self.turn)
+        if completion_bodies.ranks(request):
+            answers = completion_bodies.best(answers, request.best_of or 1, request.n or 1)
+        size = self.reply_bytes(answers)
+        write = exchange.encoder(size)
+        written = await self.host.workers.run(exchange.owner, size, lambda: write(self._reply(answers)))
+        await exchange.reply(written, b"application/json")
+
+    def _reply(self, answers: list[Answer]) -> dict[str, Any]:
+        turn, jobs = self.turn, len(self.turn.jobs)
+        reply = completion_bodies.whole(
+            self.head,
+            answers,
+            turn.usage,
+            self.spelling,
+            jobs,
+            self._echoes(),
+            self._prompts(),
+            turn.weight_version,
+        )
+        if self.request.prompt_logprobs is not None:
+            speller, told = _speller(self.host, self.request), self.prompt_logprobs()
+            for number, choice in enumerate(reply["choices"]):
+                choice["prompt_logprobs"] = speller.prompt(told[number * jobs // len(answers)])
+        return reply
+
+    def _prompts(self) -> list[tuple[int, ...]] | None:
+        return [job.prompt for job in self.turn.jobs] if self.request.return_token_ids else None
+
+    def _echoes(self) -> list[Echo]:
+        if not self.request.echo:
+            return []
+        text = partial(
+            self.host.model.pieces.text, skip_special=self.request.skip_special_tokens is not False
+        )
+        return [
+            Echo(text(job.prompt), job.prompt, logprobs)
+            for job, logprobs in zip(self.turn.jobs, self.prompt_logprobs(), strict=True)
+        ]
 
 
 def _head(host: Host, exchange: Exchange, prefix: str, request: SharedFields) -> Head:
@@ -271,20 +266,6 @@ def _speller(host: Host, request: SharedFields) -> Speller:
         host.model.pieces,
         as_ids=bool(request.return_tokens_as_token_ids),
         skip_special=request.skip_special_tokens is not False,
-    )
-
-
-def _writer(
-    head: Head,
-    spelling: ChatSpelling | CompletionSpelling,
-    request: SharedFields,
-    turn: AnyTurn,
-    *,
-    plain: bool,
-) -> StreamWriter:
-    options = ChunkOptions(request.wants_usage, request.wants_running_usage, bool(request.return_token_ids))
-    return StreamWriter(
-        head, spelling, options, lambda: turn.usage, plain=plain, weights=lambda: turn.weight_version
     )
 
 
@@ -316,8 +297,3 @@ async def _ask(toolbox: Toolbox, label: str) -> list[McpTool]:
         return await toolbox.ask(label)
     except McpFailure as failure:
         raise Unavailable(failure.message, param="tools", code="mcp_unavailable") from None
-
-
-def _keeps(host: Host, request: ChatRequest) -> bool:
-    """Whether anything of the answer is kept: all of it, or at least its ids."""
-    return bool(request.store) or host.settings.trajectories
