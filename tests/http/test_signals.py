@@ -1,19 +1,25 @@
 """What a server does with signals, alone in a process and inside somebody else's program."""
 
 import asyncio
+import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 
+import httpx
 import pytest
 
+from dragoman.engines.protocol import Handle
 from dragoman.engines.scripted import ScriptedEngine, say
 from dragoman.errors import Unavailable
 from dragoman.http import server
 from dragoman.http.app import App
 from dragoman.http.server import aserve, background, bind, serve
 from dragoman.settings import Settings
+from dragoman.types import Job, Sink
+from tests.support.http import HELLO
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SETTINGS = Settings(port=0, store="none", shutdown_grace=0)
@@ -76,6 +82,56 @@ def test_the_third_signal_ends_a_process_that_is_the_servers_own(monkeypatch: py
     assert raised == [signal.SIGTERM]
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     listener.close()
+
+
+class Takes(ScriptedEngine):
+    """Installs a handler of its own with the first request, as engines with processes do."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__(say("hello"), interval=0.05)
+        self.way = way
+        self.told: list[int] = []
+        self.stopped = False
+
+    def submit(self, job: Job, sink: Sink) -> Handle:
+        if self.way == "loop":
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.told.append, signal.SIGTERM)
+        else:
+            signal.signal(signal.SIGTERM, lambda number, frame: self.told.append(number))
+        return super().submit(job, sink)
+
+    async def stop(self) -> None:
+        assert not self.told
+        self.stopped = True
+        await super().stop()
+
+
+@pytest.mark.parametrize("way", ["loop", "signal"])
+def test_an_engine_that_takes_the_signal_is_told_after_the_server(way: str, heard: list[int]) -> None:
+    """The answer under way comes to its end, as it does where nobody else wants the signal."""
+    taker, answers = Takes(way), list[str]()
+
+    def ask(url: str) -> None:
+        with httpx.stream("POST", url + "/v1/chat/completions", json={**HELLO, "stream": True}) as reply:
+            parts = reply.iter_text()
+            answers.append(next(parts))
+            if way == "signal":
+                time.sleep(0.2)  # that it is taken is noticed by looking
+            os.kill(os.getpid(), signal.SIGTERM)
+            answers.extend(parts)
+
+    askers: list[threading.Thread] = []
+
+    def ready(url: str) -> None:
+        askers.append(threading.Thread(target=ask, args=(url,)))
+        askers[0].start()
+
+    serve(taker, Settings(port=0, store="none", shutdown_grace=10), on_ready=ready)
+    askers[0].join()
+    assert "[DONE]" in "".join(answers)
+    assert (taker.stopped, taker.told, heard) == (True, [signal.SIGTERM], [])
+    signal.raise_signal(signal.SIGTERM)
+    assert heard == [signal.SIGTERM]
 
 
 def test_ctrl_c_while_a_server_in_the_background_stops_waits_for_it_all_the_same(

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -23,6 +24,7 @@ from dragoman.settings import Settings, change_settings
 
 logger = logging.getLogger("dragoman.http")
 
+STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 UNSENT_BYTES = 32 * 1024
 ACCEPTED_AT_ONCE = 16
 """Connections that are taken in one turn of the event loop. It takes one of each listener, so the socket is
@@ -220,6 +222,8 @@ class _Server(Server):
         self._on_ready = on_ready
         self._listener = listener
         self._doors: list[socket.socket] = []
+        self._others: OtherHandlers | None = None
+        """Who else wants the signals that the server takes."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._doors = [self._listener.dup() for _ in range(ACCEPTED_AT_ONCE)]
@@ -239,9 +243,16 @@ class _Server(Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """A terminal that is closed says stop as well."""
+        """A terminal that is closed says stop as well. Ours is asked first, whoever takes a signal later."""
         with super().capture_signals(), _on_hangup(self.handle_exit):
-            yield
+            self._others = OtherHandlers(self.handle_exit, asyncio.get_running_loop())
+            with self._others.told_later():
+                yield
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._others is not None:
+            self._others.take_back()
+        return await super().on_tick(counter)
 
     async def _notified(self) -> None:
         if self.garbage is not None:
@@ -259,6 +270,8 @@ class _Server(Server):
         self.hurries = self.should_exit
         if self.passes_signals_on:
             pass_on(self, sig)
+        if self._others is not None:
+            self._others.came.add(sig)
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -269,6 +282,8 @@ class _Server(Server):
         deadline = time.monotonic() + self._grace
         while admission.inside and not self.hurries and time.monotonic() < deadline:
             # Again and again, as uvicorn does: a signal does not wake the event loop.
+            if self._others is not None:
+                self._others.take_back()
             await admission.emptied(min(0.1, max(deadline - time.monotonic(), 0)))
         await admission.end_all()
         for connection in list(self.server_state.connections):
@@ -276,6 +291,63 @@ class _Server(Server):
                 # Its client does not take what it is sent, and would keep the server from ending.
                 connection.transport.abort()
         await super().shutdown([*self._doors, *(sockets or [])])
+        if self._others is not None:
+            self._others.tell()
+
+
+class OtherHandlers:
+    """Handlers that others install for our signals while the server runs: they are told when it has stopped.
+
+    Engines do that with their first request (SGLang's and tokenspeed's by `add_signal_handler` of the event
+    loop), and from then on nobody would end the server.
+    """
+
+    def __init__(
+        self, ours: Callable[[int, FrameType | None], None], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self.came: set[int] = set()
+        """The signals that there were."""
+        self._ours = ours
+        self._loop = loop
+        # Empty where the server is not in the main thread, and has taken none.
+        self._taken = frozenset(number for number in STOPPING if signal.getsignal(number) == ours)
+        self._theirs: dict[int, Callable[[], object]] = {}
+
+    @contextmanager
+    def told_later(self) -> Iterator[None]:
+        add, remove = self._loop.add_signal_handler, self._loop.remove_signal_handler
+
+        def added(sig: int, callback: Callable[..., object], *args: Any) -> None:
+            if sig in self._taken:
+                self._theirs[sig] = partial(callback, *args)
+            else:
+                add(sig, callback, *args)
+
+        def removed(sig: int) -> bool:
+            return self._theirs.pop(sig, None) is not None if sig in self._taken else remove(sig)
+
+        own = vars(self._loop)
+        own.update(add_signal_handler=added, remove_signal_handler=removed)
+        try:
+            yield
+        finally:
+            del own["add_signal_handler"], own["remove_signal_handler"]
+
+    def take_back(self) -> None:
+        """What was installed past the event loop. It costs a microsecond, so it is done again and again."""
+        for number in self._taken:
+            found = signal.getsignal(number)
+            if found != self._ours:
+                signal.signal(number, self._ours)
+                if callable(found) and found is not signal.default_int_handler:
+                    self._theirs[number] = partial(found, number, None)
+
+    def tell(self) -> None:
+        for number in sorted(self.came & self._theirs.keys()):
+            try:
+                self._theirs.pop(number)()
+            except Exception:
+                logger.exception("A handler of signal %d failed that was told after the server's", number)
 
 
 @contextmanager

@@ -47,8 +47,8 @@ INSIDES: dict[type, tuple[str, ...]] = {
     FlowControl: ("resume_reading", "write_paused"),
     ServerState: ("connections", "default_headers"),
     Server: (
-        "_captured_signals", "capture_signals", "force_exit", "handle_exit", "server_state", "should_exit",
-        "shutdown", "started", "startup",
+        "_captured_signals", "capture_signals", "force_exit", "handle_exit", "on_tick", "server_state",
+        "should_exit", "shutdown", "started", "startup",
     ),
 }
 # fmt: on
