@@ -263,25 +263,25 @@ class Room:
 
 
 class Admission:
-    """The line of what is computed, the requests that stand in it or are about to, and those that look."""
+    """The queue of what is computed, the requests that stand in it or are about to, and those that look."""
 
     def __init__(self, settings: Settings, slots: int | None, metrics: Metrics, workers: Workers) -> None:
         limits = settings.limits
         places = limits.in_flight or (PLACES_PER_SLOT * slots if slots else PLACES)
         # What the operator says is kept to; else there may be more, so that every key has its share.
-        self.line = EngineQueue(places, limits.in_flight or 2 * places, several=len(keys_of(settings)) > 1)
+        self.queue = EngineQueue(places, limits.in_flight or 2 * places, several=len(keys_of(settings)) > 1)
         self.timeout = settings.request_timeout
         self.draining = False
         most, alone = places + limits.queue, len(keys_of(settings)) < 2
         share, looking = (each if alone else -(-each // 2) for each in (most, limits.looking))
-        line = self.line
-        self._asking = Room(most, limits.per_key or share, lambda: line.pace * (line.waiting + 1))
+        queue = self.queue
+        self._asking = Room(most, limits.per_key or share, lambda: queue.pace * (queue.waiting + 1))
         self._looking = Room(limits.looking, min(limits.per_key or looking, looking), lambda: workers.delay)
         workers.others_wait = self._asking.has_others
         self._emptied: asyncio.Future[None] | None = None
         self._refused = metrics.refused
-        metrics.running.set_function(lambda: self.line.running)
-        metrics.waiting.set_function(lambda: self.line.waiting)
+        metrics.running.set_function(lambda: self.queue.running)
+        metrics.waiting.set_function(lambda: self.queue.waiting)
 
     @property
     def inside(self) -> int:

@@ -44,14 +44,14 @@ class Host:
         self.workers = Workers()
         self.admission = Admission(settings, self.card.slots, self.journal.metrics, self.workers)
         presets = read_presets(settings)
-        self.model = ServedModel(engine, settings, self.workers, self.admission.line, presets, template)
+        self.model = ServedModel(engine, settings, self.workers, self.admission.queue, presets, template)
         keys = len(keys_of(settings))
         self.connections = ConnectionLimiter(room(self.limits.connections), keys)
         self.bodies = Budget(self.limits.bodies_bytes, keys, "The bodies of requests")
         self.replies = Replies(self.limits.replies_bytes, keys)
         self.turnstile = Turnstile()
         places = PLACES_PER_SLOT * (self.card.embeds_at_once or 0)
-        self._vectors = EngineQueue(places, 2 * places) if places else self.admission.line
+        self._vectors = EngineQueue(places, 2 * places) if places else self.admission.queue
         self.mcp = servers_of(settings)
         self.desk = Desk.of(settings, self.model, self.mcp)
         self.brake = Brake(engine)

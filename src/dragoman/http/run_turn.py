@@ -182,7 +182,7 @@ class Sse:
     async def run(self, turn: Turn, speaker: Speaker) -> None:
         async with turn:
             if self._opening is not None and not self._started:
-                # While it waits in line, what goes wrong can still be told by the status.
+                # While it waits in the queue, what goes wrong can still be told by the status.
                 await turn.begun(most=self._keep_alive)
                 await self.write(await self._opening())
             written = TurnStream(
@@ -266,7 +266,7 @@ async def stream(
         await _stream_rounds(exchange, turn, writer, outlet, before_end)
         return
     async with watch_client(exchange, turn):
-        # While it waits in line, what goes wrong can still be told by the status.
+        # While it waits in the queue, what goes wrong can still be told by the status.
         await turn.begun(most=keep_alive)
         await exchange.start_stream(await exchange.made(opening_bytes, opening))
         written = TurnStream(

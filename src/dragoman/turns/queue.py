@@ -349,7 +349,7 @@ class Workers:
         try:
             result: R = await work.result
         finally:
-            # Whoever left keeps a place in the line, but not a body.
+            # Whoever left keeps a place in the queue, but not a body.
             work.call = None
         return result
 
@@ -364,7 +364,7 @@ class Workers:
 
     def _serve(self) -> None:
         while self._running < THREADS and (key := self._next()) is not None:
-            _, _, work = heapq.heappop(self._line(key))
+            _, _, work = heapq.heappop(self._ready(key))
             self._waiting -= 1
             if work.result.done():
                 self._forget(work.owner)
@@ -372,10 +372,10 @@ class Workers:
                 self._begin(key, work)
 
     def _next(self) -> _Key | None:
-        may = [key for key in self._keys.values() if self._line(key)]
+        may = [key for key in self._keys.values() if self._ready(key)]
         return min(may, key=lambda key: (key.running, key.spent), default=None)
 
-    def _line(self, key: _Key) -> Waiting:
+    def _ready(self, key: _Key) -> Waiting:
         """Of what this key has waiting, that of which something may begin."""
         if key.running >= OF_ONE_KEY:
             return []

@@ -34,7 +34,7 @@ GIVEN_IDS = 2**17
 
 
 class Turn:
-    """`async with turn:` starts it, and on every way out aborts what still runs. It may have to wait in line.
+    """`async with turn:` starts it, and on every way out aborts what still runs. It may have to queue.
 
     `next()` gives the events that are ready, in order, or [] when there are no more.
     """
@@ -47,12 +47,12 @@ class Turn:
         language: Language,
         remember: Callable[[Traced], None] | None = None,
         source: str = "",
-        line: EngineQueue | None = None,
+        queue: EngineQueue | None = None,
         owner: str = "",
     ) -> None:
         """`remember` is told each answer that came to its end, and that a prompt may go on from.
 
-        `source` is the id of the answer that the turn belongs to, `owner` whose key it is: the line is fair.
+        `source` is the id of the answer that the turn belongs to, `owner` whose key it is: the queue is fair.
         """
         self.jobs = plan.jobs
         self.started_at = 0.0
@@ -71,7 +71,7 @@ class Turn:
         self._engine = engine
         self._readers = _readers(plan, spec, language, engine.tokenizer.end_ids)
         self._left = len(self._readers)
-        self._line = line or EngineQueue(self._left)
+        self._queue = queue or EngineQueue(self._left)
         self._ticket = Ticket(self._begin, owner, spec.priority, self._left)
         self._entered = False
         self._begun: asyncio.Future[None] | None = None
@@ -109,7 +109,7 @@ class Turn:
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         self.started_at = self._loop.time()
-        self._line.ask(self._ticket)
+        self._queue.ask(self._ticket)
         self._entered = True
         return self
 
@@ -208,7 +208,7 @@ class Turn:
         """A job as a whole where there are places for it, else the next of its choices; how many it was."""
         number, index = divmod(self._started, self.jobs[0].n)
         job, sink = self.jobs[number], self._sink(number)
-        priority = self._line.priority(self._ticket)
+        priority = self._queue.priority(self._ticket)
         if priority != job.priority and "priority" not in self._engine.card.refused:
             job = replace(job, priority=priority)
         whole = index == 0 and job.n <= places
@@ -229,7 +229,7 @@ class Turn:
                 self._sink(number)(Step([], index, finish="error", error=known))
 
     def _leave(self) -> None:
-        self._line.leave(self._ticket)
+        self._queue.leave(self._ticket)
         self._tell_begun()
 
     def _tell_begun(self) -> None:
@@ -260,7 +260,7 @@ class Turn:
             if reader.over:
                 self._left -= 1
                 if self._left:
-                    self._line.give_back(self._ticket)
+                    self._queue.give_back(self._ticket)
                 else:
                     self._leave()
                 self.finishes[reader.choice] = pending[-1]
@@ -299,7 +299,7 @@ class Turn:
     def _first(self, number: int, step: Step) -> None:
         if self.first_token_at is None and step.ids:
             self.first_token_at = self._loop.time()
-            self._line.served(self._ticket)
+            self._queue.served(self._ticket)
         if step.cached_tokens is not None:
             self._cached += step.cached_tokens
         if step.prompt_logprobs is not None:
@@ -370,14 +370,14 @@ def note_turn(facts: dict[str, Any], turn: Turn) -> None:
 
 
 class ServedModel:
-    """Plans turns in threads of `workers`, and has them wait in `line`."""
+    """Plans turns in threads of `workers`, and has them wait in `queue`."""
 
     def __init__(
         self,
         engine: Engine,
         settings: Settings,
         workers: Workers,
-        line: EngineQueue,
+        queue: EngineQueue,
         presets: tuple[PresetPair, Mapping[str, PresetPair]],
         template: str | None = None,
     ) -> None:
@@ -408,7 +408,7 @@ class ServedModel:
             _defaults(self.card, settings, *presets),
             any_name=settings.any_model,
         )
-        self._line = line
+        self._queue = queue
         self._keeps_logprobs = settings.trajectories
         self._forced: dict[str, Language] = {}
 
@@ -431,7 +431,7 @@ class ServedModel:
         )
         remember = partial(self.planner.trails.add, owner=owner, planned=True)
         language = self._language(plan.dialect)
-        return Turn(self.engine, plan, spec, language, remember, source, self._line, owner)
+        return Turn(self.engine, plan, spec, language, remember, source, self._queue, owner)
 
     def _language(self, dialect: Dialect) -> Language:
         """The model's own, or that in which it was made to write."""

@@ -30,9 +30,9 @@ class Waiters:
     """One place, which is taken; whoever asks after that waits."""
 
     def __init__(self) -> None:
-        self.line = EngineQueue(1)
+        self.queue = EngineQueue(1)
         self.began: list[str] = []
-        self.now = self.line.ask(Ticket(nothing))
+        self.now = self.queue.ask(Ticket(nothing))
 
     def ask(self, name: str, owner: str = "", priority: int = 0, weight: int = 1) -> Ticket:
         def begin(places: int) -> None:
@@ -40,12 +40,12 @@ class Waiters:
             self.now = ticket
 
         ticket = Ticket(begin, owner, priority, weight)
-        return self.line.ask(ticket)
+        return self.queue.ask(ticket)
 
     async def let_through(self) -> list[str]:
         """All of them, one after the other."""
-        while self.line.running or self.line.waiting:
-            self.line.leave(self.now)
+        while self.queue.running or self.queue.waiting:
+            self.queue.leave(self.now)
             await moved_on()
         return self.began
 
@@ -139,9 +139,9 @@ def test_who_leaves_the_line_is_never_begun() -> None:
     async def scenario() -> None:
         waiters = Waiters()
         left, _ = waiters.ask("left"), waiters.ask("stayed")
-        waiters.line.leave(left)
-        waiters.line.leave(left)
-        assert (await waiters.let_through(), waiters.line.waiting) == (["stayed"], 0)
+        waiters.queue.leave(left)
+        waiters.queue.leave(left)
+        assert (await waiters.let_through(), waiters.queue.waiting) == (["stayed"], 0)
 
     in_loop(scenario)
 
@@ -165,7 +165,7 @@ def test_a_wide_one_begins_as_far_as_there_are_places_and_goes_on_as_they_come_f
 def test_one_that_cannot_begin_holds_up_nobody() -> None:
     async def scenario() -> None:
         waiters = Waiters()
-        waiters.line.ask(Ticket(lambda _: 1 / 0))  # type: ignore[arg-type]
+        waiters.queue.ask(Ticket(lambda _: 1 / 0))  # type: ignore[arg-type]
         waiters.ask("next")
         assert await waiters.let_through() == ["next"]
 
