@@ -172,6 +172,16 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     reasoning_parser: Annotated[
         str | None, Meta(description="the dialect of reasoning, where it is another than that of tool calls")
     ] = None
+    reasoning_open: Annotated[
+        str | None,
+        Meta(
+            description="what opens reasoning, such as <think>, for models whose dialect is not known; with "
+            "reasoning_close"
+        ),
+    ] = None
+    reasoning_close: Annotated[
+        str | None, Meta(description="what closes reasoning, such as </think>; with reasoning_open")
+    ] = None
     context: Annotated[
         Annotated[int, Meta(ge=16)] | None,
         Meta(description="tokens of one sequence; default: the model's, as memory allows"),

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import CHATML, ScriptedEngine, say
@@ -120,3 +121,14 @@ def test_without_it_a_name_that_is_not_there_is_a_404(serve: Serve) -> None:
 def test_any_name_may_have_a_preset_where_any_name_is_answered(serve: Serve) -> None:
     url = serve(engine(), any_model=True, presets={"gpt-4o": {"sampling": {"stop": " two"}}})
     assert (content(url, model="gpt-4o"), content(url, model="o3")) == ("one", "one two three")
+
+
+def test_stop_strings_of_a_template_end_answers_to_conversations(serve: Serve) -> None:
+    template = "{% set stop_strings = [' three', '<|im_start|>'] %}" + CHATML
+    made = ScriptedEngine(say("one two three"), card=replace(CARD, templates={"default": template}))
+    url = serve(made)
+    assert (content(url), content(url, stop=["ne"])) == ("one two", "o")
+    assert post(url, "/v1/completions", {"prompt": "hi"}).json()["choices"][0]["text"] == "one two three"
+    asked = [job.sampling.stop_token_ids for job in made.jobs]
+    # A control token has no text, so its id is what ends the answer.
+    assert asked == [{257}, {257}, frozenset()]

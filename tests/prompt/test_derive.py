@@ -87,17 +87,16 @@ def written(source: str, answer: Message) -> str | None:
 
 def _text(prompter: Prompter, more: tuple[Message, ...]) -> str | None:
     for tools in (TOOLS, ()):
-        for more_texts in ({}, {"functions": "", "datetime": ""}):
-            conversation = Conversation(
-                messages=(Message(role="user", content=ASKED), *more),
-                tools=tools,
-                add_generation_prompt=not more,
-                template_kwargs={"enable_thinking": True, "thinking": True, **more_texts},
-            )
-            try:
-                return prompter.text(conversation)
-            except (BadRequest, TemplateError):
-                continue
+        conversation = Conversation(
+            messages=(Message(role="user", content=ASKED), *more),
+            tools=tools,
+            add_generation_prompt=not more,
+            template_kwargs={"enable_thinking": True, "thinking": True},
+        )
+        try:
+            return prompter.text(conversation)
+        except (BadRequest, TemplateError):
+            continue
     return None
 
 

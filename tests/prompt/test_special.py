@@ -19,8 +19,6 @@ from tests.prompt.support import CONTROL, SHARED, TEMPLATES, ByteTokenizer, corp
 
 NAMES = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
 PLAIN = "xq"
-OLD = {"functions": "field", "datetime": "field"}
-"""Variables that one old template needs."""
 PIECES = sorted(
     {text[:end] for text in CONTROL for end in (1, 3, -1)} | {t[-2:] for t in CONTROL} | set(CONTROL)
 )
@@ -118,11 +116,11 @@ def test_every_control_token_in_every_field(path: Path) -> None:
         text = "x" + " ".join(special[first : first + 8]) + "y"
         for ask in (conversation, only_user):
             try:
-                innocent = made.encode(ask("field", response_prefix="field", template_kwargs=OLD))
+                innocent = made.encode(ask("field", response_prefix="field"))
             except TemplateError:
                 assert ask is conversation
                 continue
-            bad = made.encode(ask(text, response_prefix=text, template_kwargs=dict.fromkeys(OLD, text)))
+            bad = made.encode(ask(text, response_prefix=text))
             assert controls(bad) == controls(innocent)
 
 

@@ -127,6 +127,13 @@ def ours(template: ChatTemplate, variables: dict[str, Any]) -> tuple[str | None,
         return None, error.message
 
 
+def old(tools: Any) -> dict[str, str]:
+    """What one old template asks for, in the way that its makers give it."""
+    functions = [tool["function"] for tool in tools or ()]
+    text = json.dumps(functions, indent=4, ensure_ascii=False) if functions else ""
+    return {"functions": text, "datetime": f"{clock()}"}
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("path", [*OWN, *OTHERS], ids=lambda path: path.name)
 def test_equal_to_transformers(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +155,8 @@ def test_equal_to_transformers(path: Path, monkeypatch: pytest.MonkeyPatch) -> N
             "add_generation_prompt": generate,
             **more,
         }
-        (want, refusal), (have, message) = theirs(oracle, variables), ours(template, variables)
+        want, refusal = theirs(oracle, {**variables, **old(tools)})
+        have, message = ours(template, variables)
         if path.name in CHANGES_LISTS and refusal == "SecurityError":
             assert have is not None, name
             continue
@@ -202,3 +210,49 @@ def test_subclasses_of_str_lose_their_methods() -> None:
 def test_only_plain_data() -> None:
     with pytest.raises(TypeError):
         ChatTemplate("{{ x }}").render({"x": object()})
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{% for one in functions %}{{ one.name }} {% endfor %}", "get_weather now "),
+        ("{{ functions | map(attribute='name') | join(',') }}", "get_weather,now"),
+        ("{{ (functions | length) + 1 }}", "3"),
+    ],
+)
+def test_functions_are_given_to_templates_that_go_through_them(source: str, text: str) -> None:
+    assert ChatTemplate(source).render({"messages": [], "tools": TOOLS}) == text
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ '\n' + functions }}", "{{ '\n' ~ functions }}", "\n\n{{- functions }}"]
+)
+def test_functions_are_text_where_a_template_only_writes_them(source: str) -> None:
+    text = ChatTemplate(source).render({"messages": [], "tools": TOOLS})
+    assert json.loads(text) == [tool["function"] for tool in TOOLS]
+    assert ChatTemplate(source).render({"messages": [], "tools": None}).strip() == ""
+
+
+def test_what_a_client_gives_as_functions_counts() -> None:
+    assert ChatTemplate("{{ functions }}").render({"functions": "mine", "tools": TOOLS}) == "mine"
+
+
+def test_a_template_may_ask_for_the_time() -> None:
+    assert ChatTemplate("{{ 'On ' + datetime }}", clock=clock).render({}) == "On 2026-01-02 03:04:05"
+
+
+@pytest.mark.parametrize(
+    ("source", "stops"),
+    [
+        (
+            "{# Metadata #}\n{%- set stop_strings = ['###', '<|user|>', eos_token] -%}",
+            ("###", "<|user|>", "</s>"),
+        ),
+        ("{% set stop_strings = ('a' ~ 'b') %}", ()),
+        ("{% set stop_strings = [1, 'x', missing] %}", ("x",)),
+        ("{% if tools %}{% set stop_strings = ['x'] %}{% endif %}", ()),
+        ("no such list", ()),
+    ],
+)
+def test_stop_strings_of_a_template(source: str, stops: tuple[str, ...]) -> None:
+    assert ChatTemplate(source, special=SPECIAL).stops == stops

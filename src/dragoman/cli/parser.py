@@ -12,7 +12,9 @@ from dragoman.settings import ENV_PREFIX, Option
 SETTING = "setting_"
 GROUPS: dict[str, frozenset[str]] = {
     "model": frozenset({"model", "model_name", "model_alias", "any_model", "chat_template", "lora"}),
-    "dialect": frozenset({"dialect", "tool_call_parser", "reasoning_parser"}),
+    "dialect": frozenset(
+        {"dialect", "tool_call_parser", "reasoning_parser", "reasoning_open", "reasoning_close"}
+    ),
     "server": frozenset({"host", "port", "keep_alive", "request_timeout", "shutdown_grace"}),
     "doors": frozenset({"api_key", "api_key_file", "insecure", "metrics", "allow_host", "cors_origin"}),
     "patience": frozenset({"header_timeout", "body_timeout", "write_timeout", "idle_timeout"}),
@@ -36,6 +38,8 @@ METAVARS = {
     "dialect": "NAME",
     "tool_call_parser": "NAME",
     "reasoning_parser": "NAME",
+    "reasoning_open": "TAG",
+    "reasoning_close": "TAG",
     "store": "WHERE",
     "mcp_config": "FILE",
     "mcp_allow": "HOST",

@@ -54,8 +54,8 @@ def _serve(args: argparse.Namespace) -> int:
     from dragoman.cli.engine import make_served_engine, template_of
     from dragoman.http.keys import check_closed
     from dragoman.http.server import serve
+    from dragoman.prompt.find import check_names, choose_dialect
     from dragoman.store.opening import check_folder
-    from dragoman.turns.reading import check_names, choose_dialect
 
     check_closed(settings)
     check_folder(settings)

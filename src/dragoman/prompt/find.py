@@ -11,14 +11,18 @@ Rules of the tables of templates:
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import cache
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from dragoman.dialects.declare import Dialect
-from dragoman.dialects.registry import get_dialect, list_dialects
+from dragoman.dialects.declare import Dialect, ReasoningMarks
+from dragoman.dialects.registry import get_dialect, list_dialects, load_dialect
+from dragoman.engines.protocol import ModelCard, Tokenizer
+from dragoman.errors import SettingsError
 from dragoman.prompt.derive import Examination, examine
+from dragoman.settings import Settings
 
 
 class FoundDialect(Struct, frozen=True):
@@ -249,3 +253,79 @@ def _contains(model: str, stem: str) -> bool:
     """`granite-3` is in `granite-3.3-8b`, but not in `granite-34b`. Some write `_` for `-` or `.`."""
     pattern = rf"(?<![a-z0-9]){re.escape(stem)}(?!\d)" + (r"(?!b\b)" if stem[-1].isdigit() else "")
     return any(re.search(pattern, re.sub(r"[\s_]", spelled, model)) for spelled in "-.")
+
+
+# Which dialect a server reads: the one that its settings name, or the one that the model shows.
+
+
+def check_names(settings: Settings) -> None:
+    """Raises where the settings name no dialect, before anything is loaded for it."""
+    for name in (settings.dialect, settings.tool_call_parser, settings.reasoning_parser):
+        if name not in ("auto", None):
+            load_dialect(name)
+    tags = (settings.reasoning_open, settings.reasoning_close)
+    if tags == (None, None):
+        return
+    if not all(tag and tag.strip() for tag in tags) or tags[0] == tags[1]:
+        message = "`reasoning_open` and `reasoning_close` must be two tags, such as <think> and </think>."
+        raise SettingsError(message, param="reasoning_open")
+    if settings.reasoning_parser is not None:
+        message = "`reasoning_parser` and `reasoning_open` both say how reasoning is written; keep one."
+        raise SettingsError(message, param="reasoning_open")
+
+
+def choose_dialect(
+    settings: Settings, card: ModelCard, tokenizer: Tokenizer, template: str | None = None
+) -> FoundDialect:
+    """What the settings name, else what template, tokens and name of the model speak for."""
+    check_names(settings)
+    found = _find_named(settings) or find_dialect(
+        template=template if template is not None else _usual(card.templates),
+        model=card.name,
+        special_tokens=tokenizer.special,
+        bos_token=_text(tokenizer, tokenizer.bos_id),
+        eos_token=_text(tokenizer, tokenizer.eos_id),
+    )
+    if settings.reasoning_parser is not None:
+        other = load_dialect(settings.reasoning_parser)
+    elif settings.reasoning_open is not None and settings.reasoning_close is not None:
+        other = _with_tags(found.dialect, settings.reasoning_open, settings.reasoning_close)
+    else:
+        return found
+    return replace(found, dialect=with_reasoning_of(found.dialect, other))
+
+
+def _find_named(settings: Settings) -> FoundDialect | None:
+    if settings.tool_call_parser is not None:
+        return FoundDialect(load_dialect(settings.tool_call_parser), "set as tool_call_parser")
+    return (
+        None if settings.dialect == "auto" else FoundDialect(load_dialect(settings.dialect), "set as dialect")
+    )
+
+
+def _with_tags(dialect: Dialect, open_: str, close: str) -> Dialect:
+    if dialect.channels is not None or dialect.own is not None:
+        message = f"The dialect {dialect.name} has reasoning in its own blocks; leave out `reasoning_open`."
+        raise SettingsError(message, param="reasoning_open")
+    open_, close = open_.strip(), close.strip()
+    # On lines of their own, as most write them; they are found without the space around them as well.
+    spelled = {"open": (f"{open_}\n",), "close": (f"\n{close}\n\n",)}
+    marks = replace(dialect.reasoning or ReasoningMarks(), **spelled, preface="")
+    return Dialect(name=open_, models="", reasoning=marks)
+
+
+def _usual(templates: Mapping[str, str]) -> str | None:
+    """The template in which tools would be shown to the model."""
+    names = [name for name in ("tool_use", "default") if name in templates] or list(templates)
+    return templates[names[0]] if names else None
+
+
+def _text(tokenizer: Tokenizer, id_: int | None) -> str:
+    return "" if id_ is None else tokenizer.pieces[id_].decode("utf-8", "replace")
+
+
+def with_reasoning_of(dialect: Dialect, other: Dialect) -> Dialect:
+    """Calls as in the one, reasoning as in the other."""
+    if dialect.name == other.name:
+        return dialect
+    return replace(dialect, name=f"{dialect.name}+{other.name}", reasoning=other.reasoning)

@@ -338,10 +338,18 @@ class Prompter:
         """What a template was found to bear; the usual one if no name is given."""
         return self._choose(name, tools=False)[1]
 
+    def stops(self, prompt: Prompt) -> tuple[str, ...]:
+        """At which texts an answer to this prompt ends because the template says so."""
+        if not isinstance(prompt, Conversation):
+            return ()
+        return self._choose(prompt.template, tools=bool(prompt.tools))[0].stops
+
     def _load(self, source: str, clock: Clock) -> tuple[ChatTemplate, TemplateTraits]:
         if choose_marks(source, 1) != choose_marks("", 1):
             raise TemplateError("A chat template cannot contain Unicode noncharacters.")
         template = ChatTemplate(source, special=self._special, clock=clock)
+        if len(template.stops) > self._limits.stops:
+            raise TemplateError(f"A chat template may have {self._limits.stops} stop strings.")
         return template, detect_traits(source, template.render)
 
     def _choose(self, name: str | None, *, tools: bool) -> tuple[ChatTemplate, TemplateTraits]:

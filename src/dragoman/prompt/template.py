@@ -8,6 +8,7 @@ change lists and dicts: they are copies, and some templates keep a queue in one.
 """
 
 import json
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
@@ -15,7 +16,7 @@ from types import TracebackType
 from typing import Any, NoReturn, TypeAlias
 
 import jinja2
-from jinja2 import ext, nodes, runtime
+from jinja2 import ext, meta, nodes, runtime
 from jinja2.exceptions import SecurityError
 from jinja2.parser import Parser
 from jinja2.sandbox import SandboxedEnvironment
@@ -38,6 +39,8 @@ from dragoman.prompt.budget import (
     width_of,
 )
 
+logger = logging.getLogger("dragoman.prompt")
+
 Clock: TypeAlias = Callable[[], datetime]
 
 MAX_SOURCE = 1024 * 1024
@@ -57,12 +60,17 @@ class ChatTemplate:
         self._special = dict(special or {})
         self._clock = clock
         self._template = _compile(source)
+        tree = SANDBOX.parse(source)
+        self.stops = _stop_strings(tree, self._special)
+        """Texts that end an answer, where the template says so."""
+        self._asks = meta.find_undeclared_variables(tree)
+        self._functions_as_text = _adds_functions(tree)
 
     def render(self, variables: Mapping[str, Any]) -> str:
         """The text for plain data; what the template refuses becomes a TemplateError with its own words."""
         budget = RenderBudget()
         try:
-            values = {**self._special, **budget.copy(dict(variables))}
+            values = {**self._special, **budget.copy({**self._more(variables), **variables})}
         except RecursionError:
             raise TemplateError("The conversation is nested too deeply.") from None
         context = self._template.new_context(
@@ -76,6 +84,17 @@ class ChatTemplate:
             raise EndlessTemplate(f"Rendering was stopped: {exhausted}.") from None
         except Exception as error:
             raise TemplateError(self._describe(error)) from error
+
+    def _more(self, variables: Mapping[str, Any]) -> dict[str, Any]:
+        """What few templates ask for, by names that Hugging Face has not."""
+        found: dict[str, Any] = {}
+        if "functions" in self._asks:
+            functions = [tool.get("function", tool) for tool in variables.get("tools") or ()]
+            text = json.dumps(functions, ensure_ascii=False, indent=4) if functions else ""
+            found["functions"] = text if self._functions_as_text else functions
+        if "datetime" in self._asks:
+            found["datetime"] = self._strftime_now("%Y-%m-%d %H:%M:%S")
+        return found
 
     def _strftime_now(self, format: str) -> str:
         return self._clock().strftime(format)
@@ -105,6 +124,36 @@ def _compile(source: str) -> jinja2.Template:
         raise TemplateError(f"The chat template is wrong at line {error.lineno}: {error.message}.") from None
     except (RecursionError, MemoryError, SyntaxError, ValueError, OverflowError) as error:
         raise TemplateError(f"The chat template cannot be compiled: {type(error).__name__}.") from None
+
+
+def _stop_strings(tree: nodes.Template, special: Mapping[str, str]) -> tuple[str, ...]:
+    """What `{% set stop_strings = ["###", eos_token] %}` says, which is how TabbyAPI's templates do."""
+    for node in tree.body:
+        if not (isinstance(node, nodes.Assign) and isinstance(node.target, nodes.Name)):
+            continue
+        if node.target.name == "stop_strings":
+            items = node.node.items if isinstance(node.node, nodes.List) else [node.node]
+            found = [_text(each, special) for each in items]
+            if not all(found):
+                logger.warning("What the chat template has in stop_strings beside plain texts is left out")
+            return tuple(text for text in found if text)
+    return ()
+
+
+def _text(node: nodes.Expr, special: Mapping[str, str]) -> str | None:
+    if isinstance(node, nodes.Name):
+        return special.get(node.name)
+    return node.value if isinstance(node, nodes.Const) and isinstance(node.value, str) else None
+
+
+def _adds_functions(tree: nodes.Template) -> bool:
+    """Whether `functions` is written as it is, and must be text; else it is a list that is gone through."""
+    writing = tree.find_all((nodes.Add, nodes.Concat, nodes.Output))
+    return any(
+        isinstance(each, nodes.Name) and each.name == "functions"
+        for node in writing
+        for each in node.iter_child_nodes()
+    )
 
 
 # The sandbox

@@ -287,8 +287,19 @@ class Planner:
         if spec.bounded:
             self._constrainer.check(spec)
         refuse_unsupported(spec, self.card)
-        settled = self.defaults(spec.model).settle(spec)
+        settled = self._with_stops(self.defaults(spec.model).settle(spec))
         return adapters, settled, self._sampling(settled)
+
+    def _with_stops(self, spec: TurnSpec) -> TurnSpec:
+        """With those of the template; and where one is a control token, which has no text, by its id."""
+        stop = (*spec.stop, *(text for prompt in spec.prompts for text in self.prompter.stops(prompt)))
+        if not stop:
+            return spec
+        control = {self.tokenizer.special[text] for text in stop if text in self.tokenizer.special}
+        if control and "stop_token_ids" not in self.card.refused:
+            ids = spec.sampling.stop_token_ids | control
+            spec = replace(spec, sampling=replace(spec.sampling, stop_token_ids=ids))
+        return replace(spec, stop=tuple(dict.fromkeys(stop)))
 
     def _check_defaults(self) -> None:
         """What an operator has set is refused at the start, and not with each request."""

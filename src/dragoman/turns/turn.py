@@ -15,10 +15,11 @@ from dragoman.engines.border import start, start_one
 from dragoman.engines.protocol import Engine, Handle, ModelCard, weights_of
 from dragoman.errors import DragomanError, EngineFailed, SettingsError, Unavailable
 from dragoman.prompt import Prompter
+from dragoman.prompt.find import choose_dialect
 from dragoman.settings import Settings
 from dragoman.turns.plan import Planner, TurnPlan
 from dragoman.turns.queue import EngineQueue, Ticket, Workers
-from dragoman.turns.reading import ChoiceReader, Detokenizer, Language, StopFinder, choose_dialect
+from dragoman.turns.reading import ChoiceReader, Detokenizer, Language, StopFinder
 from dragoman.turns.spec import NO_PRESETS, Defaults, PresetPair, TurnSpec, defaults_of
 from dragoman.types import Answer, Event, Fold, Sink, Step, TokenLogprob, Traced, Usage, coalesce
 
