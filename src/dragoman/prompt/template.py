@@ -140,7 +140,7 @@ def _stop_strings(tree: nodes.Template, special: Mapping[str, str]) -> tuple[str
     return ()
 
 
-def _text(node: nodes.Expr, special: Mapping[str, str]) -> str | None:
+def _text(node: nodes.Node, special: Mapping[str, str]) -> str | None:
     if isinstance(node, nodes.Name):
         return special.get(node.name)
     return node.value if isinstance(node, nodes.Const) and isinstance(node.value, str) else None
