@@ -62,6 +62,15 @@ def test_every_name_leads_to_the_same_thing(
     assert (found.syntax, found.value, found.param) == (syntax, value, field + place)
 
 
+def test_tags_older_and_newer() -> None:
+    tags = {"format": {"type": "any_text"}, "structures": None, "triggers": None}
+    found = wanted(response_format={"type": "structural_tag", "format": {"type": "any_text"}})
+    assert found == Wanted(syntax="structural_tag", value=tags, param="response_format")
+    place = "structured_outputs.structural_tag"
+    found = wanted(structured_outputs={"structural_tag": "{}"})
+    assert found == Wanted(syntax="structural_tag", value="{}", param=place)
+
+
 def test_the_first_line_may_say_that_a_grammar_is_lark() -> None:
     found = wanted(grammar='%llguidance {}\nstart: "::="')
     assert found == Wanted(syntax="lark", value='start: "::="', param="grammar")
@@ -92,11 +101,10 @@ def test_nothing_is_wanted(fields: dict[str, Any]) -> None:
         ({"structured_outputs": {"json_object": False}}, "structured_outputs", "invalid_value"),
         ({"structured_outputs": {"xml": 1}}, "structured_outputs.xml", "unknown_field"),
         (
-            {"structured_outputs": {"structural_tag": {}}},
-            "structured_outputs.structural_tag",
-            "unsupported_field",
+            {"response_format": {"type": "structural_tag", "format": []}},
+            "response_format.format",
+            "invalid_value",
         ),
-        ({"response_format": {"type": "structural_tag"}}, "response_format", "unsupported_field"),
         (
             {"response_format": {"type": "json_schema"}},
             "response_format.json_schema.schema",

@@ -50,7 +50,6 @@ def refused(body: bytes) -> BadRequest:
         (b'{%s,"stream":true,"stream_options":{"x":1}}', "stream_options.x"),
         (b'{%s,"metadata":{"a":1}}', "metadata[...]"),
         (b'{%s,"metadata":{"' + b"a" * 65 + b'":""}}', "metadata"),
-        (b'{%s,"response_format":{"type":"structural_tag"}}', "response_format"),
         (b'{%s,"response_format":{"type":"json_schema"}}', "response_format.json_schema.schema"),
         (b'{%s,"response_format":{"type":"xml"}}', "response_format.type"),
         (b'{%s,"tools":[{"type":"function","function":{"name":""}}]}', "tools[0].function.name"),

@@ -144,6 +144,17 @@ def tagged(**fields: Any) -> tuple[dict[str, Any], bool]:
     return told["format"], made.after_reasoning
 
 
+def test_tags_of_the_client_are_handed_over() -> None:
+    structures = [{"begin": "<a>", "schema": SCHEMA, "end": "</a>"}]
+    older = Wanted(
+        syntax="structural_tag", value={"structures": structures, "triggers": ["<a"]}, param="response_format"
+    )
+    content = {"type": "json_schema", "json_schema": SCHEMA}
+    tag = {"type": "tag", "begin": "<a>", "content": content, "end": "</a>"}
+    newer = {"type": "triggered_tags", "triggers": ["<a"], "tags": [tag]}
+    assert tagged(wanted=older) == (newer, False)
+
+
 def test_a_forced_call_is_a_tag() -> None:
     assert tagged(skips=True, **FORCED) == (CALLS, True)
 

@@ -79,9 +79,10 @@ class ResponseFormat(Struct, forbid_unknown_fields=True):
     json_schema: NamedSchema | None = None
     schema_: JsonSchema | None = field(name="schema", default=None)
     """llama-server's place for it."""
-    structures: Any = None
-    triggers: Any = None
-    format: Any = None
+    structures: list[dict[str, Any]] | None = None
+    triggers: list[str] | None = None
+    format: dict[str, Any] | None = None
+    """Structural tags, older and newer."""
 
 
 class StructuredOutputs(Struct, forbid_unknown_fields=True):
@@ -92,7 +93,7 @@ class StructuredOutputs(Struct, forbid_unknown_fields=True):
     choice: Choices | None = None
     grammar: str | None = None
     json_object: bool | None = None
-    structural_tag: Any = None
+    structural_tag: dict[str, Any] | str | None = None
 
 
 class ConstraintFields(HarmlessFields, kw_only=True):
@@ -141,7 +142,7 @@ def _all_beside(fields: ConstraintFields) -> Iterator[Wanted]:
 
 
 def _read_given(
-    syntax: Literal["json_schema", "regex", "choice"], value: Any, param: str
+    syntax: Literal["json_schema", "regex", "choice", "structural_tag"], value: Any, param: str
 ) -> Iterator[Wanted]:
     if value is not None:
         yield Wanted(syntax=syntax, value=value, param=param)
@@ -158,25 +159,27 @@ def _grammar(text: str | None, param: str) -> Iterator[Wanted]:
 
 
 def _read_structured(asked: StructuredOutputs) -> Iterator[Wanted]:
-    if asked.structural_tag is not None:
-        raise _no_structural_tag("structured_outputs.structural_tag")
     found = [
         *_read_given("json_schema", asked.json, "structured_outputs.json"),
         *_read_given("regex", asked.regex, "structured_outputs.regex"),
         *_read_given("choice", asked.choice, "structured_outputs.choice"),
         *_grammar(asked.grammar, "structured_outputs.grammar"),
+        *_read_given("structural_tag", asked.structural_tag, "structured_outputs.structural_tag"),
     ]
     if asked.json_object:
         found.append(Wanted(syntax="json_object", param="structured_outputs.json_object"))
     if not found:
-        message = "'structured_outputs' must have one of json, regex, choice, grammar and json_object."
+        names = "json, regex, choice, grammar, json_object and structural_tag"
+        message = f"'structured_outputs' must have one of {names}."
         raise BadRequest(message, param="structured_outputs", code="invalid_value")
     yield from found
 
 
 def _response_format(asked: ResponseFormat) -> Iterator[Wanted]:
     if asked.type == "structural_tag":
-        raise _no_structural_tag("response_format")
+        tags = {"format": asked.format, "structures": asked.structures, "triggers": asked.triggers}
+        yield Wanted(syntax="structural_tag", value=tags, param="response_format")
+        return
     named = asked.json_schema.schema_ if asked.json_schema else None
     place = "response_format.schema" if named is None else "response_format.json_schema.schema"
     schema = asked.schema_ if named is None else named
@@ -192,11 +195,6 @@ def _response_format(asked: ResponseFormat) -> Iterator[Wanted]:
     else:
         place = "response_format.json_schema.schema"
         raise BadRequest(f"'{place}' is required.", param=place, code="missing_field")
-
-
-def _no_structural_tag(param: str) -> BadRequest:
-    message = "Structural tags are not supported: send tools with tool_choice, or a schema, or a grammar."
-    return BadRequest(message, param=param, code="unsupported_field")
 
 
 # The fields of samplers that few APIs have, under the names of llama.cpp's server and of TabbyAPI.

@@ -67,7 +67,7 @@ class Constraint(Struct, frozen=True):
             native = write_pattern(read_pattern(pattern))
         except PatternError as error:
             raise BadRequest(f"'{param}' {error}.", param=param, code="invalid_grammar") from error
-        return cls(f"start: TEXT\nTEXT: /{native}/")._check(param, "is no expression that can be enforced")
+        return cls(f"start: TEXT\nTEXT: /{native}/").check(param, "is no expression that can be enforced")
 
     @classmethod
     def from_gbnf(cls, grammar: str, param: str = "grammar", limits: Limits = _LIMITS) -> "Constraint":
@@ -79,14 +79,14 @@ class Constraint(Struct, frozen=True):
             raise BadRequest(
                 f"'{param}' is no grammar in GBNF: {error}.", param=param, code="invalid_grammar"
             ) from error
-        return made._check(param, "is too large, or allows no text at all")
+        return made.check(param, "is too large, or allows no text at all")
 
     @classmethod
     def from_lark(cls, grammar: str, param: str = "grammar", limits: Limits = _LIMITS) -> "Constraint":
         """A grammar in Lark's notation, as llguidance reads it; its start is `start`."""
         check_text(grammar, limits.grammar_chars, param, "characters of a grammar")
         check_lark(grammar, param, limits)
-        return cls(check_inner_schemas(grammar, param, limits))._check(
+        return cls(check_inner_schemas(grammar, param, limits)).check(
             param, "is no grammar in Lark that compiles"
         )
 
@@ -102,7 +102,7 @@ class Constraint(Struct, frozen=True):
             check_text(choice, limits.grammar_chars, f"{param}[{number}]", "characters of a text")
         check_count(sum(map(len, choices)), limits.grammar_chars, param, "characters of all texts")
         texts = " | ".join(json.dumps(choice) for choice in choices)
-        return cls(f"start: TEXT\nTEXT: {texts}")._check(param, "cannot be compiled")
+        return cls(f"start: TEXT\nTEXT: {texts}").check(param, "cannot be compiled")
 
     @classmethod
     def from_dialect(
@@ -139,7 +139,7 @@ class Constraint(Struct, frozen=True):
             else GrammarMatcher(vocabulary, native)
         )
 
-    def _check(self, param: str, otherwise: str) -> "Constraint":
+    def check(self, param: str, otherwise: str) -> "Constraint":
         """Itself, if it compiles; special tokens are not looked up, since they belong to a model."""
         wrong, said = LLMatcher.validate_grammar_with_warnings(LARK_LINE + self.grammar)
         wrong = wrong or any(not warning.startswith("no tokenizer") for warning in said)

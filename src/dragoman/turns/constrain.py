@@ -13,7 +13,14 @@ from msgspec.structs import replace
 
 from dragoman.constrain.budget import examine
 from dragoman.constrain.calls.answer_grammar import CallMode, answer_grammar
-from dragoman.constrain.calls.structural_tag import Format, after_reasoning, calls_format, either
+from dragoman.constrain.calls.structural_tag import (
+    Format,
+    after_reasoning,
+    calls_format,
+    either,
+    read_format,
+    read_tags,
+)
 from dragoman.constrain.calls.tool_schemas import read_tools, strict_names
 from dragoman.constrain.constraint import Constraint, compile_cached
 from dragoman.constrain.reasoning_budget import Budgeted, ReasoningBudget, Recipe
@@ -79,6 +86,9 @@ def _write_source(wanted: Wanted) -> Iterator[ConstraintSource]:
             texts = [json.dumps(choice, ensure_ascii=False) for choice in value]
             yield ConstraintSource("choice", f"[{', '.join(texts)}]")
             yield ConstraintSource("gbnf", f"root ::= {' | '.join(texts)}")
+        case "structural_tag":
+            tags = {"type": "structural_tag", "format": read_format(value, wanted.param)}
+            yield ConstraintSource("structural_tag", json.dumps(tags))
         case "regex" | "gbnf" | "lark":
             yield ConstraintSource(wanted.syntax, value)
 
@@ -127,6 +137,8 @@ def _text_format(wanted: Wanted) -> Format | None:
             return {"type": "grammar", "grammar": value}
         case "choice":
             return either([{"type": "const_string", "value": choice} for choice in value])
+        case "structural_tag":
+            return read_format(value, wanted.param)
         case "lark":
             return None
 
@@ -247,7 +259,7 @@ class Constrainer:
 
     def _whole(self, spec: TurnSpec, dialect: Dialect, in_reasoning: bool) -> Constraint:
         """The grammar of a whole answer: reasoning as the model writes it, and then what is wanted."""
-        text = None if spec.wanted is None else _text(spec.wanted, self._limits)
+        text = None if spec.wanted is None else self._text(spec.wanted)
         reading, calling = spec.reading, spec.calling or Calling()
         if reading is None:
             assert text is not None
@@ -273,6 +285,24 @@ class Constrainer:
             places=reading.places,
         )
 
+    def _text(self, wanted: Wanted) -> Constraint:
+        limits = self._limits
+        match wanted.syntax:
+            case "json_object":
+                return Constraint.from_json_object()
+            case "json_schema":
+                return Constraint.from_json_schema(wanted.value, wanted.param, limits)
+            case "regex":
+                return Constraint.from_regex(wanted.value, wanted.param, limits)
+            case "choice":
+                return Constraint.from_choice(wanted.value, wanted.param, limits)
+            case "gbnf":
+                return Constraint.from_gbnf(wanted.value, wanted.param, limits)
+            case "lark":
+                return Constraint.from_lark(wanted.value, wanted.param, limits)
+            case "structural_tag":
+                return read_tags(wanted.value, wanted.param, limits, self._tokenizer.special)
+
 
 def _name_field(error: BadRequest, asked: Wanted | Calling) -> BadRequest:
     """What names no part itself is about what was asked for."""
@@ -294,22 +324,6 @@ def _without_reasoning(dialect: Dialect) -> Dialect:
         return replace(dialect, reasoning=None)
     written = ("", *dialect.channels.written[1:])
     return replace(dialect, channels=replace(dialect.channels, written=written))
-
-
-def _text(wanted: Wanted, limits: Limits) -> Constraint:
-    match wanted.syntax:
-        case "json_object":
-            return Constraint.from_json_object()
-        case "json_schema":
-            return Constraint.from_json_schema(wanted.value, wanted.param, limits)
-        case "regex":
-            return Constraint.from_regex(wanted.value, wanted.param, limits)
-        case "choice":
-            return Constraint.from_choice(wanted.value, wanted.param, limits)
-        case "gbnf":
-            return Constraint.from_gbnf(wanted.value, wanted.param, limits)
-        case "lark":
-            return Constraint.from_lark(wanted.value, wanted.param, limits)
 
 
 class Grammars:

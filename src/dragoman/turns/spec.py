@@ -37,7 +37,7 @@ class Reading(Struct, frozen=True, kw_only=True):
     """Where the schema of each of the tools is, for messages: `tools[2].function.parameters`."""
 
 
-Syntax: TypeAlias = Literal["json_object", "json_schema", "regex", "choice", "gbnf", "lark"]
+Syntax: TypeAlias = Literal["json_object", "json_schema", "regex", "choice", "gbnf", "lark", "structural_tag"]
 
 
 class Wanted(Struct, frozen=True, kw_only=True):

@@ -1,9 +1,10 @@
-"""Answers as xgrammar's structural tags, for engines that constrain with it.
+"""xgrammar's structural tags: answers as such, for engines that constrain with it, and those of clients.
 
 They can say less than our grammars: what stands around the arguments of a call must be the same text each
 time, and the arguments JSON. Where that is so is seen from what the renderer writes.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import Any, TypeAlias
@@ -11,9 +12,17 @@ from typing import Any, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
+from dragoman.constrain.budget import check_text, read_schema
 from dragoman.constrain.calls.tool_schemas import ToolSchema
+from dragoman.constrain.constraint import Constraint
+from dragoman.constrain.grammar.rules import Rules, Symbol, literal
+from dragoman.constrain.grammar.rules import either as any_of
+from dragoman.constrain.schema.json_schema import prepare_schema, write_json
+from dragoman.constrain.schema.keywords import Problems
 from dragoman.dialects.declare import Dialect
 from dragoman.dialects.render import render
+from dragoman.errors import BadRequest
+from dragoman.limits import Limits, check_count
 from dragoman.types import Answer, ToolCall
 
 Format: TypeAlias = dict[str, Any]
@@ -86,7 +95,7 @@ def either(formats: list[Format]) -> Format:
     return {"type": "or", "elements": formats}
 
 
-def _tag(begin: str, content: Format, end: str) -> Format:
+def _tag(begin: Any, content: Format, end: Any) -> Format:
     return {"type": "tag", "begin": begin, "content": content, "end": end}
 
 
@@ -147,3 +156,187 @@ def _render_around(dialect: Dialect, *names: str) -> list[str] | None:
     calls = [ToolCall(id=None, name=name, arguments=_ARGUMENTS) for name in names]
     parts = render(dialect, Answer(calls=calls)).split(_ARGUMENTS)
     return parts if len(parts) == len(names) + 1 else None
+
+
+# Structural tags that clients send, as a grammar.
+
+
+def read_format(asked: Format | str, param: str) -> Format:
+    """Both forms, or the JSON of one, as the newer. The older one has JSON in its tags and nothing else."""
+    given = _object_of(json.loads(asked) if isinstance(asked, str) else asked, param)
+    if given.get("format") is not None:
+        return _object_of(given["format"], f"{param}.format")
+    tags = [
+        _tag(one.get("begin"), {"type": "json_schema", "json_schema": one.get("schema")}, one.get("end"))
+        for one in _objects(given, "structures", param)
+    ]
+    return {"type": "triggered_tags", "triggers": given.get("triggers"), "tags": tags}
+
+
+def read_tags(
+    asked: Format | str, param: str, limits: Limits, special: Mapping[str, int] | None = None
+) -> Constraint:
+    """`{"triggers": ["<f="], "structures": [{"begin": "<f=add>", "schema": {}, "end": "</f>"}]}`: text as the
+    model likes, but what begins with a trigger is one of the tags."""
+    given = _object_of(read_schema(asked, param, limits), param)
+    older = given.get("format") is None
+    reader = _TagReader(limits, special, "structures" if older else "tags")
+    start = reader.read(read_format(given, param), param if older else f"{param}.format", last=True)
+    return Constraint(reader.rules.grammar(start)).check(param, "has tags that cannot be enforced")
+
+
+class _TagReader:
+    """Formats to rules. Each error names the place of what is wrong.
+
+    `last`: nothing comes after it. Free text goes on to the end of the answer, or of the tag that it is in.
+    """
+
+    def __init__(self, limits: Limits, special: Mapping[str, int] | None, tags: str) -> None:
+        self.rules = Rules(special)
+        self._limits = limits
+        self._tags = tags
+        """What the client calls them."""
+
+    def read(self, asked: Any, place: str, *, last: bool) -> Symbol:
+        asked = _object_of(asked, place)
+        match asked.get("type"):
+            case "any_text" | "triggered_tags" if not last:
+                raise _wrong(place, "is free text: it can only be the last, or all that is in a tag")
+            case "const_string":
+                return self.rules.rule(self.rules.sequence(self._text(asked, "value", place)))
+            case "json_schema":
+                return self._schema(asked.get("json_schema"), f"{place}.json_schema")
+            case "regex":
+                pattern = self._text(asked, "pattern", place)
+                return self._inner(Constraint.from_regex(pattern, f"{place}.pattern", self._limits))
+            case "grammar":
+                grammar = self._text(asked, "grammar", place)
+                return self._inner(Constraint.from_gbnf(grammar, f"{place}.grammar", self._limits))
+            case "any_text":
+                return self.rules.text()
+            case "sequence":
+                return self.rules.rule(self.rules.sequence(*self._elements(asked, place, last=last)))
+            case "or":
+                elements = enumerate(_objects(asked, "elements", place))
+                return self.rules.rule(
+                    any_of(self.read(one, f"{place}.elements[{n}]", last=last) for n, one in elements)
+                )
+            case "tag":
+                return self.rules.rule(
+                    self.rules.sequence(
+                        self._text(asked, "begin", place), self._rest(asked, place, last=last)
+                    )
+                )
+            case "triggered_tags":
+                return self._triggered(asked, place)
+            case "tags_with_separator":
+                return self._separated(asked, place)
+        raise _wrong(f"{place}.type", f"must be one of {', '.join(_FORMATS)}")
+
+    def _schema(self, schema: Any, place: str) -> Symbol:
+        problems = Problems()
+        prepared = prepare_schema(True if schema is None else schema, problems, place, self._limits)
+        problems.check(place)
+        return self.rules.rule(write_json(prepared))
+
+    def _inner(self, constraint: Constraint) -> Symbol:
+        return self.rules.rule(f"%lark {{\n{constraint.grammar}\n}}")
+
+    def _elements(self, asked: Format, place: str, *, last: bool) -> list[Symbol]:
+        elements = _objects(asked, "elements", place)
+        return [
+            self.read(one, f"{place}.elements[{number}]", last=last and number == len(elements) - 1)
+            for number, one in enumerate(elements)
+        ]
+
+    def _rest(self, tag: Format, place: str, *, last: bool = False) -> Symbol:
+        """What is in a tag, and its end."""
+        ends = tag.get("end")
+        texts = ends if isinstance(ends, list) and ends else [ends]
+        ended = [self._check_text(text, f"{place}.end") for text in texts]
+        content = _object_of(tag.get("content"), f"{place}.content")
+        if content.get("type") == "any_text" and all(ended):
+            return self.rules.rule(any_of(self.rules.text_until(end) for end in ended))
+        inner = self.read(content, f"{place}.content", last=last and not any(ended))
+        return self.rules.rule(any_of(self.rules.sequence(inner, end) for end in ended))
+
+    def _triggered(self, asked: Format, place: str) -> Symbol:
+        triggers = [self._check_text(one, f"{place}.triggers") for one in _list(asked, "triggers", place)]
+        tags = _objects(asked, "tags", place)
+        check_count(len(tags) + len(triggers), self._limits.tools, place, "tags and triggers")
+        led = list[str]()
+        text = self.rules.text(self.rules.without(triggers))
+        for number, tag in enumerate(tags):
+            where = f"{place}.{self._tags}[{number}]"
+            begin = self._text(tag, "begin", where)
+            trigger = max((one for one in triggers if begin.startswith(one)), key=len, default="")
+            if not trigger:
+                raise _wrong(f"{where}.begin", "must begin with one of the triggers")
+            led.append(self._led_in(text, trigger, begin[len(trigger) :], self._rest(tag, where)))
+        one = self.rules.rule(any_of(led))
+        return self.rules.rule(
+            _repeated(asked, one, f"{one}* {text}", f"{one} {one}* {text}", f"({one} | {text})")
+        )
+
+    def _led_in(self, text: Symbol, trigger: str, begin: str, rest: Symbol) -> Symbol:
+        """Text, and then the tag; text and trigger are one lexeme, which ends where it first can."""
+        if self.rules.is_text(trigger):
+            found = self.rules.rule(f"{text} {literal(trigger)}", lazy=True)
+        else:
+            found = self.rules.rule(self.rules.sequence(text, trigger))
+        return self.rules.rule(self.rules.sequence(found, begin, rest))
+
+    def _separated(self, asked: Format, place: str) -> Symbol:
+        tags = [{**tag, "type": "tag"} for tag in _objects(asked, "tags", place)]
+        one = self.rules.rule(
+            any_of(self.read(tag, f"{place}.tags[{n}]", last=False) for n, tag in enumerate(tags))
+        )
+        more = f"{one} ({self.rules.sequence(self._text(asked, 'separator', place), one)})*"
+        return self.rules.rule(_repeated(asked, one, f"({more})?", more, f"({one})?"))
+
+    def _text(self, asked: Format, name: str, place: str) -> str:
+        return self._check_text(asked.get(name), f"{place}.{name}")
+
+    def _check_text(self, text: Any, place: str) -> str:
+        return check_text(text, self._limits.grammar_chars, place, "characters of a text")
+
+
+def _objects(asked: Format, name: str, place: str) -> list[Format]:
+    return [_object_of(one, f"{place}.{name}") for one in _list(asked, name, place)]
+
+
+def _list(asked: Format, name: str, place: str) -> list[Any]:
+    value = asked.get(name)
+    if not isinstance(value, list) or not value:
+        raise _wrong(f"{place}.{name}", "must be a list that is not empty")
+    return value
+
+
+def _object_of(value: Any, place: str) -> Format:
+    if not isinstance(value, dict):
+        raise _wrong(place, "must be an object")
+    return value
+
+
+def _wrong(place: str, why: str) -> BadRequest:
+    return BadRequest(f"'{place}' {why}.", param=place, code="invalid_value")
+
+
+_FORMATS = (
+    "const_string",
+    "json_schema",
+    "regex",
+    "grammar",
+    "any_text",
+    "sequence",
+    "or",
+    "tag",
+    "triggered_tags",
+    "tags_with_separator",
+)
+
+
+def _repeated(asked: Format, one: str, any_number: str, several: str, perhaps: str) -> str:
+    if asked.get("stop_after_first"):
+        return one if asked.get("at_least_one") else perhaps
+    return several if asked.get("at_least_one") else any_number
