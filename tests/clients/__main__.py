@@ -1,12 +1,14 @@
 """`python -m tests.clients [NAME ...]`: real clients against a server, as one table of what works."""
 
 import argparse
+import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import httpx
 import msgspec
 from bench import machine
 from bench.tables import OUT, Table, keep
@@ -18,6 +20,8 @@ from tests.clients import environments
 from tests.clients.cases import Seen
 from tests.clients.model import model
 from tests.clients.table import BY_NAME, CLIENTS, COLUMNS, Client
+
+REFUSED = r'dragoman_requests_total\{route="([^"]*)",status="([45]\d\d)"\} ([\d.e+]+)'
 
 
 class Outcome(Struct):
@@ -54,7 +58,7 @@ def _try(client: Client) -> Outcome:
         background(model(), Settings(port=0, store="memory")) as url,
         tempfile.TemporaryDirectory() as home,
     ):
-        seen = _seen(client, f"{url}/v1", Path(home))
+        seen = [*_seen(client, f"{url}/v1", Path(home)), *_refusals(client, url)]
     for api, what, failed in seen:
         if failed is not None:
             print(f"  {api}, {what} FAILED: {failed}", flush=True)
@@ -74,6 +78,15 @@ def _seen(client: Client, url: str, home: Path) -> list[Seen]:
         why = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
         found.append(Seen("program", "comes to its end", why))
     return found
+
+
+def _refusals(client: Client, url: str) -> list[Seen]:
+    """What the server refused. Some clients then try another way, and nobody sees that the first was shut."""
+    refused = re.findall(REFUSED, httpx.get(f"{url}/metrics").text)
+    if sum(int(float(times)) for *_, times in refused) == client.refusals:
+        return []
+    told = ", ".join(f"{route} {status} ({float(times):.0f} times)" for route, status, times in refused)
+    return [Seen("server", "refuses what it should", f"{told or 'nothing'} was refused")]
 
 
 def page(outcomes: Sequence[Outcome]) -> Table:

@@ -54,14 +54,15 @@ def install(client: Client) -> None:
 
 
 def command_of(client: Client, url: str) -> list[str]:
-    """What runs the client's program. A module of Node.js finds packages beside itself only."""
+    """What runs the client's program. A module of Node.js finds packages beside itself only; a program in
+    Python that runs a command of Node.js needs nothing but the standard library."""
     folder = folder_of(client)
-    if client.registry == "npm":
+    if client.program.endswith(".mjs"):
         for file in ("cases.mjs", client.program):
             shutil.copy(PROGRAMS / file, folder)
         return ["node", str(folder / client.program), url]
-    module = f"tests.clients.programs.{Path(client.program).stem}"
-    return [str(folder / "bin" / "python"), "-m", module, url]
+    python = sys.executable if client.registry == "npm" else str(folder / "bin" / "python")
+    return [python, "-m", f"tests.clients.programs.{Path(client.program).stem}", url]
 
 
 def run(client: Client, url: str, home: Path) -> "subprocess.CompletedProcess[str]":

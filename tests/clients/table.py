@@ -14,6 +14,8 @@ class Client(Struct, frozen=True):
     """`openai==3.49.0` for pip, `openai@7.53.0` for npm."""
     program: str
     """A file of `tests/clients/programs`, for Python or for Node.js."""
+    refusals: int = 0
+    """How many requests of the program the server has to refuse."""
 
     @property
     def registry(self) -> Literal["pip", "npm"]:
@@ -31,6 +33,24 @@ CLIENTS = (
     Client("openai-agents", ("openai-agents==0.24.0",), "with_openai_agents.py"),
     Client("litellm", ("litellm==1.108.4",), "with_litellm.py"),
     Client("langchain-openai", ("langchain-openai==1.7.3",), "with_langchain.py"),
+    Client(
+        "langchain-tests", ("langchain-tests==1.1.9", "langchain-openai==1.7.3"), "with_langchain_tests.py"
+    ),
     Client("llm", ("llm==0.36",), "with_llm.py"),
+    Client("pydantic-ai", ("pydantic-ai-slim[openai]==2.66.0",), "with_pydantic_ai.py"),
+    Client("llama-index", ("llama-index-llms-openai-like==0.8.1", "llama-index-core"), "with_llama_index.py"),
+    Client("haystack", ("haystack-ai==3.4.1",), "with_haystack.py"),
+    Client("instructor", ("instructor==1.17.0",), "with_instructor.py"),
+    Client("smolagents", ("smolagents[openai]==1.26.0",), "with_smolagents.py"),
+    Client("outlines", ("outlines[openai]==1.3.3",), "with_outlines.py"),
+    Client("guidance", ("guidance[openai]==0.3.1",), "with_guidance.py"),
+    Client("lm-eval", ("lm-eval[api]==0.4.13",), "with_lm_eval.py"),
+    Client(
+        "ai-sdk",
+        ("ai@7.0.169", "@ai-sdk/openai@4.0.114", "@ai-sdk/openai-compatible@3.0.90", "zod@4.6.7"),
+        "with_ai_sdk.mjs",
+    ),
+    Client("codex", ("@openai/codex@0.166.0",), "with_codex.py"),
+    Client("opencode", ("opencode-ai@1.18.33",), "with_opencode.py"),
 )
 BY_NAME = {client.name: client for client in CLIENTS}

@@ -42,7 +42,7 @@ def tools(url):
 
 @case("chat", "a schema")
 def schema(url):
-    assert llm(url, "--schema", "city", cases.WHICH_CITY) == '{"city": "Paris"}'
+    assert llm(url, "--schema", "city str", cases.WHICH_CITY) == '{"city": "Paris"}'
 
 
 if __name__ == "__main__":
