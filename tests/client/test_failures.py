@@ -10,8 +10,7 @@ import pytest
 import dragoman
 from dragoman.cli import main
 from dragoman.client import ClientError
-from dragoman.client.failures import Outcome, load
-from dragoman.client.replay import difference
+from dragoman.client.failures import Outcome, difference, load
 from tests.client.recorded import chat, sse
 from tests.client.support import HELLO, KEY
 from tests.support.raw_server import SSE_HEAD, raw_server, reply

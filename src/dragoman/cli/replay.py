@@ -3,11 +3,16 @@
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dragoman.cli.parser import add_connection
 from dragoman.cli.problems import FAILED
 from dragoman.cli.terminal import visible
 from dragoman.logs import Paint
+
+if TYPE_CHECKING:
+    from dragoman.client import Client
+    from dragoman.client.failures import Failure, Outcome
 
 SUMMARY = "send a saved request again and show the difference"
 EXAMPLE = """\
@@ -29,15 +34,14 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from dragoman.cli.address import key_of
     from dragoman.client import Client
-    from dragoman.client.failures import load
-    from dragoman.client.replay import difference, replay, tell_outcome
+    from dragoman.client.failures import difference, load, tell_outcome
 
     failure = load(args.file.expanduser())
     url, key = (args.url, key_of(args.api_key)) if args.url else (failure.url, args.api_key)
     paint = Paint(sys.stdout)
     with Client(url, key, retries=0) as client:
         print(paint("dim", visible(f"POST {client.url}{failure.path}, saved {failure.at}")))
-        now = replay(failure, client)
+        now = _replay(failure, client)
     lines = difference(failure.outcome, now)
     for line in lines:
         style = STYLES.get(line[0])
@@ -46,3 +50,17 @@ def run(args: argparse.Namespace) -> int:
         print("Nothing has changed:")
         print(visible("\n".join(tell_outcome(now))))
     return FAILED if now.error else 0
+
+
+def _replay(failure: "Failure", client: "Client") -> "Outcome":
+    """What comes of the request now; a failure is an outcome too."""
+    from dragoman.client import ClientError
+    from dragoman.client.request import Request
+
+    stream = client.stream(Request(failure.path, failure.body))
+    try:
+        for _ in stream:
+            pass
+    except ClientError as error:
+        return stream.outcome(error)
+    return stream.outcome()

@@ -1,8 +1,9 @@
-"""Failed requests on disk: what was asked and what came, without keys, for `dragoman replay`."""
+"""Failed requests on disk, for `dragoman replay`: what was asked and what came, without keys."""
 
 import datetime
+import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -10,7 +11,7 @@ from uuid import uuid4
 import msgspec
 from msgspec import Struct, field
 
-from dragoman.client.events import AnswerTree
+from dragoman.client.events import AnswerTree, Called
 from dragoman.client.problems import BadFile, ClientError
 from dragoman.client.reading import ReplyReading
 from dragoman.client.setup import Setup
@@ -94,3 +95,40 @@ def without_secrets(value: Any) -> Any:
             for name, one in value.items()
         }
     return [without_secrets(one) for one in value] if isinstance(value, list) else value
+
+
+def difference(before: Outcome, now: Outcome) -> list[str]:
+    """The lines of a unified diff; none where nothing that matters has changed."""
+    lines = difflib.unified_diff(
+        list(tell_outcome(before)), list(tell_outcome(now)), "before", "now", n=3, lineterm=""
+    )
+    return list(lines)
+
+
+def tell_outcome(outcome: Outcome) -> Iterator[str]:
+    """An outcome as a person would tell it. What differs every time (ids of requests, dates) is left out."""
+    yield f"status: {outcome.status or 'none'}"
+    if outcome.error is not None:
+        yield f"error: {outcome.error}"
+    for answer in outcome.answers:
+        yield from _answer(answer, len(outcome.answers) > 1)
+    if outcome.usage is not None:
+        usage = msgspec.structs.asdict(outcome.usage)
+        yield "usage: " + ", ".join(f"{name} {count}" for name, count in usage.items())
+
+
+def _answer(answer: AnswerTree, numbered: bool) -> Iterator[str]:
+    if numbered:
+        yield f"choice {answer.choice}:"
+    for part in answer.parts:
+        if isinstance(part, Called):
+            yield f"call {part.name}{'' if part.complete else ' (not complete)'}:"
+            yield from _indent(part.arguments)
+        elif part.text:
+            yield f"{part.kind}:"
+            yield from _indent(part.text)
+    yield f"finish: {answer.finish or 'none'}"
+
+
+def _indent(text: str) -> Iterator[str]:
+    return (f"  {line}" for line in text.split("\n"))
