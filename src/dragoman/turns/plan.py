@@ -1,8 +1,7 @@
-"""The turns that a model has had lately, found by the prompt they began with.
+"""From what a client asked to what an engine is asked. Everything that can be refused is refused here.
 
-And turns as they are stored beside what was said, so that any process can go on from their ids. Of a prompt
-that goes on from an earlier turn only what is new is stored: however long a conversation becomes, each of its
-ids is stored once.
+A prompt goes on from the very ids of earlier turns where it can, so the turns that a model has had lately
+are kept here, too.
 """
 
 import gc
@@ -39,6 +38,11 @@ from dragoman.turns.spec import (
     tokens_told,
 )
 from dragoman.types import Adapters, Conversation, Job, JobConstraint, Prompt, Sampling, Traced
+
+# The turns of lately, found by the prompt they began with; and turns as they are stored beside what was
+# said, so that any process can go on from their ids. Of a prompt that goes on from an earlier turn only
+# what is new is stored: however long a conversation becomes, each of its ids is stored once.
+
 
 MOST_IDS = 8 * 1024 * 1024
 """Ids that are kept, those of prompts and of answers: about 64 MB."""
@@ -199,7 +203,7 @@ def _prompt(stored: Sequence[bytes]) -> tuple[int, ...] | None:
     return None
 
 
-# From what a client asked to what an engine is asked. Everything that can be refused is refused here.
+# Plans.
 
 
 Rendered: TypeAlias = tuple[str, tuple[int, ...], Traced | None]

@@ -1,4 +1,4 @@
-"""What a client asked, whatever API it came through."""
+"""What a client asked, whatever API it came through; what holds where it says nothing; what is refused."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -16,6 +16,8 @@ from dragoman.engines.protocol import ModelCard
 from dragoman.errors import ADAPTERS, ALTERNATIVES, ANSWERS, STOP, BadRequest, Part, SettingsError
 from dragoman.limits import Limits, check_count
 from dragoman.types import Adapters, Conversation, Prompt, Samplers, Sampling
+
+# What is asked.
 
 
 class Reading(Struct, frozen=True, kw_only=True):

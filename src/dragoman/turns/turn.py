@@ -1,4 +1,7 @@
-"""One turn: its jobs are started, their steps become events, and one way out ends it all."""
+"""One turn: its jobs are started, their steps become events, and one way out ends it all.
+
+And the model that is served: an engine, and all that is made from it once to run turns on it.
+"""
 
 import asyncio
 import logging
@@ -367,7 +370,7 @@ def note_turn(facts: dict[str, Any], turn: Turn) -> None:
             facts["tokens_per_s"] = round((usage.completion_tokens - 1) / writing, 1)
 
 
-# A model that is served: an engine, and all that is made from it once to run turns on it.
+# The model.
 
 
 class ServedModel:

@@ -50,7 +50,6 @@ ERRORS = ResponseErrors(
 
 
 Life: TypeAlias = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
-ENDINGS: frozenset[str] = frozenset({"completed", "incomplete", "failed", "cancelled"})
 
 
 class ResponseObject(Struct):

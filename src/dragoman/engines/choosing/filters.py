@@ -142,7 +142,6 @@ def _passing(sums: NDArray[np.float64], target: float) -> int:
 Chance: TypeAlias = Callable[[], float]
 """The next number in [0, 1)."""
 _COLDEST = 1e-6
-_WITH_MIROSTAT: tuple[SamplerName, ...] = ("smoothing", "temperature")
 _ESTIMATED_FROM = 100
 """Candidates by which mirostat 1 estimates how steeply likelihood falls."""
 

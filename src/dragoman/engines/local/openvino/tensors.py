@@ -146,7 +146,6 @@ def _offsets(scales: NDArray[np.float16], least: Float32s) -> Float32s:
 
 # All tensors.
 
-Floats: TypeAlias = NDArray[np.floating]
 Told: TypeAlias = Callable[[int, int], None]
 """Told the bytes done and the bytes there are."""
 FINE, COARSE = 32, 64
