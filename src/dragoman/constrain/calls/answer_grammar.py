@@ -1,4 +1,14 @@
-"""The grammar of a whole answer: reasoning, then calls or text, each as the model's dialect writes it."""
+r"""The grammar of a whole answer: reasoning, then calls or text, each as the model's dialect writes it.
+
+For one that may think, write text and call `weather`, it is about this, in the Lark that llguidance reads:
+
+    start: ("<think>\n" thought)? call* text
+    thought[lazy]: FREE "</think>"                         a lazy rule ends where it first can
+    call: led_in "\n{\"name\": \"weather\", \"arguments\": " arguments "}\n</tool_call>"
+    led_in[lazy]: text "<tool_call>"                       text and the marker behind it are one lexeme
+    text: FREE & ~(FREE "<tool_call>" FREE)                what opens a call is no text
+    arguments: %json {"type": "object", ...}
+"""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
@@ -240,9 +250,6 @@ def json_rule(rules: Rules, tool: ToolSchema) -> Symbol:
         [option] = literals.schemas.objects(tool.where)
         return literals.option(option, tool.where)
     return rules.rule(write_json(tool.native, EXACT))
-
-
-# The whole answer.
 
 
 CallMode: TypeAlias = Literal["auto", "required", "none"]

@@ -1,4 +1,11 @@
-"""HTTP on a connection: deadlines, caps, and nothing that two readers could read in two ways."""
+"""HTTP on a connection: deadlines, caps, and nothing that two readers could read in two ways.
+
+httptools reads the bytes and calls `on_...` for each part of a message; uvicorn's protocol, which this one
+goes on from, makes a request of them and has the app answer it. What is added comes before that: what is
+wrong leaves the parser as a `_Refusal`, is said in the words of the API that the path belongs to, and ends
+the connection, since nobody can tell where the next message would begin. A connection is idle, in a head or
+in a body, and each of the latter two has a deadline.
+"""
 
 import asyncio
 import re
