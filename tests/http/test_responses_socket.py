@@ -10,8 +10,12 @@ from websockets.sync.client import connect
 from websockets.sync.connection import Connection
 
 from dragoman.http.routes.responses_socket import MOST_WAITING
+from dragoman.http.server import background
 from dragoman.limits import Limits
+from dragoman.settings import Settings
 from tests.attacks.raw_frames import PING, PONG, RawSocket, frame
+from tests.clients.cases import COLOUR, NAME_A_COLOUR
+from tests.clients.model import model
 from tests.http.conftest import Serve, Served
 from tests.support.parrot import BREAK, HANG, messages_of, parrot
 from tests.support.responses import ENDS, PATH, fold, get, kinds, numbers, texts
@@ -145,6 +149,15 @@ def test_a_rehearsal_asks_nothing_of_the_model(parrot: Served, socket: Connectio
     assert len(parrot.engine.jobs) == before
     response(socket, "two", previous_response_id=warm["id"], store=False)
     assert told(parrot) == ["one", "two"]
+
+
+def test_a_rehearsal_needs_no_message_that_the_template_asks_for() -> None:
+    with background(model(), Settings(port=0, store="memory")) as url, opened(url) as socket:
+        warm = response(socket, [], instructions="Be brief.", generate=False, store=False)
+        made = response(socket, NAME_A_COLOUR, previous_response_id=warm["id"], store=False)
+        assert texts(made) == COLOUR
+        send(socket, [], instructions="Be brief.", store=False)
+        assert error(socket)["error"]["code"] == "template_error"
 
 
 BAD: list[tuple[str | bytes, str | None]] = [

@@ -143,12 +143,15 @@ class Making:
         """What cannot be done is refused before anything is answered.
 
         The first turn is planned here, if all that the model is to be told is known by now. It is not where
-        tools must be listed first: then the turn is checked, as far as it is known.
+        tools must be listed first, nor in a rehearsal, in which the user may have said nothing yet that a
+        template could ask for: then the turn is checked, as far as it is known.
         """
         self._offering.check()
-        if self._offering.must_ask or self._triggered:
+        unknown = self._offering.must_ask or self._triggered
+        if unknown or not self.generates:
             # A choice may speak of tools that are not known yet.
-            asked = await self._asked(replace(self.request, tool_choice=None), self._items())
+            request = replace(self.request, tool_choice=None) if unknown else self.request
+            asked = await self._asked(request, self._items())
             await self._desk.model.check(asked, self.context.owner, self.context.size)
             return
         try:
