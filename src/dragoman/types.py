@@ -4,7 +4,7 @@ Structs rather than dataclasses: several are made per token, and they need no co
 the end is the one way from events to an answer.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
 from msgspec import Struct, field
@@ -19,7 +19,10 @@ LARK_LINE = "%llguidance {}\n"
 """The first line of a grammar that is Lark, whatever the others look like."""
 Adapters: TypeAlias = tuple[tuple[str, float], ...]
 """LoRA adapters and their scales, in the order of their names."""
-Kind: TypeAlias = Literal["text", "reasoning", "call_open", "call_arguments", "call_close", "finish"]
+Kind: TypeAlias = Literal[
+    "text", "reasoning", "call_open", "call_arguments", "call_close", "unseen", "finish"
+]
+"""`unseen` has ids that no text comes of, and that belong to what was said before: what closed it, layout."""
 
 
 SamplerName: TypeAlias = Literal[
@@ -215,6 +218,9 @@ class Event(Struct):
     """On the events of a tool call: its number in the answer, from 0. `text` of a call_open is the name."""
     call_id: str = ""
     """On a call_open: the id the model wrote, or one made up."""
+    begins: int | None = None
+    """On the first event of a part, from the reader of a dialect: how many characters before the end of what
+    was read the part begins, with the marker that opens it."""
 
 
 class ToolCall(Struct, frozen=True, kw_only=True):
@@ -401,3 +407,30 @@ def coalesce(events: list[Event]) -> list[Event]:
     for event, texts in runs.values():
         event.text = "".join(texts)
     return merged
+
+
+def share_tokens(said: Sequence[Event], sizes: Sequence[int], waiting: int, unread: int = 0) -> list[int]:
+    """How many of the tokens that wait come before all events, as part of what was said earlier, and how many
+    go with each event. The others wait on.
+
+    `sizes` are the characters that each token has brought; the reader holds back the last `waiting` of them,
+    and behind these `unread` ones have not reached it. A token that reaches into a new part is that part's.
+    Within a part, the first event takes all.
+    """
+    shares = [0] * (len(said) + 1)
+    taker = 1 if said[0].begins is None else 0
+    end, token, place = sum(sizes) - unread, 0, 0
+    for number, event in enumerate(said, 1):
+        if event.begins is None:
+            continue
+        edge = end - event.begins
+        while token < len(sizes) and place < edge and place + sizes[token] <= edge:
+            place += sizes[token]
+            token += 1
+            shares[taker] += 1
+        taker = number
+    while token < len(sizes) and (place < end - waiting or not waiting + unread):
+        place += sizes[token]
+        token += 1
+        shares[taker] += 1
+    return shares

@@ -53,6 +53,24 @@ def test_tokens_of_the_parts(client: dragoman.Client) -> None:
         assert part.tokens
 
 
+@pytest.mark.parametrize("api", ["chat", "responses"])
+def test_markers_are_on_the_parts_that_they_open_and_close(client: dragoman.Client, api: str) -> None:
+    said = [{"role": "user", "content": SAID}]
+    if api == "chat":
+        stream = client.chat(said, tools=TOOLS, return_token_ids=True)
+    else:
+        tools = [{"type": "function", "name": name} for name in ("f", "g")]
+        stream = client.responses(said, tools=tools, store=False, return_token_ids=True)
+    parts = [[token.id for token in part.tokens] for part in stream.answer().parts]
+    masks = [bytes(id_ for id_ in ids if id_ is not None and id_ != END_ID) for ids in parts]
+    assert [mask.decode() for mask in masks] == [
+        "<think>\nHm.\n</think>\n\n",
+        "Hä?\n",
+        call("f", a=1) + "\n",
+        call("g"),
+    ]
+
+
 def test_logprobs_in_the_tree(client: dragoman.Client) -> None:
     answer = client.chat(HELLO, logprobs=True, top_logprobs=2, return_token_ids=True).answer()
     assert [(token.id, token.text, token.logprob, len(token.top)) for token in answer.tokens][:2] == [

@@ -25,6 +25,8 @@ def test_half_a_pair_is_no_character() -> None:
 class Said:
     """A reader that says what it is told to."""
 
+    waiting = 0
+
     def feed(self, text: str) -> list[Event]:
         return [
             Event("call_open", 0, "sql", call=0),

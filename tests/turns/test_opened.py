@@ -5,7 +5,7 @@ import pytest
 from dragoman.dialects.declare import Dialect, ReasoningMarks
 from dragoman.engines.scripted import ByteTokenizer
 from dragoman.prompt.encode import Encoder
-from dragoman.turns.reading import ids_opened_reasoning, opened_reasoning
+from dragoman.turns.plan import ids_opened_reasoning, opened_reasoning
 from dragoman.types import Conversation, Message
 
 THINKS = Dialect(name="thinks", models="", reasoning=ReasoningMarks())

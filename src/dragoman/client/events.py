@@ -116,7 +116,7 @@ class Called(Struct, tag=True):
 
 
 class AnswerTree(Struct):
-    """One choice. Tokens without text, such as markers, belong to the part before them."""
+    """One choice. Markers are on the parts that they open and close, layout between two on the first."""
 
     choice: int = 0
     parts: list[Spoken | Called] = field(default_factory=list)

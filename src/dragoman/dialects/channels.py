@@ -40,8 +40,9 @@ class ChannelReader:
     def first_header(self) -> Wait[None]:
         """An answer begins with a header, because the prompt ends with what precedes one, or with text."""
         self.m.hold()
+        self.m.open_part()
         if not (yield from self._header(_beginning(self.ch))):
-            self.m.unread(self.m.give_back())
+            self.m.unread(self.m.retract())
 
     def outside(self) -> Wait[bool]:
         """Text up to the next block, and the block. False at the end."""
@@ -50,12 +51,14 @@ class ChannelReader:
         if not mark:
             return False
         if mark in ch.ends:
+            m.close_part()
             return True
         m.hold(len(mark))
+        m.open_part(mark)
         if mark not in ch.start:
             m.at -= len(mark)
         if not (yield from self._header(HEADER if ch.header else NAME)):
-            given = m.give_back()
+            given = m.retract()
             m.say(mark)
             m.unread(given[len(mark) :])
         return True
@@ -112,9 +115,10 @@ class ChannelReader:
         self.m.say("" if end in self.ch.start else end)
 
     def _reread(self, end: str) -> None:
-        """What begins the next block also ends this one."""
+        """The block is over. What begins the next one also ends this one."""
         if end in self.ch.start:
             self.m.at -= len(end)
+        self.m.close_part()
 
     def _call(self, name: str) -> Wait[None]:
         m = self.m

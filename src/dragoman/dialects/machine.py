@@ -2,6 +2,11 @@
 
 A call is read on trial. Until its name is certain, or till its end where a dialect wants that, what was read
 may still turn out to be text, and is then given back as such. Nothing is read twice.
+
+An answer is a row of parts: reasoning, text, a call, each with the markers around it. Whoever reads tokens
+wants to know to which part each of them belongs, also those that no text comes of, so the first event of a
+part says where it begins (`Event.begins`). That place is the `_edge`: the marker that opens the part, or,
+where nothing does, the end of what closed the one before. Layout between two parts is the earlier one's.
 """
 
 import re
@@ -32,6 +37,9 @@ class TrialState(Struct, frozen=True):
     blank: str | None
     calls: int
     awaited: frozenset[frozenset[str]]
+    part: Kind | None
+    edge: int
+    opened: bool
 
 
 class Emitter(Scanner):
@@ -55,6 +63,12 @@ class Emitter(Scanner):
         self._events: list[Event] = []
         self._draft: list[Event] | None = None
         self._ids: set[str] = set()
+        self._part: Kind | None = None
+        """What is being said; a call is its arguments."""
+        self._edge = 0
+        """Where the next part begins, if one does: a `place`."""
+        self._opened = False
+        """Whether a marker has opened the next part, of which nothing was said yet."""
         self._before = self.state()
         """How things were when the present trial began."""
 
@@ -63,6 +77,10 @@ class Emitter(Scanner):
         if not self._events:
             return []
         events, self._events = self._events, []
+        end = self.dropped + len(self.text)
+        for event in events:
+            if event.begins is not None:
+                event.begins = end - event.begins
         if self.compiled.sentinels:
             for event in events:
                 event.text = event.text.translate(self.compiled.unseen)
@@ -79,8 +97,13 @@ class Emitter(Scanner):
     def _emit(self, kind: Kind, text: str) -> None:
         if text:
             self._said = True
-            into = self._events if self._draft is None else self._draft
-            into.append(Event(kind, 0, text, call=self.calls - 1))
+            self._append(Event(kind, 0, text, call=self.calls - 1), kind)
+
+    def _append(self, event: Event, part: Kind) -> None:
+        if event.kind == "call_open" or (part != self._part and event.text.translate(self.compiled.unseen)):
+            self._part, event.begins = part, self._edge
+        self._opened = self._opened and part != self._part
+        (self._events if self._draft is None else self._draft).append(event)
 
     def say(self, text: str) -> None:
         if self._blank is not None:
@@ -113,9 +136,9 @@ class Emitter(Scanner):
 
     def quickly(self, sink: Sink, other: re.Pattern[str]) -> Quick | None:
         if sink == self.say:
-            return ("text", other, False) if self._blank is None else None
+            return ("text", other, False) if self._blank is None and self._part == "text" else None
         if sink == self.think:
-            return "reasoning", other, False
+            return ("reasoning", other, False) if self._part == "reasoning" else None
         if sink in (self.arguments, self.string_arguments):
             return "call_arguments", other, sink == self.string_arguments
         return None
@@ -135,6 +158,15 @@ class Emitter(Scanner):
 
     # Turning points
 
+    def open_part(self, marker: str = "") -> None:
+        """A part may begin with the marker that was just read, or here; further markers are inside of it."""
+        if not self._opened:
+            self._edge, self._opened = self.place - len(marker), True
+
+    def close_part(self) -> None:
+        """What was read up to here belongs to what was said, but for whitespace that may yet be text."""
+        self._edge, self._opened = self._edge if self._blank else self.place, False
+
     def new_paragraph(self, *, reasoning: bool = False) -> None:
         """What was said is over: whitespace from here on may be layout."""
         self.reasoning, self._said, self._blank = reasoning, True, []
@@ -146,6 +178,7 @@ class Emitter(Scanner):
         """A call may begin here; what is read is on trial."""
         if not self.holding:
             self.hold()
+        self.open_part()
         if shape.whole and self._draft is None:
             self._draft = []
 
@@ -153,8 +186,8 @@ class Emitter(Scanner):
         """The name is certain. What follows is said as it comes, unless the shape wants the whole."""
         if not shape.whole:
             self.keep()
-        into = self._events if self._draft is None else self._draft
-        into.append(Event("call_open", 0, name, call=self.calls, call_id=self._id(name, id_, shape)))
+        opening = Event("call_open", 0, name, call=self.calls, call_id=self._id(name, id_, shape))
+        self._append(opening, "call_arguments")
         self.calls += 1
         self.new_paragraph()
 
@@ -165,6 +198,7 @@ class Emitter(Scanner):
             self._draft = None
             self.keep()
         self._events.append(Event("call_close", 0, call=self.calls - 1))
+        self.close_part()
 
     def _id(self, name: str, id_: str | None, shape: Calls) -> str:
         """The id the model wrote, unless it has written it before; else one in the way of its family."""
@@ -181,7 +215,16 @@ class Emitter(Scanner):
 
     def state(self) -> TrialState:
         blank = None if self._blank is None else "".join(self._blank)
-        return TrialState(self.reasoning, self._said, blank, self.calls, self.awaited)
+        return TrialState(
+            self.reasoning,
+            self._said,
+            blank,
+            self.calls,
+            self.awaited,
+            self._part,
+            self._edge,
+            self._opened,
+        )
 
     def hold(self, back: int = 0) -> None:
         super().hold(back)
@@ -193,6 +236,7 @@ class Emitter(Scanner):
         self.reasoning, self._said = state.reasoning, state.said
         self._blank = None if state.blank is None else [state.blank]
         self.calls, self.awaited, self._draft = state.calls, state.awaited, None
+        self._part, self._edge, self._opened = state.part, state.edge, state.opened
         return self.give_back()
 
 
@@ -271,12 +315,17 @@ class Machine(Emitter):
                 yield from self._try(mark, meaning)
                 return
             case "open":
+                self.open_part(meaning.core)
                 self.new_paragraph(reasoning=True)
             case "close":
                 self.new_paragraph()
+                self.close_part()
             case "back":
                 self.at -= len(meaning.core)
                 self.new_paragraph()
+                self.close_part()
+            case "drop" if self.dialect.text_open.startswith(meaning.core) and not self._blank:
+                self.open_part(meaning.core)
             case "span":
                 yield from self._drop_span(mark, meaning)
             case "end" if self._take_awaited(meaning.core):
@@ -285,6 +334,8 @@ class Machine(Emitter):
                 self.sink(mark)
                 return
         yield from self.skip(meaning.trail)
+        if not self._opened:
+            self.close_part()
 
     def _drop_span(self, mark: str, meaning: Meaning) -> Wait[None]:
         self.hold(len(mark))
@@ -309,6 +360,7 @@ class Machine(Emitter):
     def _try(self, mark: str, meaning: Meaning) -> Wait[None]:
         """A call may follow. If none does, the marker and what was read after it are text."""
         self.hold(len(mark))
+        self.open_part(meaning.core)
         if meaning.bare:
             self.at -= len(meaning.core)
         shape = yield from self._shape(meaning)
@@ -319,8 +371,10 @@ class Machine(Emitter):
         if self.holding:
             dropped = isinstance(shape, AttributedCalls) and self.ended and self.at == len(self.text)
             self._take_back(meaning, dropped=dropped)
-        elif shape is None:
-            yield from self.skip(meaning.trail)
+        else:
+            if shape is None:
+                yield from self.skip(meaning.trail)
+            self.close_part()
 
     def _take_back(self, meaning: Meaning, *, dropped: bool) -> None:
         given = self.retract()
@@ -331,6 +385,7 @@ class Machine(Emitter):
         if meaning.shapes[0].silent:
             given = meaning.openings.pattern.sub("", given)
         if self.reasoning and meaning.core in self.compiled.ends_reasoning:
+            self._edge = self.place - len(given)
             self.new_paragraph()
         self.sink("" if dropped else given)
 

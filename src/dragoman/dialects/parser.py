@@ -9,13 +9,17 @@ from dragoman.dialects.machine import Machine
 from dragoman.dialects.registry import get_dialect, own_dialect
 from dragoman.dialects.schema import Tools
 from dragoman.errors import SettingsError
-from dragoman.types import Answer, Event, Fold
+from dragoman.types import Answer, Event, Fold, share_tokens
 
 PIECE = 64 * 1024
 
 
 class AnswerReader(Protocol):
     """Fed as the text comes. What it holds back must come out of a later `feed`, or of `finish`."""
+
+    @property
+    def waiting(self) -> int:
+        """How many of the last characters are held back."""
 
     def feed(self, text: str) -> list[Event]: ...
 
@@ -24,6 +28,8 @@ class AnswerReader(Protocol):
 
 class PlainReader:
     """The dialect of models that write text and nothing else: all of it passes through."""
+
+    waiting = 0
 
     def feed(self, text: str) -> list[Event]:
         return [Event("text", 0, text)]
@@ -36,7 +42,8 @@ class Parser:
     """Reads one answer as it comes.
 
     `feed("text")`, or `feed([(id, "text"), ...])` with the ids of the tokens: then a marker that is one of
-    `special_tokens` is recognised by its id alone, and its spelling in ordinary text is text.
+    `special_tokens` is recognised by its id alone, and its spelling in ordinary text is text, and each id is
+    on an event of the part that it belongs to.
     `dialect` is a name, a Dialect, or a model's own `response_template`, which alone asks for the `prompt`.
     """
 
@@ -55,6 +62,8 @@ class Parser:
         self.dialect = _find_declaration(dialect)
         self._special = dict(special_tokens or {})
         self._sentinels: Mapping[str, str] = {}
+        self._ids: list[int] = []
+        self._sizes: list[int] = []
         self._reader: AnswerReader
         if self.dialect.own is not None:
             self._reader = self.dialect.own.reader(prompt, tools)
@@ -71,9 +80,30 @@ class Parser:
         self._reader = Machine(compiled, Tools(tools), starts_in_reasoning=starts_in_reasoning and reasoning)
 
     def feed(self, text: str | Sequence[tuple[int, str]]) -> list[Event]:
-        if not isinstance(text, str):
-            text = "".join([self._token(id_, piece) for id_, piece in text])
-        return self._reader.feed(text) if text else []
+        if isinstance(text, str):
+            return self._reader.feed(text) if text else []
+        events: list[Event] = []
+        for id_, piece in text:
+            said = self._token(id_, piece)
+            self._ids.append(id_)
+            self._sizes.append(len(said))
+            if said:
+                events += self._shared(self._reader.feed(said))
+        return events
+
+    def _shared(self, said: list[Event]) -> list[Event]:
+        """The events with the ids that waited, if there are any."""
+        if not said or not self._ids:
+            return said
+        unseen, *shares = share_tokens(said, self._sizes, self._reader.waiting)
+        before = [Event("unseen", 0, "", self._take(unseen))] if unseen else []
+        for event, share in zip(said, shares, strict=True):
+            event.ids = self._take(share)
+        return before + said
+
+    def _take(self, count: int) -> list[int]:
+        taken, self._ids, self._sizes = self._ids[:count], self._ids[count:], self._sizes[count:]
+        return taken
 
     def _token(self, id_: int, piece: str) -> str:
         """A special token is its private character if it is a marker, and nothing if it is none."""
@@ -81,7 +111,8 @@ class Parser:
         return piece if special is None else self._sentinels.get(special, "")
 
     def finish(self) -> list[Event]:
-        return self._reader.finish()
+        events = self._shared(self._reader.finish())
+        return [*events, Event("unseen", 0, "", self._take(len(self._ids)))] if self._ids else events
 
 
 def _find_declaration(dialect: str | Dialect | Mapping[str, Any]) -> Dialect:

@@ -90,12 +90,19 @@ class TemplateReader:
         self._trims = {field.name: _Trim(field) for field in template.fields}
         self._times: dict[str, int] = {}
         self._events: list[Event] = []
+        self._part = ""
+        self._edge = 0
+        """Where the region begins, as `Event.begins` tells it."""
         self._silent = len(begun)
         """Events of what the prompt holds are not told."""
         self._watch()
         self.feed(begun)
         for trim in self._trims.values():
             trim.drop()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._held)
 
     def feed(self, text: str) -> list[Event]:
         self._held += text
@@ -114,6 +121,9 @@ class TemplateReader:
 
     def _take_events(self) -> list[Event]:
         events, self._events = self._events, []
+        for event in events:
+            if event.begins is not None:
+                event.begins = self._base + len(self._held) - event.begins
         return events
 
     def _watch(self) -> None:
@@ -198,11 +208,13 @@ class TemplateReader:
         captures = {name: self._held[a - base : b - base] for name, (a, b) in match.groups.items()}
         if watch.opens:
             self._close("")
+            self._edge = self._base
             self._region = _Region(watch.field, captures, [marker], [])
             self._begin(watch.field)
         else:
             self._region.captures |= captures
             self._close(marker)
+            self._edge = self._base + len(marker)
         self._take(len(marker))
         self._watch()
 
@@ -242,7 +254,12 @@ class TemplateReader:
 
     def _tell(self, field: "Field", text: str) -> None:
         if text and self._base > self._silent:
-            self._events.append(Event("reasoning" if field.kind == "reasoning" else "text", 0, text))
+            self._append(Event("reasoning" if field.kind == "reasoning" else "text", 0, text))
+
+    def _append(self, event: Event) -> None:
+        if event.kind != self._part:
+            self._part, event.begins = event.kind, self._edge
+        self._events.append(event)
 
     def _close(self, marker: str) -> None:
         """The region ends; what is not told yet is told now."""
@@ -255,7 +272,7 @@ class TemplateReader:
         except Malformed:
             said = "".join([*region.source, marker])
             if self._base > self._silent:
-                self._events.append(Event("text", 0, said))
+                self._append(Event("text", 0, said))
 
     def _deliver(self, field: "Field", region: _Region) -> None:
         body = "".join(region.body)
@@ -263,6 +280,8 @@ class TemplateReader:
         if field.kind == "calls":
             for call in read_call_list(value, self._tools):
                 self._call(call)
+            # Where one of several calls in a region begins, nobody knows: all tokens are the first one's.
+            self._part = ""
         else:
             said = open_json(value)
             self._tell(field, said if isinstance(said, str) else body.strip())
@@ -272,8 +291,8 @@ class TemplateReader:
             return
         number, self._calls = self._calls, self._calls + 1
         id_ = call.id or f"call_{token_hex(12)}"
+        self._append(Event("call_open", 0, call.name, call=number, call_id=id_))
         self._events += [
-            Event("call_open", 0, call.name, call=number, call_id=id_),
             Event("call_arguments", 0, call.arguments, call=number),
             Event("call_close", 0, call=number),
         ]

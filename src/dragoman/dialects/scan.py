@@ -113,6 +113,8 @@ class Scanner:
     def __init__(self) -> None:
         self.text = ""
         self.at = 0
+        self.dropped = 0
+        """How much was read and is no longer in `text`, but for what passed on the quick path."""
         self.ended = False
         self.holding = False
         self.quick: Quick | None = None
@@ -128,10 +130,23 @@ class Scanner:
         """A sink for pieces of a string, which are escaped on their way to the other."""
         return lambda text: sink(escape_json(text))
 
+    @property
+    def place(self) -> int:
+        """Where reading is, in a count that `text` does not begin anew with each piece."""
+        return self.dropped + self.at
+
+    @property
+    def waiting(self) -> int:
+        """How many characters at the end were not read, or only on trial."""
+        if not self.holding:
+            return len(self.text) - self.at
+        return sum(map(len, self._held)) + len(self.text) - self._held_from
+
     def append(self, text: str) -> None:
         if self.holding:
             self._held.append(self.text[self._held_from : self.at])
             self._held_from = 0
+        self.dropped += self.at
         self.text = self.text[self.at :] + text
         self.at = 0
 
@@ -154,6 +169,7 @@ class Scanner:
         if self.text.endswith(text, 0, self.at):
             self.at -= len(text)
         else:
+            self.dropped = self.place - len(text)
             self.text, self.at = text + self.text[self.at :], 0
 
     # Moves

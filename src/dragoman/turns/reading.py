@@ -9,7 +9,7 @@ from itertools import product
 from typing import TypeAlias
 
 from dragoman.dialects.compiled import CompiledDialect, compile_dialect
-from dragoman.dialects.declare import Dialect, starts_in_reasoning
+from dragoman.dialects.declare import Dialect
 from dragoman.dialects.machine import Machine
 from dragoman.dialects.parser import AnswerReader, PlainReader
 from dragoman.dialects.registry import with_calls
@@ -17,7 +17,7 @@ from dragoman.dialects.schema import NO_TOOLS, Tools
 from dragoman.engines.protocol import Tokenizer
 from dragoman.prompt.encode import replace_surrogates
 from dragoman.turns.spec import Reading, TurnSpec
-from dragoman.types import Conversation, Event, FinishReason, Step, TokenLogprob
+from dragoman.types import Event, FinishReason, Step, TokenLogprob, share_tokens
 
 # Ids to text, one at a time: a table of pieces, and a UTF-8 decoder for characters cut between ids.
 
@@ -198,6 +198,10 @@ class CustomCalls:
         self._names = names
         self._open: dict[int, Unquoted] = {}
 
+    @property
+    def waiting(self) -> int:
+        return self._reader.waiting
+
     def feed(self, text: str) -> list[Event]:
         return self._unquoted(self._reader.feed(text))
 
@@ -286,50 +290,15 @@ class Language:
         return reader
 
 
-def opened_reasoning(dialect: Dialect, conversation: Conversation, prompt: str) -> bool:
-    """Read off what the client began to write for the model, else off the template's last words.
-
-    A prompt that ends with `<think>\\n` has opened it, one that ends with `<think>\\n\\n</think>` has not.
-    What users write says nothing.
-    """
-    begun = _begun(conversation).rstrip()
-    if starts_in_reasoning(dialect, begun, continues=True):
-        return True
-    closes = dialect.reasoning.close if dialect.reasoning else ()
-    if any(close.strip() in begun for close in closes):
-        return False
-    return starts_in_reasoning(dialect, prompt.rstrip().removesuffix(begun))
-
-
-def ids_opened_reasoning(dialect: Dialect, prompt: Sequence[int], tokenizer: Tokenizer) -> bool:
-    """The same for a prompt of ids, which may end in the middle of an answer.
-
-    An answer begins after a control token; what stands before the last of them says nothing. Without any but
-    the first id of a text, nobody can tell where messages end: then only the end of the prompt counts.
-    """
-    thinking = dialect.reasoning
-    if thinking is None:
-        return False
-    markers = {spelling.strip() for spelling in (*thinking.open, *thinking.close)}
-    frame = {id_ for text, id_ in tokenizer.special.items() if text not in markers} - {tokenizer.bos_id}
-    start = next((place for place in range(len(prompt), 0, -1) if prompt[place - 1] in frame), 0)
-    text = b"".join(tokenizer.pieces[id_] for id_ in prompt[start:]).decode("utf-8", "replace")
-    return starts_in_reasoning(dialect, text, continues=start > 0)
-
-
-def _begun(conversation: Conversation) -> str:
-    """The answer so far: a final message that is to be continued, and the prefix."""
-    content = conversation.messages[-1].content if conversation.continue_final_message else ""
-    if isinstance(content, list):
-        content = content[-1].get("text", "") if content else ""
-    return (content or "") + conversation.response_prefix
-
-
 # One continuation on its way from steps to events: ids to text, stop strings, the dialect.
 
 
 class ChoiceReader:
-    """Reads steps into events. An id belongs to the event in which its text comes out."""
+    """Reads steps into events. An id belongs to the event in which its text comes out.
+
+    An id of which no text comes is a part of what its marker opens or closes: the reader of the dialect says
+    where parts begin, and ids of the part before are told in an event of their own.
+    """
 
     def __init__(
         self,
@@ -357,7 +326,13 @@ class ChoiceReader:
         self._most_calls = most_calls
         self._enough = False
         self._ids: list[int] = []
+        self._sizes: list[int] = []
+        """How many characters each of the ids brought that wait for an event."""
+        self._unread = 0
+        """Of these, how many wait in case that they are a stop string."""
         self._logprobs: list[TokenLogprob] = []
+        self._part = ""
+        """The kind of what was said last."""
 
     def read(self, step: Step, events: list[Event]) -> None:
         """Append the events of a step."""
@@ -372,19 +347,21 @@ class ChoiceReader:
                 self._logprobs.append(logprobs[position])
                 self.logprobs.append(logprobs[position].logprob)
             if position == last and id_ in self._hidden_ids:
+                self._sizes.append(0)
                 continue
             text = self._text.feed(id_)
+            size = len(text)
             if text and self._stops is not None and self.count >= self._min_tokens:
                 text, stop = self._stops.feed(text)
+                self._unread += size - len(text)
                 if stop is not None:
-                    self._say(text, events)
+                    self._say(text, size, events)
                     self._finish(events, "stop", stop)
                     return
-            if text:
-                self._say(text, events)
-                if self._enough:
-                    self._finish(events, "stop", None)
-                    return
+            self._say(text, size, events)
+            if self._enough:
+                self._finish(events, "stop", None)
+                return
         if step.finish is not None:
             self._finish(events, step.finish, step.stop_id, step.error)
 
@@ -403,7 +380,7 @@ class ChoiceReader:
         self.over = True
         if not isinstance(stop, str) and not self._enough:
             self._flush(events)
-        self._emit(self._dialect.finish(), events)
+        self._share(self._dialect.finish(), events)
         event = Event("finish", self.choice, "", self._ids, self._logprobs or None, finish, stop, error)
         events.append(event)
         self._ids, self._logprobs = [], []
@@ -411,29 +388,49 @@ class ChoiceReader:
     def _flush(self, events: list[Event]) -> None:
         """The answer ends without a stop string: what was held back for one is text."""
         text = self._text.flush()
+        if self._sizes:
+            self._sizes[-1] += len(text)
         if self._stops is not None:
             shown, hit = self._stops.feed(text)
-            text = shown if hit else shown + self._stops.flush()
-        self._say(text, events)
-
-    def _say(self, text: str, events: list[Event]) -> None:
+            text, self._unread = shown if hit else shown + self._stops.flush(), 0
         if text:
-            self._emit(self._dialect.feed(text), events)
+            self._share(self._dialect.feed(text), events)
 
-    def _emit(self, said: Sequence[Event], events: list[Event]) -> None:
-        for event in said:
-            if self._enough or (event.kind == "call_open" and event.call == self._most_calls):
+    def _say(self, text: str, size: int, events: list[Event]) -> None:
+        """The newest id has brought so many characters, and this text can be read now."""
+        said = self._dialect.feed(text) if text else ()
+        if len(said) != 1 or self._sizes or said[0].begins is not None:
+            self._sizes.append(size)
+            self._share(said, events)
+            return
+        # Most ids end here: no other waits, and it says more of the same.
+        (event,) = said
+        event.choice, event.ids = self.choice, self._ids
+        self._ids = []
+        if self._logprobs:
+            event.logprobs, self._logprobs = self._logprobs, []
+        if event.kind == "reasoning":
+            self.reasoning_count += 1
+        events.append(event)
+
+    def _share(self, said: Sequence[Event], events: list[Event]) -> None:
+        """Several ids wait, or several things were said: each id goes with the part that it belongs to."""
+        if not said or self._enough:
+            return
+        unseen, *shares = share_tokens(said, self._sizes, self._dialect.waiting, self._unread)
+        if unseen:
+            said, shares = [Event("unseen", 0), *said], [unseen, *shares]
+        for event, share in zip(said, shares, strict=True):
+            if event.kind == "call_open" and event.call == self._most_calls:
                 # What follows is not asked for; its ids go with the finish.
                 self._enough = True
                 return
-            ids = self._ids
-            event.choice, event.ids, event.logprobs = self.choice, ids, self._logprobs or None
-            if event.kind == "reasoning":
-                self.reasoning_count += len(ids)
+            event.choice, event.ids = self.choice, self._ids[:share]
+            event.logprobs = self._logprobs[:share] or None
+            del self._ids[:share], self._sizes[:share], self._logprobs[:share]
+            self._part = self._part if event.begins is None else event.kind
+            self.reasoning_count += share if self._part == "reasoning" else 0
             events.append(event)
-            self._ids = []
-            if self._logprobs:
-                self._logprobs = []
 
 
 def dialect_for(spec: TurnSpec, dialect: Dialect) -> Dialect:

@@ -303,6 +303,7 @@ class HiddenCalls:
         self._speaker: Speaker
         self._fold = Fold()
         self._hidden: set[int] = set()
+        self._showing = True
         self._shown = 0
         self._finish = Event("finish", 0)
         self._asked: list[ToolCall] = []
@@ -363,12 +364,16 @@ class HiddenCalls:
         return self._speaker.idle()
 
     def _shows(self, event: Event) -> bool:
-        """Calls are numbered as the client sees them."""
         if event.kind == "finish":
             self._finish = event
             return False
-        if event.kind not in CALL_EVENTS:
-            return True
+        if event.kind == "unseen":
+            return self._showing
+        self._showing = event.kind not in CALL_EVENTS or self._shows_call(event)
+        return self._showing
+
+    def _shows_call(self, event: Event) -> bool:
+        """Calls are numbered as the client sees them."""
         if event.kind == "call_open":
             if event.text in self._names:
                 self._hidden.add(event.call)

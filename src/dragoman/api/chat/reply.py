@@ -48,7 +48,7 @@ class ChatSpelling:
         self._called: set[int] = set()
 
     def silent(self, event: Event) -> bool:
-        return event.kind == "call_close" or (event.kind == "reasoning" and not self._reasoning)
+        return event.kind in ("call_close", "unseen") or (event.kind == "reasoning" and not self._reasoning)
 
     def delta(self, event: Event) -> dict[str, Any]:
         delta: dict[str, Any] = {}

@@ -20,13 +20,14 @@ HOLE = Raw(b"\x00")
 
 TELL_IDS = frozenset(
     {
+        "response.output_item.added",
         "response.output_item.done",
         "response.completed",
         "response.incomplete",
         "response.failed",
     }
 )
-"""Events that are no fragments, and tell ids which no fragment has told."""
+"""Events that are no fragments, and tell ids which no fragment has told: those of what came before them."""
 
 
 class Wire:

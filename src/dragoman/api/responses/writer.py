@@ -222,9 +222,9 @@ class ResponseWriter:
                 opened = self._close("completed") + self._start(self._reasoning(), kind)
                 return opened + self._one(event)
             case "call_open":
-                closed = self._close("completed")
+                opened = self._close("completed") + self._begin_call(event)
                 self._tell(event)
-                return closed + self._begin_call(event)
+                return opened
             case "call_arguments":
                 self._tell(event)
                 if self._asked is not None:
@@ -233,6 +233,9 @@ class ResponseWriter:
             case "call_close":
                 self._tell(event)
                 return self._close("completed")
+            case "unseen":
+                self._tell(event)
+                return b""
         self._tell(event)
         return self._end(event)
 

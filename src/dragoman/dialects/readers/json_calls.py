@@ -41,7 +41,7 @@ def read_json_calls(m: "Machine", shape: JsonCalls) -> Wait[bool]:
             if m.calls == first or shape.whole or not reader.over:
                 return False
             # A whole object that is no call, after one that is: it spoils only itself.
-            m.sink(m.give_back())
+            m.sink(m.retract())
         if not (yield from _another(m, shape, listed)):
             return True
 
