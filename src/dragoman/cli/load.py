@@ -94,7 +94,7 @@ class LoadStream(asyncio.Protocol):
             self.error = "an event is not a chunk"
             return
         if chunk.error is not None:
-            self.error = _said(problem_of(chunk.error))
+            self.error = _reason_of(problem_of(chunk.error))
         self._heard += sum(map(_speaks, chunk.choices))
         self.tokens = max(self.tokens, self._heard)
         if chunk.usage is not None:
@@ -105,7 +105,7 @@ class LoadStream(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         if self._parser.get_status_code() != 200:
-            self._finish(f"HTTP {self._parser.get_status_code()}: {_said(problem_in(self._plain))}")
+            self._finish(f"HTTP {self._parser.get_status_code()}: {_reason_of(problem_in(self._plain))}")
         else:
             self._finish(None if self._ended else "the stream ended without [DONE]")
 
@@ -128,7 +128,7 @@ def _speaks(choice: ChunkChoice) -> bool:
     return bool(choice.said.content or choice.said.thought)
 
 
-def _said(problem: Problem | None) -> str:
+def _reason_of(problem: Problem | None) -> str:
     return problem.message if problem else "no reason given"
 
 

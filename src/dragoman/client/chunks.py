@@ -144,7 +144,7 @@ class Calls:
 
     def take(self, delta: CallDelta, tokens: list[Token]) -> Iterator[CallBegan | CallArguments | CallDone]:
         said = delta.function or delta.custom or Named()
-        call = self._found(delta, said)
+        call = self._find_call(delta, said)
         if call is None:
             # A call without arguments, or with a text, shows no end of its own. One that is in the middle of
             # an object may go on beside the next.
@@ -162,7 +162,7 @@ class Calls:
         if reason not in CUT_SHORT:
             yield from self._close(self._calls)
 
-    def _found(self, delta: CallDelta, said: Named) -> _Call | None:
+    def _find_call(self, delta: CallDelta, said: Named) -> _Call | None:
         """The call that a delta goes on with. Some servers give every call the index 0, or none."""
         same = [call for call in self._calls if delta.index is None or call.index == delta.index]
         call = same[-1] if same else None

@@ -196,11 +196,11 @@ class ReplyReading:
             self._chunks += 1
             if event.name == b"error":
                 raise self._said_failed(problem_in(event.data), event.data)
-            for told in self._told(event.data):
+            for told in self._read_data(event.data):
                 self.fold.add(told)
                 yield told
 
-    def _told(self, data: bytes) -> Iterator[StreamEvent]:
+    def _read_data(self, data: bytes) -> Iterator[StreamEvent]:
         try:
             yield from self._reader.read(data)
         except FailedInside as failed:

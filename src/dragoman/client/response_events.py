@@ -100,13 +100,13 @@ class ResponseReader:
         event = _read(data)
         if event.type == "error" or event.error is not None or event.type == "response.failed":
             raise FailedInside(_problem(event, data))
-        told = list(self._told(event, data))
+        told = list(self._tell(event, data))
         if event.token_ids and not any(getattr(one, "tokens", ()) for one in told):
             # Ids of no text come beside the events that end something.
             yield Unseen("", event.tokens(""))
         yield from told
 
-    def _told(self, event: ResponseEvent, data: bytes) -> Iterator[StreamEvent]:
+    def _tell(self, event: ResponseEvent, data: bytes) -> Iterator[StreamEvent]:
         about, _, step = event.type.rpartition(".")
         if about in PIECES and step in ("delta", "done"):
             yield from self._piece(event, about, step)

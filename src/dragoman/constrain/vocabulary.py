@@ -104,7 +104,7 @@ class GrammarMatcher:
         found: list[int] = []
         ahead, until = self, time.perf_counter() + _FORESEEING_S
         with suppress(ConstraintFailed):
-            while len(found) < most and (id_ := ahead._forced()) is not None:
+            while len(found) < most and (id_ := ahead._find_forced()) is not None:
                 found.append(id_)
                 if time.perf_counter() > until:
                     break
@@ -175,7 +175,7 @@ class GrammarMatcher:
             self._masked = True
         return self._words
 
-    def _forced(self) -> int | None:
+    def _find_forced(self) -> int | None:
         """The longest id of a text that has to come next."""
         chain = self._chain()
         if len(chain) > 1:

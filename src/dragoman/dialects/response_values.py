@@ -197,7 +197,7 @@ def _call(value: Value, tools: Tools) -> ToolCall:
 
 def _arguments(value: Value, place: ArgumentPlace) -> str:
     if isinstance(value, dict):
-        pairs = (f"{quote_json(key)}: {_written(one, place.member(key))}" for key, one in value.items())
+        pairs = (f"{quote_json(key)}: {_write(one, place.member(key))}" for key, one in value.items())
         return "{" + ", ".join(pairs) + "}"
     if isinstance(value, str):
         return str(value).strip() or "{}"
@@ -206,13 +206,13 @@ def _arguments(value: Value, place: ArgumentPlace) -> str:
     raise Malformed
 
 
-def _written(value: Value, place: ArgumentPlace) -> str:
+def _write(value: Value, place: ArgumentPlace) -> str:
     """A value as JSON; the type of one that stood in a tag is what the tool's schema says."""
     if isinstance(value, Typed):
-        return place.json(value.written) if place.types else _written(value.value, place)
+        return place.json(value.written) if place.types else _write(value.value, place)
     if isinstance(value, list):
         item = place.item() if "array" in place.types else place
-        return "[" + ", ".join(_written(one, item) for one in value) + "]"
+        return "[" + ", ".join(_write(one, item) for one in value) + "]"
     if isinstance(value, dict):
         return _arguments(value, place)
     if isinstance(value, str):

@@ -78,7 +78,7 @@ class Marks:
         limit = found.start() if found else len(text)
         if ended:
             return limit, found.group() if found else ""
-        begun = self._begun(text, max(at, len(text) - self._longest + 1), limit)
+        begun = self._find_begun(text, max(at, len(text) - self._longest + 1), limit)
         if begun < limit or not found:
             return begun, ""
         # `[` is here, and `[TOOL_CALLS]` may be.
@@ -95,7 +95,7 @@ class Marks:
         found = self.pattern.match(text, at)
         return found.group() if found else ""
 
-    def _begun(self, text: str, at: int, limit: int) -> int:
+    def _find_begun(self, text: str, at: int, limit: int) -> int:
         while at < limit:
             candidate = self.first.search(text, at, limit)
             if candidate is None:

@@ -122,21 +122,21 @@ class Brake:
 
     async def pause(self) -> None:
         """Asked for twice, it is one pause."""
-        engine = self._trained()
+        engine = self._require_trained()
         async with self._lock:
             if not self._paused:
                 await ask_engine(engine, "pause")
                 self._paused = True
 
     async def resume(self, weight_version: str | None) -> None:
-        engine = self._trained()
+        engine = self._require_trained()
         async with self._lock:
             if not self._paused:
                 raise Conflict("The engine is not paused; POST to /v1/engine/pause first.")
             await ask_engine(engine, "resume", weight_version)
             self._paused = False
 
-    def _trained(self) -> TrainedEngine:
+    def _require_trained(self) -> TrainedEngine:
         if not isinstance(self._engine, TrainedEngine):
             raise BadRequest("The weights of this engine cannot be changed.", code="unsupported_model")
         return self._engine

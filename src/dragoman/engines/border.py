@@ -146,7 +146,7 @@ class Border:
             self._put_off(step)
             return
         try:
-            passes = self._checked(step)
+            passes = self._lets_pass(step)
         except _WrongStep as wrong:
             self.fault(str(wrong), getattr(step, "index", None))
             return
@@ -193,7 +193,7 @@ class Border:
         for step in early:
             self.take(step)
 
-    def _checked(self, step: Step) -> bool:
+    def _lets_pass(self, step: Step) -> bool:
         """Whether the step is to go on, cut to what was asked. Raises for one that cannot be right."""
         if not isinstance(step, Step):
             raise _WrongStep(f"it gave {show_value(step)} where a dragoman.Step belongs")

@@ -360,7 +360,7 @@ class Supervised:
         while True:
             stuck = False
             try:
-                await self._watched(watch)
+                await self._watch_over(watch)
             except _Stuck:
                 stuck = True
                 _log.error("The engine is stuck: no sign of life for %.0f seconds.", watch.silence)
@@ -374,7 +374,7 @@ class Supervised:
             watch = self._watch = Watch(await self._opened_again())
             self._engine = watch.engine
 
-    async def _watched(self, watch: Watch) -> None:
+    async def _watch_over(self, watch: Watch) -> None:
         """Never returns; raises when the engine is dead or stuck."""
         most = self._timeout or (STUCK_S if isinstance(watch.engine, PulsingEngine) else None)
         held = 0

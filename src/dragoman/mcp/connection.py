@@ -111,17 +111,17 @@ class Connection:
     async def tools(self) -> list[McpTool]:
         if (known := self._listing.known()) is not None:
             return known
-        return await self._asked(self._list(), "list its tools")
+        return await self._ask(self._list(), "list its tools")
 
     async def call(self, name: str, arguments: dict[str, Any]) -> CallResult:
         call = Call(self._client.session, self._spec, self._list)
-        result = await self._asked(call.run(name, arguments), "answer the call")
+        result = await self._ask(call.run(name, arguments), "answer the call")
         return result_of(result, self._bounds.result_chars, self._spec)
 
     async def _list(self) -> list[McpTool]:
         return await self._listing.fetch(self._client.session, self._spec)
 
-    async def _asked(self, question: Coroutine[Any, Any, T], what: str) -> T:
+    async def _ask(self, question: Coroutine[Any, Any, T], what: str) -> T:
         """The answer, unless the connection ends or the time is up before it comes."""
         asking = asyncio.create_task(question)
         asking.add_done_callback(_retrieve)
@@ -237,7 +237,7 @@ class Call:
     async def run(self, name: str, arguments: dict[str, Any]) -> wire.CallToolResult:
         params = wire.CallToolRequestParams(name=name, arguments=arguments)
         for _ in range(ROUNDS):
-            answer = await self._sent(params)
+            answer = await self._send(params)
             if isinstance(answer, wire.CallToolResult):
                 return answer
             if answer.input_requests:
@@ -250,7 +250,7 @@ class Call:
             "protocol", f"The MCP server {self._spec.label} puts off its answer again and again."
         )
 
-    async def _sent(
+    async def _send(
         self, params: wire.CallToolRequestParams
     ) -> wire.CallToolResult | wire.InputRequiredResult:
         request = wire.CallToolRequest(params=params)
@@ -267,13 +267,13 @@ class Call:
 def result_of(result: wire.CallToolResult, most_chars: int, spec: ServerSpec) -> CallResult:
     text = "\n".join(part_text(part) for part in result.content)
     if not any(isinstance(part, wire.TextContent) for part in result.content):
-        text = "\n".join(filter(None, (text, _structured(result))))
+        text = "\n".join(filter(None, (text, _write_structured(result))))
     if len(text) > most_chars:
         raise too_large(f"a result of {len(text)} characters, where {most_chars} are the most", spec)
     return CallResult(text, result.is_error)
 
 
-def _structured(result: wire.CallToolResult) -> str:
+def _write_structured(result: wire.CallToolResult) -> str:
     if result.structured_content is None:
         return ""
     return msgspec.json.encode(result.structured_content).decode()

@@ -135,7 +135,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         if request.method == "GET":
             await self._pace()
         try:
-            sent = await self._aimed(request) if self._only_public else request
+            sent = await self._aim(request) if self._only_public else request
             response = await self._inner.handle_async_request(sent)
         except httpx2.TransportError:
             if not is_message:
@@ -148,7 +148,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
             return await self._of_refusal(request, response)
         return response
 
-    async def _aimed(self, request: httpx2.Request) -> httpx2.Request:
+    async def _aim(self, request: httpx2.Request) -> httpx2.Request:
         """The request, to an address that was looked at; the name is what certificates are checked for."""
         url = request.url
         try:

@@ -88,13 +88,13 @@ class Context:
         ids = sum(turn.count for turn in turns)
         # Of the events most is the same again and again, and none of it is written here.
         size = self.size + len(events or b"") // 8 + BYTES_AN_ID * ids
-        more, made = await self.aside(size, partial(self._written, response, events, turns, bool(talk)))
+        more, made = await self.aside(size, partial(self._write_items, response, events, turns, bool(talk)))
         if made is not None:
             await self._store.save(made, Append(talk.id, talk.version, more) if talk else None)
         elif talk and await self._store.add_items(self.owner, talk.id, more, talk.version) is None:
             raise Conflict(f"The conversation '{talk.id}' was deleted while the response was made.")
 
-    def _written(
+    def _write_items(
         self, response: ResponseObject, events: bytes | None, turns: Sequence[Traced], adds: bool
     ) -> tuple[tuple[StoredItem, ...], Record | None]:
         """What is added to a conversation, and what is kept of the response itself."""

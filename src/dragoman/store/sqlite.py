@@ -251,7 +251,7 @@ class StoreWorker:
         try:
             job.future.set_result(job.work(connection))
         except Exception as error:
-            job.future.set_exception(self._told(error))
+            job.future.set_exception(self._explain(error))
 
     def _do_together(self, connection: Connection, jobs: list[StoreJob[Any]]) -> None:
         """One transaction. An operation that fails is undone alone; if the database fails, all are."""
@@ -269,7 +269,7 @@ class StoreWorker:
                 self._do_with_reserve(connection, [job for job in jobs if job.frees], self._reserve)
             for job in jobs:
                 if not job.future.done():
-                    job.future.set_exception(self._told(error))
+                    job.future.set_exception(self._explain(error))
             return
         for job, answer in answers:
             job.future.set_result(answer)
@@ -304,12 +304,12 @@ class StoreWorker:
                 raise
             connection.execute("ROLLBACK TO job")
             connection.execute("RELEASE job")
-            job.future.set_exception(self._told(error))
+            job.future.set_exception(self._explain(error))
             return []
         connection.execute("RELEASE job")
         return [answer]
 
-    def _told(self, error: Exception) -> Exception:
+    def _explain(self, error: Exception) -> Exception:
         """What whoever waits gets to hear: an error of ours as it is, one of SQLite's in our words."""
         if not isinstance(error, sqlite3.Error):
             return error

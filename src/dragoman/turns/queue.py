@@ -104,7 +104,7 @@ class EngineQueue:
         else:
             insort(self._waiting.setdefault(ticket.owner, []), ticket, key=_place)
             self.waiting += 1
-            granted = self._granted()
+            granted = self._grant_next()
             mine = granted.pop(ticket, 0)
             self._begin(granted)
         if mine:
@@ -169,7 +169,7 @@ class EngineQueue:
 
     def _serve(self) -> None:
         self._serving = False
-        self._begin(self._granted())
+        self._begin(self._grant_next())
         if not self.waiting:
             self._served_at = None
 
@@ -183,7 +183,7 @@ class EngineQueue:
                 logger.exception("What had waited could not begin")
                 self.leave(ticket)
 
-    def _granted(self) -> dict[Ticket, int]:
+    def _grant_next(self) -> dict[Ticket, int]:
         """Whose turn it is, and how many places each has now: one after the other, to who has the fewest."""
         granted: Counter[Ticket] = Counter()
         share = max(1, self.places // len(self._waiting.keys() | self._running_of.keys() or {""}))
@@ -406,7 +406,7 @@ class Workers:
         if work.looks:
             self._looking -= 1
             rest = seconds if self.others_wait(work.owner) else 0.0
-            asyncio.get_running_loop().call_later(rest, self._rested, work.owner)
+            asyncio.get_running_loop().call_later(rest, self._end_rest, work.owner)
         self._forget(work.owner)
         error = ended.exception()
         if work.result.done():
@@ -417,7 +417,7 @@ class Workers:
             work.result.set_exception(error)
         self._serve()
 
-    def _rested(self, owner: str) -> None:
+    def _end_rest(self, owner: str) -> None:
         self._keys[owner].looking -= 1
         self._forget(owner)
         self._serve()

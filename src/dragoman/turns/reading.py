@@ -203,12 +203,12 @@ class CustomCalls:
         return self._reader.waiting
 
     def feed(self, text: str) -> list[Event]:
-        return self._unquoted(self._reader.feed(text))
+        return self._unquote(self._reader.feed(text))
 
     def finish(self) -> list[Event]:
-        return self._unquoted(self._reader.finish())
+        return self._unquote(self._reader.finish())
 
-    def _unquoted(self, events: Sequence[Event]) -> list[Event]:
+    def _unquote(self, events: Sequence[Event]) -> list[Event]:
         kept = []
         for event in events:
             if event.kind == "call_open" and event.text in self._names:

@@ -53,7 +53,7 @@ def test_a_swap_with_an_empty_slot_leaves_one_empty(runner: LlamaRunner) -> None
     fill(runner)
     assert runner.swap(0, 2)
     assert np.allclose(read(runner, 2, len(ONE), [11]), _fresh(runner, [*ONE, 11]), atol=1e-2)
-    assert runner._held(0) == 0
+    assert runner._count(0) == 0
 
 
 def _fresh(runner: LlamaRunner, tokens: list[int]) -> Logits:

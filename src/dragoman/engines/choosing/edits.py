@@ -43,7 +43,7 @@ class _Repeats:
         self._ids = np.zeros(2 * prompt.size + 256, np.int32)
         self._ids[: prompt.size] = prompt
         self._lengths = np.zeros(self._ids.size, np.int32)
-        self._lengths[: prompt.size] = _repeated(prompt.tolist(), asked.dry_breakers)
+        self._lengths[: prompt.size] = _measure_repeats(prompt.tolist(), asked.dry_breakers)
         # Above that the penalty is no number any more.
         self._longest = _LARGEST / math.log(asked.dry_base) if asked.dry_base > 1 else math.inf
 
@@ -83,12 +83,12 @@ class _Repeats:
             row[id_] -= np.float32(asked.dry_multiplier * asked.dry_base**power)
 
 
-def _repeated(ids: list[int], breakers: frozenset[int]) -> list[int]:
+def _measure_repeats(ids: list[int], breakers: frozenset[int]) -> list[int]:
     """For each place, how many ids up to it are those up to the end; 0 for the end itself.
 
     Read backwards these are the lengths of the Z algorithm, which takes linear time.
 
-    >>> _repeated([1, 2, 3, 1, 2], frozenset())
+    >>> _measure_repeats([1, 2, 3, 1, 2], frozenset())
     [0, 2, 0, 0, 0]
     """
     back = ids[::-1]

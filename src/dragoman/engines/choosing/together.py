@@ -158,7 +158,7 @@ def draw_few(
 ) -> list[int | None]:
     """What `draw` gives for each of these rows, all with a min-p; None where nothing is left."""
     ids, weights = _passing(logits, maxima, np.array(rows), asked)
-    kept, sure = _kept(weights, asked)
+    kept, sure = _keep_top(weights, asked)
     sums = kept.cumsum(axis=1, dtype=np.float64)
     target = np.array(uniforms) * sums[:, -1]
     each, place = np.arange(len(rows)), _first(sums > target[:, None])
@@ -201,7 +201,7 @@ def _passing(
     return ids, weights
 
 
-def _kept(weights: Weights, asked: Sequence[Sampling]) -> tuple[Weights, NDArray[np.bool_]]:
+def _keep_top(weights: Weights, asked: Sequence[Sampling]) -> tuple[Weights, NDArray[np.bool_]]:
     """What top-k and top-p leave, the rest as zeros; and of which rows that is certain."""
     each, width = np.arange(len(asked)), weights.shape[1]
     descending = np.sort(weights, axis=1)[:, ::-1]
@@ -248,7 +248,7 @@ class TokenChoice(Struct):
         for row, guess in enumerate(self.guesses, self.row + 1):
             if step.finish is not None or step.ids[-1] != guess:
                 break
-            step = _joined(step, self.answer.advance(logits[row]))
+            step = _join_steps(step, self.answer.advance(logits[row]))
         return step
 
 
@@ -298,7 +298,7 @@ def _chosen(choices: Sequence[TokenChoice], logits: Logits, maxima: Logits) -> d
     return chosen
 
 
-def _joined(first: Step, second: Step) -> Step:
+def _join_steps(first: Step, second: Step) -> Step:
     """Two steps of one continuation as one."""
     second.ids = first.ids + second.ids
     if first.logprobs is not None:

@@ -117,7 +117,7 @@ class LlamaRunner:
 
     def copy(self, source: int, target: int, length: int) -> None:
         self.keep(target, 0)
-        if self._held(source) > self.context // _WHOLE_IS_CHEAPER or not self._copy_held(source, target):
+        if self._count(source) > self.context // _WHOLE_IS_CHEAPER or not self._copy_held(source, target):
             # This copies the slot's whole memory, whatever is in it.
             self._library.memory_seq_cp(self._memory, source, target, -1, -1)
         self.keep(target, length)
@@ -132,7 +132,7 @@ class LlamaRunner:
         size = self._library.state_seq_get_size
         if size(self._context, first) + size(self._context, second) > _MOST_SWAPPED:
             return False
-        saved = [(slot, self._held(slot), self._save(slot)) for slot in (first, second)]
+        saved = [(slot, self._count(slot), self._save(slot)) for slot in (first, second)]
         self.keep(first, 0)
         self.keep(second, 0)
         for slot, held, state in saved:
@@ -140,7 +140,7 @@ class LlamaRunner:
                 raise StepFailed("the library did not take back a sequence that it had saved")
         return True
 
-    def _held(self, slot: int) -> int:
+    def _count(self, slot: int) -> int:
         return int(self._library.memory_seq_pos_max(self._memory, slot)) + 1
 
     def _save(self, slot: int) -> NDArray[np.uint8]:

@@ -119,11 +119,11 @@ def numerics(files: Iterable[Path], *facts: object) -> str:
     """Of files with weights, and of what computes with them. Kernels are chosen by what the CPU can do."""
     found = blake2b(repr((facts, sorted(cpu_flags()))).encode(), digest_size=6)
     for file in files:
-        found.update(_sampled(file))
+        found.update(_digest_samples(file))
     return found.hexdigest()
 
 
-def _sampled(file: Path) -> bytes:
+def _digest_samples(file: Path) -> bytes:
     found = blake2b(digest_size=16)
     with file.open("rb") as data:
         size = os.fstat(data.fileno()).st_size

@@ -215,7 +215,7 @@ class Paging(Memory):
 
     def written(self, slot: Slot) -> None:
         """Full pages are published, and the end of a prompt, on which further answers can build."""
-        for number in range(len(slot.chain) - 1, self._shared(slot) // self._runner.page):
+        for number in range(len(slot.chain) - 1, self._count_shared(slot) // self._runner.page):
             slot.chain.append(self._publish(slot, number))
         if slot.sequence is not None and slot.length == slot.sequence.prompt_length:
             self._publish_end(slot)
@@ -245,15 +245,15 @@ class Paging(Memory):
 
     def _publish(self, slot: Slot, number: int) -> bytes:
         size = self._runner.page
-        tokens = slot.ids[number * size : min((number + 1) * size, self._shared(slot))].copy()
+        tokens = slot.ids[number * size : min((number + 1) * size, self._count_shared(slot))].copy()
         return self._store.publish(slot.pages[number], slot.chain[number], tokens)
 
     def _publish_end(self, slot: Slot) -> None:
-        number, rest = divmod(self._shared(slot), self._runner.page)
+        number, rest = divmod(self._count_shared(slot), self._runner.page)
         if rest:
             self._publish(slot, number)
 
-    def _shared(self, slot: Slot) -> int:
+    def _count_shared(self, slot: Slot) -> int:
         """How many tokens of a slot others can build on."""
         if not self._runner.rereads or slot.sequence is None:
             return slot.length

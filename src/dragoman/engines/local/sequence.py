@@ -199,15 +199,15 @@ class StepPiece:
 
     def read(self) -> None:
         """The part of the prompt has been computed: it is in the slot."""
-        self._written(self.sequence.prompt[self.start : self.end])
+        self._note_written(self.sequence.prompt[self.start : self.end])
 
     def followed(self, said: list[int]) -> int:
         """The newest token was followed by what was said; how many guesses were right."""
         right = max(0, len(said) - 1)
-        self._written(np.array([self.newest, *said[:right]], np.int32))
+        self._note_written(np.array([self.newest, *said[:right]], np.int32))
         return right
 
-    def _written(self, tokens: Ids) -> None:
+    def _note_written(self, tokens: Ids) -> None:
         sequence = self.sequence
         assert sequence.slot is not None
         sequence.slot.write(self.start, tokens)

@@ -145,13 +145,13 @@ class Worker:
         self._order_end(Unavailable("The engine has been stopped."))
         if self._thread is None:
             self._close_all()
-        elif self._ended(self._thread):
+        elif self._has_ended(self._thread):
             # What nobody has read holds this worker, and with it the weights.
             self._read_mail(wait=False)
         else:
             _log.error("The engine's thread has not ended within %.0f seconds; it is left behind.", STOP_S)
 
-    def _ended(self, thread: threading.Thread) -> bool:
+    def _has_ended(self, thread: threading.Thread) -> bool:
         """Whether it has ended in time. It may have begun a step just when it was to be broken off."""
         until = time.monotonic() + STOP_S
         while not has_ended(thread, AGAIN_S) and time.monotonic() < until:

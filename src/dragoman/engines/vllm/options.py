@@ -57,7 +57,7 @@ def engine_args(model: str, options: VllmOptions) -> Any:
         raise SettingsError(f"`{min(twice)}` is given twice: in the engine's arguments and as a setting.")
     # Priorities are of no use otherwise, and nobody reads vLLM's own statistics here.
     usual = {"scheduling_policy": "priority", "disable_log_stats": True}
-    return AsyncEngineArgs(**usual | ours | given | {"structured_outputs_config": _structured(given)})
+    return AsyncEngineArgs(**usual | ours | given | {"structured_outputs_config": _choose_structured(given)})
 
 
 def _check(given: Iterable[str], known: Iterable[str]) -> None:
@@ -71,7 +71,7 @@ def _check(given: Iterable[str], known: Iterable[str]) -> None:
             raise SettingsError(f"vLLM has no engine argument `{name}`{hint}")
 
 
-def _structured(given: Mapping[str, Any]) -> Any:
+def _choose_structured(given: Mapping[str, Any]) -> Any:
     """llguidance, unless another is chosen: it reads the very grammars that we write."""
     chosen = given.get("structured_outputs_config", {})
     return {"backend": "guidance", **chosen} if isinstance(chosen, dict) else chosen

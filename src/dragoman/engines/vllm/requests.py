@@ -66,7 +66,7 @@ def sampling_params(job: Job, ends: frozenset[int]) -> Any:
         allowed_token_ids=None if asked.allowed_token_ids is None else list(asked.allowed_token_ids),
         logprobs=asked.logprobs,
         prompt_logprobs=asked.prompt_logprobs,
-        structured_outputs=None if source is None else _structured(source),
+        structured_outputs=None if source is None else _write_structured(source),
         skip_reading_prefix_cache=None if job.reuse_prefix else True,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
@@ -87,7 +87,7 @@ def sibling(params: Any, index: int) -> Any:
     return other
 
 
-def _structured(source: ConstraintSource) -> Any:
+def _write_structured(source: ConstraintSource) -> Any:
     from vllm.sampling_params import StructuredOutputsParams
 
     match source.form:
@@ -229,14 +229,14 @@ class Requests:
 
     def embedding(self, prompts: Sequence[Sequence[int]], tasks: tuple[str, ...]) -> list[Any]:
         params = self._model.pooling_params()
-        return [self._made(f"embed-{n}", prompt, params, tasks) for n, prompt in enumerate(prompts)]
+        return [self._make(f"embed-{n}", prompt, params, tasks) for n, prompt in enumerate(prompts)]
 
     def _first(self, job: Job) -> Any:
         key = self._key(job)
         if key is not None and key in self._kept:
             self._kept.move_to_end(key)
             return self._again(self._kept[key], job)
-        made = self._made(
+        made = self._make(
             job.id,
             job.prompt,
             self._model.sampling_params(job),
@@ -273,18 +273,18 @@ class Requests:
         if request.sampling_params.max_tokens != job.sampling.max_tokens:
             request.sampling_params = copy(request.sampling_params)
             request.sampling_params.max_tokens = job.sampling.max_tokens
-        return self._named(request, job.id)
+        return self._rename(request, job.id)
 
-    def _made(
+    def _make(
         self, id: str, prompt: Sequence[int], params: Any, tasks: tuple[str, ...], salt: str = "", **how: Any
     ) -> Any:
         with telling_errors():
             request = self._inputs.process_inputs(
                 id, prompt_of(prompt, salt), params, supported_tasks=tasks, **how
             )
-        return self._named(request, id)
+        return self._rename(request, id)
 
-    def _named(self, request: Any, id: str) -> Any:
+    def _rename(self, request: Any, id: str) -> Any:
         """With a name of its own: two clients may have chosen the same one."""
         request.external_req_id = id
         request.request_id = f"{id}-{next(self._numbers):x}"

@@ -122,24 +122,24 @@ class _Decoder:
     def _layer(self, states: Node, layer: int) -> Node:
         name = f"blk.{layer}."
         found = self._attention(self._norm(states, name + "attn_norm.weight"), layer)
-        states = self._added(states, found, name + "post_attention_norm.weight")
+        states = self._add(states, found, name + "post_attention_norm.weight")
         inner = self._norm(states, name + "ffn_norm.weight")
-        return self._added(states, self._inner(inner, name), name + "post_ffw_norm.weight")
+        return self._add(states, self._inner(inner, name), name + "post_ffw_norm.weight")
 
-    def _added(self, states: Node, more: Node, norm: str) -> Node:
+    def _add(self, states: Node, more: Node, norm: str) -> Node:
         if norm in self._tensors:
             more = self._norm(more, norm)
         return ops.add(states, _scale(more, self._shape.residual_scale))
 
     def _inner(self, states: Node, name: str) -> Node:
         if name + "ffn_gate_inp.weight" not in self._tensors:
-            return self._linear(self._gated(states, name), MatrixPart(name + "ffn_down"))
+            return self._linear(self._gate(states, name), MatrixPart(name + "ffn_down"))
         router = self._tensors.vector(name + "ffn_gate_inp.weight")
         parts = (f"{name}ffn_{part}_exps.weight" for part in ("gate", "up", "down"))
         experts = [self._tensors.experts(part) for part in parts]
         return mix_experts(states, self._read, router, experts, self._shape.used_experts)
 
-    def _gated(self, states: Node, name: str) -> Node:
+    def _gate(self, states: Node, name: str) -> Node:
         # What is multiplied by the same states is one product: fewer, larger ones are faster.
         parts = [
             MatrixPart(name + part)
