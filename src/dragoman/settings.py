@@ -158,7 +158,11 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         list[str], Meta(description="web pages that may ask, by their origin: https://a.example; * is any")
     ] = field(default_factory=list)
     chat_template: Annotated[
-        str | None, Meta(description="a file with a chat template to use instead of the model's")
+        str | None,
+        Meta(
+            description="a chat template to use instead of the model's: a file, the name of one that the "
+            "model has, that of a known one (chatml, llama3, gemma and others), or its text"
+        ),
     ] = None
     dialect: Annotated[
         str,

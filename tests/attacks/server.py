@@ -14,7 +14,6 @@ from pathlib import Path
 
 import msgspec
 
-from dragoman.cli.engine import template_of
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import END_ID, Script, ScriptedEngine
 from dragoman.http.server import serve
@@ -153,4 +152,4 @@ if __name__ == "__main__":
     if "audit" in given:
         audit(Path(given.pop("audit")))
     settings = msgspec.convert({"port": 0, "store": "memory", **given}, Settings)
-    serve(engine, settings, template=template_of(settings), on_ready=lambda url: print(url, flush=True))
+    serve(engine, settings, on_ready=lambda url: print(url, flush=True))

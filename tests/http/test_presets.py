@@ -15,6 +15,7 @@ from tests.support.http import HELLO, get, post, refusal, stream
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 TEMPLATE = CHATML + "{% if enable_thinking is false %}<quick>{% endif %}"
+CHATML_HELLO = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 CARD = ModelCard(
     name="scripted",
     max_model_len=4096,
@@ -132,3 +133,18 @@ def test_stop_strings_of_a_template_end_answers_to_conversations(serve: Serve) -
     asked = [job.sampling.stop_token_ids for job in made.jobs]
     # A control token has no text, so its id is what ends the answer.
     assert asked == [{257}, {257}, frozenset()]
+
+
+def test_a_model_without_a_template_is_talked_to_all_the_same(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = serve(ScriptedEngine(say("hi"), card=replace(CARD, templates={})))
+    assert content(url) == "hi"
+    assert post(url, CHAT + "/render", HELLO).json()["prompt"] == CHATML_HELLO
+    assert "the template chatml, because the model has none" in caplog.text
+
+
+def test_a_template_by_its_name(serve: Serve) -> None:
+    url = serve(engine("Sure.\nUser: And?"), chat_template="plain")
+    assert post(url, CHAT + "/render", HELLO).json()["prompt"] == "User: hi\nAssistant:"
+    assert content(url) == "Sure."

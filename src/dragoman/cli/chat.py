@@ -136,7 +136,7 @@ def _own_server(settings: "Settings") -> Iterator[str]:
     import msgspec
 
     from dragoman import logs
-    from dragoman.cli.engine import engine_of, template_of
+    from dragoman.cli.engine import engine_of
     from dragoman.http.server import background
 
     # Nobody else can reach it, and lines about requests would stand in the middle of the talk.
@@ -150,5 +150,5 @@ def _own_server(settings: "Settings") -> Iterator[str]:
         shutdown_grace=1,
     )
     logs.setup("error" if settings.log_level != "debug" else "debug", settings.log_json)
-    with background(engine_of(settings), settings, template=template_of(settings)) as url:
+    with background(engine_of(settings), settings) as url:
         yield url

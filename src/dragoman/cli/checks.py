@@ -239,20 +239,21 @@ def engine(patient: Patient) -> Iterator[Finding]:
 
 
 def template(patient: Patient) -> Iterator[Finding]:
-    from dragoman.cli.engine import template_of
     from dragoman.prompt import Prompter
+    from dragoman.prompt.frames import choose_template
     from dragoman.types import Conversation, Message
 
-    engine, own = patient.engine, template_of(patient.settings)
+    engine = patient.engine
     if engine is None:
         return
-    if own is None and not engine.card.templates:
-        advice = "Chat needs one: --chat-template FILE. Completions work without."
-        yield Finding("template", "warning", "the model has no chat template", advice)
-        return
-    prompter = Prompter(engine.card, engine.tokenizer, template=own)
+    chosen = choose_template(patient.settings.chat_template, engine.card, engine.tokenizer)
+    prompter = Prompter(engine.card, engine.tokenizer, template=chosen.source)
     ids = prompter.encode(Conversation(messages=(Message(role="user", content="Hello!"),)))
-    yield Finding("template", "ok", f"the chat template turns a greeting into {len(ids)} tokens")
+    found = f"{chosen.how} turns a greeting into {len(ids)} tokens"
+    if chosen.guessed:
+        yield Finding("template", "warning", found, "Chat may go better with --chat-template NAME or FILE.")
+    else:
+        yield Finding("template", "ok", found)
 
 
 def port(patient: Patient) -> Iterator[Finding]:

@@ -113,19 +113,6 @@ def _takes_one(maker: Callable[..., Any]) -> bool:
     return True
 
 
-def template_of(settings: Settings) -> str | None:
-    """The text of the chat template that replaces the model's own, if one is set."""
-    if settings.chat_template is None:
-        return None
-    path = Path(settings.chat_template).expanduser()
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise SettingsError(f"The chat template {path} cannot be read: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise SettingsError(f"The chat template {path} is not UTF-8 text.") from error
-
-
 # The engine of a server.
 
 

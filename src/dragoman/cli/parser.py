@@ -33,7 +33,7 @@ METAVARS = {
     "engine": "NAME",
     "model": "FILE",
     "api_key_file": "FILE",
-    "chat_template": "FILE",
+    "chat_template": "FILE_OR_NAME",
     "lora": "NAME=FILE",
     "dialect": "NAME",
     "tool_call_parser": "NAME",

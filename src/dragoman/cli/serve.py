@@ -51,24 +51,26 @@ def _serve(args: argparse.Namespace) -> int:
     check_port(settings.host, settings.port)
 
     from dragoman.api.shared_fields import read_presets
-    from dragoman.cli.engine import make_served_engine, template_of
+    from dragoman.cli.engine import make_served_engine
     from dragoman.http.keys import check_closed
     from dragoman.http.server import serve
     from dragoman.prompt.find import check_names, choose_dialect
+    from dragoman.prompt.frames import check_template, choose_template
     from dragoman.store.opening import check_folder
 
     check_closed(settings)
     check_folder(settings)
     check_names(settings)
     read_presets(settings)
-    template = template_of(settings)
+    check_template(settings.chat_template)
     # Engines of others may want the main thread.
     own = settings.engine == "local"
     engine = load_interruptibly(lambda: make_served_engine(settings)) if own else make_served_engine(settings)
-    found = choose_dialect(settings, engine.card, engine.tokenizer, template)
+    template = choose_template(settings.chat_template, engine.card, engine.tokenizer)
+    found = choose_dialect(settings, engine.card, engine.tokenizer, template.source)
     dialect = f"{found.dialect.name} · {found.how}"
     greet = _greet(engine, settings, dialect)
-    serve(engine, settings, template=template, on_ready=greet, owns_process=args.owns_process)
+    serve(engine, settings, on_ready=greet, owns_process=args.owns_process)
     return 0
 
 

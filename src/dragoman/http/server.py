@@ -42,9 +42,10 @@ def serve(
 ) -> None:
     """Serves until a signal says stop, and returns: `serve(engine, port=9000, api_key=["secret"])`.
 
-    `template` is the source of a chat template to use instead of the model's. `on_ready` gets the address
-    once requests are answered. With `owns_process` the third signal ends the process, whatever it does;
-    else `serve` returns then, and what is stuck is left behind.
+    `template` is a chat template to use instead of the model's, as `chat_template` is among the settings:
+    a file, a name or its text. `on_ready` gets the address once requests are answered. With `owns_process`
+    the third signal ends the process, whatever it does; else `serve` returns then, and what is stuck is left
+    behind.
     """
     _log_safely()
     server, listener = _prepare(engine, settings, template, on_ready, changes)

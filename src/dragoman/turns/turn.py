@@ -19,6 +19,7 @@ from dragoman.engines.protocol import Engine, Handle, ModelCard, weights_of
 from dragoman.errors import DragomanError, EngineFailed, SettingsError, Unavailable
 from dragoman.prompt import Prompter
 from dragoman.prompt.find import choose_dialect
+from dragoman.prompt.frames import choose_template
 from dragoman.settings import Settings
 from dragoman.turns.plan import Planner, TurnPlan
 from dragoman.turns.queue import EngineQueue, Ticket, Workers
@@ -391,14 +392,18 @@ class ServedModel:
         self.card = engine.card
         self.workers = workers
         tokenizer = engine.tokenizer
-        self.found = choose_dialect(settings, self.card, tokenizer, template)
+        named = settings.chat_template if template is None else template
+        chosen = choose_template(named, self.card, tokenizer)
+        level = logging.WARNING if chosen.guessed else logging.INFO
+        logger.log(level, "Conversations are written by %s", chosen.how)
+        self.found = choose_dialect(settings, self.card, tokenizer, chosen.source)
         logger.info("Answers are read as %s: %s", self.found.dialect.name, self.found.how)
         self.language = Language(self.found.dialect, tokenizer)
         self.pieces = self.language.plain
         self.prompter = Prompter(
             self.card,
             tokenizer,
-            template=template,
+            template=chosen.source,
             limits=self.limits,
             dialect=with_calls(self.found.dialect),
         )

@@ -1,0 +1,265 @@
+"""Chat templates by name, for models that bring none or a wrong one.
+
+Most families differ only in what stands before and after each message. That is a `Frame`, and a template is
+made of it. It also says at which text an answer ends: a model without a template often does not.
+"""
+
+import json
+from collections.abc import Collection
+from pathlib import Path
+
+from msgspec import Struct
+
+from dragoman.engines.protocol import ModelCard, Tokenizer
+from dragoman.errors import SettingsError
+
+EOS = "\0"
+"""Stands for the model's own end of a text."""
+PLAIN = "plain"
+FILES = (".jinja", ".jinja2", ".j2", ".txt")
+
+
+class Frame(Struct, frozen=True, kw_only=True):
+    """What stands around the messages of each role."""
+
+    system: tuple[str, str]
+    user: tuple[str, str]
+    assistant: tuple[str, str]
+    stop: str = ""
+    """What ends an answer beside the end of a text."""
+    inside: bool = False
+    """System messages stand in the user's turn, before its text."""
+    trims: bool = False
+    begin: str = ""
+    tokens: tuple[str, ...] = ()
+    """Control tokens that tell the frame of a model without a template."""
+
+    def source(self, *, bos: bool) -> str:
+        """A chat template. Roles that it does not know are the user's."""
+        content = "(message.content or '')" + (".strip()" if self.trims else "")
+        system, user, answer = (
+            f"{_text(before)} ~ {content} ~ {_text(after)}"
+            for before, after in (self.system, self.user, self.assistant)
+        )
+        told = "{{ " + system + " }}"
+        if self.inside:
+            told = "{% set ns.system = ns.system ~ " + system + " %}"
+            user = f"{_text(self.user[0])} ~ ns.system ~ {content} ~ {_text(self.user[1])}"
+        return (
+            ("{% set stop_strings = [" + _text(self.stop) + "] %}" if self.stop else "")
+            + "{% set ns = namespace(system='') %}"
+            + ("{{ bos_token }}" if bos else "")
+            + ("{{ " + _text(self.begin) + " }}{% for message in messages %}")
+            + ("{% if message.role == 'system' %}" + told)
+            + ("{% elif message.role == 'assistant' %}{{ " + answer + " }}")
+            + ("{% else %}{{ " + user + " }}{% set ns.system = '' %}{% endif %}{% endfor %}")
+            + (
+                "{% if ns.system %}{{ "
+                + f"{_text(self.user[0])} ~ ns.system ~ {_text(self.user[1])}"
+                + " }}{% endif %}"
+            )
+            # A model that has to begin with a space does so in a token of its own.
+            + ("{% if add_generation_prompt %}{{ " + _text(self.assistant[0].rstrip(" ")) + " }}{% endif %}")
+        )
+
+
+def _text(text: str) -> str:
+    """As a template spells it: `"a" ~ eos_token`."""
+    return " ~ eos_token ~ ".join(json.dumps(part, ensure_ascii=False) for part in text.split(EOS))
+
+
+def _by_role(
+    before: str, after: str, stop: str = "", *, assistant: str = "assistant", **more: object
+) -> Frame:
+    """Where all roles are written alike: `<|im_start|>ROLE\\n`."""
+    system, user, answer = ((before.replace("ROLE", role), after) for role in ("system", "user", assistant))
+    return Frame(system=system, user=user, assistant=answer, stop=stop, **more)  # type: ignore[arg-type]
+
+
+def _mistral(space: str, *, before: str = "", own: bool = False) -> Frame:
+    """`own`: system messages have a place of their own, as in later models."""
+    system = (f"[SYSTEM_PROMPT]{space}", "[/SYSTEM_PROMPT]") if own else ("", "\n\n")
+    tokens = ("[SYSTEM_PROMPT]", "[INST]", "[/INST]") if own else ("[INST]", "[/INST]")
+    user = (f"{before}[INST]{space}", f"{before}[/INST]")
+    return Frame(system=system, user=user, assistant=(space, EOS), inside=not own, tokens=tokens)
+
+
+# The order counts where a frame is told by its tokens: one whose tokens include those of another comes first.
+FRAMES: dict[str, Frame] = {
+    "phi4": _by_role(
+        "<|im_start|>ROLE<|im_sep|>", "<|im_end|>", "<|im_end|>", tokens=("<|im_start|>", "<|im_sep|>")
+    ),
+    "chatml": _by_role(
+        "<|im_start|>ROLE\n", "<|im_end|>\n", "<|im_end|>", tokens=("<|im_start|>", "<|im_end|>")
+    ),
+    "llama3": _by_role(
+        "<|start_header_id|>ROLE<|end_header_id|>\n\n",
+        "<|eot_id|>",
+        "<|eot_id|>",
+        trims=True,
+        tokens=("<|start_header_id|>", "<|eot_id|>"),
+    ),
+    "llama4": _by_role(
+        "<|header_start|>ROLE<|header_end|>\n\n",
+        "<|eot|>",
+        "<|eot|>",
+        trims=True,
+        tokens=("<|header_start|>", "<|eot|>"),
+    ),
+    "gemma": Frame(
+        system=("", "\n\n"),
+        user=("<start_of_turn>user\n", "<end_of_turn>\n"),
+        assistant=("<start_of_turn>model\n", "<end_of_turn>\n"),
+        stop="<end_of_turn>",
+        inside=True,
+        trims=True,
+        tokens=("<start_of_turn>", "<end_of_turn>"),
+    ),
+    "chatglm4": _by_role(
+        "<|ROLE|>\n", "", "<|user|>", begin="[gMASK]<sop>", tokens=("[gMASK]", "<sop>", "<|user|>")
+    ),
+    "phi3": _by_role("<|ROLE|>\n", "<|end|>\n", "<|end|>", tokens=("<|user|>", "<|assistant|>", "<|end|>")),
+    "granite": _by_role(
+        "<|start_of_role|>ROLE<|end_of_role|>",
+        "<|end_of_text|>\n",
+        "<|end_of_text|>",
+        tokens=("<|start_of_role|>", "<|end_of_role|>"),
+    ),
+    "command-r": Frame(
+        system=("<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
+        user=("<|START_OF_TURN_TOKEN|><|USER_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
+        assistant=("<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
+        stop="<|END_OF_TURN_TOKEN|>",
+        trims=True,
+        tokens=("<|START_OF_TURN_TOKEN|>", "<|CHATBOT_TOKEN|>"),
+    ),
+    "deepseek3": Frame(
+        system=("", "\n\n"),
+        user=("<｜User｜>", ""),
+        assistant=("<｜Assistant｜>", EOS),
+        tokens=("<｜User｜>", "<｜Assistant｜>"),
+    ),
+    "exaone3": Frame(
+        system=("[|system|]", "[|endofturn|]\n"),
+        user=("[|user|]", "\n"),
+        assistant=("[|assistant|]", "[|endofturn|]\n"),
+        stop="[|endofturn|]",
+        trims=True,
+        tokens=("[|user|]", "[|endofturn|]"),
+    ),
+    "mistral-v7-tekken": _mistral("", own=True),
+    "mistral-v7": _mistral(" ", own=True),
+    "mistral-v3": _mistral(" "),
+    "mistral-v3-tekken": _mistral(""),
+    "mistral-v1": _mistral(" ", before=" "),
+    # What follows is written in plain text, so no token tells of it.
+    "llama2": Frame(
+        system=("<<SYS>>\n", "\n<</SYS>>\n\n"),
+        user=("[INST] ", " [/INST]"),
+        assistant=(" ", f" {EOS}<s>"),
+        inside=True,
+        trims=True,
+    ),
+    "zephyr": _by_role("<|ROLE|>\n", f"{EOS}\n", "<|user|>"),
+    "falcon3": _by_role("<|ROLE|>\n", "\n", "<|user|>"),
+    "openchat": Frame(
+        system=("", "<|end_of_turn|>"),
+        user=("GPT4 Correct User: ", "<|end_of_turn|>"),
+        assistant=("GPT4 Correct Assistant: ", "<|end_of_turn|>"),
+        stop="<|end_of_turn|>",
+    ),
+    "vicuna": Frame(
+        system=("", "\n\n"), user=("USER: ", "\n"), assistant=("ASSISTANT: ", f"{EOS}\n"), stop="\nUSER:"
+    ),
+    "alpaca": Frame(
+        system=("", "\n\n"),
+        user=("### Instruction:\n", "\n\n"),
+        assistant=("### Response:\n", "\n\n"),
+        stop="### Instruction:",
+    ),
+    "deepseek": Frame(
+        system=("", "\n"),
+        user=("### Instruction:\n", "\n"),
+        assistant=("### Response:\n", "\n<|EOT|>\n"),
+        stop="<|EOT|>",
+    ),
+    "deepseek2": Frame(system=("", "\n\n"), user=("User: ", "\n\n"), assistant=("Assistant: ", EOS)),
+    "rwkv-world": Frame(
+        system=("System: ", "\n\n"),
+        user=("User: ", "\n\n"),
+        assistant=("Assistant: ", "\n\n"),
+        stop="\n\nUser:",
+        trims=True,
+    ),
+    PLAIN: Frame(
+        system=("", "\n\n"),
+        user=("User: ", "\n"),
+        assistant=("Assistant: ", "\n"),
+        stop="\nUser:",
+        trims=True,
+    ),
+}
+
+
+def guess_frame(special: Collection[str]) -> str:
+    """The name of the frame that a model's control tokens tell of, or of one that needs none."""
+    fits = (
+        name for name, frame in FRAMES.items() if frame.tokens and all(t in special for t in frame.tokens)
+    )
+    return next(fits, PLAIN)
+
+
+class ChosenTemplate(Struct, frozen=True):
+    source: str | None
+    """None: the model's own."""
+    how: str
+    guessed: bool = False
+    """Nobody has named it."""
+
+
+def check_template(named: str | None) -> None:
+    """Raises where a file is named that is not there, before anything is loaded for it."""
+    if named is not None and not _is_source(named) and ("/" in named or named.endswith(FILES)):
+        _read(Path(named).expanduser())
+
+
+def choose_template(named: str | None, card: ModelCard, tokenizer: Tokenizer) -> ChosenTemplate:
+    """What a setting names: a file, one of the model's own, a frame, or the text of a template itself."""
+    if named is None:
+        return _usual(card, tokenizer)
+    if _is_source(named):
+        return ChosenTemplate(named, "the template that was given")
+    path = Path(named).expanduser()
+    if path.is_file():
+        return ChosenTemplate(_read(path), f"the template in {path}")
+    if named in card.templates:
+        return ChosenTemplate(card.templates[named], f"the model's template {named}")
+    if named in FRAMES:
+        return ChosenTemplate(FRAMES[named].source(bos=tokenizer.add_bos), f"the template {named}")
+    check_template(named)
+    own = "".join(f"{name}, " for name in card.templates)
+    message = (
+        f"`chat_template`: {named} is no file, and no template's name; there are: {own}{', '.join(FRAMES)}."
+    )
+    raise SettingsError(message, param="chat_template")
+
+
+def _usual(card: ModelCard, tokenizer: Tokenizer) -> ChosenTemplate:
+    if card.templates:
+        return ChosenTemplate(None, "the model's template")
+    name = guess_frame(tokenizer.special)
+    how = f"the template {name}, because the model has none (`chat_template` names another)"
+    return ChosenTemplate(FRAMES[name].source(bos=tokenizer.add_bos), how, guessed=True)
+
+
+def _is_source(named: str) -> bool:
+    return "{{" in named or "{%" in named
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SettingsError(f"The chat template {path} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"The chat template {path} is not UTF-8 text.") from error
