@@ -23,6 +23,7 @@
     ├── HeadTooLarge              431  invalid_request_error   head_too_large
     ├── EngineFailed              500  server_error            engine_failed
     │   └── ConstraintFailed      500  server_error            constraint_failed
+    ├── UnfitAnswer               500  server_error            unfit_answer
     ├── Unavailable               503  server_error            unavailable
     │   └── StoreUnavailable      503  server_error            store_unavailable
     ├── SettingsError             (command line) a setting is wrong
@@ -276,6 +277,14 @@ class ConstraintFailed(EngineFailed):
     """What may come next under a constraint cannot be said: the answer ends rather than go on without it."""
 
     code = "constraint_failed"
+
+
+class UnfitAnswer(DragomanError):
+    """What the model wrote is not what was asked for, each time, on an engine that cannot be held to it."""
+
+    code = "unfit_answer"
+    # It was asked several times: OpenAI's clients would have it asked several times as often.
+    should_retry = False
 
 
 class Unavailable(DragomanError):

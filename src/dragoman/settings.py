@@ -254,6 +254,13 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             'aliases and adapters: {"NAME": {"sampling": {...}, "override": {...}}}'
         ),
     ] = field(default_factory=dict)
+    unconstrained: Annotated[
+        Literal["refuse", "check"],
+        Meta(
+            description="with an engine that cannot constrain its answers: refuse schemas and forced calls, "
+            "or check each answer as a whole, and have it written again where it does not fit"
+        ),
+    ] = "refuse"
     lora: Annotated[
         list[str], Meta(description="adapters as NAME=FILE; clients choose one by that name as the model")
     ] = field(default_factory=list)

@@ -59,7 +59,7 @@ def takes(job: Job, text: str) -> bool:
     return matcher.accepting
 
 
-@pytest.mark.parametrize("fields", [*WANTED, REQUIRED, NAMED, {"tools": [STRICT]}], ids=str)
+@pytest.mark.parametrize("fields", [*WANTED, REQUIRED, NAMED], ids=str)
 def test_an_engine_that_cannot_constrain_is_not_asked(serve: Serve, fields: dict[str, Any]) -> None:
     engine = ScriptedEngine(say(CALL))
     url = serve(engine, dialect="hermes")

@@ -20,7 +20,7 @@ GROUPS: dict[str, frozenset[str]] = {
     "patience": frozenset({"header_timeout", "body_timeout", "write_timeout", "idle_timeout"}),
     "engine": frozenset(
         {"engine", "engine_args", "context", "slots", "threads", "runner", "guesses"}
-        | {"kv_memory", "kv_cache", "readers", "deterministic"}
+        | {"kv_memory", "kv_cache", "readers", "deterministic", "unconstrained"}
     ),
     "requests": frozenset({"sampling", "override", "presets"}),
     "upstreams": frozenset({"upstream", "upstream_key", "tokenizer"}),

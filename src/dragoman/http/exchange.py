@@ -26,6 +26,8 @@ R = TypeVar("R")
 _SANE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _encode = msgspec.json.Encoder().encode
 PIECE_BYTES = 32 * 1024
+TOLD_FACTS = frozenset({"unenforced", "broken"})
+"""Facts that headers tell: what the engine was not held to, and whether the answer is other than that."""
 
 
 class Exchange:
@@ -254,6 +256,8 @@ class Exchange:
 
     async def _start(self, status: int, headers: dict[bytes, bytes]) -> None:
         self.status = status
+        for name in TOLD_FACTS & self.facts.keys():
+            headers[b"x-dragoman-" + name.encode()] = self.facts[name].encode()
         named = {**headers, **self.head, b"x-request-id": self.request_id.encode()}
         await self.send({"type": "http.response.start", "status": status, "headers": list(named.items())})
 

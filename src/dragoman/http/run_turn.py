@@ -18,6 +18,7 @@ from starlette.types import Message
 from dragoman.api.reply import KEEP_ALIVE
 from dragoman.http.connection.uvicorn_parts import short_cut
 from dragoman.http.exchange import Exchange, send_in_pieces, unless_gone
+from dragoman.turns.checked import note_fault
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.tool_loop import ClientGone, HiddenCalls, Quiet, Speaker, Written, wait_patiently
 from dragoman.turns.turn import Turn, note_turn
@@ -216,7 +217,10 @@ async def plan(host: "Host", exchange: Exchange, spec: TurnSpec, body_bytes: int
     """A client that leaves while it is planned is not planned for any longer, where that takes its time."""
     planning = host.model.turn(spec, exchange.owner, body_bytes, id_)
     takes_time = spec.constrained or host.workers.needed(body_bytes)
-    return await (unless_gone(exchange, planning) if takes_time else planning)
+    turn = await (unless_gone(exchange, planning) if takes_time else planning)
+    if turn.unenforced:
+        exchange.facts["unenforced"] = turn.unenforced
+    return turn
 
 
 @asynccontextmanager
@@ -242,6 +246,8 @@ async def whole(exchange: Exchange, turn: AnyTurn) -> list[Answer]:
         return await _whole_rounds(exchange, turn)
     async with watch_client(exchange, turn):
         answers = await turn.answers()
+        if turn.unenforced:
+            await note_fault(exchange.facts, turn)
         if exchange.facts.get("finish") == "disconnect":
             raise ClientGone
         return answers
@@ -278,6 +284,8 @@ async def stream(
             written.close()
         if exchange.facts.get("finish") == "disconnect":
             raise ClientGone
+        if turn.unenforced:
+            await note_fault(exchange.facts, turn)
         last = written.last
         if not any(event.error for event in turn.finishes.values()):
             if before_end is not None:

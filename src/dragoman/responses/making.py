@@ -134,6 +134,8 @@ class Making:
     @facts.setter
     def facts(self, facts: dict[str, Any]) -> None:
         self._loop.facts = facts
+        if self._first is not None and self._first.unenforced:
+            facts["unenforced"] = self._first.unenforced
 
     @property
     def _turns(self) -> list[Traced]:

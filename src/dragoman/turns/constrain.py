@@ -178,8 +178,12 @@ class Handed:
 class Constrainer:
     """Makes the constraints of one model. Safe to call from worker threads."""
 
-    def __init__(self, card: ModelCard, tokenizer: Tokenizer, limits: Limits) -> None:
+    def __init__(
+        self, card: ModelCard, tokenizer: Tokenizer, limits: Limits, *, checks: bool = False
+    ) -> None:
+        """`checks`: what the engine cannot be held to is not refused, because answers are looked at."""
         self._card = card
+        self._checks = checks
         self._tokenizer = tokenizer
         self._limits = limits
         self._grammars = Grammars(limits.grammar_cache_bytes)
@@ -196,11 +200,23 @@ class Constrainer:
         if self._card.constrains:
             return
         hard = spec.thinking is not None and not spec.thinking.soft
-        handed = bool(self._card.sources)
-        asked = (not handed and (spec.wanted or spec.calling)) or (hard and spec.thinking)
+        forced = None if self._card.sources else must_hold(spec)
+        if forced is not None and self._can_check(forced):
+            forced = None
+        asked = forced or (hard and spec.thinking)
         if asked:
             message = f"This engine cannot constrain its answers; leave out '{asked.param}'."
             raise BadRequest(message, param=asked.param, code="unsupported_field")
+
+    def _can_check(self, asked: Wanted | Calling) -> bool:
+        """Whether an answer may be looked at instead. Raises for what no answer could be held to."""
+        if not self._checks or isinstance(asked, Calling):
+            return self._checks
+        if asked.syntax == "structural_tag":
+            # It speaks of special tokens, which a text does not have.
+            return False
+        wanted_text(asked, self._limits)
+        return True
 
     def check_grammar(self, spec: TurnSpec, dialect: Dialect) -> None:
         """Raises for what no grammar could be written of. None is compiled: not all tools may be known."""
@@ -249,8 +265,13 @@ class Constrainer:
     def _compiled(self, whole: Constraint) -> GrammarMatcher:
         return compile_cached(whole, self.vocabulary, self._limits.grammar_cache_bytes)
 
-    def _handed(self, spec: TurnSpec, dialect: Dialect, whole: Constraint, in_reasoning: bool) -> Handed:
+    def _handed(
+        self, spec: TurnSpec, dialect: Dialect, whole: Constraint, in_reasoning: bool
+    ) -> Handed | None:
         source = source_of(spec, dialect, whole, self._card, in_reasoning=in_reasoning)
+        forced = must_hold(spec)
+        if source is None and (forced is None or self._can_check(forced)):
+            return None
         if source is None:
             taken = ", ".join(self._card.sources)
             message = f"This engine cannot constrain its answers in this way; what it can is: {taken}."
@@ -286,22 +307,25 @@ class Constrainer:
         )
 
     def _text(self, wanted: Wanted) -> Constraint:
-        limits = self._limits
-        match wanted.syntax:
-            case "json_object":
-                return Constraint.from_json_object()
-            case "json_schema":
-                return Constraint.from_json_schema(wanted.value, wanted.param, limits)
-            case "regex":
-                return Constraint.from_regex(wanted.value, wanted.param, limits)
-            case "choice":
-                return Constraint.from_choice(wanted.value, wanted.param, limits)
-            case "gbnf":
-                return Constraint.from_gbnf(wanted.value, wanted.param, limits)
-            case "lark":
-                return Constraint.from_lark(wanted.value, wanted.param, limits)
-            case "structural_tag":
-                return read_tags(wanted.value, wanted.param, limits, self._tokenizer.special)
+        if wanted.syntax == "structural_tag":
+            return read_tags(wanted.value, wanted.param, self._limits, self._tokenizer.special)
+        return wanted_text(wanted, self._limits)
+
+
+def wanted_text(wanted: Wanted, limits: Limits) -> Constraint:
+    """What is the same for all models."""
+    match wanted.syntax:
+        case "json_schema":
+            return Constraint.from_json_schema(wanted.value, wanted.param, limits)
+        case "regex":
+            return Constraint.from_regex(wanted.value, wanted.param, limits)
+        case "choice":
+            return Constraint.from_choice(wanted.value, wanted.param, limits)
+        case "gbnf":
+            return Constraint.from_gbnf(wanted.value, wanted.param, limits)
+        case "lark":
+            return Constraint.from_lark(wanted.value, wanted.param, limits)
+    return Constraint.from_json_object()
 
 
 def _name_field(error: BadRequest, asked: Wanted | Calling) -> BadRequest:
@@ -324,6 +348,11 @@ def _without_reasoning(dialect: Dialect) -> Dialect:
         return replace(dialect, reasoning=None)
     written = ("", *dialect.channels.written[1:])
     return replace(dialect, channels=replace(dialect.channels, written=written))
+
+
+def must_hold(spec: TurnSpec) -> Wanted | Calling | None:
+    """What an answer is wrong without. A strict tool, called as the model likes, leaves it of use."""
+    return spec.wanted or (spec.calling if spec.calling is not None and spec.calling.required else None)
 
 
 class Grammars:

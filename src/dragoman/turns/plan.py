@@ -227,6 +227,8 @@ class TurnPlan(Struct, frozen=True):
     """For each job, what its answers are remembered by; empty if it is no conversation that may go on."""
     after: Sequence[Traced | None] = ()
     """For each job, the turn whose ids its prompt goes on from."""
+    unenforced: str = ""
+    """The field that asks for what the engine is not held to, if there is one."""
 
 
 class Planner:
@@ -243,6 +245,7 @@ class Planner:
         defaults: Mapping[str, Defaults] | None = None,
         *,
         any_name: bool = False,
+        checks: bool = False,
     ) -> None:
         """`defaults` by the names of the model and its adapters; "" stands for adapters without their own."""
         self.card = card
@@ -254,7 +257,7 @@ class Planner:
         self._limits = limits or Limits()
         self._defaults = defaults or dict.fromkeys((card.name, ""), defaults_of(card))
         self._breakers = Breakers(tokenizer.pieces)
-        self._constrainer = Constrainer(card, tokenizer, self._limits)
+        self._constrainer = Constrainer(card, tokenizer, self._limits, checks=checks)
         self.names = (card.name, *aliases)
         self._any_name = any_name
         self._check_defaults()
@@ -355,7 +358,10 @@ class Planner:
             )
             for (_, prompt, _), in_reasoning, key in zip(prompts, begun, keys, strict=True)
         ]
-        return TurnPlan(jobs, begun, dialect, spec.stop, keys, [after for *_, after in prompts])
+        asked = spec.wanted or spec.calling
+        free = asked is not None and any(job.constraint is None for job in jobs)
+        unenforced = asked.param if asked and free else ""
+        return TurnPlan(jobs, begun, dialect, spec.stop, keys, [after for *_, after in prompts], unenforced)
 
     def _constraint(self, spec: TurnSpec, dialect: Dialect, in_reasoning: bool) -> JobConstraint | None:
         if not spec.bounded:

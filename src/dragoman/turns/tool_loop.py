@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from dragoman.mcp import CallResult, McpFailure, McpServers, McpSession, McpTool, ServerSpec
 from dragoman.mcp.policy import AllowedTools, RequireApproval, allows_tool, needs_approval, pin_of
+from dragoman.turns.checked import note_fault
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.turn import Turn, note_turn, note_usage
 from dragoman.types import Answer, Conversation, Event, FinishReason, Fold, Message, ToolCall, Traced, Usage
@@ -265,7 +266,10 @@ class ToolLoop:
     async def _hear(self, answering: Answering, turn: Turn) -> Heard:
         self._now = turn
         try:
-            return await answering.hear(turn)
+            heard = await answering.hear(turn)
+            if turn.unenforced:
+                await note_fault(self.facts, turn)
+            return heard
         finally:
             self._now, self._version = None, turn.weight_version
             self.used += turn.usage

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from msgspec.structs import replace
 
@@ -38,11 +38,17 @@ GIVEN_IDS = 2**17
 """Ids of prompts that an engine is given before others have their turn: it looks at each of them."""
 
 
+T = TypeVar("T", bound="Turn")
+
+
 class Turn:
     """`async with turn:` starts it, and on every way out aborts what still runs. It may have to queue.
 
     `next()` gives the events that are ready, in order, or [] when there are no more.
     """
+
+    unenforced = ""
+    """The field that asks for what the engine is not held to, where the answer passes all the same."""
 
     def __init__(
         self,
@@ -139,9 +145,16 @@ class Turn:
         with suppress(TimeoutError):
             async with asyncio.timeout(most):
                 await self._begun
+        self._raise_failure()
+
+    def _raise_failure(self) -> None:
         for finish in self.finishes.values():
             if finish.error is not None:
                 raise finish.error
+
+    async def fault(self) -> str | None:
+        """What is wrong with the answers, where nobody could hold the engine to what was asked."""
+        return None
 
     async def next(self) -> list[Event]:
         """What is ready; waits while nothing is. An empty list means that the turn is over."""
@@ -416,6 +429,7 @@ class ServedModel:
             self.limits,
             _defaults(self.card, settings, *presets),
             any_name=settings.any_model,
+            checks=settings.unconstrained == "check",
         )
         self._queue = queue
         self._keeps_logprobs = settings.trajectories
@@ -434,13 +448,23 @@ class ServedModel:
             spec = replace(spec, sampling=replace(spec.sampling, logprobs=0))
         if owner:
             spec = replace(spec, owner=owner)
+        plan = await self.planned(spec, body_bytes)
+        if not plan.unenforced:
+            return self.made(Turn, plan, spec, source)
+        # Here for the cycle: what it makes are turns.
+        from dragoman.turns.checked import checked_turn
+
+        return checked_turn(self, plan, spec, source)
+
+    async def planned(self, spec: TurnSpec, body_bytes: int) -> TurnPlan:
         # A grammar may take its whole budget to compile.
-        plan = await self.workers.run(
-            owner, body_bytes, partial(self.planner.plan, spec), slow=spec.constrained
-        )
+        planning = partial(self.planner.plan, spec)
+        return await self.workers.run(spec.owner, body_bytes, planning, slow=spec.constrained)
+
+    def made(self, kind: type[T], plan: TurnPlan, spec: TurnSpec, source: str) -> T:
+        owner, language = spec.owner, self._language(plan.dialect)
         remember = partial(self.planner.trails.add, owner=owner, planned=True)
-        language = self._language(plan.dialect)
-        return Turn(self.engine, plan, spec, language, remember, source, self._queue, owner)
+        return kind(self.engine, plan, spec, language, remember, source, self._queue, owner)
 
     def _language(self, dialect: Dialect) -> Language:
         """The model's own, or that in which it was made to write."""

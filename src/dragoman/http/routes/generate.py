@@ -288,7 +288,10 @@ async def plan_with_servers(
     first = chat_request.spec(request)
     most = host.model.planner.defaults(request.model).most_tokens(first.sampling.max_tokens or None)
     loop = ToolLoop(toolbox, most, exchange.facts)
-    return HiddenCalls(loop, await plan(first), after_calls(request), names, plan)
+    turn = await plan(first)
+    if turn.unenforced:
+        exchange.facts["unenforced"] = turn.unenforced
+    return HiddenCalls(loop, turn, after_calls(request), names, plan)
 
 
 async def _ask(toolbox: Toolbox, label: str) -> list[McpTool]:

@@ -1,0 +1,290 @@
+"""Whether a value is what a JSON Schema allows, for answers of engines that nobody could hold to it.
+
+All words count that say something of a value, in draft 2020-12 or draft 7; unknown ones say nothing. A
+pattern or a format is put to the grammar that would enforce it, which takes time in proportion to the text,
+whatever the expression is. Options within options can be very many ways to look at one value, so the steps
+are counted, and what takes too many cannot be said.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from decimal import Decimal, InvalidOperation
+from functools import cached_property
+from typing import Any, TypeAlias, TypeGuard
+
+import msgspec
+
+from dragoman.constrain.calls.tool_schemas import LARK
+from dragoman.constrain.constraint import Constraint
+from dragoman.constrain.grammar.expressions import PatternError, read_pattern, write_search
+from dragoman.dialects.schema import resolve, type_of
+from dragoman.errors import BadRequest, ConstraintFailed, shorten
+
+MOST_STEPS = 100_000
+GRAMMAR_STEPS = 500
+"""What it costs to ask a grammar."""
+MOST_DEPTH = 100
+QUOTED = 60
+"""Characters of a name that a message has."""
+_VALUES = frozenset({"enum", "const", "default", "examples"})
+_COMBINE = frozenset({"$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas"})
+
+Faults: TypeAlias = Iterator[str]
+"""What is wrong, as `$.city is missing`: the first is enough to know."""
+
+
+def find_fault(value: Any, schema: Any) -> str | None:
+    """The first thing that is wrong with a value, as a sentence without its end: `$.city is missing`."""
+    try:
+        return next(_Check(schema).faults(value, schema, "$", 0), None)
+    except RecursionError:
+        raise _too_deep() from None
+
+
+def find_json_fault(text: str, schema: Any) -> str | None:
+    """The same of a text that must be JSON."""
+    try:
+        return find_fault(msgspec.json.decode(text), schema)
+    except (msgspec.DecodeError, RecursionError):
+        return "it is not JSON, or there is something beside the JSON"
+
+
+class _Check:
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._left = MOST_STEPS
+        self._by_type: dict[str, Callable[[Any, Mapping[str, Any], str, int], Faults]] = {
+            "object": self._object,
+            "array": self._list,
+            "string": self._text,
+            "integer": self._number,
+            "number": self._number,
+        }
+
+    def faults(self, value: Any, schema: Any, place: str, depth: int) -> Faults:
+        self._count(1)
+        if schema is False:
+            yield f"{place} may not be there"
+        if not isinstance(schema, Mapping):
+            return
+        if depth > MOST_DEPTH:
+            raise _too_deep()
+        kind = type_of(value)
+        yield from _plain_faults(value, kind, schema, place)
+        yield from self._combined(value, schema, place, depth + 1)
+        if kind in self._by_type:
+            yield from self._by_type[kind](value, schema, place, depth + 1)
+
+    def _fits(self, value: Any, schema: Any, place: str, depth: int) -> bool:
+        return next(self.faults(value, schema, place, depth), None) is None
+
+    def _count(self, steps: int) -> None:
+        self._left -= steps
+        if self._left < 0:
+            raise ConstraintFailed("The answer cannot be checked: its schema has too many ways to be met.")
+
+    def _referred(self, reference: Any) -> Any:
+        """What it leads to; to nothing in particular where that is not in the schema."""
+        own = self._root.get("$id")
+        if isinstance(reference, str) and isinstance(own, str) and own:
+            reference = "#" + reference.removeprefix(own.rstrip("#")).lstrip("#")
+        found = resolve(self._root, reference)
+        return self._anchors.get(str(reference)[1:]) if found is None else found
+
+    @cached_property
+    def _anchors(self) -> dict[str, Any]:
+        found, waiting = {}, [self._root]
+        while waiting:
+            self._count(1)
+            each = waiting.pop()
+            if isinstance(each, Mapping) and isinstance(each.get("$anchor"), str):
+                found[each["$anchor"]] = each
+            inner = [each[word] for word in each.keys() - _VALUES] if isinstance(each, Mapping) else each
+            waiting += [one for one in inner if isinstance(one, Mapping | list)]
+        return found
+
+    def _combined(self, value: Any, schema: Mapping[str, Any], place: str, depth: int) -> Faults:
+        if "$ref" in schema:
+            yield from self.faults(value, self._referred(schema["$ref"]), place, depth)
+        for each in _some(schema.get("allOf")):
+            yield from self.faults(value, each, place, depth)
+        options = _some(schema.get("anyOf"))
+        if options and not any(self._fits(value, each, place, depth) for each in options):
+            yield f"{place} fits none of anyOf"
+        if options := _some(schema.get("oneOf")):
+            count = sum(self._fits(value, each, place, depth) for each in options)
+            if count != 1:
+                yield f"{place} fits {count} of oneOf"
+        if "not" in schema and self._fits(value, schema["not"], place, depth):
+            yield f"{place} is what 'not' forbids"
+        if "if" in schema:
+            branch = "then" if self._fits(value, schema["if"], place, depth) else "else"
+            yield from self.faults(value, schema.get(branch), place, depth)
+
+    def _object(self, value: dict[str, Any], schema: Mapping[str, Any], place: str, depth: int) -> Faults:
+        declared, patterns = _map(schema.get("properties")), _map(schema.get("patternProperties"))
+        yield from _missing(value, schema.get("required"), place)
+        yield from _count_faults(len(value), schema, place, "Properties", "properties")
+        for name, needed in self._dependent(schema):
+            if name in value:
+                yield from self._needed(value, needed, place, depth)
+        # Where nothing else speaks of the same object, the two words mean the same.
+        alone = not _COMBINE & schema.keys()
+        others = schema.get("additionalProperties", schema.get("unevaluatedProperties") if alone else None)
+        for name, inner in value.items():
+            where = _at(place, name)
+            found = [declared[name]] if name in declared else []
+            found += [each for pattern, each in patterns.items() if self._matches(name, pattern)]
+            for each in found or [others]:
+                yield from self.faults(inner, each, where, depth)
+            yield from self.faults(name, schema.get("propertyNames"), where, depth)
+
+    def _dependent(self, schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        for word in ("dependentRequired", "dependentSchemas", "dependencies"):
+            yield from _map(schema.get(word)).items()
+
+    def _needed(self, value: dict[str, Any], needed: Any, place: str, depth: int) -> Faults:
+        if isinstance(needed, list):
+            yield from _missing(value, needed, place)
+        else:
+            yield from self.faults(value, needed, place, depth)
+
+    def _list(self, value: list[Any], schema: Mapping[str, Any], place: str, depth: int) -> Faults:
+        yield from _count_faults(len(value), schema, place, "Items", "items")
+        alone = not _COMBINE & schema.keys()
+        rest = schema.get("items", schema.get("unevaluatedItems") if alone else None)
+        first = _some(schema.get("prefixItems"))
+        if isinstance(rest, list):
+            first, rest = rest, schema.get("additionalItems")
+        for number, inner in enumerate(value):
+            each = first[number] if number < len(first) else rest
+            yield from self.faults(inner, each, f"{place}[{number}]", depth)
+        if schema.get("uniqueItems") is True and len({_key(inner) for inner in value}) < len(value):
+            yield f"{place} has something twice"
+        if "contains" in schema:
+            count = sum(self._fits(inner, schema["contains"], place, depth) for inner in value)
+            least = schema.get("minContains", 1)
+            yield from _count_faults(
+                count,
+                {"minContains": least, "maxContains": schema.get("maxContains")},
+                place,
+                "Contains",
+                "of what it contains",
+            )
+
+    def _text(self, value: str, schema: Mapping[str, Any], place: str, depth: int) -> Faults:
+        yield from _count_faults(len(value), schema, place, "Length", "characters")
+        pattern, format_ = schema.get("pattern"), schema.get("format")
+        if isinstance(pattern, str) and not self._matches(value, pattern):
+            yield f"{place} does not have the pattern {shorten(pattern, QUOTED)}"
+        if isinstance(format_, str) and not self._has_format(value, format_):
+            yield f"{place} does not have the format {shorten(format_, QUOTED)}"
+        grammar = schema.get(LARK)
+        if isinstance(grammar, str) and not self._accepts(lambda: Constraint.from_lark(grammar), value):
+            yield f"{place} is not in its grammar"
+
+    def _matches(self, text: str, pattern: str) -> bool:
+        def grammar() -> Constraint:
+            return Constraint(f"start: TEXT\nTEXT: /{write_search(read_pattern(pattern))}/")
+
+        return self._accepts(grammar, text)
+
+    def _has_format(self, text: str, name: str) -> bool:
+        schema = {"type": "string", "format": name}
+        return self._accepts(
+            lambda: Constraint.from_json_schema(schema), json.dumps(text, ensure_ascii=False)
+        )
+
+    def _accepts(self, grammar: Callable[[], Constraint], text: str) -> bool:
+        self._count(GRAMMAR_STEPS + len(text))
+        try:
+            return grammar().accepts(text)
+        except (PatternError, BadRequest):
+            # There is no such grammar: what must be kept to was refused before there was an answer.
+            return True
+
+    def _number(self, value: float, schema: Mapping[str, Any], place: str, depth: int) -> Faults:
+        least, most = schema.get("minimum"), schema.get("maximum")
+        above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
+        # Draft 4 has a flag beside the bound.
+        above = least if above is True else above
+        below = most if below is True else below
+        if (_is_number(least) and value < least) or (_is_number(above) and value <= above):
+            yield f"{place} is too small"
+        if (_is_number(most) and value > most) or (_is_number(below) and value >= below):
+            yield f"{place} is too large"
+        step = schema.get("multipleOf")
+        if _is_number(step) and step > 0 and not _is_multiple(value, step):
+            yield f"{place} is no multiple of {step}"
+
+
+def _plain_faults(value: Any, kind: str, schema: Mapping[str, Any], place: str) -> Faults:
+    """What holds for values of all types."""
+    stated = schema.get("type")
+    types = [each for each in (_some(stated) or [stated]) if isinstance(each, str)]
+    whole = kind == "number" and float(value).is_integer()
+    named = {kind, *(["number"] if kind == "integer" else []), *(["integer"] if whole else [])}
+    null = value is None and schema.get("nullable") is True
+    if types and not null and not named & set(types):
+        yield f"{place} is of type {kind}, and must be {' or '.join(types)}"
+    allowed = _some(schema.get("enum"))
+    if allowed and not null and _key(value) not in map(_key, allowed):
+        yield f"{place} is none of {shorten(json.dumps(allowed, ensure_ascii=False), 4 * QUOTED)}"
+    if "const" in schema and _key(value) != _key(schema["const"]):
+        yield f"{place} is not {shorten(json.dumps(schema['const'], ensure_ascii=False), QUOTED)}"
+
+
+def _count_faults(count: int, schema: Mapping[str, Any], place: str, word: str, what: str) -> Faults:
+    least, most = schema.get(f"min{word}"), schema.get(f"max{word}")
+    if _is_number(least) and count < least:
+        yield f"{place} has {count} {what}, and must have {least}"
+    if _is_number(most) and count > most:
+        yield f"{place} has {count} {what}, and may have {most}"
+
+
+def _missing(value: dict[str, Any], names: Any, place: str) -> Faults:
+    missing = (name for name in _some(names) if isinstance(name, str) and name not in value)
+    yield from (f"{_at(place, name)} is missing" for name in missing)
+
+
+def _is_multiple(value: float, step: float) -> bool:
+    try:
+        return not Decimal(repr(value)) % Decimal(repr(step))
+    except InvalidOperation:
+        # One is so much larger than the other that no decimal has the digits.
+        return True
+
+
+def _too_deep() -> ConstraintFailed:
+    return ConstraintFailed("The answer cannot be checked: its schema leads too deep.")
+
+
+def _key(value: Any) -> str:
+    """Equal for what JSON Schema calls equal: 1 and 1.0 are, 1 and true are not."""
+    return json.dumps(_whole_numbers(value), sort_keys=True)
+
+
+def _whole_numbers(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [_whole_numbers(inner) for inner in value]
+    return (
+        {name: _whole_numbers(inner) for name, inner in value.items()} if isinstance(value, dict) else value
+    )
+
+
+def _at(place: str, name: str) -> str:
+    return f"{place}.{shorten(name, QUOTED)}"
+
+
+def _some(given: Any) -> Sequence[Any]:
+    return given if isinstance(given, list) else ()
+
+
+def _map(given: Any) -> Mapping[str, Any]:
+    return given if isinstance(given, Mapping) else {}
+
+
+def _is_number(given: Any) -> TypeGuard[float]:
+    return isinstance(given, int | float) and not isinstance(given, bool)

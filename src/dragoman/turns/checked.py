@@ -1,0 +1,281 @@
+"""Turns on engines that cannot be held to what was asked: what comes out is looked at.
+
+Where a tool is `strict` and the model calls it by itself, the answer passes through, and whether its calls
+fit is said beside it. Where a call was forced, or the text must be something, and the operator allows it
+(`unconstrained: check`), the answer is held until all of it is there. One that does not fit is not told: the
+model is told what is wrong with it and asked again, a few times, and then the turn fails.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from msgspec.structs import replace
+
+from dragoman.constrain.calls.tool_schemas import close_objects, strict_names
+from dragoman.constrain.schema.checking import find_json_fault
+from dragoman.errors import ConstraintFailed, ContextOverflow, DragomanError, EngineFailed, UnfitAnswer
+from dragoman.limits import Limits
+from dragoman.turns.constrain import must_hold, wanted_text
+from dragoman.turns.plan import TurnPlan
+from dragoman.turns.reading import INPUT
+from dragoman.turns.spec import TurnSpec, Wanted
+from dragoman.turns.turn import ServedModel, Turn
+from dragoman.types import Answer, Conversation, Event, Fold, Message, Usage
+
+logger = logging.getLogger("dragoman.turns")
+
+TRIES = 3
+"""Answers that a model may write before the turn fails."""
+
+
+def checked_turn(model: ServedModel, plan: TurnPlan, spec: TurnSpec, source: str) -> Turn:
+    """A turn of which something is asked that the engine is not held to."""
+    holds = must_hold(spec) is not None
+    kind: type[CheckedTurn] = HeldTurn if holds else LookedTurn
+    turn = model.made(kind, plan, spec, source)
+    turn.model, turn.spec, turn.source = model, spec, source
+    turn.unenforced = "" if holds else plan.unenforced
+    return turn
+
+
+class CheckedTurn(Turn):
+    model: ServedModel
+    spec: TurnSpec
+    source: str
+
+    async def _look(self, answers: Sequence[Answer]) -> str | None:
+        """What is wrong with the answers. In a thread: a schema may be long, and so may they."""
+        looking = partial(find_faults, self.spec, self.model.limits, answers)
+        return await self.model.workers.run(self.spec.owner, 0, looking, slow=True)
+
+
+class LookedTurn(CheckedTurn):
+    """Its events pass; `fault()` says afterwards what is wrong with the answers."""
+
+    _seen: Fold | None = None
+
+    def take(self) -> list[Event]:
+        taken = super().take()
+        self._seen = self._seen or Fold(self.choices)
+        self._seen.add(taken)
+        return taken
+
+    async def fault(self) -> str | None:
+        if self._seen is None or len(self.finishes) < self.choices:
+            return None
+        with suppress(ConstraintFailed):
+            # An answer that cannot be checked is no worse for it.
+            return await self._look(self._seen.done())
+        return None
+
+
+class HeldTurn(CheckedTurn):
+    """Nothing of it is there before an answer fits, or none did."""
+
+    _held = True
+    _work: asyncio.Task[None] | None = None
+    _released: asyncio.Future[None] | None = None
+    _later = Usage()
+    """Of all tries but the first."""
+
+    @property
+    def usage(self) -> Usage:
+        return super().usage + self._later
+
+    @property
+    def ready(self) -> bool:
+        return not self._held and super().ready
+
+    @property
+    def over(self) -> bool:
+        return self._closed or (not self._held and super().over)
+
+    def take(self) -> list[Event]:
+        return [] if self._held else super().take()
+
+    async def next(self) -> list[Event]:
+        await self._release()
+        return await super().next()
+
+    async def begun(self, most: float) -> None:
+        """As long as nothing is told, what goes wrong can be told by the status."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(most):
+                await self._release()
+        self._raise_failure()
+
+    async def _release(self) -> None:
+        if self._held and not self._closed:
+            self._released = self._released or self._loop.create_future()
+            await asyncio.shield(self._released)
+
+    def wake(self) -> None:
+        if self._held and not self._closed:
+            if not self._left and self._work is None:
+                self._work = self._loop.create_task(self._work_out())
+            return
+        if self._released is not None and not self._released.done():
+            self._released.set_result(None)
+        super().wake()
+
+    def close(self) -> None:
+        if self._work is not None:
+            self._work.cancel()
+        super().close()
+
+    async def _work_out(self) -> None:
+        try:
+            await self._try_on()
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            known = error if isinstance(error, DragomanError) else EngineFailed("The answer was not checked.")
+            self._fail_with(known)
+        self._held = False
+        self.wake()
+
+    async def _try_on(self) -> None:
+        for number in range(1, TRIES + 1):
+            if any(finish.error is not None for finish in self.finishes.values()):
+                return
+            answers = _fold(self._pending, self.choices)
+            fault = await self._look(answers)
+            if fault is None:
+                return
+            if number == TRIES:
+                break
+            try:
+                await self._hear(await self._again(answers, fault))
+            except ContextOverflow:
+                # What is wrong was too long to tell.
+                break
+        self._fail_with(UnfitAnswer(f"The model's answer was not what was asked for: {fault}."))
+
+    async def _again(self, answers: Sequence[Answer], fault: str) -> Turn:
+        spec = ask_again(self.spec, answers, fault)
+        return self.model.made(Turn, await self.model.planned(spec, 0), spec, self.source)
+
+    async def _hear(self, turn: Turn) -> None:
+        """One more try, whose events are ours if it is the last."""
+        events: list[Event] = []
+        async with turn:
+            try:
+                while not turn.over:
+                    events += await turn.next()
+            finally:
+                self._later = self._later + turn.usage
+        self._pending, self.finishes, self.traced = events, turn.finishes, turn.traced
+
+    def _fail_with(self, error: DragomanError) -> None:
+        self._pending = [
+            Event("finish", choice, finish="error", error=error) for choice in range(self.choices)
+        ]
+        self.finishes = {event.choice: event for event in self._pending}
+
+
+def _fold(events: Sequence[Event], choices: int) -> list[Answer]:
+    fold = Fold(choices)
+    fold.add(events)
+    return fold.done()
+
+
+# What is wrong with an answer.
+
+
+async def note_fault(facts: dict[str, Any], turn: Turn) -> None:
+    """Whether what came out is other than what was asked, where the engine was not held to it."""
+    if (fault := await turn.fault()) is not None:
+        logger.info("An answer is not what '%s' asks for: %s", turn.unenforced, fault)
+        facts["broken"] = turn.unenforced
+
+
+def find_faults(spec: TurnSpec, limits: Limits, answers: Sequence[Answer]) -> str | None:
+    """The first fault of all answers, as a sentence without its end."""
+    faults = (_fault(spec, limits, answer) for answer in answers)
+    return next((fault for fault in faults if fault is not None), None)
+
+
+def _fault(spec: TurnSpec, limits: Limits, answer: Answer) -> str | None:
+    if answer.finish != "stop" or answer.stop is not None:
+        # It was cut, as it is where a constraint is kept to.
+        return None
+    if answer.calls:
+        return _call_fault(spec, answer)
+    if spec.calling is not None and spec.calling.required:
+        return "there is no call of a tool in it"
+    return None if spec.wanted is None else _text_fault(spec.wanted, limits, answer.text.strip())
+
+
+def _call_fault(spec: TurnSpec, answer: Answer) -> str | None:
+    reading, calling = spec.reading, spec.calling
+    assert reading is not None
+    tools = {tool["function"]["name"]: tool["function"] for tool in reading.tools}
+    callable_ = tools if calling is None or calling.names is None else calling.names
+    strict = tools if calling is not None and calling.required else strict_names(reading.tools)
+    for call in answer.calls:
+        if call.name not in callable_:
+            return f"it calls '{call.name[:64]}', which is not among the tools that may be called"
+        if call.name not in strict:
+            continue
+        schema = close_objects(tools[call.name].get("parameters") or {"properties": {}})
+        arguments = json.dumps({INPUT: call.arguments}) if call.name in reading.custom else call.arguments
+        if fault := find_json_fault(arguments, {"type": "object", **schema}):
+            return f"the arguments of '{call.name[:64]}' do not fit: {fault}"
+    return None
+
+
+def _text_fault(wanted: Wanted, limits: Limits, text: str) -> str | None:
+    match wanted.syntax:
+        case "json_object":
+            return find_json_fault(text, {"type": "object"})
+        case "json_schema":
+            schema = json.loads(wanted.value) if isinstance(wanted.value, str) else wanted.value
+            return find_json_fault(text, schema)
+    return None if wanted_text(wanted, limits).accepts(text) else "the text is not what was asked for"
+
+
+# What the model is told of it.
+
+
+def ask_again(spec: TurnSpec, answers: Sequence[Answer], fault: str) -> TurnSpec:
+    """The same conversation, with the answer and what is wrong with it; else the same once more."""
+    if spec.sampling.seed is not None:
+        spec = replace(spec, sampling=replace(spec.sampling, seed=spec.sampling.seed + 1))
+    told = spec.prompts[0]
+    if not isinstance(told, Conversation) or len(answers) > 1 or _goes_on(told):
+        return spec
+    said = answers[0].text or "\n".join(f"{call.name}: {call.arguments}" for call in answers[0].calls)
+    more = (
+        Message(role="assistant", content=said or "..."),
+        Message(role="user", content=f"This cannot be used: {fault}. Answer again, with {_wish(spec)}."),
+    )
+    return replace(spec, prompts=(replace(told, messages=(*told.messages, *more)),))
+
+
+def _goes_on(told: Conversation) -> bool:
+    return not told.add_generation_prompt or told.continue_final_message or bool(told.response_prefix)
+
+
+def _wish(spec: TurnSpec) -> str:
+    asked = must_hold(spec)
+    if not isinstance(asked, Wanted):
+        names = spec.calling.names if spec.calling and spec.calling.names else ()
+        return f"a call of {' or '.join(names) if names else 'one of the tools'} and nothing else"
+    return f"{_describe(asked)} and nothing else"
+
+
+def _describe(wanted: Wanted) -> str:
+    value = wanted.value
+    shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    words: Mapping[str, str] = {
+        "json_object": "a JSON object",
+        "json_schema": f"JSON that this schema allows: {shown}",
+        "regex": f"a text that this regular expression matches: {shown}",
+        "choice": f"one of these texts: {shown}",
+    }
+    return words.get(wanted.syntax, f"a text of this grammar: {shown}")
