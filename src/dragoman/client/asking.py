@@ -66,7 +66,7 @@ class PlainExchange:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise _stranger(begun) from error
 
-    def failed(self, error: httpx.HTTPError) -> ClientError:
+    def make_error(self, error: httpx.HTTPError) -> ClientError:
         return problem_with(error, self._setup.url, self._where)
 
 

@@ -46,7 +46,7 @@ class AsyncClient(Asking["AsyncStream"]):
                 await self._http.request(method, path, content=content, headers=requests.JSON)
             )
         except httpx.HTTPError as error:
-            raise exchange.failed(error) from error
+            raise exchange.make_error(error) from error
 
     async def models(self) -> list[dict[str, Any]]:
         return (await self.request("GET", "/v1/models")).entries()
@@ -101,7 +101,7 @@ class AsyncStream(StreamState):
             await self._rest(parts)
             return None
         except httpx.HTTPError as error:
-            raise self._reading.failed(error) from error
+            raise self._reading.make_error(error) from error
 
     async def _rest(self, parts: AsyncIterator[bytes]) -> None:
         """A reply that is read to its end leaves a connection that can be used again."""
@@ -135,9 +135,9 @@ class AsyncStream(StreamState):
             self._reading.began(response)
             if response.is_success:
                 return response
-            raise self._reading.refused(await _body(response))
+            raise self._reading.make_refusal(await _body(response))
         except httpx.HTTPError as error:
-            raise self._reading.failed(error) from error
+            raise self._reading.make_error(error) from error
 
 
 async def _body(response: httpx.Response) -> bytes:

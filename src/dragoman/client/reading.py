@@ -146,7 +146,7 @@ class ReplyReading:
         self._streams = self.reply.streams
         self.where = replace(self.where, status=self.reply.status, request_id=self.reply.request_id)
 
-    def refused(self, body: bytes) -> Refused:
+    def make_refusal(self, body: bytes) -> Refused:
         assert self.reply is not None
         self.beginning = bytearray(body[:MOST_SAID])
         problem = problem_in(body)
@@ -183,7 +183,7 @@ class ReplyReading:
         if not (self.done or self._reader.over):
             raise BrokenStream("The stream ended before the answer did.", self._at(self.beginning))
 
-    def failed(self, error: httpx.HTTPError) -> ClientError:
+    def make_error(self, error: httpx.HTTPError) -> ClientError:
         return problem_with(error, self._setup.url, self._at(self.beginning))
 
     def _read(self, events: list[SseEvent]) -> Iterator[StreamEvent]:

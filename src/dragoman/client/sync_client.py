@@ -45,7 +45,7 @@ class Client(Asking["Stream"]):
         try:
             return exchange.read(self._http.request(method, path, content=content, headers=requests.JSON))
         except httpx.HTTPError as error:
-            raise exchange.failed(error) from error
+            raise exchange.make_error(error) from error
 
     def models(self) -> list[dict[str, Any]]:
         return self.request("GET", "/v1/models").entries()
@@ -96,7 +96,7 @@ class Stream(StreamState):
                 if self._reading.done:
                     break
         except httpx.HTTPError as error:
-            raise self._reading.failed(error) from error
+            raise self._reading.make_error(error) from error
         yield from self._reading.end()
 
     def _send(self) -> httpx.Response:
@@ -124,9 +124,9 @@ class Stream(StreamState):
             self._reading.began(response)
             if response.is_success:
                 return response
-            raise self._reading.refused(_body(response))
+            raise self._reading.make_refusal(_body(response))
         except httpx.HTTPError as error:
-            raise self._reading.failed(error) from error
+            raise self._reading.make_error(error) from error
 
 
 def _body(response: httpx.Response) -> bytes:

@@ -153,7 +153,7 @@ def test_a_constraint_that_is_made_again_allows_the_same(constraint: Any, walk: 
         body(wire.Submit(1, Job(id="", prompt=(), sampling=Sampling(max_tokens=1)), recipe))
     )
     assert isinstance(sent, wire.Submit) and sent.recipe is not None
-    first, second = constraint.start(), Kitchen(TOKENIZER).made(sent.recipe).start()
+    first, second = constraint.start(), Kitchen(TOKENIZER).make(sent.recipe).start()
     for number in walk:
         row = allowed(first)
         assert (row == allowed(second)).all()

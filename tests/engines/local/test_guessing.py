@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dragoman.engines.local.guessing import Phrases, judge, repeated
+from dragoman.engines.local.guessing import Phrases, find_repeated, judge
 from tests.engines.local.paged import PagedDesk
 from tests.engines.local.scripted import expected
 
@@ -35,11 +35,11 @@ def said(count: int) -> list[int]:
     ],
 )
 def test_a_guess_is_what_followed_the_two_newest_tokens(known: list[int], guess: list[int]) -> None:
-    assert repeated(np.array(known, np.int32), 9) == guess
+    assert find_repeated(np.array(known, np.int32), 9) == guess
 
 
 def test_a_guess_has_a_limit() -> None:
-    assert repeated(np.array([7, 8, 9, 5, 7, 8], np.int32), 2) == [9, 5]
+    assert find_repeated(np.array([7, 8, 9, 5, 7, 8], np.int32), 2) == [9, 5]
 
 
 def test_what_repeats_itself_takes_fewer_steps() -> None:

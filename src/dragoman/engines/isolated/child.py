@@ -97,7 +97,7 @@ class Child:
         assert order.recipe is not None
         try:
             # In a thread: it may take its whole budget, and others have steps to tell.
-            made = await asyncio.to_thread(self._kitchen.made, order.recipe)
+            made = await asyncio.to_thread(self._kitchen.make, order.recipe)
         except Exception as error:
             self._fail(order, error)
             return

@@ -59,7 +59,7 @@ class Kitchen:
         """Made at the first use: it takes a while for a large vocabulary."""
         return Vocabulary(self._tokenizer.pieces, self._tokenizer.special, self._tokenizer.end_ids)
 
-    def made(self, recipe: Recipe) -> JobConstraint:
+    def make(self, recipe: Recipe) -> JobConstraint:
         start = None
         if recipe.grammar is not None:
             start = compile_cached(recipe.grammar, self.vocabulary).copy

@@ -101,7 +101,7 @@ class Guesser:
         # The newest token is not in memory yet, but its place among the ids is free.
         slot.ids[slot.length] = piece.newest
         known = slot.ids[: slot.length + 1]
-        guesses = piece.sequence.answer.foreseen[: self._each] or repeated(known, self._each)
+        guesses = piece.sequence.answer.foreseen[: self._each] or find_repeated(known, self._each)
         newest = [*known[-2:].tolist(), *guesses][-2:]
         guesses += self._phrases.after(slot.chain[0], newest, self._each - len(guesses))
         return guesses + [piece.newest] * (self._each - len(guesses))
@@ -161,7 +161,7 @@ def judge(sequence: Sequence, guessed: int, right: int) -> None:
     sequence.trust = trust
 
 
-def repeated(known: Ids, most: int) -> list[int]:
+def find_repeated(known: Ids, most: int) -> list[int]:
     """What followed the last two ids when they last stood together: after `7 8 9 5 7 8`, `9 5 7 8`."""
     if known.size < 3:
         return []
