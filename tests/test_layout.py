@@ -1,6 +1,7 @@
 """The shape of the code: rooms import one way, files and functions stay small, names mean one thing."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -104,6 +105,17 @@ def test_a_class_has_a_name_of_its_own() -> None:
                 files[node.name].append(file)
     twice = [f"{name} is in {' and '.join(found)}" for name, found in files.items() if len(found) > 1]
     assert not twice, "\n".join(twice)
+
+
+def test_files_that_are_named_are_there() -> None:
+    """In comments and docstrings, which nothing else would notice when a file moves."""
+    root = SOURCE.parent.parent
+    there = [str(path) for folder in ("src", "tests", "tools") for path in (root / folder).rglob("*.py")]
+    named = {
+        (file, name) for file, text, _ in sources() for name in re.findall(r"(?<![\w/.])[\w/]+\.py\b", text)
+    }
+    gone = [f"{file} names {name}" for file, name in named if not any(f.endswith(f"/{name}") for f in there)]
+    assert not gone, "\n".join(gone)
 
 
 def test_functions_stay_small() -> None:
