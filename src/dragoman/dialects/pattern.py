@@ -19,6 +19,9 @@ is left.
 
 What one character does to a list of ways is worked out once (`_work_out`) and then looked up.
 Only what a regular language has is read: no back references, no looks behind, and ahead only at the end.
+
+`constrain/grammar/expressions.py` reads expressions as well, into trees that say what matches from end to
+end. Here it matters what is tried first, and which part a group has matched; no such tree says that.
 """
 
 import re
