@@ -2,11 +2,13 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import Script, ScriptedEngine, say
-from dragoman.types import Job
+from dragoman.errors import ConstraintFailed
+from dragoman.types import Job, JobConstraint
 from tests.clients import cases
 from tests.support.parrot import TEMPLATE, call
 from tests.support.tool_model import prompt_of
@@ -61,15 +63,54 @@ ANSWERS: dict[str, Callable[[str], str]] = {
 }
 
 
-def said(job: Job) -> Script:
-    """Whichever of the questions and results that it knows stands last in the prompt."""
-    prompt = prompt_of(job)
+JSON = (cases.CITY, {"setup": "Why?", "punchline": "Because."}, {})
+KINDS = {"array": [], "boolean": True, "integer": 3, "null": None, "number": 1.5, "object": {}}
+
+
+def _calls(prompt: str) -> Iterator[str]:
+    """A call of each tool that is offered, with some value for each argument."""
+    for line in prompt.splitlines():
+        if line.startswith('{"type": "function"'):
+            tool = json.loads(line)["function"]
+            asked = tool.get("parameters", {}).get("properties", {})
+            yield call(tool["name"], **{name: _value(schema) for name, schema in asked.items()})
+
+
+def _value(schema: dict[str, Any]) -> object:
+    return schema.get("enum", [KINDS.get(str(schema.get("type")), "Paris")])[0]
+
+
+def _ways(prompt: str) -> Iterator[str]:
+    """What it would say, the likeliest first."""
     last = max(ANSWERS, key=prompt.rfind)
-    return say(ANSWERS[last](prompt) if last in prompt else cases.COLOUR)
+    if last in prompt:
+        yield ANSWERS[last](prompt)
+    elif "\ntool\n" not in prompt:
+        yield from _calls(prompt)
+    yield cases.COLOUR
+    yield from _calls(prompt)
+    yield from map(json.dumps, JSON)
+
+
+def _fits(text: str, constraint: JobConstraint) -> bool:
+    matcher = constraint.start()
+    try:
+        for id_ in text.encode():
+            matcher.accept(id_)
+    except ConstraintFailed:
+        return False
+    return matcher.accepting
+
+
+def said(job: Job) -> Script:
+    """Whichever of the questions and results that it knows stands last in the prompt decides."""
+    ways = list(_ways(prompt_of(job)))
+    fitting = (way for way in ways if job.constraint is None or _fits(way, job.constraint))
+    return say(next(fitting, ways[0]))
 
 
 def model(*, constrains: bool = True) -> ScriptedEngine:
-    """It keeps to what it is asked by itself, or is an engine that cannot be held to anything."""
+    """It says what fits a constraint, or is an engine that cannot be held to anything."""
     card = ModelCard(
         name=cases.MODEL, max_model_len=200_000, templates={"default": STRICT}, constrains=constrains
     )

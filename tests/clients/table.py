@@ -50,7 +50,17 @@ CLIENTS = (
         ("ai@7.0.169", "@ai-sdk/openai@4.0.114", "@ai-sdk/openai-compatible@3.0.90", "zod@4.6.7"),
         "with_ai_sdk.mjs",
     ),
+    Client("langgraph", ("langchain==1.4.10", "langchain-openai==1.7.3"), "with_langgraph.py"),
+    Client("autogen", ("autogen-ext[openai]==0.7.5", "autogen-agentchat==0.7.5"), "with_autogen.py"),
+    Client("ag2", ("ag2[openai]==1.2.1",), "with_ag2.py"),
+    Client("semantic-kernel", ("semantic-kernel==1.45.0",), "with_semantic_kernel.py"),
+    Client("inspect-ai", ("inspect-ai==0.3.285", "openai"), "with_inspect_ai.py"),
+    Client("dspy", ("dspy==3.4.1",), "with_dspy.py"),
+    Client("crewai", ("crewai==1.15.30",), "with_crewai.py"),
+    Client("aider", ("aider-chat==0.86.2",), "with_aider.py"),
     Client("codex", ("@openai/codex@0.166.0",), "with_codex.py"),
     Client("opencode", ("opencode-ai@1.18.33",), "with_opencode.py"),
+    Client("qwen-code", ("@qwen-code/qwen-code@0.24.4",), "with_qwen_code.py"),
+    Client("pi", ("@mariozechner/pi-coding-agent@0.73.1",), "with_pi.py"),
 )
 BY_NAME = {client.name: client for client in CLIENTS}

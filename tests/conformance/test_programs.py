@@ -7,7 +7,7 @@ import pytest
 
 from dragoman.http.server import background
 from dragoman.settings import Settings
-from tests.clients.cases import cases_of, try_case
+from tests.clients.cases import Case, Seen, cases_of, try_case
 from tests.clients.model import model
 
 PROGRAMS = ("with_openai", "with_litellm", "with_langchain", "with_openai_agents")
@@ -19,10 +19,23 @@ def url() -> Iterator[str]:
         yield made + "/v1"
 
 
+def cases(program: str) -> list[Case]:
+    # Imported late, because some take seconds and not every process of a run gets to them.
+    return cases_of(vars(import_module(f"tests.clients.programs.{program}")))
+
+
+def failures(tried: list[Case], url: str) -> list[Seen]:
+    assert tried
+    return [seen for case in tried if (seen := try_case(case, url)).failed is not None]
+
+
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_program(program: str, url: str) -> None:
-    # Imported late, because some take seconds and not every process of a run gets to them.
-    cases = cases_of(vars(import_module(f"tests.clients.programs.{program}")))
-    seen = [try_case(case, url) for case in cases]
-    assert seen
-    assert [one for one in seen if one.failed is not None] == []
+    assert failures(cases(program), url) == []
+
+
+@pytest.mark.parametrize("program", ["with_openai", "with_openai_agents"])
+def test_strict_tools_of_an_engine_that_cannot_constrain(program: str) -> None:
+    calling = [case for case in cases(program) if "tools" in case.what or "calls" in case.what]
+    with background(model(constrains=False), Settings(port=0, store="memory")) as url:
+        assert failures(calling, f"{url}/v1") == []

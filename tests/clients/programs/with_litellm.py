@@ -80,6 +80,15 @@ def by_name(provider):
 globals().update({f"by_{provider}": by_name(provider) for provider in PROVIDERS})
 
 
+@case("chat", "a prompt too long is a ContextWindowExceededError")
+def overflow(url):
+    try:
+        ask(url, "word " * 45_000)
+    except litellm.ContextWindowExceededError:
+        return
+    raise AssertionError("the prompt was answered")
+
+
 @case("completions", "plain")
 def text(url):
     made = litellm.text_completion(
