@@ -63,7 +63,7 @@ ANSWERS: dict[str, Callable[[str], str]] = {
 }
 
 
-JSON = (cases.CITY, {"setup": "Why?", "punchline": "Because."}, {})
+JSON: tuple[dict[str, str], ...] = (cases.CITY, {"setup": "Why?", "punchline": "Because."}, {})
 KINDS = {"array": [], "boolean": True, "integer": 3, "null": None, "number": 1.5, "object": {}}
 
 

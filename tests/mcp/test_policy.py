@@ -28,6 +28,7 @@ def names(filtered: AllowedTools) -> list[str]:
     [
         ("null", ["read", "write", "plain"]),
         ("[]", []),
+        ('["*"]', ["read", "write", "plain"]),
         ('["write", "other"]', ["write"]),
         ("{}", ["read", "write", "plain"]),
         ('{"tool_names": ["read", "plain"]}', ["read", "plain"]),
@@ -50,6 +51,7 @@ def test_allowed_tools(given_json: str, expected: list[str]) -> None:
         ("{}", ["read", "write", "plain"]),
         ('{"never": {}}', ["read", "write", "plain"]),
         ('{"never": {"tool_names": ["read"]}}', ["write", "plain"]),
+        ('{"never": {"tool_names": ["*"]}}', ["read", "write", "plain"]),
         ('{"never": {"read_only": true}}', ["write", "plain"]),
         ('{"always": {"tool_names": ["read"]}}', ["read", "write", "plain"]),
         (

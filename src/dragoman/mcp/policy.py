@@ -46,9 +46,9 @@ RequireApproval: TypeAlias = Literal["always", "never"] | ApprovalFilters | None
 
 
 def allows_tool(tool: McpTool, allowed_tools: AllowedTools) -> bool:
-    """`None` allows all."""
+    """`None` allows all, as does `["*"]` in vLLM's API. A star approves of nothing."""
     if isinstance(allowed_tools, list):
-        return tool.name in allowed_tools
+        return tool.name in allowed_tools or "*" in allowed_tools
     return allowed_tools is None or allowed_tools.matches(tool)
 
 
