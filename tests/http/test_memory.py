@@ -1,14 +1,17 @@
 """Full collections are made in quiet moments, and cycles are found all the same."""
 
+import asyncio
 import gc
+import itertools
 import weakref
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dragoman.http import upkeep
-from dragoman.http.upkeep import Garbage
+from dragoman.http.upkeep import Garbage, SpareMemory
 
 
 class Node:
@@ -79,11 +82,35 @@ def test_in_the_end_all_is_as_before() -> None:
     assert (gc.get_threshold(), gc.get_freeze_count()) == before
 
 
-def test_memory_is_given_back_once_in_a_while(collector: Garbage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upkeep, "PAUSE_S", 0.0)
-    said = []
-    for _ in range(2):
-        for _ in range(gc.get_threshold()[1] + 1):
-            gc.collect(1)
-        said.append(collector.collect(quiet=True))
-    assert said == [True, False]
+def tried(spare: SpareMemory, sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """What comes of a look each second, at so much memory before each."""
+    clock = itertools.count(1000.0)
+    monkeypatch.setattr(upkeep, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(upkeep, "give_back", lambda: None)
+    found = []
+    for size in sizes:
+        monkeypatch.setattr(upkeep, "resident", lambda size=size: size)
+        found.append(asyncio.run(spare.give_back()))
+    return found
+
+
+def test_memory_that_has_grown_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tried(SpareMemory(), [upkeep.SPARE_BYTES], monkeypatch) == [True]
+
+
+def test_memory_that_has_hardly_grown_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "GIVE_BACK_S", 0.0)
+    big = 10 * upkeep.SPARE_BYTES
+    assert tried(SpareMemory(), [big, big + upkeep.SPARE_BYTES - 1], monkeypatch) == [True, False]
+
+
+def test_memory_is_given_back_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "GIVE_BACK_S", 2.0)
+    sizes = [upkeep.SPARE_BYTES * factor for factor in (1, 2, 3, 4)]
+    assert tried(SpareMemory(), sizes, monkeypatch) == [True, False, True, False]
+
+
+def test_growth_counts_from_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "GIVE_BACK_S", 0.0)
+    sizes = [upkeep.SPARE_BYTES * factor for factor in (10, 1, 2)]
+    assert tried(SpareMemory(), sizes, monkeypatch) == [True, False, True]

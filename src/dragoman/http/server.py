@@ -19,7 +19,7 @@ from dragoman.http.app import App
 from dragoman.http.connection.protocol import StrictProtocol
 from dragoman.http.connection.uvicorn_parts import Config, Server, pass_on
 from dragoman.http.keys import check_closed, is_open
-from dragoman.http.upkeep import Garbage, give_back, return_big_blocks
+from dragoman.http.upkeep import Garbage, SpareMemory, return_big_blocks
 from dragoman.settings import Settings, change_settings
 
 logger = logging.getLogger("dragoman.http")
@@ -212,6 +212,7 @@ class _Server(Server):
         )
         super().__init__(config)
         self.garbage: Garbage | None = None
+        self._spare = SpareMemory()
         """Only of a server that has the process for itself."""
         self._app = app
         self.hurries = False
@@ -258,8 +259,8 @@ class _Server(Server):
     async def _notified(self) -> None:
         if self.garbage is not None:
             host = self._app.host
-            if self.garbage.collect(quiet=not host.bodies.held and not host.turnstile.busy):
-                await asyncio.to_thread(give_back)
+            self.garbage.collect(quiet=not host.bodies.held and not host.turnstile.busy)
+            await self._spare.give_back()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal begins the end, the second does away with the grace, the third with all else."""

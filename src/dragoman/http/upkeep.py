@@ -30,7 +30,10 @@ PAUSE_S = 10.0
 LATEST_S = 120.0
 """After so long, however busy it is, if there is so much more memory than after the last look:"""
 GROWN_BYTES = 256 * 1024 * 1024
-GIVE_BACK_S = 60.0
+GIVE_BACK_S = 20.0
+"""Between two times that memory is given back."""
+SPARE_BYTES = 8 * 1024 * 1024
+"""More than that after the last time, and it is worth another."""
 
 
 def return_big_blocks() -> None:
@@ -70,7 +73,6 @@ class Garbage:
     def __init__(self) -> None:
         self._usual: tuple[int, int, int] | None = None
         self._last = 0.0
-        self._given_back = -math.inf
         self._resident = 0
 
     def begin(self) -> None:
@@ -87,26 +89,38 @@ class Garbage:
             gc.unfreeze()
             self._usual = None
 
-    def collect(self, *, quiet: bool) -> bool:
-        """`quiet` says that no large request is there, whose objects would be looked at, too.
-
-        True once in a while, after a look: then there may be memory to give back.
-        """
+    def collect(self, *, quiet: bool) -> None:
+        """`quiet` says that no large request is there, whose objects would be looked at, too."""
         if self._usual is None:
-            return False
+            return
         passed = time.monotonic() - self._last
         # As often as Python would, by the third of its thresholds, or later.
         due = quiet and passed > PAUSE_S and gc.get_count()[2] > self._usual[2]
         if due or (passed > LATEST_S and resident() - self._resident >= GROWN_BYTES):
             gc.collect()
             self._looked()
-            if self._last - self._given_back > GIVE_BACK_S:
-                self._given_back = self._last
-                return True
-        return False
 
     def _looked(self) -> None:
         self._last, self._resident = time.monotonic(), resident()
+
+
+class SpareMemory:
+    """Goes back to the machine now and then, where there is more than after the last time."""
+
+    def __init__(self) -> None:
+        self._last = -math.inf
+        self._least = 0
+
+    async def give_back(self) -> bool:
+        """Whether it was tried."""
+        now, here = time.monotonic(), resident()
+        self._least = min(self._least, here)
+        if now - self._last < GIVE_BACK_S or here - self._least < SPARE_BYTES:
+            return False
+        self._last = now
+        await asyncio.to_thread(give_back)
+        self._least = resident()
+        return True
 
 
 # Says in the log when the event loop stands still, and where it does.
