@@ -182,6 +182,7 @@ def test_compaction_stands_for_the_conversation() -> None:
     talk: Any = [
         {"role": "user", "content": "We launch on Tuesday."},
         {"role": "assistant", "content": "Understood."},
+        {"role": "user", "content": "Remind me."},
     ]
     with background(engine, Settings(port=0, store="memory")) as url:
         client = OpenAI(base_url=url + "/v1", api_key="none", _strict_response_validation=True)

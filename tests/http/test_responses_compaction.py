@@ -35,8 +35,25 @@ def test_a_conversation_becomes_a_sealed_summary(parrot: Served) -> None:
 def test_what_still_waits_for_its_answer_is_kept(parrot: Served) -> None:
     system = {"role": "developer", "content": "Be brief."}
     output = compact(parrot.url, [system, *TALK, user("three")]).json()["output"]
-    assert [item["type"] for item in output] == ["compaction", "message", "message"]
-    assert [item["content"][0]["text"] for item in output[1:]] == ["Be brief.", "three"]
+    assert [item["type"] for item in output] == ["compaction"]
+    created(parrot.url, output)
+    assert messages_of(parrot.engine.jobs[-1])[1:] == [("system", "Be brief."), ("user", "three")]
+
+
+def test_what_is_kept_is_not_said_twice(parrot: Served) -> None:
+    system = {"role": "developer", "content": "Be brief."}
+    output = compact(parrot.url, [system, *TALK, user("three")]).json()["output"]
+    created(parrot.url, [system, *output])
+    assert [text for _, text in messages_of(parrot.engine.jobs[-1])].count("Be brief.") == 1
+
+
+def test_calls_that_are_kept_follow_the_summary(parrot: Served) -> None:
+    call = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c1", "output": "4"}
+    output = compact(parrot.url, [*TALK, user("three"), call, result]).json()["output"]
+    assert [item["type"] for item in output] == ["compaction", "function_call", "function_call_output"]
+    created(parrot.url, output)
+    assert [role for role, _ in messages_of(parrot.engine.jobs[-1])][1:] == ["user", "assistant", "tool"]
 
 
 def test_a_summary_stands_for_what_it_was_made_of(parrot: Served) -> None:
@@ -119,7 +136,7 @@ def test_a_chain_goes_on_from_a_summary(parrot: Served) -> None:
     created(parrot.url, "four", previous_response_id=made["id"])
     told = [text for _, text in messages_of(parrot.engine.jobs[-1])]
     assert told[0].startswith(HEADING)
-    assert told[1:] == ["three", "four"]
+    assert told[1:] == ["three", "three", "four"]
 
 
 def test_a_conversation_that_does_not_fit_is_made_to_fit(serve: Serve) -> None:

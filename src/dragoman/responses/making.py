@@ -71,7 +71,7 @@ async def summarise(
     async with await fit_items(items, planned) as turn:
         (answer,) = await turn.answers()
     text = answer.text.strip() or answer.reasoning.strip()
-    return compact(items, context.seal(text), new_id(PREFIX)), turn.usage
+    return compact(items, text, context.seal, new_id(PREFIX)), turn.usage
 
 
 logger = logging.getLogger("dragoman.responses")

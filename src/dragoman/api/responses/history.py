@@ -4,6 +4,7 @@ What the assistant said in a row (reasoning, text, calls) is one message. Nothin
 that templates have no words for are told as text.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -21,6 +22,8 @@ Unseal: TypeAlias = Callable[[str], str | None]
 Visible: TypeAlias = Callable[[str | None, str], str]
 """From a namespace, or the label of an MCP server, and a name to the name that the model knows."""
 
+HEADS = ("system", "developer")
+"""Roles of messages that hold for the whole of a conversation."""
 SUMMARY = "Summary of the conversation so far:\n"
 REFUSED = "The user did not allow this call."
 UNANSWERED = "The user has not allowed this call yet."
@@ -33,6 +36,7 @@ def messages(
     _check_pairs(items)
     start, kept = _after_compaction(items)
     told = _Telling(items, unseal, visible)
+    told.systems = [item["content"] for item in (*kept, *items[start:]) if item.get("role") in HEADS]
     if instructions is not None:
         told.say("system", instructions)
     for item in [*kept, *items[start:]]:
@@ -77,7 +81,7 @@ def _after_compaction(items: Sequence[ItemDict]) -> tuple[int, list[ItemDict]]:
     """Where the context begins, and what of the time before it still holds: instructions are no talk."""
     last = max((at for at, item in enumerate(items) if item["type"] == "compaction"), default=0)
     after = {item["id"] for item in items[last:]}
-    systems = [item for item in items[:last] if item.get("role") in ("system", "developer")]
+    systems = [item for item in items[:last] if item.get("role") in HEADS]
     return last, [item for item in systems if item["id"] not in after]
 
 
@@ -120,6 +124,8 @@ class _Telling:
         self._made = _find_approved(items)
         self._unseal = unseal
         self._visible = visible
+        self.systems: Sequence[Parts] = ()
+        """What is said as a system: a summary does not say it again."""
         self._told: list[Message] = []
         self._reasoning: list[str] = []
         self._texts: list[str] = []
@@ -146,13 +152,19 @@ class _Telling:
             case "mcp_approval_request":
                 self._approval(item)
             case "compaction":
-                self.say("system", SUMMARY + self._opened(item))
+                self._summary(*_unpack(self._opened(item)))
             case kind if kind not in SILENT:
                 self._hosted(item)
 
     def say(self, role: Role, content: Content) -> None:
         self._close()
         self._told.append(Message(role=role, content=content))
+
+    def _summary(self, text: str, kept: Sequence[ItemDict]) -> None:
+        self.say("system", SUMMARY + text)
+        for item in kept:
+            if item["role"] not in HEADS or item["content"] not in self.systems:
+                self.take(item)
 
     def _message(self, role: Role, parts: Parts) -> None:
         if role == "assistant":
@@ -236,6 +248,8 @@ def _outcome(item: ItemDict) -> str:
 
 
 # A long conversation made short: a summary that the model writes, sealed, and what is kept as it was.
+#
+# Messages that are kept are sealed with it: those of users and systems are no output of a response.
 
 
 TRIGGER = "compaction_trigger"
@@ -247,11 +261,16 @@ _ASK = (
 )
 
 
+_SEALED = ("user", *HEADS)
+_KEPT = "\0"
+"""What a sealed summary begins with that has messages beside it."""
+
+
 class Compacted(Struct, frozen=True):
     item: ItemDict
-    """The summary."""
+    """The summary, with the messages that stay as they were."""
     kept: list[ItemDict]
-    """What stays as it was, and follows the summary."""
+    """Other items that stay as they were, and follow the summary."""
 
     @property
     def items(self) -> list[ItemDict]:
@@ -273,18 +292,32 @@ def to_summarise(items: Sequence[ItemDict], id_: str) -> list[ItemDict]:
     return [*(item for item in items if item.get("type") != TRIGGER), asked]
 
 
-def compact(items: Sequence[ItemDict], sealed: str, id_: str) -> Compacted:
+def compact(items: Sequence[ItemDict], summary: str, seal: Callable[[str], str], id_: str) -> Compacted:
     """System messages are kept, and the last exchange if it still waits for its answer."""
-    item = {"id": id_, "type": "compaction", "encrypted_content": sealed}
-    heads = ("system", "developer")
-    kept = [one for one in items if one.get("role") in heads]
+    kept = [one for one in items if one.get("role") in HEADS]
     users = [number for number, one in enumerate(items) if one.get("role") == "user"]
     last = items[-1] if items else {}
     waits = last.get("role") == "user" or str(last.get("type")).endswith("_output")
     if waits and users:
-        rest = (one for one in items[users[-1] :] if one.get("role") not in heads)
+        rest = (one for one in items[users[-1] :] if one.get("role") not in HEADS)
         kept += [one for one in rest if one.get("type") != TRIGGER]
-    return Compacted(item, kept)
+    told = [one for one in kept if one.get("role") in _SEALED]
+    item = {"id": id_, "type": "compaction", "encrypted_content": seal(_pack(summary, told))}
+    return Compacted(item, [one for one in kept if one.get("role") not in _SEALED])
+
+
+def _pack(summary: str, kept: list[ItemDict]) -> str:
+    if not kept and not summary.startswith(_KEPT):
+        return summary
+    # A model may write a lone surrogate, which only this encoder has a way to write.
+    return _KEPT + json.dumps([summary, kept])
+
+
+def _unpack(sealed: str) -> tuple[str, Sequence[ItemDict]]:
+    if not sealed.startswith(_KEPT):
+        return sealed, ()
+    text, kept = json.loads(sealed.removeprefix(_KEPT))
+    return text, kept
 
 
 def compaction_events(place: ItemPlace, item: ItemDict) -> bytes:
