@@ -122,7 +122,9 @@ class Literals:
             members = [either(self.spellings(one, where)) for one in value]
             return [self.rules.rule(self._enclose("[", members, "]"))]
         if isinstance(value, dict):
-            members = [self._pair(key, one, where) for key, one in value.items()]
+            members = [
+                self._member(key, either(self.spellings(one, where)), (), where) for key, one in value.items()
+            ]
             return [self.rules.rule(self._enclose("{", members, "}"))]
         text = json.dumps(value, ensure_ascii=False)
         if not isinstance(value, str):
@@ -134,9 +136,6 @@ class Literals:
                 self.rules.sequence(self.style.quote, self.rules.text_until(self.style.quote, literal(value)))
             ]
         return [literal(python_value(text)), literal(text)] if self.style.python else [literal(text)]
-
-    def _pair(self, key: str, value: Any, where: SchemaPlace) -> Symbol:
-        return self._member(key, either(self.spellings(value, where)), (), where)
 
     def _enclose(self, opening: str, members: Sequence[Symbol], closing: str) -> str:
         return f"{literal(opening)} {f' {self.style.separator} '.join(members)} {literal(closing)}"

@@ -171,12 +171,9 @@ class Raw:
             return None
         if (node, after) not in self._written:
             self._written[node, after] = (
-                self._write_ended(node) if after == AHEAD else self._write_within(node)
+                self._write_ended(node) if after == AHEAD else self._limit(node, self._begun_marks(node))
             )
         return self._written[node, after]
-
-    def _write_within(self, node: Lexeme) -> Symbol | None:
-        return self._limit(node, self._begun_marks(node))
 
     def _limit(self, node: Lexeme, begun: Collection[str] = ()) -> Symbol | None:
         """The lexeme without the mark in it, and without these at its end."""

@@ -86,16 +86,13 @@ class UniqueWatch:
             case '"':
                 self.text.append(byte)
             case "{" | "[":
-                self._open(byte == ord("["))
+                # A frame below is changed by what is in it, so it must not be shared with a copy.
+                self.frames.append(OpenValue(byte == ord("["), self._value_schemas()))
             case "}" | "]":
                 self.frames.pop()
             case ",":
                 self._next()
         return self._leads_somewhere()
-
-    def _open(self, is_list: bool) -> None:
-        # A frame below is changed by what is in it, so it must not be shared with a copy.
-        self.frames.append(OpenValue(is_list, self._value_schemas()))
 
     def _next(self) -> None:
         if self.frames:

@@ -169,7 +169,8 @@ class Slots(Memory):
         idle = [slot for slot in self.slots if slot.sequence is None]
         if source in idle and (2 * length >= source.length or len(idle) == 1):
             return source
-        stale = sorted((slot for slot in idle if slot is not source), key=_staleness)
+        others = (slot for slot in idle if slot is not source)
+        stale = sorted(others, key=lambda slot: (slot.length > 0, slot.used, slot.index))
         for slot in stale[: (len(stale) + 1) // 2]:
             if self._runs(slot.index - 1) or self._runs(slot.index + 1):
                 return slot
@@ -181,7 +182,3 @@ class Slots(Memory):
 
 def _length(slot: Slot) -> int:
     return slot.length
-
-
-def _staleness(slot: Slot) -> tuple[bool, int, int]:
-    return slot.length > 0, slot.used, slot.index

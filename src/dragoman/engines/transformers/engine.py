@@ -321,7 +321,9 @@ class TransformersEngine:
                 raise BadRequest(f"This model embeds at most {self.card.max_model_len} tokens.", param=PROMPT)
         after = () if self._loaded.writes else self.tokenizer.after
         framed = [(*prompt, *after)[: self.card.max_model_len] for prompt in prompts]
-        return await self._aside(lambda: self._embed(framed))
+        return await self._aside(
+            lambda: self._between_steps(lambda: mean_vectors(self._loaded.model, framed))
+        )
 
     async def start(self) -> None:
         if self._loaded.writes:
@@ -414,9 +416,6 @@ class TransformersEngine:
             self._manager.stop(block=True, hard_stop=True)
         self._beside.shutdown()
         atexit.unregister(self.close)
-
-    def _embed(self, prompts: list[tuple[int, ...]]) -> list[list[float]]:
-        return self._between_steps(lambda: mean_vectors(self._loaded.model, prompts))
 
     def _between_steps(self, work: Callable[[], T]) -> T:
         """Use the model while no step is computed with it."""

@@ -8,7 +8,6 @@ for the others. A graph without adapters has nothing of this.
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import openvino as ov
@@ -88,15 +87,13 @@ def _terms(reader: GGUFReader, architecture: str) -> dict[str, Term]:
     if list(told.values()) != [architecture, "lora"] or "adapter.alora.invocation_tokens" in reader.fields:
         raise ValueError(f"not a LoRA of {architecture}")
     alpha = float(reader.fields["adapter.lora.alpha"].contents())
-    values = {each.name: _floats(each) for each in reader.tensors}
+    values = {
+        each.name: np.asarray(dequantize(each.data, each.tensor_type), np.float32) for each in reader.tensors
+    }
     names = {name.removesuffix(_A) for name in values if name.endswith(_A)}
     if len(values) != 2 * len(names):
         raise ValueError("not all tensors are pairs")
     return {name: _term(values[name + _A], values[name + _B], alpha) for name in names}
-
-
-def _floats(tensor: Any) -> NDArray[np.float32]:
-    return np.asarray(dequantize(tensor.data, tensor.tensor_type), np.float32)
 
 
 def _term(a: NDArray[np.float32], b: NDArray[np.float32], alpha: float) -> Term:

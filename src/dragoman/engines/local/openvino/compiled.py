@@ -7,6 +7,7 @@ largest of each block of logits, so that what is likely is found without going t
 
 import ctypes
 import logging
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -163,7 +164,7 @@ def compile_graph(file: Path, *, threads: int, kv_cache: str, adapters: Sequence
         head=wanted,
         vocabulary=wanted.output(0).partial_shape[-1].get_length(),
         page=values[0].partial_shape[2].get_length(),
-        page_bytes=sum(_size(port, 1) for port in caches),
+        page_bytes=sum(math.prod(_shape(port, 1)) * port.element_type.size for port in caches),
         threads=threads,
         weights=file.with_suffix(".bin"),
         adapters=tuple(adapter.name for adapter in adapters),
@@ -261,7 +262,3 @@ def _maxima(logits: ov.Output) -> list[ov.Node]:
 
 def _shape(port: Any, pages: int) -> list[int]:
     return [pages, *(port.partial_shape[axis].get_length() for axis in range(1, 4))]
-
-
-def _size(port: Any, pages: int) -> int:
-    return int(np.prod(_shape(port, pages))) * int(port.element_type.size)
