@@ -68,6 +68,21 @@ class Samplers(Struct, frozen=True, kw_only=True):
     dry_breakers: frozenset[int] = frozenset()
     """Ids at which a repetition ends."""
 
+    @property
+    def acts(self) -> bool:
+        """Whether anything in it is on."""
+        return bool(
+            self.order != SAMPLER_ORDER
+            or self.smoothing_factor
+            or self.dynatemp_range
+            or self.top_n_sigma
+            or self.top_a
+            or self.tfs < 1
+            or self.xtc_probability
+            or self.mirostat
+            or self.dry_multiplier
+        )
+
 
 class Sampling(Struct, frozen=True, kw_only=True):
     """How the next id is chosen. The defaults sample from the model's own distribution, unchanged."""

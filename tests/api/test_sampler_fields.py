@@ -7,8 +7,10 @@ import pytest
 
 from dragoman.api import completions as completions_request
 from dragoman.api.chat import request as chat_request
+from dragoman.engines.protocol import ModelCard
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits
+from dragoman.turns.spec import defaults_of
 from dragoman.types import SAMPLER_ORDER, Samplers, Sampling
 
 NOTHING: dict[str, Any] = {
@@ -130,4 +132,5 @@ def test_what_cannot_be_is_refused_by_its_name(fields: dict[str, Any], param: st
 def test_breakers_are_those_of_llama_cpp_where_none_are_given() -> None:
     body = msgspec.json.encode({"prompt": "hi", "dry_multiplier": 1})
     spec = completions_request.spec(completions_request.read(body, Limits()))
-    assert spec.dry_breakers == ("\n", ":", '"', "*")
+    made = defaults_of(ModelCard(name="m", max_model_len=9)).settle(spec)
+    assert made.dry_breakers == ("\n", ":", '"', "*")

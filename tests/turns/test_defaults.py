@@ -7,12 +7,11 @@ from msgspec.structs import replace
 
 from dragoman.api.chat import request as chat_request
 from dragoman.api.chat.request import ChatRequest, MessageBody
-from dragoman.api.choosing_fields import BREAKERS
 from dragoman.api.shared_fields import read_presets
 from dragoman.engines.protocol import ModelCard
 from dragoman.errors import SettingsError
 from dragoman.settings import PresetSettings, Settings
-from dragoman.turns.spec import PresetPair, TurnSpec, defaults_of
+from dragoman.turns.spec import BREAKERS, PresetPair, TurnSpec, defaults_of
 from dragoman.types import Conversation, Samplers, Sampling, TextPrompt
 
 
@@ -88,7 +87,8 @@ def test_an_override_holds_whatever_the_client_says() -> None:
 def test_stop_strings_are_the_clients_or_the_operators() -> None:
     defaults = defaults_of(card(), told(sampling={"stop": ["a"]}, override={"stop": "b"}))
     assert defaults.settle(spec()).stop == ("a", "b")
-    assert defaults.settle(replace(spec(), stop=("c", "b"))).stop == ("c", "b")
+    assert defaults.settle(replace(spec({"stop"}), stop=("c", "b"))).stop == ("c", "b")
+    assert defaults.settle(spec({"stop"})).stop == ("b",)
 
 
 def test_each_variable_of_the_template_counts_by_itself() -> None:
@@ -118,7 +118,7 @@ def test_what_is_said_of_one_name_counts_more_than_what_is_said_of_all() -> None
     )
     pair = named["poet"].over(general)
     assert pair.open.sampling == {"temperature": 1.1, "top_p": 0.5}
-    assert (pair.open.stop, pair.fixed.stop) == (("x",), ("y",))
+    assert (pair.open.lists, pair.fixed.lists) == ({"stop": ("x",)}, {"stop": ("y",)})
 
 
 @pytest.mark.parametrize(

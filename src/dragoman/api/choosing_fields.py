@@ -207,8 +207,6 @@ Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Factor: TypeAlias = Annotated[float, Meta(ge=0, le=100)]
 Window: TypeAlias = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 Breakers: TypeAlias = Annotated[list[Annotated[str, Meta(min_length=1, max_length=64)]], Meta(max_length=64)]
-BREAKERS = ("\n", ":", '"', "*")
-"""What ends a repetition for DRY where the client does not say, as in llama.cpp."""
 _OTHER_NAMES: Mapping[str, SamplerName] = {
     "typical": "typical_p",
     "typ_p": "typical_p",
@@ -274,13 +272,6 @@ class SamplerFields(ConstraintFields, kw_only=True):
     adaptive_target: Annotated[float, Meta(ge=-1, le=1)] | None = None
     adaptive_decay: Share | None = None
 
-    @property
-    def breakers(self) -> tuple[str, ...]:
-        """At which texts a repetition ends; none where nobody speaks of DRY."""
-        if self.dry_sequence_breakers is not None:
-            return tuple(self.dry_sequence_breakers)
-        return BREAKERS if self.dry_multiplier else ()
-
 
 _sampler_values = attrgetter(*SamplerFields.__annotations__)
 _NO_SAMPLERS = _sampler_values(SamplerFields())
@@ -302,7 +293,7 @@ def samplers(fields: SamplerFields) -> Samplers | None:
     """What was asked for beyond the usual; None if nothing was, or nothing that does anything."""
     given = given_samplers(fields)
     asked = msgspec.convert(given, Samplers) if given else None
-    return asked if asked is not None and _does_anything(asked) else None
+    return asked if asked is not None and asked.acts else None
 
 
 def given_samplers(fields: SamplerFields) -> dict[str, Any]:
@@ -361,7 +352,7 @@ def _order(fields: SamplerFields) -> tuple[SamplerName, ...] | None:
     if fields.temperature_last:
         last: tuple[SamplerName, ...] = ("smoothing", "temperature")
         return (*(name for name in SAMPLER_ORDER if name not in last), *last)
-    return None
+    return None if fields.temperature_last is None else SAMPLER_ORDER
 
 
 def _read_names(given: list[str] | str, param: str) -> tuple[SamplerName, ...]:
@@ -381,17 +372,3 @@ def _read_names(given: list[str] | str, param: str) -> tuple[SamplerName, ...]:
         message = "penalties and dry change all logits, and can only be the first in the order."
         raise BadRequest(message, param=param, code="invalid_value")
     return tuple(found)
-
-
-def _does_anything(asked: Samplers) -> bool:
-    return bool(
-        asked.order != SAMPLER_ORDER
-        or asked.smoothing_factor
-        or asked.dynatemp_range
-        or asked.top_n_sigma
-        or asked.top_a
-        or asked.tfs < 1
-        or asked.xtc_probability
-        or asked.mirostat
-        or asked.dry_multiplier
-    )

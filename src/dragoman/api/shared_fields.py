@@ -68,6 +68,7 @@ _PLAIN = (
 )
 # fmt: on
 """Fields that are named like what they say of the sampling."""
+_LISTS = ("stop", "bad_words")
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
@@ -184,9 +185,11 @@ def list_chosen(fields: SharedFields) -> frozenset[str]:
     values = {
         "temperature": _temperature(fields),
         "typical_p": _typical_p(fields),
-        **{name: getattr(fields, name) for name in _PLAIN},
+        **{name: getattr(fields, name) for name in (*_PLAIN, *_LISTS)},
     }
     said = [name for name, value in values.items() if value is not None]
+    if fields.dry_sequence_breakers is not None:
+        said.append("dry_breakers")
     return frozenset((*said, *given_samplers(fields)))
 
 
@@ -215,7 +218,7 @@ def turn_spec(
         prompts=prompts,
         sampling=asked,
         chosen=list_chosen(fields),
-        dry_breakers=fields.breakers,
+        dry_breakers=tuple(fields.dry_sequence_breakers or ()),
         reading=reading,
         wanted=read_wanted(fields),
         calling=calling,
@@ -342,7 +345,7 @@ def template_kwargs(fields: TemplateFields, verbosity: Verbosity | None) -> dict
 
 
 _FOR_ALL = frozenset(
-    {"temperature", "typical_p", "max_tokens", "stop", "bad_words", *_PLAIN, *SamplerFields.__annotations__}
+    {"temperature", "typical_p", "max_tokens", *_LISTS, *_PLAIN, *SamplerFields.__annotations__}
     | {"enable_thinking", "reasoning_effort", *TemplateFields.__annotations__}
 )
 
@@ -379,13 +382,16 @@ def _preset(told: dict[str, Any], name: str, limits: Limits) -> Preset:
         asked = sampling(fields, max_tokens=fields.max_tokens, logprobs=None)
     except BadRequest as error:
         raise SettingsError(f"`{name}`: {error.message}", param=name) from None
-    given = given_samplers(fields)
+    given, chosen = given_samplers(fields), list_chosen(fields)
+    lists = {
+        "stop": fields.stops,
+        "bad_words": fields.bad_words,
+        "dry_breakers": fields.dry_sequence_breakers,
+    }
     return Preset(
-        sampling={each: getattr(asked, each) for each in list_chosen(fields) - given.keys()},
+        sampling={each: getattr(asked, each) for each in chosen - given.keys() - lists.keys()},
         samplers=given,
+        lists={each: tuple(texts or ()) for each, texts in lists.items() if each in chosen},
         max_tokens=fields.max_tokens,
-        stop=fields.stops,
-        bad_words=tuple(fields.bad_words or ()),
-        dry_breakers=fields.breakers,
         template_kwargs=template_kwargs(fields, None),
     )

@@ -432,7 +432,7 @@ class Planner:
         self._check_ids(sampling.logit_bias, Part("logit_bias"))
         self._check_ids(sampling.stop_token_ids, Part("stop_token_ids"))
         self._check_ids(sampling.allowed_token_ids or (), Part("allowed_token_ids"))
-        if sampling.samplers is not None and spec.dry_breakers:
+        if sampling.samplers is not None and sampling.samplers.dry_multiplier and spec.dry_breakers:
             asked = replace(sampling.samplers, dry_breakers=self._breakers.ids(spec.dry_breakers))
             sampling = replace(sampling, samplers=asked)
         if not spec.bad_words:

@@ -145,6 +145,10 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
 # and what the operator has decided, whatever a request says.
 
 
+BREAKERS = ("\n", ":", '"', "*")
+"""What ends a repetition for DRY where nobody says, as in llama.cpp."""
+ADDED = frozenset({"stop", "bad_words"})
+"""Texts of an operator which hold beside those of a request."""
 LEAST, MOST = 2048, 16384
 """Between these is the length of an answer without a limit: a quarter of the context, if that is between."""
 
@@ -155,10 +159,9 @@ class Preset(Struct, frozen=True, kw_only=True):
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `Sampling`, but for those that follow."""
     samplers: Mapping[str, Any] = field(default_factory=dict)
+    lists: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """`stop`, `bad_words` and `dry_breakers`, which are texts."""
     max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
-    bad_words: tuple[str, ...] = ()
-    dry_breakers: tuple[str, ...] = ()
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def over(self, other: "Preset") -> "Preset":
@@ -166,10 +169,8 @@ class Preset(Struct, frozen=True, kw_only=True):
         return Preset(
             sampling={**other.sampling, **self.sampling},
             samplers={**other.samplers, **self.samplers},
+            lists={**other.lists, **self.lists},
             max_tokens=self.max_tokens or other.max_tokens,
-            stop=self.stop or other.stop,
-            bad_words=self.bad_words or other.bad_words,
-            dry_breakers=self.dry_breakers or other.dry_breakers,
             template_kwargs={**other.template_kwargs, **self.template_kwargs},
         )
 
@@ -207,10 +208,19 @@ class Defaults(Struct, frozen=True):
             spec,
             sampling=replace(spec.sampling, **sampling) if sampling else spec.sampling,
             prompts=tuple(map(self.settle_prompt, spec.prompts)),
-            stop=_join(spec.stop or open_.stop, fixed.stop),
-            bad_words=_join(spec.bad_words or open_.bad_words, fixed.bad_words),
-            dry_breakers=fixed.dry_breakers or spec.dry_breakers or open_.dry_breakers,
+            **self._lists(spec),
         )
+
+    def _lists(self, spec: TurnSpec) -> dict[str, tuple[str, ...]]:
+        open_, fixed = self.presets.open.lists, self.presets.fixed.lists
+        lists = {name: texts for name, texts in open_.items() if name not in spec.chosen}
+        lists |= fixed
+        for name in fixed.keys() & ADDED:
+            own = getattr(spec, name) if name in spec.chosen else open_.get(name, ())
+            lists[name] = tuple(dict.fromkeys((*own, *fixed[name])))
+        if "dry_breakers" not in spec.chosen:
+            lists.setdefault("dry_breakers", BREAKERS)
+        return lists
 
     def settle_prompt(self, prompt: Prompt) -> Prompt:
         open_, fixed = self.presets.open.template_kwargs, self.presets.fixed.template_kwargs
@@ -218,10 +228,11 @@ class Defaults(Struct, frozen=True):
             return prompt
         return replace(prompt, template_kwargs={**open_, **prompt.template_kwargs, **fixed})
 
-    def _samplers(self, spec: TurnSpec) -> Samplers:
+    def _samplers(self, spec: TurnSpec) -> Samplers | None:
         open_, fixed = self.presets.open.samplers, self.presets.fixed.samplers
         left = {name: value for name, value in open_.items() if name not in spec.chosen}
-        return replace(spec.sampling.samplers or Samplers(), **left, **fixed)
+        made = replace(spec.sampling.samplers or Samplers(), **{**left, **fixed})
+        return made if made.acts else None
 
     def limit(self, sampling: Sampling) -> Sampling:
         """Has an answer end somewhere."""
@@ -232,10 +243,6 @@ class Defaults(Struct, frozen=True):
     def most_tokens(self, asked: int | None) -> int | None:
         """Of an answer of several turns for which a client has asked for so many; None: nobody has said."""
         return self.presets.fixed.max_tokens or asked
-
-
-def _join(texts: tuple[str, ...], more: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((*texts, *more))) if more else texts
 
 
 def defaults_of(card: ModelCard, presets: PresetPair = NO_PRESETS, *, exact: bool = False) -> Defaults:
@@ -252,8 +259,8 @@ def defaults_of(card: ModelCard, presets: PresetPair = NO_PRESETS, *, exact: boo
 
 
 def _check_possible(card: ModelCard, told: Preset) -> None:
-    names = {*told.sampling, *(["bad_words"] if told.bad_words else ())}
-    if told.samplers and not card.has_samplers:
+    names = {*told.sampling, *(name for name in ("bad_words",) if told.lists.get(name))}
+    if not card.has_samplers and Samplers(**told.samplers).acts:
         names |= told.samplers.keys()
     for name in sorted(names):
         if name in card.refused or name in told.samplers:
