@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct, field
 
-from dragoman.engines.protocol import ModelCard
+from dragoman.engines.protocol import Handle, ModelCard
 from dragoman.engines.steps import iterate
 from dragoman.errors import EngineFailed
 from dragoman.types import FinishReason, Job, Sink, Step, TokenLogprob
@@ -102,7 +102,7 @@ class ScriptedEngine:
         """Continuations that would still be computed."""
         return sum(len(run.open) for run in self._running)
 
-    def submit(self, job: Job, sink: Sink) -> _Run:
+    def submit(self, job: Job, sink: Sink) -> Handle:
         if self._dead:
             raise EngineFailed("The engine has crashed.")
         script = self._script(job) if callable(self._script) else self._script
