@@ -19,10 +19,10 @@ ROOMS = [
     "store",
     "prompt",
     "engines",
+    "client",
     "constrain",
     "dialects",
     "mcp",
-    "client",
 ]
 """Data goes this way; a room imports from rooms to its right, never back."""
 

@@ -4,6 +4,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from dragoman.settings import Settings
 from tests.client.support import HELLO
 from tests.support.http import post
 
-FEW = {"max_tokens": 6, "temperature": 0}
+FEW: dict[str, Any] = {"max_tokens": 6, "temperature": 0}
 
 
 @pytest.fixture(scope="module")

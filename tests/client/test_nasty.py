@@ -84,6 +84,22 @@ def test_signs_of_life_are_no_events(kind: str) -> None:
 
 
 @both
+@pytest.mark.parametrize("said", [[], [SSE_HEAD], [SSE_HEAD + HI[:150]], [SSE_HEAD, *([HI[:150]] * 100_000)]])
+def test_there_is_a_time_for_all_of_it(kind: str, said: list[bytes]) -> None:
+    with raw_server([*said, HANG]) as server, pytest.raises(TimedOut, match=r"more than 0\.2 seconds"):
+        ask(server, kind, timeouts=Timeouts(total=0.2))
+    assert server.left.is_set() or server.left.wait(30)
+
+
+@both
+def test_no_try_is_begun_that_has_no_time(kind: str) -> None:
+    later = reply(503, b'{"error": {"message": "busy"}}', "Retry-After: 20")
+    with raw_server([later], [later], [later]) as server, pytest.raises(Refused, match="busy"):
+        ask(server, kind, retries=2, timeouts=Timeouts(total=10))
+    assert len(server.heard) == 1
+
+
+@both
 def test_the_end_mark_is_the_end_though_the_connection_stays(kind: str) -> None:
     with raw_server([SSE_HEAD, HI, HANG]) as server:
         assert ask(server, kind).text == "Grüße"

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import dragoman
-from dragoman.dialects.registry import list_dialects
-from dragoman.prompt.find import KNOWN, KNOWN_REASONING, find_dialect, match_name, match_template
+from dragoman.dialects.registry import list_dialects, match_name
+from dragoman.prompt.find import KNOWN, KNOWN_REASONING, find_dialect, match_template
 from tests.prompt.support import SHARED, TEMPLATES
 
 FAMILIES = sorted((TEMPLATES / "families").glob("*.jinja"))

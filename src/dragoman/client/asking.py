@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -23,10 +24,12 @@ from dragoman.client.problems import (
     problem_with,
     show_value,
 )
+from dragoman.client.raw import Question, RawAnswer
 from dragoman.client.reading import ReplyReading
 from dragoman.client.request import Request
 from dragoman.client.setup import Setup, Timeouts, setup_of
 from dragoman.client.wire import problem_in
+from dragoman.dialects.declare import Dialect
 from dragoman.types import Usage
 
 # Requests whose reply is one JSON document.
@@ -81,6 +84,7 @@ class StreamState:
     def __init__(self, setup: Setup, request: Request) -> None:
         self._setup = setup
         self._reading = ReplyReading(setup, request)
+        self._questions = self._reading.questions()
         self._begun = False
 
     @property
@@ -113,6 +117,17 @@ class StreamState:
         """Keep it, once: the way out may lead through several places."""
         if self._setup.failures is not None and error.saved is None:
             error.saved = failures.save(self._setup.failures, self._reading, self._setup, error)
+
+    def _next_question(self, reply: httpx.Response | None) -> Question | None:
+        """What the server is to be asked before the answer can be read, after its last reply."""
+        told = None
+        if reply is not None and reply.is_success:
+            with suppress(msgspec.DecodeError, UnicodeDecodeError):
+                told = msgspec.json.decode(reply.content)
+        try:
+            return self._questions.send(told)
+        except StopIteration:
+            return None
 
     def _first(self) -> AnswerTree:
         answers = self.answers
@@ -155,8 +170,30 @@ class Asking(ABC, Generic[S]):
     def chat(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> S:
         return self.stream(requests.chat(messages, fields))
 
-    def completions(self, prompt: str | Sequence[int], **fields: Any) -> S:
-        return self.stream(requests.completions(prompt, fields))
+    def completions(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        dialect: str | Dialect | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        starts_in_reasoning: bool | None = None,
+        special_tokens: Mapping[int, str] | None = None,
+        **fields: Any,
+    ) -> S:
+        """Without a dialect all is text. With one, or with "auto", reasoning and calls are found in it.
+
+        `tools` are those that the model was told of, for the types of their arguments; `special_tokens` are
+        ids and spellings of its control tokens, whose spelling in ordinary text is text then.
+        """
+        if dialect is None:
+            return self.stream(requests.completions(prompt, fields))
+        raw = RawAnswer(
+            dialect=dialect,
+            tools=tools,
+            starts_in_reasoning=starts_in_reasoning,
+            special_tokens=special_tokens,
+        )
+        return self.stream(requests.completions(prompt, fields, raw))
 
     def responses(self, input: str | Sequence[Mapping[str, Any]], **fields: Any) -> S:
         return self.stream(requests.responses(input, fields))

@@ -97,9 +97,12 @@ class AsyncStream(StreamState):
     async def _next(self, parts: AsyncIterator[bytes]) -> bytes | None:
         try:
             if not self._reading.done:
-                return await anext(parts, None)
+                async with asyncio.timeout(self._reading.left):
+                    return await anext(parts, None)
             await self._rest(parts)
             return None
+        except TimeoutError as error:
+            raise self._reading.make_timeout() from error
         except httpx.HTTPError as error:
             raise self._reading.make_error(error) from error
 
@@ -117,7 +120,7 @@ class AsyncStream(StreamState):
                 self._response = await self._try()
             except ClientError as problem:
                 tried += 1
-                pause = self._setup.pause(problem, tried)
+                pause = self._setup.pause(problem, tried, self._reading.left)
                 if pause is None:
                     self._failed(problem)
                     raise
@@ -126,18 +129,31 @@ class AsyncStream(StreamState):
         return self._response
 
     async def _try(self) -> httpx.Response:
-        request = self._reading.request
         try:
-            asked = self._http.build_request(
-                "POST", request.path, content=msgspec.json.encode(request.body), headers=requests.STREAM
-            )
-            response = await self._http.send(asked, stream=True)
-            self._reading.began(response)
-            if response.is_success:
-                return response
-            raise self._reading.make_refusal(await _body(response))
+            async with asyncio.timeout(self._reading.left):
+                await self._ask_first()
+                return await self._post()
+        except TimeoutError as error:
+            raise self._reading.make_timeout() from error
         except httpx.HTTPError as error:
             raise self._reading.make_error(error) from error
+
+    async def _post(self) -> httpx.Response:
+        request = self._reading.request
+        asked = self._http.build_request(
+            "POST", request.path, content=msgspec.json.encode(request.body), headers=requests.STREAM
+        )
+        response = await self._http.send(asked, stream=True)
+        self._reading.began(response)
+        if response.is_success:
+            return response
+        raise self._reading.make_refusal(await _body(response))
+
+    async def _ask_first(self) -> None:
+        reply: httpx.Response | None = None
+        while (question := self._next_question(reply)) is not None:
+            method, path, body = question
+            reply = await self._http.request(method, path, json=body, headers=requests.JSON)
 
 
 async def _body(response: httpx.Response) -> bytes:

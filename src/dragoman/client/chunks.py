@@ -49,11 +49,16 @@ def tokens_of(ids: Sequence[int] | None, entries: Sequence[Token], text: str) ->
         ]
     else:
         tokens = [Token(id_) for id_ in ids]
-    if tokens and "".join(token.text for token in tokens) != text:
+    divide_text(tokens, text)
+    return tokens
+
+
+def divide_text(tokens: Sequence[Token], text: str) -> None:
+    """The texts of the tokens must make up this text; where they do not, all of it is at the last of them."""
+    if tokens and "".join([token.text for token in tokens]) != text:
         for token in tokens:
             token.text = ""
         tokens[-1].text = text
-    return tokens
 
 
 def entries_of(logprobs: Logprobs | None) -> list[Token]:

@@ -1,7 +1,8 @@
 """The bytes of one reply to events, with an account of the place. No socket: both clients use this."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from typing import Any
 
 import httpx
 import msgspec
@@ -23,6 +24,7 @@ from dragoman.client.problems import (
     problem_with,
     show_value,
 )
+from dragoman.client.raw import Question, RawReader
 from dragoman.client.request import Request
 from dragoman.client.setup import Setup
 from dragoman.client.wire import Problem, problem_in
@@ -139,6 +141,25 @@ class ReplyReading:
         self._whole: list[bytes] = []
         self._chunks = 0
         self._heard = time.monotonic()
+        self._deadline: float | None = None
+
+    def questions(self) -> Generator[Question, Any, None]:
+        """What the server is to be asked first, see `RawReader`."""
+        if isinstance(self._reader, RawReader):
+            yield from self._reader.questions()
+
+    @property
+    def left(self) -> float | None:
+        """Seconds of the time for all of it; it begins to run when this is asked first."""
+        total, now = self._setup.timeouts.total, time.monotonic()
+        if total is None:
+            return None
+        self._deadline = self._deadline or now + total
+        return max(self._deadline - now, 0.0)
+
+    def make_timeout(self) -> TimedOut:
+        message = f"The answer took more than {self._setup.timeouts.total:g} seconds."
+        return TimedOut(message, self._at(b""))
 
     def began(self, response: httpx.Response) -> None:
         """The head of the reply is here."""
@@ -176,6 +197,8 @@ class ReplyReading:
         """The server has nothing more to say."""
         if self.done:
             return
+        if self.left == 0 and not self._reader.over:
+            raise self.make_timeout()
         if not self._chunks and self._whole:
             yield from self._read([SseEvent(b"".join(self._whole))])
         else:
@@ -184,6 +207,8 @@ class ReplyReading:
             raise BrokenStream("The stream ended before the answer did.", self._at(self.beginning))
 
     def make_error(self, error: httpx.HTTPError) -> ClientError:
+        if self.left == 0:
+            return self.make_timeout()
         return problem_with(error, self._setup.url, self._at(self.beginning))
 
     def _read(self, events: list[SseEvent]) -> Iterator[StreamEvent]:
@@ -215,6 +240,8 @@ class ReplyReading:
         return StreamFailed(said, self._at(b"" if problem else data), problem)
 
     def _check_time(self, heard: bool) -> None:
+        if self.left == 0 and not self.done:
+            raise self.make_timeout()
         now, limit = time.monotonic(), self._setup.timeouts.chunk
         if heard:
             self._heard = now

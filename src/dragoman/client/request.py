@@ -4,9 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from dragoman.client.chunks import ChunkReader
 from dragoman.client.events import StreamEvent
+from dragoman.client.raw import FIELDS, RawAnswer, RawReader
 from dragoman.client.response_events import ResponseReader
 
 CHAT = "/v1/chat/completions"
@@ -29,8 +31,12 @@ class EventReader(Protocol):
 class Request(Struct, frozen=True):
     path: str
     body: Mapping[str, Any]
+    raw: RawAnswer | None = None
+    """How a completion is to be read, where it is more than text."""
 
     def reader(self) -> EventReader:
+        if self.raw is not None:
+            return RawReader(self.raw, self.body)
         return ResponseReader() if self.path == RESPONSES else ChunkReader()
 
 
@@ -38,8 +44,12 @@ def chat(messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any]) -> Re
     return _with_usage(CHAT, {"messages": list(messages), **fields})
 
 
-def completions(prompt: str | Sequence[int], fields: Mapping[str, Any]) -> Request:
-    return _with_usage(COMPLETIONS, {"prompt": prompt if isinstance(prompt, str) else list(prompt), **fields})
+def completions(
+    prompt: str | Sequence[int], fields: Mapping[str, Any], raw: RawAnswer | None = None
+) -> Request:
+    given = prompt if isinstance(prompt, str) else list(prompt)
+    beside = {} if raw is None else FIELDS
+    return replace(_with_usage(COMPLETIONS, {"prompt": given, **beside, **fields}), raw=raw)
 
 
 def responses(input: str | Sequence[Mapping[str, Any]], fields: Mapping[str, Any]) -> Request:

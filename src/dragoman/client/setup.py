@@ -22,10 +22,12 @@ class Timeouts(Struct, frozen=True, kw_only=True):
     """Silence, before the reply and in the middle of it. A keep-alive is a sign of life."""
     chunk: float | None = None
     """From one event to the next, and from the request to the first; keep-alives do not count."""
+    total: float | None = None
+    """For all of it, from the first try to the last event."""
 
     @property
     def silence(self) -> float | None:
-        given = [seconds for seconds in (self.read, self.chunk) if seconds is not None]
+        given = [seconds for seconds in (self.read, self.chunk, self.total) if seconds is not None]
         return min(given, default=None)
 
 
@@ -39,30 +41,43 @@ class Setup(Struct, frozen=True, kw_only=True):
 
     def options(self) -> dict[str, Any]:
         """The arguments of an httpx client."""
-        silence = self.timeouts.silence
         return {
             "base_url": self.url,
             "headers": headers_of(self.key),
-            "timeout": httpx.Timeout(silence, connect=self.timeouts.connect),
+            "timeout": self.patience(None),
             # Where nothing is encrypted there is nothing to verify, and to load certificates takes long.
             "verify": self.url.startswith("https:"),
             # How many requests run at a time is for the caller and the server to say.
             "limits": httpx.Limits(max_connections=None, max_keepalive_connections=64),
         }
 
+    def patience(self, left: float | None) -> httpx.Timeout:
+        """How long each wait may be, with so many seconds left for all of them."""
+        most = [] if left is None else [max(left, 0.001)]
+        silence, connect = (
+            min([*most, *([] if seconds is None else [seconds])], default=None)
+            for seconds in (self.timeouts.silence, self.timeouts.connect)
+        )
+        return httpx.Timeout(silence, connect=connect)
+
     def hidden(self, text: str) -> str:
         """The same without the key, which a server may have repeated."""
         return text.replace(self.key, "[key]") if self.key else text
 
-    def pause(self, problem: ClientError, tried: int) -> float | None:
-        """Seconds to wait before another try, or None where there must not be one."""
+    def pause(self, problem: ClientError, tried: int, left: float | None = None) -> float | None:
+        """Seconds to wait before another try, or None where there must not be one.
+
+        `left` are those that remain for all of it.
+        """
         if tried > self.retries or not problem.again:
             return None
-        asked = problem.reply.retry_after if isinstance(problem, Refused) else None
-        if asked is not None:
-            return asked if asked <= _LONGEST_PAUSE_S else None
-        # Spread out, so that clients that failed together do not come back together.
-        return min(_FIRST_PAUSE_S * 2.0 ** (tried - 1), _LONGEST_PAUSE_S) * random.uniform(0.5, 1.0)
+        most = _LONGEST_PAUSE_S if left is None else min(_LONGEST_PAUSE_S, left)
+        pause = problem.reply.retry_after if isinstance(problem, Refused) else None
+        if pause is None:
+            # Spread out, so that clients that failed together do not come back together.
+            longest = min(_FIRST_PAUSE_S * 2.0 ** (tried - 1), _LONGEST_PAUSE_S)
+            pause = longest * random.uniform(0.5, 1.0)
+        return pause if pause <= most else None
 
 
 def setup_of(

@@ -1,8 +1,10 @@
 """The client for ordinary code. `async_client` is the same for event loops."""
 
+import socket
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
+from threading import Timer
 from typing import Any
 
 import httpx
@@ -91,10 +93,11 @@ class Stream(StreamState):
     def _events(self) -> Iterator[StreamEvent]:
         response = self._send()
         try:
-            for data in response.iter_bytes():
-                yield from self._reading.feed(data)
-                if self._reading.done:
-                    break
+            with _hang_up_after(self._reading.left, response):
+                for data in response.iter_bytes():
+                    yield from self._reading.feed(data)
+                    if self._reading.done:
+                        break
         except httpx.HTTPError as error:
             raise self._reading.make_error(error) from error
         yield from self._reading.end()
@@ -106,7 +109,7 @@ class Stream(StreamState):
                 self._response = self._try()
             except ClientError as problem:
                 tried += 1
-                pause = self._setup.pause(problem, tried)
+                pause = self._setup.pause(problem, tried, self._reading.left)
                 if pause is None:
                     self._failed(problem)
                     raise
@@ -115,18 +118,55 @@ class Stream(StreamState):
         return self._response
 
     def _try(self) -> httpx.Response:
-        request = self._reading.request
         try:
-            asked = self._http.build_request(
-                "POST", request.path, content=msgspec.json.encode(request.body), headers=requests.STREAM
-            )
-            response = self._http.send(asked, stream=True)
-            self._reading.began(response)
-            if response.is_success:
-                return response
-            raise self._reading.make_refusal(_body(response))
+            self._ask_first()
+            return self._post()
         except httpx.HTTPError as error:
             raise self._reading.make_error(error) from error
+
+    def _post(self) -> httpx.Response:
+        request = self._reading.request
+        asked = self._http.build_request(
+            "POST",
+            request.path,
+            content=msgspec.json.encode(request.body),
+            headers=requests.STREAM,
+            timeout=self._setup.patience(self._reading.left),
+        )
+        response = self._http.send(asked, stream=True)
+        self._reading.began(response)
+        if response.is_success:
+            return response
+        raise self._reading.make_refusal(_body(response))
+
+    def _ask_first(self) -> None:
+        reply: httpx.Response | None = None
+        while (question := self._next_question(reply)) is not None:
+            method, path, body = question
+            patience = self._setup.patience(self._reading.left)
+            reply = self._http.request(method, path, json=body, headers=requests.JSON, timeout=patience)
+
+
+@contextmanager
+def _hang_up_after(seconds: float | None, response: httpx.Response) -> Iterator[None]:
+    """A read that waits for the server knows nothing of the time for all of them: somebody else ends it."""
+    stream = response.extensions.get("network_stream")
+    connection = None if seconds is None or stream is None else stream.get_extra_info("socket")
+    if connection is None:
+        yield
+        return
+    timer = Timer(seconds or 0.0, _hang_up, [connection])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _body(response: httpx.Response) -> bytes:

@@ -88,10 +88,10 @@ class Parser:
             self._ids.append(id_)
             self._sizes.append(len(said))
             if said:
-                events += self._shared(self._reader.feed(said))
+                events += self._share(self._reader.feed(said))
         return events
 
-    def _shared(self, said: list[Event]) -> list[Event]:
+    def _share(self, said: list[Event]) -> list[Event]:
         """The events with the ids that waited, if there are any."""
         if not said or not self._ids:
             return said
@@ -111,7 +111,7 @@ class Parser:
         return piece if special is None else self._sentinels.get(special, "")
 
     def finish(self) -> list[Event]:
-        events = self._shared(self._reader.finish())
+        events = self._share(self._reader.finish())
         return [*events, Event("unseen", 0, "", self._take(len(self._ids)))] if self._ids else events
 
 

@@ -1,5 +1,6 @@
 """All dialects: by name, by the names that other servers gave them, and out of a model's own files."""
 
+import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cache
@@ -83,5 +84,32 @@ def with_calls(dialect: Dialect) -> Dialect:
     return dialect if dialect.has_calls else replace(_catalog()[GENERIC], reasoning=dialect.reasoning)
 
 
+def with_reasoning_of(dialect: Dialect, other: Dialect) -> Dialect:
+    """Calls as in the one, reasoning as in the other."""
+    if dialect.name == other.name:
+        return dialect
+    return replace(dialect, name=f"{dialect.name}+{other.name}", reasoning=other.reasoning)
+
+
 def _plain(name: str) -> str:
     return name.lower().replace("-", "_").replace(".", "_")
+
+
+# The names of models say which dialect they speak: each declares what those of its models have in them.
+
+
+def match_name(model: str) -> tuple[str, str] | None:
+    """The longest stem that fits: `match_name("Qwen3-Coder-30B")` is `("qwen3-coder", "qwen3_coder")`."""
+    longest = max((stem for stem in _stems() if _contains(model.lower(), stem)), key=len, default=None)
+    return None if longest is None else (longest, _stems()[longest])
+
+
+@cache
+def _stems() -> dict[str, str]:
+    return {stem: dialect.name for dialect in list_dialects().values() for stem in dialect.stems}
+
+
+def _contains(model: str, stem: str) -> bool:
+    """`granite-3` is in `granite-3.3-8b`, but not in `granite-34b`. Some write `_` for `-` or `.`."""
+    pattern = rf"(?<![a-z0-9]){re.escape(stem)}(?!\d)" + (r"(?!b\b)" if stem[-1].isdigit() else "")
+    return any(re.search(pattern, re.sub(r"[\s_]", spelled, model)) for spelled in "-.")

@@ -10,15 +10,13 @@ Rules of the tables of templates:
 - a family is told by the frame of its turns only where its calls look like those of others.
 """
 
-import re
 from collections.abc import Collection, Mapping
-from functools import cache
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from dragoman.dialects.declare import Dialect, ReasoningMarks
-from dragoman.dialects.registry import get_dialect, list_dialects, load_dialect
+from dragoman.dialects.registry import get_dialect, load_dialect, match_name, with_reasoning_of
 from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.errors import SettingsError
 from dragoman.prompt.derive import Examination, examine
@@ -238,23 +236,6 @@ def match_template(text: str, rows: tuple[Known, ...] = KNOWN) -> Known | None:
     return next((row for row in rows if row.fits(text)), None)
 
 
-def match_name(model: str) -> tuple[str, str] | None:
-    """The longest stem that fits: `match_name("Qwen3-Coder-30B")` is `("qwen3-coder", "qwen3_coder")`."""
-    longest = max((stem for stem in _stems() if _contains(model.lower(), stem)), key=len, default=None)
-    return None if longest is None else (longest, _stems()[longest])
-
-
-@cache
-def _stems() -> dict[str, str]:
-    return {stem: dialect.name for dialect in list_dialects().values() for stem in dialect.stems}
-
-
-def _contains(model: str, stem: str) -> bool:
-    """`granite-3` is in `granite-3.3-8b`, but not in `granite-34b`. Some write `_` for `-` or `.`."""
-    pattern = rf"(?<![a-z0-9]){re.escape(stem)}(?!\d)" + (r"(?!b\b)" if stem[-1].isdigit() else "")
-    return any(re.search(pattern, re.sub(r"[\s_]", spelled, model)) for spelled in "-.")
-
-
 # Which dialect a server reads: the one that its settings name, or the one that the model shows.
 
 
@@ -322,10 +303,3 @@ def _usual(templates: Mapping[str, str]) -> str | None:
 
 def _text(tokenizer: Tokenizer, id_: int | None) -> str:
     return "" if id_ is None else tokenizer.pieces[id_].decode("utf-8", "replace")
-
-
-def with_reasoning_of(dialect: Dialect, other: Dialect) -> Dialect:
-    """Calls as in the one, reasoning as in the other."""
-    if dialect.name == other.name:
-        return dialect
-    return replace(dialect, name=f"{dialect.name}+{other.name}", reasoning=other.reasoning)

@@ -1,0 +1,152 @@
+"""A raw completion read as an answer: what the model wrote, in the dialect that it writes.
+
+The server passes on text and ids, and knows nothing of reasoning or calls. They are found here, as they come,
+by the same parsers that the server has for chats, so that the tree is the same: calls as soon as they end,
+and each token on the part that it belongs to. What has to be known for that and nobody said, is asked.
+"""
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from msgspec import Struct
+
+from dragoman.client.chunks import ChunkReader, divide_text
+from dragoman.client.events import (
+    CallArguments,
+    CallBegan,
+    CallDone,
+    Finished,
+    Reasoning,
+    StreamEvent,
+    Text,
+    Token,
+    Unseen,
+)
+from dragoman.dialects.declare import Dialect, starts_in_reasoning
+from dragoman.dialects.parser import Parser
+from dragoman.dialects.registry import get_dialect, match_name, with_reasoning_of
+from dragoman.errors import SettingsError
+from dragoman.types import Event, ToolCall
+
+AUTO = "auto"
+MOST_IDS = 1024
+"""Of a prompt's end, which shows whether it has opened reasoning."""
+NO_ID = -1
+FIELDS = {"return_token_ids": True, "skip_special_tokens": False}
+"""Without them there are no ids, and markers that are special tokens do not come."""
+Question: TypeAlias = tuple[str, str, dict[str, Any] | None]
+"""Method, path and body."""
+
+
+class RawAnswer(Struct, frozen=True, kw_only=True):
+    """How a completion is to be read."""
+
+    dialect: str | Dialect
+    tools: Sequence[Mapping[str, Any]] = ()
+    starts_in_reasoning: bool | None = None
+    special_tokens: Mapping[int, str] | None = None
+
+
+class RawReader:
+    """Like `ChunkReader`, of whose texts it makes parts."""
+
+    def __init__(self, raw: RawAnswer, asked: Mapping[str, Any]) -> None:
+        self._raw = raw
+        self._asked = asked
+        self._chunks = ChunkReader()
+        self._choices: dict[int, RawChoice] = {}
+        self._inside = bool(raw.starts_in_reasoning)
+        named = get_dialect(raw.dialect) if isinstance(raw.dialect, str) and raw.dialect != AUTO else None
+        self._dialect = raw.dialect if isinstance(raw.dialect, Dialect) else named or get_dialect("plain")
+
+    @property
+    def over(self) -> bool:
+        return self._chunks.over
+
+    def questions(self) -> Generator[Question, Any, None]:
+        """What the server is asked first. Its replies are sent in: JSON, or None where it has no answer."""
+        if self._raw.dialect == AUTO:
+            self._dialect = _find_dialect((yield "GET", "/v1/models", None), self._asked.get("model"))
+        if self._raw.starts_in_reasoning is not None or self._dialect.reasoning is None:
+            return
+        prompt = self._asked["prompt"]
+        if not isinstance(prompt, str) and prompt and isinstance(prompt[0], int):
+            named = {"model": self._asked["model"]} if "model" in self._asked else {}
+            told = yield "POST", "/detokenize", {"tokens": prompt[-MOST_IDS:], **named}
+            prompt = told.get("prompt") if isinstance(told, dict) else None
+        self._inside = isinstance(prompt, str) and starts_in_reasoning(self._dialect, prompt)
+
+    def read(self, data: bytes) -> Iterator[StreamEvent]:
+        for event in self._chunks.read(data):
+            if isinstance(event, Text | Unseen):
+                yield from self._choice(event.choice).feed(event.text, event.tokens)
+            elif isinstance(event, Finished):
+                yield from self._choice(event.choice).finish(event)
+            else:
+                yield event
+
+    def _choice(self, number: int) -> "RawChoice":
+        if number not in self._choices:
+            raw = self._raw
+            parser = Parser(self._dialect, raw.tools, self._inside, special_tokens=raw.special_tokens)
+            self._choices[number] = RawChoice(parser, number)
+        return self._choices[number]
+
+
+class RawChoice:
+    """The parts of one choice."""
+
+    def __init__(self, parser: Parser, number: int) -> None:
+        self._parser = parser
+        self._number = number
+        self._tokens: list[Token] = []
+        """Those that belong to no part yet."""
+        self._calls: list[tuple[str, str, list[str]]] = []
+        """Ids, names, and pieces of arguments."""
+
+    def feed(self, text: str, tokens: Sequence[Token]) -> Iterator[StreamEvent]:
+        self._tokens += tokens
+        pairs = [(NO_ID if token.id is None else token.id, token.text) for token in tokens]
+        for event in self._parser.feed(pairs or text):
+            yield from self._tell(event)
+
+    def finish(self, finished: Finished) -> Iterator[StreamEvent]:
+        for event in self._parser.finish():
+            yield from self._tell(event)
+        if self._calls and finished.reason == "stop":
+            finished.reason = "tool_calls"
+        yield finished
+
+    def _tell(self, event: Event) -> Iterator[StreamEvent]:
+        count, kind, choice = len(event.ids), event.kind, self._number
+        tokens, self._tokens = self._tokens[:count], self._tokens[count:]
+        divide_text(tokens, "" if kind == "call_open" else event.text)
+        if kind in ("text", "reasoning"):
+            yield (Text if kind == "text" else Reasoning)(event.text, tokens, choice)
+        elif kind == "call_open":
+            self._calls.append((event.call_id, event.text, []))
+            yield CallBegan(id=event.call_id, name=event.text, call=event.call, tokens=tokens, choice=choice)
+        elif kind == "call_arguments":
+            self._calls[event.call][2].append(event.text)
+            yield CallArguments(text=event.text, call=event.call, tokens=tokens, choice=choice)
+        elif tokens:
+            yield Unseen("", tokens, choice)
+        if kind == "call_close":
+            id_, name, pieces = self._calls[event.call]
+            value = ToolCall(id=id_, name=name, arguments="".join(pieces))
+            yield CallDone(value=value, call=event.call, choice=choice)
+
+
+def _find_dialect(listed: Any, model: str | None) -> Dialect:
+    """What the server says of the model (dragoman tells the dialect), else what its name says."""
+    entries = listed.get("data") if isinstance(listed, dict) else None
+    known = [entry for entry in entries or () if isinstance(entry, dict)]
+    entry = next((one for one in known if model in (None, one.get("id"))), {})
+    try:
+        # Calls of the one, reasoning of the other: `hermes+qwen3`.
+        calls, _, reasoning = str(entry["dialect"]).partition("+")
+        dialect = get_dialect(calls)
+        return with_reasoning_of(dialect, get_dialect(reasoning)) if reasoning else dialect
+    except (KeyError, SettingsError):
+        named = match_name(str(model or "")) or match_name(str(entry.get("root") or entry.get("id") or ""))
+        return get_dialect(named[1] if named else "plain")
