@@ -22,6 +22,7 @@ _REASONING: dict[str, Any] = {"text": "hi", "reasoning_parser": "hermes"}
 GOOD: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": _CHAT,
     "/v1/completions": {"prompt": "hi", "max_tokens": 8},
+    "/inference/v1/generate": {"token_ids": [104, 105], "sampling_params": {"max_tokens": 8}},
     "/v1/responses": _RESPONSE,
     SOCKET: _RESPONSE,
     "/v1/responses/compact": _RESPONSE,

@@ -8,11 +8,11 @@ from msgspec.structs import replace
 
 from dragoman.api.read import Reader
 from dragoman.api.reply import FIELDS, Head, OpenAIErrors, Speller, StreamWriter, usage, weight_field
-from dragoman.api.shared_fields import SharedFields, check_shared, sampling, turn_spec
-from dragoman.errors import ALTERNATIVES, OUTPUT, BadRequest
+from dragoman.api.shared_fields import SharedFields, ShortText, TokenId, check_shared, sampling, turn_spec
+from dragoman.errors import ALTERNATIVES, ANSWERS, OUTPUT, STOP, BadRequest, UnknownField
 from dragoman.limits import Limits, check_count
 from dragoman.turns.spec import TurnSpec
-from dragoman.types import Answer, Event, IdsPrompt, Prompt, TextPrompt, TokenLogprob, Usage
+from dragoman.types import Answer, Event, IdsPrompt, Prompt, Sampling, TextPrompt, TokenLogprob, Usage
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for this API, which clients count on."""
@@ -30,7 +30,10 @@ READER = Reader.of(CompletionRequest)
 
 
 def read(body: bytes, limits: Limits) -> CompletionRequest:
-    request: CompletionRequest = READER.read(body)
+    return check_request(READER.read(body), limits)
+
+
+def check_request(request: CompletionRequest, limits: Limits) -> CompletionRequest:
     if _is_batch(request.prompt):
         check_count(len(request.prompt), limits.prompts, "prompt", "prompts")
     check_shared(request)
@@ -192,6 +195,82 @@ def whole(
         "system_fingerprint": head.fingerprint,
         **weight_field(weight_version),
     }
+
+
+# Ids in, ids out, for programs that tokenize by themselves: the request and the reply of vLLM.
+
+
+GENERATE_ERRORS = OpenAIErrors(
+    {
+        **{name: f"sampling_params.{name}" for name in Sampling.__struct_fields__},
+        OUTPUT: "sampling_params.structured_outputs",
+        ALTERNATIVES: "sampling_params.logprobs",
+        ANSWERS: "sampling_params.n",
+        STOP: "sampling_params.stop",
+    }
+)
+
+
+class IdsRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+    token_ids: list[TokenId]
+    sampling_params: dict[str, Any] | None = None
+    """Fields of a completion that say how to sample, and what to tell of it."""
+    model: Annotated[str, Meta(max_length=512)] | None = None
+    request_id: ShortText | None = None
+    cache_salt: ShortText | None = None
+    priority: int | None = None
+    stream: bool | None = None
+    stream_options: Any = None
+    features: Any = None
+    kv_transfer_params: Any = None
+
+
+_GENERATE = Reader.of(IdsRequest)
+_BESIDE = ("model", "cache_salt", "priority")
+_NOT_SAMPLING = frozenset({*_BESIDE, "prompt", "stream", "stream_options", "suffix", "echo", "best_of"})
+
+
+def read_generate(body: bytes, limits: Limits) -> tuple[CompletionRequest, str | None]:
+    """The completion that is asked for, and the id that the client wants to see again."""
+    asked: IdsRequest = _GENERATE.read(body)
+    if asked.stream:
+        message = "'stream' is not supported here: /v1/completions takes ids and streams."
+        raise BadRequest(message, param="stream", code="unsupported_field")
+    if not asked.token_ids:
+        raise BadRequest("'token_ids' must not be empty.", param="token_ids", code="invalid_value")
+    for name in ("features", "kv_transfer_params"):
+        if getattr(asked, name) is not None:
+            message = f"'{name}' is not supported: this server has text models, each in one place."
+            raise BadRequest(message, param=name, code="unsupported_field")
+    params = asked.sampling_params or {}
+    if wrong := sorted(params.keys() & _NOT_SAMPLING):
+        raise UnknownField(
+            f"Unknown field 'sampling_params.{wrong[0]}'.", param=f"sampling_params.{wrong[0]}"
+        )
+    said = {name: getattr(asked, name) for name in _BESIDE}
+    fields = {"return_tokens_as_token_ids": True, **params, **said, "prompt": asked.token_ids}
+    return check_request(READER.convert(fields, "sampling_params"), limits), asked.request_id
+
+
+def generate_spec(request: CompletionRequest) -> TurnSpec:
+    ids: list[int] = [*request.prompt]
+    return replace(spec(request), prompts=(IdsPrompt(tuple(ids), "token_ids"),))
+
+
+def generate_reply(
+    id_: str, answers: Sequence[Answer], speller: Speller, counted: Usage, *, logprobs: bool
+) -> dict[str, Any]:
+    choices = [
+        {
+            "index": number,
+            "token_ids": answer.ids,
+            "logprobs": {"content": speller.chat(answer.logprobs)} if logprobs else None,
+            "finish_reason": answer.finish,
+            "stop_reason": answer.stop,
+        }
+        for number, answer in enumerate(answers)
+    ]
+    return {"request_id": id_, "choices": choices, "usage": usage(counted)}
 
 
 def best(answers: Sequence[Answer], computed: int, wanted: int) -> list[Answer]:

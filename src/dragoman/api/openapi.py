@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from dragoman.api.chat.request import ChatRequest
-from dragoman.api.completions import CompletionRequest
+from dragoman.api.completions import CompletionRequest, IdsRequest
 from dragoman.api.conversations import AddItems, ChangeMetadata, CreateConversation
 from dragoman.api.inspection import Detokenize, ParseCalls, ParseReasoning, TokenizeChat, TokenizeText
 from dragoman.api.responses.request import ResponseRequest
@@ -32,6 +32,7 @@ PAGE = ("after", "limit", "order")
 OPERATIONS: Sequence[Operation] = (
     Operation("post", "/v1/chat/completions", "Answer a conversation", (ChatRequest,), streams=True),
     Operation("post", "/v1/completions", "Continue a text", (CompletionRequest,), streams=True),
+    Operation("post", "/inference/v1/generate", "Continue ids with ids, as vLLM has it", (IdsRequest,)),
     Operation("post", "/v1/responses", "Make a response", (ResponseRequest,), streams=True),
     Operation(
         "get",
@@ -79,6 +80,7 @@ OPERATIONS: Sequence[Operation] = (
     Operation("post", "/v1/chat/completions/input_tokens", "Count a conversation's tokens", (ChatRequest,)),
     Operation("post", "/tokenize", "Text or a conversation to ids", (TokenizeText, TokenizeChat)),
     Operation("post", "/detokenize", "Ids to text", (Detokenize,)),
+    Operation("get", "/tokenizer_info", "The tokenizer's special tokens, and the chat template"),
     Operation("post", "/v1/tokenize", "The same as /tokenize", (TokenizeText, TokenizeChat)),
     Operation("post", "/v1/detokenize", "The same as /detokenize", (Detokenize,)),
     Operation("post", "/parse/function_call", "Find the tool calls in a text", (ParseCalls,)),

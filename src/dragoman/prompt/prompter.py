@@ -290,8 +290,12 @@ class Prompter:
         self._dialect = dialect
         self._encoder = Encoder(tokenizer, max(self._limits.encoded_tokens, card.max_model_len))
         special = {**card.special_tokens, "bos_token": self._encoder.bos, "eos_token": self._encoder.eos}
+        self.special = special
+        """Texts that templates know by name; None: the model has none of this name."""
         self._special = {name: text for name, text in special.items() if text is not None}
         sources = {"default": template} if template is not None else card.templates
+        self.source = sources.get("default")
+        """Of the usual template."""
         self._templates = {name: self._load(source, clock) for name, source in sources.items()}
 
     def text(self, conversation: Conversation) -> str:

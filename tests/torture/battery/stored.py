@@ -140,7 +140,8 @@ def _chat(name: str, given: Any) -> Iterator[Case]:
 
 def _small() -> Iterator[Case]:
     """Routes that have nothing to grow."""
-    for path in ("/v1/models", "/openapi.json", "/docs", "/docs.js", "/", "/health", "/ready", "/metrics"):
+    pages = ("/openapi.json", "/docs", "/docs.js", "/")
+    for path in (*pages, "/v1/models", "/tokenizer_info", "/health", "/ready", "/metrics"):
         yield _asked("GET", path, "as it is", path)
     yield _asked(
         "GET",

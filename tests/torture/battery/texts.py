@@ -13,6 +13,7 @@ WORDS = "the quick brown fox. "
 
 def cases() -> Iterator[Case]:
     yield from _completions()
+    yield from _ids()
     yield from _tokens()
     yield from _vectors()
     yield from _parsers()
@@ -72,6 +73,17 @@ def _completions() -> Iterator[Case]:
         "/v1/completions",
         "a suffix of 4 MB",
         lambda: {"prompt": "a" * (4 << 20), "suffix": "a" * (4 << 20)},
+    )
+
+
+def _ids() -> Iterator[Case]:
+    for count in (1_000_000, 300_000):
+        yield changed("/inference/v1/generate", f"{count:,} ids", lambda n: {"token_ids": [97] * n}, count)
+    params = {"prompt_logprobs": LIMITS.logprobs, "max_tokens": 1}
+    yield changed(
+        "/inference/v1/generate",
+        "a prompt with as many alternatives as there may be",
+        lambda: {"token_ids": [97] * MOST_TOKENS, "sampling_params": params},
     )
 
 

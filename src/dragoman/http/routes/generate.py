@@ -21,7 +21,7 @@ from dragoman.api.chat.request import (
 )
 from dragoman.api.chat.stored import KeptStream
 from dragoman.api.completions import CompletionRequest, CompletionSpelling, Echo
-from dragoman.api.reply import ChunkOptions, Head, Speller, StreamWriter, about_bytes, new_head
+from dragoman.api.reply import ChunkOptions, Head, Speller, StreamWriter, about_bytes, new_head, weight_field
 from dragoman.api.shared_fields import SharedFields
 from dragoman.engines.sound import check_sound, wrong_prompt_entries
 from dragoman.errors import Unavailable
@@ -79,6 +79,19 @@ async def completions(host: Host, exchange: Exchange) -> None:
     made = _CompletionAnswer(host, exchange, request, turn, head, spelling)
     made.check_told()
     await (made.stream() if request.stream else made.whole())
+
+
+async def generate(host: Host, exchange: Exchange) -> None:
+    """vLLM's route for programs that have ids and want ids."""
+    reading = partial(completion_bodies.read_generate, limits=host.limits)
+    (request, given), size = await exchange.read(reading)
+    exchange.visit.within(request.timeout)
+    spec = await exchange.aside(size, partial(completion_bodies.generate_spec, request))
+    turn = await run_turn.plan(host, exchange, spec, size)
+    head = _head(host, exchange, "", request)
+    spelling = CompletionSpelling(_speller(host, request), turn.choices, logprobs=False)
+    id_ = given or exchange.request_id
+    await _IdsAnswer(host, exchange, request, turn, head, spelling, id_).whole()
 
 
 class _RoutedAnswer(Struct, frozen=True):
@@ -254,6 +267,21 @@ class _CompletionAnswer(_RoutedAnswer, frozen=True):
             Echo(text(job.prompt), job.prompt, logprobs)
             for job, logprobs in zip(self.turn.jobs, self.prompt_logprobs(), strict=True)
         ]
+
+
+class _IdsAnswer(_CompletionAnswer, frozen=True):
+    id: str = ""
+
+    def _reply(self, answers: list[Answer]) -> dict[str, Any]:
+        request, turn = self.request, self.turn
+        speller = _speller(self.host, request)
+        logprobs = request.logprobs is not None
+        reply = completion_bodies.generate_reply(self.id, answers, speller, turn.usage, logprobs=logprobs)
+        if request.return_token_ids:
+            reply["prompt_token_ids"] = turn.jobs[0].prompt
+        if request.prompt_logprobs is not None:
+            reply["prompt_logprobs"] = speller.prompt(self.prompt_logprobs()[0])
+        return reply | weight_field(turn.weight_version)
 
 
 def _head(host: Host, exchange: Exchange, prefix: str, request: SharedFields) -> Head:

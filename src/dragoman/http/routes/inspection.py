@@ -59,6 +59,20 @@ def _tokenize(host: Host, body: bytes) -> dict[str, Any]:
     return inspection.describe_tokens(ids, host.card.max_model_len, names)
 
 
+async def tokenizer_info(host: Host, exchange: Exchange) -> None:
+    """What a program needs that writes prompts by itself, as vLLM tells it."""
+    tokenizer, prompter = host.engine.tokenizer, host.model.prompter
+    told = {
+        "tokenizer_class": type(tokenizer).__name__,
+        **prompter.special,
+        "add_bos_token": tokenizer.add_bos,
+        "vocab_size": len(tokenizer.pieces),
+        "model_max_length": host.card.max_model_len,
+        "chat_template": prompter.source,
+    }
+    await exchange.json(told)
+
+
 async def detokenize(host: Host, exchange: Exchange) -> None:
     await exchange.answer(partial(_detokenize, host))
 

@@ -106,6 +106,11 @@ CONVERSATIONS = Api(
         "/v1/conversations/{id}/items/{item_id}": conversations.delete_item,
     },
 )
+GENERATE = Api(
+    "/inference/v1/generate",
+    completions.GENERATE_ERRORS,
+    computed={"/inference/v1/generate": generate.generate},
+)
 EMBEDDINGS = Api("/v1/embeddings", vector_bodies.ERRORS, computed={"/v1/embeddings": vectors.embed})
 OTHERS = Api(
     "",
@@ -130,6 +135,7 @@ OTHERS = Api(
     uncounted={"/v1/engine/pause": training.pause, "/v1/engine/resume": training.resume},
     get={
         "/v1/trajectories/{id}": training.retrieve,
+        "/tokenizer_info": inspection.tokenizer_info,
         "/v1/models": inspection.list_models,
         "/v1/models/{model:path}": inspection.get_model,
         "/openapi.json": docs.openapi,
@@ -138,7 +144,7 @@ OTHERS = Api(
         "/": docs.root,
     },
 )
-APIS: Sequence[Api] = (CHAT, COMPLETIONS, RESPONSES, CONVERSATIONS, EMBEDDINGS, OTHERS)
+APIS: Sequence[Api] = (CHAT, COMPLETIONS, RESPONSES, CONVERSATIONS, GENERATE, EMBEDDINGS, OTHERS)
 """What has no path of its own comes last."""
 
 POST: dict[str, Handler] = {
