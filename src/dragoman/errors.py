@@ -62,6 +62,8 @@ OUTPUT = Part("output")
 """What the text of the answer must be."""
 MODEL = Part("model")
 ADAPTERS = Part("lora")
+ADAPTER_NAME, ADAPTER_PATH = Part("lora_name"), Part("lora_path")
+"""Of one that is to be loaded."""
 ANSWERS = Part("n")
 """How many."""
 STOP = Part("stop")

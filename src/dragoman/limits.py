@@ -71,6 +71,7 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     grammar_cache_bytes: Annotated[Cap, Meta(description="bytes of compiled grammars that are kept")] = (
         48 * 1024 * 1024
     )
+    adapters: Annotated[Cap, Meta(description="LoRA adapters, with those that are loaded later")] = 64
     in_flight: Annotated[
         Cap | None,
         Meta(description="answers computed at the same time; default: 2 for each of the engine's slots"),

@@ -264,6 +264,13 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     lora: Annotated[
         list[str], Meta(description="adapters as NAME=FILE; clients choose one by that name as the model")
     ] = field(default_factory=list)
+    lora_dir: Annotated[
+        str | None,
+        Meta(
+            description="a folder whose adapters clients may load, and unload, while the server runs; "
+            "default: adapters stay as they were at the start"
+        ),
+    ] = None
     mcp_config: Annotated[
         str | None, Meta(description="a file of MCP servers whose tools the server may call")
     ] = None
@@ -334,6 +341,19 @@ def options() -> Iterator[Option]:
     """Every setting, in the order of declaration; limits come last."""
     yield from options_of(Settings, (), "")
     yield from options_of(Limits, ("limits",), "limit_")
+
+
+def adapters_of(settings: Settings) -> dict[str, str]:
+    """`["poet=poet.gguf"]` gives `{"poet": "poet.gguf"}`."""
+    adapters: dict[str, str] = {}
+    for entry in settings.lora:
+        name, _, file = entry.partition("=")
+        if not name.strip() or not file.strip():
+            raise SettingsError(f"`lora` takes NAME=FILE, not {entry}.")
+        if name.strip() in adapters:
+            raise SettingsError(f"`lora` has two adapters named {name.strip()}.")
+        adapters[name.strip()] = file.strip()
+    return adapters
 
 
 def load(

@@ -39,6 +39,9 @@ TYPES: dict[str, tuple[str, ...]] = {
     "SetRewards": ("/v1/trajectories/{id}",),
     "PauseRequest": ("/v1/engine/pause",),
     "ResumeRequest": ("/v1/engine/resume",),
+    "LoadAdapter": ("/v1/load_lora_adapter",),
+    "UnloadAdapter": ("/v1/unload_lora_adapter",),
+    "SetScales": ("/lora-adapters",),
 }
 """The routes that read a type of request."""
 PARTS = {"McpDeclaration", "FunctionTool", "FlatCustomTool", "NamespaceTool", "_Shape"}

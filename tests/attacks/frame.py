@@ -36,6 +36,7 @@ MEMORY_MB = 16
 HEALTH_PAUSE_S = 0.02
 _TIMEOUT_S = 120.0
 PAUSE, RESUME = "/v1/engine/pause", "/v1/engine/resume"
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 
 class Reply(msgspec.Struct):
@@ -82,6 +83,8 @@ class Attacked:
             return self._over_socket(raw)
         if route == RESUME:
             self.client.post(PAUSE)
+        if route == UNLOAD:
+            self.client.post(LOAD, json=good(LOAD))
         reply = self._posted(self.path(route), raw)
         if route in (PAUSE, RESUME):
             # Whatever became of it, the next good request is not to wait for ever.

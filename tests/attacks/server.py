@@ -24,6 +24,8 @@ from tests.attacks.watch import Watch
 from tests.support.parrot import NAME, START_ID, TEMPLATE
 
 LETTERS = 26
+FOLDER = str(Path(__file__).parent)
+"""From which "adapters" are loaded."""
 BEAT_S = 0.005
 """How often the loop is asked whether it is late."""
 
@@ -97,6 +99,12 @@ class Target(ScriptedEngine):
     async def embed(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
         return [await asyncio.to_thread(_vector, ids) for ids in prompts]
 
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Whatever it is."""
+
+    async def unload_adapter(self, name: str) -> None:
+        pass
+
     async def start(self) -> None:
         await super().start()
         asyncio.get_running_loop().add_reader(sys.stdin, self._tell)
@@ -151,5 +159,5 @@ if __name__ == "__main__":
     )
     if "audit" in given:
         audit(Path(given.pop("audit")))
-    settings = msgspec.convert({"port": 0, "store": "memory", **given}, Settings)
+    settings = msgspec.convert({"port": 0, "store": "memory", "lora_dir": FOLDER, **given}, Settings)
     serve(engine, settings, on_ready=lambda url: print(url, flush=True))

@@ -16,7 +16,7 @@ from dragoman.engines.hf_tokenizer import HfTokenizer
 from tests.attacks.audit import ASKS, STARTS, Audited
 from tests.attacks.bodies import GENERATING, GOOD, good
 from tests.attacks.fields import TYPES, readers
-from tests.attacks.frame import Attacked, Frame, attacked
+from tests.attacks.frame import LOAD, Attacked, Frame, attacked
 from tests.attacks.test_source import TREES
 from tests.support.tokenizers import byte_level, saved
 
@@ -88,6 +88,15 @@ def test_the_name_of_an_adapter_is_no_path(watched: Attacked, log: Audited, rout
     assert log.news() == []
 
 
+def test_an_adapter_is_loaded_from_its_folder_only(watched: Attacked, log: Audited) -> None:
+    frame = Frame(watched)
+    log.news()
+    for path in (*TRAVERSALS, "/etc/passwd", "../__init__.py", "/proc/self/mem", "."):
+        body = {**good(LOAD), "lora_path": path}
+        assert frame.refused(LOAD, body, status=(400,))["param"] == "lora_path"
+    assert log.news() == []
+
+
 @pytest.mark.parametrize("route", GOOD)
 def test_no_route_starts_a_process_or_asks_anybody(watched: Attacked, log: Audited, route: str) -> None:
     log.news()
@@ -119,8 +128,8 @@ def test_no_tool_of_a_request_starts_a_process(watched: Attacked, log: Audited, 
 
 @pytest.mark.parametrize(
     "path",
-    ["/slots/0?action=save", "/slots/0?action=restore", "/lora-adapters", "/models/load", "/models/unload",
-     "/api/pull", "/api/create", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/update_weights",
+    ["/slots/0?action=save", "/slots/0?action=restore", "/models/load", "/models/unload",
+     "/api/pull", "/api/create", "/update_weights",
      "/load_weights", "/collective_rpc", "/invocations", "/v1/files", "/prompts/test", "/shutdown", "/props"],
 )  # fmt: skip
 def test_there_is_no_way_to_load_or_save(watched: Attacked, log: Audited, path: str) -> None:

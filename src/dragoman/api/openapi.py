@@ -12,7 +12,15 @@ from dragoman.api.completions import CompletionRequest, IdsRequest
 from dragoman.api.conversations import AddItems, ChangeMetadata, CreateConversation
 from dragoman.api.inspection import Detokenize, ParseCalls, ParseReasoning, TokenizeChat, TokenizeText
 from dragoman.api.responses.request import ResponseRequest
-from dragoman.api.training import PauseRequest, ResumeRequest, SetRewards
+from dragoman.api.training import (
+    AdapterScale,
+    LoadAdapter,
+    PauseRequest,
+    ResumeRequest,
+    SetRewards,
+    SetScales,
+    UnloadAdapter,
+)
 from dragoman.api.vectors import EmbeddingRequest, RerankRequest, ScoreRequest
 
 
@@ -20,13 +28,15 @@ class Operation(Struct, frozen=True):
     method: str
     path: str
     summary: str
-    body: tuple[type[Struct], ...] = ()
+    body: tuple[type[Any], ...] = ()
     streams: bool = False
     query: tuple[str, ...] = ()
     error: dict[str, Any] | None = None
     """The schema of what is said when it fails, where that is not OpenAI's."""
 
 
+PLAIN = frozenset({"/metrics", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
+"""Where the reply is text."""
 PAGE = ("after", "limit", "order")
 
 OPERATIONS: Sequence[Operation] = (
@@ -93,6 +103,10 @@ OPERATIONS: Sequence[Operation] = (
     ),
     Operation("post", "/v1/engine/pause", "Hold the engine, to change its weights", (PauseRequest,)),
     Operation("post", "/v1/engine/resume", "Let it go on, with weights of another version", (ResumeRequest,)),
+    Operation("post", "/v1/load_lora_adapter", "Load an adapter", (LoadAdapter,)),
+    Operation("post", "/v1/unload_lora_adapter", "Take an adapter away", (UnloadAdapter,)),
+    Operation("get", "/lora-adapters", "The adapters there are, with their usual scales"),
+    Operation("post", "/lora-adapters", "Set their usual scales", (SetScales, list[AdapterScale])),
     Operation("get", "/v1/models", "The models there are"),
     Operation("get", "/v1/models/{model}", "One model"),
     Operation("get", "/health", "Whether the server is alive"),
@@ -141,9 +155,9 @@ def document(version: str, operations: Sequence[Operation] = OPERATIONS) -> dict
     }
 
 
-def _operation(operation: Operation, schemas: dict[type[Struct], dict[str, Any]]) -> dict[str, Any]:
+def _operation(operation: Operation, schemas: dict[type[Any], dict[str, Any]]) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": {"schema": {}}}
-    if operation.path == "/metrics":
+    if operation.path in PLAIN:
         content = {"text/plain": {"schema": {"type": "string"}}}
     if operation.streams:
         content["text/event-stream"] = {"schema": {"type": "string"}}

@@ -217,3 +217,51 @@ def read_resume(body: bytes) -> ResumeRequest:
 
 def describe_engine(*, paused: bool, version: str | None) -> dict[str, Any]:
     return {"object": "engine", "status": "paused" if paused else "running", "weight_version": version}
+
+
+# LoRA adapters that come and go while a model is served.
+
+
+class LoadAdapter(Struct, kw_only=True, forbid_unknown_fields=True):
+    """As vLLM has it."""
+
+    lora_name: Annotated[str, Meta(min_length=1, max_length=512)]
+    lora_path: Annotated[str, Meta(min_length=1, max_length=4096)]
+    load_inplace: bool | None = None
+
+
+class UnloadAdapter(Struct, kw_only=True, forbid_unknown_fields=True):
+    lora_name: Annotated[str, Meta(min_length=1, max_length=512)]
+    lora_int_id: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    """The name alone counts, in vLLM too."""
+
+
+class AdapterScale(Struct, kw_only=True, forbid_unknown_fields=True):
+    id: Annotated[int, Meta(ge=0, le=2**31 - 1)]
+    scale: Annotated[float, Meta(ge=-100, le=100)]
+
+
+class SetScales(Struct, forbid_unknown_fields=True):
+    """llama-server takes the list by itself, and so do we."""
+
+    adapters: list[AdapterScale]
+
+
+_load = Reader.of(LoadAdapter)
+_unload = Reader.of(UnloadAdapter)
+_scales = Reader.of(SetScales)
+
+
+def read_load(body: bytes) -> LoadAdapter:
+    request: LoadAdapter = _load.read(body)
+    return request
+
+
+def read_unload(body: bytes) -> UnloadAdapter:
+    request: UnloadAdapter = _unload.read(body)
+    return request
+
+
+def read_scales(body: bytes) -> dict[int, float]:
+    request: SetScales = _scales.read(b'{"adapters":%s}' % body if body.lstrip()[:1] == b"[" else body)
+    return {each.id: each.scale for each in request.adapters}

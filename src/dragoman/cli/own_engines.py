@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from dragoman.errors import SettingsError
-from dragoman.settings import Settings
+from dragoman.settings import Settings, adapters_of
 
 if TYPE_CHECKING:
     from dragoman.engines.local import LocalEngine
@@ -72,6 +72,7 @@ def vllm(settings: Settings) -> "Engine":
         context=settings.context,
         slots=settings.slots,
         adapters=adapters_of(settings),
+        loads_adapters=settings.lora_dir is not None,
         engine_args=settings.engine_args,
     )
     return open_vllm(_named_model(settings), options)
@@ -117,19 +118,6 @@ def model_file(settings: Settings) -> Path:
     from dragoman.engines.weights import default_model
 
     return default_model()
-
-
-def adapters_of(settings: Settings) -> dict[str, str]:
-    """`["poet=poet.gguf"]` gives `{"poet": "poet.gguf"}`."""
-    adapters: dict[str, str] = {}
-    for entry in settings.lora:
-        name, _, file = entry.partition("=")
-        if not name.strip() or not file.strip():
-            raise SettingsError(f"`lora` takes NAME=FILE, not {entry}.")
-        if name.strip() in adapters:
-            raise SettingsError(f"`lora` has two adapters named {name.strip()}.")
-        adapters[name.strip()] = file.strip()
-    return adapters
 
 
 def _options(kind: type[Options], settings: Settings, own: dict[str, Any]) -> Options:

@@ -11,7 +11,9 @@ from dragoman.settings import ENV_PREFIX, Option
 
 SETTING = "setting_"
 GROUPS: dict[str, frozenset[str]] = {
-    "model": frozenset({"model", "model_name", "model_alias", "any_model", "chat_template", "lora"}),
+    "model": frozenset(
+        {"model", "model_name", "model_alias", "any_model", "chat_template", "lora", "lora_dir"}
+    ),
     "dialect": frozenset(
         {"dialect", "tool_call_parser", "reasoning_parser", "reasoning_open", "reasoning_close"}
     ),
@@ -35,6 +37,7 @@ METAVARS = {
     "api_key_file": "FILE",
     "chat_template": "FILE_OR_NAME",
     "lora": "NAME=FILE",
+    "lora_dir": "FOLDER",
     "dialect": "NAME",
     "tool_call_parser": "NAME",
     "reasoning_parser": "NAME",

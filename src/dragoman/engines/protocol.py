@@ -32,6 +32,7 @@ class ModelCard(Struct, kw_only=True):
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     """Texts that templates know by name, such as `pad_token`, besides `bos_token` and `eos_token`."""
     adapters: Sequence[str] = ()
+    """By their public names. The server changes this where it loads others."""
     mixes_adapters: bool = False
     """Whether a job may have several adapters, and scales other than 1."""
     constrains: bool = False
@@ -182,6 +183,18 @@ class TrainedEngine(Engine, Protocol):
 
     async def resume(self, weight_version: str | None = None) -> None:
         """Go on, with the weights of this version where one is given."""
+
+
+@runtime_checkable
+class AdaptableEngine(Engine, Protocol):
+    """An engine that takes LoRA adapters while it serves. `Job.adapters` has them by the names given here."""
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Return when jobs may name it. A name comes once in an engine's life. Raises ModelFileError or
+        BadRequest for what it cannot load."""
+
+    async def unload_adapter(self, name: str) -> None:
+        """Give back what it takes; there is no job left that names it."""
 
 
 def weights_of(engine: Engine) -> str | None:

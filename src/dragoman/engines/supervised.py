@@ -246,7 +246,7 @@ async def _check(engine: Engine) -> None:
 
 # Around an engine: watches it, ends its jobs when it fails, and opens it again.
 
-_OPTIONAL = ("embed", "embed_for", "score", "pause", "resume")
+_OPTIONAL = ("embed", "embed_for", "score", "pause", "resume", "load_adapter", "unload_adapter")
 STUCK_S = 30.0
 """Seconds without a sign after which an engine with a pulse is stuck."""
 _RESTARTING = "The engine has failed and is being restarted; try again soon."
@@ -282,6 +282,8 @@ class Supervised:
         self._failed_openings = 0
         self._paused = False
         self._stopped = False
+        self._loaded: dict[str, str] = {}
+        """Adapters that it does not open with, and where they are: it gets them again."""
         # What an engine can do is seen by the methods it has; so there are those of the inner one.
         for name in _OPTIONAL:
             if hasattr(self._engine, name):
@@ -417,10 +419,19 @@ class Supervised:
         try:
             if isinstance(engine, LivingEngine):
                 await engine.start()
+            for name, path in self._loaded.items():
+                await self._load_again(engine, name, path)
         except BaseException:
             await close_engine(engine, stuck=False)
             raise
         return engine
+
+    async def _load_again(self, engine: Engine, name: str, path: str) -> None:
+        try:
+            await ask_engine(engine, "load_adapter", name, path)
+        except DragomanError as error:
+            # Those who name it are told so; the others have their engine back.
+            _log.error("The adapter %s cannot be loaded again: %s", name, describe(error))
 
     def _asking(self, name: str) -> Callable[..., Any]:
         """A method of the engine, which ends when the engine does."""
@@ -434,8 +445,13 @@ class Supervised:
                 await asyncio.wait({asking, watch.over}, return_when=asyncio.FIRST_COMPLETED)
                 if not asking.done():
                     raise EngineFailed("The engine failed at what it was asked; it is being restarted.")
-                return asking.result()
+                found = asking.result()
             finally:
                 asking.cancel()
+            if name == "load_adapter":
+                self._loaded[args[0]] = args[1]
+            elif name == "unload_adapter":
+                self._loaded.pop(args[0], None)
+            return found
 
         return ask

@@ -19,6 +19,7 @@ from dragoman.http.run_turn import Pump
 from dragoman.mcp.config import servers_of
 from dragoman.responses.desk import Desk
 from dragoman.settings import Settings
+from dragoman.turns.adapters import AdapterChanges
 from dragoman.turns.queue import EngineQueue, Workers
 from dragoman.turns.turn import ServedModel
 
@@ -55,6 +56,8 @@ class Host:
         self.mcp = servers_of(settings)
         self.desk = Desk.of(settings, self.model, self.mcp)
         self.brake = Brake(engine)
+        planner = self.model.planner
+        self.adapters = AdapterChanges(engine, planner.adapters, settings, planner.names)
         self._checking: asyncio.Future[None] | None = None
         self.fingerprint = "-".join(filter(None, ("dragoman", __version__, self.card.numerics)))
 

@@ -24,6 +24,7 @@ from dragoman.errors import MODEL, BadRequest, ContextOverflow, ModelNotFound, P
 from dragoman.limits import Limits
 from dragoman.prompt import Prompter
 from dragoman.prompt.encode import check_encoded, stitch_prompt
+from dragoman.turns.adapters import AdapterShelf
 from dragoman.turns.constrain import Constrainer
 from dragoman.turns.reading import dialect_for
 from dragoman.turns.spec import (
@@ -32,7 +33,6 @@ from dragoman.turns.spec import (
     TurnSpec,
     check_told_prompts,
     check_turn,
-    choose_adapters,
     defaults_of,
     refuse_unsupported,
     tokens_told,
@@ -248,7 +248,7 @@ class Planner:
         checks: bool = False,
     ) -> None:
         """`defaults` by the names of the model and its adapters; "" stands for adapters without their own."""
-        self.card = card
+        self.card, self.adapters = card, AdapterShelf(card)
         self.tokenizer = tokenizer
         self.prompter = prompter
         self.dialect = dialect
@@ -290,7 +290,8 @@ class Planner:
 
     def _checked(self, spec: TurnSpec) -> tuple[Adapters, TurnSpec, Sampling]:
         check_turn(spec, self._limits)
-        adapters = choose_adapters(self.card, self.adapter(spec.model), spec.adapters)
+        named, some = self.adapter(spec.model), self.card.adapters or spec.adapters
+        adapters = self.adapters.choose(named, spec.adapters) if some else ()
         if spec.bounded:
             self._constrainer.check(spec)
         refuse_unsupported(spec, self.card)

@@ -21,6 +21,7 @@ from dragoman.prompt import Prompter
 from dragoman.prompt.find import choose_dialect
 from dragoman.prompt.frames import choose_template
 from dragoman.settings import Settings
+from dragoman.turns.adapters import AdapterShelf
 from dragoman.turns.plan import Planner, TurnPlan
 from dragoman.turns.queue import EngineQueue, Ticket, Workers
 from dragoman.turns.reading import ChoiceReader, Detokenizer, Language, StopFinder
@@ -60,6 +61,7 @@ class Turn:
         source: str = "",
         queue: EngineQueue | None = None,
         owner: str = "",
+        adapters: AdapterShelf | None = None,
     ) -> None:
         """`remember` is told each answer that came to its end, and that a prompt may go on from.
 
@@ -97,6 +99,8 @@ class Turn:
         self._closed = False
         self._cached = 0
         self._weights: str | None = None
+        self._adapters = adapters
+        self._free_adapters: Callable[[], None] = lambda: None
 
     @property
     def weight_version(self) -> str | None:
@@ -120,6 +124,8 @@ class Turn:
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         self.started_at = self._loop.time()
+        if self._adapters is not None and (used := self.jobs[0].adapters):
+            self._free_adapters = self._adapters.hold(used)
         self._queue.ask(self._ticket)
         self._entered = True
         return self
@@ -135,6 +141,7 @@ class Turn:
                 handle.cancel()
         self._left = 0
         self._leave()
+        self._free_adapters()
         self.wake()
 
     async def begun(self, most: float) -> None:
@@ -464,7 +471,8 @@ class ServedModel:
     def made(self, kind: type[T], plan: TurnPlan, spec: TurnSpec, source: str) -> T:
         owner, language = spec.owner, self._language(plan.dialect)
         remember = partial(self.planner.trails.add, owner=owner, planned=True)
-        return kind(self.engine, plan, spec, language, remember, source, self._queue, owner)
+        rest = remember, source, self._queue, owner, self.planner.adapters
+        return kind(self.engine, plan, spec, language, *rest)
 
     def _language(self, dialect: Dialect) -> Language:
         """The model's own, or that in which it was made to write."""

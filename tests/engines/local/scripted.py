@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -99,6 +100,12 @@ class ScriptedRunner(ABC):
         if self.failing:
             raise StepFailed("as told")
         return np.array(found, np.float32).reshape(len(found), self.vocabulary)
+
+    def read_adapter(self, name: str, path: Path) -> Callable[[], None]:
+        raise NotImplementedError
+
+    def drop_adapter(self, name: str) -> None:
+        self.adapters = tuple(other for other in self.adapters if other != name)
 
     @abstractmethod
     def check(self, rows: Rows) -> None:

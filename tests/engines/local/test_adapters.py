@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dragoman.engines.local import LocalEngine, LocalOptions
-from dragoman.errors import BadRequest, ModelFileError
+from dragoman.errors import BadRequest, Conflict, ModelFileError
 from dragoman.http.server import background
 from dragoman.settings import Settings
 from dragoman.types import Adapters, Step
@@ -113,6 +113,47 @@ def test_they_are_chosen_over_http(adapted: LocalEngine) -> None:
         assert said(url, lora=[]) == said(url) != red
         mixture = [{"name": "red"}, {"name": "blue", "scale": 0.5}]
         assert len({said(url, lora=mixture), said(url, lora=mixture[::-1])} - {red, said(url)}) == 1
+
+
+def test_one_comes_and_goes_while_the_engine_computes(adapted: LocalEngine, tmp_path: Path) -> None:
+    """What it says is what the same says that was there from the start, and nothing changes for others."""
+    write_adapter(tmp_path / "red.gguf", 1, 0.3)
+    sets: list[Adapters] = [(), one("red"), one("blue")]
+
+    async def told(salt: str, *more: Adapters) -> list[list[int]]:
+        return list(await asyncio.gather(*(answer(adapted, each, salt) for each in (*sets, *more))))
+
+    async def changed() -> None:
+        before = await told("before")
+        writing = asyncio.ensure_future(told("meanwhile"))
+        await adapted.load_adapter("later", str(tmp_path / "red.gguf"))
+        assert await writing == before
+        assert await told("after", one("later")) == [*before, before[1]]
+        await adapted.unload_adapter("later")
+        with pytest.raises(BadRequest, match="no adapter 'later'"):
+            await answer(adapted, one("later"), "")
+        assert await told("before") == before
+
+    asyncio.run(changed())
+    assert set(adapted.card.adapters) == {"nothing", "red", "blue"}
+
+
+def test_one_that_a_job_names_stays(adapted: LocalEngine) -> None:
+    async def main() -> None:
+        answers = adapted.generate(job(adapted.tokenizer.encode("The"), 64, adapters=one("red")))
+        await anext(answers)
+        with pytest.raises(Conflict, match="'red' is in use"):
+            await adapted.unload_adapter("red")
+        await answers.aclose()
+
+    asyncio.run(main())
+
+
+def test_what_is_no_adapter_is_not_loaded(adapted: LocalEngine, tmp_path: Path) -> None:
+    (tmp_path / "x.gguf").write_bytes(b"GGUF and nothing more")
+    for file in (tmp_path / "x.gguf", tmp_path / "missing.gguf", tmp_path):
+        with pytest.raises(ModelFileError):
+            asyncio.run(adapted.load_adapter("x", str(file)))
 
 
 def test_an_unknown_one_is_refused_with_the_names_there_are(adapted: LocalEngine) -> None:

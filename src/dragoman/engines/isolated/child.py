@@ -20,7 +20,7 @@ from dragoman.errors import DragomanError, EngineFailed, Unavailable
 from dragoman.types import Sink, Step
 
 _log = logging.getLogger("dragoman.engine")
-METHODS = ("embed", "embed_for", "score", "pause", "resume")
+METHODS = ("embed", "embed_for", "score", "pause", "resume", "load_adapter", "unload_adapter")
 
 
 def leave_signals_to_the_server() -> None:

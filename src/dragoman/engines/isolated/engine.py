@@ -366,9 +366,14 @@ class IsolatedEngine:
             answered = self._asked[id] = asyncio.get_running_loop().create_future()
             try:
                 self._send(wire.Ask(id, method, list(args)))
-                return await answered
+                found = await answered
             finally:
                 self._asked.pop(id, None)
+            if method == "load_adapter":
+                self.adapters = [*self.adapters, args[0]]
+            elif method == "unload_adapter":
+                self.adapters = [name for name in self.adapters if name != args[0]]
+            return found
 
         return ask
 

@@ -121,7 +121,7 @@ class Cancel(Struct, tag=True):
 
 
 class Ask(Struct, tag=True):
-    """A method of the engine: `embed`, `embed_for`, `score`, `pause` or `resume`."""
+    """A method of the engine, by its name."""
 
     id: int
     method: str

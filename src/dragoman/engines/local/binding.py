@@ -148,6 +148,7 @@ SLOW: dict[str, Signature] = {
     "decode": (c_int32, _PTR, Batch),
     "synchronize": (None, _PTR),
     "adapter_lora_init": (_PTR, _PTR, c_char_p),
+    "adapter_lora_free": (None, _PTR),
     "state_seq_get_size": (c_size_t, _PTR, c_int32),
     "state_seq_get_data": (c_size_t, _PTR, _PTR, c_size_t, c_int32),
     "state_seq_set_data": (c_size_t, _PTR, _PTR, c_size_t, c_int32),

@@ -49,6 +49,7 @@ class LocalEngine:
             runner, batch=options.batch, chunk=options.chunk, choosers=threads, guesses=options.guesses
         )
         self._worker = Worker(runner, scheduler)
+        self._loading = asyncio.Lock()
 
     @classmethod
     def open(cls, path: str | Path, options: LocalOptions | None = None) -> "LocalEngine":
@@ -82,6 +83,21 @@ class LocalEngine:
         embedding = Embedding(prompts, self._runner, asyncio.get_running_loop(), owner)
         self._worker.embed(embedding)
         return await embedding.future
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Read a LoRA adapter, while answers go on, and have it when this returns."""
+        async with self._loading:
+            add = await asyncio.to_thread(self._runner.read_adapter, name, Path(path))
+            await self._worker.do(add)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Raises Conflict if a job names it."""
+
+        def drop() -> None:
+            self._worker.check_unused(name)
+            self._runner.drop_adapter(name)
+
+        await self._worker.do(drop)
 
     async def start(self) -> None:
         self._worker.start()

@@ -1,7 +1,8 @@
 """The runner over llama.cpp: one context whose memory is divided between the slots."""
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -204,6 +205,21 @@ class LlamaRunner:
         scales = (ctypes.c_float * count)(*(scale for _, scale in adapters))
         self._library.set_adapters_lora(self._context, pointers, count, scales)
         self._adapters = adapters
+
+    def read_adapter(self, name: str, path: Path) -> Callable[[], None]:
+        pointer = self.model.read_adapter(name, path)
+
+        def add() -> None:
+            self.model.adapters[name] = pointer
+            self.adapters = tuple(self.model.adapters)
+
+        return add
+
+    def drop_adapter(self, name: str) -> None:
+        # A context holds on to those of its last step.
+        self._use(())
+        self._library.adapter_lora_free(self.model.adapters.pop(name))
+        self.adapters = tuple(self.model.adapters)
 
     def _undo(self, rows: Rows) -> None:
         """Cut every slot back to where it was: parts of a failed step may be in memory."""

@@ -174,12 +174,15 @@ class Model:
 
     def load_adapters(self, files: Mapping[str, str]) -> None:
         for name, file in files.items():
-            path = Path(file).expanduser()
-            check_file(path)
-            pointer = self.library.adapter_lora_init(self.pointer, str(path).encode())
-            if not pointer:
-                raise ModelFileError(f"Adapter {name!r}: {why_not_loaded(path, list(self.library.errors))}")
-            self.adapters[name] = pointer
+            self.adapters[name] = self.read_adapter(name, Path(file).expanduser())
+
+    def read_adapter(self, name: str, path: Path) -> int:
+        """The library's pointer to one, for `adapters`."""
+        check_file(path)
+        pointer: int | None = self.library.adapter_lora_init(self.pointer, str(path).encode())
+        if not pointer:
+            raise ModelFileError(f"Adapter {name!r}: {why_not_loaded(path, list(self.library.errors))}")
+        return pointer
 
     @property
     def name(self) -> str:

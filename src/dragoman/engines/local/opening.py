@@ -114,7 +114,8 @@ def _open_openvino(
     from dragoman.engines.local.openvino.runner import files_of, runner_of
 
     graph = ensure_converted(model.path)
-    runner, details = runner_of(graph, model.trained_context, options, adapters)
+    architecture = model.metadata["general.architecture"]
+    runner, details = runner_of(graph, model.trained_context, options, adapters, architecture)
     decided = numerics([*files_of(graph), *options.adapter_files], details["runner"])
     return _make_opened(model, runner, options, details | {"why": why}, decided)
 
@@ -169,7 +170,7 @@ def _make_opened(
         templates=model.templates,
         special_tokens=tokenizer.texts(model.named_ids),
         adapters=runner.adapters,
-        mixes_adapters=bool(runner.adapters),
+        mixes_adapters=True,
         constrains=True,
         has_samplers=True,
         sampling={**LLAMA_CPP, **in_gguf(model.metadata)},

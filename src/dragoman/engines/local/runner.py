@@ -2,7 +2,8 @@
 
 import ctypes
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Protocol, TypeAlias, runtime_checkable
 
 from dragoman.engines.choosing.arrays import Logits
@@ -88,6 +89,15 @@ class Runner(Protocol):
 
     def interrupt(self) -> None:
         """From any thread: break off the step that is running, if one is."""
+
+    def read_adapter(self, name: str, path: Path) -> Callable[[], None]:
+        """From any thread, while steps are computed: what adds the adapter, for the thread that computes.
+
+        Raises ModelFileError or BadRequest for what cannot be one of this runner's.
+        """
+
+    def drop_adapter(self, name: str) -> None:
+        """Nothing that is computed names it any more."""
 
     def embed(self, prompts: Sequence[Sequence[int]]) -> Iterator[list[float] | None]:
         """One vector per prompt; None after each piece of work in between."""

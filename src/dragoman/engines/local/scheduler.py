@@ -88,6 +88,11 @@ class Scheduler:
         """Of the answers that are at work."""
         return {sequence.owner for sequence in self._running}
 
+    def names(self, adapter: str) -> bool:
+        """Whether anything that runs or waits has this adapter."""
+        jobs = (sequence.group.job for sequence in self._waiting + self._running)
+        return any(adapter == name for job in jobs for name, _ in job.adapters)
+
     def step(self, beside: Set[str] = frozenset()) -> None:
         """Compute one step and note what came of it. `beside`: owners for whom other work is to be done."""
         self._admit()

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
@@ -21,7 +22,7 @@ from dragoman.engines.local.runner import Pulsing, Runner, StepFailed, StepInter
 from dragoman.engines.local.scheduler import Scheduler
 from dragoman.engines.local.sequence import Group
 from dragoman.engines.steps import deliver
-from dragoman.errors import DragomanError, EngineFailed, Unavailable
+from dragoman.errors import Conflict, DragomanError, EngineFailed, Unavailable
 from dragoman.types import Step
 
 # Embeddings, worked off piece by piece between the steps of the scheduler.
@@ -123,6 +124,32 @@ class Worker:
             self._start()
             self._mail.put(mail)
 
+    async def do(self, work: Mail) -> None:
+        """Have something done, and wait for it. Raises what it raises."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+
+        def settle(error: Exception | None) -> None:
+            if done.done():
+                return
+            if error is None:
+                done.set_result(None)
+            else:
+                done.set_exception(error)
+
+        def mail() -> None:
+            raised = None
+            try:
+                work()
+            except Exception as error:
+                raised = error
+            with suppress(RuntimeError):
+                # The loop may be closed: then nobody waits any more.
+                loop.call_soon_threadsafe(settle, raised)
+
+        self.post(mail)
+        await done
+
     def submit(self, group: Group) -> None:
         self.post(lambda: self._scheduler.add(group))
 
@@ -210,6 +237,11 @@ class Worker:
         self._deliver(self._scheduler.take())
         if (embedding := self._next_embedding()) is not None:
             self._advance(embedding)
+
+    def check_unused(self, adapter: str) -> None:
+        """Raise if a job at work, or one that waits, names it. For the engine's thread."""
+        if self._scheduler.names(adapter):
+            raise Conflict(f"The adapter {adapter!r} is in use.")
 
     def _add(self, embedding: Embedding) -> None:
         self._scheduler.account.came(embedding.owner)

@@ -56,6 +56,12 @@ class VllmGenerating:
     async def start(self) -> None:
         await self._model.load_adapters(self._llm.add_lora)
 
+    async def load_adapter(self, name: str, path: str) -> None:
+        await self._model.load_adapter(name, path, self._llm.add_lora)
+
+    async def unload_adapter(self, name: str) -> None:
+        await self._model.unload_adapter(name, self._llm.remove_lora)
+
     async def stop(self) -> None:
         """End vLLM's processes, and with them all jobs. There is no second start."""
         await asyncio.to_thread(self._llm.shutdown)
@@ -177,6 +183,14 @@ class VllmEngine:
     async def start(self) -> None:
         await self._core.tasks()
         await self._model.load_adapters(self._llm.engine_core.add_lora_async)
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        """`path` is a folder, as PEFT writes it."""
+        await self._model.load_adapter(name, path, self._llm.engine_core.add_lora_async)
+
+    async def unload_adapter(self, name: str) -> None:
+        self._requests.forget()
+        await self._model.unload_adapter(name, self._llm.engine_core.remove_lora_async)
 
     async def stop(self) -> None:
         """End all jobs with finish "abort", and vLLM's processes. There is no second start."""

@@ -20,6 +20,8 @@ _INSTEAD = {
     "api_key": "--api-key",
 }
 """Arguments of vLLM that are settings of ours."""
+MOST_ADAPTERS = 64
+"""That are kept beside those in use, where they come and go."""
 
 
 class VllmOptions(Struct, frozen=True, kw_only=True):
@@ -31,6 +33,8 @@ class VllmOptions(Struct, frozen=True, kw_only=True):
     """Sequences in one step: vLLM's `max_num_seqs`."""
     adapters: Mapping[str, str] = field(default_factory=dict)
     """LoRA adapters: public name to folder."""
+    loads_adapters: bool = False
+    """Whether others may come later."""
     engine_args: Mapping[str, Any] = field(default_factory=dict)
     """Anything else that vLLM's `AsyncEngineArgs` takes, by its name there."""
 
@@ -56,7 +60,10 @@ def engine_args(model: str, options: VllmOptions) -> Any:
     if twice:
         raise SettingsError(f"`{min(twice)}` is given twice: in the engine's arguments and as a setting.")
     # Priorities are of no use otherwise, and nobody reads vLLM's own statistics here.
-    usual = {"scheduling_policy": "priority", "disable_log_stats": True}
+    usual: dict[str, Any] = {"scheduling_policy": "priority", "disable_log_stats": True}
+    if options.loads_adapters:
+        # What is not kept is read again when it is asked for, and its folder may be gone by then.
+        usual |= {"enable_lora": True, "max_cpu_loras": MOST_ADAPTERS}
     return AsyncEngineArgs(**usual | ours | given | {"structured_outputs_config": _choose_structured(given)})
 
 
@@ -81,14 +88,14 @@ def _adapter_args(folders: Iterable[str]) -> dict[str, Any]:
     """Room for all adapters at once, as large as the largest of them."""
     from vllm.config.lora import MaxLoRARanks
 
-    ranks = [_rank(Path(folder).expanduser()) for folder in folders]
+    ranks = [rank_of(Path(folder).expanduser()) for folder in folders]
     room = next((size for size in sorted(get_args(MaxLoRARanks)) if size >= max(ranks)), None)
     if room is None:
         raise ModelFileError(f"vLLM takes no adapter of rank {max(ranks)}.")
     return {"enable_lora": True, "max_loras": len(ranks), "max_lora_rank": room}
 
 
-def _rank(folder: Path) -> int:
+def rank_of(folder: Path) -> int:
     file = folder / "adapter_config.json"
     try:
         rank = msgspec.json.decode(file.read_bytes())["r"]

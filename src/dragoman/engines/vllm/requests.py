@@ -15,7 +15,8 @@ from dragoman.engines.hf_tokenizer import HfTokenizer
 from dragoman.engines.model_files import sensible
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.steps import seed_of
-from dragoman.engines.vllm.outputs import telling_errors
+from dragoman.engines.vllm.options import rank_of
+from dragoman.engines.vllm.outputs import logger, telling_errors
 from dragoman.errors import MODEL, BadRequest, ModelFileError
 from dragoman.types import LARK_LINE, ConstraintSource, Job, SourceForm
 
@@ -111,13 +112,10 @@ def prompt_of(ids: Sequence[int], salt: str) -> Any:
     return prompt | {"cache_salt": salt} if salt else prompt
 
 
-def adapter_requests(adapters: Mapping[str, str]) -> dict[str, Any]:
+def adapter_request(name: str, number: int, folder: str) -> Any:
     from vllm.lora.request import LoRARequest
 
-    return {
-        name: LoRARequest(lora_name=name, lora_int_id=number, lora_path=folder)
-        for number, (name, folder) in enumerate(adapters.items(), 1)
-    }
+    return LoRARequest(lora_name=name, lora_int_id=number, lora_path=folder)
 
 
 # What both ways of driving vLLM need of the model that it has loaded.
@@ -127,7 +125,11 @@ class VllmModel:
     def __init__(self, llm: Any, name: str | None, adapters: Mapping[str, str]) -> None:
         config = llm.model_config
         self.writes = config.runner_type == "generate"
-        self.adapters = adapter_requests(adapters)
+        self._numbers = count(1)
+        self.adapters = {
+            name: adapter_request(name, next(self._numbers), folder) for name, folder in adapters.items()
+        }
+        self._adaptable = llm.vllm_config.lora_config is not None
         self.tokenizer = HfTokenizer(
             llm.get_tokenizer(), size=config.get_vocab_size(), end_ids=_end_ids(config)
         )
@@ -147,12 +149,23 @@ class VllmModel:
 
     async def load_adapters(self, add: Callable[[Any], Awaitable[Any]]) -> None:
         """All of them at the start, so that none fails a client."""
-        for name, adapter in self.adapters.items():
-            try:
-                await add(adapter)
-            except Exception as error:
-                message = f"vLLM cannot load the adapter {name}; is it one for this model?"
-                raise ModelFileError(message) from error
+        for adapter in self.adapters.values():
+            await _load(adapter, add)
+
+    async def load_adapter(self, name: str, path: str, add: Callable[[Any], Awaitable[Any]]) -> None:
+        if not self._adaptable:
+            raise BadRequest(
+                "vLLM was started without room for adapters: --lora-dir or --lora makes some.",
+                code="unsupported_model",
+            )
+        rank_of(Path(path))
+        adapter = adapter_request(name, next(self._numbers), path)
+        await _load(adapter, add)
+        self.adapters[name] = adapter
+
+    async def unload_adapter(self, name: str, remove: Callable[[int], Awaitable[Any]]) -> None:
+        with telling_errors():
+            await remove(self.adapters.pop(name).lora_int_id)
 
     def sampling_params(self, job: Job) -> Any:
         if not self.writes:
@@ -175,6 +188,15 @@ class VllmModel:
 
     def adapter(self, job: Job) -> Any:
         return None if job.adapter is None else self.adapters[job.adapter]
+
+
+async def _load(adapter: Any, add: Callable[[Any], Awaitable[Any]]) -> None:
+    try:
+        await add(adapter)
+    except Exception as error:
+        logger.warning("vLLM did not load an adapter", exc_info=error)
+        message = f"vLLM cannot load the adapter {adapter.lora_name}; is it one for this model, of a rank "
+        raise ModelFileError(message + "that it was started for (`max_lora_rank`)?") from error
 
 
 def _end_ids(config: Any) -> list[int]:
@@ -215,6 +237,10 @@ class Requests:
         self._model = model
         self._kept: OrderedDict[bytes, Any] = OrderedDict()
         self._numbers = count()
+
+    def forget(self) -> None:
+        """Adapters have changed, and requests that are kept may name one."""
+        self._kept.clear()
 
     def of(self, job: Job) -> list[Any]:
         """One for each continuation; what vLLM does not take is told here."""

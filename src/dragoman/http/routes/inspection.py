@@ -30,17 +30,16 @@ async def get_model(host: Host, exchange: Exchange) -> None:
 
 
 def _model(host: Host, name: str) -> dict[str, Any]:
-    adapters = list(host.card.adapters)
-    # The number by which `lora` may name it, as in llama-server.
-    number = {"lora_id": adapters.index(name)} if name in adapters else {}
+    adapter = host.model.planner.adapters.get(name)
     return {
         "id": name,
         "object": "model",
         "created": host.card.created,
         "owned_by": "dragoman",
         "root": host.card.name,
-        "parent": host.card.name if name in adapters else None,
-        **number,
+        "parent": host.card.name if adapter else None,
+        # The number by which `lora` may name it, as in llama-server.
+        **({"lora_id": adapter.id} if adapter else {}),
         "max_model_len": host.card.max_model_len,
         "dialect": host.model.found.dialect.name,
     }

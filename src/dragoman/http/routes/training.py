@@ -6,9 +6,12 @@ from dragoman.api.training import (
     add_rewards,
     describe_engine,
     describe_trajectory,
+    read_load,
     read_pause,
     read_resume,
     read_rewards,
+    read_scales,
+    read_unload,
     unknown_trajectory,
 )
 from dragoman.engines.protocol import weights_of
@@ -29,6 +32,45 @@ async def resume(host: Host, exchange: Exchange) -> None:
     request, _ = await exchange.read(read_resume)
     await host.brake.resume(request.weight_version)
     await exchange.json(describe_engine(paused=False, version=weights_of(host.engine)))
+
+
+# The routes of LoRA adapters: vLLM's, which load and unload them, and llama-server's, which weighs them.
+
+
+async def load_adapter(host: Host, exchange: Exchange) -> None:
+    """Answered when requests may name it."""
+    request, _ = await exchange.read(read_load)
+    await host.adapters.load(request.lora_name, request.lora_path, in_place=bool(request.load_inplace))
+    await _say(exchange, f"Success: LoRA adapter '{request.lora_name}' added successfully.")
+
+
+async def unload_adapter(host: Host, exchange: Exchange) -> None:
+    """Answers that are being written with it come to their end."""
+    request, _ = await exchange.read(read_unload)
+    await host.adapters.unload(request.lora_name)
+    await _say(exchange, f"Success: LoRA adapter '{request.lora_name}' removed successfully.")
+
+
+async def list_adapters(host: Host, exchange: Exchange) -> None:
+    told = [
+        {"id": each.id, "path": each.path, "scale": each.scale, "name": each.name}
+        for each in host.model.planner.adapters.all
+    ]
+    await exchange.json(told)
+
+
+async def weigh_adapters(host: Host, exchange: Exchange) -> None:
+    scales, _ = await exchange.read(read_scales)
+    host.adapters.set_scales(scales)
+    await exchange.json({"success": True})
+
+
+async def _say(exchange: Exchange, text: str) -> None:
+    """In vLLM's words: there are programs that compare them."""
+    await exchange.reply(text.encode(), b"text/plain; charset=utf-8")
+
+
+# The routes of trajectories: the exact ids of answers that were stored.
 
 
 LONGEST = 4096

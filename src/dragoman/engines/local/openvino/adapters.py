@@ -109,7 +109,7 @@ def add_adapters(model: ov.Model, adapters: Sequence[Adapter], group: int) -> No
     for node in model.get_ordered_ops():
         product = Product.of(node.get_friendly_name())
         if any(part.name in adapter.terms for part, _ in product.parts for adapter in adapters):
-            _add_term(node, product, _AdapterStack(product, adapters), scales, group)
+            _add_term(node, product, _AdapterStack(product, adapters, group), scales, group)
             added.update(part.name for part, _ in product.parts)
     for adapter in adapters:
         if strange := adapter.terms.keys() - added:
@@ -117,9 +117,13 @@ def add_adapters(model: ov.Model, adapters: Sequence[Adapter], group: int) -> No
 
 
 class _AdapterStack:
-    """The terms of all adapters for one product."""
+    """The terms of all adapters for one product.
 
-    def __init__(self, product: Product, adapters: Sequence[Adapter]) -> None:
+    Each has zeros up to a multiple of `group`: numbers of a group are rounded alike, and an adapter must say
+    the same whatever others there are.
+    """
+
+    def __init__(self, product: Product, adapters: Sequence[Adapter], group: int) -> None:
         self.lowering: list[NDArray[np.float32]] = []
         self.raising: list[NDArray[np.float32]] = []
         self.owners: list[int] = []
@@ -130,19 +134,18 @@ class _AdapterStack:
                 if term := adapter.terms.get(part.name):
                     _check(term, adapter.name, part.name, outputs)
                     order = half_apart(outputs, part.paired_heads) if part.paired_heads else slice(None)
-                    b = np.zeros((whole, len(term.a)), np.float32)
-                    b[start : start + outputs] = term.b[order]
-                    self.lowering.append(term.a)
+                    rank = len(term.a)
+                    missing = -rank % group
+                    b = np.zeros((whole, rank + missing), np.float32)
+                    b[start : start + outputs, :rank] = term.b[order]
+                    self.lowering.append(np.pad(term.a, ((0, missing), (0, 0))))
                     self.raising.append(b)
-                    self.owners += [number] * len(term.a)
+                    self.owners += [number] * (rank + missing)
             start += outputs
 
-    def matrices(self, group: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """A and B, with zeros up to a multiple of `group`."""
-        a, b = np.concatenate(self.lowering), np.concatenate(self.raising, axis=1)
-        missing = -len(a) % group
-        self.owners += [0] * missing
-        return np.pad(a, ((0, missing), (0, 0))), np.pad(b, ((0, 0), (0, missing)))
+    def matrices(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """A and B."""
+        return np.concatenate(self.lowering), np.concatenate(self.raising, axis=1)
 
 
 def _check(term: Term, adapter: str, name: str, outputs: int) -> None:
@@ -152,7 +155,7 @@ def _check(term: Term, adapter: str, name: str, outputs: int) -> None:
 
 def _add_term(node: Node, product: Product, stack: _AdapterStack, scales: Node, group: int) -> None:
     states = _states(node)
-    a, b = stack.matrices(group)
+    a, b = stack.matrices()
     if a.shape[1] != states.get_partial_shape()[2].get_length():
         raise NotForOpenVino(f"an adapter has another width than {product.parts[0][0].name}")
     users = node.output(0).get_target_inputs()

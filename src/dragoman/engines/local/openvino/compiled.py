@@ -9,7 +9,7 @@ import ctypes
 import logging
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -175,15 +175,21 @@ def compile_graph(file: Path, *, threads: int, kv_cache: str, adapters: Sequence
 class Body:
     """The request of the body, with memory for `pages` pages. It is touched only as far as it is used."""
 
-    def __init__(self, compiled: Compiled, pages: int) -> None:
+    def __init__(
+        self, compiled: Compiled, pages: int, tensors: Mapping[str, ov.Tensor] | None = None
+    ) -> None:
+        """`tensors` are that memory, where another body of the same weights has it already."""
         self._request = compiled.body.create_infer_request()
         self._inputs = {port.any_name for port in compiled.body.inputs}
+        self.tensors = dict(tensors or {})
         self._caches: list[Array] = []
         for port in compiled.body.inputs:
-            if port.any_name.startswith(_CACHES):
-                tensor = ov.Tensor(port.element_type, ov.Shape(_shape(port, pages)))
-                self._request.set_tensor(port.any_name, tensor)
-                self._caches.append(tensor.data.reshape(pages, -1))
+            name = port.any_name
+            if name.startswith(_CACHES):
+                if name not in self.tensors:
+                    self.tensors[name] = ov.Tensor(port.element_type, ov.Shape(_shape(port, pages)))
+                self._request.set_tensor(name, self.tensors[name])
+                self._caches.append(self.tensors[name].data.reshape(pages, -1))
 
     def run(self, inputs: dict[str, Array]) -> Array:
         """The hidden states of all rows: a view that the next run overwrites."""

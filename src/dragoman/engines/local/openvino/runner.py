@@ -4,8 +4,9 @@ import ctypes
 import mmap
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,15 +20,16 @@ from dragoman.engines.choosing.arrays import Logits
 from dragoman.engines.hf_tokenizer import HfTokenizer, card_of
 from dragoman.engines.local import machine
 from dragoman.engines.local.machine import numerics, pages_for
-from dragoman.engines.local.openvino.adapters import INPUT, Adapter, scales_of
+from dragoman.engines.local.openvino.adapters import INPUT, Adapter, read_adapters, scales_of
 from dragoman.engines.local.openvino.compiled import Body, Compiled, OutputHead, best_kv_cache, compile_graph
 from dragoman.engines.local.openvino.converted import FILE
+from dragoman.engines.local.openvino.family import NotForOpenVino
 from dragoman.engines.local.openvino.layout import Layout
 from dragoman.engines.local.options import LocalOptions
 from dragoman.engines.local.runner import Rows, StepFailed, StepInterrupted
 from dragoman.engines.model_files import LLAMA_CPP, in_folder
 from dragoman.engines.protocol import ModelCard
-from dragoman.errors import ModelFileError
+from dragoman.errors import BadRequest, ModelFileError
 
 # Pages of a file of weights that were read, and are needed no more.
 #
@@ -104,13 +106,24 @@ class OpenVinoRunner:
     mixes_adapters = True
     rereads = True
 
-    def __init__(self, compiled: Compiled, *, slots: int, context: int, pages: int, batch: int) -> None:
+    def __init__(
+        self,
+        compiled: Compiled,
+        *,
+        slots: int,
+        context: int,
+        pages: int,
+        batch: int,
+        adapting: "Adapting | None" = None,
+    ) -> None:
+        """Without `adapting` it has the adapters of the graph, and no others."""
         self.slots = slots
         self.context = context
         self.page = compiled.page
         self.pages = pages
         self.vocabulary = compiled.vocabulary
-        self.adapters = compiled.adapters
+        self.adapters = self._in_graph = compiled.adapters
+        self._adapting = adapting
         self.pass_rows = _SPARSE_PASS if compiled.mixes else _PASS
         self.max_rows = batch + slots
         self.max_outputs = slots + _EXTRA_OUTPUTS
@@ -182,6 +195,32 @@ class OpenVinoRunner:
                 total += self._sum(prompt[start : start + _EMBED_ROWS], start)
             yield (total / np.linalg.norm(total)).tolist()
 
+    def read_adapter(self, name: str, path: Path) -> Callable[[], None]:
+        """Adapters are a part of the graph, so it is compiled again. Keys and values stay where they are."""
+        if self._adapting is None:
+            raise BadRequest(
+                "This model takes no adapters: they are for GGUF files.", code="unsupported_model"
+            )
+        compiled = self._adapting.compiled(self.adapters, name, path)
+        # As many rows as a step needs with this graph, found out beside the one that computes.
+        trial = OpenVinoRunner(compiled, slots=1, context=compiled.page, pages=1, batch=_TRIED[-1])
+        trial.warm_up()
+        trial.close()
+
+        def add() -> None:
+            with self._closing:
+                assert self._body is not None
+                self._body = Body(compiled, self.all_pages, self._body.tensors)
+            self._layout.least = trial._layout.least
+            self._in_graph = compiled.adapters
+            self.adapters = (*self.adapters, name)
+
+        return add
+
+    def drop_adapter(self, name: str) -> None:
+        """From the graph it goes when that is compiled the next time."""
+        self.adapters = tuple(other for other in self.adapters if other != name)
+
     def close(self) -> None:
         # Whoever interrupts must not be the last to hold what is freed here.
         with self._closing:
@@ -199,16 +238,16 @@ class OpenVinoRunner:
         rows = Rows()
         rows.extend(0, 0, range(count), [False] * count, said=said)
         rows.tables[0] = self._spare[:1]
-        rows.adapters[0] = tuple((name, 1.0) for name in self.adapters)
+        rows.adapters[0] = tuple((name, 1.0) for name in self._in_graph)
         return self._states(rows)
 
     def _states(self, rows: Rows) -> NDArray[np.float32]:
         assert self._body is not None
         try:
             inputs, places = self._layout.of(rows)
-            if self.adapters:
-                inputs[INPUT] = np.zeros((len(inputs["input_ids"]), 1, len(self.adapters)), np.float32)
-                inputs[INPUT][places, 0] = scales_of(rows, self.adapters)
+            if self._in_graph:
+                inputs[INPUT] = np.zeros((len(inputs["input_ids"]), 1, len(self._in_graph)), np.float32)
+                inputs[INPUT][places, 0] = scales_of(rows, self._in_graph)
             return self._body.run(inputs)[places]
         except RuntimeError as error:
             if self._interrupted:
@@ -222,21 +261,55 @@ class OpenVinoRunner:
 _CONTEXT = 2048
 
 
+class Adapting:
+    """Compiles a graph again, with other adapters. They are read from their files each time."""
+
+    def __init__(
+        self, architecture: str, files: Mapping[str, str], make: Callable[[Sequence[Adapter]], Compiled]
+    ) -> None:
+        self._architecture = architecture
+        self._files = dict(files)
+        self._make = make
+
+    def compiled(self, kept: Sequence[str], name: str, path: Path) -> Compiled:
+        """With those that are kept, and a new one."""
+        files = {other: self._files[other] for other in kept} | {name: str(path)}
+        try:
+            made = self._make(read_adapters(files, self._architecture))
+        except NotForOpenVino as why:
+            message = f"OpenVINO takes no such adapter: {why}. With --runner llamacpp there may be more."
+            raise ModelFileError(message) from None
+        self._files = files
+        return made
+
+
 def runner_of(
-    graph: Path, trained: int, options: LocalOptions, adapters: Sequence[Adapter] = ()
+    graph: Path,
+    trained: int,
+    options: LocalOptions,
+    adapters: Sequence[Adapter] = (),
+    architecture: str | None = None,
 ) -> tuple[OpenVinoRunner, dict[str, str]]:
-    """The runner, and what there is to say about it."""
+    """The runner, and what there is to say about it. Without an architecture adapters stay what they are."""
     threads = options.threads or machine.cores()
     kept = best_kv_cache() if options.kv_cache == "auto" else options.kv_cache
-    compiled = compile_graph(graph, threads=threads, kv_cache=kept, adapters=adapters)
+    make = partial(_compile_with, graph, threads, kept)
+    compiled = make(adapters)
+    adapting = None if architecture is None else Adapting(architecture, options.adapters, make)
     slots, context, pages = pages_for(compiled.page, compiled.page_bytes, trained, options)
-    runner = OpenVinoRunner(compiled, slots=slots, context=context, pages=pages, batch=options.batch)
+    runner = OpenVinoRunner(
+        compiled, slots=slots, context=context, pages=pages, batch=options.batch, adapting=adapting
+    )
     version = ov.__version__.split("-")[0]
     return runner, {
         "runner": f"OpenVINO {version}, {kept} keys and values",
         "threads": str(threads),
         "kv_bytes": str(runner.all_pages * compiled.page_bytes),
     }
+
+
+def _compile_with(graph: Path, threads: int, kv_cache: str, adapters: Sequence[Adapter]) -> Compiled:
+    return compile_graph(graph, threads=threads, kv_cache=kv_cache, adapters=adapters)
 
 
 def folder_graph(folder: Path) -> tuple[Path, int]:

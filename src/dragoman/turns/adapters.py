@@ -1,0 +1,305 @@
+"""The LoRA adapters of a model while it serves: which there are, how much of each is usual, and who uses one.
+
+An engine knows an adapter by a key, and a key is never given twice. So whatever it keeps of one (prefixes,
+requests that were made before) is never taken for that of another which came later by the same name; and one
+that is taken away stays with the engine, by its key, until the last turn that uses it has ended.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from dragoman.engines.asked import ask_engine
+from dragoman.engines.protocol import AdaptableEngine, Engine, ModelCard
+from dragoman.errors import (
+    ADAPTER_NAME,
+    ADAPTER_PATH,
+    ADAPTERS,
+    MODEL,
+    BadRequest,
+    Forbidden,
+    ModelFileError,
+    ModelNotFound,
+)
+from dragoman.limits import check_count
+from dragoman.settings import Settings, adapters_of
+from dragoman.turns.spec import AdapterWish
+from dragoman.types import Adapters
+
+logger = logging.getLogger("dragoman.turns")
+
+AGAIN = "#"
+"""Stands in the keys of those that have the name of an earlier one, and in no name."""
+ONE_AT_A_TIME = "The engine behind this model uses one adapter at a time; name one."
+NO_SCALES = "The engine behind this model has no scales of adapters; leave out the scale."
+
+
+class LoadedAdapter(Struct, kw_only=True):
+    name: str
+    id: int
+    """Its number for clients: those that come later have others, whatever was taken away."""
+    key: str
+    """Its name for the engine."""
+    path: str = ""
+    """For people: where it came from."""
+    scale: float = 0.0
+    """How much of it has what names no adapter."""
+
+
+class AdapterShelf:
+    """Turns are planned in threads, so what is looked at there is replaced as a whole and never changed."""
+
+    def __init__(self, card: ModelCard) -> None:
+        self.card = card
+        self._by_name = {
+            name: LoadedAdapter(name=name, id=number, key=name) for number, name in enumerate(card.adapters)
+        }
+        self._count = len(self._by_name)
+        self._loads = Counter(self._by_name)
+        self._users: Counter[str] = Counter()
+        """Turns, by key."""
+        self._leaving: dict[str, Callable[[], None]] = {}
+        """What is to be done when nobody uses a key any more."""
+
+    @property
+    def all(self) -> list[LoadedAdapter]:
+        return list(self._by_name.values())
+
+    def get(self, name: str) -> LoadedAdapter | None:
+        return self._by_name.get(name)
+
+    def new_key(self, name: str) -> str:
+        """`poet`, and for the second of that name `poet#2`."""
+        self._loads[name] += 1
+        return name if self._loads[name] == 1 else f"{name}{AGAIN}{self._loads[name]}"
+
+    def put(self, name: str, key: str, path: str) -> LoadedAdapter | None:
+        """In the place of one that has the name, which is returned."""
+        before = self._by_name.get(name)
+        number = self._count if before is None else before.id
+        self._count += before is None
+        added = LoadedAdapter(name=name, id=number, key=key, path=path)
+        self._set({**self._by_name, name: added})
+        return before
+
+    def take(self, name: str) -> LoadedAdapter:
+        """Away: from now on nobody can name it."""
+        found = self._known(name)
+        self._set({other: each for other, each in self._by_name.items() if other != name})
+        return found
+
+    def set_scales(self, scales: Mapping[int, float]) -> None:
+        """By number; those that are not named are off."""
+        known = {each.id for each in self.all}
+        for place, number in enumerate(scales):
+            if number not in known:
+                message = f"There is no adapter {number}; GET /lora-adapters lists them."
+                raise BadRequest(message, param=f"adapters[{place}].id", code="invalid_value")
+        chosen = {number: scale for number, scale in scales.items() if scale}
+        if not self.card.mixes_adapters and (len(chosen) > 1 or set(chosen.values()) - {1.0}):
+            raise BadRequest(
+                "The engine behind this model uses one adapter at a time, at a scale of 1.",
+                code="unsupported_field",
+            )
+        self._set({each.name: replace(each, scale=chosen.get(each.id, 0.0)) for each in self.all})
+
+    def choose(self, named: str | None, wishes: Sequence[AdapterWish] | None) -> Adapters:
+        """`named` is the adapter that the model's name stands for; what has a scale of 0 is not there."""
+        by_name = self._by_name
+        if wishes is None and named is None:
+            return _keys(by_name, {each.name: each.scale for each in by_name.values()})
+        if wishes is None or named is None:
+            return _keys(by_name, {named: 1.0} if named else self._wished(by_name, wishes or ()))
+        message = f"'{named}' is an adapter already; leave out '{ADAPTERS}', or send the model's own name."
+        raise BadRequest(message, param=ADAPTERS, code="invalid_value")
+
+    def hold(self, used: Adapters) -> Callable[[], None]:
+        """Keeps them with the engine until what is returned is called."""
+        keys = [key for key, _ in used]
+        there = {each.key for each in self.all} | self._leaving.keys()
+        if keys and not there.issuperset(keys):
+            raise ModelNotFound("An adapter of this request was just taken away.", param=MODEL)
+        self._users.update(keys)
+
+        def release() -> None:
+            while keys:
+                key = keys.pop()
+                self._users[key] -= 1
+                if not self._users[key]:
+                    del self._users[key]
+                    self._leaving.pop(key, _nothing)()
+
+        return release
+
+    def when_unused(self, key: str, then: Callable[[], None]) -> None:
+        """Now, if nobody uses it."""
+        if self._users[key]:
+            self._leaving[key] = then
+        else:
+            then()
+
+    def _set(self, by_name: dict[str, LoadedAdapter]) -> None:
+        self._by_name = by_name
+        self.card.adapters = tuple(by_name)
+
+    def _known(self, name: str) -> LoadedAdapter:
+        found = self._by_name.get(name)
+        if found is None:
+            raise ModelNotFound(f"There is no adapter {name!r} here.", param=ADAPTER_NAME)
+        return found
+
+    def _wished(
+        self, by_name: Mapping[str, LoadedAdapter], wishes: Sequence[AdapterWish]
+    ) -> dict[str, float]:
+        scales: dict[str, float] = {}
+        for wish in wishes:
+            name = _find(by_name, wish).name
+            if name in scales:
+                message = f"The adapter '{name}' is there a second time; name it once."
+                raise BadRequest(message, param=wish.place, code="invalid_value")
+            scales[name] = wish.scale
+        if not self.card.mixes_adapters:
+            _check_single(scales, wishes)
+        return scales
+
+
+def _nothing() -> None:
+    pass
+
+
+def _keys(by_name: Mapping[str, LoadedAdapter], scales: Mapping[str, float]) -> Adapters:
+    return tuple(
+        (by_name[name].key, scale) for name, scale in sorted(scales.items()) if scale and name in by_name
+    )
+
+
+def _find(by_name: Mapping[str, LoadedAdapter], wish: AdapterWish) -> LoadedAdapter:
+    for each in by_name.values():
+        if wish.adapter in (each.name, each.id):
+            return each
+    known = ", ".join(f"{each.name} ({each.id})" for each in by_name.values()) or "none"
+    message = f"There is no adapter {wish.adapter!r}; there are: {known}."
+    raise BadRequest(message, param=wish.place, code="invalid_value")
+
+
+def _check_single(scales: Mapping[str, float], wishes: Sequence[AdapterWish]) -> None:
+    if sum(map(bool, scales.values())) > 1:
+        raise BadRequest(ONE_AT_A_TIME, param=ADAPTERS, code="unsupported_field")
+    for wish in wishes:
+        if wish.scale not in (0.0, 1.0):
+            raise BadRequest(NO_SCALES, param=f"{wish.place}.scale", code="unsupported_field")
+
+
+# Adapters that come and go while a model is served, as far as the operator allows it.
+
+
+_OFF = (
+    "Adapters are not changed while this server runs: its owner has not set --lora-dir FOLDER (`lora_dir`), "
+    "which allows it, and has what may be loaded."
+)
+
+
+class AdapterChanges:
+    """One change at a time, however many ask."""
+
+    def __init__(
+        self, engine: Engine, shelf: AdapterShelf, settings: Settings, taken: Sequence[str] = ()
+    ) -> None:
+        """`taken` are names that stand for the model itself."""
+        for name, file in adapters_of(settings).items():
+            if (known := shelf.get(name)) is not None:
+                known.path = Path(file).name
+        self._engine = engine
+        self._shelf = shelf
+        self._folder = settings.lora_dir
+        self._most = settings.limits.adapters
+        self._taken = taken
+        self._lock = asyncio.Lock()
+        self._freeing: set[asyncio.Task[None]] = set()
+
+    async def load(self, name: str, path: str, *, in_place: bool = False) -> None:
+        """With `in_place` one of that name gives way: what is at work with it goes on."""
+        file, told = self._allowed(path)
+        engine = self._adaptable()
+        async with self._lock:
+            self._check_name(name, in_place)
+            key = self._shelf.new_key(name)
+            try:
+                await ask_engine(engine, "load_adapter", key, str(file))
+            except ModelFileError as error:
+                raise BadRequest(error.message, param=ADAPTER_PATH, code="invalid_value") from error
+            before = self._shelf.put(name, key, told)
+            logger.info("The adapter %s was loaded from %s", name, told)
+            if before is not None:
+                self._let_go(engine, before)
+
+    async def unload(self, name: str) -> None:
+        """Nobody can name it any more; the engine is rid of it when nobody uses it."""
+        self._check_allowed()
+        engine = self._adaptable()
+        async with self._lock:
+            self._let_go(engine, self._shelf.take(name))
+            logger.info("The adapter %s was taken away", name)
+
+    def set_scales(self, scales: Mapping[int, float]) -> None:
+        """Of each by its number, for requests that name no adapter."""
+        self._check_allowed()
+        self._shelf.set_scales(scales)
+
+    def _let_go(self, engine: AdaptableEngine, gone: LoadedAdapter) -> None:
+        def free() -> None:
+            task = asyncio.get_running_loop().create_task(_free(engine, gone))
+            self._freeing.add(task)
+            task.add_done_callback(self._freeing.discard)
+
+        self._shelf.when_unused(gone.key, free)
+
+    def _adaptable(self) -> AdaptableEngine:
+        if isinstance(self._engine, AdaptableEngine):
+            return self._engine
+        message = "This engine takes adapters at its start only: name them with --lora NAME=FILE."
+        raise BadRequest(message, code="unsupported_model")
+
+    def _check_name(self, name: str, in_place: bool) -> None:
+        if not name.isprintable() or not name.strip() or AGAIN in name:
+            message = f"A name of an adapter has characters that can be printed, and no {AGAIN}."
+            raise BadRequest(message, param=ADAPTER_NAME, code="invalid_value")
+        known = self._shelf.get(name) is not None
+        if name in self._taken or (known and not in_place):
+            message = f"The name '{name}' is taken: choose another one"
+            message += ", unload that adapter, or send 'load_inplace'." if known else "."
+            raise BadRequest(message, param=ADAPTER_NAME, code="invalid_value")
+        if not known:
+            check_count(len(self._shelf.all) + 1, self._most, ADAPTER_NAME, "adapters")
+
+    def _check_allowed(self) -> None:
+        if self._folder is None:
+            raise Forbidden(_OFF, code="lora_dir_not_set")
+
+    def _allowed(self, path: str) -> tuple[Path, str]:
+        """What a path stands for, and how it is told. Only what lies in the operator's folder counts."""
+        self._check_allowed()
+        assert self._folder is not None
+        folder = Path(self._folder).expanduser().resolve()
+        try:
+            found = (folder / path).resolve()
+            inside = found.is_relative_to(folder) and found != folder and found.exists()
+        except (OSError, ValueError, RuntimeError):
+            inside = False
+        if not inside:
+            message = "There is no such adapter in the folder of adapters; 'lora_path' is a path within it."
+            raise BadRequest(message, param=ADAPTER_PATH, code="invalid_value")
+        return found, str(found.relative_to(folder))
+
+
+async def _free(engine: AdaptableEngine, gone: LoadedAdapter) -> None:
+    try:
+        await ask_engine(engine, "unload_adapter", gone.key)
+    except Exception:
+        # Nobody can name it any more, so all that is lost is its memory.
+        logger.warning("The engine keeps the adapter %s, which was taken away", gone.name, exc_info=True)
