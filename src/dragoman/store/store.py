@@ -18,8 +18,8 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
-from dragoman.store import conversation_operations, items, record_operations
 from dragoman.store import conversation_operations as conversations
+from dragoman.store import items, record_operations
 from dragoman.store.items import BEYOND, Holder
 from dragoman.store.records import (
     Append,
@@ -208,13 +208,13 @@ def record_lines(after: int) -> Operation[tuple[list[bytes], int]]:
 
 def conversation_lines(after: int) -> Operation[tuple[list[bytes], int]]:
     rows = yield Query(
-        f"""SELECT {conversation_operations.COLUMNS}, seq FROM conversations
+        f"""SELECT {conversations.COLUMNS}, seq FROM conversations
             WHERE seq > ? ORDER BY seq LIMIT {FEW}""",
         (after,),
     )
     lines = []
     for *columns, seq in rows:
-        facts = msgspec.structs.asdict(conversation_operations.make_conversation(columns))
+        facts = msgspec.structs.asdict(conversations.make_conversation(columns))
         held = yield from items.page(facts["owner"], Holder("conversation", seq), None, BEYOND, False, BEYOND)
         lines.append(msgspec.json.encode({"type": "conversation", **facts, "items": _raw(held.data)}))
     return lines, rows[-1][-1] if rows else after
