@@ -36,10 +36,12 @@ def messages(
     _check_pairs(items)
     start, kept = _after_compaction(items)
     told = _Telling(items, unseal, visible)
-    told.systems = [item["content"] for item in (*kept, *items[start:]) if item.get("role") in HEADS]
+    shown = [*kept, *items[start:]]
+    # Tools that a developer adds are of that role, too, but say nothing.
+    told.systems = [item["content"] for item in shown if item.get("role") in HEADS and "content" in item]
     if instructions is not None:
         told.say("system", instructions)
-    for item in [*kept, *items[start:]]:
+    for item in shown:
         told.take(item)
     return told.finished()
 
