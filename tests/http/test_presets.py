@@ -42,6 +42,21 @@ def test_the_file_says_how_to_sample_and_a_request_says_it_better(serve: Serve) 
     assert (asked.temperature, asked.top_k, asked.top_p, asked.seed) == (0.9, 9, 0.5, 5)
 
 
+def test_the_reply_names_what_was_not_for_the_request_to_say(serve: Serve) -> None:
+    decided = {"temperature": 0.5, "top_p": 0.5, "max_tokens": 9, "chat_template_kwargs": {"tone": "dry"}}
+    url = serve(engine(), override=decided, store="memory")
+    said = {"temperature": 0.5, "top_p": 0.9, "chat_template_kwargs": {"tone": "warm"}}
+    wanted = "top_p, max_tokens, chat_template_kwargs.tone"
+    for path, body in (
+        (CHAT, {**HELLO, "max_tokens": 5}),
+        (RESPONSES, {"input": "hi", "max_output_tokens": 5}),
+    ):
+        for streams in (False, True):
+            reply = post(url, path, {**said, **body, "stream": streams})
+            assert reply.headers["x-dragoman-overridden"] == wanted
+        assert "x-dragoman-overridden" not in post(url, CHAT, HELLO).headers
+
+
 @pytest.mark.parametrize("field", ["sampling", "override"])
 def test_a_stop_string_of_the_operator_ends_every_answer(serve: Serve, field: str) -> None:
     url = serve(engine(), **{field: {"stop": [" three"]}})

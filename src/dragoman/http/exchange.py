@@ -26,8 +26,9 @@ R = TypeVar("R")
 _SANE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _encode = msgspec.json.Encoder().encode
 PIECE_BYTES = 32 * 1024
-TOLD_FACTS = frozenset({"unenforced", "broken"})
-"""Facts that headers tell: what the engine was not held to, and whether the answer is other than that."""
+TOLD_FACTS = frozenset({"unenforced", "broken", "overridden"})
+"""Facts that headers tell: what the engine was not held to, whether the answer is other than that, and what
+was not for the request to say."""
 
 
 class Exchange:

@@ -21,7 +21,7 @@ from dragoman.http.exchange import Exchange, send_in_pieces, unless_gone
 from dragoman.turns.checked import note_fault
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.tool_loop import ClientGone, HiddenCalls, Quiet, Speaker, Written, wait_patiently
-from dragoman.turns.turn import Turn, note_turn
+from dragoman.turns.turn import Turn, note_terms, note_turn
 from dragoman.types import Answer, Event, Fold
 
 if TYPE_CHECKING:
@@ -218,8 +218,7 @@ async def plan(host: "Host", exchange: Exchange, spec: TurnSpec, body_bytes: int
     planning = host.model.turn(spec, exchange.owner, body_bytes, id_)
     takes_time = spec.constrained or host.workers.needed(body_bytes)
     turn = await (unless_gone(exchange, planning) if takes_time else planning)
-    if turn.unenforced:
-        exchange.facts["unenforced"] = turn.unenforced
+    note_terms(exchange.facts, turn)
     return turn
 
 

@@ -35,7 +35,7 @@ from dragoman.responses.desk import Desk, EventLog
 from dragoman.turns.plan import recall
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.tool_loop import ClientGone, Heard, Outcome, Outlet, Speaker, Toolbox, ToolLoop, Written
-from dragoman.turns.turn import ServedModel, Turn, note_usage
+from dragoman.turns.turn import ServedModel, Turn, note_terms, note_usage
 from dragoman.types import Event, Traced, Usage
 
 if TYPE_CHECKING:
@@ -134,8 +134,8 @@ class Making:
     @facts.setter
     def facts(self, facts: dict[str, Any]) -> None:
         self._loop.facts = facts
-        if self._first is not None and self._first.unenforced:
-            facts["unenforced"] = self._first.unenforced
+        if self._first is not None:
+            note_terms(facts, self._first)
 
     @property
     def _turns(self) -> list[Traced]:

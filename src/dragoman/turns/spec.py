@@ -15,6 +15,7 @@ from dragoman.engines.model_files import sensible
 from dragoman.engines.protocol import ModelCard
 from dragoman.errors import ALTERNATIVES, ANSWERS, STOP, BadRequest, Part, SettingsError
 from dragoman.limits import Limits, check_count
+from dragoman.settings import Settings
 from dragoman.types import Conversation, Prompt, Samplers, Sampling
 
 # What is asked.
@@ -211,6 +212,24 @@ class Defaults(Struct, frozen=True):
             **self._lists(spec),
         )
 
+    def overruled(self, spec: TurnSpec) -> str:
+        """What a request says for nothing: `temperature, chat_template_kwargs.tone`."""
+        fixed, asked = self.presets.fixed, spec.sampling
+        both = ((fixed.sampling, asked), (fixed.samplers, asked.samplers or Samplers()))
+        found = [
+            name
+            for told, own in both
+            for name, value in told.items()
+            if name in spec.chosen and getattr(own, name) != value
+        ]
+        if fixed.max_tokens and asked.max_tokens not in (0, fixed.max_tokens):
+            found.append("max_tokens")
+        for name, value in fixed.template_kwargs.items():
+            given = [each.template_kwargs for each in spec.prompts if isinstance(each, Conversation)]
+            if any(name in each and each[name] != value for each in given):
+                found.append(f"chat_template_kwargs.{name}")
+        return ", ".join(found)
+
     def _lists(self, spec: TurnSpec) -> dict[str, tuple[str, ...]]:
         open_, fixed = self.presets.open.lists, self.presets.fixed.lists
         lists = {name: texts for name, texts in open_.items() if name not in spec.chosen}
@@ -266,6 +285,23 @@ def _check_possible(card: ModelCard, told: Preset) -> None:
         if name in card.refused or name in told.samplers:
             message = f"`sampling` and `override`: the engine behind this model does not support {name}."
             raise SettingsError(message, param="sampling")
+
+
+def defaults_by_name(
+    card: ModelCard, settings: Settings, general: PresetPair, named: Mapping[str, PresetPair]
+) -> dict[str, Defaults]:
+    """By the names that there are. An alias has those of the model, with its own over them."""
+    known = [card.name, *settings.model_alias, *card.adapters]
+    if settings.any_model:
+        known += [name for name in named if name not in known]
+    if unknown := [name for name in named if name not in known]:
+        message = f"`presets`: there is no model {unknown[0]!r} here; there is: {', '.join(known)}."
+        raise SettingsError(message, param="presets")
+    own = named.get(card.name, NO_PRESETS).over(general)
+    pairs = {"": general, card.name: own}
+    for name in known[1:]:
+        pairs[name] = named.get(name, NO_PRESETS).over(general if name in card.adapters else own)
+    return {name: defaults_of(card, pair, exact=settings.trajectories) for name, pair in pairs.items()}
 
 
 class Breakers:

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from dragoman.dialects.declare import Dialect
 from dragoman.dialects.registry import with_calls
 from dragoman.engines.border import start, start_one
-from dragoman.engines.protocol import Engine, Handle, ModelCard, weights_of
-from dragoman.errors import DragomanError, EngineFailed, SettingsError, Unavailable
+from dragoman.engines.protocol import Engine, Handle, weights_of
+from dragoman.errors import DragomanError, EngineFailed, Unavailable
 from dragoman.prompt import Prompter
 from dragoman.prompt.find import choose_dialect
 from dragoman.prompt.frames import choose_template
@@ -25,7 +25,7 @@ from dragoman.turns.adapters import AdapterShelf
 from dragoman.turns.plan import Planner, TurnPlan
 from dragoman.turns.queue import EngineQueue, Ticket, Workers
 from dragoman.turns.reading import ChoiceReader, Detokenizer, Language, StopFinder
-from dragoman.turns.spec import NO_PRESETS, Defaults, PresetPair, TurnSpec, defaults_of
+from dragoman.turns.spec import PresetPair, TurnSpec, defaults_by_name
 from dragoman.types import Answer, Event, Fold, Sink, Step, TokenLogprob, Traced, Usage, coalesce
 
 logger = logging.getLogger("dragoman.turns")
@@ -50,6 +50,8 @@ class Turn:
 
     unenforced = ""
     """The field that asks for what the engine is not held to, where the answer passes all the same."""
+    overridden = ""
+    """What the request says for nothing, because the operator has decided it."""
 
     def __init__(
         self,
@@ -363,6 +365,13 @@ def _readers(
     ]
 
 
+def note_terms(facts: dict[str, Any], turn: Turn) -> None:
+    """What is told of a turn before it begins: in what it is not what was asked for."""
+    for name in ("unenforced", "overridden"):
+        if told := getattr(turn, name):
+            facts[name] = told
+
+
 def note_usage(facts: dict[str, Any], usage: Usage) -> None:
     facts.update(
         prompt_tokens=usage.prompt_tokens,
@@ -434,7 +443,7 @@ class ServedModel:
             self.found.dialect,
             settings.model_alias,
             self.limits,
-            _defaults(self.card, settings, *presets),
+            defaults_by_name(self.card, settings, *presets),
             any_name=settings.any_model,
             checks=settings.unconstrained == "check",
         )
@@ -472,7 +481,9 @@ class ServedModel:
         owner, language = spec.owner, self._language(plan.dialect)
         remember = partial(self.planner.trails.add, owner=owner, planned=True)
         rest = remember, source, self._queue, owner, self.planner.adapters
-        return kind(self.engine, plan, spec, language, *rest)
+        turn = kind(self.engine, plan, spec, language, *rest)
+        turn.overridden = self.planner.defaults(spec.model).overruled(spec)
+        return turn
 
     def _language(self, dialect: Dialect) -> Language:
         """The model's own, or that in which it was made to write."""
@@ -481,20 +492,3 @@ class ServedModel:
         if dialect.name not in self._forced:
             self._forced[dialect.name] = Language(dialect, self.engine.tokenizer)
         return self._forced[dialect.name]
-
-
-def _defaults(
-    card: ModelCard, settings: Settings, general: PresetPair, named: Mapping[str, PresetPair]
-) -> dict[str, Defaults]:
-    """By the names that there are. An alias has those of the model, with its own over them."""
-    known = [card.name, *settings.model_alias, *card.adapters]
-    if settings.any_model:
-        known += [name for name in named if name not in known]
-    if unknown := [name for name in named if name not in known]:
-        message = f"`presets`: there is no model {unknown[0]!r} here; there is: {', '.join(known)}."
-        raise SettingsError(message, param="presets")
-    own = named.get(card.name, NO_PRESETS).over(general)
-    pairs = {"": general, card.name: own}
-    for name in known[1:]:
-        pairs[name] = named.get(name, NO_PRESETS).over(general if name in card.adapters else own)
-    return {name: defaults_of(card, pair, exact=settings.trajectories) for name, pair in pairs.items()}

@@ -34,7 +34,7 @@ from dragoman.limits import check_count
 from dragoman.mcp import McpFailure, McpTool
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.tool_loop import HiddenCalls, Toolbox, ToolLoop
-from dragoman.turns.turn import Turn
+from dragoman.turns.turn import Turn, note_terms
 from dragoman.types import Answer, TokenLogprob
 
 
@@ -317,8 +317,7 @@ async def plan_with_servers(
     most = host.model.planner.defaults(request.model).most_tokens(first.sampling.max_tokens or None)
     loop = ToolLoop(toolbox, most, exchange.facts)
     turn = await plan(first)
-    if turn.unenforced:
-        exchange.facts["unenforced"] = turn.unenforced
+    note_terms(exchange.facts, turn)
     return HiddenCalls(loop, turn, after_calls(request), names, plan)
 
 
