@@ -101,6 +101,10 @@ def test_each_name_of_the_model_has_its_own(serve: Serve) -> None:
     assert asked == [(50, 3, 1.0), (3, 3, 1.0), (50, 0, 1.5)]
 
 
+def test_an_adapter_that_comes_later_may_have_its_own() -> None:
+    App(engine(), Settings(presets={"later": {"sampling": {"top_k": 3}}}, lora_dir="."))  # type: ignore[dict-item]
+
+
 def test_an_override_of_the_length_counts_for_responses_too(serve: Serve) -> None:
     made = engine()
     url = serve(made, override={"max_tokens": 3}, store="memory")

@@ -292,15 +292,15 @@ def defaults_by_name(
 ) -> dict[str, Defaults]:
     """By the names that there are. An alias has those of the model, with its own over them."""
     known = [card.name, *settings.model_alias, *card.adapters]
-    if settings.any_model:
-        known += [name for name in named if name not in known]
-    if unknown := [name for name in named if name not in known]:
+    unknown = [name for name in named if name not in known]
+    if unknown and not settings.any_model and not settings.lora_dir:
         message = f"`presets`: there is no model {unknown[0]!r} here; there is: {', '.join(known)}."
         raise SettingsError(message, param="presets")
+    aliases = {*settings.model_alias, *(unknown if settings.any_model else ())}
     own = named.get(card.name, NO_PRESETS).over(general)
     pairs = {"": general, card.name: own}
-    for name in known[1:]:
-        pairs[name] = named.get(name, NO_PRESETS).over(general if name in card.adapters else own)
+    for name in (*known[1:], *unknown):
+        pairs[name] = named.get(name, NO_PRESETS).over(own if name in aliases else general)
     return {name: defaults_of(card, pair, exact=settings.trajectories) for name, pair in pairs.items()}
 
 
