@@ -35,6 +35,7 @@ def test_a_healthy_machine(weights: Path, capsys: Capture) -> None:
         "processor",
         "memory",
         "cache",
+        "requests",
         "template",
     }
 
@@ -51,6 +52,11 @@ def test_what_is_wrong_is_shown_with_what_to_do(
     assert "! weights" in text
     assert "→ `dragoman serve` fetches them" in text
     assert "✓ python" in text
+
+
+def test_what_is_set_for_all_requests_is_looked_at() -> None:
+    [finding] = doctor.attempt(checks.requests, Patient(Settings(override={"n": 2})))
+    assert (finding.verdict, "`override`" in finding.text) == ("failed", True)
 
 
 def test_a_data_folder_that_cannot_be_written(tmp_path: Path) -> None:

@@ -110,6 +110,13 @@ def test_an_override_of_the_length_counts_for_responses_too(serve: Serve) -> Non
     url = serve(made, override={"max_tokens": 3}, store="memory")
     reply = post(url, RESPONSES, {"input": "hi", "max_output_tokens": 100}).json()
     assert (reply["status"], made.jobs[0].sampling.max_tokens) == ("incomplete", 3)
+    assert reply["max_output_tokens"] == 3
+
+
+def test_a_response_tells_what_held(serve: Serve) -> None:
+    url = serve(engine(), sampling={"temperature": 0.3}, override={"top_p": 0.5}, store="memory")
+    reply = post(url, RESPONSES, {"input": "hi", "top_p": 0.9}).json()
+    assert (reply["temperature"], reply["top_p"], reply["presence_penalty"]) == (0.3, 0.5, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -238,6 +238,19 @@ def engine(patient: Patient) -> Iterator[Finding]:
         patient.engine = made
 
 
+def requests(patient: Patient) -> Iterator[Finding]:
+    """What the settings say of all requests, and of how answers are read."""
+    from dragoman.api.shared_fields import read_presets
+    from dragoman.prompt.find import check_names
+    from dragoman.prompt.frames import check_template
+
+    settings = patient.settings
+    check_names(settings)
+    check_template(settings.chat_template)
+    _, named = read_presets(settings)
+    yield Finding("requests", "ok", f"presets for {', '.join(named)}" if named else "what is set can be used")
+
+
 def template(patient: Patient) -> Iterator[Finding]:
     from dragoman.prompt import Prompter
     from dragoman.prompt.frames import choose_template
@@ -270,5 +283,6 @@ def port(patient: Patient) -> Iterator[Finding]:
 
 
 CHECKS: tuple[Check, ...] = (
-    python, packages, binding, processor, runner, memory, cache, data, weights, model, engine, template, port,
+    python, packages, binding, processor, runner, memory, cache, data, weights, requests, model, engine,
+    template, port,
 )  # fmt: skip

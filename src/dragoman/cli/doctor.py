@@ -33,7 +33,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser)
     parser.add_argument("--full", action="store_true", help="compute the checksum of the weights, too")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-    add_settings(parser, ("model", "server", "engine", "store"))
+    add_settings(parser, ("model", "dialect", "server", "engine", "requests", "store"))
 
 
 def run(args: argparse.Namespace) -> int:

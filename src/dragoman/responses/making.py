@@ -401,7 +401,8 @@ async def begin_making(desk: Desk, request: ResponseRequest, context: Context) -
         recall(model.planner.trails, context.trails, context.owner)
         name = model.planner.name(request.model)
         id_, now = new_id("resp_"), int(time.time())
-        made = describe_response(request, id_=id_, created_at=now, model=name, store=store, size=context.size)
+        told = partial(describe_response, request, model.planner.defaults(request.model))
+        made = told(id_=id_, created_at=now, model=name, store=store, size=context.size)
         for field in REPEATED:
             size = memoryview(made.fields[field]).nbytes
             check_count(size, 2 * limits.tool_bytes, field, "bytes, which events repeat,")

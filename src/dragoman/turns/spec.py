@@ -259,6 +259,12 @@ class Defaults(Struct, frozen=True):
             return sampling
         return replace(sampling, max_tokens=max(self.max_tokens, sampling.min_tokens))
 
+    def value(self, name: str, asked: float | None) -> float | None:
+        """What holds of a field of the sampling of which a request says this; None: nobody has said."""
+        said = self.presets.open.sampling.get(name) if asked is None else asked
+        found: float | None = self.presets.fixed.sampling.get(name, said)
+        return found
+
     def most_tokens(self, asked: int | None) -> int | None:
         """Of an answer of several turns for which a client has asked for so many; None: nobody has said."""
         return self.presets.fixed.max_tokens or asked

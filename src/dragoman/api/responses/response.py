@@ -18,6 +18,7 @@ from dragoman.errors import (
     DragomanError,
     Overloaded,
 )
+from dragoman.turns.spec import Defaults
 from dragoman.types import Traced, Usage
 
 # What goes wrong, as Responses says it: in a reply, in a stream, and on a socket.
@@ -104,7 +105,14 @@ class ResponseObject(Struct):
 
 
 def describe_response(
-    request: ResponseRequest, *, id_: str, created_at: int, model: str, store: bool, size: int = 0
+    request: ResponseRequest,
+    defaults: Defaults,
+    *,
+    id_: str,
+    created_at: int,
+    model: str,
+    store: bool,
+    size: int = 0,
 ) -> ResponseObject:
     """Every field of the object is there, null where nothing was said. `size` is that of the request.
 
@@ -128,16 +136,16 @@ def describe_response(
         "metadata": request.metadata or {},
         "tool_choice": Raw(write(request.tool_choice if request.tool_choice is not None else "auto")),
         "tools": Raw(write(request.echoed_tools)),
-        "temperature": _or(request.temperature, 1.0),
-        "top_p": _or(request.top_p, 1.0),
-        "presence_penalty": request.presence_penalty or 0.0,
-        "frequency_penalty": request.frequency_penalty or 0.0,
+        "temperature": _or(defaults.value("temperature", request.temperature), 1.0),
+        "top_p": _or(defaults.value("top_p", request.top_p), 1.0),
+        "presence_penalty": defaults.value("presence_penalty", request.presence_penalty) or 0.0,
+        "frequency_penalty": defaults.value("frequency_penalty", request.frequency_penalty) or 0.0,
         "top_logprobs": request.top_logprobs or 0,
         "truncation": request.truncation or "disabled",
         "text": Raw(write(request.echoed_text)),
         "reasoning": request.echoed_reasoning,
         "usage": None,
-        "max_output_tokens": request.max_output_tokens,
+        "max_output_tokens": defaults.most_tokens(request.max_output_tokens),
         "max_tool_calls": request.max_tool_calls,
         "store": store,
         "background": bool(request.background),
