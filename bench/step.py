@@ -22,7 +22,7 @@ from bench.errors import BenchError, told
 from bench.pairs import turns
 from bench.runner_texts import prompts
 from bench.tables import Table, keep
-from dragoman.engines.choosing.arrays import Logits
+from dragoman.engines.choosing import Logits
 from dragoman.engines.local import LocalEngine, LocalOptions
 from dragoman.engines.local.opening import open_model
 from dragoman.engines.local.options import RunnerName

@@ -145,7 +145,7 @@ def cache(_: Patient) -> Iterator[Finding]:
 
 def data(patient: Patient) -> Iterator[Finding]:
     """Where responses are kept. What is not there yet is not made: the folder above it tells."""
-    from dragoman.store.opening import folder_of, make_folder
+    from dragoman.store import folder_of, make_folder
 
     folder = folder_of(patient.settings)
     if patient.settings.store in ("memory", "none"):

@@ -56,7 +56,7 @@ def _serve(args: argparse.Namespace) -> int:
     from dragoman.http.server import serve
     from dragoman.prompt.find import check_names, choose_dialect
     from dragoman.prompt.frames import check_template, choose_template
-    from dragoman.store.opening import check_folder
+    from dragoman.store import check_folder
 
     check_closed(settings)
     check_folder(settings)

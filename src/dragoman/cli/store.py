@@ -62,8 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def with_store(settings: Settings, use: Callable[["Store"], Awaitable[T]]) -> T:
-    from dragoman.store import open_store
-    from dragoman.store.opening import folder_of
+    from dragoman.store import folder_of, open_store
     from dragoman.store.sqlite import FILE
 
     if settings.store in ("memory", "none"):

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from dragoman.errors import SettingsError
 from dragoman.settings import Settings
-from dragoman.store.opening import folder_of, make_folder
+from dragoman.store import folder_of, make_folder
 from dragoman.store.sqlite import FILE as DATABASE
 
 PREFIX = "dgm1_"

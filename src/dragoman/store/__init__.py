@@ -1,6 +1,11 @@
 """Durable storage of responses, conversations and chat completions: SQLite, memory or PostgreSQL."""
 
-from dragoman.store.opening import open_store, store_of
+import os
+import tempfile
+from pathlib import Path
+
+from dragoman.errors import SettingsError
+from dragoman.settings import Settings
 from dragoman.store.records import (
     Append,
     Chain,
@@ -12,6 +17,7 @@ from dragoman.store.records import (
     StoredConversation,
     StoredItem,
 )
+from dragoman.store.sqlite import SqliteStore
 from dragoman.store.store import Store
 
 __all__ = [
@@ -25,6 +31,85 @@ __all__ = [
     "StoreBounds",
     "StoredConversation",
     "StoredItem",
+    "check_folder",
+    "folder_of",
+    "make_folder",
     "open_store",
     "store_of",
 ]
+
+
+# Which store: by the settings `store`, `data_dir`, `store_max_bytes` and `store_max_age`.
+
+
+def open_store(
+    which: str = "sqlite",
+    data_dir: Path | None = None,
+    *,
+    max_bytes: int | None = None,
+    max_age: float | None = None,
+) -> Store | None:
+    """The store of that name, still to be opened; None for "none"."""
+    bounds = StoreBounds(max_bytes=max_bytes, max_age=max_age)
+    if which == "none":
+        return None
+    if which == "memory":
+        return SqliteStore(None, bounds)
+    if which == "sqlite":
+        return SqliteStore(data_dir or default_folder(), bounds)
+    if which.startswith(("postgresql://", "postgres://")):
+        return _postgres(which, bounds)
+    # Not the whole of it: there may be a password in it.
+    scheme = which.partition(":")[0]
+    raise SettingsError(f"`store` is sqlite, memory, none or postgresql://..., not {scheme}.", param="store")
+
+
+def store_of(settings: Settings) -> Store | None:
+    return open_store(
+        settings.store,
+        folder_of(settings),
+        max_bytes=settings.store_max_bytes,
+        max_age=settings.store_max_age,
+    )
+
+
+def folder_of(settings: Settings) -> Path:
+    """`data_dir`, or `dragoman` in the user's folder for data."""
+    return Path(settings.data_dir).expanduser() if settings.data_dir else default_folder()
+
+
+def check_folder(settings: Settings) -> Path | None:
+    """Where something is kept, made and tried; None where nothing is. Raises if it cannot be."""
+    if settings.store in ("memory", "none"):
+        return None
+    return make_folder(folder_of(settings))
+
+
+def make_folder(folder: Path) -> Path:
+    """A folder that can be written. Only a try tells: of permissions, and of disks that are read-only."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise SettingsError(
+            f"The data folder {folder} cannot be written: {error.strerror}. Choose another data_dir, or"
+            " store = memory, which keeps nothing on disk.",
+            param="data_dir",
+        ) from error
+    return folder
+
+
+def default_folder() -> Path:
+    general = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    return Path(general).expanduser() / "dragoman"
+
+
+def _postgres(url: str, bounds: StoreBounds) -> Store:
+    try:
+        from dragoman.store.postgres import PostgresStore
+    except ImportError as error:
+        raise SettingsError(
+            "A store in PostgreSQL needs psycopg: pip install 'dragoman[postgres]'.", param="store"
+        ) from error
+    return PostgresStore(url, bounds)

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dragoman.engines.choosing import sampler
-from dragoman.engines.choosing.arrays import Logits
+from dragoman.engines.choosing import Logits, sampler
 from dragoman.engines.choosing.filters import Undecided, largest, nucleus, pick, typical
 from dragoman.engines.choosing.sampler import draw
 from dragoman.types import Sampling

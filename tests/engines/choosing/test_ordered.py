@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from dragoman.engines.choosing.arrays import Logits
+from dragoman.engines.choosing import Logits
 from dragoman.engines.choosing.filters import Ordered
 from dragoman.engines.choosing.sampler import Sampler, draw
 from dragoman.engines.local import binding

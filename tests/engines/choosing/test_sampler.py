@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from dragoman.engines.choosing.arrays import Ids, Logits
+from dragoman.engines.choosing import Ids, Logits
 from dragoman.engines.choosing.edits import edits
 from dragoman.engines.choosing.filters import largest
 from dragoman.engines.choosing.sampler import NoTokenLeft, Sampler, draw, logprob

@@ -6,7 +6,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from dragoman.engines.choosing.arrays import Logits
+from dragoman.engines.choosing import Logits
 from dragoman.engines.choosing.together import Choosers, Continuation, TokenChoice
 from dragoman.types import Job, Sampling, Step
 

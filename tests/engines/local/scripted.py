@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dragoman.engines.choosing.arrays import Logits
+from dragoman.engines.choosing import Logits
 from dragoman.engines.local import LocalEngine, LocalOptions
 from dragoman.engines.local.runner import Rows, StepFailed, StepInterrupted
 from dragoman.engines.protocol import ModelCard

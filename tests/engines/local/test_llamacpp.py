@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dragoman.engines.choosing.arrays import Logits
+from dragoman.engines.choosing import Logits
 from dragoman.engines.local.llamacpp import LlamaRunner
 from dragoman.engines.local.model import Model
 from dragoman.engines.local.runner import Rows

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.engines.choosing import sampler
-from dragoman.engines.choosing.arrays import Logits
+from dragoman.engines.choosing import Logits, sampler
 from dragoman.types import Sampling
 
 torch = pytest.importorskip("torch")

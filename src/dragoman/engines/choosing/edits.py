@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from dragoman.engines.choosing.arrays import Edit, Ids, Logits
+from dragoman.engines.choosing import Edit, Ids, Logits
 from dragoman.types import Samplers, Sampling
 
 # DRY ("don't repeat yourself"): what would go on with a repetition becomes less likely, the longer it is.

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.engines.choosing.arrays import Logits, Places, Weights
+from dragoman.engines.choosing import Logits, Places, Weights
 from dragoman.types import SamplerName, Samplers, Sampling
 
 _BLOCK = 64

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dragoman.engines.choosing.arrays import Edit, Ids, Logits, Places, Weights, scratch
+from dragoman.engines.choosing import Edit, Ids, Logits, Places, Weights, scratch
 from dragoman.engines.choosing.edits import edits
 from dragoman.engines.choosing.filters import Ordered, Undecided, largest, nucleus, pick, typical
 from dragoman.engines.steps import seed_of

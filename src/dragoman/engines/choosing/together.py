@@ -8,7 +8,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from dragoman.engines.choosing.arrays import Ids, Logits, Places, Weights
+from dragoman.engines.choosing import Ids, Logits, Places, Weights
 from dragoman.engines.choosing.edits import forbid_until
 from dragoman.engines.choosing.sampler import COLDEST, NoTokenLeft, Sampler, draw
 from dragoman.errors import BadRequest, ConstraintFailed

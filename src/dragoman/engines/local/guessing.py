@@ -13,7 +13,7 @@ from collections.abc import Sequence as Ordered
 
 import numpy as np
 
-from dragoman.engines.choosing.arrays import Ids
+from dragoman.engines.choosing import Ids
 from dragoman.engines.local.memory import Memory
 from dragoman.engines.local.runner import AnyRunner, PagedRunner
 from dragoman.engines.local.sequence import Sequence, StepPiece

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.engines.choosing.arrays import Ids, Logits
+from dragoman.engines.choosing import Ids, Logits
 from dragoman.engines.local.binding import Batch
 from dragoman.engines.local.model import Model
 from dragoman.engines.local.options import KvCache

@@ -18,7 +18,7 @@ from typing import TypeAlias
 from msgspec import msgpack
 from msgspec.structs import replace
 
-from dragoman.engines.choosing.arrays import Logits
+from dragoman.engines.choosing import Logits
 from dragoman.engines.isolated import wire
 from dragoman.engines.isolated.child import leave_signals_to_the_server
 from dragoman.engines.isolated.engine import die_with

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from dragoman.engines.choosing.arrays import Ids
+from dragoman.engines.choosing import Ids
 from dragoman.engines.local.runner import Runner, SlotRunner
 from dragoman.engines.local.sequence import Namespace, Sequence, Slot
 

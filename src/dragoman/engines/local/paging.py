@@ -5,7 +5,7 @@ from hashlib import blake2b
 
 from msgspec import Struct
 
-from dragoman.engines.choosing.arrays import Ids
+from dragoman.engines.choosing import Ids
 from dragoman.engines.local.memory import Memory, common
 from dragoman.engines.local.runner import PagedRunner
 from dragoman.engines.local.sequence import Sequence, Slot

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, TypeAlias, runtime_checkable
 
-from dragoman.engines.choosing.arrays import Logits
+from dragoman.engines.choosing import Logits
 from dragoman.engines.local.binding import Library
 from dragoman.types import Adapters
 

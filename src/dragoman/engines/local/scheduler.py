@@ -19,7 +19,7 @@ from bisect import insort
 from collections.abc import Set
 from itertools import count
 
-from dragoman.engines.choosing.arrays import Logits
+from dragoman.engines.choosing import Logits
 from dragoman.engines.choosing.sampler import logprob
 from dragoman.engines.choosing.together import Choosers, Continuation, TokenChoice
 from dragoman.engines.local.guessing import Guesser

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from dragoman.engines.choosing.arrays import Ids
+from dragoman.engines.choosing import Ids
 from dragoman.engines.choosing.together import Continuation
 from dragoman.engines.local.runner import Rows
 from dragoman.types import Job, Sink, TokenLogprob

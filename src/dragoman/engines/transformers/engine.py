@@ -14,7 +14,7 @@ from typing import Any, Self, TypeAlias, TypeVar
 import numpy as np
 from msgspec import Struct
 
-from dragoman.engines.choosing.arrays import Logits
+from dragoman.engines.choosing import Logits
 from dragoman.engines.choosing.together import Continuation
 from dragoman.engines.hf_tokenizer import HfTokenizer, card_of
 from dragoman.engines.local import machine

@@ -1,24 +1,27 @@
-"""Every route there is, who answers it, and which API it belongs to."""
+"""Every route there is, who answers it, which API it belongs to, and what describes them all."""
 
 import difflib
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from importlib.resources import files
 from typing import TypeAlias
 
+import msgspec
 from msgspec import Struct
 
+from dragoman._version import __version__
 from dragoman.api import completions
 from dragoman.api import conversations as conversation_bodies
 from dragoman.api import inspection as inspection_bodies
 from dragoman.api import vectors as vector_bodies
 from dragoman.api.chat import reply as chat_reply
-from dragoman.api.openapi import OPERATIONS, Operation
+from dragoman.api.openapi import OPERATIONS, Operation, document
 from dragoman.api.reply import ErrorSpelling
 from dragoman.api.responses.response import ERRORS as RESPONSE_ERRORS
 from dragoman.http.exchange import Exchange
 from dragoman.http.host import Host
 from dragoman.http.routes import (
     conversations,
-    docs,
     generate,
     inspection,
     responses,
@@ -52,6 +55,46 @@ class Api(Struct, frozen=True):
 
     def has(self, path: str) -> bool:
         return path == self.path or path.startswith(f"{self.path}/")
+
+
+# What describes them: for programs at /openapi.json, for people at /docs.
+
+
+# Everything the page needs is in the page; nothing is fetched from elsewhere.
+_GUARDED = {
+    b"content-security-policy": b"default-src 'none'; style-src 'unsafe-inline'; script-src 'self'; "
+    b"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    b"referrer-policy": b"no-referrer",
+}
+
+
+@cache
+def _openapi() -> bytes:
+    return msgspec.json.encode(document(__version__, operations()))
+
+
+@cache
+def _asset(name: str) -> bytes:
+    return files("dragoman.http").joinpath("static", name).read_bytes()
+
+
+async def show_openapi(host: Host, exchange: Exchange) -> None:
+    await exchange.reply(_openapi(), b"application/json")
+
+
+async def show_page(host: Host, exchange: Exchange) -> None:
+    await exchange.reply(_asset("docs.html"), b"text/html; charset=utf-8", extra=_GUARDED)
+
+
+async def show_script(host: Host, exchange: Exchange) -> None:
+    await exchange.reply(_asset("docs.js"), b"text/javascript; charset=utf-8")
+
+
+async def lead_to_page(host: Host, exchange: Exchange) -> None:
+    await exchange.reply(b"", b"text/plain", 307, {b"location": b"/docs"})
+
+
+# All of them.
 
 
 CHAT = Api(
@@ -145,10 +188,10 @@ OTHERS = Api(
         "/v1/models": inspection.list_models,
         "/lora-adapters": training.list_adapters,
         "/v1/models/{model:path}": inspection.get_model,
-        "/openapi.json": docs.openapi,
-        "/docs": docs.page,
-        "/docs.js": docs.script,
-        "/": docs.root,
+        "/openapi.json": show_openapi,
+        "/docs": show_page,
+        "/docs.js": show_script,
+        "/": lead_to_page,
     },
 )
 APIS: Sequence[Api] = (CHAT, COMPLETIONS, RESPONSES, CONVERSATIONS, GENERATE, EMBEDDINGS, OTHERS)

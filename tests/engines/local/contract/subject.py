@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import Any, TypeAlias
 
-from dragoman.engines.choosing.arrays import Logits
+from dragoman.engines.choosing import Logits
 from dragoman.engines.local import LocalEngine
 from dragoman.engines.local.runner import PagedRunner, Rows
 from dragoman.types import Job, Step

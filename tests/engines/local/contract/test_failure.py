@@ -2,7 +2,7 @@
 
 import pytest
 
-from dragoman.engines.choosing.arrays import Logits
+from dragoman.engines.choosing import Logits
 from dragoman.engines.local.runner import Rows, StepFailed, StepInterrupted
 from dragoman.errors import EngineFailed
 from tests.engines.local.contract.subject import Subject, ends, ids

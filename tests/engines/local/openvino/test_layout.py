@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.engines.choosing.arrays import Logits
+from dragoman.engines.choosing import Logits
 from dragoman.engines.local.openvino.adapters import read_adapters
 from dragoman.engines.local.openvino.compiled import compile_graph
 from dragoman.engines.local.openvino.converted import ensure_converted

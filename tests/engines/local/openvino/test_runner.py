@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dragoman.engines.choosing.arrays import Logits
+from dragoman.engines.choosing import Logits
 from dragoman.engines.choosing.together import BLOCK
 from dragoman.engines.local import machine
 from dragoman.engines.local.openvino.compiled import compile_graph

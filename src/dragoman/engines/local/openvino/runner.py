@@ -16,7 +16,7 @@ import numpy as np
 import openvino as ov
 from numpy.typing import NDArray
 
-from dragoman.engines.choosing.arrays import Logits
+from dragoman.engines.choosing import Logits
 from dragoman.engines.hf_tokenizer import HfTokenizer, card_of
 from dragoman.engines.local import machine
 from dragoman.engines.local.machine import numerics, pages_for
