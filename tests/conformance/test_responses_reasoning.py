@@ -41,9 +41,11 @@ def client(engine: ScriptedEngine) -> Iterator[OpenAI]:
 
 def test_reasoning_streams_before_the_call(client: OpenAI) -> None:
     events: Any = list(client.responses.create(model=NAME, input=ASK, tools=TOOLS, stream=True))
-    thought = "".join(event.delta for event in events if event.type == "response.reasoning_text.delta")
+    thought = "".join(
+        event.delta for event in events if event.type == "response.reasoning_summary_text.delta"
+    )
     reasoning, made = events[-1].response.output
-    assert thought == reasoning.content[0].text == "I ask."
+    assert thought == reasoning.summary[0].text == reasoning.content[0].text == "I ask."
     assert made.type == "function_call"
 
 

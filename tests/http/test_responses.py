@@ -40,6 +40,11 @@ def timeless(response: dict[str, Any]) -> dict[str, Any]:
     return {**response, "output": output, "id": "", "created_at": 0, "completed_at": 0}
 
 
+def test_the_text_of_all_messages_is_there_for_clients_without_an_sdk(parrot: Served) -> None:
+    whole = created(parrot.url, "Hi.")
+    assert whole["output_text"] == texts(whole) == "Hi."
+
+
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_whole_streamed_and_stored_are_the_same(parrot: Served, answer: str) -> None:
     whole = created(parrot.url, answer, tools=[WEATHER])

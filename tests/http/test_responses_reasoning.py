@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from tests.http.conftest import Serve, Served
 from tests.support.parrot import messages_of, parrot
 from tests.support.responses import create, created, error_of, kinds, streamed, user
@@ -20,24 +22,16 @@ def test_reasoning_is_an_item_before_the_message(parrot: Served) -> None:
     response = created(parrot.url, THOUGHT)
     item = reasoning_of(response)
     assert item["content"] == [{"type": "reasoning_text", "text": "Hm, hello."}]
-    assert (item["summary"], item["encrypted_content"], item["status"]) == ([], None, "completed")
+    assert item["summary"] == [{"type": "summary_text", "text": "Hm, hello."}]
+    assert (item["encrypted_content"], item["status"]) == (None, "completed")
     assert response["output"][1]["content"][0]["text"] == "Hi."
 
 
-def test_events_of_reasoning(parrot: Served) -> None:
-    assert kinds(streamed(parrot.url, THOUGHT))[2:8] == [
-        "output_item.added",
-        "content_part.added",
-        "reasoning_text.delta",
-        "reasoning_text.done",
-        "content_part.done",
-        "output_item.done",
-    ]
-
-
-def test_events_of_a_summary(parrot: Served) -> None:
-    events = streamed(parrot.url, THOUGHT, reasoning={"summary": "auto"})
-    assert kinds(events)[2:8] == [
+@pytest.mark.parametrize("asked", [{}, {"reasoning": {"summary": "auto"}}])
+def test_reasoning_is_told_once_in_events_that_all_clients_know(
+    parrot: Served, asked: dict[str, Any]
+) -> None:
+    assert kinds(streamed(parrot.url, THOUGHT, **asked))[2:8] == [
         "output_item.added",
         "reasoning_summary_part.added",
         "reasoning_summary_text.delta",
@@ -45,7 +39,10 @@ def test_events_of_a_summary(parrot: Served) -> None:
         "reasoning_summary_part.done",
         "output_item.done",
     ]
-    item = reasoning_of(events[-1]["response"])
+
+
+def test_who_asks_for_a_summary_gets_nothing_else(parrot: Served) -> None:
+    item = reasoning_of(created(parrot.url, THOUGHT, reasoning={"summary": "auto"}))
     assert item["summary"] == [{"type": "summary_text", "text": "Hm, hello."}]
     assert item["content"] == []
 

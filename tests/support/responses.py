@@ -73,6 +73,9 @@ class Folding:
 
     def _done(self, index: int, item: dict[str, Any]) -> None:
         built = self.output[index]
+        if built["type"] == "reasoning" and item["content"]:
+            # It says in other words what the summary says.
+            built["content"] = [{"type": "reasoning_text", "text": part["text"]} for part in built["summary"]]
         assert {name: built.get(name) for name in STREAMED} == {name: item.get(name) for name in STREAMED}
         self.output[index] = item
         self._open.remove(index)

@@ -158,7 +158,6 @@ class TextKind(Struct, frozen=True):
 
 
 MESSAGE = TextKind("response.content_part", "response.output_text", "output_text", annotated=True)
-REASONING = TextKind("response.content_part", "response.reasoning_text", "reasoning_text")
 SUMMARY = TextKind(
     "response.reasoning_summary_part", "response.reasoning_summary_text", "summary_text", "summary_index"
 )

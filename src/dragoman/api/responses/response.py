@@ -1,5 +1,6 @@
 """The response object and the events of its life, and what goes wrong, as Responses says it."""
 
+from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
 from msgspec import Raw, Struct
@@ -85,6 +86,7 @@ class ResponseObject(Struct):
             "error": self.error,
             "incomplete_details": {"reason": self.incomplete} if self.incomplete else None,
             "output": self.output,
+            **({"output_text": _text(self.output)} if self.output else {}),
             "usage": usage(self.usage) if self.usage else None,
             **({} if self.turns is None else {"turns": [_ids(turn) for turn in self.turns]}),
             **weight_field(self.weight_version),
@@ -155,6 +157,12 @@ def describe_response(
         "user": request.user,
     }
     return ResponseObject(fields)
+
+
+def _text(output: Sequence[ItemDict]) -> str:
+    """All that was said in messages: what OpenAI's SDKs make of the output, for clients without one."""
+    parts = (part for item in output if item["type"] == "message" for part in item["content"])
+    return "".join(part["text"] for part in parts if part["type"] == "output_text")
 
 
 def _ids(turn: Traced) -> dict[str, Any]:

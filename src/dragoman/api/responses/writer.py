@@ -12,7 +12,6 @@ from msgspec import Struct
 from dragoman.api.reply import Speller
 from dragoman.api.responses.output import (
     MESSAGE,
-    REASONING,
     SUMMARY,
     CallItem,
     ItemPlace,
@@ -157,7 +156,7 @@ class Manner(Struct, frozen=True, kw_only=True):
     new_id: Callable[[str], str]
     """A new id with the given prefix."""
     summary: bool = False
-    """Reasoning is told as a summary: no second model is there to write another one."""
+    """A summary of the reasoning is asked for, which is all that is told then."""
     seal: Callable[[str], str] | None = None
     """Reasoning is also given sealed."""
     speller: Speller | None = None
@@ -359,9 +358,16 @@ class ResponseWriter:
         place, manner = self.place("rs_"), self._manner
 
         def item(status: Status, parts: list[dict[str, Any]]) -> dict[str, Any]:
-            body: dict[str, Any] = {"id": place.id, "type": "reasoning", "status": status}
-            body |= {"summary": parts, "content": []} if manner.summary else {"summary": [], "content": parts}
-            sealed = manner.seal(parts[0]["text"]) if manner.seal and parts else None
-            return {**body, "encrypted_content": sealed}
+            texts = [part["text"] for part in parts]
+            return {
+                "id": place.id,
+                "type": "reasoning",
+                "status": status,
+                "summary": parts,
+                "content": [] if manner.summary else [{"type": "reasoning_text", "text": t} for t in texts],
+                "encrypted_content": manner.seal(texts[0]) if manner.seal and texts else None,
+            }
 
-        return TextItem(place, SUMMARY if manner.summary else REASONING, item)
+        # No second model is there to write a summary. Many clients know only events of one, and those that
+        # know both kinds would show the text twice.
+        return TextItem(place, SUMMARY, item)
