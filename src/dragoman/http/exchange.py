@@ -79,6 +79,11 @@ class Exchange:
         params: dict[str, str] = self.scope.get("path_params", {})
         return params
 
+    @property
+    def path_id(self) -> str:
+        """Of what a path is about: `/v1/responses/{id}`."""
+        return self.path_params["id"]
+
     async def read(self, read: Callable[[bytes], R]) -> tuple[R, int]:
         """What `read` makes of the body, once that is of a shape that a request may have; and its size."""
         body = await self._received()

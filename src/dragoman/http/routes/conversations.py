@@ -28,16 +28,16 @@ async def retrieve(host: Host, exchange: Exchange) -> None:
 
 async def update(host: Host, exchange: Exchange) -> None:
     new, _ = await exchange.read(conversations.read_metadata)
-    if not await host.desk.required().set_conversation_metadata(exchange.owner, _id(exchange), new):
-        raise unknown_conversation(_id(exchange))
+    if not await host.desk.required().set_conversation_metadata(exchange.owner, exchange.path_id, new):
+        raise unknown_conversation(exchange.path_id)
     await exchange.json(describe_conversation(await _find(host, exchange)))
 
 
 async def delete(host: Host, exchange: Exchange) -> None:
     """The items go with it; responses that were made in it stay."""
-    if not await host.desk.required().delete_conversation(exchange.owner, _id(exchange)):
-        raise unknown_conversation(_id(exchange))
-    await exchange.json(conversations.describe_deleted(_id(exchange)))
+    if not await host.desk.required().delete_conversation(exchange.owner, exchange.path_id):
+        raise unknown_conversation(exchange.path_id)
+    await exchange.json(conversations.describe_deleted(exchange.path_id))
 
 
 async def add_items(host: Host, exchange: Exchange) -> None:
@@ -45,9 +45,9 @@ async def add_items(host: Host, exchange: Exchange) -> None:
     await _find(host, exchange)
     given, size = await exchange.read(conversations.read_items)
     items = await _items(host, exchange, given, size)
-    host.desk.check_free(exchange.owner, _id(exchange))
-    if await host.desk.required().add_items(exchange.owner, _id(exchange), items) is None:
-        raise unknown_conversation(_id(exchange))
+    host.desk.check_free(exchange.owner, exchange.path_id)
+    if await host.desk.required().add_items(exchange.owner, exchange.path_id, items) is None:
+        raise unknown_conversation(exchange.path_id)
     await exchange.page(items, has_more=False)
 
 
@@ -55,9 +55,9 @@ async def list_items(host: Host, exchange: Exchange) -> None:
     _check_include(exchange)
     cut = QueryString(exchange).cut("desc")
     items = host.desk.required().conversation_items
-    found = await exchange.loaded(items, exchange.owner, _id(exchange), **cut)
+    found = await exchange.loaded(items, exchange.owner, exchange.path_id, **cut)
     if found is None:
-        raise unknown_conversation(_id(exchange))
+        raise unknown_conversation(exchange.path_id)
     await exchange.page(found.data, found.has_more)
 
 
@@ -66,7 +66,7 @@ async def retrieve_item(host: Host, exchange: Exchange) -> None:
     await _find(host, exchange)
     item_id = exchange.path_params["item_id"]
     item = host.desk.required().conversation_item
-    found = await exchange.loaded(item, exchange.owner, _id(exchange), item_id)
+    found = await exchange.loaded(item, exchange.owner, exchange.path_id, item_id)
     if found is None:
         raise unknown_item(item_id)
     await exchange.reply(found.body, b"application/json")
@@ -82,9 +82,9 @@ async def delete_item(host: Host, exchange: Exchange) -> None:
 
 
 async def _find(host: Host, exchange: Exchange) -> StoredConversation:
-    found = await host.desk.required().conversation(exchange.owner, _id(exchange))
+    found = await host.desk.required().conversation(exchange.owner, exchange.path_id)
     if found is None:
-        raise unknown_conversation(_id(exchange))
+        raise unknown_conversation(exchange.path_id)
     return found
 
 
@@ -99,7 +99,3 @@ async def _items(
 def _check_include(exchange: Exchange) -> None:
     """Items always come with all that is kept of them, so there is nothing more to include."""
     check_include(QueryString(exchange).texts("include"))
-
-
-def _id(exchange: Exchange) -> str:
-    return exchange.path_params["id"]

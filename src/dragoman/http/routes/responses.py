@@ -138,7 +138,7 @@ FAR = 2**53
 
 async def retrieve(host: Host, exchange: Exchange) -> None:
     """The object, or with `stream=true` its events, those after `starting_after`."""
-    id_, query = _id(exchange), QueryString(exchange)
+    id_, query = exchange.path_id, QueryString(exchange)
     check_include(query.texts("include"))
     after = query.integer("starting_after", -1, 0, FAR)
     streams = query.flag("stream")
@@ -169,7 +169,7 @@ async def _events(host: Host, exchange: Exchange, id_: str, number: int) -> tupl
 
 async def delete(host: Host, exchange: Exchange) -> None:
     """Everything of it is gone at once; what still runs is ended first."""
-    id_ = _id(exchange)
+    id_ = exchange.path_id
     making = host.desk.making(exchange.owner, id_)
     if making is not None:
         await host.desk.cancel(making)
@@ -180,7 +180,7 @@ async def delete(host: Host, exchange: Exchange) -> None:
 
 
 async def cancel(host: Host, exchange: Exchange) -> None:
-    id_ = _id(exchange)
+    id_ = exchange.path_id
     making = host.desk.making(exchange.owner, id_)
     if making is not None:
         await host.desk.cancel(making)
@@ -195,7 +195,7 @@ async def cancel(host: Host, exchange: Exchange) -> None:
 
 
 async def input_items(host: Host, exchange: Exchange) -> None:
-    id_, query = _id(exchange), QueryString(exchange)
+    id_, query = exchange.path_id, QueryString(exchange)
     check_include(query.texts("include"))
     found = await exchange.loaded(
         host.desk.store.inputs,
@@ -207,7 +207,3 @@ async def input_items(host: Host, exchange: Exchange) -> None:
     if found is None:
         raise unknown_response(id_)
     await exchange.page(found.data, found.has_more)
-
-
-def _id(exchange: Exchange) -> str:
-    return exchange.path_params["id"]

@@ -63,27 +63,25 @@ async def update(host: Host, exchange: Exchange) -> None:
 
 
 async def delete(host: Host, exchange: Exchange) -> None:
-    await host.desk.forget_ids(exchange.owner, _id(exchange))
-    if not await host.desk.required().delete("chat", exchange.owner, _id(exchange)):
-        raise unknown_completion(_id(exchange))
-    await exchange.json(describe_deleted(_id(exchange)))
+    await host.desk.forget_ids(exchange.owner, exchange.path_id)
+    if not await host.desk.required().delete("chat", exchange.owner, exchange.path_id):
+        raise unknown_completion(exchange.path_id)
+    await exchange.json(describe_deleted(exchange.path_id))
 
 
 async def messages(host: Host, exchange: Exchange) -> None:
     """Those of the request; the answer is in the choices of the object."""
     cut = QueryString(exchange).cut("asc")
-    found = await exchange.loaded(host.desk.required().inputs, "chat", exchange.owner, _id(exchange), **cut)
+    found = await exchange.loaded(
+        host.desk.required().inputs, "chat", exchange.owner, exchange.path_id, **cut
+    )
     if found is None:
-        raise unknown_completion(_id(exchange))
+        raise unknown_completion(exchange.path_id)
     await exchange.page(found.data, found.has_more)
 
 
 async def _find(host: Host, exchange: Exchange) -> Record:
-    found = await exchange.loaded(host.desk.required().get, "chat", exchange.owner, _id(exchange))
+    found = await exchange.loaded(host.desk.required().get, "chat", exchange.owner, exchange.path_id)
     if found is None:
-        raise unknown_completion(_id(exchange))
+        raise unknown_completion(exchange.path_id)
     return found
-
-
-def _id(exchange: Exchange) -> str:
-    return exchange.path_params["id"]

@@ -81,7 +81,7 @@ MOST_BYTES = 32 * 1024 * 1024
 
 
 async def retrieve(host: Host, exchange: Exchange) -> None:
-    id_ = exchange.path_params["id"]
+    id_ = exchange.path_id
     made = await exchange.loaded(_describe, exchange, host.desk.required(), id_)
     await exchange.reply(made, b"application/json")
 
@@ -89,7 +89,7 @@ async def retrieve(host: Host, exchange: Exchange) -> None:
 async def reward(host: Host, exchange: Exchange) -> None:
     """Rewards of an answer; those that have a name already are replaced."""
     rewards, _ = await exchange.read(read_rewards)
-    id_, store = exchange.path_params["id"], host.desk.required()
+    id_, store = exchange.path_id, host.desk.required()
     found = await _records(store, exchange.owner, id_)
     if not found:
         raise unknown_trajectory(id_)
