@@ -69,6 +69,13 @@ def test_usage_is_that_of_all_turns(serve: Serve, config: str) -> None:
     assert usage["prompt_tokens"] == sum(len(job.prompt) for job in jobs)
 
 
+def test_a_length_that_is_decided_is_that_of_all_turns(serve: Serve, config: str) -> None:
+    url, jobs = started(serve, config, CALL, "It is 5.", override={"max_tokens": len(CALL) + 4})
+    reply = post(url, "/v1/chat/completions", asked(server(), max_tokens=4000)).json()["choices"][0]
+    assert (reply["message"]["content"], reply["finish_reason"]) == ("It ", "length")
+    assert [job.sampling.max_tokens for job in jobs] == [len(CALL) + 4, 3]
+
+
 def test_a_call_that_fails_is_told_to_the_model(serve: Serve, config: str) -> None:
     url, jobs = started(serve, config, FAIL, "It failed.")
     reply = post(url, "/v1/chat/completions", asked(server())).json()

@@ -113,6 +113,25 @@ def test_an_override_of_the_length_counts_for_responses_too(serve: Serve) -> Non
     assert reply["max_output_tokens"] == 3
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {**HELLO, "max_tokens": 99}),
+        (CHAT, {**HELLO, "max_completion_tokens": 99}),
+        (CHAT, {**HELLO, "min_tokens": 99, "ignore_eos": True}),
+        (CHAT, {**HELLO, "model": "mine", "n": 2}),
+        (CHAT, {**HELLO, "model": "poet", "max_tokens": 99}),
+        ("/v1/completions", {"prompt": ["hi", "ho"], "max_tokens": 99}),
+        (RESPONSES, {"input": "hi", "max_output_tokens": 99}),
+    ],
+)
+def test_what_is_decided_holds_by_every_name(serve: Serve, path: str, body: dict[str, Any]) -> None:
+    made = engine("a long answer" * 9)
+    url = serve(made, override={"max_tokens": 4}, model_alias=["mine"], store="memory")
+    assert post(url, path, body).status_code == 200
+    assert {(job.sampling.max_tokens, job.sampling.min_tokens <= 4) for job in made.jobs} == {(4, True)}
+
+
 def test_a_response_tells_what_held(serve: Serve) -> None:
     url = serve(engine(), sampling={"temperature": 0.3}, override={"top_p": 0.5}, store="memory")
     reply = post(url, RESPONSES, {"input": "hi", "top_p": 0.9}).json()

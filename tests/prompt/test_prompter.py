@@ -94,7 +94,11 @@ def test_no_template() -> None:
     assert prompter(None, template="{{ 1 }}").text(Conversation(messages=(USER,))) == "1"
 
 
-@pytest.mark.parametrize("source", ["{% if %}", "{{ '\ufdd0' }}"])
+@pytest.mark.parametrize(
+    "source",
+    ["{% if %}", "{{ '\ufdd0' }}", f"{{% set stop_strings = {['x'] * 65} %}}"],
+    ids=["wrong", "marks", "stops"],
+)
 def test_wrong_templates_are_refused_when_loaded(source: str) -> None:
     with pytest.raises(TemplateError):
         prompter(source)
