@@ -1,5 +1,6 @@
 """The routes that look without generating: models, tokens, prompts, and what an answer reads as."""
 
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -45,11 +46,17 @@ def _model(host: Host, name: str) -> dict[str, Any]:
     }
 
 
-async def tokenize(host: Host, exchange: Exchange) -> None:
-    await exchange.answer(partial(_tokenize, host))
+def _answers(work: Callable[[Host, bytes], Any]) -> Callable[[Host, Exchange], Awaitable[None]]:
+    """A route whose reply is what `work` makes of the body."""
+
+    async def handle(host: Host, exchange: Exchange) -> None:
+        await exchange.answer(partial(work, host))
+
+    return handle
 
 
-def _tokenize(host: Host, body: bytes) -> dict[str, Any]:
+@_answers
+def tokenize(host: Host, body: bytes) -> dict[str, Any]:
     request = inspection.read_tokenize(body, host.limits)
     _, ids = host.model.planner.render(request.model, inspection.prompt(request))
     names = None
@@ -72,30 +79,21 @@ async def tokenizer_info(host: Host, exchange: Exchange) -> None:
     await exchange.json(told)
 
 
-async def detokenize(host: Host, exchange: Exchange) -> None:
-    await exchange.answer(partial(_detokenize, host))
-
-
-def _detokenize(host: Host, body: bytes) -> dict[str, Any]:
+@_answers
+def detokenize(host: Host, body: bytes) -> dict[str, Any]:
     request = inspection.read_detokenize(body, len(host.model.pieces))
     host.model.planner.adapter(request.model)
     return {"prompt": host.model.pieces.text(request.tokens)}
 
 
-async def render_chat(host: Host, exchange: Exchange) -> None:
-    await exchange.answer(partial(_render_chat, host))
-
-
-def _render_chat(host: Host, body: bytes) -> dict[str, Any]:
+@_answers
+def render_chat(host: Host, body: bytes) -> dict[str, Any]:
     request = chat_request.read_to_render(body, host.limits)
     return _render(host, request.model, chat_request.prompt(request))
 
 
-async def render_completions(host: Host, exchange: Exchange) -> None:
-    await exchange.answer(partial(_render_completions, host))
-
-
-def _render_completions(host: Host, body: bytes) -> list[dict[str, Any]]:
+@_answers
+def render_completions(host: Host, body: bytes) -> list[dict[str, Any]]:
     request = completion_bodies.read(body, host.limits)
     return [_render(host, request.model, prompt) for prompt in completion_bodies.prompts(request)]
 
@@ -105,30 +103,31 @@ def _render(host: Host, model: str | None, prompt: Prompt) -> dict[str, Any]:
     return {"prompt": text, "prompt_token_ids": ids}
 
 
-async def count_chat(host: Host, exchange: Exchange) -> None:
-    await exchange.answer(partial(_count_chat, host))
-
-
-def _count_chat(host: Host, body: bytes) -> dict[str, Any]:
+@_answers
+def count_chat(host: Host, body: bytes) -> dict[str, Any]:
     request = chat_request.read_to_render(body, host.limits)
     _, ids = host.model.planner.render(request.model, chat_request.prompt(request))
     return {"object": "chat.completion.input_tokens", "input_tokens": len(ids)}
 
 
-async def function_call(host: Host, exchange: Exchange) -> None:
-    await exchange.answer(lambda body: inspection.calls_reply(_calls(host, body)))
+@_answers
+def function_call(host: Host, body: bytes) -> Any:
+    return inspection.calls_reply(_calls(host, body))
 
 
-async def function_call_sglang(host: Host, exchange: Exchange) -> None:
-    await exchange.answer(lambda body: inspection.calls_reply_sglang(_calls(host, body)))
+@_answers
+def function_call_sglang(host: Host, body: bytes) -> Any:
+    return inspection.calls_reply_sglang(_calls(host, body))
 
 
-async def reasoning(host: Host, exchange: Exchange) -> None:
-    await exchange.answer(lambda body: inspection.reasoning_reply(_reasoning(host, body)))
+@_answers
+def reasoning(host: Host, body: bytes) -> Any:
+    return inspection.reasoning_reply(_reasoning(host, body))
 
 
-async def reasoning_sglang(host: Host, exchange: Exchange) -> None:
-    await exchange.answer(lambda body: inspection.reasoning_reply_sglang(_reasoning(host, body)))
+@_answers
+def reasoning_sglang(host: Host, body: bytes) -> Any:
+    return inspection.reasoning_reply_sglang(_reasoning(host, body))
 
 
 def _calls(host: Host, body: bytes) -> Answer:
