@@ -30,6 +30,9 @@ def read_metadata(body: bytes) -> dict[str, str]:
     return request.metadata or {}
 
 
+# Conversations.
+
+
 ERRORS = OpenAIErrors({CONVERSATION: "items"})
 MOST_ITEMS = 20
 """Items that one request may add."""
