@@ -3,6 +3,7 @@
 Every field may be null, which means unset: some clients send null for all they do not use.
 """
 
+from operator import attrgetter
 from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct, convert
@@ -69,6 +70,8 @@ _PLAIN = (
 # fmt: on
 """Fields that are named like what they say of the sampling."""
 _LISTS = ("stop", "bad_words")
+_DECIDED = ("temperature", "typical_p", "dry_breakers", *_PLAIN, *_LISTS)
+_plain_values = attrgetter(*_PLAIN, *_LISTS)
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
@@ -182,14 +185,8 @@ def sampling(fields: SharedFields, *, max_tokens: int | None, logprobs: int | No
 
 def list_chosen(fields: SharedFields) -> frozenset[str]:
     """What of the sampling the client has decided, so that no default does."""
-    values = {
-        "temperature": _temperature(fields),
-        "typical_p": _typical_p(fields),
-        **{name: getattr(fields, name) for name in (*_PLAIN, *_LISTS)},
-    }
-    said = [name for name, value in values.items() if value is not None]
-    if fields.dry_sequence_breakers is not None:
-        said.append("dry_breakers")
+    values = _temperature(fields), _typical_p(fields), fields.dry_sequence_breakers, *_plain_values(fields)
+    said = [name for name, value in zip(_DECIDED, values, strict=True) if value is not None]
     return frozenset((*said, *given_samplers(fields)))
 
 
