@@ -105,6 +105,14 @@ def test_the_model_is_told_what_is_wrong(checking: Callable[..., str]) -> None:
     assert "$.city is missing" in prompt_of(engine.jobs[1])
 
 
+def test_the_ids_of_an_answer_come_with_the_prompt_that_it_answers(checking: Callable[..., str]) -> None:
+    engine = in_turn("no", '{"city": "R"}')
+    reply = post(
+        checking(engine), PATH, {**HELLO, "response_format": FORMAT, "return_token_ids": True}
+    ).json()
+    assert reply["prompt_token_ids"] == [*engine.jobs[1].prompt]
+
+
 def test_all_tries_are_in_the_usage(checking: Callable[..., str]) -> None:
     reply = post(checking(in_turn("no", '{"city": "R"}')), PATH, {**HELLO, "response_format": FORMAT})
     assert reply.json()["usage"]["completion_tokens"] == len("no") + 1 + len('{"city": "R"}') + 1

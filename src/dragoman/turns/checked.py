@@ -80,12 +80,12 @@ class HeldTurn(CheckedTurn):
     _held = True
     _work: asyncio.Task[None] | None = None
     _released: asyncio.Future[None] | None = None
-    _later = Usage()
-    """Of all tries but the first."""
+    _spent: Usage | None = None
+    """By all tries, once there is a second one."""
 
     @property
     def usage(self) -> Usage:
-        return super().usage + self._later
+        return super().usage if self._spent is None else self._spent
 
     @property
     def ready(self) -> bool:
@@ -161,14 +161,16 @@ class HeldTurn(CheckedTurn):
         return self.model.made(Turn, await self.model.planned(spec, 0), spec, self.source)
 
     async def _hear(self, turn: Turn) -> None:
-        """One more try, whose events are ours if it is the last."""
+        """One more try, whose events are ours if it is the last, and so is its prompt."""
         events: list[Event] = []
+        spent = self.usage
         async with turn:
             try:
                 while not turn.over:
                     events += await turn.next()
             finally:
-                self._later = self._later + turn.usage
+                self._spent = spent + turn.usage
+        self.jobs, self.prompt_logprobs = turn.jobs, turn.prompt_logprobs
         self._pending, self.finishes, self.traced = events, turn.finishes, turn.traced
 
     def _fail_with(self, error: DragomanError) -> None:

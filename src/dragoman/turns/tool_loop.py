@@ -22,7 +22,7 @@ from dragoman.mcp import CallResult, McpFailure, McpServers, McpSession, McpTool
 from dragoman.mcp.policy import AllowedTools, RequireApproval, allows_tool, needs_approval, pin_of
 from dragoman.turns.checked import note_fault
 from dragoman.turns.spec import TurnSpec
-from dragoman.turns.turn import Turn, note_turn, note_usage
+from dragoman.turns.turn import Turn, note_terms, note_turn, note_usage
 from dragoman.types import Answer, Conversation, Event, FinishReason, Fold, Message, ToolCall, Traced, Usage
 
 # Where turns go: to a client, or nowhere but what is made of them.
@@ -268,6 +268,8 @@ class ToolLoop:
         try:
             heard = await answering.hear(turn)
             if turn.unenforced:
+                # A turn that was planned only now has not told it yet.
+                note_terms(self.facts, turn)
                 await note_fault(self.facts, turn)
             return heard
         finally:
