@@ -116,8 +116,9 @@ def _rows(outcome: Outcome) -> list[list[str]]:
 
 def _cells(seen: Sequence[Seen]) -> list[str]:
     said = {one.what: "works" if one.failed is None else "FAILS" for one in seen}
-    others = [f"{what}: {word}" for what, word in said.items() if what not in COLUMNS]
-    return [*(said.get(column, "-") for column in COLUMNS), "; ".join(others) or "-"]
+    others = [word for what, word in said.items() if what not in COLUMNS]
+    more = f"{others.count('works')} of {len(others)}" if others else "-"
+    return [*(said.get(column, "-") for column in COLUMNS), more]
 
 
 def _read(arguments: list[str] | None) -> argparse.Namespace:

@@ -83,4 +83,6 @@ def try_case(case: Case, url: str) -> Seen:
 def main(program: Mapping[str, Any]) -> None:
     """Runs the cases of a program one after another: no failure keeps the others from being tried."""
     for case in cases_of(program):
-        print(json.dumps(try_case(case, sys.argv[1])._asdict()), flush=True)
+        seen = json.dumps(try_case(case, sys.argv[1])._asdict())
+        # Some clients print, and do not end their line.
+        print(f"\n{seen}", flush=True)

@@ -46,6 +46,10 @@ def install(client: Client) -> None:
             ["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", ".", *client.packages],
             folder,
         )
+    elif shutil.which("uv"):
+        # Seconds, where pip takes minutes.
+        _run(["uv", "venv", "--quiet", "--clear", "--python", sys.executable, "."], folder)
+        _run(["uv", "pip", "install", "--quiet", "--python", "bin/python", *client.packages], folder)
     else:
         _run([sys.executable, "-m", "venv", "."], folder)
         quiet = ["--quiet", "--disable-pip-version-check"]

@@ -10,7 +10,7 @@ from dragoman.engines.scripted import Script, ScriptedEngine, say
 from dragoman.errors import ConstraintFailed
 from dragoman.types import Job, JobConstraint
 from tests.clients import cases
-from tests.support.parrot import TEMPLATE, call
+from tests.support.parrot import TEMPLATE
 from tests.support.tool_model import prompt_of
 
 STRICT = (
@@ -29,6 +29,12 @@ SHELLS = {
     "run_commands": "commands",
 }
 """Tools of coding agents that run a command, and what they call it."""
+
+
+def call(name: str, **arguments: object) -> str:
+    """A call as the model writes it: what is no ASCII is not escaped."""
+    said = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return f"<tool_call>\n{said}\n</tool_call>"
 
 
 def _offered(prompt: str) -> list[str]:
@@ -52,18 +58,20 @@ def _run_a_command(prompt: str) -> str:
     return THINKING + call(name, **command, **({"description": "writes"} if name == "bash" else {}))
 
 
+JOKE = {"setup": "Why?", "punchline": "Because."}
 ANSWERS: dict[str, Callable[[str], str]] = {
     cases.NAME_A_COLOUR: lambda _: cases.COLOUR,
     cases.THINK_OF_A_COLOUR: lambda _: THINKING + cases.COLOUR,
     cases.HOW_WARM: _ask_for_weather,
     cases.RESULT: _tell_weather,
     cases.WHICH_CITY: lambda _: json.dumps(cases.CITY),
+    "joke about cats": lambda _: json.dumps(JOKE),
     cases.WRITE_A_FILE: _run_a_command,
     "written by a tool\n": lambda _: cases.WRITTEN,
 }
 
 
-JSON: tuple[dict[str, str], ...] = (cases.CITY, {"setup": "Why?", "punchline": "Because."}, {})
+JSON: tuple[dict[str, str], ...] = (cases.CITY, JOKE, {})
 KINDS = {"array": [], "boolean": True, "integer": 3, "null": None, "number": 1.5, "object": {}}
 
 
@@ -77,7 +85,7 @@ def _calls(prompt: str) -> Iterator[str]:
 
 
 def _value(schema: dict[str, Any]) -> object:
-    return schema.get("enum", [KINDS.get(str(schema.get("type")), "Paris")])[0]
+    return schema.get("enum", [KINDS.get(str(schema.get("type")), "你好, こんにちは, Paris")])[0]
 
 
 def _ways(prompt: str) -> Iterator[str]:

@@ -31,7 +31,7 @@ CLIENTS = (
     Client("openai-2", ("openai==2.8.1",), "with_openai.py"),
     Client("openai-js", ("openai@7.53.0", "zod@4.6.7"), "with_openai.mjs"),
     Client("openai-agents", ("openai-agents==0.24.0",), "with_openai_agents.py"),
-    Client("litellm", ("litellm==1.108.4",), "with_litellm.py"),
+    Client("litellm", ("litellm==1.106.2", "mcp"), "with_litellm.py", refusals=1),
     Client("langchain-openai", ("langchain-openai==1.7.3",), "with_langchain.py"),
     Client(
         "langchain-tests", ("langchain-tests==1.1.9", "langchain-openai==1.7.3"), "with_langchain_tests.py"
@@ -39,7 +39,7 @@ CLIENTS = (
     Client("llm", ("llm==0.36",), "with_llm.py"),
     Client("pydantic-ai", ("pydantic-ai-slim[openai]==2.66.0",), "with_pydantic_ai.py"),
     Client("llama-index", ("llama-index-llms-openai-like==0.8.1", "llama-index-core"), "with_llama_index.py"),
-    Client("haystack", ("haystack-ai==3.4.1",), "with_haystack.py"),
+    Client("haystack", ("haystack-ai==3.4.0",), "with_haystack.py"),
     Client("instructor", ("instructor==1.17.0",), "with_instructor.py"),
     Client("smolagents", ("smolagents[openai]==1.26.0",), "with_smolagents.py"),
     Client("outlines", ("outlines[openai]==1.3.3",), "with_outlines.py"),
@@ -50,7 +50,7 @@ CLIENTS = (
         ("ai@7.0.169", "@ai-sdk/openai@4.0.114", "@ai-sdk/openai-compatible@3.0.90", "zod@4.6.7"),
         "with_ai_sdk.mjs",
     ),
-    Client("langgraph", ("langchain==1.4.10", "langchain-openai==1.7.3"), "with_langgraph.py"),
+    Client("langgraph", ("langchain==1.4.7", "langchain-openai==1.7.3"), "with_langgraph.py"),
     Client("autogen", ("autogen-ext[openai]==0.7.5", "autogen-agentchat==0.7.5"), "with_autogen.py"),
     Client("ag2", ("ag2[openai]==1.2.1",), "with_ag2.py"),
     Client("semantic-kernel", ("semantic-kernel==1.45.0",), "with_semantic_kernel.py"),

@@ -29,6 +29,7 @@ export async function main() {
       failed = `${error.name}: ${error.message}`.slice(0, 300);
       console.error(error);
     }
-    console.log(JSON.stringify({ api, what, failed }));
+    // Some clients print, and do not end their line.
+    console.log(`\n${JSON.stringify({ api, what, failed })}`);
   }
 }

@@ -54,7 +54,8 @@ for (const [api, of] of Object.entries(KINDS)) {
 
   if (api !== 'chat')
     given(api, 'reasoning', async (url) => {
-      const providerOptions = { openai: { reasoningSummary: 'auto' } };
+      // It reads summaries, and asks for them if it is told that the model reasons.
+      const providerOptions = { openai: { reasoningSummary: 'auto', forceReasoning: true } };
       const made = await generateText({ ...asked(url, cases.THINK_OF_A_COLOUR), providerOptions });
       assert.equal(made.reasoningText, cases.THOUGHT);
       const stream = streamText({ ...asked(url, cases.THINK_OF_A_COLOUR), providerOptions });

@@ -1,8 +1,9 @@
 """LangChain's standard tests of a chat model, all of them, by both APIs."""
 
 import os
+import subprocess
+import sys
 
-import pytest
 from langchain_openai import ChatOpenAI
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 
@@ -45,29 +46,20 @@ class TestResponses(Standard):
     responses = True
 
 
-class Told:
-    """Collects what failed."""
-
-    def __init__(self):
-        self.failed, self.passed = [], 0
-
-    def pytest_runtest_logreport(self, report):
-        if report.failed:
-            self.failed.append(
-                f"{report.nodeid.rpartition('::')[2]} ({report.longrepr.reprcrash.message[:120]})"
-            )
-        elif report.when == "call" and report.passed:
-            self.passed += 1
+SETTINGS = ("addopts=", "asyncio_mode=auto", "asyncio_default_test_loop_scope=session")
+"""The client keeps its connections, so all tests have to have one loop. And a process of their own."""
 
 
 def run(url, name):
-    os.environ["STANDARD_URL"] = url
-    told = Told()
-    pytest.main([f"{__file__}::{name}", "-q", "-p", "no:cacheprovider", "-c", os.devnull], plugins=[told])
-    assert told.passed, "no test ran"
-    assert not told.failed, (
-        f"{len(told.failed)} of {told.passed + len(told.failed)}: {'; '.join(told.failed)}"
-    )
+    options = ["-q", "--noconftest", "--tb=line", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", f"{__file__}::{name}", *options]
+    command += [f"--override-ini={one}" for one in SETTINGS]
+    environment = {**os.environ, "STANDARD_URL": url}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    print(done.stdout)
+    failed = [line.rpartition("::")[2] for line in done.stdout.splitlines() if line.startswith("FAILED")]
+    assert not failed, f"{len(failed)} failed: {'; '.join(failed)}"
+    assert done.returncode == 0, done.stdout[-300:]
 
 
 @case("chat", "standard tests")

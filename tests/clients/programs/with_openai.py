@@ -86,6 +86,51 @@ def chat_reasoning(url: str) -> None:
     assert again.choices[0].message.content == cases.COLOUR
 
 
+@case("chat", "forced calls")
+def chat_forced(url: str) -> None:
+    client, history = client_of(url), ask(cases.HOW_WARM)
+    model = client.models.list().data[0].id
+    named = {"type": "function", "function": {"name": "weather"}}
+    for choice in ("required", named):
+        asked = {"model": model, "messages": history, "tools": [cases.TOOL], "tool_choice": choice}
+        [call] = client.chat.completions.create(**asked).choices[0].message.tool_calls
+        deltas = [chunk.choices[0].delta for chunk in client.chat.completions.create(**asked, stream=True)]
+        pieces = [piece for delta in deltas for piece in delta.tool_calls or []]
+        assert [piece.function.name for piece in pieces if piece.function.name] == ["weather"]
+        assert "".join(piece.function.arguments or "" for piece in pieces) == call.function.arguments
+
+
+@case("chat", "a stream added up by the names it has")
+def chat_names(url: str) -> None:
+    """Programs for vLLM and SGLang add up what `hasattr` finds first, and look no further."""
+    chunks = client_of(url).chat.completions.create(
+        model=MODEL, messages=ask(cases.THINK_OF_A_COLOUR), stream=True
+    )
+    thought = said = ""
+    for chunk in chunks:
+        delta = chunk.choices[0].delta
+        if hasattr(delta, "reasoning_content"):
+            thought += delta.reasoning_content
+        elif hasattr(delta, "content"):
+            said += delta.content or ""
+    assert (thought, said) == (cases.THOUGHT, cases.COLOUR)
+
+
+@case("chat", "history of reasoning and calls, written by hand")
+def chat_by_hand(url: str) -> None:
+    client, history = client_of(url), ask(cases.HOW_WARM)
+    message = (
+        client.chat.completions.create(model=MODEL, messages=history, tools=[cases.TOOL]).choices[0].message
+    )
+    [call] = message.tool_calls
+    history += [
+        {"role": "assistant", "tool_calls": message.tool_calls, "reasoning": message.reasoning},
+        {"role": "tool", "tool_call_id": call.id, "name": "weather", "content": cases.weather("Paris")},
+    ]
+    done = client.chat.completions.create(model=MODEL, messages=history, tools=[cases.TOOL])
+    assert done.choices[0].message.content == cases.WARM
+
+
 @case("completions", "plain")
 def text_plain(url: str) -> None:
     made = client_of(url).completions.create(model=MODEL, prompt=cases.NAME_A_COLOUR)
