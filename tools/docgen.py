@@ -22,8 +22,8 @@ from dragoman import errors, settings
 from dragoman.api.chat.request import ChatRequest, MessageBody
 from dragoman.api.choosing_fields import ConstraintFields, HarmlessFields, SamplerFields
 from dragoman.api.completions import CompletionRequest
+from dragoman.api.foreign_fields import CHANGED, HARMLESS_BY_REASON, REFUSED, RENAMED
 from dragoman.api.inspection import ParseCalls, ParseReasoning
-from dragoman.api.read import UNSUPPORTED
 from dragoman.api.responses.request import ResponseRequest
 from dragoman.api.shared_fields import SharedFields, TemplateFields
 from dragoman.api.vectors import EmbeddingRequest, RerankRequest, ScoreRequest
@@ -141,14 +141,31 @@ def _number(value: float | None) -> str:
 
 
 def harmless() -> str:
-    return ", ".join(f"`{spec.name}`" for spec in fields(HarmlessFields))
+    own = " ".join(f"`{spec.name}`" for spec in fields(HarmlessFields))
+    others = [
+        (what, " ".join(f"`{name}`" for name in names.split())) for what, names in HARMLESS_BY_REASON.items()
+    ]
+    return table(("about", "fields"), [("who asks, and how it is kept", own), *others])
+
+
+def echoed() -> str:
+    return ", ".join(f"`{name}`" for name in sorted(MessageBody.echoed))
+
+
+def other_names() -> str:
+    names: dict[str, list[str]] = {}
+    for other, own in RENAMED.items():
+        names.setdefault(own, []).append(f"`{other}`")
+    renamed = [(" ".join(others), f"`{own}`") for own, others in names.items()]
+    return table(("theirs", "here"), [*renamed, *((f"`{name}`", what) for name, what in CHANGED.items())])
 
 
 def unsupported() -> str:
     reasons: dict[str, list[str]] = {}
-    for name, reason in UNSUPPORTED.items():
-        reasons.setdefault(reason, []).append(f"`{name}`")
-    return table(("because", "fields"), [(reason, " ".join(names)) for reason, names in reasons.items()])
+    for name, (reason, off) in REFUSED.items():
+        without = ", ".join(f"`{value}`" for value in off)
+        reasons.setdefault(reason, []).append(f"`{name}`" + (f" (but for {without})" if without else ""))
+    return table(("because", "fields"), [(reason, ", ".join(names)) for reason, names in reasons.items()])
 
 
 def routes() -> str:
@@ -278,6 +295,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "parse-calls": lambda: field_table(ParseCalls, "parse-calls"),
     "parse-reasoning": lambda: field_table(ParseReasoning, "parse-reasoning"),
     "harmless": harmless,
+    "echoed": echoed,
+    "other-names": other_names,
     "unsupported": unsupported,
     "routes": routes,
     "errors": error_table,

@@ -85,6 +85,27 @@ def shorten(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most // 2]}…{text[-most // 2 :]}"
 
 
+def is_near(name: str, other: str) -> bool:
+    """Whether one is a slip of the other: one place of one letter or two, or `-`, `_` and large letters.
+
+    >>> is_near("temprature", "temperature"), is_near("topP", "top_p"), is_near("format", "lora")
+    (True, True, False)
+    """
+    shorter, longer = sorted((len(name), len(other)))
+    if longer - shorter > 2 or shorter < 4:
+        return False
+    if _plain(name) == _plain(other):
+        return True
+    start = next((at for at in range(shorter) if name[at] != other[at]), shorter)
+    end = next((at for at in range(shorter - start) if name[-1 - at] != other[-1 - at]), shorter - start)
+    here, there = name[start : len(name) - end], other[start : len(other) - end]
+    return max(len(here), len(there)) <= (1 if shorter < 6 else 2) or (len(here) == 2 and here == there[::-1])
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").replace("-", "").lower()
+
+
 class DragomanError(Exception):
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"

@@ -285,6 +285,13 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         bool,
         Meta(description="keep the ids and log probabilities of every stored answer, for training"),
     ] = False
+    unknown_fields: Annotated[
+        Literal["error", "warn"],
+        Meta(
+            description="what becomes of a field that nobody knows and that is no slip: a 400, or a name in "
+            "the header x-dragoman-ignored"
+        ),
+    ] = "warn"
     keep_alive: Annotated[
         float, Meta(gt=0, description="seconds of silence on a stream after which a comment is sent")
     ] = 15.0

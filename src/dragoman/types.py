@@ -48,6 +48,8 @@ class Samplers(Struct, frozen=True, kw_only=True):
 
     order: tuple[SamplerName, ...] = SAMPLER_ORDER
     """Those that are not in it are not applied, the usual ones neither."""
+    penalty_range: int | None = None
+    """How many of the newest ids penalties look at; None: all."""
     smoothing_factor: float = 0.0
     smoothing_curve: float = 1.0
     dynatemp_range: float = 0.0
@@ -73,6 +75,7 @@ class Samplers(Struct, frozen=True, kw_only=True):
         """Whether anything in it is on."""
         return bool(
             self.order != SAMPLER_ORDER
+            or self.penalty_range
             or self.smoothing_factor
             or self.dynatemp_range
             or self.top_n_sigma

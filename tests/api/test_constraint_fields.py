@@ -115,10 +115,9 @@ def test_nothing_is_wanted(fields: dict[str, Any]) -> None:
             "response_format.type",
             "invalid_value",
         ),
-        ({"guided_choice": []}, "guided_choice", "invalid_value"),
         ({"guided_choice": [1]}, "guided_choice[0]", "invalid_value"),
         ({"guided_json": 1}, "guided_json", "invalid_value"),
-        ({"guided_decoding_backend": "outlines"}, "guided_decoding_backend", "unsupported_field"),
+        ({"guided_whitespace_pattern": "x"}, "guided_whitespace_pattern", "unsupported_field"),
     ],
 )
 def test_what_cannot_be_meant(fields: dict[str, Any], param: str, code: str) -> None:

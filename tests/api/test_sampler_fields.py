@@ -118,7 +118,7 @@ def test_temperature_last_keeps_the_rest() -> None:
         ({"skew": 0.5}, "skew"),
         ({"adaptive_target": 0.5}, "adaptive_target"),
         ({"mirostat": 3}, "mirostat"),
-        ({"dry_base": 0.5}, "dry_base"),
+        ({"dry_multiplier": 1, "dry_base": 0.5}, "dry_base"),
         ({"dry_sequence_breakers": [""]}, "dry_sequence_breakers[0]"),
         ({"min_temp": 1.0, "max_temp": 0.5}, "max_temp"),
     ],

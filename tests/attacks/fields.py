@@ -44,7 +44,7 @@ TYPES: dict[str, tuple[str, ...]] = {
     "SetScales": ("/lora-adapters",),
 }
 """The routes that read a type of request."""
-PARTS = {"McpDeclaration", "FunctionTool", "FlatCustomTool", "NamespaceTool", "_Shape"}
+PARTS = {"PresetFields", "McpDeclaration", "FunctionTool", "FlatCustomTool", "NamespaceTool", "_Shape"}
 """Types that are read of a part of a request, or only to see which type it is."""
 _SLOT = "@here@"
 

@@ -137,3 +137,25 @@ def test_a_real_model_is_made_to_call_and_reads_the_result(served: Served) -> No
         second = client.chat.completions.create(messages=history, tool_choice="none", **asked).choices[0]
     assert second.message.content
     assert not second.message.tool_calls
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_the_sdks_own_message_goes_back_as_it_is(
+    client: OpenAI, engine: ScriptedEngine, *, streams: bool
+) -> None:
+    """With what `parse()` and `stream()` have put into it."""
+    strict: Any = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]
+    if streams:
+        with client.chat.completions.stream(model="scripted", messages=ASK, tools=strict) as stream:
+            message = stream.get_final_completion().choices[0].message
+    else:
+        parsed = client.chat.completions.parse(model="scripted", messages=ASK, tools=strict)
+        message = parsed.choices[0].message
+    [call] = message.tool_calls or []
+    assert call.function.parsed_arguments == {"city": "Paris"}
+    result: Any = {"role": "tool", "tool_call_id": call.id, "content": RESULT}
+    history: list[Any] = [*ASK, message, result]
+    reply = client.chat.completions.with_raw_response.create(model="scripted", messages=history, tools=strict)
+    assert reply.parse().choices[0].message.content == "It has 21 degrees."
+    assert "x-dragoman-ignored" not in reply.headers
+    assert "Let me ask." in prompt_of(engine.jobs[-1])

@@ -55,6 +55,26 @@ def test_streamed_ids_come_one_token_an_event(greeter: str) -> None:
     assert flat(choice["token_ids"] for choice in seen) == [*TEXT.encode(), END_ID]
 
 
+def test_no_tokens_at_all_are_an_answer(greeter: str) -> None:
+    reply = post(greeter, PATH, {"prompt": "ab", "max_tokens": 0, "echo": True, "logprobs": 1}).json()
+    [choice] = reply["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("ab", "length")
+    assert choice["logprobs"]["tokens"] == ["a", "b"]
+    assert reply["usage"]["completion_tokens"] == 0
+
+
+def test_no_tokens_at_all_are_streamed(greeter: str) -> None:
+    body = {"prompt": "ab", "max_tokens": 0, "echo": True, "stream_options": {"include_usage": True}}
+    *chunks, last = stream(greeter, PATH, body)
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "ab"
+    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+    assert last["usage"]["completion_tokens"] == 0
+
+
+def test_a_length_of_minus_one_is_no_bound(greeter: str) -> None:
+    assert post(greeter, PATH, {"prompt": "a", "max_tokens": -1}).json()["choices"][0]["text"] == TEXT
+
+
 def test_echo_with_logprobs_covers_the_prompt(greeter: str) -> None:
     reply = post(greeter, PATH, {"prompt": "ab", "max_tokens": 2, "echo": True, "logprobs": 1}).json()
     logprobs = reply["choices"][0]["logprobs"]

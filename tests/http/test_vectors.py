@@ -203,7 +203,7 @@ def test_a_score_that_is_no_number_is_an_error(serve: Serve) -> None:
         ("/v1/rerank", {"query": "", "documents": ["a"]}, "query"),
         ("/v1/rerank", {"query": "a", "documents": []}, "documents"),
         ("/v1/rerank", {"query": "a", "documents": ["a", ""]}, "documents[1]"),
-        ("/v1/rerank", {"query": "a", "documents": ["a", {"title": "b"}]}, "documents[1].title"),
+        ("/v1/rerank", {"query": "a", "documents": ["a", {"title": "b"}]}, "documents[1].text"),
         ("/v1/rerank", {"query": "a", "documents": ["a"] * 257}, "documents"),
         ("/v1/rerank", {"query": "a", "documents": ["b", "a" * 64]}, "documents[1]"),
         ("/v1/rerank", {"query": "a", "documents": ["b"], "top_n": 0}, "top_n"),

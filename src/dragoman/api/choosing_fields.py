@@ -5,7 +5,7 @@ Each group is a struct that the next one extends; `SharedFields` extends the las
 
 from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
-from typing import Annotated, Any, Literal, TypeAlias, cast
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, cast
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -42,6 +42,10 @@ class HarmlessFields(Struct, kw_only=True):
     id_slot: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     n_cache_reuse: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     spaces_between_special_tokens: bool | None = None
+
+
+IDLE = tuple(name for name in HarmlessFields.__annotations__ if name != "metadata")
+"""Those that are told to be ignored. Metadata are kept with what is stored."""
 
 
 # The fields that say what the text of an answer must be, under the names that servers have for them.
@@ -88,6 +92,8 @@ class ResponseFormat(Struct, forbid_unknown_fields=True):
 class StructuredOutputs(Struct, forbid_unknown_fields=True):
     """vLLM's newer form."""
 
+    exact: ClassVar[bool] = True
+    echoed: ClassVar[frozenset[str]] = frozenset({"backend", "disable_fallback"})
     json: SchemaOrText | None = None
     regex: str | None = None
     choice: Choices | None = None
@@ -135,7 +141,7 @@ def _all_beside(fields: ConstraintFields) -> Iterator[Wanted]:
     if fields.structured_outputs is not None:
         yield from _read_structured(fields.structured_outputs)
     for name, syntax in _FIELDS.items():
-        if (value := getattr(fields, name)) is not None:
+        if (value := getattr(fields, name)) not in (None, ""):
             yield Wanted(syntax=syntax, value=value, param=name)
     for name in _GRAMMARS:
         yield from _grammar(getattr(fields, name), name)
@@ -150,7 +156,7 @@ def _read_given(
 
 def _grammar(text: str | None, param: str) -> Iterator[Wanted]:
     """Two notations share these fields: what defines its rules with `::=` is GBNF, anything else Lark."""
-    if text is None:
+    if not text:
         return
     if text.startswith(LARK_LINE):
         yield Wanted(syntax="lark", value=text.removeprefix(LARK_LINE), param=param)
@@ -257,11 +263,12 @@ class SamplerFields(ConstraintFields, kw_only=True):
     min_temp: Annotated[float, Meta(ge=0, le=5)] | None = None
     max_temp: Annotated[float, Meta(ge=0, le=5)] | None = None
     temp_exponent: Factor | None = None
+    penalty_last_n: Window | None = None
     smoothing_factor: Factor | None = None
     smoothing_curve: Annotated[float, Meta(ge=1, le=3)] | None = None
     dry_multiplier: Factor | None = None
-    dry_base: Annotated[float, Meta(ge=1, le=100)] | None = None
-    dry_allowed_length: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    dry_base: Factor | None = None
+    dry_allowed_length: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     dry_penalty_last_n: Window | None = None
     dry_range: Window | None = None
     dry_sequence_breakers: Breakers | None = None
@@ -285,13 +292,17 @@ def check_samplers(fields: SamplerFields) -> None:
         if value is not None and not does_nothing(value):
             message = f"'{name}' is not supported: this sampler is not offered; leave it out."
             raise BadRequest(message, param=name, code="unsupported_field")
+    if fields.dry_multiplier and fields.dry_base is not None and fields.dry_base < 1:
+        raise BadRequest("dry_base must be at least 1.", param="dry_base", code="invalid_value")
     if (fields.max_temp or 0) < (fields.min_temp or 0) and fields.max_temp is not None:
         raise BadRequest("max_temp must not be less than min_temp.", param="max_temp", code="invalid_value")
 
 
-def samplers(fields: SamplerFields) -> Samplers | None:
+def samplers(fields: SamplerFields, *, penalises: bool) -> Samplers | None:
     """What was asked for beyond the usual; None if nothing was, or nothing that does anything."""
     given = given_samplers(fields)
+    if not penalises:
+        given.pop("penalty_range", None)
     asked = msgspec.convert(given, Samplers) if given else None
     return asked if asked is not None and asked.acts else None
 
@@ -302,6 +313,7 @@ def given_samplers(fields: SamplerFields) -> dict[str, Any]:
         return {}
     given = {
         "order": _order(fields),
+        "penalty_range": _window(fields.penalty_last_n),
         "smoothing_factor": fields.smoothing_factor,
         "smoothing_curve": fields.smoothing_curve,
         "dynatemp_range": _range(fields),
@@ -317,7 +329,7 @@ def given_samplers(fields: SamplerFields) -> dict[str, Any]:
         "dry_multiplier": fields.dry_multiplier,
         "dry_base": fields.dry_base,
         "dry_allowed_length": fields.dry_allowed_length,
-        "dry_range": _window(fields),
+        "dry_range": _window(_first(fields.dry_penalty_last_n, fields.dry_range)),
     }
     return {name: value for name, value in given.items() if value is not None}
 
@@ -334,9 +346,8 @@ def _range(fields: SamplerFields) -> float | None:
     return fields.dynatemp_range
 
 
-def _window(fields: SamplerFields) -> int | None:
+def _window(given: float | None) -> int | None:
     """llama.cpp's -1 and TabbyAPI's 0 both stand for everything."""
-    given = _first(fields.dry_penalty_last_n, fields.dry_range)
     return None if given is None or given <= 0 else int(given)
 
 
@@ -345,9 +356,9 @@ def _first(*values: float | None) -> float | None:
 
 
 def _order(fields: SamplerFields) -> tuple[SamplerName, ...] | None:
-    if fields.samplers is not None:
+    if fields.samplers:
         return _read_names(fields.samplers, "samplers")
-    if fields.sampler_priority is not None:
+    if fields.sampler_priority:
         return _read_names(fields.sampler_priority, "sampler_priority")
     if fields.temperature_last:
         last: tuple[SamplerName, ...] = ("smoothing", "temperature")

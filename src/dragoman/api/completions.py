@@ -6,9 +6,19 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from dragoman.api.read import Reader
+from dragoman.api.choosing_fields import IDLE
+from dragoman.api.foreign_fields import COMPLETIONS
+from dragoman.api.read import Ignored, Reader
 from dragoman.api.reply import FIELDS, Head, OpenAIErrors, Speller, StreamWriter, usage, weight_field
-from dragoman.api.shared_fields import SharedFields, ShortText, TokenId, check_shared, sampling, turn_spec
+from dragoman.api.shared_fields import (
+    SharedFields,
+    ShortText,
+    TokenId,
+    check_longest,
+    check_shared,
+    sampling,
+    turn_spec,
+)
 from dragoman.errors import ALTERNATIVES, ANSWERS, OUTPUT, STOP, BadRequest, UnknownField
 from dragoman.limits import Limits, check_count
 from dragoman.turns.spec import TurnSpec
@@ -26,11 +36,11 @@ class CompletionRequest(SharedFields, kw_only=True, forbid_unknown_fields=True):
     logprobs: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
 
 
-READER = Reader.of(CompletionRequest)
+READER = Reader.of(CompletionRequest, COMPLETIONS, IDLE)
 
 
-def read(body: bytes, limits: Limits) -> CompletionRequest:
-    return check_request(READER.read(body), limits)
+def read(body: bytes, limits: Limits, ignored: Ignored | None = None) -> CompletionRequest:
+    return check_request(READER.read(body, ignored), limits)
 
 
 def check_request(request: CompletionRequest, limits: Limits) -> CompletionRequest:
@@ -58,10 +68,28 @@ def spec(request: CompletionRequest) -> TurnSpec:
     logprobs = request.logprobs
     if logprobs is None and ranks(request):
         logprobs = 0
-    asked = sampling(request, max_tokens=request.max_tokens or DEFAULT_MAX_TOKENS, logprobs=logprobs)
+    asked = sampling(request, max_tokens=_most_tokens(request), logprobs=logprobs)
     if request.echo and request.logprobs is not None:
         asked = replace(asked, prompt_logprobs=request.logprobs)
     return turn_spec(request, prompts(request), asked, max(request.n or 1, request.best_of or 1))
+
+
+def _most_tokens(request: CompletionRequest) -> int:
+    """An engine says nothing of a prompt that it is not to go on from: the one token is not told."""
+    return DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens or 1
+
+
+def wants_none(request: CompletionRequest) -> bool:
+    """Whether the prompt is only to be looked at: with `echo` and `logprobs`, how likely it is."""
+    return request.max_tokens == 0
+
+
+def told_usage(request: CompletionRequest, used: Usage) -> Usage:
+    return replace(used, completion_tokens=0) if wants_none(request) else used
+
+
+def without_text(answer: Answer) -> Answer:
+    return Answer(choice=answer.choice, finish="length")
 
 
 def ranks(request: CompletionRequest) -> bool:
@@ -138,6 +166,20 @@ class CompletionSpelling:
         entries = [*(echo.logprobs or ()), *answer.logprobs]
         ids = [*(echo.ids if echo.logprobs else ()), *(entry.id for entry in answer.logprobs)]
         return self._speller.completions(entries, ids, 0)
+
+
+class Unanswered:
+    """A writer that tells of the ends of answers, and of nothing in them."""
+
+    def __init__(self, writer: StreamWriter) -> None:
+        self._writer = writer
+        self.end = writer.end
+
+    def write(self, events: Sequence[Event]) -> bytes:
+        ends = [event for event in events if event.kind == "finish"]
+        return self._writer.write(
+            [event if event.error else Event("finish", event.choice, finish="length") for event in ends]
+        )
 
 
 def opening(
@@ -249,7 +291,9 @@ def read_generate(body: bytes, limits: Limits) -> tuple[CompletionRequest, str |
         )
     said = {name: getattr(asked, name) for name in _BESIDE}
     fields = {"return_tokens_as_token_ids": True, **params, **said, "prompt": asked.token_ids}
-    return check_request(READER.convert(fields, "sampling_params"), limits), asked.request_id
+    request: CompletionRequest = READER.convert(fields, "sampling_params")
+    check_longest(request.max_tokens, "sampling_params.max_tokens")
+    return check_request(request, limits), asked.request_id
 
 
 def generate_spec(request: CompletionRequest) -> TurnSpec:

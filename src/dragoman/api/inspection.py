@@ -7,7 +7,9 @@ from msgspec import Raw, Struct
 
 from dragoman.api.chat.request import ChatRequest, check_conversation
 from dragoman.api.chat.request import prompt as chat_prompt
-from dragoman.api.read import Reader
+from dragoman.api.choosing_fields import IDLE
+from dragoman.api.foreign_fields import CHAT
+from dragoman.api.read import Ignored, Reader
 from dragoman.api.reply import OpenAIErrors, encode
 from dragoman.api.shared_fields import TokenId
 from dragoman.api.tools import Declared, Tool, check_tools, for_template
@@ -50,15 +52,15 @@ class _Shape(Struct):
 
 _shape = Reader.of(_Shape)
 _text = Reader.of(TokenizeText)
-_chat = Reader.of(TokenizeChat)
+_chat = Reader.of(TokenizeChat, CHAT, IDLE)
 _ids = Reader.of(Detokenize)
 
 
-def read_tokenize(body: bytes, limits: Limits) -> TokenizeText | TokenizeChat:
+def read_tokenize(body: bytes, limits: Limits, ignored: Ignored | None = None) -> TokenizeText | TokenizeChat:
     if _shape.read(body) == _Shape():
-        text: TokenizeText = _text.read(body)
+        text: TokenizeText = _text.read(body, ignored)
         return text
-    chat: TokenizeChat = _chat.read(body)
+    chat: TokenizeChat = _chat.read(body, ignored)
     check_conversation(chat, limits)
     return chat
 
@@ -73,8 +75,8 @@ def describe_tokens(ids: Sequence[int], max_model_len: int, names: Sequence[str]
     return {"count": len(ids), "max_model_len": max_model_len, "tokens": ids, "token_strs": names}
 
 
-def read_detokenize(body: bytes, vocabulary: int) -> Detokenize:
-    request: Detokenize = _ids.read(body)
+def read_detokenize(body: bytes, vocabulary: int, ignored: Ignored | None = None) -> Detokenize:
+    request: Detokenize = _ids.read(body, ignored)
     highest = max(request.tokens, default=0)
     if highest >= vocabulary:
         message = f"Token id {highest} is outside of the vocabulary (0 to {vocabulary - 1})."
@@ -100,15 +102,15 @@ _calls = Reader.of(ParseCalls)
 _reasoning = Reader.of(ParseReasoning)
 
 
-def read_calls(body: bytes, limits: Limits) -> ParseCalls:
-    request: ParseCalls = _calls.read(body)
+def read_calls(body: bytes, limits: Limits, ignored: Ignored | None = None) -> ParseCalls:
+    request: ParseCalls = _calls.read(body, ignored)
     check_count(len(request.text), limits.parsed_chars, "text", "characters")
     check_tools(Declared.of(request.tools), limits)
     return request
 
 
-def read_reasoning(body: bytes, limits: Limits) -> ParseReasoning:
-    request: ParseReasoning = _reasoning.read(body)
+def read_reasoning(body: bytes, limits: Limits, ignored: Ignored | None = None) -> ParseReasoning:
+    request: ParseReasoning = _reasoning.read(body, ignored)
     check_count(len(request.text), limits.parsed_chars, "text", "characters")
     return request
 

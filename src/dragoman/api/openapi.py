@@ -140,6 +140,9 @@ def document(version: str, operations: Sequence[Operation] = OPERATIONS) -> dict
     bodies = list(dict.fromkeys(body for operation in operations for body in operation.body))
     schemas, components = msgspec.json.schema_components(bodies, ref_template="#/components/schemas/{name}")
     by_body = dict(zip(bodies, schemas, strict=True))
+    for component in components.values():
+        # What nobody knows is named in a header, and other servers' names are read.
+        component.pop("additionalProperties", None)
     paths: dict[str, Any] = {}
     for operation in operations:
         paths.setdefault(operation.path, {})[operation.method] = _operation(operation, by_body)

@@ -4,18 +4,17 @@ Before that, the shape of a body is looked at: how deep its JSON is, how much, h
 counts tell that most bodies are fine; the others are looked at without their strings.
 """
 
-import difflib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import msgspec
 import numpy as np
 from msgspec import inspect
 
-from dragoman.errors import BadRequest, UnknownField, shorten
+from dragoman.errors import BadRequest, UnknownField, is_near, shorten
 from dragoman.json_amount import check_amount, outside_of_strings, too_much
 from dragoman.limits import Limits
 
@@ -92,88 +91,374 @@ _NAMES = json.JSONDecoder(object_pairs_hook=_no_name_twice, parse_int=len, parse
 
 
 # Its contents.
+#
+# A body that is not just right is read once more, field by field: what was right is decoded as before, and
+# the rest is read the way that other servers and clients mean it (`fit`, and the names of `foreign_fields`).
 
 
 T = TypeVar("T", bound=msgspec.Struct)
-
-UNSUPPORTED: Mapping[str, str] = {
-    name: reason
-    for reason, names in {
-        "say it in response_format": "response_schema",
-        "whitespace and the way to a mask are the server's own": "guided_whitespace_pattern "
-        "guided_decoding_backend",
-        "this server has text models only": "audio mm_processor_kwargs prompt_embeds",
-        "it belongs to a hosted service": "web_search_options moderation",
-        "templates come from the model or the server's settings": "chat_template",
-    }.items()
-    for name in names.split()
-}
-"""Fields other servers know and we cannot honour: a 400 is better than an answer that ignores them."""
+Members: TypeAlias = Mapping[str, msgspec.Raw]
+Unknown: TypeAlias = Literal["error", "warn"]
 
 LONGEST_TEXT = 512
 """Of what msgspec says, which may quote a value or a name of any length; the place comes last."""
+MOST_IGNORED = 32
+"""Different fields of a body that may be left out of account; who sends more does not mean this server."""
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
 _INVALID = re.compile(r"(?P<what>.*?)(?: - at (?:`key` in )?`(?P<path>[^`]*)`)?$", re.DOTALL)
+_STEPS = re.compile(r"\[[^\]]*\]|[^.\[\]$]+")
+_INDEX = re.compile(r"\[\d+\]")
+_UNTOLD = re.compile(r"[^A-Za-z0-9_.\[\]-]")
+_NUMBER = re.compile(r"[+-]?[0-9]{1,18}(\.[0-9]{0,18})?([eE][+-]?[0-9]{1,3})?", re.ASCII)
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_any = msgspec.json.Decoder().decode
+_describe: Callable[[Any], inspect.Type] = cache(inspect.type_info)
+
+
+class Ignored:
+    """The fields of a body that were accepted without effect; `unknown`: whether unknown ones may be."""
+
+    __slots__ = ("_names", "_seen", "unknown")
+
+    def __init__(self, unknown: Unknown = "warn") -> None:
+        self.unknown = unknown
+        self._names: dict[str, None] = {}
+        self._seen: set[tuple[str, str]] = set()
+
+    def add(self, place: str) -> None:
+        if len(self._names) < MOST_IGNORED:
+            self._names[_UNTOLD.sub("?", _INDEX.sub("[]", shorten(place, 64)))] = None
+
+    def seen(self, place: str, name: str) -> bool:
+        """Whether this unknown field was there before, in an object like this one."""
+        known = (_INDEX.sub("[]", place), name)
+        if known in self._seen:
+            return True
+        if len(self._seen) == MOST_IGNORED:
+            full = _full_name(place, name)
+            raise UnknownField(f"'{full}' is one of more than {MOST_IGNORED} unknown fields.", param=full)
+        self._seen.add(known)
+        return False
+
+    @property
+    def told(self) -> str:
+        """`user, messages[].colour`, as a header or a log may have it; empty if there is nothing to tell."""
+        return ", ".join(self._names)
+
+
+class Foreign(msgspec.Struct, frozen=True):
+    """What others call the fields of one type of request, and fields that only others have."""
+
+    meant: Mapping[str, Callable[[Any, Members], Mapping[str, Any]]] = {}
+    """The fields that are meant by one of another name, or by a value that only others have for it."""
+    harmless: frozenset[str] = frozenset()
+    """Without effect on the answer."""
+    refused: Mapping[str, tuple[str, tuple[Any, ...]]] = {}
+    """Why not, and the values that ask for nothing. What would change the answer is never left out."""
+    wrapping: frozenset[str] = frozenset()
+    """Fields that hold others, which count as if they stood beside them."""
+    overrules: frozenset[str] = frozenset()
+    """Names of `meant` that count more than the field they are about."""
+
+
+NOTHING_FOREIGN = Foreign()
+_OFF: tuple[Any, ...] = (False, "", [])
+
+
+class _Field(msgspec.Struct, frozen=True):
+    name: str
+    kind: inspect.Type
+    type: Any
+    required: bool
+    decoder: msgspec.json.Decoder[Any]
 
 
 class Reader(msgspec.Struct, frozen=True):
     """Decodes one request type; made once per type, because building a decoder costs more than using it."""
 
     decoder: msgspec.json.Decoder[Any]
-    names: tuple[str, ...]
-    unsupported: Mapping[str, str]
-    """What others know and we do not, and why."""
+    foreign: Foreign
+    idle: tuple[str, ...]
+    """Its own fields that have no effect."""
 
     @classmethod
-    def of(cls, type_: type[msgspec.Struct], unsupported: Mapping[str, str] = UNSUPPORTED) -> "Reader":
-        names = tuple(f.encode_name for f in msgspec.structs.fields(type_))
-        return cls(msgspec.json.Decoder(type_), names, unsupported)
+    def of(
+        cls, type_: type[msgspec.Struct], foreign: Foreign = NOTHING_FOREIGN, idle: Sequence[str] = ()
+    ) -> "Reader":
+        return cls(msgspec.json.Decoder(type_), foreign, tuple(idle))
 
-    def read(self, body: bytes) -> Any:
+    @property
+    def kind(self) -> inspect.Type:
+        return _describe(self.decoder.type)
+
+    def read(self, body: bytes, ignored: Ignored | None = None) -> Any:
+        """`ignored` is told what of the body had no effect."""
         if not body:
             raise BadRequest("The request has no body; send a JSON object.", code="empty_body")
+        ignored = ignored or Ignored("error")
         try:
-            return self.decoder.decode(body)
-        except msgspec.ValidationError as error:
-            raise self._explain(shorten(str(error), LONGEST_TEXT)) from None
+            request = self._decode(body, ignored)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise BadRequest(f"The body is not valid JSON: {error}.", code="invalid_json") from None
         except RecursionError:
             raise BadRequest("The JSON of the body is nested too deeply.", code="invalid_json") from None
+        for name in self.idle:
+            if getattr(request, name) is not None:
+                ignored.add(name)
+        return request
 
-    def convert(self, value: Any, place: str) -> Any:
-        """The same for a part of a body that was decoded before: `tools[2]`."""
+    def _decode(self, body: bytes, ignored: Ignored) -> Any:
         try:
-            return msgspec.convert(value, self.decoder.type)
+            return self.decoder.decode(body)
         except msgspec.ValidationError as error:
-            raise self._explain(shorten(str(error), LONGEST_TEXT), place) from None
-        except RecursionError:
-            raise BadRequest(f"'{place}' is nested too deeply.", param=place, code="invalid_value") from None
+            try:
+                members = _members(body)
+            except msgspec.ValidationError:
+                raise _explain(error, self.kind) from None
+        return _LenientReading(self, members, ignored).request()
 
-    def _explain(self, text: str, place: str = "") -> BadRequest:
-        if unknown := _UNKNOWN.match(text):
-            return self._unknown(unknown["name"], _param(unknown["path"], place))
-        invalid = _INVALID.match(text)
-        what, path = (invalid["what"], invalid["path"]) if invalid else (text, None)
-        param = _param(path, place)
-        if missing := re.match(r"Object missing required field `([^`]*)`", what):
-            name = f"{param}.{missing[1]}" if param else missing[1]
-            return BadRequest(f"'{name}' is required.", param=name, code="missing_field")
-        named = f"'{param}'" if param else "the body"
-        known = ", ".join(_values(self.decoder.type, path or ""))
-        may_be = f"; it may be: {known}" if known else ""
-        message = f"Invalid value for {named}: {_lower(what)}{may_be}."
-        return BadRequest(message, param=param, code="invalid_value")
+    def convert(self, value: Any, place: str, ignored: Ignored | None = None) -> Any:
+        """The same for a part of a body that was decoded before: `tools[2]`.
 
-    def _unknown(self, name: str, parent: str | None) -> BadRequest:
-        name = shorten(name, 128)
-        full = f"{parent}.{name}" if parent else name
-        if parent is None and name in self.unsupported:
-            message = f"'{name}' is not supported: {self.unsupported[name]}."
-            return BadRequest(message, param=name, code="unsupported_field")
-        near = difflib.get_close_matches(name, self.names, n=1) if parent is None else []
-        hint = f" Did you mean '{near[0]}'?" if near else ""
-        return UnknownField(f"Unknown field '{full}'.{hint}", param=full)
+        Without `ignored` nothing is fitted: for parts that are kept as they came.
+        """
+        return _convert(value, self.decoder.type, self.kind, place, ignored)
+
+
+class _LenientReading:
+    """One body, field by field."""
+
+    def __init__(self, reader: Reader, members: Members, ignored: Ignored) -> None:
+        self._type: Any = reader.decoder.type
+        self._fields = _fields_of(cast(Hashable, self._type))
+        self._foreign = reader.foreign
+        self._members = members
+        self._ignored = ignored
+        self._given: dict[str, Any] = {}
+        self._errors: dict[str, msgspec.ValidationError] = {}
+        self._places: dict[str, str] = {}
+        """Where a field was found, if not under its own name."""
+
+    def request(self) -> Any:
+        others = [name for name, raw in self._members.items() if not self._take_as_is(name, raw)]
+        for name in sorted(others, key=self._foreign.overrules.__contains__):
+            self._take(name, self._value(name))
+        for name, field in self._fields.items():
+            if field.required and name not in self._given:
+                raise BadRequest(f"'{name}' is required.", param=name, code="missing_field")
+        return self._type(**{self._fields[name].name: value for name, value in self._given.items()})
+
+    def _take_as_is(self, name: str, raw: msgspec.Raw) -> bool:
+        """Whether the field is right as it stands; null is unset, whatever its name."""
+        if name in self._fields:
+            try:
+                self._given[name] = self._fields[name].decoder.decode(raw)
+                return True
+            except msgspec.ValidationError as error:
+                self._errors[name] = error
+        return bytes(memoryview(raw)[:5]) == b"null"
+
+    def _value(self, name: str) -> Any:
+        try:
+            return _any(self._members[name])
+        except msgspec.DecodeError:
+            if name not in self._errors:
+                raise
+            # A number of too many digits: what the field has against it is clearer.
+            raise _explain(self._errors[name], self._fields[name].kind, name) from None
+
+    def _take(self, name: str, value: Any, parent: str = "", by: str = "") -> None:
+        """`parent` is the field that it stands in, `by` what it was called there."""
+        foreign = self._foreign
+        if value is None:
+            return
+        if name in foreign.wrapping and isinstance(value, dict):
+            for inner, one in value.items():
+                self._take(inner, one, _full_name(parent, name))
+        elif name in foreign.meant:
+            for own, meant in foreign.meant[name](value, self._members).items():
+                take = self._set if own == name else self._take
+                take(own, meant, parent, by or name)
+        elif name in self._fields:
+            self._set(name, value, parent, by)
+        elif name in foreign.harmless:
+            self._ignored.add(name)
+        elif name in foreign.refused:
+            self._check_off(name, value)
+        else:
+            known = (*self._fields, *foreign.meant, *foreign.harmless, *foreign.refused)
+            _check_unknown(name, parent, known, self._ignored)
+
+    def _set(self, name: str, value: Any, parent: str, by: str) -> None:
+        field, place = self._fields[name], _full_name(parent, by or name)
+        made = _convert(value, field.type, field.kind, place, self._ignored)
+        if made is None:
+            return
+        before = self._given.get(name)
+        if before is None or by in self._foreign.overrules:
+            self._given[name], self._places[name] = made, place
+        elif isinstance(made, dict) and isinstance(before, dict):
+            self._given[name] = {**made, **before}
+        elif made != before:
+            first = self._places.get(name, name)
+            message = f"'{place}' and '{first}' say different things; send one of them."
+            raise BadRequest(message, param=place, code="invalid_value")
+
+    def _check_off(self, name: str, value: Any) -> None:
+        reason, off = self._foreign.refused[name]
+        if value not in _OFF and value not in off:
+            message = f"'{name}' is not supported: {reason}."
+            raise BadRequest(message, param=name, code="unsupported_field")
+
+
+@cache
+def _fields_of(type_: Any) -> Mapping[str, _Field]:
+    """By the names that they have in JSON."""
+    return {
+        field.encode_name: _Field(
+            field.name,
+            _describe(field.type),
+            field.type,
+            field.required,
+            msgspec.json.Decoder(field.type),
+        )
+        for field in msgspec.structs.fields(type_)
+    }
+
+
+def _convert(value: Any, type_: Any, kind: inspect.Type, place: str, ignored: Ignored | None) -> Any:
+    try:
+        return msgspec.convert(fit(value, kind, place, ignored) if ignored else value, type_)
+    except msgspec.ValidationError as error:
+        raise _explain(error, kind, place) from None
+    except RecursionError:
+        raise BadRequest(f"'{place}' is nested too deeply.", param=place, code="invalid_value") from None
+
+
+def fit(value: Any, kind: inspect.Type, place: str, ignored: Ignored) -> Any:
+    """The value as the type has it, where it can mean one thing only: `16.0` and `"16"` are the integer 16.
+
+    Null is unset in every object of a type. What nobody knows is left out, unless it must not be.
+    """
+    kind = _option(value, kind)
+    if isinstance(kind, inspect.StructType) and isinstance(value, dict):
+        return _fit_object(value, kind, place, ignored)
+    if isinstance(kind, inspect.ListType) and isinstance(value, list):
+        item = kind.item_type
+        return [fit(one, item, f"{place}[{number}]", ignored) for number, one in enumerate(value)]
+    if isinstance(kind, inspect.DictType) and isinstance(value, dict):
+        inner = kind.value_type
+        if isinstance(inner, inspect.AnyType):
+            return value
+        return {key: fit(one, inner, place, ignored) for key, one in value.items() if one is not None}
+    if isinstance(kind, inspect.IntType | inspect.FloatType | inspect.LiteralType):
+        return _fit_number(value, kind)
+    if isinstance(kind, inspect.BoolType):
+        words: Mapping[Any, bool] = {"true": True, "false": False, 1: True, 0: False}
+        word = value.lower() if isinstance(value, str) else value
+        return words.get(word, value) if isinstance(word, str | int | float) else value
+    return value
+
+
+def _option(value: Any, kind: inspect.Type) -> inspect.Type:
+    """Of several types, the one for such a value."""
+    options = [*_alternatives(kind)]
+    if len(options) == 1:
+        return options[0]
+    wanted = next((kinds for type_, kinds in _KINDS.items() if isinstance(value, type_)), ())
+    fitting = [option for option in options if isinstance(option, wanted)]
+    if isinstance(value, dict):
+        fitting.sort(key=lambda option: not _is_tagged(value, option))
+    others = [option for option in options if not isinstance(option, inspect.NoneType)]
+    return (fitting or others)[0]
+
+
+def _is_tagged(value: dict[str, Any], kind: inspect.Type) -> bool:
+    if not isinstance(kind, inspect.StructType) or kind.tag_field is None:
+        return False
+    return bool(value.get(kind.tag_field) == kind.tag)
+
+
+_KINDS: Mapping[type, tuple[type[inspect.Type], ...]] = {
+    dict: (inspect.StructType, inspect.DictType),
+    list: (inspect.ListType,),
+    str: (inspect.StrType,),
+    bool: (inspect.BoolType,),
+    int: (inspect.IntType, inspect.FloatType),
+    float: (inspect.IntType, inspect.FloatType),
+}
+
+
+def _fit_number(value: Any, kind: inspect.Type) -> Any:
+    whole = isinstance(kind, inspect.IntType) or (
+        isinstance(kind, inspect.LiteralType) and all(isinstance(one, int) for one in kind.values)
+    )
+    if isinstance(value, str) and (whole or isinstance(kind, inspect.FloatType)):
+        if not _NUMBER.fullmatch(value):
+            return value
+        value = float(value) if not value.lstrip("+-").isdigit() else int(value)
+    return int(value) if whole and isinstance(value, float) and value.is_integer() else value
+
+
+def _fit_object(
+    value: dict[str, Any], kind: inspect.StructType, place: str, ignored: Ignored
+) -> dict[str, Any]:
+    kinds = _kinds_in(kind.cls)
+    echoed: frozenset[str] = getattr(kind.cls, "echoed", frozenset())
+    made: dict[str, Any] = {}
+    for name, inner in value.items():
+        if inner is None or name in echoed:
+            continue
+        if name in kinds:
+            made[name] = fit(inner, kinds[name], f"{place}.{name}", ignored)
+        elif name == kind.tag_field or not kind.forbid_unknown_fields:
+            made[name] = inner
+        else:
+            exact = getattr(kind.cls, "exact", False)
+            _check_unknown(name, place, (*kinds, *echoed), ignored, exact=exact)
+    return made
+
+
+@cache
+def _kinds_in(type_: Any) -> Mapping[str, inspect.Type]:
+    return {name: field.kind for name, field in _fields_of(type_).items()}
+
+
+def _check_unknown(
+    name: str, place: str, known: Sequence[str], ignored: Ignored, *, exact: bool = False
+) -> None:
+    """A slip is an error, and so is all else where the operator or the type wants that."""
+    if ignored.seen(place, name):
+        return
+    full = _full_name(place, name)
+    if near := next((other for other in known if is_near(name, other)), None):
+        raise UnknownField(f"Unknown field '{full}'. Did you mean '{near}'?", param=full)
+    if exact or ignored.unknown == "error":
+        raise UnknownField(f"Unknown field '{full}'.", param=full)
+    ignored.add(full)
+
+
+def _full_name(place: str, name: str) -> str:
+    name = shorten(name, 128)
+    return f"{place}.{name}" if place else name
+
+
+def _explain(error: msgspec.ValidationError, kind: inspect.Type, place: str = "") -> BadRequest:
+    text = shorten(str(error), LONGEST_TEXT)
+    if unknown := _UNKNOWN.match(text):
+        full = _full_name(_param(unknown["path"], place) or "", unknown["name"])
+        return UnknownField(f"Unknown field '{full}'.", param=full)
+    invalid = _INVALID.match(text)
+    what, path = (invalid["what"], invalid["path"]) if invalid else (text, None)
+    param = _param(path, place)
+    if missing := re.match(r"Object missing required field `([^`]*)`", what):
+        name = f"{param}.{missing[1]}" if param else missing[1]
+        return BadRequest(f"'{name}' is required.", param=name, code="missing_field")
+    named = f"'{param}'" if param else "the body"
+    known = ", ".join(_values(kind, path or ""))
+    may_be = f"; it may be: {known}" if known else ""
+    message = f"Invalid value for {named}: {_lower(what)}{may_be}."
+    return BadRequest(message, param=param, code="invalid_value")
 
 
 def _param(path: str | None, place: str) -> str | None:
@@ -185,13 +470,9 @@ def _lower(text: str) -> str:
     return text[:1].lower() + text[1:].replace("`", "")
 
 
-_STEPS = re.compile(r"\[[^\]]*\]|[^.\[\]$]+")
-_describe = cache(inspect.type_info)
-
-
-def _values(type_: type, path: str) -> list[str]:
+def _values(kind: inspect.Type, path: str) -> list[str]:
     """What may stand at `$.messages[0].role`, where that is one of a few words."""
-    places = [*_alternatives(_describe(type_))]
+    places = [*_alternatives(kind)]
     for step in _STEPS.findall(path):
         places = [kind for place in places for inner in _inside(place, step) for kind in _alternatives(inner)]
     words = [place.values for place in places if isinstance(place, inspect.LiteralType)]

@@ -4,7 +4,7 @@ Every field may be null, which means unset: some clients send null for all they 
 """
 
 from operator import attrgetter
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from msgspec import Meta, Struct, convert
 from msgspec.json import encode
@@ -29,6 +29,7 @@ Scale: TypeAlias = Annotated[float, Meta(ge=-100, le=100)]
 
 
 class LoraEntry(Struct, forbid_unknown_fields=True):
+    exact: ClassVar[bool] = True
     name: Annotated[str, Meta(max_length=512)] | None = None
     id: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     scale: Scale | None = None
@@ -58,6 +59,8 @@ def _wish(entry: LoraEntry, place: str) -> AdapterWish:
 Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Positive: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Natural: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Longest: TypeAlias = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+"""Tokens of an answer; -1: as many as fit."""
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
 Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=24 * 60 * 60)]
@@ -97,7 +100,7 @@ class SharedFields(SamplerFields, kw_only=True):
     logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
     bad_words: list[ShortText] | None = None
     allowed_token_ids: list[TokenId] | None = None
-    max_tokens: Positive | None = None
+    max_tokens: Longest | None = None
     min_tokens: Natural | None = None
     stop_token_ids: list[TokenId] | None = None
     include_stop_str_in_output: bool | None = None
@@ -156,8 +159,10 @@ def check_shared(fields: SharedFields) -> None:
 
 
 def sampling(fields: SharedFields, *, max_tokens: int | None, logprobs: int | None) -> Sampling:
-    """What the engine is told. Words are not ids yet, and `max_tokens` 0 means as many as fit."""
+    """What the engine is told. Words are not ids yet, and `max_tokens` 0 means as many as is usual."""
     min_tokens = fields.min_tokens or 0
+    if max_tokens == -1:
+        max_tokens = 2**31 - 1
     if max_tokens is not None and min_tokens > max_tokens:
         message = f"min_tokens ({min_tokens}) must not be more than the {max_tokens} that an answer may have."
         raise BadRequest(message, param="min_tokens", code="invalid_value")
@@ -176,11 +181,24 @@ def sampling(fields: SharedFields, *, max_tokens: int | None, logprobs: int | No
         stop_token_ids=frozenset(fields.stop_token_ids or ()),
         min_tokens=min_tokens,
         ignore_eos=bool(fields.ignore_eos),
-        seed=fields.seed,
+        # To llama.cpp, vLLM and most clients -1 is any seed.
+        seed=None if fields.seed == -1 else fields.seed,
         logprobs=logprobs,
         prompt_logprobs=fields.prompt_logprobs,
-        samplers=samplers(fields),
+        samplers=samplers(fields, penalises=_penalises(fields)),
     )
+
+
+def _penalises(fields: SharedFields) -> bool:
+    return bool(
+        fields.presence_penalty or fields.frequency_penalty or fields.repetition_penalty not in (None, 1.0)
+    )
+
+
+def check_longest(given: int | None, param: str) -> None:
+    if given == 0:
+        message = f"{param} must be at least 1, or -1 for as many as fit."
+        raise BadRequest(message, param=param, code="invalid_value")
 
 
 def list_chosen(fields: SharedFields) -> frozenset[str]:
@@ -266,6 +284,8 @@ class ReasoningOptions(Struct, forbid_unknown_fields=True):
     effort: Effort | None = None
     enabled: bool | None = None
     max_tokens: Budget | None = None
+    exclude: bool | None = None
+    echoed: ClassVar[frozenset[str]] = frozenset({"summary", "generate_summary", "context", "mode"})
 
 
 class ReasoningFields(SharedFields, kw_only=True):
@@ -320,6 +340,18 @@ def _budgets(fields: ReasoningFields) -> list[tuple[str, int]]:
     return [(name, tokens) for name, tokens in given if tokens is not None]
 
 
+def thought_text(given: Any) -> str:
+    """`{"type": "thinking", "thinking": "Hm."}`, with its text under any of the names that there are."""
+    if isinstance(given, str):
+        return given
+    if isinstance(given, list):
+        return "".join(thought_text(one) for one in given)
+    if not isinstance(given, dict):
+        return ""
+    names = ("thinking", "reasoning", "text", "content", "summary")
+    return next((text for name in names if (text := thought_text(given.get(name)))), "")
+
+
 class TemplateFields(ReasoningFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     template_vars: dict[str, Any] | None = None
@@ -351,7 +383,7 @@ class PresetFields(TemplateFields, kw_only=True, forbid_unknown_fields=True):
     pass
 
 
-_PRESETS = Reader.of(PresetFields, {})
+_PRESETS = Reader.of(PresetFields)
 
 
 def read_presets(settings: Settings) -> tuple[PresetPair, dict[str, PresetPair]]:
@@ -374,6 +406,7 @@ def _preset(told: dict[str, Any], name: str, limits: Limits) -> Preset:
             if getattr(fields, each) is not None and each not in _FOR_ALL:
                 raise BadRequest(f"'{each}' is for each request to say.")
         check_shared(fields)
+        check_longest(fields.max_tokens, "max_tokens")
         check_reasoning(fields)
         check_template(fields, limits)
         asked = sampling(fields, max_tokens=fields.max_tokens, logprobs=None)
@@ -389,6 +422,6 @@ def _preset(told: dict[str, Any], name: str, limits: Limits) -> Preset:
         sampling={each: getattr(asked, each) for each in chosen - given.keys() - lists.keys()},
         samplers=given,
         lists={each: tuple(texts or ()) for each, texts in lists.items() if each in chosen},
-        max_tokens=fields.max_tokens,
+        max_tokens=asked.max_tokens or None,
         template_kwargs=template_kwargs(fields, None),
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import count
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from msgspec import Struct
 from msgspec.json import encode as encode_json
@@ -16,6 +16,8 @@ from dragoman.turns.reading import INPUT
 from dragoman.turns.spec import Calling
 
 MAX_NAME = 256
+ECHOED = frozenset({"cache_control", "id"})
+"""What clients leave in tools that they send to everybody; none of it reaches the model."""
 KINDS = ("function", "custom")
 Function: TypeAlias = dict[str, Any]
 
@@ -24,11 +26,13 @@ Function: TypeAlias = dict[str, Any]
 
 
 class Grammar(Struct, forbid_unknown_fields=True):
+    exact: ClassVar[bool] = True
     syntax: Literal["lark", "regex"]
     definition: str
 
 
 class CustomFormat(Struct, forbid_unknown_fields=True):
+    exact: ClassVar[bool] = True
     type: Literal["text", "grammar"]
     grammar: Grammar | None = None
 
@@ -86,6 +90,7 @@ def _description(tool: CustomTool) -> str | None:
 
 
 class Tool(Struct, forbid_unknown_fields=True):
+    echoed: ClassVar[frozenset[str]] = ECHOED | {"defer_loading", "allowed_callers"}
     type: Literal["function", "custom", "mcp"] = "function"
     function: Function | None = None
     custom: CustomTool | None = None

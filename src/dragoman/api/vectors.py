@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
-from dragoman.api.read import Reader
+from dragoman.api.foreign_fields import VECTORS
+from dragoman.api.read import Ignored, Reader
 from dragoman.api.reply import Head, OpenAIErrors, weight_field
 from dragoman.api.shared_fields import Positive, Seconds
 from dragoman.errors import PROMPT, BadRequest
@@ -28,11 +29,12 @@ class EmbeddingRequest(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 ERRORS = OpenAIErrors({PROMPT: "input"})
-READER = Reader.of(EmbeddingRequest)
+IDLE = ("user",)
+READER = Reader.of(EmbeddingRequest, VECTORS, IDLE)
 
 
-def read_embedding(body: bytes, limits: Limits) -> EmbeddingRequest:
-    request: EmbeddingRequest = READER.read(body)
+def read_embedding(body: bytes, limits: Limits, ignored: Ignored | None = None) -> EmbeddingRequest:
+    request: EmbeddingRequest = READER.read(body, ignored)
     if isinstance(request.input, list):
         check_count(_count(request.input), limits.prompts, "input", "inputs")
     return request
@@ -144,17 +146,17 @@ class Placed(Struct, frozen=True):
 
 Pair: TypeAlias = tuple[Placed, Placed]
 
-_rerank = Reader.of(RerankRequest)
-_score = Reader.of(ScoreRequest)
+_rerank = Reader.of(RerankRequest, VECTORS, IDLE)
+_score = Reader.of(ScoreRequest, VECTORS, IDLE)
 
 
-def read_rerank(body: bytes) -> RerankRequest:
-    request: RerankRequest = _rerank.read(body)
+def read_rerank(body: bytes, ignored: Ignored | None = None) -> RerankRequest:
+    request: RerankRequest = _rerank.read(body, ignored)
     return request
 
 
-def read_score(body: bytes) -> ScoreRequest:
-    request: ScoreRequest = _score.read(body)
+def read_score(body: bytes, ignored: Ignored | None = None) -> ScoreRequest:
+    request: ScoreRequest = _score.read(body, ignored)
     return request
 
 

@@ -17,7 +17,9 @@ GROUPS: dict[str, frozenset[str]] = {
     "dialect": frozenset(
         {"dialect", "tool_call_parser", "reasoning_parser", "reasoning_open", "reasoning_close"}
     ),
-    "server": frozenset({"host", "port", "keep_alive", "request_timeout", "shutdown_grace"}),
+    "server": frozenset(
+        {"host", "port", "unknown_fields", "keep_alive", "request_timeout", "shutdown_grace"}
+    ),
     "doors": frozenset({"api_key", "api_key_file", "insecure", "metrics", "allow_host", "cors_origin"}),
     "patience": frozenset({"header_timeout", "body_timeout", "write_timeout", "idle_timeout"}),
     "engine": frozenset(

@@ -82,7 +82,8 @@ class App:
         began = loop.time()
         host = self.host
         limits = self.settings.limits
-        exchange = Exchange(scope, receive, send, limits, host.workers, host.bodies, host.replies)
+        unknown = self.settings.unknown_fields
+        exchange = Exchange(scope, receive, send, limits, host.workers, host.bodies, host.replies, unknown)
         if self.host.admission.draining:
             exchange.head[b"connection"] = b"close"
         scope["dragoman.exchange"] = exchange

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
-from dragoman.api.read import check_shape
+from dragoman.api.read import Ignored, Unknown, check_shape
 from dragoman.api.reply import ErrorSpelling, encode_json, page
 from dragoman.errors import BadRequest, BodyTooLarge, DragomanError, MethodNotAllowed, UnsupportedMedia
 from dragoman.http.admission import Budget, Holding, Replies, Visit
@@ -26,9 +26,9 @@ R = TypeVar("R")
 _SANE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _encode = msgspec.json.Encoder().encode
 PIECE_BYTES = 32 * 1024
-TOLD_FACTS = frozenset({"unenforced", "broken", "overridden"})
-"""Facts that headers tell: what the engine was not held to, whether the answer is other than that, and what
-was not for the request to say."""
+TOLD_FACTS = frozenset({"ignored", "unenforced", "broken", "overridden"})
+"""Facts that headers tell: fields without effect, what the engine was not held to, whether the answer is
+other than that, and what was not for the request to say."""
 
 
 class Exchange:
@@ -41,6 +41,7 @@ class Exchange:
         workers: Workers,
         bodies: Budget,
         replies: Replies,
+        unknown_fields: Unknown = "warn",
     ) -> None:
         self.scope = scope
         self.method: str = scope["method"]
@@ -57,6 +58,8 @@ class Exchange:
         """Whether it takes none of the engine's time."""
         self.head: dict[bytes, bytes] = {b"x-content-type-options": b"nosniff"}
         """What every reply says beside its own headers."""
+        self.ignored = Ignored(unknown_fields)
+        """What of the body has no effect; whoever reads it says so here."""
         self.facts: dict[str, Any] = {}
         """What the access log and the metrics say of this exchange."""
         self.receive = receive
@@ -87,7 +90,10 @@ class Exchange:
     async def read(self, read: Callable[[bytes], R]) -> tuple[R, int]:
         """What `read` makes of the body, once that is of a shape that a request may have; and its size."""
         body = await self._received()
-        return await self.aside(len(body), partial(_read, body, self._limits, read)), len(body)
+        made = await self.aside(len(body), partial(_read, body, self._limits, read))
+        if names := self.ignored.told:
+            self.facts["ignored"] = names
+        return made, len(body)
 
     async def answer(self, work: Callable[[bytes], Any]) -> None:
         """The reply is what `work` makes of the body, all in one go: read, looked at, and written as JSON."""

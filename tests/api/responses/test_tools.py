@@ -6,6 +6,7 @@ from msgspec.structs import replace
 from openai.types.responses import Tool
 from pydantic import TypeAdapter
 
+from dragoman.api.read import Ignored
 from dragoman.api.responses.tools import Offer, Ref, echo, offer_tools
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits
@@ -17,7 +18,7 @@ MCP = {"type": "mcp", "server_label": "files", "server_url": "https://files.exam
 
 
 def offer(*tools: dict[str, Any], items: Sequence[dict[str, Any]] = ()) -> Offer:
-    return offer_tools(tools, Limits(), items)
+    return offer_tools(tools, Limits(), items, Ignored("error"))
 
 
 def refused(*tools: dict[str, Any]) -> BadRequest:

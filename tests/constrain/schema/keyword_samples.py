@@ -192,7 +192,7 @@ PARTLY: list[tuple[Any, str]] = [
     ({"patternProperties": {"^a": {"type": "null"}, "b$": {"type": "string"}}, "type": "object"}, ""),
     ({"propertyNames": {"format": "date"}}, "/propertyNames"),
     ({"type": "any"}, "/type"),
-    ({"type": "string", "required": True}, "/required"),
+    ({"type": "string", "required": "a"}, "/required"),
     ({"minLenght": 3}, "/minLenght"),
     ({"properties": {"a": {"items": "string"}}}, "/properties/a/items"),
     ({"minItems": -1}, "/minItems"),

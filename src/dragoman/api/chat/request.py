@@ -1,26 +1,31 @@
 """Chat Completions: the request, its messages, and the MCP servers that it names."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from operator import attrgetter
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
 from msgspec.json import encode as encode_json
 from msgspec.structs import replace
 
-from dragoman.api.choosing_fields import read_wanted
-from dragoman.api.read import Reader
+from dragoman.api.choosing_fields import IDLE, read_wanted
+from dragoman.api.foreign_fields import CHAT, ECHOED_IN_CALLS, ECHOED_IN_MESSAGES
+from dragoman.api.read import Ignored, Reader
 from dragoman.api.shared_fields import (
+    Longest,
     Natural,
     ShortText,
     TemplateFields,
     TokenId,
     Verbosity,
+    check_longest,
     check_reasoning,
     check_shared,
     check_template,
     sampling,
     template_kwargs,
     thinking,
+    thought_text,
     turn_spec,
 )
 from dragoman.api.tools import (
@@ -46,17 +51,19 @@ from dragoman.types import Conversation, IdsPrompt, Message, Prompt, Role, ToolC
 
 
 MEDIA_PARTS = {
-    "image_url": "images",
-    "input_image": "images",
-    "input_audio": "audio",
-    "audio_url": "audio",
+    **dict.fromkeys(("image_url", "input_image", "images"), "images"),
+    **dict.fromkeys(("input_audio", "audio_url"), "audio"),
+    **dict.fromkeys(("file", "input_file"), "files"),
     "video_url": "video",
-    "file": "files",
-    "input_file": "files",
 }
 
 
+THOUGHTS = ("thinking", "reasoning", "redacted_thinking")
+"""Parts of an assistant's message that are its reasoning."""
+
+
 class FunctionCall(Struct, forbid_unknown_fields=True):
+    echoed: ClassVar[frozenset[str]] = ECHOED_IN_CALLS
     name: str
     arguments: str | dict[str, Any] | None = None
 
@@ -67,6 +74,7 @@ class CustomCall(Struct, forbid_unknown_fields=True):
 
 
 class MessageToolCall(Struct, forbid_unknown_fields=True):
+    echoed: ClassVar[frozenset[str]] = ECHOED_IN_CALLS
     function: FunctionCall | None = None
     custom: CustomCall | None = None
     id: str | None = None
@@ -82,6 +90,7 @@ class MessageToolCall(Struct, forbid_unknown_fields=True):
 
 
 class MessageBody(Struct, forbid_unknown_fields=True):
+    echoed: ClassVar[frozenset[str]] = ECHOED_IN_MESSAGES
     role: Role
     content: str | list[dict[str, Any]] | None = None
     name: ShortText | None = None
@@ -91,7 +100,13 @@ class MessageBody(Struct, forbid_unknown_fields=True):
     tool_calls: list[MessageToolCall] | None = None
     function_call: FunctionCall | None = None
     tool_call_id: ShortText | None = None
-    # What servers and clients leave in messages they send back; none of it is part of a prompt.
+    # Others' ways to say that the last message is to be gone on with, and to write reasoning.
+    prefix: bool | None = None
+    partial: bool | None = None
+    reasoning_details: list[dict[str, Any]] | None = None
+    thinking_blocks: list[dict[str, Any]] | None = None
+    reasoning_items: list[dict[str, Any]] | None = None
+    images: list[Any] | None = None
     id: str | None = None
     refusal: str | None = None
     annotations: Any = None
@@ -102,9 +117,12 @@ class MessageBody(Struct, forbid_unknown_fields=True):
 def check_messages(messages: Sequence[MessageBody]) -> None:
     """Raises where a part or a call cannot be used."""
     for number, message in enumerate(messages):
+        if message.images:
+            raise _no_media("images", f"messages[{number}].images")
         if isinstance(message.content, list):
             for at, part in enumerate(message.content):
-                part_text(part, f"messages[{number}].content[{at}]")
+                if not _is_thought(message, part):
+                    part_text(part, f"messages[{number}].content[{at}]")
         if message.tool_calls or message.function_call:
             # Arguments may be anything: a model may have written them wrong, or been cut short.
             _check_calls(message, f"messages[{number}]")
@@ -126,8 +144,7 @@ def part_text(part: dict[str, Any], param: str) -> str:
         kind if kind in MEDIA_PARTS else next((key for key in part if key in MEDIA_PARTS and part[key]), "")
     )
     if media:
-        message = f"This model takes text only; {MEDIA_PARTS[media]} are not supported."
-        raise BadRequest(message, param=param, code="unsupported_content")
+        raise _no_media(media, param)
     key = "refusal" if kind == "refusal" else "text"
     if kind not in ("text", "input_text", "output_text", "refusal"):
         raise BadRequest(
@@ -139,16 +156,46 @@ def part_text(part: dict[str, Any], param: str) -> str:
     return text
 
 
+def _no_media(kind: str, param: str) -> BadRequest:
+    message = f"This model takes text only; {MEDIA_PARTS[kind]} are not supported."
+    return BadRequest(message, param=param, code="unsupported_content")
+
+
 def to_message(body: MessageBody) -> Message:
     """The template's view: everything that does not belong into a prompt is gone."""
+    content = body.content
+    reasoning = body.reasoning_content or body.reasoning or body.thinking
+    if _elsewhere(body) != _NOWHERE or isinstance(content, list):
+        content, reasoning = _said(body), reasoning or _thoughts(body)
     return Message(
         role=body.role,
-        content=_parts(body.content) if isinstance(body.content, list) else body.content,
+        content=content,
         name=body.name,
-        reasoning=body.reasoning_content or body.reasoning or body.thinking,
+        reasoning=reasoning,
         tool_calls=tuple(_tool_calls(body)),
         tool_call_id=body.tool_call_id,
     )
+
+
+def _is_thought(body: MessageBody, part: dict[str, Any]) -> bool:
+    return body.role == "assistant" and part.get("type") in THOUGHTS
+
+
+def _said(body: MessageBody) -> str | list[dict[str, Any]] | None:
+    if not isinstance(body.content, list):
+        return body.content
+    return _parts([part for part in body.content if not _is_thought(body, part)])
+
+
+def _thoughts(body: MessageBody) -> str | None:
+    """Reasoning in parts of the content, or as other services and SDKs write it."""
+    content = body.content if isinstance(body.content, list) else ()
+    several = ([part for part in content if _is_thought(body, part)], *_elsewhere(body))
+    return next((text for given in several if given and (text := thought_text(given))), None)
+
+
+_elsewhere = attrgetter("thinking_blocks", "reasoning_details", "reasoning_items")
+_NOWHERE = (None, None, None)
 
 
 def _parts(content: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -189,7 +236,7 @@ class ChatRequest(TemplateFields, kw_only=True, forbid_unknown_fields=True):
     verbosity: Verbosity | None = None
     response_prefix: str | None = None
     # What the answer is to be.
-    max_completion_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    max_completion_tokens: Longest | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     tool_choice: Any = None
@@ -208,6 +255,19 @@ class ChatRequest(TemplateFields, kw_only=True, forbid_unknown_fields=True):
         """The prompt as ids, and the field that they came in; None if a template is to make it."""
         named = {"prompt_token_ids": self.prompt_token_ids, "input_ids": self.input_ids}
         return next(((name, ids) for name, ids in named.items() if ids is not None), None)
+
+    @property
+    def continues(self) -> bool:
+        """Whether the answer goes on where the last message ends."""
+        if self.continue_final_message is not None or not self.messages:
+            return bool(self.continue_final_message)
+        last = self.messages[-1]
+        return last.role == "assistant" and bool(last.prefix or last.partial)
+
+    @property
+    def shows_reasoning(self) -> bool:
+        excluded = self.reasoning is not None and self.reasoning.exclude
+        return self.include_reasoning is not False and not excluded
 
     @property
     def declared(self) -> Declared:
@@ -231,20 +291,20 @@ class ChatRequest(TemplateFields, kw_only=True, forbid_unknown_fields=True):
         return asked is not None and asked.named
 
 
-READER = Reader.of(ChatRequest)
+READER = Reader.of(ChatRequest, CHAT, IDLE)
 
 
-def read(body: bytes, limits: Limits) -> ChatRequest:
-    request: ChatRequest = READER.read(body)
+def read(body: bytes, limits: Limits, ignored: Ignored | None = None) -> ChatRequest:
+    request: ChatRequest = READER.read(body, ignored)
     check_conversation(request, limits)
     check_shared(request)
     _check_chat(request)
     return request
 
 
-def read_to_render(body: bytes, limits: Limits) -> ChatRequest:
+def read_to_render(body: bytes, limits: Limits, ignored: Ignored | None = None) -> ChatRequest:
     """For the routes that stop at the prompt, where tools are no more than a part of it."""
-    request: ChatRequest = READER.read(body)
+    request: ChatRequest = READER.read(body, ignored)
     check_conversation(request, limits)
     return request
 
@@ -283,7 +343,7 @@ def echo_text(request: ChatRequest) -> str:
     if not request.echo:
         return ""
     messages = request.messages or ()
-    begun = join_texts(messages[-1].content) if messages and request.continue_final_message else ""
+    begun = join_texts(_said(messages[-1])) if messages and request.continues else ""
     return begun + (request.response_prefix or "")
 
 
@@ -292,6 +352,8 @@ def _read_logprobs(request: ChatRequest) -> int | None:
 
 
 def _check_chat(request: ChatRequest) -> None:
+    check_longest(request.max_tokens, "max_tokens")
+    check_longest(request.max_completion_tokens, "max_completion_tokens")
     if request.top_logprobs and not request.logprobs:
         raise BadRequest("top_logprobs needs logprobs: true.", param="top_logprobs", code="invalid_value")
     check_reasoning(request)
@@ -318,7 +380,7 @@ def check_conversation(request: ChatRequest, limits: Limits) -> None:
     check_tools(request.declared, limits)
     check_template(request, limits)
     check_messages(request.messages or ())
-    if request.continue_final_message and request.add_generation_prompt:
+    if request.continues and request.add_generation_prompt:
         message = "continue_final_message and add_generation_prompt exclude each other."
         raise BadRequest(message, param="continue_final_message", code="invalid_value")
 
@@ -346,7 +408,7 @@ def prompt(request: ChatRequest) -> Prompt:
 
 def conversation(request: ChatRequest) -> Conversation:
     """The template's view: everything that does not belong into a prompt is gone."""
-    continues = bool(request.continue_final_message)
+    continues = request.continues
     generates = not continues if request.add_generation_prompt is None else request.add_generation_prompt
     return Conversation(
         messages=tuple(to_message(body) for body in request.messages or ()),

@@ -1,22 +1,25 @@
 """Responses: the request. What is wrong with its input items, `items.normalise` says."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta, Struct, field
 
-from dragoman.api.choosing_fields import Description, JsonSchema, SchemaName, read_wanted
-from dragoman.api.read import UNSUPPORTED, Reader
+from dragoman.api.choosing_fields import IDLE, Description, JsonSchema, SchemaName, read_wanted
+from dragoman.api.foreign_fields import RESPONSES
+from dragoman.api.read import Ignored, Reader
 from dragoman.api.responses.history import Visible, messages
 from dragoman.api.responses.tools import HOSTED, Offer, echo, offer_tools
 from dragoman.api.shared_fields import (
+    Longest,
     Natural,
     Positive,
     ReasoningOptions,
     ShortText,
     TemplateFields,
     Verbosity,
+    check_longest,
     check_reasoning,
     check_shared,
     check_template,
@@ -70,6 +73,7 @@ class TextOptions(Struct, forbid_unknown_fields=True):
 
 
 class ResponseReasoning(ReasoningOptions, forbid_unknown_fields=True):
+    echoed: ClassVar[frozenset[str]] = frozenset()
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
     """The older name."""
@@ -82,6 +86,7 @@ class ConversationRef(Struct, forbid_unknown_fields=True):
 
 
 class ContextManagement(Struct, forbid_unknown_fields=True):
+    exact: ClassVar[bool] = True
     type: Literal["compaction"]
     compact_threshold: Positive | None = None
 
@@ -96,7 +101,7 @@ class ResponseRequest(TemplateFields, kw_only=True, forbid_unknown_fields=True):
     truncation: Literal["auto", "disabled"] | None = None
     context_management: list[ContextManagement] | None = None
     # What the answer is to be.
-    max_output_tokens: Positive | None = None
+    max_output_tokens: Longest | None = None
     max_tool_calls: Positive | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
@@ -175,19 +180,20 @@ def _said(options: Struct) -> dict[str, Any]:
     return {name: value for name, value in shown.items() if value is not None}
 
 
-READER = Reader.of(ResponseRequest, {**UNSUPPORTED, "response_schema": "say it in text.format"})
+READER = Reader.of(ResponseRequest, RESPONSES, (*IDLE, "image"))
 
 
-def read(body: bytes, limits: Limits) -> ResponseRequest:
+def read(body: bytes, limits: Limits, ignored: Ignored | None = None) -> ResponseRequest:
     """Refuses what can be refused without the store."""
-    request: ResponseRequest = READER.read(body)
+    request: ResponseRequest = READER.read(body, ignored)
     _check_here(request)
     check_shared(request)
     check_reasoning(request)
     check_template(request, limits)
     _check_context(request, limits)
     _check_answer(request, limits)
-    check_choice(request.tool_choice, offer_tools(request.tools, limits), limits)
+    offer = offer_tools(request.tools, limits, ignored=ignored or Ignored("error"))
+    check_choice(request.tool_choice, offer, limits)
     return request
 
 
@@ -196,6 +202,9 @@ def _check_here(request: ResponseRequest) -> None:
         value = getattr(request, name)
         if value is not None and value is not False:
             raise BadRequest(f"'{name}' is not supported: {reason}.", param=name, code="unsupported_field")
+    if request.reasoning and request.reasoning.exclude:
+        message = "'reasoning.exclude' is not supported: a response tells its reasoning."
+        raise BadRequest(message, param="reasoning.exclude", code="unsupported_field")
     if request.n not in (None, 1):
         raise BadRequest("A response is one answer; leave out n.", param="n", code="unsupported_field")
 
@@ -218,6 +227,9 @@ def _check_answer(request: ResponseRequest, limits: Limits) -> None:
     if request.background and not request.stored:
         message = "background needs store: its response can only be had from the store."
         raise BadRequest(message, param="background", code="invalid_value")
+    check_longest(request.max_output_tokens, "max_output_tokens")
+    if request.max_output_tokens == -1:
+        request.max_output_tokens = None
     _sampling(request)
 
 

@@ -6,14 +6,15 @@ name stands for is kept beside it, as a `Ref`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
-from dragoman.api.read import Reader
+from dragoman.api.read import Ignored, Reader
 from dragoman.api.responses.items import ItemDict
 from dragoman.api.tools import (
+    ECHOED,
     CustomFormat,
     CustomTool,
     Declared,
@@ -48,6 +49,8 @@ HOSTED = (
 class McpDeclaration(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An MCP server as the request names it. A label alone names one of the server's own settings."""
 
+    echoed: ClassVar[frozenset[str]] = ECHOED
+
     type: Literal["mcp"]
     server_label: Label
     server_url: str | None = None
@@ -77,8 +80,8 @@ class McpDeclaration(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 _READER = Reader.of(McpDeclaration)
 
 
-def read_mcp(tool: dict[str, Any], place: str) -> McpDeclaration:
-    declared: McpDeclaration = _READER.convert(tool, place)
+def read_mcp(tool: dict[str, Any], place: str, ignored: Ignored) -> McpDeclaration:
+    declared: McpDeclaration = _READER.convert(tool, place, ignored)
     for name in ("connector_id", "tunnel_id"):
         if getattr(declared, name) is not None:
             message = f"'{place}.{name}' belongs to a hosted service; send server_url instead."
@@ -101,6 +104,7 @@ def without_secrets(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 class FunctionTool(Struct, forbid_unknown_fields=True):
+    echoed: ClassVar[frozenset[str]] = ECHOED
     type: Literal["function"]
     name: str
     parameters: dict[str, Any] | None = None
@@ -122,6 +126,7 @@ class GrammarFormat(Grammar, forbid_unknown_fields=True, tag_field="type", tag="
 
 
 class FlatCustomTool(Struct, forbid_unknown_fields=True):
+    echoed: ClassVar[frozenset[str]] = ECHOED
     type: Literal["custom"]
     name: str
     description: str | None = None
@@ -197,12 +202,17 @@ _FUNCTION, _CUSTOM, _NAMESPACE = Reader.of(FunctionTool), Reader.of(FlatCustomTo
 
 
 def offer_tools(
-    tools: Sequence[dict[str, Any]] | None, limits: Limits, items: Sequence[ItemDict] = ()
+    tools: Sequence[dict[str, Any]] | None,
+    limits: Limits,
+    items: Sequence[ItemDict] = (),
+    ignored: Ignored | None = None,
 ) -> Offer:
     """What is offered before any MCP server was asked; raises at the first tool that cannot be used.
 
-    Tools that were loaded on the way, by items of the context, are there as well.
+    Tools that were loaded on the way, by items of the context, are there as well. `ignored` is told what of
+    the tools has no effect, once: later it is known.
     """
+    ignored = ignored or Ignored()
     placed = [(f"tools[{number}]", tool) for number, tool in enumerate(tools or ())]
     placed += [("input", tool) for tool in _find_loaded(items, tools or ())]
     check_count(sum(_inside(tool) for _, tool in placed), limits.tools, "tools", "tools")
@@ -214,10 +224,10 @@ def offer_tools(
         if kind in HOSTED:
             hidden.append(kind)
         elif kind == "mcp":
-            mcp.append(read_mcp(tool, place))
+            mcp.append(read_mcp(tool, place, ignored))
             _check_label([each.server_label for each in mcp], place)
         else:
-            functions.extend(_functions(tool, place))
+            functions.extend(_functions(tool, place, ignored))
     offer = Offer(
         field="tools",
         functions=[each.function for each in functions],
@@ -261,23 +271,23 @@ class _Placed(Struct, frozen=True):
     ref: Ref
 
 
-def _functions(tool: dict[str, Any], place: str) -> Iterator[_Placed]:
+def _functions(tool: dict[str, Any], place: str, ignored: Ignored) -> Iterator[_Placed]:
     if tool.get("type") != "namespace":
-        yield _place_tool(tool, place, None)
+        yield _place_tool(tool, place, None, ignored)
         return
-    space: NamespaceTool = _NAMESPACE.convert(tool, place)
+    space: NamespaceTool = _NAMESPACE.convert(tool, place, ignored)
     if not space.name:
         raise wrong(f"{place}.name", "must not be empty")
     for number, inner in enumerate(space.tools):
-        yield _place_tool(inner, f"{place}.tools[{number}]", space)
+        yield _place_tool(inner, f"{place}.tools[{number}]", space, ignored)
 
 
-def _place_tool(tool: dict[str, Any], place: str, space: NamespaceTool | None) -> _Placed:
+def _place_tool(tool: dict[str, Any], place: str, space: NamespaceTool | None, ignored: Ignored) -> _Placed:
     kind = tool.get("type")
     if kind == "function":
-        function = _plain(_FUNCTION.convert(tool, place))
+        function = _plain(_FUNCTION.convert(tool, place, ignored))
     elif kind == "custom":
-        function = _custom(_CUSTOM.convert(tool, place), place)
+        function = _custom(_CUSTOM.convert(tool, place, ignored), place)
     else:
         known = "function or custom" if space else "function, custom, namespace, mcp or a hosted tool's"
         shown = repr(kind[:64]) if isinstance(kind, str) else "no string"

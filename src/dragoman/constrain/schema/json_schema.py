@@ -23,6 +23,7 @@ from dragoman.constrain.schema.keywords import (
     at,
     fate_of,
     fits,
+    slip_of,
 )
 from dragoman.constrain.schema.rewrites import rewrite_words
 from dragoman.constrain.vocabulary import byte_vocabulary
@@ -293,9 +294,7 @@ class _Walk:
         row = fate_of(name)
         where = at(place, name)
         if row is None:
-            self.problems.add(
-                where, "is no word of JSON Schema that is known here; leave it out or name it x-..."
-            )
+            self.problems.add(where, f"is no word of JSON Schema; did you mean '{slip_of(name)}'?")
             return False
         if name in _EMPTY and not any(other in schema for other in _EMPTY[name]):
             return False
@@ -304,6 +303,9 @@ class _Walk:
             return False
         if name in ("$id", "id") and place:
             self.problems.add(where, "is only allowed at the top: references would mean something else below")
+        if name == "required" and isinstance(schema[name], bool):
+            # Draft 3's, of a property: the object around it says what is required.
+            return False
         return row.fate == "enforced" and self._fits(row, schema[name], where)
 
     def _fits(self, row: Keyword, value: Any, where: str) -> bool:

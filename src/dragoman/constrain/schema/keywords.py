@@ -4,11 +4,12 @@ Nothing is ignored in silence. A word is enforced, says something that forbids n
 What is wrong with one is a `SchemaProblem`, with its place.
 """
 
+from functools import lru_cache
 from typing import Any, Literal
 
 from msgspec import Struct
 
-from dragoman.errors import BadRequest
+from dragoman.errors import BadRequest, is_near
 
 Fate = Literal["enforced", "note", "refused"]
 Shape = Literal[
@@ -98,7 +99,7 @@ def _notes() -> list[Keyword]:
         *(Keyword(word, "note") for word in words.split()),
         Keyword("$id", "note", "text", "at the top"),
         Keyword("id", "note", "any", "at the top"),
-        Keyword("x-...", "note", note="a word of one's own, but for `x-guidance`"),
+        Keyword("...", "note", note="any word that no draft knows, unless it looks like a slip of one above"),
     ]
 
 
@@ -150,10 +151,15 @@ OF_TYPES = {
 
 
 def fate_of(name: str) -> Keyword | None:
-    """The row of a word; None for one that no draft knows."""
-    if name.startswith("x-") and name != "x-guidance":
-        return KEYWORDS["x-..."]
-    return KEYWORDS.get(name)
+    """The row of a word; None for a slip. One that no draft knows is a note, as JSON Schema says."""
+    found = KEYWORDS.get(name)
+    return found if found is not None else None if slip_of(name) else KEYWORDS["..."]
+
+
+@lru_cache(maxsize=4096)
+def slip_of(name: str) -> str | None:
+    """`slip_of("minlength")` is `minLength`."""
+    return next((known for known in KEYWORDS if is_near(name, known)), None) if name[:2] != "x-" else None
 
 
 def fits(value: object, shape: Shape) -> bool:

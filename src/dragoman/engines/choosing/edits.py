@@ -4,6 +4,7 @@ Each maker returns a function that edits the row in place, given the ids generat
 """
 
 import math
+from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -124,7 +125,9 @@ def edits(sampling: Sampling, prompt: Ids, vocabulary: int, ends: frozenset[int]
     if sampling.logit_bias:
         found.append(bias(sampling.logit_bias))
     asked = sampling.samplers
-    if asked is None or "penalties" in asked.order:
+    if asked is not None and asked.penalty_range is not None and "penalties" in asked.order:
+        found.append(penalize_recent(sampling, prompt, asked.penalty_range))
+    elif asked is None or "penalties" in asked.order:
         found += _penalties(sampling, prompt, vocabulary)
     if asked is not None and asked.dry_multiplier > 0 and "dry" in asked.order:
         found.append(penalize_loops(asked, prompt))
@@ -210,5 +213,24 @@ def penalize_use(frequency: float, presence: float, vocabulary: int) -> Edit:
             amounts[last] += frequency if last in used else frequency + presence
             used.add(last)
         np.subtract(row, amounts, out=row)
+
+    return edit
+
+
+def penalize_recent(sampling: Sampling, prompt: Ids, newest: int) -> Edit:
+    """All penalties, of the newest ids only: of prompt and output, or of the output for those of use."""
+    seen = deque(prompt[-newest:].tolist(), maxlen=newest)
+    used: deque[int] = deque(maxlen=newest)
+    factor = np.float32(sampling.repetition_penalty)
+
+    def edit(row: Logits, output: Sequence[int]) -> None:
+        if output:
+            seen.append(output[-1])
+            used.append(output[-1])
+        places = np.fromiter(set(seen), np.intp)
+        values = row[places]
+        row[places] = np.where(values > 0, values / factor, values * factor)
+        for id_, count in Counter(used).items():
+            row[id_] -= np.float32(sampling.presence_penalty + count * sampling.frequency_penalty)
 
     return edit

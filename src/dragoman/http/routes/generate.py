@@ -20,7 +20,7 @@ from dragoman.api.chat.request import (
     without_servers,
 )
 from dragoman.api.chat.stored import KeptStream
-from dragoman.api.completions import CompletionRequest, CompletionSpelling, Echo
+from dragoman.api.completions import CompletionRequest, CompletionSpelling, Echo, Unanswered
 from dragoman.api.reply import ChunkOptions, Head, Speller, StreamWriter, about_bytes, new_head, weight_field
 from dragoman.api.shared_fields import SharedFields
 from dragoman.engines.sound import check_sound, wrong_prompt_entries
@@ -35,11 +35,13 @@ from dragoman.mcp import McpFailure, McpTool
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.tool_loop import HiddenCalls, Toolbox, ToolLoop
 from dragoman.turns.turn import Turn, note_terms
-from dragoman.types import Answer, TokenLogprob
+from dragoman.types import Answer, TokenLogprob, Usage
 
 
 async def chat(host: Host, exchange: Exchange) -> None:
-    request, size = await exchange.read(partial(chat_request.read, limits=host.limits))
+    request, size = await exchange.read(
+        partial(chat_request.read, limits=host.limits, ignored=exchange.ignored)
+    )
     exchange.visit.within(request.timeout)
     if request.store:
         host.desk.required("store")
@@ -50,7 +52,7 @@ async def chat(host: Host, exchange: Exchange) -> None:
             _speller(host, request),
             logprobs=bool(request.logprobs),
             legacy=request.legacy,
-            reasoning=request.include_reasoning is not False,
+            reasoning=request.shows_reasoning,
             named=request.names_a_tool,
             custom=request.declared.custom,
         )
@@ -69,7 +71,9 @@ async def _chat_turn(
 
 
 async def completions(host: Host, exchange: Exchange) -> None:
-    request, size = await exchange.read(partial(completion_bodies.read, limits=host.limits))
+    request, size = await exchange.read(
+        partial(completion_bodies.read, limits=host.limits, ignored=exchange.ignored)
+    )
     exchange.visit.within(request.timeout)
     spec = await exchange.aside(size, partial(completion_bodies.spec, request))
     turn = await run_turn.plan(host, exchange, spec, size)
@@ -129,6 +133,9 @@ class _RoutedAnswer(Struct, frozen=True):
             check_sound(engine, wrong_prompt_entries(told or (), size, job.sampling.prompt_logprobs or 0))
         return turn.prompt_logprobs
 
+    def usage(self) -> Usage:
+        return self.turn.usage
+
     def writer(self, *, plain: bool) -> StreamWriter:
         request, turn = self.request, self.turn
         told = ChunkOptions(request.wants_usage, request.wants_running_usage, bool(request.return_token_ids))
@@ -136,7 +143,7 @@ class _RoutedAnswer(Struct, frozen=True):
             self.head,
             self.spelling,
             told,
-            lambda: turn.usage,
+            self.usage,
             plain=plain,
             weights=lambda: turn.weight_version,
         )
@@ -224,11 +231,17 @@ class _CompletionAnswer(_RoutedAnswer, frozen=True):
         def opening() -> bytes:
             return completion_bodies.opening(writer, turn.choices, self._echoes(), self._prompts())
 
-        await self.send(writer, opening)
+        told = Unanswered(writer) if completion_bodies.wants_none(self.request) else writer
+        await self.send(told, opening)
+
+    def usage(self) -> Usage:
+        return completion_bodies.told_usage(self.request, self.turn.usage)
 
     async def whole(self) -> None:
         request, exchange = self.request, self.exchange
         answers = await run_turn.whole(exchange, self.turn)
+        if completion_bodies.wants_none(request):
+            answers = [completion_bodies.without_text(answer) for answer in answers]
         if completion_bodies.ranks(request):
             answers = completion_bodies.best(answers, request.best_of or 1, request.n or 1)
         size = self.reply_bytes(answers)
@@ -241,7 +254,7 @@ class _CompletionAnswer(_RoutedAnswer, frozen=True):
         reply = completion_bodies.whole(
             self.head,
             answers,
-            turn.usage,
+            self.usage(),
             self.spelling,
             jobs,
             self._echoes(),

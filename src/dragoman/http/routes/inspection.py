@@ -1,12 +1,12 @@
 """The routes that look without generating: models, tokens, prompts, and what an answer reads as."""
 
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any
 
 from dragoman.api import completions as completion_bodies
 from dragoman.api import inspection
 from dragoman.api.chat import request as chat_request
+from dragoman.api.read import Ignored
 from dragoman.errors import ModelNotFound
 from dragoman.http.exchange import Exchange
 from dragoman.http.host import Host
@@ -46,18 +46,18 @@ def _model(host: Host, name: str) -> dict[str, Any]:
     }
 
 
-def _answers(work: Callable[[Host, bytes], Any]) -> Callable[[Host, Exchange], Awaitable[None]]:
+def _answers(work: Callable[[Host, bytes, Ignored], Any]) -> Callable[[Host, Exchange], Awaitable[None]]:
     """A route whose reply is what `work` makes of the body."""
 
     async def handle(host: Host, exchange: Exchange) -> None:
-        await exchange.answer(partial(work, host))
+        await exchange.answer(lambda body: work(host, body, exchange.ignored))
 
     return handle
 
 
 @_answers
-def tokenize(host: Host, body: bytes) -> dict[str, Any]:
-    request = inspection.read_tokenize(body, host.limits)
+def tokenize(host: Host, body: bytes, ignored: Ignored) -> dict[str, Any]:
+    request = inspection.read_tokenize(body, host.limits, ignored)
     _, ids = host.model.planner.render(request.model, inspection.prompt(request))
     names = None
     if request.return_token_strs:
@@ -80,21 +80,21 @@ async def tokenizer_info(host: Host, exchange: Exchange) -> None:
 
 
 @_answers
-def detokenize(host: Host, body: bytes) -> dict[str, Any]:
-    request = inspection.read_detokenize(body, len(host.model.pieces))
+def detokenize(host: Host, body: bytes, ignored: Ignored) -> dict[str, Any]:
+    request = inspection.read_detokenize(body, len(host.model.pieces), ignored)
     host.model.planner.adapter(request.model)
     return {"prompt": host.model.pieces.text(request.tokens)}
 
 
 @_answers
-def render_chat(host: Host, body: bytes) -> dict[str, Any]:
-    request = chat_request.read_to_render(body, host.limits)
+def render_chat(host: Host, body: bytes, ignored: Ignored) -> dict[str, Any]:
+    request = chat_request.read_to_render(body, host.limits, ignored)
     return _render(host, request.model, chat_request.prompt(request))
 
 
 @_answers
-def render_completions(host: Host, body: bytes) -> list[dict[str, Any]]:
-    request = completion_bodies.read(body, host.limits)
+def render_completions(host: Host, body: bytes, ignored: Ignored) -> list[dict[str, Any]]:
+    request = completion_bodies.read(body, host.limits, ignored)
     return [_render(host, request.model, prompt) for prompt in completion_bodies.prompts(request)]
 
 
@@ -104,35 +104,37 @@ def _render(host: Host, model: str | None, prompt: Prompt) -> dict[str, Any]:
 
 
 @_answers
-def count_chat(host: Host, body: bytes) -> dict[str, Any]:
-    request = chat_request.read_to_render(body, host.limits)
+def count_chat(host: Host, body: bytes, ignored: Ignored) -> dict[str, Any]:
+    request = chat_request.read_to_render(body, host.limits, ignored)
     _, ids = host.model.planner.render(request.model, chat_request.prompt(request))
     return {"object": "chat.completion.input_tokens", "input_tokens": len(ids)}
 
 
 @_answers
-def function_call(host: Host, body: bytes) -> Any:
-    return inspection.calls_reply(_calls(host, body))
+def function_call(host: Host, body: bytes, ignored: Ignored) -> Any:
+    return inspection.calls_reply(_calls(host, body, ignored))
 
 
 @_answers
-def function_call_sglang(host: Host, body: bytes) -> Any:
-    return inspection.calls_reply_sglang(_calls(host, body))
+def function_call_sglang(host: Host, body: bytes, ignored: Ignored) -> Any:
+    return inspection.calls_reply_sglang(_calls(host, body, ignored))
 
 
 @_answers
-def reasoning(host: Host, body: bytes) -> Any:
-    return inspection.reasoning_reply(_reasoning(host, body))
+def reasoning(host: Host, body: bytes, ignored: Ignored) -> Any:
+    return inspection.reasoning_reply(_reasoning(host, body, ignored))
 
 
 @_answers
-def reasoning_sglang(host: Host, body: bytes) -> Any:
-    return inspection.reasoning_reply_sglang(_reasoning(host, body))
+def reasoning_sglang(host: Host, body: bytes, ignored: Ignored) -> Any:
+    return inspection.reasoning_reply_sglang(_reasoning(host, body, ignored))
 
 
-def _calls(host: Host, body: bytes) -> Answer:
-    return inspection.parse_calls(inspection.read_calls(body, host.limits), host.model.found.dialect)
+def _calls(host: Host, body: bytes, ignored: Ignored) -> Answer:
+    request = inspection.read_calls(body, host.limits, ignored)
+    return inspection.parse_calls(request, host.model.found.dialect)
 
 
-def _reasoning(host: Host, body: bytes) -> Answer:
-    return inspection.parse_reasoning(inspection.read_reasoning(body, host.limits), host.model.found.dialect)
+def _reasoning(host: Host, body: bytes, ignored: Ignored) -> Answer:
+    request = inspection.read_reasoning(body, host.limits, ignored)
+    return inspection.parse_reasoning(request, host.model.found.dialect)

@@ -27,7 +27,7 @@ from dragoman.turns.turn import note_usage
 
 
 async def create(host: Host, exchange: Exchange) -> None:
-    request, size = await exchange.read(partial(requests.read, limits=host.limits))
+    request, size = await exchange.read(partial(requests.read, limits=host.limits, ignored=exchange.ignored))
     exchange.facts["model"] = host.model.planner.name(request.model)
     if not request.background:
         exchange.visit.within(request.timeout)
@@ -103,7 +103,7 @@ async def follow(exchange: Exchange, making: Making, keep_alive: float, after: i
 
 
 async def compact(host: Host, exchange: Exchange) -> None:
-    request, size = await exchange.read(partial(requests.read, limits=host.limits))
+    request, size = await exchange.read(partial(requests.read, limits=host.limits, ignored=exchange.ignored))
     if request.model is None:
         raise BadRequest("'model' is required.", param="model", code="missing_field")
     exchange.visit.within(request.timeout)
@@ -116,7 +116,7 @@ async def compact(host: Host, exchange: Exchange) -> None:
 
 
 async def input_tokens(host: Host, exchange: Exchange) -> None:
-    request, size = await exchange.read(partial(requests.read, limits=host.limits))
+    request, size = await exchange.read(partial(requests.read, limits=host.limits, ignored=exchange.ignored))
     host.model.planner.adapter(request.model)
     async with host.desk.context(request, exchange.owner, size, exchange.aside) as context:
         offer = await exchange.aside(context.size, partial(offer_tools, request.tools, host.limits))

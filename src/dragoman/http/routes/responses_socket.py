@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.types import Receive, Send
 
-from dragoman.api.read import check_shape
+from dragoman.api.read import Ignored, check_shape
 from dragoman.api.responses import request as requests
 from dragoman.api.responses.output import DATA, END, Written, one_by_one, unwrap_event
 from dragoman.api.responses.response import ERRORS
@@ -168,7 +168,9 @@ class Socket:
 
     async def _answer(self, message: SocketMessage, facts: dict[str, Any], visit: Visit) -> None:
         body = message.body()
-        reading = partial(requests.read, body, self._host.limits)
+        # A socket has no headers to tell them in.
+        ignored = Ignored(self._host.settings.unknown_fields)
+        reading = partial(requests.read, body, self._host.limits, ignored)
         request = await self._host.workers.run(self._owner, len(body), reading)
         visit.within(request.timeout)
         known = None

@@ -7,6 +7,7 @@ from operator import mul
 from typing import Any
 
 from dragoman.api import vectors as bodies
+from dragoman.api.read import Ignored
 from dragoman.api.reply import new_head
 from dragoman.api.vectors import EmbeddingRequest, Pair, RerankRequest, ScoreRequest
 from dragoman.engines.asked import ask_engine
@@ -26,7 +27,9 @@ FLOAT_BYTES = 16
 
 
 async def embed(host: Host, exchange: Exchange) -> None:
-    (request, given), size = await exchange.read(partial(_read_embed, limits=host.limits))
+    (request, given), size = await exchange.read(
+        partial(_read_embed, limits=host.limits, ignored=exchange.ignored)
+    )
     exchange.visit.within(request.timeout)
     _check_model(host, request.model)
     if not isinstance(host.engine, EmbeddingEngine):
@@ -44,13 +47,15 @@ async def embed(host: Host, exchange: Exchange) -> None:
     await exchange.json(await exchange.aside(size, make), size=size)
 
 
-def _read_embed(body: bytes, limits: Limits) -> tuple[EmbeddingRequest, list[Prompt]]:
-    request = bodies.read_embedding(body, limits)
+def _read_embed(body: bytes, limits: Limits, ignored: Ignored) -> tuple[EmbeddingRequest, list[Prompt]]:
+    request = bodies.read_embedding(body, limits, ignored)
     return request, bodies.prompts(request)
 
 
 async def rerank(host: Host, exchange: Exchange) -> None:
-    (request, pairs), size = await exchange.read(partial(_read_rerank, limits=host.limits))
+    (request, pairs), size = await exchange.read(
+        partial(_read_rerank, limits=host.limits, ignored=exchange.ignored)
+    )
     exchange.visit.within(request.timeout)
     scores, tokens = await _scores(host, exchange, pairs, request.model, size)
     head = new_head("rerank-", host.model.planner.name(request.model), host.fingerprint)
@@ -59,21 +64,23 @@ async def rerank(host: Host, exchange: Exchange) -> None:
     )
 
 
-def _read_rerank(body: bytes, limits: Limits) -> tuple[RerankRequest, list[Pair]]:
-    request = bodies.read_rerank(body)
+def _read_rerank(body: bytes, limits: Limits, ignored: Ignored) -> tuple[RerankRequest, list[Pair]]:
+    request = bodies.read_rerank(body, ignored)
     return request, bodies.pairs(request, limits)
 
 
 async def score(host: Host, exchange: Exchange) -> None:
-    (request, pairs), size = await exchange.read(partial(_read_score, limits=host.limits))
+    (request, pairs), size = await exchange.read(
+        partial(_read_score, limits=host.limits, ignored=exchange.ignored)
+    )
     exchange.visit.within(request.timeout)
     scores, tokens = await _scores(host, exchange, pairs, request.model, size)
     head = new_head("score-", host.model.planner.name(request.model), host.fingerprint)
     await exchange.json(bodies.describe_scores(head, scores, tokens, weights_of(host.engine)))
 
 
-def _read_score(body: bytes, limits: Limits) -> tuple[ScoreRequest, list[Pair]]:
-    request = bodies.read_score(body)
+def _read_score(body: bytes, limits: Limits, ignored: Ignored) -> tuple[ScoreRequest, list[Pair]]:
+    request = bodies.read_score(body, ignored)
     return request, bodies.pairs(request, limits)
 
 

@@ -1,0 +1,365 @@
+"""The fields of other servers and clients: what is meant by each, or that it changes nothing, or why not.
+
+These are looked at only where a body is not read as it stands. A name that is here is never taken for a slip.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import msgspec
+
+from dragoman.api.read import Foreign, Members
+
+Meaning: TypeAlias = Callable[[Any, Members], Mapping[str, Any]]
+
+RENAMED: Mapping[str, str] = {
+    other: own
+    for own, others in {
+        "max_tokens": "max_new_tokens n_predict num_predict max_length max_gen_tokens max_tokens_to_sample",
+        "min_tokens": "min_new_tokens min_length",
+        "temperature": "temp",
+        "typical_p": "typ_p",
+        "tfs": "tfs_z",
+        "top_n_sigma": "nsigma",
+        "min_temp": "dynatemp_low",
+        "max_temp": "dynatemp_high",
+        "repetition_penalty": "repeat_penalty rep_pen",
+        "penalty_last_n": "penalty_range repetition_range repetition_penalty_range rep_pen_range",
+        "seed": "random_seed sampling_seed sampler_seed",
+        "stop": "stop_sequence stop_sequences stopping_strings custom_stopping_strings",
+        "ignore_eos": "ban_eos_token",
+        "allowed_token_ids": "allowed_tokens",
+        "cache_salt": "extra_key",
+        "return_token_ids": "return_tokens return_prompt_token_ids",
+    }.items()
+    for other in others.split()
+}
+"""Other names for the fields of every request that is answered by a model."""
+
+HARMLESS_BY_REASON: Mapping[str, str] = {
+    "how the model is held": "keep_alive num_ctx n_ctx max_seq_len truncation_length num_keep n_keep"
+    " n_discard num_batch num_gpu main_gpu low_vram num_thread use_mmap use_mlock numa f16_kv vocab_only"
+    " slot_id generate_window backend_sampling data_parallel_rank routed_dp_rank",
+    "how it is computed, which changes nothing that may be said": "speculative_ngram speculative.n_min"
+    " speculative.n_max speculative.p_min guided_decoding_backend",
+    "which of several services is asked, and how": "provider providers models route transforms"
+    " custom_llm_provider api_type api_version api_server legacy_api num_retries max_retries"
+    " extra_headers extra_query caching cache cache_control session_id conversation_id chat_id trace_id mode",
+    "what is told beside the answer": "detokenize timings_per_token return_progress return_meta_info"
+    " return_cached_tokens_details return_timing response_fields details decoder_input_details custom_labels"
+    " reasoning_summary",
+    "nothing by itself": "dynamic_temperature early_stopping post_sampling_probs",
+}
+HARMLESS = frozenset(name for names in HARMLESS_BY_REASON.values() for name in names.split())
+
+
+_MESSAGES = (
+    "parsed type object stop_reason finish_reason token_ids logprobs index metadata timestamp created"
+    " createdAt created_at updatedAt is_error status cache_control signature reasoning_signature"
+    " reasoning_opaque encrypted_content response_metadata additional_kwargs usage model provider"
+)
+ECHOED_IN_MESSAGES = frozenset(_MESSAGES.split())
+"""What servers and clients leave in messages that they send back; none of it is part of a prompt."""
+ECHOED_IN_CALLS = frozenset(
+    {"parsed_arguments", "extra_content", "provider_specific_fields", "cache_control", "caller"}
+)
+
+_NOT_OFFERED = "this sampler is not offered; leave it out"
+_TEXT_ONLY = "this server has text models only"
+_HOSTED = "it belongs to a hosted service"
+_TEMPLATES = "templates come from the model or the server's settings"
+
+REFUSED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
+    **{
+        name: (_NOT_OFFERED, off)
+        for name, off in {
+            "cfg_scale": (1,),
+            "guidance_scale": (1,),
+            "negative_prompt": (),
+            "token_healing": (),
+            "repetition_decay": (),
+            "rep_pen_slope": (1,),
+            "encoder_repetition_penalty": (1,),
+            "no_repeat_ngram_size": (),
+            "penalty_alpha": (),
+            "epsilon_cutoff": (),
+            "eta_cutoff": (),
+            "num_beams": (1,),
+            "num_beam_groups": (1,),
+            "diversity_penalty": (),
+            "watermark": (),
+            "min_keep": (1,),
+            "banned_strings": (),
+            "stop_regex": (),
+            "t_max_predict_ms": (-1,),
+            "t_max_prompt_ms": (-1,),
+            "logits_processors": (),
+            "custom_logit_processor": (),
+        }.items()
+    },
+    **{
+        name: (reason, ())
+        for reason, names in {
+            "say it in response_format": "response_schema",
+            "whitespace is the server's own": "guided_whitespace_pattern",
+            _TEXT_ONLY: "audio prompt_embeds input_embeds images image_data",
+            "what runs here, and where, is not for a request to say": "chat_parser tool_parser api_base"
+            " base_url user_config trust_remote_code",
+            _HOSTED: "web_search_options moderation plugins search_parameters",
+            _TEMPLATES: "chat_template prompt_template instruction_template tool_prompt",
+            "nothing is told of it": "return_hidden_states return_routed_experts",
+            "ask for log probabilities with logprobs": "n_probs",
+            "nothing is added to a prompt": "safe_prompt",
+            "send it as a message of the role system": "system",
+        }.items()
+        for name in names.split()
+    },
+    **{
+        name: (reason, ({},))
+        for reason, names in {
+            _TEXT_ONLY: "mm_processor_kwargs media_io_kwargs multi_modal_data",
+            "it is for one engine only, and reaches none": "vllm_xargs custom_params kv_transfer_params"
+            " session_params bootstrap_host bootstrap_port bootstrap_room",
+        }.items()
+        for name in names.split()
+    },
+}
+"""Why not, and the values beside false, 0 and nothing at all that are as good as not sending it."""
+
+
+CHANGED: Mapping[str, str] = {
+    "do_sample": "false is a `temperature` of 0",
+    "repeat_last_n": "`penalty_last_n`; 0 turns penalties off",
+    "thinking": "`enable_thinking` by its `type`, and `budget_tokens` as `thinking_token_budget`",
+    "think": "`enable_thinking`, or `reasoning_effort` where it is a word",
+    "reasoning_effort": "`default` and `auto` are unset",
+    "preserve_thinking": "a variable of the chat template, as is `clear_thinking`",
+    "lora_path": "`lora`, as is `adapter_id`",
+    "format": "`guided_json`; `json` is any object",
+    "banned_tokens": "`logit_bias` of -100 for each, as is `custom_token_bans`",
+    "usage": "`include`: a stream has the usage in its last chunk",
+    "options": "what is in it counts as if it stood beside it, as with `extra_body`",
+    "max_output_tokens": "`max_tokens`; in Responses all names of that are `max_output_tokens`",
+    "add_bos_token": "completions: `add_special_tokens`; else without effect",
+    "return_full_text": "completions: `echo`",
+}
+"""For readers: what is meant by names that are more than another name for one field."""
+WRAPPING = frozenset({"options", "extra_body"})
+"""Ollama's, and what somebody copied who knows the SDK's."""
+OVERRULES = frozenset({"do_sample", "repeat_last_n"})
+
+
+def _rename(own: str) -> Meaning:
+    return lambda value, members: {own: value}
+
+
+def _longest(own: str) -> Meaning:
+    """Whatever is below 0 is no limit."""
+    return lambda value, members: {own: max(value, -1) if isinstance(value, int | float) else value}
+
+
+def _sample(value: Any, members: Members) -> Mapping[str, Any]:
+    return {} if value in (True, "true") else {"temperature": 0}
+
+
+def _recent(value: Any, members: Members) -> Mapping[str, Any]:
+    """llama.cpp's: 0 looks at no token at all, so that nothing is penalised."""
+    if value != 0 or value is False:
+        return {"penalty_last_n": value}
+    return {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
+
+
+def _think(value: Any, members: Members) -> Mapping[str, Any]:
+    """`{"type": "enabled", "budget_tokens": 1024}`, `true`, or `"high"`."""
+    if isinstance(value, str):
+        return _effort(value, members)
+    if not isinstance(value, dict):
+        return {"enable_thinking": value}
+    known = {"enabled": True, "disabled": False}
+    said: dict[str, Any] = {"enable_thinking": known.get(value.get("type", ""))}
+    said["thinking_token_budget"] = value.get("budget_tokens") if said["enable_thinking"] else None
+    kwargs = {name: value[name] for name in ("clear_thinking",) if value.get(name) is not None}
+    return {**said, "chat_template_kwargs": kwargs or None}
+
+
+def _effort(value: Any, members: Members) -> Mapping[str, Any]:
+    if value in ("default", "auto", ""):
+        return {}
+    return {"reasoning_effort": "none" if value in (False, "off", "disable", "disabled") else value}
+
+
+def _reasoning(value: Any, members: Members) -> Mapping[str, Any]:
+    """The object of ours, or what some have in its place: an effort, or whether to reason at all."""
+    if isinstance(value, dict):
+        if value.get("effort") in ("default", "auto", ""):
+            value = {key: inner for key, inner in value.items() if key != "effort"}
+        return {"reasoning": value}
+    return _effort(value, members) if isinstance(value, str) else {"enable_thinking": value}
+
+
+def _usage(value: Any, members: Members) -> Mapping[str, Any]:
+    """OpenRouter's; a reply that is no stream has it anyway."""
+    wanted = isinstance(value, dict) and value.get("include") and _is_true(members, "stream")
+    return {"stream_options": {"include_usage": True}} if wanted and "stream_options" not in members else {}
+
+
+def _is_true(members: Members, name: str) -> bool:
+    return bytes(members[name]).strip() == b"true" if name in members else False
+
+
+def _format(value: Any, members: Members) -> Mapping[str, Any]:
+    """Ollama's: `"json"`, or a schema."""
+    if value in ("json", ""):
+        return {"structured_outputs": {"json_object": True}} if value else {}
+    return {"guided_json": value}
+
+
+def _banned(value: Any, members: Members) -> Mapping[str, Any]:
+    """`[5, 7]` or `"5,7"`."""
+    ids = value.replace(" ", "").split(",") if isinstance(value, str) else value
+    if not isinstance(ids, list):
+        return {"logit_bias": value}
+    return {"logit_bias": {str(id_): -100 for id_ in ids if id_ != ""}}
+
+
+def _bias(value: Any, members: Members) -> Mapping[str, Any]:
+    """llama.cpp's `[[5, -1.0], [7, false]]`, where false forbids."""
+    if not isinstance(value, list):
+        return {"logit_bias": value or None}
+    pairs = [pair for pair in value if isinstance(pair, list) and len(pair) == 2]
+    if len(pairs) < len(value):
+        return {"logit_bias": value}
+    return {"logit_bias": {str(id_): -100 if bias is False else bias for id_, bias in pairs}}
+
+
+def _texts(own: str) -> Meaning:
+    """A list, or its JSON as text, or texts with commas between them."""
+
+    def meaning(value: Any, members: Members) -> Mapping[str, Any]:
+        if not isinstance(value, str):
+            return {own: value}
+        try:
+            return {own: msgspec.json.decode(value, type=list[str])}
+        except msgspec.DecodeError:
+            return {own: [text for text in value.split(",") if text]}
+
+    return meaning
+
+
+def _adapter(value: Any, members: Members) -> Mapping[str, Any]:
+    """SGLang's path of an adapter, or a list of one for each prompt."""
+    if isinstance(value, list):
+        named = [one for one in value if one is not None]
+        value = named[0] if len(set(map(str, named))) == 1 else value if named else None
+    return {"lora": value or None}
+
+
+def _unless_empty(own: str) -> Meaning:
+    return lambda value, members: {own: value or None}
+
+
+def _into_template(name: str) -> Meaning:
+    return lambda value, members: {"chat_template_kwargs": {name: value}}
+
+
+def _unless_false(own: str) -> Meaning:
+    return lambda value, members: {own: None if value is False else value}
+
+
+def _ask_model(longest: str) -> dict[str, Meaning]:
+    return {
+        **{other: _rename(own) for other, own in RENAMED.items()},
+        **{other: _longest(longest) for other, own in RENAMED.items() if own == "max_tokens"},
+        "stopping_strings": _texts("stop"),
+        "custom_stopping_strings": _texts("stop"),
+        "allowed_tokens": _unless_empty("allowed_token_ids"),
+        "allowed_token_ids": _unless_empty("allowed_token_ids"),
+        "guided_choice": _unless_empty("guided_choice"),
+        "dry_sequence_breakers": _texts("dry_sequence_breakers"),
+        "do_sample": _sample,
+        "repeat_last_n": _recent,
+        "usage": _usage,
+        "format": _format,
+        "banned_tokens": _banned,
+        "custom_token_bans": _banned,
+        "logit_bias": _bias,
+        "lora_path": _adapter,
+        "adapter_id": _adapter,
+    }
+
+
+_CONVERSING: Mapping[str, Meaning] = {
+    "thinking": _think,
+    "think": _think,
+    "reasoning": _reasoning,
+    "reasoning_effort": _effort,
+    "preserve_thinking": _into_template("preserve_thinking"),
+    "clear_thinking": _into_template("clear_thinking"),
+}
+
+CHAT = Foreign(
+    meant={**_ask_model("max_tokens"), **_CONVERSING, "max_output_tokens": _longest("max_tokens")},
+    harmless=HARMLESS | {"add_bos_token"},
+    refused={
+        **REFUSED,
+        "best_of": ("an answer is one of n; leave it out", (1,)),
+        "prompt": ("send messages", ()),
+        "input": ("send messages", ()),
+        "suffix": ("it is a field of completions", ()),
+    },
+    wrapping=WRAPPING,
+    overrules=OVERRULES,
+)
+COMPLETIONS = Foreign(
+    meant={
+        **_ask_model("max_tokens"),
+        "max_completion_tokens": _longest("max_tokens"),
+        "max_output_tokens": _longest("max_tokens"),
+        "add_bos_token": _rename("add_special_tokens"),
+        "return_full_text": _rename("echo"),
+        "logprobs": _unless_false("logprobs"),
+    },
+    harmless=HARMLESS,
+    refused={
+        **REFUSED,
+        "messages": ("send a prompt, or ask at /v1/chat/completions", ()),
+        "input": ("send a prompt", ()),
+        "tools": ("ask at /v1/chat/completions", ()),
+        "functions": ("ask at /v1/chat/completions", ()),
+        "tool_choice": ("ask at /v1/chat/completions", ("auto", "none")),
+    },
+    wrapping=WRAPPING,
+    overrules=OVERRULES,
+)
+RESPONSES = Foreign(
+    meant={
+        **_ask_model("max_output_tokens"),
+        **_CONVERSING,
+        "max_completion_tokens": _longest("max_output_tokens"),
+    },
+    harmless=HARMLESS | {"add_bos_token"},
+    refused={
+        **REFUSED,
+        "response_schema": ("say it in text.format", ()),
+        "best_of": ("a response is one answer; leave it out", (1,)),
+        "messages": ("send input", ()),
+        "functions": ("send tools", ()),
+    },
+    wrapping=WRAPPING,
+    overrules=OVERRULES,
+)
+_VECTORS = "priority request_id rid keep_alive options provider input_type task service_tier metadata"
+VECTORS = Foreign(
+    harmless=frozenset(_VECTORS.split()),
+    refused={
+        "normalize": ("vectors have the length one", (True,)),
+        "truncate": ("what is too long is refused", ("NONE",)),
+        "truncate_prompt_tokens": ("what is too long is refused", ()),
+        "add_special_tokens": ("the model's own tokens stand around a text", (True,)),
+        "messages": ("send texts", ()),
+        "instruction": ("write it into the texts", ()),
+        "max_tokens_per_doc": ("what is too long is refused", ()),
+        "max_chunks_per_doc": ("what is too long is refused", ()),
+        "rank_fields": ("documents have a text only", ()),
+    },
+)
