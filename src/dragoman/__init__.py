@@ -12,7 +12,7 @@ from dragoman._version import __version__
 from dragoman.engines.protocol import Engine, ModelCard, Tokenizer
 from dragoman.errors import DragomanError
 from dragoman.settings import Settings
-from dragoman.types import Answer, Event, Job, Sampling, Step, ToolCall
+from dragoman.types import Answer, Event, Job, Sampling, Step, TextStep, ToolCall
 
 if TYPE_CHECKING:
     from dragoman.client import AsyncClient, Client
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dragoman.dialects.render import render
     from dragoman.engines.supervised import Supervised
     from dragoman.http.app import App
-    from dragoman.http.server import aserve, background, serve, serve_oai
+    from dragoman.http.server import aserve, aserve_oai, background, serve, serve_oai
     from dragoman.prompt.find import find_dialect
     from dragoman.types import fold
 
@@ -42,10 +42,12 @@ __all__ = [
     "Settings",
     "Step",
     "Supervised",
+    "TextStep",
     "Tokenizer",
     "ToolCall",
     "__version__",
     "aserve",
+    "aserve_oai",
     "background",
     "find_dialect",
     "fold",
@@ -67,6 +69,7 @@ _LAZY = {
     "Parser": "dragoman.dialects.parser",
     "Supervised": "dragoman.engines.supervised",
     "aserve": "dragoman.http.server",
+    "aserve_oai": "dragoman.http.server",
     "background": "dragoman.http.server",
     "find_dialect": "dragoman.prompt.find",
     "fold": "dragoman.types",

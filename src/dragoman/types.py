@@ -17,6 +17,8 @@ SourceForm: TypeAlias = Literal["json_schema", "regex", "choice", "gbnf", "lark"
 """`choice` is a list of texts as JSON, `lark` is what llguidance reads, `structural_tag` is xgrammar's."""
 LARK_LINE = "%llguidance {}\n"
 """The first line of a grammar that is Lark, whatever the others look like."""
+UNBOUNDED = 2**31 - 1
+"""Tokens, where nobody knows how many there may be: as `max_tokens`, as many as the engine likes."""
 Adapters: TypeAlias = tuple[tuple[str, float], ...]
 """LoRA adapters and their scales, in the order of their names."""
 Kind: TypeAlias = Literal[
@@ -112,6 +114,11 @@ class Sampling(Struct, frozen=True, kw_only=True):
     samplers: Samplers | None = None
     """Only for engines whose card says that they have them."""
 
+    @property
+    def most(self) -> int | None:
+        """`max_tokens` for engines that know a bound of their own; None leaves it to them."""
+        return None if self.max_tokens == UNBOUNDED else self.max_tokens
+
 
 class Matcher(Protocol):
     """One answer's way through a constraint, stepped by the ids of that answer."""
@@ -172,6 +179,8 @@ class Job(Struct, frozen=True, kw_only=True):
     id: str
     prompt: tuple[int, ...]
     sampling: Sampling
+    text: str = ""
+    """The prompt as text, for engines whose card says that they take it."""
     n: int = 1
     constraint: JobConstraint | None = None
     """Only for engines whose card says that they constrain, or what sources they take."""
@@ -215,6 +224,17 @@ class Step(Struct):
     """On a job's first step, if asked: one per prompt id; the first is None."""
     weight_version: str | None = None
     """Which weights computed it, for engines that are trained while they serve."""
+
+
+class TextStep(Step, kw_only=True):
+    """What an engine says that speaks text: `TextStep([], text="Hel")`. Its card says so, too."""
+
+    text: str = ""
+    """What is new."""
+    tokens: int = 0
+    """How many tokens that was, where the engine knows."""
+    prompt_tokens: int | None = None
+    """How many the prompt has, where it knows."""
 
 
 Sink: TypeAlias = Callable[[Step], None]
@@ -343,6 +363,10 @@ class Usage(Struct):
     completion_tokens: int = 0
     cached_tokens: int = 0
     reasoning_tokens: int = 0
+
+    def facts(self) -> dict[str, int]:
+        """What a line of the log says of it."""
+        return {name: getattr(self, name) for name in ("prompt_tokens", "completion_tokens", "cached_tokens")}
 
     def __add__(self, other: "Usage") -> "Usage":
         return Usage(*(getattr(self, name) + getattr(other, name) for name in self.__struct_fields__))

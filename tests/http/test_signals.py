@@ -7,11 +7,11 @@ import threading
 import time
 from collections.abc import Iterator
 from types import FrameType
+from typing import Any
 
 import httpx
 import pytest
 
-from dragoman.engines.protocol import Handle
 from dragoman.engines.scripted import ScriptedEngine, say
 from dragoman.errors import Unavailable
 from dragoman.http import server
@@ -93,7 +93,7 @@ class Takes(ScriptedEngine):
         self.told: list[int] = []
         self.stopped = False
 
-    def submit(self, job: Job, sink: Sink) -> Handle:
+    def submit(self, job: Job, sink: Sink) -> Any:
         if self.way == "loop":
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.told.append, signal.SIGTERM)
         else:

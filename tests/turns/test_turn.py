@@ -5,7 +5,8 @@ from msgspec.structs import replace
 
 from dragoman.engines.scripted import END_ID, Script, ScriptedEngine, say
 from dragoman.errors import EngineFailed
-from dragoman.turns.turn import GIVEN_IDS, IDS_AT_ONCE, MOST_PENDING
+from dragoman.turns.reading import IDS_AT_ONCE
+from dragoman.turns.turn import GIVEN_IDS, MOST_PENDING
 from dragoman.types import Event, IdsPrompt, Sampling
 from tests.support.flat import flat
 from tests.support.turns import answers_of, events_of, spec, turn_of

@@ -71,7 +71,9 @@ def prompt(request: TokenizeText | TokenizeChat) -> Prompt:
     return chat_prompt(request)
 
 
-def describe_tokens(ids: Sequence[int], max_model_len: int, names: Sequence[str] | None) -> dict[str, Any]:
+def describe_tokens(
+    ids: Sequence[int], max_model_len: int | None, names: Sequence[str] | None
+) -> dict[str, Any]:
     return {"count": len(ids), "max_model_len": max_model_len, "tokens": ids, "token_strs": names}
 
 

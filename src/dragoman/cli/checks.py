@@ -197,7 +197,7 @@ def model(patient: Patient) -> Iterator[Finding]:
         "model",
         "ok",
         f"{engine.card.name} loads in {took:.1f} s by {engine.card.details['runner']}; "
-        f"context {engine.card.max_model_len}",
+        f"context {engine.card.max_model_len or 'as the engine has it'}",
     )
     if why := engine.card.details.get("why"):
         yield Finding("runner", "ok", why)

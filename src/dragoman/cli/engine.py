@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from dragoman.engines.sound import check_engine
+from dragoman.engines.sound import as_engine, check_engine, takes_requests
 from dragoman.errors import DragomanError, SettingsError
 from dragoman.logs import describe
 from dragoman.settings import Settings, options
@@ -38,10 +38,13 @@ def engine_of(settings: Settings) -> "Engine":
     thing = _find(settings.engine)
     if not _is_engine(thing):
         thing = _make(thing, settings)
-    if not hasattr(thing, "generate") and hasattr(thing, "generate_request"):
-        from dragoman.engines.asyncllm import AsyncLLMEngine
-
-        return AsyncLLMEngine(thing)
+    if takes_requests(thing):
+        return as_engine(
+            thing,
+            tokenizer=settings.tokenizer,
+            model_name=settings.model_name,
+            max_model_len=settings.context,
+        )
     made: Engine = thing
     return made
 
@@ -52,7 +55,7 @@ def is_made(settings: Settings) -> bool:
 
 
 def _is_engine(thing: Any) -> bool:
-    return not isinstance(thing, type) and (hasattr(thing, "generate") or hasattr(thing, "generate_request"))
+    return takes_requests(thing) or (not isinstance(thing, type) and hasattr(thing, "generate"))
 
 
 def _make(maker: Any, settings: Settings) -> Any:

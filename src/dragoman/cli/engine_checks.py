@@ -118,7 +118,8 @@ async def _try_job(trial: Trial, engine: Any) -> list[str]:
 
 def _job(engine: Any, **sampling: Any) -> Job:
     asked = Sampling(**{"max_tokens": TOKENS, "temperature": 0.0, **sampling})
-    return Job(id="doctor", prompt=tuple(engine.tokenizer.encode(GREETING)), sampling=asked)
+    prompt = tuple(engine.tokenizer.encode(GREETING))
+    return Job(id="doctor", prompt=prompt, sampling=asked, text=GREETING if engine.card.takes_text else "")
 
 
 async def _steps(engine: Any, **sampling: Any) -> AsyncGenerator[Step, None]:
@@ -183,7 +184,7 @@ async def _beat(pauses: list[float]) -> None:
 
 
 async def wrong_logprobs(engine: Any) -> list[str]:
-    if "logprobs" in engine.card.unsupported:
+    if "logprobs" in engine.card.refused:
         return []
     steps, wrong = await _hear_answer(engine, logprobs=2)
     told = [entry for step in steps for entry in step.logprobs or ()]
@@ -202,7 +203,7 @@ async def wrong_embeddings(engine: Any) -> list[str]:
 
 async def wrong_cancel(engine: Any) -> list[str]:
     """A job that would go on for long is left after its first step."""
-    long = min(engine.card.max_model_len // 2, 4096)
+    long = min(engine.card.longest // 2, 4096)
     endless = {"ignore_eos": True} if "ignore_eos" not in engine.card.unsupported else {}
     async with aclosing(_steps(engine, max_tokens=long, **endless)) as steps:
         async for _ in steps:

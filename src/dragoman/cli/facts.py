@@ -146,7 +146,7 @@ def _room(card: ModelCard) -> str:
     if card.details.get("kv_bytes", "").isdecimal():
         counted.append(f"up to {size(int(card.details['kv_bytes']))} for keys and values")
     adapters = [f"adapters {', '.join(card.adapters)}"] if card.adapters else []
-    return " · ".join([f"context {card.max_model_len}", *counted, *adapters])
+    return " · ".join([f"context {card.max_model_len or 'as the engine has it'}", *counted, *adapters])
 
 
 def _curl(model: str, settings: Settings, url: str) -> list[str]:

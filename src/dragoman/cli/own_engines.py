@@ -86,10 +86,6 @@ def remote(settings: Settings) -> "Engine":
     _leave_to_local(settings)
     if not settings.upstream:
         raise SettingsError("The engine `remote` needs `upstream`: the address of a server, or several.")
-    if settings.tokenizer is None:
-        raise SettingsError(
-            "The engine `remote` needs `tokenizer`: the folder, or a GGUF file, of the model."
-        )
     if settings.lora or settings.slots or settings.threads or settings.deterministic:
         message = (
             "`lora`, `slots`, `threads` and `deterministic` are for the upstreams to know; leave them out."
@@ -102,7 +98,8 @@ def remote(settings: Settings) -> "Engine":
         "context": settings.context,
     }
     options = _options(RemoteOptions, settings, own)
-    return RemoteEngine.open(settings.upstream, tokenizer_of(settings.tokenizer), options)
+    tokenizer = tokenizer_of(settings.tokenizer) if settings.tokenizer else None
+    return RemoteEngine.open(settings.upstream, tokenizer, options)
 
 
 def _leave_to_local(settings: Settings) -> None:

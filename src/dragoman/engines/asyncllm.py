@@ -3,81 +3,21 @@
 import inspect
 import logging
 import sys
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import aclosing
-from math import isnan
 from typing import Any, get_args, get_type_hints
 
 from msgspec import Struct
 
 from dragoman.engines.hf_tokenizer import HfTokenizer
-from dragoman.engines.protocol import UNSUPPORTABLE, ModelCard, Tokenizer
-from dragoman.errors import BadRequest, DragomanError, EngineFailed, Overloaded, SettingsError, Unavailable
-from dragoman.types import LARK_LINE, ConstraintSource, FinishReason, Job, SourceForm, Step, TokenLogprob
+from dragoman.engines.protocol import UNSUPPORTABLE, ModelCard, TextTokenizer, Tokenizer
+from dragoman.engines.steps import Growth, OutputReader, error_of, is_refused
+from dragoman.errors import SettingsError
+from dragoman.types import LARK_LINE, UNBOUNDED, ConstraintSource, Job, SourceForm, Step
 
 __all__ = ["AsyncLLMEngine"]
 
-
-# How requests end: the finish reasons of the contract, and the errors that take their place.
-
-
 logger = logging.getLogger("dragoman.engines")
-
-MOST_MESSAGE = 500
-_REFUSED = "The engine refused this request; the server's log says why."
-_FAILED = "The engine failed while it was writing the answer."
-
-
-def ending(reason: Any) -> tuple[FinishReason | None, DragomanError | None]:
-    """Of a `finish_reason`: an object with a type, or its type alone. What is not known is an error."""
-    if reason is None:
-        return None, None
-    told = reason.to_json() if hasattr(reason, "to_json") else reason
-    if not isinstance(told, Mapping):
-        told = {"type": told}
-    match told.get("type"):
-        case "stop":
-            return "stop", None
-        case "length":
-            return "length", None
-        case "abort" if told.get("status_code") is None:
-            if told.get("message"):
-                # Nobody's fault: why it was given up is for the log.
-                logger.warning("The engine aborted a request: %s", told["message"])
-            return "abort", None
-        case "abort" | "error":
-            return "error", _error(told.get("status_code") or 500, told.get("message"))
-        case other:
-            return "error", EngineFailed(
-                f"The engine ended the answer for a reason that is not known: {other}."
-            )
-
-
-def is_refused(error: Exception, *, begun: bool) -> bool:
-    """Whether an exception is about the request: it has a status, or came before anything was computed."""
-    return _status(error) is not None or (isinstance(error, ValueError) and not begun)
-
-
-def error_of(error: Exception) -> DragomanError:
-    return _error(_status(error) or 400, None)
-
-
-def _status(error: Exception) -> int | None:
-    status = getattr(error, "status_code", None)
-    return int(status) if isinstance(status, int) and 400 <= status < 600 else None
-
-
-def _error(status: int, message: Any) -> DragomanError:
-    """The engine's words reach the client where the client is at fault, and the log where the engine is."""
-    if status >= 500:
-        logger.error("The engine gave up a request with status %s: %s", int(status), message)
-        return (
-            Unavailable("The engine cannot take this request now; try again.")
-            if status == 503
-            else EngineFailed(_FAILED)
-        )
-    said = message[:MOST_MESSAGE] if isinstance(message, str) and message else _REFUSED
-    return Overloaded(said) if status == 429 else BadRequest(said)
 
 
 # What an AsyncLLM-shaped engine is asked: by its own request class where it shows one, else by one like it.
@@ -91,10 +31,10 @@ class GenerateRequest(Struct, kw_only=True):
     """For engines that take any object with these attributes."""
 
     rid: str
-    input_ids: list[int]
+    input_ids: list[int] | None = None
+    text: str | None = None
     sampling_params: dict[str, Any]
     stream: bool = True
-    text: str | None = None
     return_logprob: bool = False
     top_logprobs_num: int = 0
     logprob_start_len: int = -1
@@ -160,6 +100,13 @@ class Form(Struct, frozen=True):
     """Whether the engine knows where reasoning ends."""
     ranks: bool = True
     """Whether the engine goes by priorities."""
+    takes_ids: bool = True
+    """Whether prompts are sent as ids; if not, as text."""
+
+    @property
+    def takes_text(self) -> bool:
+        """Our own class has both; others refuse a request that does."""
+        return not self.takes_ids or self.make is GenerateRequest
 
     @property
     def skips_reasoning(self) -> bool:
@@ -184,7 +131,8 @@ class Form(Struct, frozen=True):
         values: dict[str, Any] = {
             # With an end of its own: engines abort every request whose id begins with the one they are given.
             "rid": f"{job.id}.",
-            "input_ids": list(job.prompt),
+            "input_ids": list(job.prompt) if self.takes_ids else None,
+            "text": job.text if self.takes_text else None,
             "sampling_params": self._sampling(job),
             "stream": True,
             "return_logprob": sampling.logprobs is not None or sampling.prompt_logprobs is not None,
@@ -205,10 +153,14 @@ class Form(Struct, frozen=True):
 
     def _sampling(self, job: Job) -> dict[str, Any]:
         params: dict[str, Any] = {}
+        if "skip_special_tokens" in self.sampling:
+            # Where text is all that there is, markers must stand in it.
+            params["skip_special_tokens"] = False
         for ours, theirs in _SAMPLING.items():
             value = _spell_params(ours, getattr(job.sampling, ours))
             name = next((one for one in theirs if one in self.sampling), None)
-            if name is not None and value is not None:
+            if name is not None and (value is not None or ours == "max_tokens"):
+                # None has the engine use all of its context; without a word of it, many have a small number.
                 params[name] = value
         source = _source(job)
         if source is not None:
@@ -224,6 +176,8 @@ def _source(job: Job) -> ConstraintSource | None:
 
 def _spell_params(name: str, value: Any) -> Any:
     match name:
+        case "max_tokens":
+            return None if value == UNBOUNDED else value
         case "top_k":
             return value or -1
         case "logit_bias":
@@ -233,7 +187,7 @@ def _spell_params(name: str, value: Any) -> Any:
     return value
 
 
-def form_of(manager: Any) -> Form:
+def form_of(manager: Any, *, has_ids: bool = True) -> Form:
     own = _request_class(manager) or GenerateRequest
     takes = frozenset(inspect.signature(own).parameters)
     sampling = getattr(sys.modules.get(own.__module__), "SamplingParams", None)
@@ -246,6 +200,7 @@ def form_of(manager: Any) -> Form:
         low_first=bool(getattr(args, "schedule_low_priority_values_first", False)),
         reasons=getattr(args, "reasoning_parser", None) is not None,
         ranks=bool(getattr(args, "enable_priority_scheduling", True)),
+        takes_ids=has_ids and "input_ids" in takes | _read_annotations(own),
     )
 
 
@@ -262,7 +217,12 @@ def _request_class(manager: Any) -> type | None:
     hint = next((hint for name, hint in hints.items() if name != "return"), None)
     candidates = [one for one in get_args(hint) or (hint,) if isinstance(one, type)]
     return next(
-        (one for one in candidates if {"input_ids", "sampling_params", "stream"} <= _read_annotations(one)),
+        (
+            one
+            for one in candidates
+            if {"sampling_params", "stream"} <= (names := _read_annotations(one))
+            and names & {"input_ids", "text"}
+        ),
         None,
     )
 
@@ -286,7 +246,7 @@ _UNREAD: dict[str, set[SourceForm]] = {
 def manager_of(engine: Any) -> Any:
     """What takes requests: the engine, or its tokenizer manager."""
     for candidate in _parts(engine):
-        if hasattr(candidate, "generate_request"):
+        if callable(getattr(candidate, "generate_request", None)):
             return candidate
     raise SettingsError(f"{type(engine).__name__} has no generate_request, so it cannot be served.")
 
@@ -295,25 +255,32 @@ def name_of(engine: Any) -> str:
     return str(_first(engine, "served_model_name", "server_args.served_model_name", "model_path") or "model")
 
 
-def length_of(engine: Any, tokenizer: Tokenizer) -> int:
+def length_of(engine: Any, tokenizer: Tokenizer | None) -> int | None:
+    """None where only the engine knows."""
     told = _first(engine, "context_len", "model_config.context_len", "max_model_len")
     found = told or getattr(tokenizer, "longest", None)
-    if found is None:
-        raise SettingsError("The engine does not say how long its context is; give max_model_len.")
-    return int(found)
+    return None if found is None else int(found)
 
 
-def tokenizer_of(engine: Any, given: Any) -> Tokenizer:
-    """What was given, else the engine's own; one of Hugging Face is taken apart."""
+def tokenizer_of(engine: Any, given: Any) -> Tokenizer | None:
+    """What was given, else the engine's own, if it has one; one of Hugging Face is taken apart."""
     found = given if given is not None else _first(engine, "tokenizer")
     if found is None and hasattr(engine, "get_tokenizer"):
         found = engine.get_tokenizer()
-    if found is None:
-        raise SettingsError("The engine has no tokenizer; give one.")
-    if isinstance(found, Tokenizer):
+    if found is None or isinstance(found, Tokenizer):
         return found
+    if isinstance(found, str):
+        from dragoman.engines.remote.engine import tokenizer_of as tokenizer_named
+
+        return tokenizer_named(found)
     ends, size = _first(engine, "model_config.hf_eos_token_id"), _first(engine, "model_config.vocab_size")
     return HfTokenizer(found, size=size, end_ids=ends or ())
+
+
+def growth_of(engine: Any) -> Growth:
+    """SGLang says in its arguments whether texts come in pieces; others show it."""
+    names = ("incremental_streaming_output", "stream_output")
+    return Growth(pieces=True if any(_first(engine, f"server_args.{name}") for name in names) else None)
 
 
 def sources_of(engine: Any, form: Form) -> tuple[SourceForm, ...]:
@@ -340,98 +307,17 @@ def _first(engine: Any, *paths: str) -> Any:
     return None
 
 
-# What an engine yields for one request, as steps. Ids are what counts; the text beside them is not read.
-
-
-class OutputReader:
-    """Reads the outputs of one request, in order."""
-
-    def __init__(self, job: Job) -> None:
-        self.begun = False
-        self.over = False
-        self._job = job
-        self._told: list[int] = []
-
-    def step(self, output: Mapping[str, Any]) -> Step:
-        meta: Mapping[str, Any] = output.get("meta_info") or {}
-        first, self.begun = not self.begun, True
-        finish, error = ending(meta.get("finish_reason"))
-        self.over = finish is not None
-        seen = len(self._told)
-        ids = self._new(output.get("output_ids") or (), meta.get("completion_tokens"))
-        step = Step(ids, finish=finish, error=error)
-        if finish == "stop" and ids and ids[-1] in self._job.sampling.stop_token_ids:
-            step.stop_id = ids[-1]
-        if self._job.sampling.logprobs is not None:
-            step.logprobs = _logprobs(ids, seen, meta, self._job.sampling.logprobs)
-        if first:
-            step.cached_tokens = meta.get("cached_tokens")
-            if self._job.sampling.prompt_logprobs is not None and error is None:
-                step.prompt_logprobs = _of_prompt(self._job, meta)
-        version = meta.get("weight_version")
-        step.weight_version = None if version is None else str(version)
-        return step
-
-    def _new(self, ids: Sequence[int], count: int | None) -> list[int]:
-        """What was not there before. Some engines give all ids each time, although they were asked to stream:
-        then there are more than the count has grown by, and they begin with those that are known. It may be
-        the list that the engine still adds to, so what is beyond the count belongs to the next output."""
-        seen = len(self._told)
-        if count is not None and len(ids) > count - seen and list(ids[:seen]) == self._told:
-            ids = ids[seen:] if self.over else ids[seen:count]
-        new = [int(id_) for id_ in ids]
-        self._told += new
-        return new
-
-
-def _logprobs(ids: list[int], seen: int, meta: Mapping[str, Any], most: int) -> list[TokenLogprob]:
-    """Of the new ids, after those that were seen."""
-    size = len(ids)
-    own = _part(meta.get("output_token_logprobs"), seen, size)
-    tops = _part(meta.get("output_top_logprobs"), seen, size) if most else [()] * size
-    made = [_entry(told, top, most) for told, top in zip(own, tops, strict=True)]
-    if [entry.id for entry in made] != ids:
-        raise EngineFailed("The engine's log probabilities are of other tokens than it gave.")
-    return made
-
-
-def _of_prompt(job: Job, meta: Mapping[str, Any]) -> list[TokenLogprob | None]:
-    most = job.sampling.prompt_logprobs or 0
-    # Nothing precedes the first id; engines say None there, or nothing.
-    size = len(job.prompt) - 1
-    own = _part(meta.get("input_token_logprobs"), 1, size)
-    tops = _part(meta.get("input_top_logprobs"), 1, size) if most else [()] * size
-    return [None, *(_entry(told, top, most) for told, top in zip(own, tops, strict=True))]
-
-
-def _part(entries: Sequence[Any] | None, before: int, size: int) -> Sequence[Any]:
-    """The entries after the first ones; if those are not in the list, all of it."""
-    told = entries or ()
-    start = before if len(told) >= before + size else 0
-    if len(told) < size:
-        raise EngineFailed("The engine gave no log probabilities for some tokens.")
-    return told[start : start + size]
-
-
-def _entry(told: Sequence[Any], top: Sequence[Sequence[Any]] | None, most: int) -> TokenLogprob:
-    others = tuple((int(id_), _number(logprob)) for logprob, id_, *_ in (top or ())[:most])
-    return TokenLogprob(int(told[1]), _number(told[0]), others)
-
-
-def _number(logprob: Any) -> float:
-    if logprob is None or isnan(logprob):
-        raise EngineFailed("The engine gave a log probability that is not a number.")
-    return float(logprob)
-
-
 # An AsyncLLM-shaped engine as an Engine: requests out, steps back, and an abort on every other way out.
 
 
 class AsyncLLMEngine:
     """`AsyncLLMEngine(llm)`: what is not given is taken from the engine.
 
-    `tokenizer` is one of Hugging Face or a Tokenizer, `chat_template` the source of a template. `adapters`
-    names the LoRA adapters that it has loaded; `sources` are the forms of constraints that it takes.
+    `tokenizer` is one of Hugging Face or a Tokenizer, `chat_template` the source of a template, and
+    `special_tokens` are texts that it knows by names such as `bos_token`. `adapters` names the LoRA adapters
+    that it has loaded; `sources` are the forms of constraints that it takes.
+
+    Without any tokenizer prompts are sent as text. An engine that gives text and no ids is served as such.
     """
 
     def __init__(
@@ -442,29 +328,38 @@ class AsyncLLMEngine:
         model_name: str | None = None,
         max_model_len: int | None = None,
         *,
+        special_tokens: Mapping[str, str] | None = None,
         adapters: Collection[str] = (),
         sources: Collection[SourceForm] | None = None,
     ) -> None:
         self._manager = manager_of(engine)
-        self._form = form_of(self._manager)
+        found = tokenizer_of(engine, tokenizer)
+        self._form = form_of(self._manager, has_ids=found is not None)
+        self._growth = growth_of(engine)
         if adapters and "lora_path" not in self._form.has:
             raise SettingsError("The requests of this engine have no lora_path, so it has no adapters.")
-        self.tokenizer = tokenizer_of(engine, tokenizer)
-        own = getattr(self.tokenizer, "templates", {})
+        own = getattr(found, "templates", {})
+        templates = own if chat_template is None else {"default": chat_template}
+        self.tokenizer = found or TextTokenizer(special_tokens)
+        forms = sources_of(engine, self._form) if sources is None else sources
         self.card = ModelCard(
             name=model_name or name_of(engine),
-            max_model_len=max_model_len or length_of(engine, self.tokenizer),
-            templates=own if chat_template is None else {"default": chat_template},
-            special_tokens=getattr(self.tokenizer, "special_tokens", {}),
+            max_model_len=max_model_len or length_of(engine, found),
+            templates=templates,
+            special_tokens={**getattr(self.tokenizer, "special_tokens", {}), **(special_tokens or {})},
             adapters=tuple(adapters),
-            sources=sources_of(engine, self._form) if sources is None else sources,
+            # Control tokens are ids in a grammar of ours.
+            sources=forms if found else tuple(form for form in forms if form != "lark"),
+            samples_ids=found is not None,
+            has_ids=found is not None,
+            takes_text=self._form.takes_text,
             skips_reasoning=self._form.skips_reasoning,
             unsupported=self._form.unsupported,
         )
 
     async def generate(self, job: Job) -> AsyncIterator[Step]:
         request = self._form.request(job)
-        reader = OutputReader(job)
+        reader = OutputReader(job, self._growth, self._gives_text)
         try:
             async with aclosing(self._manager.generate_request(request)) as outputs:
                 try:
@@ -485,6 +380,12 @@ class AsyncLLMEngine:
         finally:
             if not reader.over:
                 await self._abort(request.rid)
+
+    def _gives_text(self) -> None:
+        """Seen with an answer: from then on no request is taken that asks for the ids of one."""
+        if self.card.samples_ids:
+            logger.warning("The engine gives text and no ids: none are told, and tokens are counted by ours")
+            self.card.samples_ids = False
 
     async def _abort(self, rid: str) -> None:
         """After the generator was closed, which is enough for some engines and means nothing to others."""

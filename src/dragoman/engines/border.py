@@ -30,7 +30,7 @@ from dragoman.engines.sound import (
 from dragoman.engines.steps import single
 from dragoman.errors import DragomanError, EngineFailed
 from dragoman.logs import describe
-from dragoman.types import FinishReason, Job, Sink, Step
+from dragoman.types import FinishReason, Job, Sink, Step, TextStep
 
 logger = logging.getLogger("dragoman.engine")
 
@@ -59,7 +59,8 @@ class Border:
         self._sink = sink
         self._size = len(tokenizer.pieces)
         # Ids that were made from text can be more than were sampled.
-        self._most = sampling.max_tokens if card.samples_ids else card.max_model_len
+        self._most = sampling.max_tokens if card.samples_ids else card.longest
+        self._card = card
         self._least = sampling.min_tokens
         self._room = dict.fromkeys(range(job.n), self._most)
         """For each continuation that is not over, how many ids may still come."""
@@ -195,8 +196,8 @@ class Border:
 
     def _lets_pass(self, step: Step) -> bool:
         """Whether the step is to go on, cut to what was asked. Raises for one that cannot be right."""
-        if not isinstance(step, Step):
-            raise _WrongStep(f"it gave {show_value(step)} where a dragoman.Step belongs")
+        if type(step) is not Step:
+            self._check_kind(step)
         index = step.index
         if type(index) is not int or index not in self._room:
             return self._stray(step)
@@ -219,6 +220,8 @@ class Border:
             if cut == 0 or room < 0:
                 self._cut(step, self._room[index])
             self._room[index] = room
+        elif isinstance(step, TextStep) and step.text:
+            self._count_text(step)
         elif step.finish is None and not self._tells(step):
             return False
         if step.cached_tokens is not None or step.prompt_logprobs is not None:
@@ -228,6 +231,17 @@ class Border:
         if step.finish is not None or step.error is not None:
             self._check_end(step)
         return True
+
+    def _check_kind(self, step: Step) -> None:
+        if not isinstance(step, Step):
+            raise _WrongStep(f"it gave {show_value(step)} where a dragoman.Step belongs")
+        if isinstance(step, TextStep):
+            if self._card.samples_ids:
+                raise _WrongStep(
+                    "it gives text, though its card says that it samples ids: set samples_ids=False"
+                )
+            if type(step.text) is not str or type(step.tokens) is not int or step.ids:
+                raise _WrongStep("a TextStep has text that is none, tokens that are no number, or ids")
 
     def _stray(self, step: Step) -> bool:
         """Of a continuation that is over, or that was never asked for."""
@@ -246,6 +260,14 @@ class Border:
         if self._empty[1] > MOST_EMPTY:
             raise _WrongStep(f"{MOST_EMPTY} steps in a row had no ids")
         return step.cached_tokens is not None or step.prompt_logprobs is not None or step.error is not None
+
+    def _count_text(self, step: TextStep) -> None:
+        """A text has one token at least, so more texts than tokens are too many."""
+        room = self._room[step.index] = self._room[step.index] - max(step.tokens, 1)
+        if room < 0 and step.finish is None:
+            self._warn("goes on after max_tokens; the answer is cut off there")
+            step.text, step.finish = "", "length"
+            self._stop(step.index)
 
     def _cut(self, step: Step, room: int) -> None:
         """End the answer at the first end or stop id, or where it is as long as it may be."""

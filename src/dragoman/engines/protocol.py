@@ -1,11 +1,13 @@
 """What an engine is. Token ids in, token ids out; it knows nothing of chat, JSON or HTTP."""
 
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+import re
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from msgspec import Struct, field
 
-from dragoman.types import Job, Sampling, Sink, SourceForm, Step
+from dragoman.errors import BadRequest
+from dragoman.types import UNBOUNDED, Job, Sampling, Sink, SourceForm, Step
 
 UNSUPPORTABLE = frozenset(Sampling.__struct_fields__) - {"max_tokens", "samplers"} | {
     "priority",
@@ -13,14 +15,26 @@ UNSUPPORTABLE = frozenset(Sampling.__struct_fields__) - {"max_tokens", "samplers
     "reuse_prefix",
 }
 """What an engine may say that it cannot do: fields of Sampling and of Job."""
+BYTES_A_TOKEN = 4
+"""About, where nobody can count them."""
+OF_SAMPLED_IDS = frozenset({"return_token_ids", "logprobs"})
+OF_IDS = OF_SAMPLED_IDS | {
+    "prompt_logprobs",
+    "logit_bias",
+    "bad_words",
+    "allowed_token_ids",
+    "stop_token_ids",
+    "truncate_prompt_tokens",
+}
+"""What a request cannot have where there are no ids."""
 
 
 class ModelCard(Struct, kw_only=True):
     """What there is to know about the model an engine runs."""
 
     name: str
-    max_model_len: int
-    """Prompt and answer together, in tokens, for one sequence."""
+    max_model_len: int | None = None
+    """Prompt and answer together, in tokens, for one sequence. None: only the engine knows."""
     dimensions: int | None = None
     """Of its vectors. Where an engine does not say, it is known from the first one that it makes."""
     slots: int | None = None
@@ -48,7 +62,11 @@ class ModelCard(Struct, kw_only=True):
     sampling: Mapping[str, int | float] = field(default_factory=dict)
     """Fields of Sampling as the model's makers recommend them, for requests that leave them open."""
     samples_ids: bool = True
-    """False where ids are made from text: then they are not given out, for nobody has sampled them."""
+    """False where answers are text: then no ids of them are given out, for nobody has seen any sampled."""
+    has_ids: bool = True
+    """False where there is no tokenizer either: then requests that are about ids are refused."""
+    takes_text: bool = False
+    """Whether jobs are to have their prompt as text, too."""
     created: int = 0
     numerics: str = ""
     """Stands for what decides the answers to a request: weights, kernels, precision. It goes into
@@ -59,7 +77,22 @@ class ModelCard(Struct, kw_only=True):
     @property
     def refused(self) -> frozenset[str]:
         """The fields that no request may use."""
-        return self.unsupported if self.samples_ids else self.unsupported | {"return_token_ids", "logprobs"}
+        if self.samples_ids:
+            return self.unsupported
+        return self.unsupported | (OF_SAMPLED_IDS if self.has_ids else OF_IDS)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a sequence. Without a tokenizer nobody here can count them, and the engine does."""
+        return UNBOUNDED if self.max_model_len is None or not self.has_ids else self.max_model_len
+
+    def count(self, prompt: Sequence[int]) -> int:
+        """The tokens of a prompt: its ids, or about as many as its bytes stand for."""
+        return len(prompt) if self.has_ids else -(-len(prompt) // BYTES_A_TOKEN)
+
+    def room(self, prompt_tokens: int) -> int:
+        """Of an answer to so many."""
+        return self.longest if self.longest == UNBOUNDED else self.longest - prompt_tokens
 
 
 @runtime_checkable
@@ -94,6 +127,77 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text` as plain text: never a control token, never a BOS."""
+
+
+# Engines that speak text. Their answers are text from the first word to the last, and are read as that
+# (`TextStep`): nothing is taken for ids that nobody has sampled. With a tokenizer at hand prompts are ids as
+# always, and answers are counted by it. Without one there are no ids at all: prompts go to the engine as
+# text, and a request that is about ids is refused.
+
+
+PIECE_BYTES = 256 * 1024
+_CONTROL = re.compile(
+    r"<\|[^<>|\s]{1,64}\|>|<\uff5c[^<>\uff5c\s]{1,64}\uff5c>|<(?:start|end)_of_turn>|</?s>|\[/?INST\]"
+)
+"""What is surely no word of a template, but a token of the model."""
+
+
+def encode_bytes(text: str) -> list[int]:
+    """An id for each byte of UTF-8."""
+    data, ids = text.encode(), list[int]()
+    for at in range(0, len(data), PIECE_BYTES):
+        # Not in one call, which would keep the interpreter to itself.
+        ids += data[at : at + PIECE_BYTES]
+    return ids
+
+
+class TextTokenizer:
+    """Where there is no tokenizer: an id is a byte, or a control token that is known by name or by its looks.
+
+    Its ids measure prompts, and keep what clients write apart from what a template writes. Nobody sees them.
+    """
+
+    add_bos = False
+    infill = None
+
+    def __init__(self, special_tokens: Mapping[str, str] | None = None) -> None:
+        self.special_tokens = dict(special_tokens or {})
+        self.pieces = [bytes([byte]) for byte in range(256)]
+        self.special: dict[str, int] = {}
+        self._learn(self.special_tokens.values())
+        self.bos_id = self.special.get(self.special_tokens.get("bos_token", ""))
+        self.eos_id = self.special.get(self.special_tokens.get("eos_token", ""))
+        self.end_ids = frozenset[int]() if self.eos_id is None else frozenset({self.eos_id})
+
+    def read_templates(self, sources: Iterable[str]) -> None:
+        """Learn the control tokens of the templates that prompts are written with."""
+        self._learn(token for source in sources for token in _CONTROL.findall(source))
+
+    def _learn(self, texts: Iterable[str]) -> None:
+        for text in texts:
+            if text and text not in self.special:
+                self.special[text] = len(self.pieces)
+                self.pieces.append(text.encode())
+
+    def encode(self, text: str) -> list[int]:
+        return encode_bytes(text)
+
+
+def count_text(tokenizer: Tokenizer, text: str) -> int:
+    """By the tokenizer; without one it is a guess."""
+    if isinstance(tokenizer, TextTokenizer):
+        return -(-len(text.encode()) // BYTES_A_TOKEN)
+    return len(tokenizer.encode(text))
+
+
+def check_has_ids(card: ModelCard, what: str, param: str | None = None) -> None:
+    """Raises where there is no tokenizer: `check_has_ids(card, "a prompt of ids", "prompt")`."""
+    if not card.has_ids:
+        message = f"This model is served without a tokenizer, so there are no token ids, which {what} needs."
+        raise BadRequest(message, param=param, code="unsupported_field")
+
+
+# What an engine does.
 
 
 class Handle(Protocol):

@@ -8,10 +8,10 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from dragoman.engines.protocol import UNSUPPORTABLE, ModelCard, Tokenizer
+from dragoman.engines.protocol import UNSUPPORTABLE, ModelCard, TextTokenizer, Tokenizer, count_text
 from dragoman.engines.steps import deliver, iterate, single
 from dragoman.errors import BadRequest, DragomanError, EngineFailed, Unavailable
-from dragoman.types import FinishReason, Job, Sampling, Sink, Step, TokenLogprob
+from dragoman.types import FinishReason, Job, Sampling, Sink, Step, TextStep, TokenLogprob
 
 __all__ = ["RolloutEngine"]
 
@@ -34,7 +34,7 @@ _UNASKED = Sampling(max_tokens=0)
 
 def params_of(sampling: Sampling, ends: frozenset[int], honoured: Collection[str]) -> dict[str, Any]:
     """What was asked, and nothing that was not: an executor has defaults of its own for the rest."""
-    asked: dict[str, Any] = {"max_tokens": sampling.max_tokens}
+    asked: dict[str, Any] = {"max_tokens": sampling.most}
     for name in sorted(honoured):
         value = getattr(sampling, name)
         if name in _ALWAYS or value != getattr(_UNASKED, name):
@@ -64,11 +64,15 @@ def step_of(output: Any, job: Job, index: int, vocabulary: int) -> Step:
     if choices is not None and len(choices) != 1:
         raise EngineFailed(f"The executor gave {len(choices)} answers to one prompt.")
     answer = output if choices is None else choices[0]
-    ids = _ids(_get(answer, "token_ids"), job, vocabulary)
+    told, text = _get(answer, "token_ids"), _get(answer, "text")
+    if told is None and not isinstance(text, str):
+        raise EngineFailed("The executor gave an answer without token_ids or text.")
     reason = str(_get(answer, "finish_reason"))
     if reason not in _FINISHES:
         raise EngineFailed(f"The executor ended an answer for a reason that is not known: {reason}.")
-    stop = _get(answer, "stop_reason")
+    if told is None:
+        return TextStep([], index, finish=_FINISHES[reason], text=text)
+    ids, stop = _ids(told, job, vocabulary), _get(answer, "stop_reason")
     return Step(
         ids,
         index,
@@ -83,8 +87,6 @@ def _get(thing: Any, name: str) -> Any:
 
 
 def _ids(told: Any, job: Job, vocabulary: int) -> list[int]:
-    if told is None:
-        raise EngineFailed("The executor gave an answer without token_ids.")
     ids = [int(id_) for id_ in told]
     if any(not 0 <= id_ < vocabulary for id_ in ids):
         raise EngineFailed("The executor gave an id that is not in the vocabulary.")
@@ -151,32 +153,40 @@ class _Wish:
 class RolloutEngine:
     """`honoured` are the fields that the executor keeps to; a request that uses another one is refused.
 
-    An executor that wants more than lists of ids and dicts gets them from `make_prompt` and `make_params`:
+    Without a tokenizer prompts are text; an executor that answers in text is served either way. One that
+    wants more than lists of ids, or texts, and dicts gets them from `make_prompt` and `make_params`:
     for vLLM's `LLM`, `lambda ids: {"prompt_token_ids": ids}` and `lambda params: SamplingParams(**params)`.
     """
 
     def __init__(
         self,
         executor: Executor,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | None,
         card: ModelCard,
         *,
         batch: int = 64,
         honoured: Collection[str] = HONOURED,
-        make_prompt: Callable[[list[int]], Any] = list,
+        make_prompt: Callable[[Any], Any] | None = None,
         make_params: Callable[[dict[str, Any]], Any] = dict,
         weight_version: str | None = None,
     ) -> None:
         if unknown := frozenset(honoured) - UNSUPPORTABLE:
             raise ValueError(f"not a field that can be honoured: {', '.join(sorted(unknown))}")
-        self.tokenizer = tokenizer
-        # The queue is ours, so priorities are kept whatever the executor can do.
-        self.card = replace(card, unsupported=UNSUPPORTABLE - {"priority", *honoured})
+        has_ids = tokenizer is not None
+        self.tokenizer = tokenizer or TextTokenizer(card.special_tokens)
+        self.card = replace(
+            card,
+            # The queue is ours, so priorities are kept whatever the executor can do.
+            unsupported=UNSUPPORTABLE - {"priority", *honoured},
+            samples_ids=card.samples_ids and has_ids,
+            has_ids=has_ids,
+            takes_text=not has_ids,
+        )
         self.weight_version = weight_version
         self._executor = executor
         self._batch = batch
         self._honoured = frozenset(honoured)
-        self._make_prompt = make_prompt
+        self._make_prompt = make_prompt or (lambda prompt: prompt)
         self._make_params = make_params
         self._change = Condition()
         self._waiting: list[_Wish] = []
@@ -276,7 +286,9 @@ class RolloutEngine:
             return self._calling
 
     def _call(self, calling: list[_Wish]) -> list[tuple[_Wish, Step]]:
-        prompts = [self._make_prompt(list(wish.job.prompt)) for wish in calling]
+        takes_text = self.card.takes_text
+        jobs = [wish.job for wish in calling]
+        prompts = [self._make_prompt(job.text if takes_text else list(job.prompt)) for job in jobs]
         ends = self.tokenizer.end_ids
         try:
             params = [
@@ -295,7 +307,12 @@ class RolloutEngine:
 
     def _read(self, wish: _Wish, output: Any) -> Step:
         try:
-            return step_of(output, wish.job, wish.index, len(self.tokenizer.pieces))
+            step = step_of(output, wish.job, wish.index, len(self.tokenizer.pieces))
+            if isinstance(step, TextStep):
+                # Here, because a whole answer takes a while to count.
+                step.tokens = count_text(self.tokenizer, step.text)
+                self.card.samples_ids = False
+            return step
         except DragomanError as error:
             return wish.end("error", error)
         except Exception:

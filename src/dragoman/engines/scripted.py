@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct, field
 
-from dragoman.engines.protocol import Handle, ModelCard
+from dragoman.engines.protocol import Handle, ModelCard, encode_bytes
 from dragoman.engines.steps import iterate
 from dragoman.errors import EngineFailed
 from dragoman.types import FinishReason, Job, Sink, Step, TokenLogprob
@@ -21,7 +21,6 @@ CHATML = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-PIECE_BYTES = 256 * 1024
 END_ID = 256 + SPECIAL.index("<|im_end|>")
 
 
@@ -39,11 +38,7 @@ class ByteTokenizer:
         self.infill: tuple[int, int, int] | None = None
 
     def encode(self, text: str) -> list[int]:
-        data, ids = text.encode(), list[int]()
-        for at in range(0, len(data), PIECE_BYTES):
-            # Not in one call, which would keep the interpreter to itself.
-            ids += data[at : at + PIECE_BYTES]
-        return ids
+        return encode_bytes(text)
 
 
 class Script(Struct, frozen=True):

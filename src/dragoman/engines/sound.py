@@ -9,7 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from inspect import iscoroutine
 from typing import Any
 
-from dragoman.engines.protocol import UNSUPPORTABLE, ModelCard
+from msgspec.structs import replace
+
+from dragoman.engines.protocol import UNSUPPORTABLE, Engine, ModelCard
 from dragoman.errors import EngineFailed, SettingsError
 from dragoman.logs import describe
 from dragoman.types import TokenLogprob
@@ -26,6 +28,47 @@ ABOVE_ZERO = 1e-3
 """By which rounding may take a log probability above 0."""
 
 
+def as_engine(
+    thing: Any,
+    *,
+    tokenizer: Any = None,
+    chat_template: str | None = None,
+    model_name: str | None = None,
+    max_model_len: int | None = None,
+    special_tokens: Mapping[str, str] | None = None,
+) -> Engine:
+    """What can be served of an object: itself where it has the protocol, else what makes it have that.
+
+    Raises SettingsError, with what is missing, for an object that is no engine.
+    """
+    if takes_requests(thing):
+        from dragoman.engines.asyncllm import AsyncLLMEngine
+
+        return AsyncLLMEngine(
+            thing, tokenizer, chat_template, model_name, max_model_len, special_tokens=special_tokens
+        )
+    check_engine(thing)
+    engine: Engine = thing
+    if tokenizer is not None:
+        raise SettingsError("This engine has a tokenizer of its own; leave out `tokenizer`.")
+    given = {"name": model_name, "max_model_len": max_model_len, "special_tokens": special_tokens}
+    if changes := {name: value for name, value in given.items() if value is not None}:
+        try:
+            thing.card = replace(engine.card, **changes)
+        except AttributeError:
+            said = ", ".join(changes)
+            message = f"The card of {type(thing).__name__} cannot be changed: it must say {said} itself."
+            raise SettingsError(message) from None
+    return engine
+
+
+def takes_requests(thing: Any) -> bool:
+    """Whether it is an engine with `generate_request`, or has one inside, and not the protocol."""
+    parts = (thing, getattr(thing, "tokenizer_manager", None))
+    own = not isinstance(thing, type) and not hasattr(thing, "card")
+    return own and any(hasattr(part, "generate_request") for part in parts)
+
+
 def check_engine(engine: Any) -> None:
     """Raises for an engine that cannot be served, with all that is wrong with its parts."""
     wrong = [f"it has no {name}" for name in PARTS if not hasattr(engine, name)]
@@ -33,7 +76,10 @@ def check_engine(engine: Any) -> None:
         wrong = [f"card: {each}" for each in wrong_card(engine.card)]
         wrong += [f"tokenizer: {each}" for each in wrong_tokenizer(engine.tokenizer)]
     if wrong:
-        raise SettingsError(f"The engine {type(engine).__name__} cannot be served; {'; '.join(wrong)}.")
+        message = f"The engine {type(engine).__name__} cannot be served; {'; '.join(wrong)}."
+        if not any(hasattr(engine, name) for name in PARTS):
+            message += " (Nor has it generate_request, as AsyncLLM and SGLang's engines do.)"
+        raise SettingsError(message)
 
 
 def wrong_card(card: Any) -> Iterator[str]:
@@ -42,12 +88,14 @@ def wrong_card(card: Any) -> Iterator[str]:
         return
     if not isinstance(card.name, str) or not card.name.strip() or not card.name.isprintable():
         yield "name is empty, or no text that can be printed"
-    if type(card.max_model_len) is not int or card.max_model_len < 2:
+    if card.max_model_len is not None and (type(card.max_model_len) is not int or card.max_model_len < 2):
         yield f"max_model_len is {show_value(card.max_model_len)}; a prompt and an answer need 2 at least"
     for name in ("slots", "dimensions"):
         value = getattr(card, name)
         if value is not None and (type(value) is not int or value < 1):
             yield f"{name} is {show_value(value)}; it is a number from 1, or None where it is not known"
+    if card.samples_ids and not card.has_ids:
+        yield "samples_ids is true, and has_ids is not"
     if unknown := frozenset(card.unsupported) - UNSUPPORTABLE:
         yield f"unsupported names what is no field: {', '.join(sorted(map(str, unknown)))}"
 

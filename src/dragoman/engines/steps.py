@@ -1,15 +1,20 @@
-"""What engines that run jobs in a way of their own have in common: seeds, steps, and whom they reach."""
+"""What engines that run jobs in a way of their own have in common: seeds, steps, and whom they reach.
+
+And what engines with `generate_request` yield, as steps: ids where they give any, else text.
+"""
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
-from typing import Protocol, TypeVar
+from math import isnan
+from typing import Any, Protocol, TypeVar
 
 from msgspec.structs import replace
 
 from dragoman.engines.protocol import DirectEngine
-from dragoman.types import Job, Sink, Step
+from dragoman.errors import BadRequest, DragomanError, EngineFailed, Overloaded, Unavailable
+from dragoman.types import FinishReason, Job, Sink, Step, TextStep, TokenLogprob
 
 # The seed of each of several answers, whether the engine makes them of one job or of one each.
 
@@ -96,3 +101,234 @@ def _call_sinks(entries: list[tuple[R, Step]], drop: Callable[[R], None]) -> Non
         except Exception:
             _log.exception("a sink raised; its job is dropped")
             drop(receiver)
+
+
+# Texts, of engines that give no ids.
+
+
+CERTAIN = 4
+"""Characters that no piece of an answer repeats by chance, and goes on from."""
+
+
+class Growth:
+    """Whether an engine gives all of its answer each time, or pieces of it: what one answer has shown."""
+
+    def __init__(self, *, pieces: bool | None = None) -> None:
+        self.pieces = pieces
+
+
+class GrowingText:
+    """One answer: `add` gives what is new in each text.
+
+    All of the answer is what the contract of `generate_request` says. A text that does not go on from the one
+    before shows that they are pieces; one that goes on from several characters shows that they are not. Until
+    then nothing is given, so that nothing is lost and nothing comes twice.
+    """
+
+    def __init__(self, growth: Growth) -> None:
+        self._growth = growth
+        self._held: list[str] = []
+        self._seen = ""
+
+    def add(self, text: str, *, last: bool) -> str:
+        if text:
+            self._held.append(text)
+        if self._growth.pieces is None and len(self._held) > 1:
+            self._growth.pieces = _are_pieces(*self._held[-2:], last=last)
+        if not self._held or (self._growth.pieces is None and not last):
+            return ""
+        held, self._held = self._held, []
+        return "".join(held) if self._growth.pieces else self._grown(held[-1], last=last)
+
+    def _grown(self, text: str, *, last: bool) -> str:
+        if not last:
+            # A part of a character, which becomes another text when the rest has come.
+            text = text.rstrip("\ufffd")
+        if not text.startswith(self._seen):
+            if self._seen.startswith(text):
+                # At the end some take back what was a stop string; it has gone out by then.
+                return ""
+            raise EngineFailed("The engine's texts do not go on from each other.")
+        new, self._seen = text[len(self._seen) :], text
+        return new
+
+
+def _are_pieces(before: str, text: str, *, last: bool) -> bool | None:
+    before = before.rstrip("\ufffd")
+    if not text.startswith(before):
+        return None if last and before.startswith(text) else True
+    return False if len(text) > len(before) >= CERTAIN else None
+
+
+# How requests end: the finish reasons of the contract, and the errors that take their place.
+
+
+logger = logging.getLogger("dragoman.engines")
+
+MOST_MESSAGE = 500
+_REFUSED = "The engine refused this request; the server's log says why."
+_FAILED = "The engine failed while it was writing the answer."
+
+
+def ending(reason: Any) -> tuple[FinishReason | None, DragomanError | None]:
+    """Of a `finish_reason`: an object with a type, or its type alone. What is not known is an error."""
+    if reason is None:
+        return None, None
+    told = reason.to_json() if hasattr(reason, "to_json") else reason
+    if not isinstance(told, Mapping):
+        told = {"type": told}
+    match told.get("type"):
+        case "stop":
+            return "stop", None
+        case "length":
+            return "length", None
+        case "abort" if told.get("status_code") is None:
+            if told.get("message"):
+                # Nobody's fault: why it was given up is for the log.
+                logger.warning("The engine aborted a request: %s", told["message"])
+            return "abort", None
+        case "abort" | "error":
+            return "error", _error(told.get("status_code") or 500, told.get("message"))
+        case other:
+            return "error", EngineFailed(
+                f"The engine ended the answer for a reason that is not known: {other}."
+            )
+
+
+def is_refused(error: Exception, *, begun: bool) -> bool:
+    """Whether an exception is about the request: it has a status, or came before anything was computed."""
+    return _status(error) is not None or (isinstance(error, ValueError) and not begun)
+
+
+def error_of(error: Exception) -> DragomanError:
+    return _error(_status(error) or 400, None)
+
+
+def _status(error: Exception) -> int | None:
+    status = getattr(error, "status_code", None)
+    return int(status) if isinstance(status, int) and 400 <= status < 600 else None
+
+
+def _error(status: int, message: Any) -> DragomanError:
+    """The engine's words reach the client where the client is at fault, and the log where the engine is."""
+    if status >= 500:
+        logger.error("The engine gave up a request with status %s: %s", int(status), message)
+        return (
+            Unavailable("The engine cannot take this request now; try again.")
+            if status == 503
+            else EngineFailed(_FAILED)
+        )
+    said = message[:MOST_MESSAGE] if isinstance(message, str) and message else _REFUSED
+    return Overloaded(said) if status == 429 else BadRequest(said)
+
+
+# Outputs. Ids are what counts: text beside them is not read, and text without them is the answer.
+
+
+class OutputReader:
+    """Reads the outputs of one request, in order."""
+
+    def __init__(
+        self, job: Job, growth: Growth | None = None, on_text: Callable[[], None] | None = None
+    ) -> None:
+        """`on_text` is called where the first of the answer that comes is text without ids."""
+        self.begun = False
+        self.over = False
+        self._job = job
+        self._told: list[int] = []
+        self._text: GrowingText | None = None
+        self._counted = 0
+        self._growth = growth or Growth()
+        self._on_text = on_text
+
+    def step(self, output: Mapping[str, Any]) -> Step:
+        meta: Mapping[str, Any] = output.get("meta_info") or {}
+        first, self.begun = not self.begun, True
+        finish, error = ending(meta.get("finish_reason"))
+        self.over = finish is not None
+        step = self._content(output, meta)
+        step.finish, step.error = finish, error
+        if finish == "stop" and step.ids and step.ids[-1] in self._job.sampling.stop_token_ids:
+            step.stop_id = step.ids[-1]
+        if first:
+            step.cached_tokens = meta.get("cached_tokens")
+            if self._job.sampling.prompt_logprobs is not None and error is None:
+                step.prompt_logprobs = _of_prompt(self._job, meta)
+        version = meta.get("weight_version")
+        step.weight_version = None if version is None else str(version)
+        return step
+
+    def _content(self, output: Mapping[str, Any], meta: Mapping[str, Any]) -> Step:
+        ids, text, count = output.get("output_ids"), output.get("text"), meta.get("completion_tokens")
+        if self._text is None and not self._told and not ids:
+            if isinstance(text, str) and text:
+                self._text = GrowingText(self._growth)
+                if self._on_text is not None:
+                    self._on_text()
+            elif self.over and not isinstance(text, str) and (ids is None or count):
+                logger.error("The last output of an answer has neither ids nor text, but %s", sorted(output))
+                raise EngineFailed("The engine gave neither `output_ids` nor `text`.")
+        if self._text is not None:
+            return self._text_step(self._text, text, meta)
+        seen = len(self._told)
+        step = Step(self._new(ids or (), count))
+        if self._job.sampling.logprobs is not None:
+            step.logprobs = _logprobs(step.ids, seen, meta, self._job.sampling.logprobs)
+        return step
+
+    def _text_step(self, growing: GrowingText, text: Any, meta: Mapping[str, Any]) -> TextStep:
+        count = meta.get("completion_tokens") or self._counted
+        tokens, self._counted = max(count - self._counted, 0), count
+        new = growing.add(text if isinstance(text, str) else "", last=self.over)
+        return TextStep([], text=new, tokens=tokens, prompt_tokens=meta.get("prompt_tokens"))
+
+    def _new(self, ids: Sequence[int], count: int | None) -> list[int]:
+        """What was not there before. Some engines give all ids each time, although they were asked to stream:
+        then there are more than the count has grown by, and they begin with those that are known. It may be
+        the list that the engine still adds to, so what is beyond the count belongs to the next output."""
+        seen = len(self._told)
+        if count is not None and len(ids) > count - seen and list(ids[:seen]) == self._told:
+            ids = ids[seen:] if self.over else ids[seen:count]
+        new = [int(id_) for id_ in ids]
+        self._told += new
+        return new
+
+
+def _logprobs(ids: list[int], seen: int, meta: Mapping[str, Any], most: int) -> list[TokenLogprob]:
+    """Of the new ids, after those that were seen."""
+    size = len(ids)
+    own = _part(meta.get("output_token_logprobs"), seen, size)
+    tops = _part(meta.get("output_top_logprobs"), seen, size) if most else [()] * size
+    made = [_entry(told, top, most) for told, top in zip(own, tops, strict=True)]
+    if [entry.id for entry in made] != ids:
+        raise EngineFailed("The engine's log probabilities are of other tokens than it gave.")
+    return made
+
+
+def _of_prompt(job: Job, meta: Mapping[str, Any]) -> list[TokenLogprob | None]:
+    most = job.sampling.prompt_logprobs or 0
+    # Nothing precedes the first id; engines say None there, or nothing.
+    size = len(job.prompt) - 1
+    own = _part(meta.get("input_token_logprobs"), 1, size)
+    tops = _part(meta.get("input_top_logprobs"), 1, size) if most else [()] * size
+    return [None, *(_entry(told, top, most) for told, top in zip(own, tops, strict=True))]
+
+
+def _part(entries: Sequence[Any] | None, before: int, size: int) -> Sequence[Any]:
+    """The entries after the first ones; if those are not in the list, all of it."""
+    told = entries or ()
+    start = before if len(told) >= before + size else 0
+    if len(told) < size:
+        raise EngineFailed("The engine gave no log probabilities for some tokens.")
+    return told[start : start + size]
+
+
+def _entry(told: Sequence[Any], top: Sequence[Sequence[Any]] | None, most: int) -> TokenLogprob:
+    others = tuple((int(id_), _number(logprob)) for logprob, id_, *_ in (top or ())[:most])
+    return TokenLogprob(int(told[1]), _number(told[0]), others)
+
+
+def _number(logprob: Any) -> float:
+    if logprob is None or isnan(logprob):
+        raise EngineFailed("The engine gave a log probability that is not a number.")
+    return float(logprob)

@@ -9,7 +9,7 @@ from dragoman._version import __version__
 from dragoman.api.shared_fields import read_presets
 from dragoman.engines.asked import Brake, ask_engine, close_engine
 from dragoman.engines.protocol import Engine, LivingEngine
-from dragoman.engines.sound import check_engine
+from dragoman.engines.sound import as_engine
 from dragoman.errors import DragomanError, EngineFailed, Unavailable
 from dragoman.http.admission import PLACES_PER_SLOT, Admission, Budget, Journal, Replies
 from dragoman.http.connection.limiter import ConnectionLimiter, room
@@ -35,8 +35,7 @@ R = TypeVar("R")
 
 class Host:
     def __init__(self, engine: Engine, settings: Settings, template: str | None = None) -> None:
-        check_engine(engine)
-        self.engine = engine
+        self.engine = engine = as_engine(engine)
         self.settings = settings
         self.limits = settings.limits
         self.card = engine.card

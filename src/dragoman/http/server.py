@@ -4,6 +4,7 @@ import asyncio
 import logging
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from typing import Any
 
 from dragoman import logs
 from dragoman.engines.protocol import Engine
+from dragoman.engines.sound import as_engine
 from dragoman.errors import SettingsError, Unavailable
 from dragoman.http.app import App
 from dragoman.http.connection.protocol import StrictProtocol
@@ -42,10 +44,10 @@ def serve(
 ) -> None:
     """Serves until a signal says stop, and returns: `serve(engine, port=9000, api_key=["secret"])`.
 
-    `template` is a chat template to use instead of the model's, as `chat_template` is among the settings:
-    a file, a name or its text. `on_ready` gets the address once requests are answered. With `owns_process`
-    the third signal ends the process, whatever it does; else `serve` returns then, and what is stuck is left
-    behind.
+    `engine` is an Engine, or an object with `generate_request`. `template` is a chat template to use instead
+    of the model's, as `chat_template` is among the settings: a file, a name or its text. `on_ready` gets the
+    address once requests are answered; without it, the address is printed. With `owns_process` the third
+    signal ends the process, whatever it does; else `serve` returns then, and what is stuck is left behind.
     """
     _log_safely()
     server, listener = _prepare(engine, settings, template, on_ready, changes)
@@ -84,24 +86,40 @@ def serve_oai(
     chat_template: str | None = None,
     tool_parser: str | None = None,
     reasoning_parser: str | None = None,
-    **settings: Any,
+    **more: Any,
 ) -> None:
     """Serves an Engine, or an object with `generate_request`, until a signal says stop.
 
     Without names of parsers the dialect is read off the chat template, and without a template that of the
-    engine's tokenizer is used.
+    tokenizer is used. What the engine does not show of itself is given: `tokenizer` (one of Hugging Face, a
+    Tokenizer, or a folder), `max_model_len`, `special_tokens` by the names that the template has for them,
+    `model_name`. Without any tokenizer it is served in text, without a length up to the engine's own. All
+    other arguments are settings, or those of `serve`.
     """
-    from dragoman.engines.asyncllm import AsyncLLMEngine
+    made = _described(engine, more)
+    more.update(tool_call_parser=tool_parser, reasoning_parser=reasoning_parser)
+    serve(made, template=chat_template, host=host, port=port, **more)
 
-    serve(
-        engine if isinstance(engine, Engine) else AsyncLLMEngine(engine),
-        template=chat_template,
-        host=host,
-        port=port,
-        tool_call_parser=tool_parser,
-        reasoning_parser=reasoning_parser,
-        **settings,
-    )
+
+async def aserve_oai(
+    engine: Any,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    chat_template: str | None = None,
+    tool_parser: str | None = None,
+    reasoning_parser: str | None = None,
+    **more: Any,
+) -> None:
+    """`serve_oai` inside an event loop that already runs, as `aserve` is `serve`."""
+    made = _described(engine, more)
+    more.update(tool_call_parser=tool_parser, reasoning_parser=reasoning_parser)
+    await aserve(made, template=chat_template, host=host, port=port, **more)
+
+
+def _described(engine: Any, more: dict[str, Any]) -> Engine:
+    """The engine, with what is said of it; that is taken out of the other arguments."""
+    names = ("tokenizer", "max_model_len", "special_tokens", "model_name")
+    return as_engine(engine, **{name: more.pop(name, None) for name in names})
 
 
 @contextmanager
@@ -221,7 +239,7 @@ class _Server(Server):
         self.third_ends_process = False
         self._grace = app.settings.shutdown_grace
         self._address = address(listener)
-        self._on_ready = on_ready
+        self._on_ready = on_ready or self._print_place
         self._listener = listener
         self._doors: list[socket.socket] = []
         self._others: OtherHandlers | None = None
@@ -240,7 +258,7 @@ class _Server(Server):
                     door.close()
         if self.started and self.garbage is not None:
             self.garbage.begin()
-        if self.started and self._on_ready is not None:
+        if self.started:
             asyncio.get_running_loop().call_soon(self._on_ready, self._address)
 
     @contextmanager
@@ -255,6 +273,10 @@ class _Server(Server):
         if self._others is not None:
             self._others.take_back()
         return await super().on_tick(counter)
+
+    def _print_place(self, url: str) -> None:
+        sys.stdout.write(f"dragoman serves {self._app.host.card.name} at {url}/v1, see {url}/docs\n")
+        sys.stdout.flush()
 
     async def _notified(self) -> None:
         if self.garbage is not None:

@@ -144,6 +144,7 @@ PIECE = 256 * 1024
 _NONCHARACTER = re.compile(r"[\ufdd0-\ufdef]|\\ufd[de]", re.IGNORECASE)
 FEW = 8
 _NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
+WORD_JOINER = "\u2060"
 _REASONING_MARKER = re.compile(r"[<\[]/?[\w:|]*think\w*[|>\]]+", re.IGNORECASE)
 
 
@@ -185,6 +186,18 @@ class SpecialText:
             if self._edges.search(lower) or next(self._any_case.find(lower), None) is not None:
                 return False
         return True
+
+    def keep_apart(self, text: str, mark: str) -> str:
+        """The text without its marks, for an engine that takes no ids.
+
+        Where a client's words would be read as a control token there, a character without a width stands in
+        them: nothing else in a text could say that they are words.
+        """
+        plain = erase(text, mark)
+        written, read = (sum(id is not None for id, _ in self.split(each)) for each in (text, plain))
+        if written == read:
+            return plain
+        return text.replace(mark, WORD_JOINER).replace(_escape_mark(mark), _escape_mark(WORD_JOINER))
 
     def shield(self, value: Any, mark: str, *, assistant: bool = False) -> Any:
         """Plain data with every control token's text in it broken by the mark."""

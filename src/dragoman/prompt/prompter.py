@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from dragoman.dialects.declare import Dialect
 from dragoman.dialects.render import render
-from dragoman.engines.protocol import ModelCard, Tokenizer
+from dragoman.engines.protocol import ModelCard, TextTokenizer, Tokenizer, check_has_ids
 from dragoman.errors import (
     CONVERSATION,
     FINAL_MESSAGE,
@@ -285,15 +285,19 @@ class Prompter:
         dialect: Dialect | None = None,
     ) -> None:
         self._limits = limits or Limits()
-        self.most_tokens = min(card.max_model_len - 1, self._limits.prompt_tokens or card.max_model_len)
+        self.most_tokens = min(card.longest - 1, self._limits.prompt_tokens or card.longest)
         """Of a prompt that is to be answered: there must be room for the answer."""
         self._dialect = dialect
-        self._encoder = Encoder(tokenizer, max(self._limits.encoded_tokens, card.max_model_len))
-        special = {**card.special_tokens, "bos_token": self._encoder.bos, "eos_token": self._encoder.eos}
-        self.special = special
-        """Texts that templates know by name; None: the model has none of this name."""
-        self._special = {name: text for name, text in special.items() if text is not None}
+        self._card = card
         sources = {"default": template} if template is not None else card.templates
+        if isinstance(tokenizer, TextTokenizer):
+            tokenizer.read_templates(sources.values())
+        self._encoder = Encoder(tokenizer, max(self._limits.encoded_tokens, card.max_model_len or 0))
+        own = {"bos_token": self._encoder.bos, "eos_token": self._encoder.eos}
+        known = {name: text for name, text in own.items() if text is not None}
+        self.special = {**own, **card.special_tokens, **known}
+        """Texts that templates know by name; None: the model has none of this name."""
+        self._special = {name: text for name, text in self.special.items() if text is not None}
         self.source = sources.get("default")
         """Of the usual template."""
         self._templates = {name: self._load(source, clock) for name, source in sources.items()}
@@ -317,6 +321,7 @@ class Prompter:
 
     def _render(self, prompt: Prompt, most: int | None) -> tuple[str, tuple[int, ...]]:
         if isinstance(prompt, IdsPrompt):
+            check_has_ids(self._card, "a prompt of ids", prompt.param)
             self._encoder.check_length(prompt.ids, most, prompt.param)
             ids = self._encoder.check_ids(prompt.ids, prompt.param)
             return self._encoder.decode(ids), ids
@@ -328,7 +333,10 @@ class Prompter:
         self._encoder.check_length(text, most, prompt.param)
         plain = erase(text, mark)
         # Mostly there is no mark, and none has to be looked for in each piece.
-        return plain, tuple(self._encoder.encode_special(text, mark if plain != text else None))
+        ids = tuple(self._encoder.encode_special(text, mark if plain != text else None))
+        if self._card.takes_text and plain != text:
+            return self._encoder.special.keep_apart(text, mark), ids
+        return plain, ids
 
     def encode_special(self, text: str, mark: str | None = None) -> list[int]:
         """Ids of a text in which control tokens count as such, unless a mark stands in them."""

@@ -35,7 +35,7 @@ from dragoman.responses.desk import Desk, EventLog
 from dragoman.turns.plan import recall
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.tool_loop import ClientGone, Heard, Outcome, Outlet, Speaker, Toolbox, ToolLoop, Written
-from dragoman.turns.turn import ServedModel, Turn, note_terms, note_usage
+from dragoman.turns.turn import ServedModel, Turn, note_terms
 from dragoman.types import Event, Traced, Usage
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ async def summarise(
         asking = to_summarise(some, new_id("msg_"))
         telling = partial(spec, plain, asking, nothing, first=True, unseal=context.unseal)
         asked = await context.aside(context.size, telling)
-        most = max(model.card.max_model_len // 4, 1)
+        most = max(model.card.longest // 4, 1)
         asked = replace(asked, sampling=replace(asked.sampling, max_tokens=most))
         return await model.turn(asked, context.owner, context.size)
 
@@ -313,7 +313,7 @@ class Making:
                 await self._outlet.write(left)
         number, response = self._wire.number, self._closed(status, error)
         ending, events = await self.context.aside(self.amount, partial(self._written, response))
-        note_usage(self.facts, self._loop.used)
+        self.facts.update(self._loop.used.facts())
         if response.error is not None:
             self.facts["error"] = response.error["message"]
         try:

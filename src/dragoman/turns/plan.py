@@ -37,7 +37,7 @@ from dragoman.turns.spec import (
     refuse_unsupported,
     tokens_told,
 )
-from dragoman.types import Adapters, Conversation, Job, JobConstraint, Prompt, Sampling, Traced
+from dragoman.types import UNBOUNDED, Adapters, Conversation, Job, JobConstraint, Prompt, Sampling, Traced
 
 # The turns of lately, found by the prompt they began with; and turns as they are stored beside what was
 # said, so that any process can go on from their ids. Of a prompt that goes on from an earlier turn only
@@ -349,6 +349,7 @@ class Planner:
                 id=urandom(16).hex(),
                 prompt=self.trails.shared(prompt) if key else prompt,
                 sampling=self._with_room(spec, sampling, len(prompt)),
+                text=text if self.card.takes_text else "",
                 n=spec.n,
                 constraint=self._constraint(spec, dialect, in_reasoning),
                 adapters=adapters,
@@ -357,7 +358,7 @@ class Planner:
                 reuse_prefix=spec.reuse_prefix,
                 cache_salt="" if "cache_salt" in self.card.refused else spec.salt,
             )
-            for (_, prompt, _), in_reasoning, key in zip(prompts, begun, keys, strict=True)
+            for (text, prompt, _), in_reasoning, key in zip(prompts, begun, keys, strict=True)
         ]
         asked = spec.wanted or spec.calling
         free = asked is not None and any(job.constraint is None for job in jobs)
@@ -421,8 +422,7 @@ class Planner:
 
     def _with_room(self, spec: TurnSpec, sampling: Sampling, prompt_tokens: int) -> Sampling:
         """The answer ends where the context does: more was asked for than fits is no reason to refuse."""
-        room = self.card.max_model_len - prompt_tokens
-        room = room if spec.room is None else min(room, spec.room)
+        room = min(self.card.room(prompt_tokens), UNBOUNDED if spec.room is None else spec.room)
         most = tokens_told(spec, min(sampling.max_tokens or room, room), self._limits)
         if sampling.min_tokens <= most == sampling.max_tokens:
             return sampling

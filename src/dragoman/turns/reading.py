@@ -4,7 +4,7 @@ import codecs
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import product
 from typing import TypeAlias
 
@@ -104,12 +104,12 @@ MOST_TABLES = 64
 
 class StopFinder:
     def __init__(self, stops: Sequence[str], *, keep: bool = False) -> None:
-        self._stops = sorted(stops, key=len, reverse=True)
-        self._failures = [_failure_table(stop) for stop in self._stops]
+        self.stops = sorted(stops, key=len, reverse=True)
+        self.keep = keep
+        self._failures = [_failure_table(stop) for stop in self.stops]
         self._states = [0] * len(stops)
         self._first = frozenset(stop[0] for stop in stops)
         self._held = ""
-        self._keep = keep
 
     def feed(self, text: str) -> tuple[str, str | None]:
         """`(text that is safe to show, the stop string that was met)`; the rest may yet become a stop."""
@@ -117,10 +117,10 @@ class StopFinder:
             return text, None
         whole = self._held + text
         for position, char in enumerate(text, len(self._held) + 1):
-            for number, stop in enumerate(self._stops):
+            for number, stop in enumerate(self.stops):
                 if self._advance(number, stop, char):
                     self._held = ""
-                    return whole[: position if self._keep else position - len(stop)], stop
+                    return whole[: position if self.keep else position - len(stop)], stop
         keep_from = len(whole) - max(self._states)
         self._held = whole[keep_from:]
         return whole[:keep_from], None
@@ -233,11 +233,13 @@ MOST_PROMPT_IDS = 4096
 class Language:
     """Made once per model. Markers that are special tokens come as the private characters of the dialect."""
 
-    def __init__(self, dialect: Dialect, tokenizer: Tokenizer) -> None:
+    def __init__(self, dialect: Dialect, tokenizer: Tokenizer, *, plain: Pieces | None = None) -> None:
+        """With `plain`, what the ids say, it is for answers in text, where markers are words like others."""
         self.dialect = dialect
-        self.plain = Pieces(tokenizer.pieces, frozenset(tokenizer.special.values()))
+        self._tokenizer = tokenizer
+        special = frozenset[str]() if plain else frozenset(tokenizer.special)
+        self.plain = plain or Pieces(tokenizer.pieces, frozenset(tokenizer.special.values()))
         self._tables: dict[tuple[tuple[int, str], ...], Pieces] = {(): self.plain}
-        special = frozenset(tokenizer.special)
         self._compiled = {
             (calls, reasoning): compile_dialect(dialect, special, calls=calls, reasoning=reasoning)
             for calls, reasoning in product((True, False), repeat=2)
@@ -250,6 +252,16 @@ class Language:
             # Its patterns are written for text in which special tokens stand.
             shown = self.plain.marked({id_: token for token, id_ in tokenizer.special.items()})
             self._pieces = dict.fromkeys(self._pieces, shown)
+
+    @cached_property
+    def ends(self) -> list[str]:
+        """How the model's end is written, for engines that leave it in their text."""
+        return [self.plain.text([id_]) for id_ in sorted(self._tokenizer.end_ids)]
+
+    @cached_property
+    def as_text(self) -> "Language":
+        """The same for engines that speak text."""
+        return Language(self.dialect, self._tokenizer, plain=self.plain)
 
     def _mark(self, calls: bool, compiled: CompiledDialect, tokenizer: Tokenizer) -> Pieces:
         marks = {tokenizer.special[token]: mark for token, mark in compiled.sentinels.items()}
@@ -318,6 +330,9 @@ class ChoiceReader:
         self.logprobs: list[float] = []
         self.reasoning_count = 0
         self.over = False
+        self.in_text = False
+        """Whether it is told of in text."""
+        self._ends = frozenset[str]()
         self._text = text
         self._stops = stops
         self._dialect = dialect
@@ -364,6 +379,32 @@ class ChoiceReader:
                 return
         if step.finish is not None:
             self._finish(events, step.finish, step.stop_id, step.error)
+
+    def take_text(self, dialect: AnswerReader, ends: Collection[str]) -> None:
+        """From now on `hear` is told of the answer. It ends where one of the `ends` is written, too."""
+        asked = self._stops.stops if self._stops else []
+        self.in_text = True
+        self._dialect = dialect
+        self._ends = frozenset(ends).difference(asked)
+        if self._ends:
+            self._stops = StopFinder([*asked, *self._ends], keep=bool(self._stops and self._stops.keep))
+
+    def hear(self, text: str, tokens: int, events: list[Event]) -> None:
+        """What an engine says that gives text: no ids go with it."""
+        self.count += tokens
+        stop = None
+        if text and self._stops is not None and self.count >= self._min_tokens:
+            text, stop = self._stops.feed(text)
+        before = len(events)
+        if text:
+            self._share(self._dialect.feed(text), events)
+        if any(event.kind == "reasoning" for event in events[before:]):
+            self.reasoning_count += tokens
+        if stop is not None or self._enough:
+            self._finish(events, "stop", stop)
+            if stop in self._ends:
+                # It is the model's own, and no stop string that was asked for.
+                events[-1].stop = None
 
     def fail(self, error: Exception, events: list[Event]) -> None:
         """End it without another look at what was held back."""
@@ -438,3 +479,20 @@ def dialect_for(spec: TurnSpec, dialect: Dialect) -> Dialect:
     if dialect.has_calls or spec.reading is None or not spec.reading.calls:
         return dialect
     return with_calls(dialect)
+
+
+AT_ONCE = 64
+"""Events that are taken before others have their turn, or as few as have about so many ids:"""
+IDS_AT_ONCE = 512
+
+
+def portion(events: list[Event]) -> tuple[list[Event], list[Event]]:
+    """As many of the first as may be written at once, and the others."""
+    if len(events) == 1:
+        return events, []
+    ids = 0
+    for number, event in enumerate(events[:AT_ONCE], 1):
+        ids += len(event.ids)
+        if ids >= IDS_AT_ONCE:
+            return events[:number], events[number:]
+    return events[:AT_ONCE], events[AT_ONCE:]

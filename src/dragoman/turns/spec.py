@@ -12,11 +12,11 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from dragoman.engines.model_files import sensible
-from dragoman.engines.protocol import ModelCard
+from dragoman.engines.protocol import OF_IDS, ModelCard, check_has_ids
 from dragoman.errors import ALTERNATIVES, ANSWERS, STOP, BadRequest, Part, SettingsError
 from dragoman.limits import Limits, check_count
 from dragoman.settings import Settings
-from dragoman.types import Conversation, Prompt, Samplers, Sampling
+from dragoman.types import UNBOUNDED, Conversation, Prompt, Samplers, Sampling
 
 # What is asked.
 
@@ -278,7 +278,7 @@ def defaults_of(card: ModelCard, presets: PresetPair = NO_PRESETS, *, exact: boo
     # that cannot do it is not asked for it by what the makers recommend.
     own = {} if exact else sensible(card.sampling)
     made = Preset(sampling={name: value for name, value in own.items() if name not in card.refused})
-    usual = max(LEAST, min(card.max_model_len // 4, MOST))
+    usual = card.longest if card.longest == UNBOUNDED else max(LEAST, min(card.longest // 4, MOST))
     most = presets.fixed.max_tokens or presets.open.max_tokens or usual
     return Defaults(PresetPair(presets.open.over(made), presets.fixed), most)
 
@@ -297,6 +297,9 @@ def defaults_by_name(
     card: ModelCard, settings: Settings, general: PresetPair, named: Mapping[str, PresetPair]
 ) -> dict[str, Defaults]:
     """By the names that there are. An alias has those of the model, with its own over them."""
+    if settings.trajectories and not card.samples_ids:
+        message = "`trajectories` are of ids that were sampled, and this engine gives text."
+        raise SettingsError(message, param="trajectories")
     known = [card.name, *settings.model_alias, *card.adapters]
     unknown = [name for name in named if name not in known]
     if unknown and not settings.any_model and not settings.lora_dir:
@@ -398,6 +401,8 @@ def refuse_unsupported(spec: TurnSpec, card: ModelCard) -> None:
         raise BadRequest(message, param=Part("samplers"), code="unsupported_field")
     for name in card.refused:
         if _is_asked(spec, name):
+            if name in OF_IDS:
+                check_has_ids(card, f"'{name}'", Part(name))
             message = f"The engine behind this model does not support '{name}'; leave it out."
             raise BadRequest(message, param=Part(name), code="unsupported_field")
 
@@ -414,4 +419,6 @@ def _is_asked(spec: TurnSpec, name: str) -> bool:
             return not spec.reuse_prefix
         case "return_token_ids":
             return spec.token_ids
+        case "truncate_prompt_tokens":
+            return spec.truncate_prompt is not None
     return bool(getattr(spec.sampling, name) != getattr(_UNASKED, name))

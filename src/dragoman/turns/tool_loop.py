@@ -22,7 +22,7 @@ from dragoman.mcp import CallResult, McpFailure, McpServers, McpSession, McpTool
 from dragoman.mcp.policy import AllowedTools, RequireApproval, allows_tool, needs_approval, pin_of
 from dragoman.turns.checked import note_fault
 from dragoman.turns.spec import TurnSpec
-from dragoman.turns.turn import Turn, note_terms, note_turn, note_usage
+from dragoman.turns.turn import Turn, note_terms, note_turn
 from dragoman.types import Answer, Conversation, Event, FinishReason, Fold, Message, ToolCall, Traced, Usage
 
 # Where turns go: to a client, or nowhere but what is made of them.
@@ -278,7 +278,7 @@ class ToolLoop:
             self._answered += turn.usage.completion_tokens
             self.traced += turn.traced
             note_turn(self.facts, turn)
-            note_usage(self.facts, self.used)
+            self.facts.update(self.used.facts())
 
 
 class HiddenCalls:

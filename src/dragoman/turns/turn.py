@@ -15,29 +15,26 @@ from msgspec.structs import replace
 from dragoman.dialects.declare import Dialect
 from dragoman.dialects.registry import with_calls
 from dragoman.engines.border import start, start_one
-from dragoman.engines.protocol import Engine, Handle, weights_of
+from dragoman.engines.protocol import Engine, Handle, count_text, weights_of
 from dragoman.errors import DragomanError, EngineFailed, Unavailable
 from dragoman.prompt import Prompter
+from dragoman.prompt.encode import replace_surrogates
 from dragoman.prompt.find import choose_dialect
 from dragoman.prompt.frames import choose_template
 from dragoman.settings import Settings
 from dragoman.turns.adapters import AdapterShelf
 from dragoman.turns.plan import Planner, TurnPlan
 from dragoman.turns.queue import EngineQueue, Ticket, Workers
-from dragoman.turns.reading import ChoiceReader, Detokenizer, Language, StopFinder
-from dragoman.turns.spec import PresetPair, TurnSpec, defaults_by_name
-from dragoman.types import Answer, Event, Fold, Sink, Step, TokenLogprob, Traced, Usage, coalesce
+from dragoman.turns.reading import ChoiceReader, Detokenizer, Language, StopFinder, portion
+from dragoman.turns.spec import PresetPair, TurnSpec, defaults_by_name, refuse_unsupported
+from dragoman.types import Answer, Event, Fold, Sink, Step, TextStep, TokenLogprob, Traced, Usage, coalesce
 
 logger = logging.getLogger("dragoman.turns")
 
 MOST_PENDING = 32
 """Events that may wait for a client that reads slowly before neighbours are joined."""
-AT_ONCE = 64
-"""Events that are taken before others have their turn, or as few as have about so many ids:"""
-IDS_AT_ONCE = 512
 GIVEN_IDS = 2**17
 """Ids of prompts that an engine is given before others have their turn: it looks at each of them."""
-
 
 T = TypeVar("T", bound="Turn")
 
@@ -50,6 +47,8 @@ class Turn:
 
     unenforced = ""
     """The field that asks for what the engine is not held to, where the answer passes all the same."""
+    _fresh = True
+    """Whether no ids have come; where answers are text, none ever do."""
     overridden = ""
     """What the request says for nothing, because the operator has decided it."""
 
@@ -77,13 +76,13 @@ class Turn:
         """How each choice ended, as far as they have."""
         self.on_ready: Callable[[], None] | None = None
         """Called instead of waking `next`, for those who take events without a task."""
-        self._keys = plan.keys
         self._remember = remember
         self._source = source
-        self._after = plan.after
         self.traced: list[Traced] = []
         """The answers that came to their end, as ids."""
         self._engine = engine
+        self._spec, self._plan, self._language = spec, plan, language
+        self._prompt_tokens = [engine.card.count(job.prompt) for job in plan.jobs]
         self._readers = _readers(plan, spec, language, engine.tokenizer.end_ids)
         self._left = len(self._readers)
         self._queue = queue or EngineQueue(self._left)
@@ -113,7 +112,7 @@ class Turn:
     def usage(self) -> Usage:
         """What was used so far."""
         return Usage(
-            prompt_tokens=sum(len(job.prompt) for job in self.jobs),
+            prompt_tokens=sum(self._prompt_tokens),
             completion_tokens=sum(reader.count for reader in self._readers),
             cached_tokens=self._cached,
             reasoning_tokens=sum(reader.reasoning_count for reader in self._readers),
@@ -272,18 +271,20 @@ class Turn:
             if reader.over or self._closed:
                 return
             self._weights = step.weight_version or self._weights
-            if step.cached_tokens is not None or self.first_token_at is None:
-                self._first(number, step)
             if step.finish == "abort":
                 step.finish, step.error = "error", Unavailable("The engine was stopped; try again.")
             pending = self._pending
             try:
+                if step.cached_tokens is not None or self._fresh:
+                    self._first(number, step, reader)
                 reader.read(step, pending)
-            except Exception:
+            except Exception as error:
                 # Not for the engine to see; and whoever waits for the answer has to hear of its end.
-                logger.exception("An answer could not be read")
-                step.error = DragomanError("The server failed; its log says why.", code="internal_error")
-                reader.fail(step.error, pending)
+                if not isinstance(error, DragomanError):
+                    logger.exception("An answer could not be read")
+                    error = DragomanError("The server failed; its log says why.", code="internal_error")
+                step.error = error
+                reader.fail(error, pending)
             if reader.over:
                 self._left -= 1
                 if self._left:
@@ -304,7 +305,7 @@ class Turn:
         return sink
 
     def _keep(self, number: int, reader: ChoiceReader) -> None:
-        after = self._after[number] if self._after else None
+        after = self._plan.after[number] if self._plan.after else None
         traced = Traced(
             prompt=self.jobs[number].prompt,
             ids=tuple(reader.ids),
@@ -315,7 +316,8 @@ class Turn:
             source=self._source,
             after=(after.source or None) if after else None,
             kept=len(after.all) if after else 0,
-            key=self._keys[number] if self._keys else b"",
+            # Nothing goes on from text: its ids are not known.
+            key=self._plan.keys[number] if self._plan.keys and not reader.in_text else b"",
         )
         # A client that reads slowly keeps the turn for long: one copy is enough.
         reader.ids, reader.logprobs = [], []
@@ -323,26 +325,36 @@ class Turn:
         if self._remember is not None and traced.key:
             self._remember(traced)
 
-    def _first(self, number: int, step: Step) -> None:
-        if self.first_token_at is None and step.ids:
+    def _first(self, number: int, step: Step, reader: ChoiceReader) -> None:
+        """Of steps before the first ids; so no step with ids has to be looked at for text."""
+        text = step.text if isinstance(step, TextStep) else ""
+        if self.first_token_at is None and (step.ids or text):
             self.first_token_at = self._loop.time()
             self._queue.served(self._ticket)
+        self._fresh = self._fresh and not step.ids
+        if isinstance(step, TextStep):
+            self._read_text(number, step, reader)
         if step.cached_tokens is not None:
             self._cached += step.cached_tokens
         if step.prompt_logprobs is not None:
             self.prompt_logprobs[number] = step.prompt_logprobs
 
-
-def portion(events: list[Event]) -> tuple[list[Event], list[Event]]:
-    """As many of the first as may be written at once, and the others."""
-    if len(events) == 1:
-        return events, []
-    ids = 0
-    for number, event in enumerate(events[:AT_ONCE], 1):
-        ids += len(event.ids)
-        if ids >= IDS_AT_ONCE:
-            return events[:number], events[number:]
-    return events[:AT_ONCE], events[AT_ONCE:]
+    def _read_text(self, number: int, step: TextStep, reader: ChoiceReader) -> None:
+        if not reader.in_text:
+            # That an engine speaks text may be known only now.
+            refuse_unsupported(self._spec, self._engine.card)
+            job, language = self.jobs[number], self._language.as_text
+            dialect = language.readers(self._spec.reading)(self._plan.in_reasoning[number], job.prompt)
+            goes_on = self._spec.keep_stop or job.sampling.ignore_eos
+            reader.take_text(dialect, () if goes_on else language.ends)
+        if step.prompt_tokens is not None:
+            self._prompt_tokens[number] = step.prompt_tokens
+        if step.text:
+            tokens = step.tokens or count_text(self._engine.tokenizer, step.text)
+            reader.hear(replace_surrogates(step.text), tokens, self._pending)
+        if reader.over:
+            # It has ended before the engine did: there is nothing more to read in this step.
+            step.finish = None
 
 
 def _readers(
@@ -372,19 +384,11 @@ def note_terms(facts: dict[str, Any], turn: Turn) -> None:
             facts[name] = told
 
 
-def note_usage(facts: dict[str, Any], usage: Usage) -> None:
-    facts.update(
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
-        cached_tokens=usage.cached_tokens,
-    )
-
-
 def note_turn(facts: dict[str, Any], turn: Turn) -> None:
     """Of several turns, how the last one ended."""
     usage = turn.usage
     now = asyncio.get_running_loop().time()
-    note_usage(facts, usage)
+    facts.update(usage.facts())
     if turn.finishes and facts.get("finish") != "disconnect":
         reasons = {event.finish or "" for event in turn.finishes.values()}
         facts["finish"] = ",".join(sorted(reasons))
@@ -427,8 +431,6 @@ class ServedModel:
         logger.log(level, "Conversations are written by %s", chosen.how)
         self.found = choose_dialect(settings, self.card, tokenizer, chosen.source)
         logger.info("Answers are read as %s: %s", self.found.dialect.name, self.found.how)
-        self.language = Language(self.found.dialect, tokenizer)
-        self.pieces = self.language.plain
         self.prompter = Prompter(
             self.card,
             tokenizer,
@@ -436,6 +438,8 @@ class ServedModel:
             limits=self.limits,
             dialect=with_calls(self.found.dialect),
         )
+        self.language = Language(self.found.dialect, tokenizer)
+        self.pieces = self.language.plain
         self.planner = Planner(
             self.card,
             tokenizer,

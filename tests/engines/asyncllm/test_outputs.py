@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.engines.asyncllm import OutputReader
+from dragoman.engines.steps import OutputReader
 from dragoman.errors import BadRequest, EngineFailed, Overloaded, Unavailable
 from dragoman.types import Job, Sampling, Step
 from tests.support.turns import cut

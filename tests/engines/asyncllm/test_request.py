@@ -7,7 +7,6 @@ import pytest
 
 from dragoman.engines.asyncllm import AsyncLLMEngine, GenerateRequest, form_of
 from dragoman.engines.hf_tokenizer import HfTokenizer
-from dragoman.engines.scripted import ByteTokenizer
 from dragoman.errors import SettingsError
 from dragoman.types import ConstraintSource, Job, Matcher, Sampling, SourceForm
 from tests.support import fake_asyncllm, fake_sglang
@@ -192,16 +191,9 @@ def test_a_tokenizer_may_be_asked_for() -> None:
     assert AsyncLLMEngine(engine).tokenizer is kept
 
 
-@pytest.mark.parametrize(
-    ("engine", "missing"),
-    [
-        (object(), "generate_request"),
-        (SimpleNamespace(generate_request=None, context_len=9), "tokenizer"),
-        (SimpleNamespace(generate_request=None, tokenizer=ByteTokenizer()), "max_model_len"),
-    ],
-)
-def test_what_is_missing_is_named(engine: Any, missing: str) -> None:
-    with pytest.raises(SettingsError, match=missing):
+@pytest.mark.parametrize("engine", [object(), SimpleNamespace(generate_request=None)])
+def test_what_is_missing_is_named(engine: Any) -> None:
+    with pytest.raises(SettingsError, match="generate_request"):
         AsyncLLMEngine(engine)
 
 

@@ -80,7 +80,6 @@ def test_the_model_is_listed_by_its_name(pair: Pair) -> None:
     ("settings", "message"),
     [
         ({}, "needs `upstream`"),
-        ({"upstream": ["http://h"]}, "needs `tokenizer`"),
         ({"upstream": ["http://h"], "tokenizer": "t", "slots": 2}, "leave them out"),
         ({"upstream": ["http://h"], "tokenizer": "t", "engine_args": {"tires": 2}}, "tires"),
     ],

@@ -1,15 +1,16 @@
-"""Upstreams that give text: ids are made from it, and nobody gets them for sampled ones."""
+"""Upstreams that give text: that is the answer, and nobody is given ids of it."""
 
 import pytest
+from msgspec.structs import replace
 
 from dragoman.engines.remote import RemoteEngine
 from dragoman.engines.scripted import CHATML, ByteTokenizer
 from dragoman.http.server import background
 from dragoman.settings import Settings
-from dragoman.types import Job, Sampling
+from dragoman.types import Job, Sampling, Step, TextStep
 from tests.cli.conftest import WORDS, Fake, fake
 from tests.engines.remote.support import QUICK, ids_of, job_of, run, steps_of
-from tests.support.http import HELLO, post
+from tests.support.http import HELLO, post, refusal
 
 __all__ = ["fake"]
 
@@ -21,17 +22,32 @@ def stranger(fake: Fake) -> None:
     fake.is_dragoman = False
 
 
-def test_ids_are_made_from_text(fake: Fake) -> None:
+def text_of(steps: list[Step]) -> str:
+    return "".join(step.text for step in steps if isinstance(step, TextStep))
+
+
+def test_the_text_is_the_answer(fake: Fake) -> None:
     steps = run([fake.url], lambda engine: steps_of(engine, job_of([72, 105])))
-    assert bytes(ids_of(steps)).decode() == ALL
+    assert (text_of(steps), ids_of(steps)) == (ALL, [])
     assert (steps[-1].finish, steps[-1].cached_tokens) == ("stop", 3)
     assert fake.asked[-1]["prompt"] == [72, 105]
 
 
 def test_a_prompt_is_sent_as_text_where_ids_are_refused(fake: Fake) -> None:
     fake.refuses = {"return_token_ids"}
-    run([fake.url], lambda engine: steps_of(engine, job_of([72, 105])))
+    run([fake.url], lambda engine: steps_of(engine, replace(job_of([72, 105]), text="Hi")))
     assert fake.asked[-1]["prompt"] == "Hi"
+
+
+def test_without_a_tokenizer_all_is_text(fake: Fake) -> None:
+    engine = RemoteEngine.open([fake.url], None, QUICK)
+    assert (engine.card.has_ids, engine.card.takes_text, engine.card.samples_ids) == (False, True, False)
+    with background(engine, Settings(port=0, store="none", shutdown_grace=0), template=CHATML) as url:
+        answer = post(url, "/v1/chat/completions", HELLO).json()
+        refused = post(url, "/v1/completions", {"prompt": [1]})
+    assert answer["choices"][0]["message"]["content"] == ALL
+    assert fake.asked[-1]["prompt"] == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert refusal(refused) == (400, "prompt")
 
 
 def test_only_what_every_server_knows_is_sent(fake: Fake) -> None:
@@ -51,14 +67,14 @@ def test_a_first_token_of_the_prompt_is_left_to_the_server(fake: Fake) -> None:
 
     traits = engine.upstreams[0].traits
     assert traits is not None
-    job = Job(id="", prompt=(1, 72, 105), sampling=Sampling(max_tokens=1))
+    job = Job(id="", prompt=(1, 72, 105), text="\x01Hi", sampling=Sampling(max_tokens=1))
     assert request_of(job, traits, tokenizer).body["prompt"] == "Hi"
 
 
 def test_made_ids_are_marked_and_not_given_out(fake: Fake) -> None:
     engine = RemoteEngine.open([fake.url], ByteTokenizer(), QUICK)
     assert not engine.card.samples_ids
-    assert engine.card.details["ids"] == "made from text"
+    assert engine.card.details["ids"] == "counted"
     with background(engine, Settings(port=0, store="none", shutdown_grace=0), template=CHATML) as url:
         answer = post(url, "/v1/chat/completions", HELLO).json()
         refused = [

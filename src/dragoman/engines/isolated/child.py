@@ -20,6 +20,7 @@ from dragoman.errors import DragomanError, EngineFailed, Unavailable
 from dragoman.types import Sink, Step
 
 _log = logging.getLogger("dragoman.engine")
+TEXT = "An engine that gives text cannot be in a process of its own; leave out `isolate_engine`."
 METHODS = ("embed", "embed_for", "score", "pause", "resume", "load_adapter", "unload_adapter")
 
 
@@ -123,6 +124,8 @@ class Child:
 
         def sink(step: Step) -> None:
             nonlocal left
+            if type(step) is not Step:
+                step = Step([], step.index, finish="error", error=EngineFailed(TEXT))
             if step.finish is not None:
                 left -= 1
                 if not left:

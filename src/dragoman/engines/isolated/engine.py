@@ -152,7 +152,7 @@ class IsolatedEngine:
         self.failure: DragomanError | None = None
         """Why it takes no more work; None while it lives."""
         self.pulse = 0
-        self.context = opened.card.max_model_len
+        self.context = opened.card.longest
         self.vocabulary = len(tokenizer.pieces)
         self.adapters: Sequence[str] = opened.card.adapters
         self._process = process

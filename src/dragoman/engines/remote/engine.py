@@ -25,7 +25,7 @@ from dragoman.client import (
 from dragoman.client.request import Request, completions
 from dragoman.engines.hf_tokenizer import HfTokenizer
 from dragoman.engines.local.model import LlamaTokenizer, Model
-from dragoman.engines.protocol import ModelCard, Tokenizer
+from dragoman.engines.protocol import ModelCard, TextTokenizer, Tokenizer
 from dragoman.engines.remote.pool import BadUpstream, Pool, RemoteOptions, Traits, Upstream
 from dragoman.errors import (
     BadRequest,
@@ -36,7 +36,16 @@ from dragoman.errors import (
     Part,
     Unavailable,
 )
-from dragoman.types import LARK_LINE, ConstraintSource, FinishReason, Job, Sampling, Step, TokenLogprob
+from dragoman.types import (
+    LARK_LINE,
+    ConstraintSource,
+    FinishReason,
+    Job,
+    Sampling,
+    Step,
+    TextStep,
+    TokenLogprob,
+)
 
 # The tokenizer of the model that they run, from what lies on this machine.
 
@@ -102,7 +111,7 @@ _FINISHES: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort
 class Hearing:
     """`hear` gives what can be passed on at once, `last` the step that ends the answer.
 
-    Where `sampled` is false the upstream gives text, and ids are made from it.
+    Where `sampled` is false the upstream gives text, and there are no ids.
     """
 
     def __init__(self, job: Job, tokenizer: Tokenizer, *, sampled: bool) -> None:
@@ -117,7 +126,9 @@ class Hearing:
 
     def hear(self, event: StreamEvent) -> Step | None:
         match event:
-            case Text() | Unseen():
+            case Text() if not self._sampled:
+                return TextStep([], text=event.text) if event.text else None
+            case Text() | Unseen() if self._sampled:
                 step = self._step(event.text, event.tokens)
                 before, self._held = self._held, None
                 if before is not None:
@@ -139,15 +150,13 @@ class Hearing:
             raise EngineFailed(
                 f"The upstream ended the answer for a reason of its own: {self._finished.reason}."
             )
-        step = self._held or Step([], logprobs=None if self._job.sampling.logprobs is None else [])
+        step = self._held or (Step([]) if self._sampled else TextStep([]))
         step.finish, step.cached_tokens = finish, self._cached
         stop = self._finished.stop
         step.stop_id = stop if isinstance(stop, int) and stop in self._job.sampling.stop_token_ids else None
         return step
 
     def _step(self, text: str, tokens: list[Token]) -> Step:
-        if not self._sampled:
-            return Step(self._tokenizer.encode(text))
         ids = [token.id for token in tokens if token.id is not None]
         if len(ids) != len(tokens) or (text and not ids):
             raise EngineFailed("The upstream gave text without its ids.")
@@ -173,11 +182,16 @@ def _logprob(token: Token, wanted: int) -> TokenLogprob:
 # From a job to a completions request.
 
 
+UNSAID = 2048
+"""Tokens of an answer, where neither the client nor anybody here knows how many there may be."""
+
+
 def request_of(job: Job, traits: Traits, tokenizer: Tokenizer) -> Request:
     asked = job.sampling
     fields: dict[str, Any] = {
         "model": job.adapter or traits.model,
-        "max_tokens": asked.max_tokens,
+        # Without a number some servers have 16.
+        "max_tokens": asked.most or UNSAID,
         # Said even where it is the usual: some servers have other defaults.
         "temperature": asked.temperature,
         "top_p": asked.top_p,
@@ -236,8 +250,9 @@ def _write_structured(source: ConstraintSource) -> dict[str, Any]:
 
 def _text(job: Job, tokenizer: Tokenizer) -> str:
     """The prompt for servers that take text only. They put the first token there themselves."""
-    ids = job.prompt[1:] if tokenizer.add_bos and job.prompt[:1] == (tokenizer.bos_id,) else job.prompt
-    return b"".join(tokenizer.pieces[id_] for id_ in ids).decode("utf-8", "replace")
+    if not tokenizer.add_bos or tokenizer.bos_id is None:
+        return job.text
+    return job.text.removeprefix(tokenizer.pieces[tokenizer.bos_id].decode("utf-8", "replace"))
 
 
 # The engine.
@@ -252,8 +267,8 @@ _PAUSE_S = 0.25
 class RemoteEngine:
     """`RemoteEngine.open(["http://10.0.0.1:8000"], tokenizer)` is the usual way to make one.
 
-    Where the upstreams do not return ids, ids are made from their text: the card says so, and nobody is
-    given them for what a model has sampled.
+    Where the upstreams do not return ids, their text is the answer, and the card says so. Without a tokenizer
+    they are sent text, too.
     """
 
     def __init__(self, pool: Pool, tokenizer: Tokenizer, card: ModelCard, options: RemoteOptions) -> None:
@@ -265,17 +280,18 @@ class RemoteEngine:
 
     @classmethod
     def open(
-        cls, urls: Sequence[str], tokenizer: Tokenizer, options: RemoteOptions | None = None
+        cls, urls: Sequence[str], tokenizer: Tokenizer | None, options: RemoteOptions | None = None
     ) -> "RemoteEngine":
         """Look at the upstreams; call it outside of an event loop. Raises BadUpstream where none will do."""
         return asyncio.run(cls.connect(urls, tokenizer, options))
 
     @classmethod
     async def connect(
-        cls, urls: Sequence[str], tokenizer: Tokenizer, options: RemoteOptions | None = None
+        cls, urls: Sequence[str], tokenizer: Tokenizer | None, options: RemoteOptions | None = None
     ) -> "RemoteEngine":
         """`open`, for code in an event loop."""
         options = options or RemoteOptions()
+        tokenizer = tokenizer or TextTokenizer()
         pool = Pool([Upstream(url, options) for url in dict.fromkeys(urls)], tokenizer, options)
         await pool.look_at_all()
         for upstream in pool.upstreams:
@@ -347,17 +363,18 @@ class RemoteEngine:
 
 
 def _card(traits: Traits, tokenizer: Tokenizer, options: RemoteOptions) -> ModelCard:
-    length = options.context or traits.max_model_len or getattr(tokenizer, "longest", None)
-    if length is None:
-        raise BadUpstream("The upstreams do not say how long their context is; give --context.")
+    has_ids = not isinstance(tokenizer, TextTokenizer)
+    known = "sampled" if traits.gives_ids else "counted" if has_ids else "none"
     return ModelCard(
         name=options.name or traits.model,
-        max_model_len=length,
+        max_model_len=options.context or traits.max_model_len or getattr(tokenizer, "longest", None),
         templates=getattr(tokenizer, "templates", {}),
         special_tokens=getattr(tokenizer, "special_tokens", {}),
         adapters=traits.adapters,
         sources=traits.sources,
         unsupported=traits.unsupported,
         samples_ids=traits.gives_ids,
-        details={"runner": "upstream", "ids": "sampled" if traits.gives_ids else "made from text"},
+        has_ids=has_ids,
+        takes_text=not traits.takes_ids,
+        details={"runner": "upstream", "ids": known},
     )

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 from msgspec import Struct
 
 from dragoman.client import AsyncClient, ClientError, Refused, TimedOut, Timeouts
-from dragoman.engines.protocol import UNSUPPORTABLE, Tokenizer
+from dragoman.engines.protocol import UNSUPPORTABLE, TextTokenizer, Tokenizer
 from dragoman.errors import SettingsError, Unavailable
 from dragoman.types import Job, SourceForm
 
@@ -89,9 +89,13 @@ async def look(client: AsyncClient, tokenizer: Tokenizer, model: str | None) -> 
     """Raises ClientError where nobody answers, and BadUpstream where the server will not do."""
     models = await client.models()
     chosen = _choose(models, model)
-    await _check_tokenizer(client, tokenizer, chosen["id"])
-    takes, gives = await _ids(client, tokenizer, chosen["id"])
-    owner = chosen.get("owned_by")
+    takes = gives = False
+    if isinstance(tokenizer, TextTokenizer):
+        await _try_text(client, chosen["id"])
+    else:
+        await _check_tokenizer(client, tokenizer, chosen["id"])
+        takes, gives = await _ids(client, tokenizer, chosen["id"])
+    owner = chosen.get("owned_by") if takes else None
     return Traits(
         server="dragoman" if owner == "dragoman" else "vllm" if owner == "vllm" and gives else "other",
         model=chosen["id"],
@@ -131,15 +135,24 @@ async def _check_tokenizer(client: AsyncClient, tokenizer: Tokenizer, model: str
 
 async def _ids(client: AsyncClient, tokenizer: Tokenizer, model: str) -> tuple[bool, bool]:
     """Whether it takes prompts as ids, and whether it gives the ids of its answers."""
-    fields: dict[str, Any] = {"model": model, "max_tokens": 1, "temperature": 0}
     try:
-        answer = await client.completions(tokenizer.encode("Hello"), **fields, return_token_ids=True).answer()
+        answer = await client.completions(
+            tokenizer.encode("Hello"), **_asked(model), return_token_ids=True
+        ).answer()
         return True, bool(answer.ids)
     except Refused as refused:
         if refused.where.status not in (400, 422):
             raise
-    await client.completions("Hello", **fields).answer()
+    await _try_text(client, model)
     return False, False
+
+
+async def _try_text(client: AsyncClient, model: str) -> None:
+    await client.completions("Hello", **_asked(model)).answer()
+
+
+def _asked(model: str) -> dict[str, Any]:
+    return {"model": model, "max_tokens": 1, "temperature": 0}
 
 
 # Which prompts an upstream has seen lately, so that one that begins alike goes where that is known.

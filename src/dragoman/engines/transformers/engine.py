@@ -293,7 +293,7 @@ class TransformersEngine:
         self._start()
         loop = asyncio.get_running_loop()
         prompt = np.array(job.prompt, np.int32)
-        room = self.card.max_model_len - len(job.prompt)
+        room = self.card.longest - len(job.prompt)
         runs = []
         for index in range(job.n):
             answer = Continuation(
@@ -317,8 +317,8 @@ class TransformersEngine:
     async def embed(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
         """The mean of the last hidden states of each prompt, at length one."""
         for prompt in prompts:
-            if len(prompt) > self.card.max_model_len:
-                raise BadRequest(f"This model embeds at most {self.card.max_model_len} tokens.", param=PROMPT)
+            if len(prompt) > self.card.longest:
+                raise BadRequest(f"This model embeds at most {self.card.longest} tokens.", param=PROMPT)
         after = () if self._loaded.writes else self.tokenizer.after
         framed = [(*prompt, *after)[: self.card.max_model_len] for prompt in prompts]
         return await self._aside(

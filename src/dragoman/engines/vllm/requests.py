@@ -285,7 +285,7 @@ class Requests:
         if job.constraint is not None or asked.min_tokens or asked.max_tokens < 1:
             return None
         card, ids = self._model.card, len(self._model.tokenizer.pieces)
-        if not 0 < len(prompt) < card.max_model_len or min(prompt) < 0 or max(prompt) >= ids:
+        if not 0 < len(prompt) < card.longest or min(prompt) < 0 or max(prompt) >= ids:
             return None
         key = _encode((replace(asked, max_tokens=0), job.adapter, job.reuse_prefix))
         return key if len(key) <= MOST_KEY_BYTES else None

@@ -7,6 +7,7 @@ from dragoman.api import completions as completion_bodies
 from dragoman.api import inspection
 from dragoman.api.chat import request as chat_request
 from dragoman.api.read import Ignored
+from dragoman.engines.protocol import check_has_ids
 from dragoman.errors import ModelNotFound
 from dragoman.http.exchange import Exchange
 from dragoman.http.host import Host
@@ -42,8 +43,16 @@ def _model(host: Host, name: str) -> dict[str, Any]:
         # The number by which `lora` may name it, as in llama-server.
         **({"lora_id": adapter.id} if adapter else {}),
         "max_model_len": host.card.max_model_len,
+        "token_ids": _describe_ids(host),
         "dialect": host.model.found.dialect.name,
     }
+
+
+def _describe_ids(host: Host) -> str:
+    """What is known of the ids of answers: those that were sampled, counts by a tokenizer, or nothing."""
+    if host.card.samples_ids:
+        return "sampled"
+    return "counted" if host.card.has_ids else "none"
 
 
 def _answers(work: Callable[[Host, bytes, Ignored], Any]) -> Callable[[Host, Exchange], Awaitable[None]]:
@@ -57,6 +66,7 @@ def _answers(work: Callable[[Host, bytes, Ignored], Any]) -> Callable[[Host, Exc
 
 @_answers
 def tokenize(host: Host, body: bytes, ignored: Ignored) -> dict[str, Any]:
+    check_has_ids(host.card, "this route")
     request = inspection.read_tokenize(body, host.limits, ignored)
     _, ids = host.model.planner.render(request.model, inspection.prompt(request))
     names = None
@@ -67,6 +77,7 @@ def tokenize(host: Host, body: bytes, ignored: Ignored) -> dict[str, Any]:
 
 async def tokenizer_info(host: Host, exchange: Exchange) -> None:
     """What a program needs that writes prompts by itself, as vLLM tells it."""
+    check_has_ids(host.card, "this route")
     tokenizer, prompter = host.engine.tokenizer, host.model.prompter
     told = {
         "tokenizer_class": type(tokenizer).__name__,
@@ -81,6 +92,7 @@ async def tokenizer_info(host: Host, exchange: Exchange) -> None:
 
 @_answers
 def detokenize(host: Host, body: bytes, ignored: Ignored) -> dict[str, Any]:
+    check_has_ids(host.card, "this route")
     request = inspection.read_detokenize(body, len(host.model.pieces), ignored)
     host.model.planner.adapter(request.model)
     return {"prompt": host.model.pieces.text(request.tokens)}
@@ -100,11 +112,12 @@ def render_completions(host: Host, body: bytes, ignored: Ignored) -> list[dict[s
 
 def _render(host: Host, model: str | None, prompt: Prompt) -> dict[str, Any]:
     text, ids = host.model.planner.render(model, prompt)
-    return {"prompt": text, "prompt_token_ids": ids}
+    return {"prompt": text, "prompt_token_ids": ids if host.card.has_ids else None}
 
 
 @_answers
 def count_chat(host: Host, body: bytes, ignored: Ignored) -> dict[str, Any]:
+    check_has_ids(host.card, "this route")
     request = chat_request.read_to_render(body, host.limits, ignored)
     _, ids = host.model.planner.render(request.model, chat_request.prompt(request))
     return {"object": "chat.completion.input_tokens", "input_tokens": len(ids)}

@@ -14,6 +14,7 @@ from dragoman.api.responses import request as requests
 from dragoman.api.responses.request import check_include
 from dragoman.api.responses.response import compaction_body
 from dragoman.api.responses.tools import offer_tools
+from dragoman.engines.protocol import check_has_ids
 from dragoman.errors import BadRequest
 from dragoman.http.admission import Visit
 from dragoman.http.exchange import Exchange, QueryString, unless_gone
@@ -23,7 +24,6 @@ from dragoman.responses.context import new_id
 from dragoman.responses.desk import place_of, unknown_response
 from dragoman.responses.making import Making, begin_making, count_tokens, summarise
 from dragoman.turns.tool_loop import ClientGone, Quiet
-from dragoman.turns.turn import note_usage
 
 
 async def create(host: Host, exchange: Exchange) -> None:
@@ -110,12 +110,13 @@ async def compact(host: Host, exchange: Exchange) -> None:
     async with host.desk.context(request, exchange.owner, size, exchange.aside) as context:
         made, used = await unless_gone(exchange, summarise(host.model, request, context, context.all))
     exchange.facts["model"] = host.model.planner.name(request.model)
-    note_usage(exchange.facts, used)
+    exchange.facts.update(used.facts())
     body = compaction_body(new_id("resp_"), int(time.time()), made.items, used)
     await exchange.json(body, size=context.size)
 
 
 async def input_tokens(host: Host, exchange: Exchange) -> None:
+    check_has_ids(host.card, "this route")
     request, size = await exchange.read(partial(requests.read, limits=host.limits, ignored=exchange.ignored))
     host.model.planner.adapter(request.model)
     async with host.desk.context(request, exchange.owner, size, exchange.aside) as context:

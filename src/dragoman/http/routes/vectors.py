@@ -11,7 +11,7 @@ from dragoman.api.read import Ignored
 from dragoman.api.reply import new_head
 from dragoman.api.vectors import EmbeddingRequest, Pair, RerankRequest, ScoreRequest
 from dragoman.engines.asked import ask_engine
-from dragoman.engines.protocol import EmbeddingEngine, ScoringEngine, SharingEngine, weights_of
+from dragoman.engines.protocol import EmbeddingEngine, ScoringEngine, SharingEngine, check_has_ids, weights_of
 from dragoman.engines.sound import check_sound, wrong_scores, wrong_vectors
 from dragoman.errors import BadRequest, ContextOverflow, EngineFailed
 from dragoman.http.exchange import Exchange, unless_gone
@@ -199,6 +199,7 @@ def _check_length(host: Host, tokens: int, place: str) -> None:
 
 
 def _check_model(host: Host, name: str | None) -> None:
+    check_has_ids(host.card, "this route")
     if host.model.planner.adapter(name) is not None:
         message = "Adapters have no embeddings; ask the model itself."
         raise BadRequest(message, param="model", code="invalid_value")
