@@ -147,6 +147,8 @@ def test_with_a_tokenizer_ids_are_for_prompts_and_counts(serve: Serve) -> None:
     assert model(url)["token_ids"] == "sampled"
     assert refusal(post(url, CHAT, {**HELLO, "return_token_ids": True})) == (400, "return_token_ids")
     assert refusal(post(url, CHAT, {**HELLO, "logprobs": True})) == (400, "logprobs")
+    ids = {"token_ids": [72, 105], "sampling_params": {}}
+    assert refusal(post(url, "/inference/v1/generate", ids)) == (400, "return_token_ids")
     assert (len(llm.asked), model(url)["token_ids"]) == (1, "counted")
     answer = post(url, COMPLETIONS, {"prompt": [72, 105]}).json()
     assert (answer["choices"][0]["text"], answer["usage"]["completion_tokens"]) == ("Hello", 5)

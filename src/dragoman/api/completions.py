@@ -298,7 +298,7 @@ def read_generate(body: bytes, limits: Limits) -> tuple[CompletionRequest, str |
 
 def generate_spec(request: CompletionRequest) -> TurnSpec:
     ids: list[int] = [*request.prompt]
-    return replace(spec(request), prompts=(IdsPrompt(tuple(ids), "token_ids"),))
+    return replace(spec(request), prompts=(IdsPrompt(tuple(ids), "token_ids"),), token_ids=True)
 
 
 def generate_reply(
