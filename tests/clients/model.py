@@ -31,7 +31,7 @@ SHELLS = {
 """Tools of coding agents that run a command, and what they call it."""
 
 
-def call(name: str, **arguments: object) -> str:
+def call(name: str, /, **arguments: object) -> str:
     """A call as the model writes it: what is no ASCII is not escaped."""
     said = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
     return f"<tool_call>\n{said}\n</tool_call>"
@@ -112,9 +112,9 @@ def _fits(text: str, constraint: JobConstraint) -> bool:
 
 def said(job: Job) -> Script:
     """Whichever of the questions and results that it knows stands last in the prompt decides."""
-    ways = list(_ways(prompt_of(job)))
+    ways = _ways(prompt_of(job))
     fitting = (way for way in ways if job.constraint is None or _fits(way, job.constraint))
-    return say(next(fitting, ways[0]))
+    return say(next(fitting, cases.COLOUR))
 
 
 def model(*, constrains: bool = True) -> ScriptedEngine:

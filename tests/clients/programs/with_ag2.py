@@ -1,34 +1,48 @@
-"""AG2: an assistant that calls a tool, and a proxy of the user that runs it."""
+"""AG2: an agent, by both APIs."""
 
-from autogen import ConversableAgent, LLMConfig
+import asyncio
+
+from ag2 import Agent
+from ag2.config import OpenAIConfig, OpenAIResponsesConfig
 
 from tests.clients import cases
 from tests.clients.cases import MODEL, case
 
-
-def agent(url, **more):
-    config = LLMConfig({"model": MODEL, "base_url": url, "api_key": "none", "api_type": "openai", **more})
-    return ConversableAgent("guide", llm_config=config, human_input_mode="NEVER")
+KINDS = {"chat": OpenAIConfig, "responses": OpenAIResponsesConfig}
 
 
-@case("chat", "plain")
-def plain(url):
-    reply = agent(url).generate_reply([{"role": "user", "content": cases.NAME_A_COLOUR}])
-    assert (reply["content"] if isinstance(reply, dict) else reply) == cases.COLOUR
+def agent(url, api, **more):
+    config = KINDS[api](model=MODEL, base_url=url, api_key="none", max_retries=0, **more)
+    return Agent("guide", prompt="Be brief.", config=config)
 
 
-@case("chat", "tools")
-def tools(url):
-    done = agent(url).run(cases.HOW_WARM, tools=[tool_of()], max_turns=3, user_input=False)
-    done.process()
-    assert cases.WARM in [message.get("content") for message in done.messages]
+def plain(url, api):
+    assert asyncio.run(agent(url, api).ask(cases.NAME_A_COLOUR)).body == cases.COLOUR
 
 
-def tool_of():
-    from autogen.tools import tool
+def stream(url, api):
+    assert asyncio.run(agent(url, api, streaming=True).ask(cases.NAME_A_COLOUR)).body == cases.COLOUR
 
-    return tool(name="weather", description="How warm it is")(cases.weather)
 
+def tools(url, api):
+    async def run():
+        asked = agent(url, api)
+        asked.tool(cases.weather)
+        first = await asked.ask(cases.HOW_WARM)
+        assert first.body == cases.WARM
+        return await first.ask(cases.NAME_A_COLOUR)
+
+    assert asyncio.run(run()).body == cases.COLOUR
+
+
+TRIED = {"plain": plain, "stream": stream, "tools": tools}
+
+
+def of(api, what):
+    return case(api, what)(lambda url: TRIED[what](url, api))
+
+
+globals().update({f"{api}_{what}": of(api, what) for api in KINDS for what in TRIED})
 
 if __name__ == "__main__":
     cases.main(globals())
