@@ -109,8 +109,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     engine: Annotated[
         str,
         Meta(
-            description="what runs the model: local, transformers, vllm, remote, one that another package "
-            "brings, or any object as MODULE:OBJECT"
+            description="what runs the model: local, transformers, vllm, remote, rollout, one that another "
+            "package brings, or any object as MODULE:OBJECT"
         ),
     ] = "local"
     engine_args: Annotated[

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 GROUP = "dragoman.engines"
-OWN = ("local", "transformers", "vllm", "remote")
+OWN = ("local", "transformers", "vllm", "remote", "rollout")
 
 
 def engine_of(settings: Settings) -> "Engine":
@@ -38,7 +38,7 @@ def engine_of(settings: Settings) -> "Engine":
     thing = _find(settings.engine)
     if not _is_engine(thing):
         thing = _make(thing, settings)
-    if takes_requests(thing):
+    if not hasattr(thing, "card"):
         return as_engine(
             thing,
             tokenizer=settings.tokenizer,
@@ -55,7 +55,8 @@ def is_made(settings: Settings) -> bool:
 
 
 def _is_engine(thing: Any) -> bool:
-    return takes_requests(thing) or (not isinstance(thing, type) and hasattr(thing, "generate"))
+    names = ("generate", "generate_candidates")
+    return takes_requests(thing) or (not isinstance(thing, type) and any(hasattr(thing, n) for n in names))
 
 
 def _make(maker: Any, settings: Settings) -> Any:
@@ -71,7 +72,7 @@ def _make(maker: Any, settings: Settings) -> Any:
 
 def _find(name: str) -> Any:
     if ":" in name:
-        return _import(name)
+        return import_named(name)
     if name in OWN:
         from dragoman.cli import own_engines
 
@@ -83,7 +84,8 @@ def _find(name: str) -> Any:
     return _load(name, others[name].load)
 
 
-def _import(name: str) -> Any:
+def import_named(name: str) -> Any:
+    """What `module:object` names."""
     module, _, path = name.partition(":")
     # As with every server that is told what to serve: what lies in the folder can be named.
     if os.getcwd() not in sys.path:

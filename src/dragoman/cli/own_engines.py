@@ -86,11 +86,7 @@ def remote(settings: Settings) -> "Engine":
     _leave_to_local(settings)
     if not settings.upstream:
         raise SettingsError("The engine `remote` needs `upstream`: the address of a server, or several.")
-    if settings.lora or settings.slots or settings.threads or settings.deterministic:
-        message = (
-            "`lora`, `slots`, `threads` and `deterministic` are for the upstreams to know; leave them out."
-        )
-        raise SettingsError(message)
+    _leave_to_others(settings, "upstreams")
     own = {
         "name": settings.model_name,
         "model": settings.model,
@@ -102,10 +98,44 @@ def remote(settings: Settings) -> "Engine":
     return RemoteEngine.open(settings.upstream, tokenizer, options)
 
 
+class RolloutArgs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    executor: str
+    """As MODULE:OBJECT: an executor, or what makes one."""
+    args: dict[str, Any] = {}
+    """What it is made with."""
+    batch: int = 64
+    """Prompts in one call."""
+
+
+def rollout(settings: Settings) -> "Engine":
+    """An executor that blocks, as trainers have them."""
+    from dragoman.cli.engine import import_named, template_of
+    from dragoman.engines.rollout import shape_of, wrap_executor
+
+    _leave_to_local(settings)
+    _leave_to_others(settings, "executor")
+    options = _options(RolloutArgs, settings, {})
+    thing = import_named(options.executor)
+    if shape_of(thing) is None and callable(thing):
+        thing = thing(**options.args)
+    shape = shape_of(thing)
+    if shape is None:
+        message = f"`{options.executor}` has neither generate_candidates nor a generate that takes prompts."
+        raise SettingsError(message)
+    said = settings.tokenizer, template_of(settings), settings.model_name, settings.context
+    return wrap_executor(thing, shape, *said, batch=options.batch)
+
+
 def _leave_to_local(settings: Settings) -> None:
     for name in ("runner", "readers", "kv_memory", "kv_cache", "guesses"):
         if getattr(settings, name) not in ("auto", None):
             raise SettingsError(f"`{name}` is for the engine `local`; leave it out.")
+
+
+def _leave_to_others(settings: Settings, who: str) -> None:
+    if settings.lora or settings.slots or settings.threads or settings.deterministic:
+        names = "`lora`, `slots`, `threads` and `deterministic`"
+        raise SettingsError(f"{names} are for the {who} to know; leave them out.")
 
 
 def model_file(settings: Settings) -> Path:

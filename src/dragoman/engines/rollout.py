@@ -1,11 +1,14 @@
 """Executors that block, as trainers have them, as engines: what waits together goes in one call."""
 
 import asyncio
+import inspect
 import logging
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from functools import partial
 from threading import Condition, Thread
 from typing import Any, Protocol
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from dragoman.engines.protocol import UNSUPPORTABLE, ModelCard, TextTokenizer, Tokenizer, count_text
@@ -59,7 +62,10 @@ _FINISHES: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort
 
 
 def step_of(output: Any, job: Job, index: int, vocabulary: int) -> Step:
-    """The one step of an answer. Objects and dicts will do; raises EngineFailed where something is amiss."""
+    """The one step of an answer. Objects and dicts will do; raises EngineFailed where something is amiss.
+
+    Without a vocabulary the text counts, and ids beside it tell how many tokens it has.
+    """
     choices = _get(output, "outputs")
     if choices is not None and len(choices) != 1:
         raise EngineFailed(f"The executor gave {len(choices)} answers to one prompt.")
@@ -70,8 +76,11 @@ def step_of(output: Any, job: Job, index: int, vocabulary: int) -> Step:
     reason = str(_get(answer, "finish_reason"))
     if reason not in _FINISHES:
         raise EngineFailed(f"The executor ended an answer for a reason that is not known: {reason}.")
-    if told is None:
-        return TextStep([], index, finish=_FINISHES[reason], text=text)
+    if told is None or not vocabulary:
+        known = _get(answer, "prompt_tokens") or len(_get(answer, "prompt_token_ids") or ()) or None
+        count = len(told) if told is not None else _get(answer, "completion_tokens") or 0
+        finish = _FINISHES[reason]
+        return TextStep([], index, finish=finish, text=text or "", tokens=count, prompt_tokens=known)
     ids, stop = _ids(told, job, vocabulary), _get(answer, "stop_reason")
     return Step(
         ids,
@@ -169,7 +178,9 @@ class RolloutEngine:
         make_prompt: Callable[[Any], Any] | None = None,
         make_params: Callable[[dict[str, Any]], Any] = dict,
         weight_version: str | None = None,
+        takes_text: bool = False,
     ) -> None:
+        """With `takes_text` prompts are text though there is a tokenizer, and so are answers."""
         if unknown := frozenset(honoured) - UNSUPPORTABLE:
             raise ValueError(f"not a field that can be honoured: {', '.join(sorted(unknown))}")
         has_ids = tokenizer is not None
@@ -178,9 +189,9 @@ class RolloutEngine:
             card,
             # The queue is ours, so priorities are kept whatever the executor can do.
             unsupported=UNSUPPORTABLE - {"priority", *honoured},
-            samples_ids=card.samples_ids and has_ids,
+            samples_ids=card.samples_ids and has_ids and not takes_text,
             has_ids=has_ids,
-            takes_text=not has_ids,
+            takes_text=takes_text or not has_ids,
         )
         self.weight_version = weight_version
         self._executor = executor
@@ -307,10 +318,11 @@ class RolloutEngine:
 
     def _read(self, wish: _Wish, output: Any) -> Step:
         try:
-            step = step_of(output, wish.job, wish.index, len(self.tokenizer.pieces))
+            vocabulary = 0 if self.card.takes_text else len(self.tokenizer.pieces)
+            step = step_of(output, wish.job, wish.index, vocabulary)
             if isinstance(step, TextStep):
                 # Here, because a whole answer takes a while to count.
-                step.tokens = count_text(self.tokenizer, step.text)
+                step.tokens = step.tokens or count_text(self.tokenizer, step.text)
                 self.card.samples_ids = False
             return step
         except DragomanError as error:
@@ -330,3 +342,137 @@ class _RolloutHandle:
     def cancel(self, index: int | None = None) -> None:
         for wish in self._wishes if index is None else self._wishes[index : index + 1]:
             self._engine.drop(wish)
+
+
+# Executors as RL-Kernel has them, and others like them, by the parameters of their method. Each is asked for
+# all prompts at once with the same sampling, so what is asked otherwise is another call.
+#
+#     generate_candidates(prompts, *, num_generations, sampling_params)    candidates with ids and text
+#     generate(prompts, *, n, max_tokens, temperature, ...)                texts: its CompletionBackend
+#     generate(prompts, sampling_params)                                   vLLM's LLM
+
+
+_BY_NAME = frozenset({"top_k", "repetition_penalty"})
+"""What a backend takes in `extra`."""
+
+
+class ExecutorShape(Struct, frozen=True):
+    """How an executor is asked: what `RolloutEngine` is to be made with."""
+
+    executor: Executor
+    honoured: Collection[str] = HONOURED
+    takes_text: bool = False
+    make_prompt: Callable[[Any], Any] | None = None
+    make_params: Callable[[dict[str, Any]], Any] = dict
+
+
+def shape_of(thing: Any) -> ExecutorShape | None:
+    """None, if it is no executor, or an engine with a card of its own."""
+    if isinstance(thing, type) or hasattr(thing, "card") or hasattr(thing, "generate_request"):
+        return None
+    names = _list_parameters(getattr(thing, "generate", None))
+    candidates = thing.generate if "num_generations" in names else None
+    candidates = getattr(thing, "generate_candidates", candidates)
+    if candidates is not None:
+        return ExecutorShape(_OneForAll(partial(_ask_candidates, candidates)), make_prompt=_as_vllm)
+    if not names or names[0] != "prompts":
+        return None
+    if "max_tokens" in names:
+        honoured = {"temperature", "top_p"}.intersection(names) | (_BY_NAME if "extra" in names else set())
+        asking = partial(_ask_backend, thing.generate, frozenset(names))
+        return ExecutorShape(_OneForAll(asking), honoured=honoured, takes_text=True)
+    if type(thing).__module__.partition(".")[0] == "vllm":
+        from vllm import SamplingParams
+
+        return ExecutorShape(thing, make_prompt=_as_vllm, make_params=lambda asked: SamplingParams(**asked))
+    return ExecutorShape(thing)
+
+
+def wrap_executor(
+    thing: Any,
+    shape: ExecutorShape,
+    tokenizer: Any = None,
+    chat_template: str | None = None,
+    model_name: str | None = None,
+    max_model_len: int | None = None,
+    *,
+    special_tokens: Mapping[str, str] | None = None,
+    batch: int = 64,
+) -> RolloutEngine:
+    """What is not given is taken from the executor, as far as it shows that."""
+    from dragoman.engines.asyncllm import tokenizer_of
+
+    found = tokenizer_of(thing, tokenizer or getattr(getattr(thing, "sampler", None), "tokenizer", None))
+    named = getattr(thing, "model_id", None) or _get(getattr(thing, "config", None), "model")
+    card = ModelCard(
+        name=model_name or str(named or "rollout"),
+        max_model_len=max_model_len or getattr(found, "longest", None),
+        templates=getattr(found, "templates", {}) if chat_template is None else {"default": chat_template},
+        special_tokens={**getattr(found, "special_tokens", {}), **(special_tokens or {})},
+    )
+    return RolloutEngine(
+        shape.executor,
+        found,
+        card,
+        batch=batch,
+        honoured=shape.honoured,
+        make_prompt=shape.make_prompt,
+        make_params=shape.make_params,
+        takes_text=shape.takes_text,
+    )
+
+
+class _OneForAll:
+    """Asks once for each set of parameters that there is among the prompts."""
+
+    def __init__(self, ask: Callable[[list[Any], dict[str, Any]], Sequence[Any]]) -> None:
+        self._ask = ask
+
+    def generate(self, prompts: list[Any], sampling_params: list[dict[str, Any]]) -> Sequence[Any]:
+        groups: dict[str, list[int]] = {}
+        for place, params in enumerate(sampling_params):
+            groups.setdefault(repr(sorted(params.items())), []).append(place)
+        outputs: dict[int, Any] = {}
+        for places in groups.values():
+            said = self._ask([prompts[place] for place in places], sampling_params[places[0]])
+            if len(said) != len(places):
+                raise EngineFailed(f"The executor gave {len(said)} outputs for {len(places)} prompts.")
+            outputs.update(zip(places, map(_take_only, said), strict=True))
+        return [outputs[place] for place in range(len(prompts))]
+
+
+def _ask_candidates(ask: Callable[..., Any], prompts: list[Any], params: dict[str, Any]) -> Sequence[Any]:
+    told = ask(prompts, num_generations=1, sampling_params=params)
+    found = told.get("normalized_outputs") or told.get("outputs") if isinstance(told, Mapping) else told
+    return list(found or ())
+
+
+def _ask_backend(
+    ask: Callable[..., Any], names: frozenset[str], prompts: list[Any], params: dict[str, Any]
+) -> Sequence[Any]:
+    extra = {name: params[name] for name in sorted(_BY_NAME & params.keys())}
+    given = {"n": 1, "stop": None, "extra": extra or None, **params}
+    return list(ask(prompts, **{name: given[name] for name in given.keys() & names}))
+
+
+def _take_only(group: Any) -> Any:
+    """The one answer to a prompt. One that does not say how it ended has come to its end."""
+    answers = group if isinstance(group, list | tuple) else [group]
+    if len(answers) != 1:
+        raise EngineFailed(f"The executor gave {len(answers)} answers to one prompt.")
+    answer = {"text": answers[0]} if isinstance(answers[0], str) else answers[0]
+    if _get(answer, "outputs") is not None or _get(answer, "finish_reason") is not None:
+        return answer
+    names = ("token_ids", "text", "logprobs", "prompt_token_ids")
+    return {"finish_reason": "stop", **{name: _get(answer, name) for name in names}}
+
+
+def _as_vllm(prompt: Any) -> Any:
+    return prompt if isinstance(prompt, str) else {"prompt_token_ids": prompt}
+
+
+def _list_parameters(method: Any) -> list[str]:
+    try:
+        return list(inspect.signature(method).parameters)
+    except (TypeError, ValueError):
+        return []

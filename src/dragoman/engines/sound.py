@@ -41,12 +41,15 @@ def as_engine(
 
     Raises SettingsError, with what is missing, for an object that is no engine.
     """
+    said = tokenizer, chat_template, model_name, max_model_len
     if takes_requests(thing):
         from dragoman.engines.asyncllm import AsyncLLMEngine
 
-        return AsyncLLMEngine(
-            thing, tokenizer, chat_template, model_name, max_model_len, special_tokens=special_tokens
-        )
+        return AsyncLLMEngine(thing, *said, special_tokens=special_tokens)
+    from dragoman.engines.rollout import shape_of, wrap_executor
+
+    if (shape := shape_of(thing)) is not None:
+        return wrap_executor(thing, shape, *said, special_tokens=special_tokens)
     check_engine(thing)
     engine: Engine = thing
     if tokenizer is not None:
@@ -56,8 +59,8 @@ def as_engine(
         try:
             thing.card = replace(engine.card, **changes)
         except AttributeError:
-            said = ", ".join(changes)
-            message = f"The card of {type(thing).__name__} cannot be changed: it must say {said} itself."
+            names = ", ".join(changes)
+            message = f"The card of {type(thing).__name__} cannot be changed: it must say {names} itself."
             raise SettingsError(message) from None
     return engine
 
