@@ -109,7 +109,7 @@ class RolloutArgs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 def rollout(settings: Settings) -> "Engine":
     """An executor that blocks, as trainers have them."""
-    from dragoman.cli.engine import import_named, template_of
+    from dragoman.cli.engine import import_named
     from dragoman.engines.rollout import shape_of, wrap_executor
 
     _leave_to_local(settings)
@@ -122,7 +122,7 @@ def rollout(settings: Settings) -> "Engine":
     if shape is None:
         message = f"`{options.executor}` has neither generate_candidates nor a generate that takes prompts."
         raise SettingsError(message)
-    said = settings.tokenizer, template_of(settings), settings.model_name, settings.context
+    said = settings.tokenizer, None, settings.model_name, settings.context
     return wrap_executor(thing, shape, *said, batch=options.batch)
 
 

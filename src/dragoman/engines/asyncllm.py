@@ -1,10 +1,12 @@
 """Engines with `generate_request`, as tokenspeed's AsyncLLM and SGLang's Engine have it."""
 
+import asyncio
 import inspect
 import logging
 import sys
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
+from math import hypot
 from typing import Any, get_args, get_type_hints
 
 from msgspec import Struct
@@ -12,7 +14,7 @@ from msgspec import Struct
 from dragoman.engines.hf_tokenizer import HfTokenizer
 from dragoman.engines.protocol import UNSUPPORTABLE, ModelCard, TextTokenizer, Tokenizer
 from dragoman.engines.steps import Growth, OutputReader, error_of, is_refused
-from dragoman.errors import SettingsError
+from dragoman.errors import EngineFailed, ModelFileError, SettingsError
 from dragoman.types import LARK_LINE, UNBOUNDED, ConstraintSource, Job, SourceForm, Step
 
 __all__ = ["AsyncLLMEngine"]
@@ -209,22 +211,28 @@ def _request_class(manager: Any) -> type | None:
     named: type | None = getattr(manager, "request_class", None)
     if named is not None:
         return named
+    for one in _argument_types(manager.generate_request):
+        names = _read_annotations(one)
+        if {"sampling_params", "stream"} <= names and names & {"input_ids", "text"}:
+            return one
+    return None
+
+
+def _embedding_class(manager: Any) -> type | None:
+    """The one for vectors among them."""
+    types = _argument_types(manager.generate_request)
+    return next((one for one in types if "Embedding" in one.__name__), None)
+
+
+def _argument_types(method: Any) -> list[type]:
+    """What the first argument of a method may be."""
     try:
-        hints = get_type_hints(manager.generate_request)
+        hints = get_type_hints(method)
     except Exception:
         # An annotation that cannot be looked up tells nothing.
-        return None
+        return []
     hint = next((hint for name, hint in hints.items() if name != "return"), None)
-    candidates = [one for one in get_args(hint) or (hint,) if isinstance(one, type)]
-    return next(
-        (
-            one
-            for one in candidates
-            if {"sampling_params", "stream"} <= (names := _read_annotations(one))
-            and names & {"input_ids", "text"}
-        ),
-        None,
-    )
+    return [one for one in get_args(hint) or (hint,) if isinstance(one, type)]
 
 
 def _read_annotations(cls: type) -> frozenset[str]:
@@ -307,6 +315,33 @@ def _first(engine: Any, *paths: str) -> Any:
     return None
 
 
+# What such engines can do beside generating: by methods that take one request object each, or nothing.
+
+
+PAUSE, CONTINUE = "pause_generation", "continue_generation"
+LOAD, UNLOAD = "load_lora_adapter", "unload_lora_adapter"
+
+
+def _find_methods(manager: Any, *names: str) -> list[Callable[..., Any]]:
+    """All of them, or nothing if one is missing."""
+    found = [getattr(manager, name, None) for name in names]
+    return [method for method in found if method is not None] if all(found) else []
+
+
+async def _order(method: Callable[..., Any], **fields: Any) -> Any:
+    """Of the fields those go into the object that it has."""
+    given = []
+    if inspect.signature(method).parameters and (types := _argument_types(method)):
+        takes = inspect.signature(types[0]).parameters
+        given = [types[0](**{name: value for name, value in fields.items() if name in takes})]
+    done = method(*given)
+    return await done if inspect.isawaitable(done) else done
+
+
+def _package(manager: Any) -> str:
+    return type(manager).__module__.partition(".")[0]
+
+
 # An AsyncLLM-shaped engine as an Engine: requests out, steps back, and an abort on every other way out.
 
 
@@ -356,6 +391,59 @@ class AsyncLLMEngine:
             skips_reasoning=self._form.skips_reasoning,
             unsupported=self._form.unsupported,
         )
+        self.weight_version: str | None = _first(engine, "server_args.weight_version")
+        self._offer()
+
+    def _offer(self) -> None:
+        """What an engine can do is seen by the methods it has."""
+        for able, names in (
+            (_find_methods(self._manager, PAUSE, CONTINUE), ("pause", "resume")),
+            (_find_methods(self._manager, LOAD, UNLOAD), ("load_adapter", "unload_adapter")),
+            (_embedding_class(self._manager), ("embed",)),
+        ):
+            for name in names if able else ():
+                setattr(self, name, getattr(self, f"_{name}"))
+
+    async def _pause(self) -> None:
+        # So that what was computed of the jobs at work need not be kept, if other weights come.
+        await _order(_find_methods(self._manager, PAUSE)[0], mode="retract")
+
+    async def _resume(self, weight_version: str | None = None) -> None:
+        if weight_version is not None:
+            if flush := _find_methods(self._manager, "flush_cache"):
+                await _order(flush[0])
+            self.weight_version = weight_version
+            if (args := getattr(self._manager, "server_args", None)) is not None:
+                args.weight_version = weight_version
+        await _order(_find_methods(self._manager, CONTINUE)[0])
+
+    async def _load_adapter(self, name: str, path: str) -> None:
+        done = await _order(_find_methods(self._manager, LOAD)[0], lora_name=name, lora_path=path)
+        if getattr(done, "success", True) is False:
+            logger.warning("The engine loaded no adapter: %s", getattr(done, "error_message", done))
+            raise ModelFileError("The engine cannot load this adapter; the server's log says why.")
+
+    async def _unload_adapter(self, name: str) -> None:
+        await _order(_find_methods(self._manager, UNLOAD)[0], lora_name=name)
+
+    async def _embed(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
+        return list(await asyncio.gather(*(self._embed_one(prompt) for prompt in prompts)))
+
+    async def _embed_one(self, prompt: Sequence[int]) -> list[float]:
+        made = _embedding_class(self._manager)
+        assert made is not None
+        try:
+            async with aclosing(self._manager.generate_request(made(input_ids=list(prompt)))) as outputs:
+                async for output in outputs:
+                    vector = [float(number) for number in output["embedding"]]
+                    length = hypot(*vector) or 1.0
+                    return [number / length for number in vector]
+        except Exception as error:
+            if is_refused(error, begun=False):
+                logger.warning("The engine refused to embed: %s", error)
+                raise error_of(error, _package(self._manager)) from error
+            raise
+        raise EngineFailed("The engine gave no embedding.")
 
     async def generate(self, job: Job) -> AsyncIterator[Step]:
         request = self._form.request(job)
@@ -373,9 +461,8 @@ class AsyncLLMEngine:
                         await anext(outputs, None)
         except Exception as error:
             if is_refused(error, begun=reader.begun):
-                # The engine's words stay in the log: an exception may hold anything.
                 logger.warning("The engine refused job %s: %s", job.id, error)
-                raise error_of(error) from error
+                raise error_of(error, _package(self._manager)) from error
             raise
         finally:
             if not reader.over:

@@ -167,6 +167,7 @@ logger = logging.getLogger("dragoman.engines")
 
 MOST_MESSAGE = 500
 _REFUSED = "The engine refused this request; the server's log says why."
+_ABORTED = "The engine gave this answer up; try again."
 _FAILED = "The engine failed while it was writing the answer."
 
 
@@ -183,10 +184,11 @@ def ending(reason: Any) -> tuple[FinishReason | None, DragomanError | None]:
         case "length":
             return "length", None
         case "abort" if told.get("status_code") is None:
-            if told.get("message"):
-                # Nobody's fault: why it was given up is for the log.
-                logger.warning("The engine aborted a request: %s", told["message"])
-            return "abort", None
+            if not told.get("message"):
+                return "abort", None
+            # Nobody's fault, and said to whoever waits for the answer.
+            logger.warning("The engine aborted a request: %s", told["message"])
+            return "error", Unavailable(_clean(told["message"]) or _ABORTED)
         case "abort" | "error":
             return "error", _error(told.get("status_code") or 500, told.get("message"))
         case other:
@@ -200,8 +202,24 @@ def is_refused(error: Exception, *, begun: bool) -> bool:
     return _status(error) is not None or (isinstance(error, ValueError) and not begun)
 
 
-def error_of(error: Exception) -> DragomanError:
-    return _error(_status(error) or 400, None)
+def error_of(error: Exception, package: str) -> DragomanError:
+    """`package` is the engine's: what its own code says of a request is meant for who made it. What comes
+    from elsewhere may hold anything, and stays in the log."""
+    said = getattr(error, "detail", None) or getattr(error, "message", None) or next(iter(error.args), None)
+    return _error(_status(error) or 400, said if _is_raised_in(error, package) else None)
+
+
+def _is_raised_in(error: Exception, package: str) -> bool:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    name = str(trace.tb_frame.f_globals.get("__name__", "")) if trace is not None else ""
+    return name.partition(".")[0] == package
+
+
+def _clean(said: Any) -> str:
+    """What may be shown of an engine's words: one line, and not a long one."""
+    return " ".join(said.split())[:MOST_MESSAGE] if isinstance(said, str) else ""
 
 
 def _status(error: Exception) -> int | None:
@@ -218,7 +236,7 @@ def _error(status: int, message: Any) -> DragomanError:
             if status == 503
             else EngineFailed(_FAILED)
         )
-    said = message[:MOST_MESSAGE] if isinstance(message, str) and message else _REFUSED
+    said = _clean(message) or _REFUSED
     return Overloaded(said) if status == 429 else BadRequest(said)
 
 

@@ -1,6 +1,7 @@
 """Requests from their beginning to every end they can have."""
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from typing import Any, cast
 
@@ -129,6 +130,15 @@ def test_an_engine_comes_to_the_end_of_its_code() -> None:
     assert llm.tidied
 
 
+def decoding_error() -> Exception:
+    """One that a library raises, with whatever it was about."""
+    try:
+        json.loads("{secret")
+    except ValueError as error:
+        return error
+    raise AssertionError
+
+
 class Answered(Exception):
     """As HTTP frameworks have it."""
 
@@ -140,7 +150,7 @@ class Answered(Exception):
 @pytest.mark.parametrize(
     ("fault", "before", "later"),
     [
-        (ValueError("secret"), BadRequest, EngineFailed),
+        (decoding_error(), BadRequest, EngineFailed),
         (RuntimeError("secret"), EngineFailed, EngineFailed),
         (Answered(), Unavailable, Unavailable),
     ],

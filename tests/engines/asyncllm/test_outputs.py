@@ -59,13 +59,20 @@ def test_without_a_count_ids_are_new_ones() -> None:
         ({"type": "stop", "matched": "\n\n"}, "stop"),
         ("stop", "stop"),
         ({"type": "length", "length": 3}, "length"),
-        ({"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}, "abort"),
+        ({"type": "abort", "message": None, "status_code": None, "err_type": None}, "abort"),
         ("abort", "abort"),
     ],
 )
 def test_every_finish_reason_is_its_own(reason: Any, finish: str | None) -> None:
     [step] = read(output([5], reason))
     assert (step.finish, step.error) == (finish, None)
+
+
+def test_why_the_engine_gave_up_is_told() -> None:
+    [step] = read(output([5], {"type": "abort", "message": "Preempted\nfor good. " + 900 * "x"}))
+    assert isinstance(step.error, Unavailable)
+    assert step.error.message.startswith("Preempted for good. x")
+    assert len(step.error.message) == 500
 
 
 def test_a_finish_reason_may_be_an_object() -> None:

@@ -124,7 +124,7 @@ def real(vllm_python: str, models: Path, logs: Path) -> Iterator[Served]:
 @pytest.fixture(scope="module")
 def tiny(vllm_python: str, models: Path, logs: Path) -> Iterator[Served]:
     """A small model of random weights and an adapter for it; two answers at a time, the others wait."""
-    adapter = ("--lora", f"poet={models / 'poet'}")
+    adapter = ("--lora", f"poet={models / 'poet'}", "--lora-dir", str(models))
     flags = ("--model", str(models / "tiny"), "--context", "4096", "--slots", "2", *adapter)
     with served(vllm_python, logs / "tiny.log", *flags) as server:
         yield server
