@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx
 import pytest
-from openai import AsyncOpenAI, BadRequestError, OpenAI
+from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
 
 from tests.engines.vllm.conftest import Served
 
@@ -62,6 +62,22 @@ def test_a_known_prefix_is_counted_unless_a_salt_keeps_it_apart(client: OpenAI) 
 def test_an_adapter_is_a_model_of_its_own(client: OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["tiny", "poet"]
     assert ids(client) == ids(client) != ids(client, model="poet")
+
+
+def test_an_adapter_comes_and_goes(client: OpenAI, tiny: Served) -> None:
+    """The same weights by another name say the same, and are not there any more afterwards."""
+    load = {"lora_name": "bard", "lora_path": "poet"}
+    assert httpx.post(tiny.url + "/v1/load_lora_adapter", json=load, timeout=60).status_code == 200
+    assert ids(client, model="bard") == ids(client, model="poet") != ids(client)
+    gone = httpx.post(tiny.url + "/v1/unload_lora_adapter", json={"lora_name": "bard"}, timeout=60)
+    assert gone.status_code == 200
+    with pytest.raises(NotFoundError):
+        ids(client, model="bard")
+    assert httpx.post(tiny.url + "/v1/load_lora_adapter", json=load, timeout=60).status_code == 200
+    assert ids(client, model="bard") == ids(client, model="poet")
+    httpx.post(tiny.url + "/v1/unload_lora_adapter", json={"lora_name": "bard"}, timeout=60)
+    wrong = {"lora_name": "bard", "lora_path": "tiny"}
+    assert httpx.post(tiny.url + "/v1/load_lora_adapter", json=wrong, timeout=60).status_code == 400
 
 
 def test_ids_are_favoured_forbidden_and_enforced(client: OpenAI) -> None:
