@@ -40,7 +40,7 @@ class Adaptable(ScriptedEngine):
     async def load_adapter(self, name: str, path: str) -> None:
         assert name not in self.loaded
         if Path(path).read_bytes() != b"lora":
-            raise ModelFileError("That is no adapter.")
+            raise ModelFileError(f"{path} is no adapter.")
         self.loaded[name] = path
 
     async def unload_adapter(self, name: str) -> None:
@@ -157,7 +157,7 @@ def test_a_path_may_be_deep_or_absolute(serve: Serve, folder: Path) -> None:
 def test_what_the_engine_cannot_load_is_told(strict: str) -> None:
     reply = load(strict, path="broken.gguf")
     assert refusal(reply) == (400, "lora_path")
-    assert reply.json()["error"]["message"] == "That is no adapter."
+    assert reply.json()["error"]["message"] == "broken.gguf is no adapter."
     assert names(strict) == ["scripted", "other", "clerk"]
 
 

@@ -232,7 +232,9 @@ class AdapterChanges:
             try:
                 await ask_engine(engine, "load_adapter", key, str(file))
             except ModelFileError as error:
-                raise BadRequest(error.message, param=ADAPTER_PATH, code="invalid_value") from error
+                # Where the folder lies is for its owner to know.
+                message = error.message.replace(str(file), told)
+                raise BadRequest(message, param=ADAPTER_PATH, code="invalid_value") from error
             before = self._shelf.put(name, key, told)
             logger.info("The adapter %s was loaded from %s", name, told)
             if before is not None:
