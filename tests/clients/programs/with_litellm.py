@@ -12,6 +12,7 @@ from tests.clients.cases import MODEL, case
 PROVIDERS = (
     "openai",
     "hosted_vllm",
+    "openrouter",
     "custom_openai",
     "lm_studio",
     "litellm_proxy",

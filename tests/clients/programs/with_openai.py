@@ -86,6 +86,41 @@ def chat_reasoning(url: str) -> None:
     assert again.choices[0].message.content == cases.COLOUR
 
 
+@case("chat", "parse() of calls, appended")
+def chat_parse_calls(url: str) -> None:
+    client, history = client_of(url), ask(cases.HOW_WARM)
+    tools = [pydantic_function_tool(weather)]
+    first = client.chat.completions.parse(model=MODEL, messages=history, tools=tools).choices[0].message
+    assert first.tool_calls[0].function.parsed_arguments == weather(city="Paris")
+    second = client.chat.completions.parse(model=MODEL, messages=told(history, first), tools=tools)
+    assert second.choices[0].message.content == cases.WARM
+
+
+@case("chat", "parse() of an object, appended")
+def chat_parse_object(url: str) -> None:
+    client, history = client_of(url), ask(cases.WHICH_CITY)
+    first = client.chat.completions.parse(model=MODEL, messages=history, response_format=Place)
+    message = first.choices[0].message
+    assert message.parsed == Place(city="Paris")
+    history = [*history, message, *ask(cases.NAME_A_COLOUR)]
+    second = client.chat.completions.create(model=MODEL, messages=history)
+    assert second.choices[0].message.content == cases.COLOUR
+
+
+@case("chat", "stream() helper, appended")
+def chat_stream_helper(url: str) -> None:
+    client, history = client_of(url), ask(cases.HOW_WARM)
+    tools = [pydantic_function_tool(weather)]
+    for wanted in (None, cases.WARM):
+        with client.chat.completions.stream(model=MODEL, messages=history, tools=tools) as stream:
+            for _ in stream:
+                pass
+            message = stream.get_final_completion().choices[0].message
+        assert wanted in (None, message.content)
+        if wanted is None:
+            history = told(history, message)
+
+
 @case("chat", "forced calls")
 def chat_forced(url: str) -> None:
     client, history = client_of(url), ask(cases.HOW_WARM)
