@@ -19,6 +19,7 @@ TYPES: dict[str, tuple[str, ...]] = {
         "/v1/chat/completions/input_tokens",
     ),
     "CompletionRequest": ("/v1/completions", "/v1/completions/render"),
+    "IdsRequest": ("/inference/v1/generate",),
     "ResponseRequest": (
         "/v1/responses",
         "WEBSOCKET /v1/responses",

@@ -260,7 +260,7 @@ class IdsRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     model: Annotated[str, Meta(max_length=512)] | None = None
     request_id: ShortText | None = None
     cache_salt: ShortText | None = None
-    priority: int | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     stream: bool | None = None
     stream_options: Any = None
     features: Any = None

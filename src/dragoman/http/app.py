@@ -163,31 +163,32 @@ class App:
         """
         if not sent.isprintable():
             raise NotFound("There is no such path here; see /docs.", code="unknown_path")
-        if route := self._at(scope):
-            return route
-        for path in table.ways_to_write(sent):
+        route, methods = self._at(scope)
+        if route is None and methods:
+            message = f"{scope['method']} is not what {_loggable(sent)} takes; see /docs."
+            raise MethodNotAllowed(message, allowed=sorted(methods))
+        for path in () if route else table.ways_to_write(sent):
             scope["path"] = path
-            if route := self._at(scope):
-                if route.path in table.UNCOUNTED:
-                    raise _unknown_path(sent, path)
-                return route
+            route, _ = self._at(scope)
+            if route is not None:
+                break
+        if route is not None and (scope["path"] == sent or route.path not in table.UNCOUNTED):
+            return route
+        meant = route.path if route else table.nearest_path(sent, [route.path for route in self._routes])
         scope["path"] = sent
-        raise _unknown_path(sent, table.nearest_path(sent, [route.path for route in self._routes]))
+        raise _unknown_path(sent, meant)
 
-    def _at(self, scope: Scope) -> Route | None:
-        """The route with this very path. Raises where it has other methods."""
+    def _at(self, scope: Scope) -> tuple[Route | None, set[str]]:
+        """The route with this very path, or else the methods of those that have it."""
         methods: set[str] = set()
         for route in self._routes:
             match, found = route.matches(scope)
             if match == Match.FULL:
                 scope.update(found)
-                return route
+                return route, methods
             if match == Match.PARTIAL:
                 methods |= route.methods or set()
-        if methods:
-            message = f"{scope['method']} is not what {_loggable(scope['path'])} takes; see /docs."
-            raise MethodNotAllowed(message, allowed=sorted(methods))
-        return None
+        return None, methods
 
     def _record(self, exchange: Exchange, seconds: float) -> None:
         facts = {
