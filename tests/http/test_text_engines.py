@@ -25,8 +25,9 @@ PROMPT = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 class OwnEngine:
     """One of the protocol, by somebody whose model is far away and answers in text."""
 
-    def __init__(self, *said: str) -> None:
+    def __init__(self, *said: str, tokens: int = 0) -> None:
         self.said = said
+        self.tokens = tokens
         self.tokenizer = TextTokenizer()
         self.jobs: list[Job] = []
         self.card = ModelCard(
@@ -36,7 +37,7 @@ class OwnEngine:
     async def generate(self, job: Job) -> AsyncIterator[TextStep]:
         self.jobs.append(job)
         for part in self.said:
-            yield TextStep([], text=part)
+            yield TextStep([], text=part, tokens=self.tokens)
         yield TextStep([], finish="stop")
 
 
@@ -219,3 +220,14 @@ def test_an_engine_that_is_one_of_the_protocol_stays_as_it_is() -> None:
     assert (made.card.name, made.card.max_model_len) == ("other", 9)
     with pytest.raises(SettingsError, match="tokenizer of its own"):
         as_engine(engine, tokenizer=TemplateTokenizer())
+
+
+@pytest.mark.parametrize(("counts", "text"), [(True, "abc"), (False, "abcdefgh")])
+def test_an_answer_that_is_too_long_is_cut_where_the_engine_counts(
+    serve: Serve, counts: bool, text: str
+) -> None:
+    """Pieces that nobody has counted may be parts of tokens, so they are no reason to cut an answer off."""
+    engine = OwnEngine(*"abcdefgh", tokens=1 if counts else 0)
+    choice = post(serve(engine), CHAT, {**HELLO, "max_tokens": 3}).json()["choices"][0]
+    assert choice["message"]["content"] == text
+    assert choice["finish_reason"] == ("length" if counts else "stop")

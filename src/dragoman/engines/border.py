@@ -240,8 +240,9 @@ class Border:
                 raise _WrongStep(
                     "it gives text, though its card says that it samples ids: set samples_ids=False"
                 )
-            if type(step.text) is not str or type(step.tokens) is not int or step.ids:
-                raise _WrongStep("a TextStep has text that is none, tokens that are no number, or ids")
+            counts = (step.tokens, step.prompt_tokens or 0)
+            if type(step.text) is not str or step.ids or any(type(n) is not int or n < 0 for n in counts):
+                raise _WrongStep("a TextStep has text that is none, counts that are no numbers, or ids")
 
     def _stray(self, step: Step) -> bool:
         """Of a continuation that is over, or that was never asked for."""
@@ -262,9 +263,10 @@ class Border:
         return step.cached_tokens is not None or step.prompt_logprobs is not None or step.error is not None
 
     def _count_text(self, step: TextStep) -> None:
-        """A text has one token at least, so more texts than tokens are too many."""
-        room = self._room[step.index] = self._room[step.index] - max(step.tokens, 1)
-        if room < 0 and step.finish is None:
+        """By what the engine says of it: how many tokens a text has is for nobody else to know."""
+        said = self._most - self._room[step.index]
+        self._room[step.index] -= step.tokens
+        if said >= self._job.sampling.max_tokens and step.finish is None:
             self._warn("goes on after max_tokens; the answer is cut off there")
             step.text, step.finish = "", "length"
             self._stop(step.index)

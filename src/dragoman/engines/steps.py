@@ -295,10 +295,10 @@ class OutputReader:
         return step
 
     def _text_step(self, growing: GrowingText, text: Any, meta: Mapping[str, Any]) -> TextStep:
-        count = meta.get("completion_tokens") or self._counted
+        count, prompt = int(meta.get("completion_tokens") or self._counted), meta.get("prompt_tokens")
         tokens, self._counted = max(count - self._counted, 0), count
         new = growing.add(text if isinstance(text, str) else "", last=self.over)
-        return TextStep([], text=new, tokens=tokens, prompt_tokens=meta.get("prompt_tokens"))
+        return TextStep([], text=new, tokens=tokens, prompt_tokens=prompt and int(prompt))
 
     def _new(self, ids: Sequence[int], count: int | None) -> list[int]:
         """What was not there before. Some engines give all ids each time, although they were asked to stream:
