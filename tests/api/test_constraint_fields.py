@@ -76,6 +76,11 @@ def test_the_first_line_may_say_that_a_grammar_is_lark() -> None:
     assert found == Wanted(syntax="lark", value='start: "::="', param="grammar")
 
 
+def test_the_same_by_two_names_is_one() -> None:
+    found = wanted(guided_grammar=GBNF, structured_outputs={"grammar": GBNF})
+    assert found == Wanted(syntax="gbnf", value=GBNF, param="structured_outputs.grammar")
+
+
 def test_completions_know_them_too() -> None:
     body = json.dumps({"prompt": "hi", "guided_regex": "a"}).encode()
     found = completions_request.spec(completions_request.read(body, Limits())).wanted

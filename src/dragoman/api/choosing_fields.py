@@ -126,14 +126,16 @@ _NOTHING = _beside(ConstraintFields())
 
 
 def read_wanted(fields: ConstraintFields) -> Wanted | None:
-    """What the text must be; None: whatever the model writes. Two constraints are one too many."""
+    """What the text must be; None: whatever the model writes. Two constraints are one too many, but clients
+    for servers of several years send the same one by an older name and a newer."""
     found = list(fields.formats())
     if _beside(fields) != _NOTHING:
         found += _all_beside(fields)
-    if len(found) > 1:
-        first, second = found[0].param, found[1].param
-        message = f"'{second}' and '{first}' both say what the answer must be; send one of them."
-        raise BadRequest(message, param=second, code="invalid_value")
+    for other in found[1:]:
+        if (other.syntax, other.value) != (found[0].syntax, found[0].value):
+            first, second = found[0].param, other.param
+            message = f"'{second}' and '{first}' both say what the answer must be; send one of them."
+            raise BadRequest(message, param=second, code="invalid_value")
     return found[0] if found else None
 
 
