@@ -476,3 +476,15 @@ def share_tokens(said: Sequence[Event], sizes: Sequence[int], waiting: int, unre
         token += 1
         shares[taker] += 1
     return shares
+
+
+def keep_text_logprobs(event: Event, sizes: Sequence[int]) -> None:
+    """Leave an event only log probabilities of its text: of the last tokens, with as many characters."""
+    if event.kind != "text" or event.logprobs is None:
+        event.logprobs = None
+        return
+    before, characters = list(sizes), 0
+    # Tokens that bring no character are parts of the next one's.
+    while before and (characters < len(event.text) or not before[-1]):
+        characters += before.pop()
+    event.logprobs = event.logprobs[len(before) :] or None

@@ -32,6 +32,31 @@ def test_reasoning_has_two_names_and_is_no_content(serve: Serve, burst: int) -> 
     assert streamed["finish_reason"] == "stop"
 
 
+@pytest.mark.parametrize("burst", [1, 1000])
+def test_log_probabilities_of_the_content_alone(serve: Serve, burst: int) -> None:
+    said = f'{TEXT}ä<tool_call>{{"name": "f", "arguments": {{}}}}</tool_call>'
+    url = serve(ScriptedEngine(say(said, burst=burst)), dialect="hermes")
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    body = {**HELLO, "tools": tools, "logprobs": True, "logprobs_content_only": True}
+    whole = post(url, PATH, body).json()["choices"][0]["logprobs"]["content"]
+    assert bytes(byte for entry in whole for byte in entry["bytes"]).decode() == "Hello!ä"
+    chunks = [chunk["choices"][0]["logprobs"] for chunk in stream(url, PATH, body)]
+    assert [entry for chunk in chunks if chunk for entry in chunk["content"]] == whole
+
+
+def test_log_probabilities_of_the_content_must_be_asked_for(serve: Serve) -> None:
+    reply = post(serve(ScriptedEngine(say(TEXT))), PATH, {**HELLO, "logprobs_content_only": True})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "logprobs_content_only")
+
+
+def test_reasoning_that_the_prompt_opened_with_a_few_words(serve: Serve) -> None:
+    template = OPENING.replace("<think>\n", "<think>\nOkay,")
+    card = ModelCard(name="thinker", max_model_len=4096, templates={"default": template})
+    url = serve(ScriptedEngine(say(" hm.\n</think>\n\nHello!"), card=card), dialect="hermes")
+    message = post(url, PATH, HELLO).json()["choices"][0]["message"]
+    assert (message["reasoning"], message["content"]) == (" hm.", "Hello!")
+
+
 def test_reasoning_that_the_prompt_opened(serve: Serve) -> None:
     url = serve(ScriptedEngine(say("Hm.\n</think>\n\nHello!"), card=opened()), dialect="hermes")
     message = post(url, PATH, HELLO).json()["choices"][0]["message"]

@@ -45,9 +45,11 @@ def events_of(engine: Engine, spec: TurnSpec, dialect: Dialect = PLAIN) -> list[
     return asyncio.run(run())
 
 
-def answers_of(engine: Engine, spec: TurnSpec, dialect: Dialect = PLAIN) -> list[Answer]:
+def answers_of(
+    engine: Engine, spec: TurnSpec, dialect: Dialect = PLAIN, *, in_reasoning: bool = False
+) -> list[Answer]:
     async def run() -> list[Answer]:
-        async with turn_of(engine, spec, dialect) as turn:
+        async with turn_of(engine, spec, dialect, in_reasoning=in_reasoning) as turn:
             return await turn.answers()
 
     return asyncio.run(run())

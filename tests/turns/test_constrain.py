@@ -10,7 +10,7 @@ from dragoman.engines.scripted import ByteTokenizer
 from dragoman.errors import BadRequest, ConstraintFailed
 from dragoman.limits import Limits
 from dragoman.turns.constrain import Constrainer
-from dragoman.turns.reading import dialect_for
+from dragoman.turns.plan import dialect_for
 from dragoman.turns.spec import Calling, Reading, Thinking, TurnSpec, Wanted
 from tests.support.turns import spec
 

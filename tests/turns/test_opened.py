@@ -5,7 +5,7 @@ import pytest
 from dragoman.dialects.declare import Dialect, ReasoningMarks
 from dragoman.engines.scripted import ByteTokenizer
 from dragoman.prompt.encode import Encoder
-from dragoman.turns.plan import ids_opened_reasoning, opened_reasoning
+from dragoman.turns.spec import ids_opened_reasoning, opened_reasoning
 from dragoman.types import Conversation, Message
 
 THINKS = Dialect(name="thinks", models="", reasoning=ReasoningMarks())
@@ -26,6 +26,13 @@ def opened(prompt: str, begun: str = "", dialect: Dialect = THINKS, **fields: An
         ("<think>\n", True),
         ("<think>\n\n</think>\n\n", False),
         ("</think>", False),
+        ("<think>\nOkay,", True),
+        ("<think>\n" + "so " * 85, True),
+        ("<think>\n" + "so " * 87, False),
+        ("<think>\nOkay,</think>Yes:", False),
+        ("Well, what is <think>?", False),
+        ("<think>\nOkay<|end|>\n<|assistant|>", False),
+        ("<think>\nOkay\nAssistant:", False),
     ],
 )
 def test_the_last_words_of_the_prompt_decide(end: str, inside: bool) -> None:

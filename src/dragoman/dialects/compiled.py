@@ -4,6 +4,7 @@ Where a marker is a special token of the model, it is matched by id: the token c
 a lone surrogate, which decoding text can never give. The spelling of the token in ordinary text is then text.
 """
 
+import re
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -20,6 +21,7 @@ D = TypeVar("D")
 FIRST_SENTINEL = 0xD800
 MOST_SENTINELS = 0x800
 FENCE = ("```json\n", "\n```")
+SENTINEL = re.compile("[\ud800-\udfff]")
 
 
 class Meaning(Struct, frozen=True):
@@ -59,8 +61,6 @@ class CompiledDialect:
         self.calls, self.reasons = calls, reasoning
         self.unseen = str.maketrans(dict.fromkeys(sentinels.values()))
         self.replaced = str.maketrans(dict(dialect.replaced))
-        thinking = dialect.reasoning
-        self.ends_reasoning = frozenset(variants(thinking.ended_by)) if thinking else frozenset()
         self.text = Table(_text_state(dialect, calls))
         self.reasoning = Table(_reasoning_state(dialect, calls))
 
@@ -153,11 +153,12 @@ def _reasoning_state(dialect: Dialect, calls: bool) -> dict[str, Meaning]:
         return meanings
     _add_drops(meanings, dialect)
     ended_by = thinking.ended_by
-    if thinking.ended_by_call and calls:
-        _add_calls(meanings, dialect.calls)
+    openings = tuple(mark for shape in dialect.calls for mark in _openings(shape))
+    if thinking.ended_by_call and not calls and SENTINEL.search("".join(openings)):
+        # Nobody asked for calls, so most of their special tokens are none of the dialect's; these end it.
+        ended_by += openings
     elif thinking.ended_by_call:
-        # Nobody asked for calls: where the model makes one all the same, it is text, and so no reasoning.
-        ended_by += tuple(mark for shape in dialect.calls for mark in _openings(shape))
+        _add_calls(meanings, dialect.calls)
     _add(meanings, thinking.open, "drop")
     for mark, (core, _) in variants(ended_by).items():
         known = meanings.get(mark)

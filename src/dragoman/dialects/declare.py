@@ -5,11 +5,20 @@ is there and wants none, a renderer writes all of it. `"<think>\\n"` is read off
 and leaves the second newline of `<think>\\n\\n` to the text. Of several spellings the first is written.
 """
 
+import re
+from itertools import count
+from secrets import token_hex
 from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 
 Spellings: TypeAlias = tuple[str, ...]
+QUOTES = tuple("'“‘«([{<")
+ENDS = tuple(".!?:;…。！？：")
+MOST_WORDS = 256
+"""Characters that a template may write after it has opened reasoning."""
+TURN = re.compile(r"<[|｜/!]?\w[^\s<>]*>|\[/?[A-Z_]+\]|(?:^|\n)\s*\w+:\s*\Z")
+"""What shows that others spoke since: control tokens, or on a line of its own the name of who is to speak."""
 
 
 class ReasoningMarks(Struct, frozen=True, kw_only=True):
@@ -18,13 +27,15 @@ class ReasoningMarks(Struct, frozen=True, kw_only=True):
     open: Spellings = ("<think>\n",)
     close: Spellings = ("\n</think>\n\n",)
     ended_by_call: bool = False
-    """A call inside reasoning ends it. If not, a call that is quoted there is reasoning."""
+    """A call inside reasoning ends it, unless it is only mentioned. If not, it is reasoning in any case."""
     ended_by: Spellings = ()
     """Further markers that end it, and are read again as what follows."""
     stray_close: Literal["drop", "keep"] = "drop"
     """What becomes of a closing marker where nothing is open."""
     preface: str = ""
     """Words of the prompt that belong to reasoning when the prompt has opened it."""
+    always: bool = False
+    """Every prompt opens it. Where the prompt is not known, a text that has no marker at all is reasoning."""
 
 
 class Section(Struct, frozen=True, kw_only=True):
@@ -60,6 +71,17 @@ class CallShape(Struct, frozen=True, kw_only=True):
     def closing(self) -> str:
         """What is written after a call."""
         return self.close[0] if self.close else ""
+
+    def make_id(self, name: str, written: str | None, number: int, used: set[str]) -> str:
+        """The id the model wrote, unless it has written it before; else one in the way of its family."""
+        numbers, made = count(number), written
+        while not made or made in used:
+            if self.ids == "kimi":
+                made = f"functions.{name}:{next(numbers)}"
+            else:
+                made = token_hex(5)[:9] if self.ids == "mistral" else "call_" + token_hex(12)
+        used.add(made)
+        return made
 
 
 class JsonCalls(CallShape, frozen=True, kw_only=True):
@@ -244,16 +266,23 @@ class Dialect(Struct, frozen=True, kw_only=True):
 def starts_in_reasoning(dialect: Dialect, prompt: str, *, continues: bool = False) -> bool:
     """Whether the rendered prompt leaves the answer inside of reasoning.
 
-    What counts is the end of the prompt, not its middle, where a message may quote a marker. Where the prompt
-    `continues` an answer that was begun, it is the last marker in it.
+    What counts is the end of the prompt, not its middle, where a message may quote a marker: `<think>`, or a
+    few words of the template after it, as in `<think>\\nOkay,`. Where the prompt `continues` an answer that
+    was begun, it is the last marker in it.
     """
     thinking = dialect.reasoning
     if thinking is None:
         return False
     opens, closes = ([spelling.strip() for spelling in group] for group in (thinking.open, thinking.close))
-    if not continues:
-        return prompt.rstrip().endswith(tuple(opens))
-    return max(map(prompt.rfind, opens)) > max(map(prompt.rfind, closes))
+    if continues:
+        return max(map(prompt.rfind, opens)) > max(map(prompt.rfind, closes))
+    end = prompt.rstrip()[-2 * MOST_WORDS :]
+    if end.endswith(tuple(opens)):
+        return True
+    place, opened = max((end.rfind(spelling), spelling) for spelling in opens)
+    words = end[place + len(opened) :].lstrip()
+    inside = place >= 0 and len(words) <= MOST_WORDS and not any(close in words for close in closes)
+    return inside and TURN.search(words) is None and not find_mention(end[:place])
 
 
 def begins_inside(dialect: Dialect, text: str) -> bool:
@@ -264,9 +293,25 @@ def begins_inside(dialect: Dialect, text: str) -> bool:
     if dialect.reasoning is None:
         return False
     closed = _first(text, dialect.reasoning.close)
-    return closed is not None and _first(text[:closed], dialect.reasoning.open) is None
+    if closed is None and not dialect.reasoning.always:
+        return False
+    return _first(text[:closed], dialect.reasoning.open) is None
 
 
 def _first(text: str, spellings: tuple[str, ...]) -> int | None:
     places = [text.find(spelling.strip()) for spelling in spellings]
     return min((place for place in places if place >= 0), default=None)
+
+
+def find_mention(before: str, *, fenced: bool = False) -> Literal["", "quoted", "said"]:
+    """Whether a marker that follows this reasoning is only mentioned there, as in "use `<tool_call>`".
+
+    A call that ends reasoning begins a line, or follows what was thought directly or behind the end of a
+    sentence. In a code fence and in quotes somebody writes about calls, and in the middle of a sentence most
+    likely too.
+    """
+    line = before.rpartition("\n")[2]
+    if fenced or line.count("`") % 2 or line.count('"') % 2 or line.endswith(QUOTES):
+        return "quoted"
+    words = line.rstrip()
+    return "said" if words and words != line and not words.endswith(ENDS) else ""

@@ -10,22 +10,19 @@ where nothing does, the end of what closed the one before. Layout between two pa
 """
 
 import re
-from collections.abc import Generator, Iterable
-from itertools import count
-from secrets import token_hex
+from collections.abc import Generator
 
 from msgspec import Struct
 
 from dragoman.dialects.channels import read_channels
-from dragoman.dialects.compiled import CompiledDialect, Meaning, marks_of
+from dragoman.dialects.compiled import SENTINEL, CompiledDialect, Meaning, marks_of
 from dragoman.dialects.declare import AttributedCalls, BlockCalls, Calls, Spellings
-from dragoman.dialects.readers import fits, read_calls
-from dragoman.dialects.scan import Marks, Quick, Scanner, Sink, Wait
+from dragoman.dialects.readers import fits, read_calls, read_mention
+from dragoman.dialects.scan import IsCall, Marks, Quick, Scanner, Sink, ThoughtMargin, Wait
 from dragoman.dialects.schema import Tools, escape_json
 from dragoman.types import Event, Kind, coalesce
 
 HEADER = re.compile(r"[\w.\-]*")
-MOST_MARKER = 64
 SPAN = re.compile(r"[\s\d:,\[\]]*")
 
 
@@ -37,9 +34,7 @@ class TrialState(Struct, frozen=True):
     blank: str | None
     calls: int
     awaited: frozenset[frozenset[str]]
-    part: Kind | None
-    edge: int
-    opened: bool
+    part: tuple[Kind | None, int, bool]
 
 
 class Emitter(Scanner):
@@ -61,7 +56,7 @@ class Emitter(Scanner):
         self._blank: list[str] | None = []
         """Whitespace that may turn out to be layout around calls; None after text."""
         self._events: list[Event] = []
-        self._draft: list[Event] | None = None
+        self.draft: list[Event] | None = None
         self._ids: set[str] = set()
         self._part: Kind | None = None
         """What is being said; a call is its arguments."""
@@ -69,6 +64,12 @@ class Emitter(Scanner):
         """Where the next part begins, if one does: a `place`."""
         self._opened = False
         """Whether a marker has opened the next part, of which nothing was said yet."""
+        self._margin: ThoughtMargin | None = None
+        """What was thought so far, where a call may end reasoning."""
+        self._suspended: list[str] | None = None
+        """What was thought since something that looks like a call, but is none: see `suspend`."""
+        self._suspended_at = (0, 0)
+        """Where a part with it begins if it is reasoning, and if it is text."""
         self._before = self.state()
         """How things were when the present trial began."""
 
@@ -88,7 +89,12 @@ class Emitter(Scanner):
         return coalesce(events) if len(events) > 1 else events
 
     def last_words(self) -> None:
-        """An answer that is nothing but whitespace is that."""
+        """Reasoning that did not close ended with what looked like a call. Nothing but whitespace is text."""
+        if self._suspended is not None:
+            said, self._suspended = "".join(self._suspended), None
+            self.new_paragraph()
+            self._edge = self._suspended_at[1]
+            self.say(said)
         if self._blank and not self._said:
             self._emit("text", "".join(self._blank))
 
@@ -103,7 +109,7 @@ class Emitter(Scanner):
         if event.kind == "call_open" or (part != self._part and event.text.translate(self.compiled.unseen)):
             self._part, event.begins = part, self._edge
         self._opened = self._opened and part != self._part
-        (self._events if self._draft is None else self._draft).append(event)
+        (self._events if self.draft is None else self.draft).append(event)
 
     def say(self, text: str) -> None:
         if self._blank is not None:
@@ -115,7 +121,29 @@ class Emitter(Scanner):
         self._emit("text", text)
 
     def think(self, text: str) -> None:
-        self._emit("reasoning", text)
+        if self._margin is not None:
+            self._margin.note(text)
+        if self._suspended is not None:
+            self._suspended.append(text)
+        else:
+            self._emit("reasoning", text)
+
+    def suspend(self, given: str) -> None:
+        """A marker of calls leads to no call. If reasoning is closed later on, this was a part of it; else it
+        has ended here. Till then nothing is said.
+        """
+        if self._suspended is None:
+            self._suspended, self._suspended_at = [], (self._edge, self.place - len(given))
+            self._opened = False
+
+    def resume(self) -> None:
+        """It was reasoning."""
+        if self._suspended is not None:
+            thought, self._suspended = "".join(self._suspended), None
+            edge, opened = self._edge, self._opened
+            self._edge = self._suspended_at[0]
+            self._emit("reasoning", thought)
+            self._edge, self._opened = edge, opened
 
     def arguments(self, text: str) -> None:
         self._emit("call_arguments", text)
@@ -136,21 +164,22 @@ class Emitter(Scanner):
 
     def quickly(self, sink: Sink, other: re.Pattern[str]) -> Quick | None:
         if sink == self.say:
-            return ("text", other, False) if self._blank is None and self._part == "text" else None
+            return ("text", other, None) if self._blank is None and self._part == "text" else None
         if sink == self.think:
-            return ("reasoning", other, False) if self._part == "reasoning" else None
+            quick = self._part == "reasoning" and self._suspended is None
+            return ("reasoning", other, self._margin.note if self._margin else None) if quick else None
         if sink in (self.arguments, self.string_arguments):
-            return "call_arguments", other, sink == self.string_arguments
+            return "call_arguments", other, escape_json if sink == self.string_arguments else None
         return None
 
     def say_or_draft(self, event: Event, text: str) -> list[Event]:
         """The event of a text that need not be read: said at once, unless it belongs to a draft."""
         self._said = True
-        if self._draft is None:
+        if self.draft is None:
             return [event]
         self.append(text)
         self.at = len(self.text)
-        self._draft.append(event)
+        self.draft.append(event)
         return []
 
     def escaping(self, sink: Sink) -> Sink:
@@ -179,64 +208,65 @@ class Emitter(Scanner):
         if not self.holding:
             self.hold()
         self.open_part()
-        if shape.whole and self._draft is None:
-            self._draft = []
+        if shape.whole and self.draft is None:
+            self.draft = []
 
     def open_call(self, name: str, id_: str | None, shape: Calls) -> None:
         """The name is certain. What follows is said as it comes, unless the shape wants the whole."""
-        if not shape.whole:
+        if not shape.whole and not self.mentioning:
+            self._be_sure()
             self.keep()
-        opening = Event("call_open", 0, name, call=self.calls, call_id=self._id(name, id_, shape))
+        made = shape.make_id(name, id_, self.calls, self._ids)
+        opening = Event("call_open", 0, name, call=self.calls, call_id=made)
         self._append(opening, "call_arguments")
         self.calls += 1
         self.new_paragraph()
 
     def close_call(self) -> None:
         """The call is complete."""
-        if self._draft is not None:
-            self._events += self._draft
-            self._draft = None
-            self.keep()
-        self._events.append(Event("call_close", 0, call=self.calls - 1))
+        closing = Event("call_close", 0, call=self.calls - 1)
+        if self.draft is not None:
+            self.draft.append(closing)
+            self.take_draft()
+        else:
+            self._events.append(closing)
         self.close_part()
 
-    def _id(self, name: str, id_: str | None, shape: Calls) -> str:
-        """The id the model wrote, unless it has written it before; else one in the way of its family."""
-        numbers = count(self.calls)
-        while not id_ or id_ in self._ids:
-            if shape.ids == "kimi":
-                id_ = f"functions.{name}:{next(numbers)}"
-            else:
-                id_ = token_hex(5)[:9] if shape.ids == "mistral" else "call_" + token_hex(12)
-        self._ids.add(id_)
-        return id_
+    def take_draft(self) -> None:
+        """What was held back are calls."""
+        if self.draft is not None and not self.mentioning:
+            draft, self.draft = self.draft, None
+            self._be_sure()
+            self._events += draft
+            self.keep()
+
+    def _be_sure(self) -> None:
+        """It is a call, so what was thought before it was that."""
+        if not self.compiled.calls:
+            raise IsCall
+        self.resume()
 
     # Trials
 
     def state(self) -> TrialState:
         blank = None if self._blank is None else "".join(self._blank)
-        return TrialState(
-            self.reasoning,
-            self._said,
-            blank,
-            self.calls,
-            self.awaited,
-            self._part,
-            self._edge,
-            self._opened,
-        )
+        part = (self._part, self._edge, self._opened)
+        return TrialState(self.reasoning, self._said, blank, self.calls, self.awaited, part)
 
     def hold(self, back: int = 0) -> None:
-        super().hold(back)
-        self._before = self.state()
+        if not self.mentioning:
+            super().hold(back)
+            self._before = self.state()
 
     def retract(self) -> str:
         """The trial has failed: all is as it was, but for the text that was read, which is given back."""
+        if self.mentioning:
+            return ""
         state = self._before
         self.reasoning, self._said = state.reasoning, state.said
         self._blank = None if state.blank is None else [state.blank]
-        self.calls, self.awaited, self._draft = state.calls, state.awaited, None
-        self._part, self._edge, self._opened = state.part, state.edge, state.opened
+        self.calls, self.awaited, self.draft = state.calls, state.awaited, None
+        self._part, self._edge, self._opened = state.part
         return self.give_back()
 
 
@@ -257,6 +287,8 @@ class Machine(Emitter):
         super().__init__(compiled, tools)
         self.verbatim = verbatim
         thinking = self.dialect.reasoning
+        if thinking is not None and thinking.ended_by_call:
+            self._margin = ThoughtMargin()
         if starts_in_reasoning and thinking is not None:
             self.reasoning = True
             self.think(thinking.preface)
@@ -271,9 +303,9 @@ class Machine(Emitter):
             text = text.translate(self.compiled.replaced)
         # Most tokens end here: all that can come is more of the same, and nothing else is in this one.
         if self.quick is not None and not self._events:
-            kind, other, to_escape = self.quick
+            kind, other, change = self.quick
             if other.search(text) is None:
-                said = escape_json(text) if to_escape else text
+                said = text if change is None else change(text) or text
                 return self.say_or_draft(Event(kind, 0, said, call=self.calls - 1), text)
         self.append(text)
         next(self._run, None)
@@ -281,7 +313,7 @@ class Machine(Emitter):
 
     def finish(self) -> list[Event]:
         self.ended = True
-        if self._between_calls and self._is_half_of(close for group in self.awaited for close in group):
+        if self._between_calls and self.is_half_of(close for group in self.awaited for close in group):
             self.at = len(self.text)
         next(self._run, None)
         self.last_words()
@@ -312,16 +344,22 @@ class Machine(Emitter):
         """Do what a marker means."""
         match meaning.action:
             case "section" | "call":
-                yield from self._try(mark, meaning)
+                if self.reasoning and (mention := self._find_mention(mark, meaning)):
+                    yield from read_mention(self, mark, meaning, mention)
+                else:
+                    yield from self._try(mark, meaning)
                 return
             case "open":
                 self.open_part(meaning.core)
                 self.new_paragraph(reasoning=True)
+                self._margin = self._margin and ThoughtMargin()
             case "close":
+                self.resume()
                 self.new_paragraph()
                 self.close_part()
             case "back":
                 self.at -= len(meaning.core)
+                self.resume()
                 self.new_paragraph()
                 self.close_part()
             case "drop" if self.dialect.text_open.startswith(meaning.core) and not self._blank:
@@ -336,6 +374,12 @@ class Machine(Emitter):
         yield from self.skip(meaning.trail)
         if not self._opened:
             self.close_part()
+
+    def _find_mention(self, mark: str, meaning: Meaning) -> str:
+        """Whether reasoning is about calls here. Special tokens are written for no other end than to call."""
+        if self._margin is None or SENTINEL.search(mark):
+            return ""
+        return self._margin.find_mention(mark.removesuffix(meaning.core))
 
     def _drop_span(self, mark: str, meaning: Meaning) -> Wait[None]:
         self.hold(len(mark))
@@ -363,11 +407,15 @@ class Machine(Emitter):
         self.open_part(meaning.core)
         if meaning.bare:
             self.at -= len(meaning.core)
-        shape = yield from self._shape(meaning)
-        if shape is not None:
-            complete = yield from read_calls(self, shape)
-            if complete or not self.holding:
-                yield from self._close(shape, meaning)
+        shape = yield from self.find_shape(meaning)
+        try:
+            if shape is not None:
+                complete = yield from read_calls(self, shape)
+                if complete or not self.holding:
+                    yield from self.close_calls(shape, meaning)
+        except IsCall:
+            self.leave_call(self.retract())
+            return
         if self.holding:
             dropped = isinstance(shape, AttributedCalls) and self.ended and self.at == len(self.text)
             self._take_back(meaning, dropped=dropped)
@@ -384,12 +432,18 @@ class Machine(Emitter):
             given = meaning.core
         if meaning.shapes[0].silent:
             given = meaning.openings.pattern.sub("", given)
-        if self.reasoning and meaning.core in self.compiled.ends_reasoning:
-            self._edge = self.place - len(given)
-            self.new_paragraph()
+        if self.reasoning and self._margin is not None and given and not dropped:
+            self.suspend(given)
         self.sink("" if dropped else given)
 
-    def _shape(self, meaning: Meaning) -> Wait[Calls | None]:
+    def leave_call(self, given: str) -> None:
+        """A call that nobody asked for is text, but it is the end of reasoning."""
+        self.resume()
+        self.new_paragraph()
+        self._edge = self.place - len(given)
+        self.say(given)
+
+    def find_shape(self, meaning: Meaning) -> Wait[Calls | None]:
         """Of the calls that the marker may lead to, the one whose beginning is here."""
         if meaning.action == "section":
             return (yield from self._in_section(meaning))
@@ -425,7 +479,7 @@ class Machine(Emitter):
                 return shape
         return None
 
-    def _close(self, shape: Calls, meaning: Meaning) -> Wait[None]:
+    def close_calls(self, shape: Calls, meaning: Meaning) -> Wait[None]:
         """After a call its closing marker, if it is there. What may still come is no text then."""
         if shape.section is not None and meaning.action == "call":
             self._await(shape.section.close)
@@ -434,9 +488,4 @@ class Machine(Emitter):
             closes = marks_of(shape.close)
             if not (yield from self.match(closes)):
                 self._await(shape.close)
-                self.at = len(self.text) if self.ended and self._is_half_of(closes.all) else self.at
-
-    def _is_half_of(self, closes: Iterable[str]) -> bool:
-        """Whether all that is left is the beginning of a closing marker, which the end has cut off."""
-        rest = self.text[self.at : self.at + MOST_MARKER]
-        return bool(rest) and any(close.startswith(rest) for close in closes)
+                self.at = len(self.text) if self.ended and self.is_half_of(closes.all) else self.at

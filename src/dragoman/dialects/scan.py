@@ -42,22 +42,33 @@ Lone surrogates in the text are special tokens, each as one private character (s
 """
 
 import re
+from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from functools import lru_cache
 from typing import TypeAlias, TypeVar
 
+from dragoman.dialects.declare import find_mention
 from dragoman.dialects.schema import escape_json
 from dragoman.types import Kind
 
 T = TypeVar("T")
 Wait: TypeAlias = Generator[None, None, T]
 Sink: TypeAlias = Callable[[str], object]
-Quick: TypeAlias = tuple[Kind, re.Pattern[str], bool]
-"""The kind of what is coming, what would be something else, and whether it is to be escaped."""
+Quick: TypeAlias = tuple[Kind, re.Pattern[str], Callable[[str], str | None] | None]
+"""The kind of what is coming, what would be something else, and what the text goes through, if anything: it
+may give back another one.
+"""
 
+MOST_MARKER = 64
+MOST_PIECES, MOST_LINE = 65536, 1024
+"""Of reasoning, what is kept to be looked at, and of its present line."""
 SPACE = re.compile(r"\s*")
 IN_STRING = re.compile(r'["\\\ud800-\udfff]')
 """What a reader of JSON strings must look at. Lone surrogates stand for special tokens, see `compiled`."""
+
+
+class IsCall(Exception):
+    """What is read on trial has proved to be a call, where nobody asked for calls."""
 
 
 class Marks:
@@ -107,6 +118,34 @@ class Marks:
         return limit
 
 
+class ThoughtMargin:
+    """What reasoning said so far, as much as tells whether a marker in it is only mentioned: whether a code
+    fence is open, and the present line. Each piece is looked at once.
+    """
+
+    def __init__(self) -> None:
+        self._pieces: deque[str] = deque(maxlen=MOST_PIECES)
+        self._line = ""
+        self._fenced = False
+        self.note = self._pieces.append
+        """For each piece, so it has to be quick."""
+
+    def find_mention(self, layout: str) -> str:
+        """As `declare.find_mention`, for a marker that stands after this layout."""
+        self._look()
+        return find_mention(self._line + layout, fenced=self._fenced)
+
+    def _look(self) -> None:
+        said = "".join(self._pieces)
+        self._pieces.clear()
+        # A fence may be cut in two.
+        begun = len(self._line) - len(self._line.rstrip("`"))
+        ticks = min(begun, 2)
+        if (self._line[len(self._line) - ticks :] + said).count("```") % 2:
+            self._fenced = not self._fenced
+        self._line = (self._line + said).rpartition("\n")[2][-MOST_LINE:]
+
+
 class Scanner:
     """The text that was not read yet, and what was read on trial and may have to be given back."""
 
@@ -117,6 +156,8 @@ class Scanner:
         """How much was read and is no longer in `text`, but for what passed on the quick path."""
         self.ended = False
         self.holding = False
+        self.mentioning = False
+        """Whether this trial goes on to the end of a call, whatever its reader makes of the parts."""
         self.quick: Quick | None = None
         """Set while all that can come is more of the same."""
         self._held: list[str] = []
@@ -157,10 +198,12 @@ class Scanner:
         self.holding, self._held, self._held_from = True, [], self.at - back
 
     def keep(self) -> None:
-        self.holding = False
+        self.holding = self.mentioning
 
     def give_back(self) -> str:
         """What was read on trial."""
+        if self.mentioning:
+            return ""
         self.holding = False
         return "".join(self._held) + self.text[self._held_from : self.at]
 
@@ -171,6 +214,11 @@ class Scanner:
         else:
             self.dropped = self.place - len(text)
             self.text, self.at = text + self.text[self.at :], 0
+
+    def is_half_of(self, closes: Iterable[str]) -> bool:
+        """Whether all that is left is the beginning of a closing marker, which the end has cut off."""
+        rest = self.text[self.at : self.at + MOST_MARKER]
+        return bool(rest) and any(close.startswith(rest) for close in closes)
 
     # Moves
 

@@ -18,7 +18,8 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dragoman.dialects.declare import Dialect, starts_in_reasoning
+from dragoman.dialects.declare import Dialect
+from dragoman.dialects.registry import with_calls
 from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.errors import MODEL, BadRequest, ContextOverflow, ModelNotFound, Part, SettingsError
 from dragoman.limits import Limits
@@ -26,7 +27,6 @@ from dragoman.prompt import Prompter
 from dragoman.prompt.encode import check_encoded, stitch_prompt
 from dragoman.turns.adapters import AdapterShelf
 from dragoman.turns.constrain import Constrainer
-from dragoman.turns.reading import dialect_for
 from dragoman.turns.spec import (
     Breakers,
     Defaults,
@@ -34,6 +34,8 @@ from dragoman.turns.spec import (
     check_told_prompts,
     check_turn,
     defaults_of,
+    ids_opened_reasoning,
+    opened_reasoning,
     refuse_unsupported,
     tokens_told,
 )
@@ -458,43 +460,8 @@ class Planner:
                     yield ids
 
 
-# Whether an answer begins in reasoning, because its prompt has opened it.
-
-
-def opened_reasoning(dialect: Dialect, conversation: Conversation, prompt: str) -> bool:
-    """Read off what the client began to write for the model, else off the template's last words.
-
-    A prompt that ends with `<think>\\n` has opened it, one that ends with `<think>\\n\\n</think>` has not.
-    What users write says nothing.
-    """
-    begun = _begun(conversation).rstrip()
-    if starts_in_reasoning(dialect, begun, continues=True):
-        return True
-    closes = dialect.reasoning.close if dialect.reasoning else ()
-    if any(close.strip() in begun for close in closes):
-        return False
-    return starts_in_reasoning(dialect, prompt.rstrip().removesuffix(begun))
-
-
-def ids_opened_reasoning(dialect: Dialect, prompt: Sequence[int], tokenizer: Tokenizer) -> bool:
-    """The same for a prompt of ids, which may end in the middle of an answer.
-
-    An answer begins after a control token; what stands before the last of them says nothing. Without any but
-    the first id of a text, nobody can tell where messages end: then only the end of the prompt counts.
-    """
-    thinking = dialect.reasoning
-    if thinking is None:
-        return False
-    markers = {spelling.strip() for spelling in (*thinking.open, *thinking.close)}
-    frame = {id_ for text, id_ in tokenizer.special.items() if text not in markers} - {tokenizer.bos_id}
-    start = next((place for place in range(len(prompt), 0, -1) if prompt[place - 1] in frame), 0)
-    text = b"".join(tokenizer.pieces[id_] for id_ in prompt[start:]).decode("utf-8", "replace")
-    return starts_in_reasoning(dialect, text, continues=start > 0)
-
-
-def _begun(conversation: Conversation) -> str:
-    """The answer so far: a final message that is to be continued, and the prefix."""
-    content = conversation.messages[-1].content if conversation.continue_final_message else ""
-    if isinstance(content, list):
-        content = content[-1].get("text", "") if content else ""
-    return (content or "") + conversation.response_prefix
+def dialect_for(spec: TurnSpec, dialect: Dialect) -> Dialect:
+    """The model's own; but one that knows no calls is asked to write them as JSON, where there are tools."""
+    if dialect.has_calls or spec.reading is None or not spec.reading.calls:
+        return dialect
+    return with_calls(dialect)

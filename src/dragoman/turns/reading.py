@@ -12,12 +12,11 @@ from dragoman.dialects.compiled import CompiledDialect, compile_dialect
 from dragoman.dialects.declare import Dialect
 from dragoman.dialects.machine import Machine
 from dragoman.dialects.parser import AnswerReader, PlainReader
-from dragoman.dialects.registry import with_calls
 from dragoman.dialects.schema import NO_TOOLS, Tools
 from dragoman.engines.protocol import Tokenizer
 from dragoman.prompt.encode import replace_surrogates
-from dragoman.turns.spec import Reading, TurnSpec
-from dragoman.types import Event, FinishReason, Step, TokenLogprob, share_tokens
+from dragoman.turns.spec import Reading
+from dragoman.types import Event, FinishReason, Step, TokenLogprob, keep_text_logprobs, share_tokens
 
 # Ids to text, one at a time: a table of pieces, and a UTF-8 decoder for characters cut between ids.
 
@@ -322,6 +321,7 @@ class ChoiceReader:
         min_tokens: int = 0,
         hidden_ids: frozenset[int] = frozenset(),
         most_calls: int | None = None,
+        text_logprobs: bool = False,
     ) -> None:
         self.choice = choice
         self.count = 0
@@ -339,6 +339,8 @@ class ChoiceReader:
         self._min_tokens = min_tokens
         self._hidden_ids = hidden_ids
         self._most_calls = most_calls
+        self._text_logprobs = text_logprobs
+        """Log probabilities are told of the text alone."""
         self._enough = False
         self._ids: list[int] = []
         self._sizes: list[int] = []
@@ -422,8 +424,8 @@ class ChoiceReader:
         if not isinstance(stop, str) and not self._enough:
             self._flush(events)
         self._share(self._dialect.finish(), events)
-        event = Event("finish", self.choice, "", self._ids, self._logprobs or None, finish, stop, error)
-        events.append(event)
+        logprobs = None if self._text_logprobs else self._logprobs or None
+        events.append(Event("finish", self.choice, "", self._ids, logprobs, finish, stop, error))
         self._ids, self._logprobs = [], []
 
     def _flush(self, events: list[Event]) -> None:
@@ -450,6 +452,8 @@ class ChoiceReader:
         self._ids = []
         if self._logprobs:
             event.logprobs, self._logprobs = self._logprobs, []
+            if self._text_logprobs and event.kind != "text":
+                event.logprobs = None
         if event.kind == "reasoning":
             self.reasoning_count += 1
         events.append(event)
@@ -468,17 +472,12 @@ class ChoiceReader:
                 return
             event.choice, event.ids = self.choice, self._ids[:share]
             event.logprobs = self._logprobs[:share] or None
+            if self._text_logprobs:
+                keep_text_logprobs(event, self._sizes[:share])
             del self._ids[:share], self._sizes[:share], self._logprobs[:share]
             self._part = self._part if event.begins is None else event.kind
             self.reasoning_count += share if self._part == "reasoning" else 0
             events.append(event)
-
-
-def dialect_for(spec: TurnSpec, dialect: Dialect) -> Dialect:
-    """The model's own; but one that knows no calls is asked to write them as JSON, where there are tools."""
-    if dialect.has_calls or spec.reading is None or not spec.reading.calls:
-        return dialect
-    return with_calls(dialect)
 
 
 AT_ONCE = 64

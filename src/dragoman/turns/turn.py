@@ -361,7 +361,6 @@ def _readers(
     plan: TurnPlan, spec: TurnSpec, language: Language, end_ids: frozenset[int]
 ) -> list[ChoiceReader]:
     pieces, reader = language.pieces(spec.reading), language.readers(spec.reading)
-    most_calls = spec.reading.most_calls if spec.reading else None
     return [
         ChoiceReader(
             number * job.n + index,
@@ -370,7 +369,8 @@ def _readers(
             reader(in_reasoning, job.prompt),
             min_tokens=job.sampling.min_tokens,
             hidden_ids=frozenset() if spec.keep_stop else end_ids | job.sampling.stop_token_ids,
-            most_calls=most_calls,
+            most_calls=spec.reading.most_calls if spec.reading else None,
+            text_logprobs=spec.reading is not None and spec.reading.logprobs == "text",
         )
         for number, (job, in_reasoning) in enumerate(zip(plan.jobs, plan.in_reasoning, strict=True))
         for index in range(job.n)

@@ -239,6 +239,7 @@ class ChatRequest(TemplateFields, kw_only=True, forbid_unknown_fields=True):
     max_completion_tokens: Longest | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    logprobs_content_only: bool | None = None
     tool_choice: Any = None
     function_call: Any = None
     parallel_tool_calls: bool | None = None
@@ -311,7 +312,8 @@ def read_to_render(body: bytes, limits: Limits, ignored: Ignored | None = None) 
 
 def spec(request: ChatRequest) -> TurnSpec:
     most = request.max_completion_tokens or request.max_tokens
-    asked = sampling(request, max_tokens=most, logprobs=_read_logprobs(request))
+    alternatives = (request.top_logprobs or 0) if request.logprobs else None
+    asked = sampling(request, max_tokens=most, logprobs=alternatives)
     return turn_spec(
         request,
         (prompt(request),),
@@ -334,6 +336,7 @@ def _reading(request: ChatRequest) -> Reading:
         most_calls=1 if single else None,
         verbatim=read_wanted(request) is not None,
         custom=request.declared.custom,
+        logprobs="text" if request.logprobs_content_only else "all",
         places=tuple(f"{place}.parameters" for place in request.declared.places),
     )
 
@@ -347,15 +350,12 @@ def echo_text(request: ChatRequest) -> str:
     return begun + (request.response_prefix or "")
 
 
-def _read_logprobs(request: ChatRequest) -> int | None:
-    return (request.top_logprobs or 0) if request.logprobs else None
-
-
 def _check_chat(request: ChatRequest) -> None:
     check_longest(request.max_tokens, "max_tokens")
     check_longest(request.max_completion_tokens, "max_completion_tokens")
-    if request.top_logprobs and not request.logprobs:
-        raise BadRequest("top_logprobs needs logprobs: true.", param="top_logprobs", code="invalid_value")
+    for name in ("top_logprobs", "logprobs_content_only"):
+        if getattr(request, name) and not request.logprobs:
+            raise BadRequest(f"{name} needs logprobs: true.", param=name, code="invalid_value")
     check_reasoning(request)
     if request.parse_tool_calls is False and request.calling is not None:
         message = "parse_tool_calls: false leaves calls in the text, so none can be asked for."

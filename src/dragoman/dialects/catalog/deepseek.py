@@ -1,5 +1,7 @@
 """DeepSeek: sections of named calls with JSON, and from V3.2 on tags under the DSML prefix."""
 
+from msgspec.structs import replace
+
 from dragoman.dialects.catalog.json_objects import CALLS as HERMES
 from dragoman.dialects.declare import Dialect, NamedCalls, ReasoningMarks, Section, TaggedCalls
 
@@ -86,7 +88,7 @@ DIALECTS = (
         name="deepseek_r1",
         models="DeepSeek R1 and its distills",
         stems=("deepseek-r1",),
-        reasoning=THINK,
+        reasoning=replace(THINK, always=True),
         calls=(FENCED,),
         aliases=("deepseek-r1",),
     ),

@@ -30,14 +30,14 @@ DIALECTS = (
     Dialect(
         name="qwen3",
         models="Qwen3 and QwQ with reasoning",
-        reasoning=ReasoningMarks(ended_by_call=True, ended_by=("<tool_call>",)),
+        reasoning=ReasoningMarks(ended_by_call=True),
         calls=(CALLS,),
         aliases=("base",),
     ),
     Dialect(
         name="qwen3_thinking",
         models="Qwen3-Thinking-2507",
-        reasoning=ReasoningMarks(),
+        reasoning=ReasoningMarks(always=True),
         calls=(CALLS,),
         aliases=("qwen3-thinking",),
     ),

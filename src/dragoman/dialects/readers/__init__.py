@@ -6,6 +6,7 @@ is none or was cut short; what it did not say by then is given back as text by t
 
 from typing import TYPE_CHECKING
 
+from dragoman.dialects.compiled import Meaning
 from dragoman.dialects.declare import (
     BraceCalls,
     Calls,
@@ -18,7 +19,7 @@ from dragoman.dialects.declare import (
 from dragoman.dialects.readers.json_calls import read_json_calls, read_named_call
 from dragoman.dialects.readers.literals import read_brace_call, read_python_calls
 from dragoman.dialects.readers.tagged import read_tagged_call, read_tree_call
-from dragoman.dialects.scan import Wait
+from dragoman.dialects.scan import IsCall, Wait
 
 if TYPE_CHECKING:
     from dragoman.dialects.machine import Machine
@@ -38,6 +39,35 @@ def read_calls(machine: "Machine", shape: Calls) -> Wait[bool]:
     if isinstance(shape, TreeCalls):
         return (yield from read_tree_call(machine, shape))
     return (yield from read_tagged_call(machine, shape))
+
+
+def read_mention(machine: "Machine", mark: str, meaning: Meaning, mention: str) -> Wait[None]:
+    """A call that reasoning seems only to be about, with all that is in it.
+
+    In the middle of a sentence it is a call if nothing follows it: then it is what the model ends with.
+    """
+    m = machine
+    m.hold(len(mark))
+    m.open_part(meaning.core)
+    m.at -= len(meaning.core) if meaning.bare else 0
+    m.mentioning, m.draft, complete = True, [], False
+    shape = yield from m.find_shape(meaning)
+    if shape is not None:
+        complete = yield from read_calls(m, shape)
+    if shape is not None and complete:
+        yield from m.close_calls(shape, meaning)
+        yield from m.space()
+    m.mentioning = False
+    if complete and m.draft and mention == "said" and m.holding and m.at == len(m.text):
+        try:
+            m.take_draft()
+            m.close_part()
+        except IsCall:
+            m.leave_call(m.retract())
+        return
+    given = m.retract()
+    m.at += 0 if given else len(meaning.core)
+    m.think(given or meaning.core)
 
 
 def fits(shape: Calls, following: str) -> bool:
