@@ -57,6 +57,7 @@ _MESSAGES = (
     "parsed type object stop_reason finish_reason token_ids logprobs index metadata timestamp created"
     " createdAt created_at updatedAt is_error status cache_control signature reasoning_signature"
     " reasoning_opaque encrypted_content response_metadata additional_kwargs usage model provider"
+    " providerOptions providerMetadata experimental_providerMetadata"
 )
 ECHOED_IN_MESSAGES = frozenset(_MESSAGES.split())
 """What servers and clients leave in messages that they send back; none of it is part of a prompt."""

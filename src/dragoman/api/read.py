@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any, Literal, TypeAlias, TypeVar, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import msgspec
 import numpy as np
@@ -96,7 +96,6 @@ _NAMES = json.JSONDecoder(object_pairs_hook=_no_name_twice, parse_int=len, parse
 # the rest is read the way that other servers and clients mean it (`fit`, and the names of `foreign_fields`).
 
 
-T = TypeVar("T", bound=msgspec.Struct)
 Members: TypeAlias = Mapping[str, msgspec.Raw]
 Unknown: TypeAlias = Literal["error", "warn"]
 
@@ -163,6 +162,7 @@ class Foreign(msgspec.Struct, frozen=True):
 
 NOTHING_FOREIGN = Foreign()
 _OFF: tuple[Any, ...] = (False, "", [])
+_TRUTHS: Mapping[Any, bool] = {"true": True, "false": False, 1: True, 0: False}
 
 
 class _Field(msgspec.Struct, frozen=True):
@@ -345,6 +345,8 @@ def fit(value: Any, kind: inspect.Type, place: str, ignored: Ignored) -> Any:
         return _fit_object(value, kind, place, ignored)
     if isinstance(kind, inspect.ListType) and isinstance(value, list):
         item = kind.item_type
+        if isinstance(item, inspect.IntType):
+            return [one if type(one) is int else _fit_number(one, item) for one in value]
         return [fit(one, item, f"{place}[{number}]", ignored) for number, one in enumerate(value)]
     if isinstance(kind, inspect.DictType) and isinstance(value, dict):
         inner = kind.value_type
@@ -353,10 +355,8 @@ def fit(value: Any, kind: inspect.Type, place: str, ignored: Ignored) -> Any:
         return {key: fit(one, inner, place, ignored) for key, one in value.items() if one is not None}
     if isinstance(kind, inspect.IntType | inspect.FloatType | inspect.LiteralType):
         return _fit_number(value, kind)
-    if isinstance(kind, inspect.BoolType):
-        words: Mapping[Any, bool] = {"true": True, "false": False, 1: True, 0: False}
-        word = value.lower() if isinstance(value, str) else value
-        return words.get(word, value) if isinstance(word, str | int | float) else value
+    if isinstance(kind, inspect.BoolType) and isinstance(value, str | int | float):
+        return _TRUTHS.get(value.lower() if isinstance(value, str) else value, value)
     return value
 
 

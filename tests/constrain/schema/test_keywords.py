@@ -56,6 +56,30 @@ def test_a_note_changes_nothing(word: str) -> None:
     assert constraint.accepts("5") and not constraint.accepts('"5"')
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"unit": "cm"},
+        {"widget": {"kind": "text"}, "placeholder": "a"},
+        {"strict": True},
+        {"required": True},
+        {"required": False},
+        {"ui:order": ["a"], "errorMessage": "no"},
+    ],
+    ids=shown,
+)
+def test_what_no_draft_knows_is_a_note(words: dict[str, Any]) -> None:
+    schema = {"properties": {"a": {"type": "integer", **words}}, "required": ["a"], "strict": True}
+    constraint = Constraint.from_json_schema(schema)
+    assert constraint.accepts('{"a": 5}') and not constraint.accepts('{"a": "5"}')
+
+
+@pytest.mark.parametrize("slip", ["minlength", "max_items", "requierd", "additionalproperties", "propertys"])
+def test_a_slip_is_refused_with_what_was_meant(slip: str) -> None:
+    with pytest.raises(BadRequest, match="did you mean"):
+        Constraint.from_json_schema({"type": "object", slip: 1})
+
+
 def test_words_that_mean_nothing_alone_are_left_out() -> None:
     for schema in ({"then": False}, {"if": False}, {"maxContains": 0}):
         assert Constraint.from_json_schema(schema).accepts("[1]")

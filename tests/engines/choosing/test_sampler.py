@@ -13,7 +13,7 @@ from dragoman.engines.choosing import Ids, Logits
 from dragoman.engines.choosing.edits import edits
 from dragoman.engines.choosing.filters import largest
 from dragoman.engines.choosing.sampler import NoTokenLeft, Sampler, draw, logprob
-from dragoman.types import Sampling
+from dragoman.types import Samplers, Sampling
 
 NO_PROMPT: Ids = np.zeros(0, np.int32)
 rows = arrays(np.float32, st.integers(2, 700), elements=st.floats(-30, 30, width=32))
@@ -49,6 +49,23 @@ def softmax(row: Logits) -> Logits:
 
 def test_no_rules_no_edits() -> None:
     assert edits(Sampling(max_tokens=1), NO_PROMPT, 10, frozenset()) == []
+
+
+def test_penalties_may_look_at_the_newest_ids_only() -> None:
+    prompt: Ids = np.array([0, 1], np.int32)
+    newest = Samplers(penalty_range=2)
+    told = edited([2, 2, 2, 2], [2, 2], prompt, repetition_penalty=2.0, samplers=newest)
+    assert told == [2, 2, 1, 2]
+    kinds = {"frequency_penalty": 0.5, "presence_penalty": 0.25}
+    assert edited([2, 2, 2, 2], [3, 2, 2], prompt, **kinds, samplers=newest) == [2, 2, 0.75, 2]
+
+
+def test_a_window_over_everything_changes_nothing() -> None:
+    prompt: Ids = np.array([0, 1], np.int32)
+    kinds = {"repetition_penalty": 1.5, "frequency_penalty": 0.5, "presence_penalty": 0.25}
+    row, output = [2.0, -2.0, 2.0, -2.0], [3, 3, 1]
+    within = edited(row, output, prompt, **kinds, samplers=Samplers(penalty_range=100))
+    assert within == edited(row, output, prompt, **kinds)
 
 
 def test_repetition_counts_prompt_and_output() -> None:
