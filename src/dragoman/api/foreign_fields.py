@@ -44,7 +44,7 @@ HARMLESS_BY_REASON: Mapping[str, str] = {
     " speculative.n_max speculative.p_min guided_decoding_backend",
     "which of several services is asked, and how": "provider providers models route transforms"
     " custom_llm_provider api_type api_version api_server legacy_api num_retries max_retries"
-    " extra_headers extra_query caching cache cache_control session_id conversation_id chat_id trace_id mode",
+    " extra_query caching cache cache_control session_id conversation_id chat_id trace_id mode",
     "what is told beside the answer": "detokenize timings_per_token return_progress return_meta_info"
     " return_cached_tokens_details return_timing response_fields details decoder_input_details custom_labels"
     " reasoning_summary",
@@ -67,6 +67,8 @@ ECHOED_IN_CALLS = frozenset(
 
 _NOT_OFFERED = "this sampler is not offered; leave it out"
 _TEXT_ONLY = "this server has text models only"
+_OURS = "what runs here, and whom it asks, is not for a request to say"
+_WHOM = "api_base base_url api_key user_config extra_headers upstream"
 _HOSTED = "it belongs to a hosted service"
 _TEMPLATES = "templates come from the model or the server's settings"
 
@@ -104,8 +106,7 @@ REFUSED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
             "say it in response_format": "response_schema",
             "whitespace is the server's own": "guided_whitespace_pattern",
             _TEXT_ONLY: "audio prompt_embeds input_embeds images image_data",
-            "what runs here, and where, is not for a request to say": "chat_parser tool_parser api_base"
-            " base_url user_config trust_remote_code",
+            _OURS: "chat_parser tool_parser trust_remote_code " + _WHOM,
             _HOSTED: "web_search_options moderation plugins search_parameters",
             _TEMPLATES: "chat_template prompt_template instruction_template tool_prompt",
             "nothing is told of it": "return_hidden_states return_routed_experts",
@@ -362,5 +363,6 @@ VECTORS = Foreign(
         "max_tokens_per_doc": ("what is too long is refused", ()),
         "max_chunks_per_doc": ("what is too long is refused", ()),
         "rank_fields": ("documents have a text only", ()),
+        **dict.fromkeys(_WHOM.split(), (_OURS, ())),
     },
 )
