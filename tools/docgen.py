@@ -17,6 +17,7 @@ from typing import Any, TypeGuard
 
 from msgspec import NODEFAULT, Struct, inspect
 from msgspec.structs import FieldInfo, fields
+from tests.clients.table import CLIENTS
 
 from dragoman import errors, settings
 from dragoman.api.chat.request import ChatRequest, MessageBody
@@ -281,6 +282,12 @@ def format_table() -> str:
     return table(("format", "note"), rows)
 
 
+def client_table() -> str:
+    """`make clients` runs these."""
+    rows = [(client.name, client.version, f"`tests/clients/programs/{client.program}`") for client in CLIENTS]
+    return table(("client", "version", "what is asked of it"), rows)
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "shared": lambda: field_table(SharedFields, "shared", without=SamplerFields),
     "samplers": lambda: field_table(SamplerFields, "samplers", without=ConstraintFields),
@@ -310,6 +317,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "refused-words": lambda: schema_words("refused"),
     "schema-notes": schema_notes,
     "formats": format_table,
+    "clients": client_table,
 }
 
 if __name__ == "__main__":
