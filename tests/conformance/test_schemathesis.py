@@ -79,7 +79,7 @@ def engine() -> ScriptedEngine:
 
 @pytest.fixture(scope="module")
 def url(engine: ScriptedEngine) -> Iterator[str]:
-    with background(engine, Settings(port=0, store="memory")) as made:
+    with background(engine, Settings(port=0, store="memory", unknown_fields="error")) as made:
         yield made
 
 
