@@ -58,7 +58,7 @@ def _try(client: Client) -> Outcome:
         background(model(), Settings(port=0, store="memory")) as url,
         tempfile.TemporaryDirectory() as home,
     ):
-        seen = [*_seen(client, f"{url}/v1", Path(home)), *_refusals(client, url)]
+        seen = [*_seen(client, f"{url}/v1", Path(home)), *find_refusals(client, url)]
     for api, what, failed in seen:
         if failed is not None:
             print(f"  {api}, {what} FAILED: {failed}", flush=True)
@@ -80,7 +80,7 @@ def _seen(client: Client, url: str, home: Path) -> list[Seen]:
     return found
 
 
-def _refusals(client: Client, url: str) -> list[Seen]:
+def find_refusals(client: Client, url: str) -> list[Seen]:
     """What the server refused. Some clients then try another way, and nobody sees that the first was shut."""
     refused = re.findall(REFUSED, httpx.get(f"{url}/metrics").text)
     if sum(int(float(times)) for *_, times in refused) == client.refusals:
