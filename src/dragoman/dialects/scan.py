@@ -34,6 +34,9 @@ be said as text. Text is kept, not reread: time is proportional to the text what
     at                        ^ what was read before is gone, but for what is held
     append    drops what was read, and keeps the part that is on trial in `_held`
 
+A trial may be told to go on to the end of a call whatever becomes of its parts (`mentioning`): so calls are
+read that reasoning only mentions, and then given back whole. `ThoughtMargin` knows where that is.
+
 The quick path. While `until` or a JSON value waits, all that can come is more of the same, unless one of a
 few characters is in it. The move leaves in `quick` what those are and of what kind the text is, and
 `Machine.feed` passes a piece without any of them straight on, without a generator: one search for a token.

@@ -1,5 +1,26 @@
 """Continuous batching: who computes what in the next step, and what came of it.
 
+The problem. A model computes many rows in one call nearly as fast as one, so all answers that are at work
+are computed together. They come and go at any time, though, and are in different places: one has a prompt of
+ten thousand ids yet to be read, the next one needs a single row for its next token.
+
+The idea. Time is cut into steps. A job is a `Group` of `n` sequences, each of which is one answer: it waits,
+it runs in a slot (a place of its own in the model's memory), and it leaves when it ends. `step` is one round:
+
+    _admit    slots for those who wait
+    _plan     what each of those who run has computed now: a piece of its prompt, or one row for its newest
+              token, which may have guesses at the next ones behind it
+    runner    one call of the native library: rows in, logits out
+    _read     each sequence whose prompt is read chooses its next token; those who ended give their slot up
+
+    sequence   slot   step 1           step 2           step 3
+    A          0      decodes          decodes          decodes, and ends
+    B          1      prompt 0-511     prompt 512-803   decodes
+    C          -      waits            waits            waits; has slot 0 from step 4 on
+
+What came of a step is noted (`_say`) and taken by the engine's thread after it (`take`), which hands all of
+it to the event loop at once. Nobody waits inside of a step for anything but the computation.
+
 Rules of this file:
 - Sequences that decode are in every step of their adapters; prompts share what is left of the step.
 - A prompt is cut into pieces, small ones while others decode, so that nobody stalls for long.
