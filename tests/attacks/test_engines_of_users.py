@@ -212,7 +212,7 @@ def test_a_dead_engine_is_a_503() -> None:
     [
         ("card", "name", ""),
         ("card", "max_model_len", 0),
-        ("card", "max_model_len", None),
+        ("card", "max_model_len", "64"),
         ("card", "slots", 0),
         ("card", "dimensions", -1),
         ("tokenizer", "pieces", ["a"] * 300),
