@@ -2,7 +2,7 @@
 
 import json
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,9 +12,15 @@ from llguidance import LLMatcher
 from msgspec import Struct
 
 from dragoman.constrain.budget import check_text, compile_grammar
-from dragoman.constrain.grammar.expressions import PatternError, read_pattern, write_pattern
+from dragoman.constrain.grammar.expressions import (
+    PatternError,
+    read_pattern,
+    write_pattern,
+    write_search,
+)
 from dragoman.constrain.grammar.gbnf import GbnfError, gbnf_to_lark
 from dragoman.constrain.grammar.rules import check_lark
+from dragoman.constrain.grammar.trees import Tree
 from dragoman.constrain.schema.json_schema import check_inner_schemas, prepare_schema, write_json
 from dragoman.constrain.schema.keywords import Problems
 from dragoman.constrain.schema.unique import UniqueWatch, WatchedMatcher
@@ -62,9 +68,20 @@ class Constraint(Struct, frozen=True):
     @classmethod
     def from_regex(cls, pattern: str, param: str = "regex", limits: Limits = _LIMITS) -> "Constraint":
         """Text that the expression matches from end to end."""
+        return cls._from_pattern(pattern, write_pattern, param, limits)
+
+    @classmethod
+    def from_search(cls, pattern: str, param: str = "pattern", limits: Limits = _LIMITS) -> "Constraint":
+        """Text in which the expression matches somewhere, as in a JSON Schema."""
+        return cls._from_pattern(pattern, write_search, param, limits)
+
+    @classmethod
+    def _from_pattern(
+        cls, pattern: str, write: Callable[[Tree], str], param: str, limits: Limits
+    ) -> "Constraint":
         check_text(pattern, limits.pattern_chars, param, "characters of an expression")
         try:
-            native = write_pattern(read_pattern(pattern))
+            native = write(read_pattern(pattern))
         except PatternError as error:
             raise BadRequest(f"'{param}' {error}.", param=param, code="invalid_grammar") from error
         return cls(f"start: TEXT\nTEXT: /{native}/").check(param, "is no expression that can be enforced")
@@ -116,7 +133,7 @@ class Constraint(Struct, frozen=True):
 
     def accepts(self, text: str) -> bool:
         """Whether the whole text is in the language; asked of the same masks that answers are made with."""
-        matcher = self.start(byte_vocabulary())
+        matcher = compile_cached(self, byte_vocabulary())
         for byte in text.encode():
             if not matcher.allowed(byte):
                 return False

@@ -69,6 +69,13 @@ def test_ways_without_end_are_given_up() -> None:
         find_fault(1, {"$ref": "#/$defs/d0", "$defs": {**doubled, names[-1]: {}}})
 
 
+def test_an_expression_costs_no_more_than_it_may() -> None:
+    assert find_fault("a" * 5000 + "b", {"pattern": "^(a+)+$"}) is not None
+    many = {f"p{number}": {"pattern": f"^x{{{number},9999}}$"} for number in range(100)}
+    with pytest.raises(ConstraintFailed):
+        find_fault(dict.fromkeys(many, "x" * 100), {"properties": many})
+
+
 def test_a_circle_is_given_up() -> None:
     with pytest.raises(ConstraintFailed):
         find_fault(1, {"$ref": "#"})

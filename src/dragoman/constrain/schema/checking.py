@@ -16,13 +16,12 @@ import msgspec
 
 from dragoman.constrain.calls.tool_schemas import LARK
 from dragoman.constrain.constraint import Constraint
-from dragoman.constrain.grammar.expressions import PatternError, read_pattern, write_search
 from dragoman.dialects.schema import resolve, type_of
 from dragoman.errors import BadRequest, ConstraintFailed, shorten
 
 MOST_STEPS = 100_000
-GRAMMAR_STEPS = 500
-"""What it costs to ask a grammar."""
+GRAMMAR_STEPS = 2000
+"""What it costs to make a grammar; to ask it costs as many as there are characters."""
 MOST_DEPTH = 100
 QUOTED = 60
 """Characters of a name that a message has."""
@@ -53,6 +52,7 @@ class _Check:
     def __init__(self, root: Any) -> None:
         self._root = root
         self._left = MOST_STEPS
+        self._grammars: dict[str, Constraint] = {}
         self._by_type: dict[str, Callable[[Any, Mapping[str, Any], str, int], Faults]] = {
             "object": self._object,
             "array": self._list,
@@ -180,27 +180,27 @@ class _Check:
         if isinstance(format_, str) and not self._has_format(value, format_):
             yield f"{place} does not have the format {shorten(format_, QUOTED)}"
         grammar = schema.get(LARK)
-        if isinstance(grammar, str) and not self._accepts(lambda: Constraint.from_lark(grammar), value):
+        if isinstance(grammar, str) and not self._accepts(
+            lambda: Constraint.from_lark(grammar), grammar, value
+        ):
             yield f"{place} is not in its grammar"
 
     def _matches(self, text: str, pattern: str) -> bool:
-        def grammar() -> Constraint:
-            return Constraint(f"start: TEXT\nTEXT: /{write_search(read_pattern(pattern))}/")
-
-        return self._accepts(grammar, text)
+        return self._accepts(lambda: Constraint.from_search(pattern), pattern, text)
 
     def _has_format(self, text: str, name: str) -> bool:
-        schema = {"type": "string", "format": name}
-        return self._accepts(
-            lambda: Constraint.from_json_schema(schema), json.dumps(text, ensure_ascii=False)
-        )
+        schema, quoted = {"type": "string", "format": name}, json.dumps(text, ensure_ascii=False)
+        return self._accepts(lambda: Constraint.from_json_schema(schema), f"format {name}", quoted)
 
-    def _accepts(self, grammar: Callable[[], Constraint], text: str) -> bool:
-        self._count(GRAMMAR_STEPS + len(text))
+    def _accepts(self, make: Callable[[], Constraint], name: str, text: str) -> bool:
+        """Whether a grammar has the text. One that there cannot be is kept to by every text."""
+        self._count(len(text) + (0 if name in self._grammars else GRAMMAR_STEPS))
         try:
-            return grammar().accepts(text)
-        except (PatternError, BadRequest):
-            # There is no such grammar: what must be kept to was refused before there was an answer.
+            if name not in self._grammars:
+                self._grammars[name] = make()
+            return self._grammars[name].accepts(text)
+        except BadRequest:
+            # What must be kept to was refused before there was an answer.
             return True
 
     def _number(self, value: float, schema: Mapping[str, Any], place: str, depth: int) -> Faults:
