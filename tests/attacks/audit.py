@@ -8,6 +8,8 @@ STARTS = {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spaw
 ASKS = {"socket.connect", "socket.sendto", "socket.getaddrinfo", "socket.gethostbyname", "urllib.Request"}
 TOUCHES = {"open", "import", "os.listdir", "os.scandir", "os.remove", "os.rename", "os.mkdir", "os.truncate",
            "os.chmod", "os.link", "os.symlink", "sqlite3.connect", "ctypes.dlopen"}  # fmt: skip
+OWN = ("open ('/proc/self/statm'", "ctypes.dlopen (None,)")
+"""What a server does each second by itself: it looks at its own memory, and gives some back."""
 WATCHED = STARTS | ASKS | TOUCHES | {"socket.bind"}
 
 
@@ -35,4 +37,4 @@ class Audited:
             file.seek(self._seen)
             data = file.read()
         self._seen += len(data)
-        return data.decode().splitlines()
+        return [line for line in data.decode().splitlines() if not line.startswith(OWN)]
