@@ -45,6 +45,7 @@ CLIENTS = (
     Client("outlines", ("outlines[openai]==1.3.3",), "with_outlines.py"),
     Client("guidance", ("guidance[openai]==0.3.1",), "with_guidance.py"),
     Client("lm-eval", ("lm-eval[api]==0.4.13",), "with_lm_eval.py"),
+    Client("lm-eval-0.4.9", ("lm-eval[api]==0.4.9", "transformers<5"), "with_lm_eval.py"),
     Client(
         "ai-sdk",
         ("ai@7.0.169", "@ai-sdk/openai@4.0.114", "@ai-sdk/openai-compatible@3.0.90", "zod@4.6.7"),
