@@ -28,6 +28,7 @@ def cases() -> Iterator[Case]:
         yield from _chat(name, given)
     yield from _answers()
     yield from _small()
+    yield from _adapters()
 
 
 def _written() -> Iterator[Case]:
@@ -151,6 +152,18 @@ def _small() -> Iterator[Case]:
     )
     yield _asked("POST", "/v1/engine/pause", "as it is", "/v1/engine/pause", {})
     yield _asked("POST", "/v1/engine/resume", "as it is", "/v1/engine/resume", {})
+    yield _asked("GET", "/lora-adapters", "as it is", "/lora-adapters")
+
+
+def _adapters() -> Iterator[Case]:
+    """Scales of as many as a list may have, and names and paths that are long; a server without a folder for
+    them refuses all."""
+    scales = [{"id": number, "scale": 0.5} for number in range(100_000)]
+    yield _asked("POST", "/lora-adapters", "100,000 scales", "/lora-adapters", scales)
+    for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
+        body = {"lora_name": "a" * 1_000_000}
+        body |= {"lora_path": "a/" * 1_000_000} if "unload" not in path else {}
+        yield _asked("POST", path, "long names", path, body)
 
 
 def _asked(
