@@ -9,9 +9,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tools.walks import ask
 
+from dragoman.engines.scripted import say
 from dragoman.http import upkeep
+from dragoman.http.app import App
 from dragoman.http.upkeep import Garbage, SpareMemory
+from dragoman.settings import Settings
+from tests.support.tool_model import tool_model
 
 
 class Node:
@@ -114,3 +119,41 @@ def test_growth_counts_from_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep, "GIVE_BACK_S", 0.0)
     sizes = [upkeep.SPARE_BYTES * factor for factor in (10, 1, 2)]
     assert tried(SpareMemory(), sizes, monkeypatch) == [True, False, True]
+
+
+REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+    "stream": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "stream": True}),
+    "two answers": ("/v1/completions", {"prompt": "hi", "n": 2}),
+    "cut off": ("/v1/completions", {"prompt": "hi", "stop": "i"}),
+    "response": ("/v1/responses", {"input": "hi"}),
+    "wrong": ("/v1/completions", {"prompt": "hi", "temperature": "warm"}),
+    "nowhere": ("/v1/nothing", {}),
+}
+
+
+async def leave_garbage(path: str, body: dict[str, Any]) -> list[object]:
+    """Objects of ours that only a look for garbage could free after the request."""
+    app = App(tool_model(lambda _: say("hi")), Settings(store="memory", dialect="hermes"))
+    await app.host.start()
+    try:
+        await ask(app, path, body)
+        await asyncio.sleep(0.05)
+        gc.collect()
+        gc.disable()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        await ask(app, path, body)
+        await asyncio.sleep(0.05)
+        gc.collect()
+        return [found for found in gc.garbage if type(found).__module__.startswith("dragoman.")]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+        await app.host.stop()
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_a_request_leaves_no_garbage(name: str) -> None:
+    """What is over is gone: prompts and bodies do not wait for a look at everything."""
+    assert asyncio.run(leave_garbage(*REQUESTS[name])) == []

@@ -255,7 +255,8 @@ class _LenientReading:
                 self._given[name] = self._fields[name].decoder.decode(raw)
                 return True
             except msgspec.ValidationError as error:
-                self._errors[name] = error
+                # Its frames hold the body, and this.
+                self._errors[name] = error.with_traceback(None)
         return bytes(memoryview(raw)[:5]) == b"null"
 
     def _value(self, name: str) -> Any:

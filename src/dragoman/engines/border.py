@@ -117,6 +117,8 @@ class Border:
         else:
             self._room.pop(index, None)
         self._stop(index)
+        if not self._room:
+            self._let_go()
 
     def take(self, step: Step) -> None:
         if self._quick and type(step) is Step:
@@ -161,6 +163,12 @@ class Border:
             del self._room[step.index]
         if passes:
             self._sink(step)
+        if not self._room:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """The engine's handle and its sink hold each other, and all of the answer; now nobody needs them."""
+        self._handle, self._sink = None, _ignore
 
     def fault(self, what: str, index: Any = None) -> None:
         """End a continuation, or all of them, because of what the engine did."""
@@ -384,6 +392,14 @@ def _name(step: Step, index: int) -> None:
         step.cached_tokens = step.prompt_logprobs = None
 
 
+def _ignore(step: Step) -> None:
+    """The sink of a job that is over."""
+
+
+_tasks: set[asyncio.Task[None]] = set()
+"""Those that iterate; nobody else holds one that has only to close what it iterated over."""
+
+
 class _Iteration:
     """A job of an engine that only iterates: one task per continuation, which hands its steps on."""
 
@@ -394,6 +410,9 @@ class _Iteration:
         self._tasks = [
             loop.create_task(self._run(engine, single(job, index), index)) for index in range(job.n)
         ]
+        _tasks.update(self._tasks)
+        for task in self._tasks:
+            task.add_done_callback(_tasks.discard)
 
     def cancel(self, index: int | None = None) -> None:
         running = asyncio.current_task()

@@ -94,6 +94,8 @@ class App:
             exchange.over()
             self.host.journal.metrics.in_flight.dec()
             self._record(exchange, loop.time() - began)
+            # Each holds the other: a body would stay until garbage is looked for.
+            del scope["dragoman.exchange"]
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         await receive()

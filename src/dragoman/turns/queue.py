@@ -41,6 +41,10 @@ SMOOTHING = 0.2
 """How much the latest interval counts in the pace."""
 
 
+def _begin_nothing(places: int) -> None:
+    """Of who has left: a ticket holds nobody then."""
+
+
 class Ticket:
     """`weight` places that are asked for; `begin` is told how many of them there are now, until it has all.
 
@@ -142,6 +146,7 @@ class EngineQueue:
         if ticket.wanted:
             self._take_out(ticket)
         self.give_back(ticket, ticket.held)
+        ticket.begin = _begin_nothing
 
     @asynccontextmanager
     async def place(self, owner: str = "") -> AsyncIterator[None]:

@@ -144,6 +144,8 @@ class Turn:
         self._leave()
         self._free_adapters()
         self.wake()
+        # Else it would hold itself, and all that was said would stay until garbage is looked for.
+        self._handles, self._cancels, self.on_ready = [], {}, None
 
     async def begun(self, most: float) -> None:
         """Returns when the engine has the jobs, or after so many seconds. Raises what went wrong by then."""

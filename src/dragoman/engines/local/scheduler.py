@@ -94,6 +94,7 @@ class Scheduler:
         ended = dict.fromkeys(self._waiting + self._running)
         self._waiting, self._running = [], []
         for sequence in ended:
+            sequence.group.sequences.remove(sequence)
             self._say(sequence, Step([], sequence.index, finish=finish, error=error))
 
     def close(self) -> None:
@@ -241,7 +242,8 @@ class Scheduler:
         self._say(sequence, Step([], sequence.index, finish=finish, error=error))
 
     def _leave(self, sequence: Sequence) -> None:
-        """Take a sequence out of wherever it is."""
+        """Take a sequence out of wherever it is. Nothing holds it then: grammars are not left for later."""
+        sequence.group.sequences.remove(sequence)
         if sequence.slot is None:
             self._waiting.remove(sequence)
         else:

@@ -58,6 +58,7 @@ class Group:
             None if job.reuse_prefix else next(_private),
         )
         self.sequences: list[Sequence] = []
+        """Those that are not over."""
         self.reported = False
         """Whether the job's first step, which tells about its prompt, has been made."""
 

@@ -157,7 +157,7 @@ class Worker:
         self.post(lambda: self._add(embedding))
 
     def cancel(self, group: Group, index: int | None) -> None:
-        for sequence in group.sequences:
+        for sequence in [*group.sequences]:
             if index is None or sequence.index == index:
                 sequence.cancelled = True
         if self.failure is not None:
