@@ -67,12 +67,11 @@ def test_a_text_of_more_tokens_than_anybody_uses_is_refused(frame: Frame) -> Non
     "body",
     [
         {"a" * (8 << 20): 1},
-        {"messages": [{"role": "user", "b" * (8 << 20): 1}]},
         {"messages": [{"role": "c" * (8 << 20), "content": "hi"}]},
         {"messages": [{"role": "user", "content": [{"type": "d" * (8 << 20)}]}]},
         {"model": "e" * (8 << 20), "prompt_token_ids": [1]},
     ],
-    ids=["field", "field of a message", "role", "type", "model"],
+    ids=["field", "role", "type", "model"],
 )
 def test_an_error_quotes_little_of_what_was_sent(frame: Frame, body: dict[str, Any]) -> None:
     error = frame.refused(CHAT, body, status=(400, 404))

@@ -166,8 +166,17 @@ NESTED: dict[str, Any] = {
 
 @pytest.mark.parametrize("route", sorted({route for routes in TYPES.values() for route in routes}))
 def test_no_field_takes_a_template(frame: Frame, route: str) -> None:
+    """It is refused, or it changes nothing at all."""
+    usual = frame.sent(route, good(route)).status
     for name, value in NESTED.items():
-        assert frame.refused(route, {**good(route), name: value}, status=(400, 404, 409))["param"]
+        reply = frame.sent(route, {**good(route), name: value})
+        assert reply.status in (400, 404, 409, usual) and b"uid=" not in reply.body, (name, reply.body)
+
+
+@pytest.mark.parametrize("name", ["chat_template", "chat_template_kwargs", "template_vars", "extra_body"])
+def test_a_template_that_would_count_is_refused(frame: Frame, name: str) -> None:
+    route = "/v1/chat/completions"
+    assert frame.refused(route, {**good(route), name: NESTED[name]}, status=(400,))["param"]
 
 
 def test_a_template_in_a_text_is_text(frame: Frame) -> None:

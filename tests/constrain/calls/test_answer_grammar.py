@@ -182,7 +182,7 @@ def test_a_schema_that_refers_to_itself(name: str) -> None:
         ({"not": {"type": "string"}}, "not"),
         ({"type": "string", "pattern": "a(?=b)"}, "pattern"),
         ({"type": "string", "format": "colour"}, "format"),
-        ({"type": "string", "unheardOf": 1}, "unheardOf"),
+        ({"type": "string", "maxLenght": 1}, "maxLenght"),
         ({"$ref": "#/$defs/none"}, "$ref"),
     ],
 )
