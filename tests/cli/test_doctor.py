@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.cli import checks, doctor, main
-from dragoman.cli.checks import Patient
-from dragoman.cli.engine_checks import Finding
+from dragoman.cli.checks import Finding, Patient
 from dragoman.engines.local import machine
 from dragoman.errors import BindingError
 from dragoman.settings import Settings

@@ -11,18 +11,27 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct
 
-from dragoman.cli.engine_checks import Finding, Verdict
 from dragoman.cli.terminal import size
 from dragoman.settings import Settings
 
 if TYPE_CHECKING:
     from dragoman.engines.local import LocalEngine
     from dragoman.engines.protocol import Engine
+
+Verdict: TypeAlias = Literal["ok", "warning", "failed"]
+
+
+class Finding(Struct, frozen=True):
+    name: str
+    verdict: Verdict
+    text: str
+    advice: str = ""
+
 
 PACKAGES = (
     "dragoman",

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from dragoman.cli.checks import CHECKS, Check, Patient
-from dragoman.cli.engine_checks import Finding
+from dragoman.cli.checks import CHECKS, Check, Finding, Patient
 from dragoman.cli.parser import add_model_argument, add_settings, model_settings, stray_variables
 from dragoman.cli.problems import FAILED, hint_of
 from dragoman.errors import DragomanError

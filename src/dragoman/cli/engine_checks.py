@@ -8,10 +8,9 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
-from msgspec import Struct
-
+from dragoman.cli.checks import Finding
 from dragoman.engines.border import start
 from dragoman.engines.protocol import DirectEngine, EmbeddingEngine, LivingEngine
 from dragoman.engines.sound import (
@@ -25,16 +24,6 @@ from dragoman.engines.sound import (
 from dragoman.errors import DragomanError
 from dragoman.logs import describe
 from dragoman.types import Job, Sampling, Step
-
-Verdict: TypeAlias = Literal["ok", "warning", "failed"]
-
-
-class Finding(Struct, frozen=True):
-    name: str
-    verdict: Verdict
-    text: str
-    advice: str = ""
-
 
 SECONDS = 60.0
 """That a job of a few tokens may take."""
