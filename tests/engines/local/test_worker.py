@@ -221,3 +221,20 @@ def test_an_interruption_that_hits_an_embedding_is_not_the_engines_end() -> None
         await engine.check()
 
     with_engine(use)
+
+
+def test_a_warm_up_that_is_broken_off_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server that is stopped just after its start says nothing of errors."""
+
+    def broken_off(_: FakeRunner) -> None:
+        raise StepInterrupted
+
+    monkeypatch.setattr(FakeRunner, "warm_up", broken_off)
+
+    async def use(engine: LocalEngine, _: FakeRunner) -> None:
+        assert [step async for step in engine.generate(job([1, 2], 2))][-1].finish
+
+    with_engine(use)
+    assert not caplog.records

@@ -212,7 +212,9 @@ class Worker:
 
     def _run(self) -> None:
         try:
-            self._runner.warm_up()
+            with suppress(StepInterrupted):
+                # By a stop. What was not tried yet is prepared when it comes.
+                self._runner.warm_up()
             while not self._stopping:
                 self._turn()
             self._end_all("The engine has been stopped.")
