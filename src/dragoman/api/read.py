@@ -255,8 +255,7 @@ class _LenientReading:
                 self._given[name] = self._fields[name].decoder.decode(raw)
                 return True
             except msgspec.ValidationError as error:
-                # Its frames hold the body, and this.
-                self._errors[name] = error.with_traceback(None)
+                self._errors[name] = error.with_traceback(None)  # Its frames hold the body, and this.
         return bytes(memoryview(raw)[:5]) == b"null"
 
     def _value(self, name: str) -> Any:
