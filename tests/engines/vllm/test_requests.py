@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
+from dragoman.engines.protocol import ModelCard
 from dragoman.engines.steps import seed_of
 from dragoman.engines.vllm.requests import MOST_KEPT, Requests
 from dragoman.types import Job, Sampling
@@ -28,7 +29,7 @@ class Inputs:
 
 
 class Model:
-    card = SimpleNamespace(max_model_len=CONTEXT)
+    card = ModelCard(name="tiny", max_model_len=CONTEXT)
     tokenizer = SimpleNamespace(pieces=[b""] * VOCABULARY)
 
     def sampling_params(self, job: Job) -> Any:
