@@ -133,9 +133,11 @@ class HeldTurn(CheckedTurn):
             await self._try_on()
         except asyncio.CancelledError:
             raise
-        except Exception as error:
-            known = error if isinstance(error, DragomanError) else EngineFailed("The answer was not checked.")
-            self._fail_with(known)
+        except DragomanError as error:
+            self._fail_with(error)
+        except Exception:
+            logger.exception("An answer could not be checked")
+            self._fail_with(EngineFailed("The answer was not checked; the server's log says why."))
         self._held = False
         self.wake()
 
