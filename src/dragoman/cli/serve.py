@@ -54,6 +54,7 @@ def _serve(args: argparse.Namespace) -> int:
     from dragoman.cli.engine import make_served_engine
     from dragoman.http.keys import check_closed
     from dragoman.http.server import serve
+    from dragoman.http.upkeep import keep_less
     from dragoman.prompt.find import check_names, choose_dialect
     from dragoman.prompt.frames import check_template, choose_template
     from dragoman.store import check_folder
@@ -63,6 +64,7 @@ def _serve(args: argparse.Namespace) -> int:
     check_names(settings)
     read_presets(settings)
     check_template(settings.chat_template)
+    keep_less()
     # Engines of others may want the main thread.
     own = settings.engine == "local"
     engine = load_interruptibly(lambda: make_served_engine(settings)) if own else make_served_engine(settings)

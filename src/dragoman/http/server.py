@@ -21,7 +21,7 @@ from dragoman.http.app import App
 from dragoman.http.connection.protocol import StrictProtocol
 from dragoman.http.connection.uvicorn_parts import Config, Server, pass_on
 from dragoman.http.keys import check_closed, is_open
-from dragoman.http.upkeep import Garbage, SpareMemory, return_big_blocks
+from dragoman.http.upkeep import Garbage, SpareMemory, keep_less
 from dragoman.settings import Settings, change_settings
 
 logger = logging.getLogger("dragoman.http")
@@ -169,7 +169,7 @@ def _prepare(
     check_closed(chosen)
     if is_open(chosen):
         logger.warning("Everybody who reaches %s may ask, and sees what all others store", chosen.host)
-    return_big_blocks()
+    keep_less()
     listener = bind(chosen.host, chosen.port)
     try:
         return _Server(App(engine, chosen, template=template), listener, on_ready), listener

@@ -22,32 +22,35 @@ from pathlib import Path
 
 logger = logging.getLogger("dragoman.http")
 
-M_MMAP_THRESHOLD = -3
+M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8
 BIG_BLOCK = 1024 * 1024
+ARENAS = 2
 NEVER = 2**31 - 1
 PAUSE_S = 10.0
 """Between two looks at everything."""
 LATEST_S = 120.0
 """After so long, however busy it is, if there is so much more memory than after the last look:"""
 GROWN_BYTES = 256 * 1024 * 1024
-GIVE_BACK_S = 20.0
+GIVE_BACK_S = 10.0
 """Between two times that memory is given back."""
 SPARE_BYTES = 8 * 1024 * 1024
 """More than that after the last time, and it is worth another."""
 
 
-def return_big_blocks() -> None:
-    """Has the C library give every big block back at once.
+def keep_less() -> None:
+    """Has the C library give every big block back at once, and keep few places for small ones.
 
-    glibc does so only until the first one was freed; from then on it keeps blocks of that size for the next,
-    in every thread: some requests of 16 MB and a server has 100 MB that it never uses again.
+    glibc gives big ones back only until the first one was freed; from then on it keeps blocks of that size
+    for the next, in every thread: some requests of 16 MB and a server has 100 MB that it never uses again.
+    And it has eight places (arenas) for each core, which grow with the largest request that came.
+    One that is there stays: so this comes before the threads of an engine do.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return  # Another C library, with ways of its own.
-    if not mallopt(M_MMAP_THRESHOLD, BIG_BLOCK):
-        logger.debug("The C library keeps its way with big blocks.")
+    if not mallopt(M_MMAP_THRESHOLD, BIG_BLOCK) or not mallopt(M_ARENA_MAX, ARENAS):
+        logger.debug("The C library keeps its way with memory.")
 
 
 def give_back() -> None:
