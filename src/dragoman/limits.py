@@ -20,6 +20,12 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     replies_bytes: Annotated[
         Cap, Meta(description="bytes of all replies that their clients have not read yet; of each key: half")
     ] = 128 * 1024 * 1024
+    file_bytes: Annotated[Cap, Meta(description="bytes of one file that is uploaded")] = 512 * 1024 * 1024
+    files: Annotated[Cap, Meta(description="files of one key")] = 10_000
+    files_bytes: Annotated[Cap, Meta(description="bytes of all files of one key")] = 8 * 1024 * 1024 * 1024
+    uploads: Annotated[
+        Cap, Meta(description="files that are received at the same time; of each key: half")
+    ] = 32
     header_bytes: Annotated[Cap, Meta(description="bytes of the head of a request")] = 64 * 1024
     connections: Annotated[Cap, Meta(description="connections at the same time")] = 4096
     json_depth: Annotated[Cap, Meta(description="values within each other in a request body")] = 128

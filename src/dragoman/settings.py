@@ -327,6 +327,13 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         str | None,
         Meta(description="the folder of the database; default: dragoman in the user's folder for data"),
     ] = None
+    files_dir: Annotated[
+        str | None,
+        Meta(
+            description="the folder of uploaded files and of batches, which several servers may share; "
+            "default: files in data_dir, or with store = memory or none one that goes with the process"
+        ),
+    ] = None
     store_max_bytes: Annotated[
         int,
         Meta(

@@ -4,12 +4,18 @@ import copy
 import re
 from typing import Any
 
-from dragoman.http.routes.table import POST
+from dragoman.http.routes.table import FORMS, POST
 
 SOCKET = "WEBSOCKET /v1/responses"
 """Responses over a WebSocket, where a body is a message."""
-CANCEL = "/v1/responses/{id}/cancel"
-"""Refused even if its body is good: the response that is there is done."""
+OVER = frozenset(
+    {
+        "/v1/responses/{id}/cancel",
+        "/v1/uploads/{id}/complete",
+        "/v1/uploads/{id}/cancel",
+    }
+)
+"""Refused even if the body is good: what is there is done, or not begun."""
 _CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
 _RESPONSE: dict[str, Any] = {"model": "parrot", "input": "hi", "max_output_tokens": 8}
 _ITEM: dict[str, Any] = {"type": "message", "role": "user", "content": "hi"}
@@ -27,7 +33,7 @@ GOOD: dict[str, dict[str, Any]] = {
     SOCKET: _RESPONSE,
     "/v1/responses/compact": _RESPONSE,
     "/v1/responses/input_tokens": _RESPONSE,
-    CANCEL: {},
+    "/v1/responses/{id}/cancel": {},
     "/v1/embeddings": {"input": "abc"},
     "/v1/rerank": _RANK,
     "/rerank": _RANK,
@@ -45,6 +51,9 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/conversations": {"items": [_ITEM], **_METADATA},
     "/v1/conversations/{id}": _METADATA,
     "/v1/conversations/{id}/items": {"items": [_ITEM]},
+    "/v1/uploads": {"bytes": 2, "filename": "a", "mime_type": "text/plain", "purpose": "user_data"},
+    "/v1/uploads/{id}/complete": {"part_ids": ["part_1"]},
+    "/v1/uploads/{id}/cancel": {},
     "/v1/trajectories/{id}": {"rewards": {"right": 1.0}},
     "/tokenize": {"prompt": "hi"},
     "/v1/tokenize": _CHAT,
@@ -56,7 +65,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "/separate_reasoning": _REASONING,
 }
 """By the path of the route. The ids in paths are those of records that every attacked server has."""
-BODILESS = frozenset({CANCEL, "/v1/engine/pause"})
+BODILESS = frozenset({"/v1/responses/{id}/cancel", "/v1/uploads/{id}/cancel", "/v1/engine/pause"})
 """Routes that need no body, and look at none or at an empty one."""
 WITH_BODY = tuple(path for path in GOOD if path not in BODILESS)
 GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", SOCKET)
@@ -85,4 +94,4 @@ def changed(path: str, place: str, value: Any) -> dict[str, Any]:
 
 def undeclared() -> set[str]:
     """Routes that no body is known for, and bodies that no route is known for."""
-    return set(POST) ^ (set(GOOD) - {SOCKET})
+    return (set(POST) - FORMS) ^ (set(GOOD) - {SOCKET})

@@ -129,6 +129,7 @@ class Attacked:
         route, more = {
             "responses": ("/v1/responses", {"store": True}),
             "conversations": ("/v1/conversations", {}),
+            "uploads": ("/v1/uploads", {}),
             "chat": ("/v1/chat/completions", {"store": True}),
             "trajectories": ("/v1/chat/completions", {"store": True, "return_token_ids": True}),
         }[kind]

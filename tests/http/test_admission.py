@@ -187,7 +187,7 @@ def test_the_threads_know_whether_other_keys_wait_for_answers() -> None:
         workers = Workers()
         admission = Admission(Settings(api_key=["a", "b"]), 1, Metrics(), workers)
         assert not workers.others_wait("a")
-        with admission.admitted("a"), admission.admitted("b", looks=True):
+        with admission.admitted("a"), admission.admitted("b", "looks"):
             assert not workers.others_wait("a")
             assert workers.others_wait("b")
 

@@ -31,10 +31,14 @@ class Operation(Struct, frozen=True):
     body: tuple[type[Any], ...] = ()
     streams: bool = False
     query: tuple[str, ...] = ()
+    form: dict[str, Any] | None = None
+    """The schema of the form that it takes, where that is no JSON."""
     error: dict[str, Any] | None = None
     """The schema of what is said when it fails, where that is not OpenAI's."""
 
 
+BINARY = frozenset({"/v1/files/{id}/content"})
+"""Where the reply is bytes."""
 PLAIN = frozenset({"/metrics", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 """Where the reply is text."""
 PAGE = ("after", "limit", "order")
@@ -162,6 +166,8 @@ def _operation(operation: Operation, schemas: dict[type[Any], dict[str, Any]]) -
     content: dict[str, Any] = {"application/json": {"schema": {}}}
     if operation.path in PLAIN:
         content = {"text/plain": {"schema": {"type": "string"}}}
+    if operation.path in BINARY:
+        content = {"application/octet-stream": {"schema": {}}}
     if operation.streams:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     described: dict[str, Any] = {
@@ -181,6 +187,9 @@ def _operation(operation: Operation, schemas: dict[type[Any], dict[str, Any]]) -
         some = [schemas[body] for body in operation.body]
         schema = some[0] if len(some) == 1 else {"anyOf": some}
         described["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    if operation.form:
+        form = {"multipart/form-data": {"schema": operation.form}}
+        described["requestBody"] = {"required": True, "content": form}
     return described
 
 

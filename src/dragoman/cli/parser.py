@@ -28,7 +28,9 @@ GROUPS: dict[str, frozenset[str]] = {
     ),
     "requests": frozenset({"sampling", "override", "presets"}),
     "upstreams": frozenset({"upstream", "upstream_key", "tokenizer"}),
-    "store": frozenset({"store", "data_dir", "store_max_bytes", "store_max_age", "trajectories"}),
+    "store": frozenset(
+        {"store", "data_dir", "files_dir", "store_max_bytes", "store_max_age", "trajectories"}
+    ),
     "mcp": frozenset({"mcp_config", "mcp_allow", "mcp_timeout"}),
     "logging": frozenset({"log_level", "log_json"}),
     "limits": frozenset(o.name for o in settings.options() if o.path[0] == "limits"),
@@ -40,6 +42,7 @@ METAVARS = {
     "chat_template": "FILE_OR_NAME",
     "lora": "NAME=FILE",
     "lora_dir": "FOLDER",
+    "files_dir": "FOLDER",
     "dialect": "NAME",
     "tool_call_parser": "NAME",
     "reasoning_parser": "NAME",

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -219,6 +219,10 @@ PATIENCE_S = 0.4
 """What those who are ended get to tell it to their clients."""
 
 
+VisitKind: TypeAlias = Literal["asks", "looks", "sends"]
+"""For an answer; for what takes none of the engine's time; or with a file, as long as a network takes."""
+
+
 class Room:
     """So many requests fit in, and beyond them those of keys that have less than an equal share inside."""
 
@@ -273,11 +277,16 @@ class Admission:
         self.timeout = settings.request_timeout
         self.draining = False
         most, alone = places + limits.queue, len(keys_of(settings)) < 2
-        share, looking = (each if alone else -(-each // 2) for each in (most, limits.looking))
+        all_of_it = (most, limits.looking, limits.uploads)
+        share, looking, sending = (each if alone else -(-each // 2) for each in all_of_it)
         queue = self.queue
-        self._asking = Room(most, limits.per_key or share, lambda: queue.pace * (queue.waiting + 1))
-        self._looking = Room(limits.looking, min(limits.per_key or looking, looking), lambda: workers.delay)
-        workers.others_wait = self._asking.has_others
+        asking = Room(most, limits.per_key or share, lambda: queue.pace * (queue.waiting + 1))
+        self._rooms: dict[VisitKind, Room] = {
+            "asks": asking,
+            "looks": Room(limits.looking, min(limits.per_key or looking, looking), lambda: workers.delay),
+            "sends": Room(limits.uploads, min(limits.per_key or sending, sending), lambda: 1.0),
+        }
+        workers.others_wait = asking.has_others
         self._emptied: asyncio.Future[None] | None = None
         self._refused = metrics.refused
         metrics.running.set_function(lambda: self.queue.running)
@@ -285,14 +294,14 @@ class Admission:
 
     @property
     def inside(self) -> int:
-        return len(self._asking.inside) + len(self._looking.inside)
+        return sum(len(room.inside) for room in self._rooms.values())
 
-    def admitted(self, owner: str, *, looks: bool = False) -> "Visit":
+    def admitted(self, owner: str, kind: VisitKind = "asks") -> "Visit":
         """Refuses at once what there is no room for."""
         if self.draining:
             self._refused.labels("stopping").inc()
         self.check()
-        room = self._looking if looks else self._asking
+        room = self._rooms[kind]
         if room.full_for(owner):
             raise self._refusal(
                 room, "queue", f"{room.most} requests are being served or wait; try again soon."
@@ -303,12 +312,12 @@ class Admission:
             raise self._refusal(room, "key", message)
         return Visit(self, room, owner)
 
-    def rates(self, owner: str, *, looks: bool) -> dict[bytes, bytes]:
+    def rates(self, owner: str, kind: VisitKind) -> dict[bytes, bytes]:
         """What OpenAI's headers say of limits, of a request that asks to be let in.
 
         Ours are of requests at a time: one that ends makes room for another, at whatever rate.
         """
-        room = self._looking if looks else self._asking
+        room = self._rooms[kind]
         left = room.left(owner)
         return {
             b"x-ratelimit-limit-requests": b"%d" % room.limit(owner),
@@ -328,7 +337,7 @@ class Admission:
     async def end_all(self) -> None:
         """Nothing is let in any more, and everybody inside has a moment to tell why it ended."""
         self.draining = True
-        for visit in (*self._asking.inside, *self._looking.inside):
+        for visit in [visit for room in self._rooms.values() for visit in room.inside]:
             visit.end(Unavailable("The server was stopped before the answer was done; try again."))
         await self.emptied(PATIENCE_S)
 

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from dragoman._version import __version__
 from dragoman.engines.protocol import Engine
 from dragoman.errors import DragomanError, EngineFailed, MethodNotAllowed, NotFound
-from dragoman.http.admission import CONTENT_TYPE
+from dragoman.http.admission import CONTENT_TYPE, VisitKind
 from dragoman.http.connection.limiter import CountedConnection
 from dragoman.http.exchange import Exchange, advice
 from dragoman.http.host import Host
@@ -44,18 +44,19 @@ class App:
     def _api_routes(self, apis: Sequence[Api]) -> Iterator[Route]:
         # These come first, because they are looked for most often.
         for api in apis:
-            yield from self._some("POST", api.computed, counts=True, looks=False)
+            yield from self._some("POST", api.computed, "asks")
         for api in apis:
-            yield from self._some("POST", api.post, counts=True)
+            yield from self._some("POST", api.post, "looks")
+            yield from self._some("POST", api.forms, "sends")
             yield from self._some("POST", api.uncounted)
             yield from self._some("GET", api.get)
             yield from self._some("DELETE", api.delete)
 
     def _some(
-        self, method: str, handlers: Mapping[str, Handler], *, counts: bool = False, looks: bool = True
+        self, method: str, handlers: Mapping[str, Handler], kind: VisitKind | None = None
     ) -> Iterator[Route]:
         for path, handler in handlers.items():
-            endpoint = _Endpoint(self.host, path, handler, counts=counts, looks=looks)
+            endpoint = _Endpoint(self.host, path, handler, kind)
             yield Route(path, endpoint, methods=[method])
 
     def _own_routes(self) -> Iterator[Route]:
@@ -155,7 +156,7 @@ class App:
     async def _routed(self, exchange: Exchange) -> None:
         route = self._find(exchange.scope, exchange.path)
         if exchange.method == "POST":
-            exchange.check_media()
+            (exchange.check_form if route.path in table.FORMS else exchange.check_media)()
         await route.handle(exchange.scope, exchange.receive, exchange.send)
 
     def _find(self, scope: Scope, sent: str) -> Route:
@@ -244,21 +245,21 @@ class App:
 class _Endpoint:
     """A handler as an ASGI app, which is what a Starlette route takes without wrapping requests."""
 
-    def __init__(self, host: Host, path: str, handler: Handler, *, counts: bool, looks: bool) -> None:
+    def __init__(self, host: Host, path: str, handler: Handler, kind: VisitKind | None) -> None:
+        """Without a kind it is let in always."""
         self.path = path
         self._host = host
         self._handler = handler
-        self._counts = counts
-        self._looks = looks
+        self._kind = kind
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope["dragoman.exchange"]
-        exchange.looks = self._looks
-        if not self._counts:
+        exchange.looks = self._kind != "asks"
+        if self._kind is None:
             await self._handler(self._host, exchange)
             return
-        exchange.head |= self._host.admission.rates(exchange.owner, looks=self._looks)
-        with self._host.admission.admitted(exchange.owner, looks=self._looks) as exchange.visit:
+        exchange.head |= self._host.admission.rates(exchange.owner, self._kind)
+        with self._host.admission.admitted(exchange.owner, self._kind) as exchange.visit:
             await self._handler(self._host, exchange)
 
 

@@ -2,7 +2,8 @@
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import aclosing
 from functools import partial
 from os import urandom
 from typing import Any, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar
@@ -11,6 +12,7 @@ from urllib.parse import parse_qsl
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
+from dragoman.api.multipart import FORM_BYTES, MEDIA
 from dragoman.api.read import Ignored, Unknown, check_shape
 from dragoman.api.reply import ErrorSpelling, encode_json, page
 from dragoman.errors import BadRequest, BodyTooLarge, DragomanError, MethodNotAllowed, UnsupportedMedia
@@ -133,6 +135,21 @@ class Exchange:
                 self.body_bytes = size
                 return b"".join(chunks)
 
+    async def pieces(self, most: int) -> AsyncIterator[bytes]:
+        """The body as it comes, for who keeps little of it: more is taken when this was dealt with."""
+        self._reading = more = True
+        while more:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            data: bytes = message.get("body", b"")
+            self.body_bytes += len(data)
+            if self.body_bytes > most:
+                raise BodyTooLarge(f"The body is larger than {most} bytes.")
+            yield data
+            more = message.get("more_body", False)
+        self._reading = False
+
     def hand_on(self) -> Holding | None:
         """What is held of the body, for work that goes on when this is over."""
         held, self._held = self._held, None
@@ -148,13 +165,22 @@ class Exchange:
         media = self.headers.get(b"content-type", b"application/json").split(b";")[0].strip().lower()
         if media != b"application/json" and not media.endswith(b"+json"):
             raise UnsupportedMedia("Send JSON with the header 'Content-Type: application/json'.")
+        self._check_length(self._limits.body_bytes)
+
+    def check_form(self) -> None:
+        """The same where a file comes."""
+        if self.headers.get(b"content-type", b"").split(b";")[0].strip().lower() != MEDIA:
+            raise UnsupportedMedia("Send a form with the header 'Content-Type: multipart/form-data'.")
+        self._check_length(self._limits.file_bytes + FORM_BYTES)
+
+    def _check_length(self, most: int) -> None:
         if self.headers.get(b"content-encoding", b"identity") != b"identity":
             raise UnsupportedMedia("Compressed bodies are not accepted; leave out Content-Encoding.")
         length = self.headers.get(b"content-length", b"0")
         if not length.isdigit():
             raise BadRequest("The Content-Length header is not a number.")
-        if int(length) > self._limits.body_bytes:
-            raise BodyTooLarge(f"The body is larger than {self._limits.body_bytes} bytes.")
+        if int(length) > most:
+            raise BodyTooLarge(f"The body is larger than {most} bytes.")
 
     async def gone(self) -> None:
         """Returns when the client has closed the connection. Only after the body was read."""
@@ -206,10 +232,27 @@ class Exchange:
                 left -= len(piece)
                 await self._send_body(piece, more=left > 0)
 
-    def _unread(self, size: int) -> Holding:
+    async def reply_in_pieces(
+        self, size: int, pieces: AsyncGenerator[bytes, None], media: bytes, extra: dict[bytes, bytes]
+    ) -> None:
+        """What is read as the client takes it: no more than a piece of it is ever held."""
+        async with aclosing(pieces):
+            headers = {b"content-length": b"%d" % size, b"content-type": media, **extra}
+            if self.method == "HEAD" or not size:
+                await self._start(200, headers)
+                await self._send_body(b"", more=False)
+                return
+            await self._start(200, headers)
+            left = size
+            async for piece in pieces:
+                left -= len(piece)
+                with self._unread(len(piece), checked=False):
+                    await self._send_body(piece, more=left > 0)
+
+    def _unread(self, size: int, *, checked: bool = True) -> Holding:
         """`with` it, so many bytes wait for the client. Refused is only what can be asked for again."""
         held = self._replies.of(self.owner)
-        held.be(size, checked=self._changes_nothing)
+        held.be(size, checked=checked and self._changes_nothing)
         return held
 
     async def start_stream(self, first: bytes) -> None:
@@ -387,11 +430,11 @@ class QueryString:
             if key.startswith(start) and key.endswith("]")
         }
 
-    def cut(self, default: Order) -> Cut:
+    def cut(self, default: Order, usual: int = USUAL_PAGE, longest: int = LONGEST_PAGE) -> Cut:
         order: str = self._given.get("order", default)
         if order not in ("asc", "desc"):
             raise _wrong("order", "must be asc or desc")
-        limit = self.integer("limit", USUAL_PAGE, 1, LONGEST_PAGE)
+        limit = self.integer("limit", usual, 1, longest)
         return Cut(after=self.text("after"), limit=limit, descending=order == "desc")
 
 

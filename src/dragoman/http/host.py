@@ -19,6 +19,7 @@ from dragoman.http.run_turn import Pump
 from dragoman.mcp.config import servers_of
 from dragoman.responses.desk import Desk
 from dragoman.settings import Settings
+from dragoman.store import shelf_of
 from dragoman.turns.adapters import AdapterChanges
 from dragoman.turns.queue import EngineQueue, Workers
 from dragoman.turns.turn import ServedModel
@@ -50,6 +51,7 @@ class Host:
         self.bodies = Budget(self.limits.bodies_bytes, keys, "The bodies of requests")
         self.replies = Replies(self.limits.replies_bytes, keys)
         self.turnstile = Turnstile()
+        self.files = shelf_of(settings)
         places = PLACES_PER_SLOT * (self.card.embeds_at_once or 0)
         self._vectors = EngineQueue(places, 2 * places) if places else self.admission.queue
         self.mcp = servers_of(settings)
@@ -67,6 +69,7 @@ class Host:
 
     async def start(self) -> None:
         await self.desk.start()
+        await self.files.start()
         if isinstance(self.engine, LivingEngine):
             await ask_engine(self.engine, "start")
         if self.card.constrains:
@@ -76,7 +79,7 @@ class Host:
     async def stop(self) -> None:
         """In this order, and all of it: nobody inside, what they stored, whom they called, who computed."""
         await self.admission.end_all()
-        for close in (self.desk.stop, self.mcp.close, self.workers.close):
+        for close in (self.desk.stop, self.files.close, self.mcp.close, self.workers.close):
             try:
                 await close()
             except Exception:

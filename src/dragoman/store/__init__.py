@@ -6,6 +6,7 @@ from pathlib import Path
 
 from dragoman.errors import SettingsError
 from dragoman.settings import Settings
+from dragoman.store.files import FileShelf, Quota
 from dragoman.store.records import (
     Append,
     Chain,
@@ -35,6 +36,7 @@ __all__ = [
     "folder_of",
     "make_folder",
     "open_store",
+    "shelf_of",
     "store_of",
 ]
 
@@ -83,6 +85,16 @@ def check_folder(settings: Settings) -> Path | None:
     if settings.store in ("memory", "none"):
         return None
     return make_folder(folder_of(settings))
+
+
+def shelf_of(settings: Settings) -> FileShelf:
+    """Where files are kept: in `files_dir`, else beside the store, else for as long as the process lives."""
+    limits = settings.limits
+    quota = Quota(files=limits.files, bytes=limits.files_bytes, file_bytes=limits.file_bytes)
+    if settings.files_dir:
+        return FileShelf(Path(settings.files_dir).expanduser(), quota)
+    kept = settings.store not in ("memory", "none")
+    return FileShelf(folder_of(settings) / "files" if kept else None, quota)
 
 
 def make_folder(folder: Path) -> Path:

@@ -1,11 +1,21 @@
-"""What a store has on disk beside its database: signs of the servers that use it, and room kept back."""
+"""What lies on disk beside a database: signs of living servers, room kept back, things in folders."""
 
 import contextlib
+import errno
 import os
+import re
+import tempfile
+import threading
+from bisect import bisect_left
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import IO, Any, TypeVar
 
-from dragoman.errors import StoreUnavailable
+import msgspec
+from msgspec import Struct
+
+from dragoman.errors import StoreUnavailable, UnknownCursor
 
 try:
     import fcntl
@@ -108,3 +118,90 @@ def _fill(file: int) -> None:
         os.posix_fallocate(file, 0, BYTES)
     else:
         os.write(file, bytes(BYTES))
+
+
+# Things in a folder: bytes under a name, and beside them what is said of them.
+
+
+S = TypeVar("S", bound=Struct)
+NEW, SAID = ".new-", ".json"
+"""What the name begins with of something that is being written, and ends with of what is said."""
+_ID = re.compile(r"[a-z]+[-_][0-9a-f]{32}")
+_last = 0
+_naming = threading.Lock()
+
+
+def new_name(prefix: str, now: float) -> str:
+    """A name that nobody can guess, and that comes after all that this process made before."""
+    global _last
+    with _naming:
+        _last = max(int(now * 1000), _last + 1)
+        return f"{prefix}{_last:012x}{os.urandom(10).hex()}"
+
+
+def is_name(text: str, prefix: str) -> bool:
+    """Whether it has the shape of a name that was made here."""
+    return text.startswith(prefix) and _ID.fullmatch(text) is not None
+
+
+def names_after(folder: Path, prefix: str, after: str | None, descending: bool) -> Iterator[str]:
+    """Of what is described in a folder, in order. Raises UnknownCursor if `after` is the name of none."""
+    names = sorted(
+        name.removesuffix(SAID)
+        for name in os.listdir(folder)
+        if name.startswith(prefix) and name.endswith(SAID)
+    )
+    if after is None:
+        return iter(names[::-1] if descending else names)
+    place = bisect_left(names, after)
+    if names[place : place + 1] != [after]:
+        raise UnknownCursor(after[:128])
+    return iter(names[:place][::-1] if descending else names[place + 1 :])
+
+
+def read_said(folder: Path, name: str, kind: type[S]) -> S | None:
+    """None if there is nothing of this name, or nothing that was written here. Any text may be asked for."""
+    if not _ID.fullmatch(name):
+        return None
+    try:
+        return msgspec.json.decode((folder / f"{name}{SAID}").read_bytes(), type=kind)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+
+
+def write_said(folder: Path, name: str, said: Any) -> None:
+    """All of it or nothing, and on disk when this returns."""
+    number, made = tempfile.mkstemp(prefix=NEW, dir=folder)
+    try:
+        with os.fdopen(number, "wb", buffering=0) as file:
+            write_all(file, msgspec.json.encode(said))
+            os.fsync(file.fileno())
+        os.replace(made, folder / f"{name}{SAID}")
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(made)
+        raise
+    sync_folder(folder)
+
+
+def sync_folder(folder: Path) -> None:
+    """So that the names in it survive a loss of power."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def write_all(file: IO[bytes], data: bytes | bytearray) -> None:
+    """An unbuffered file may take less than it is given."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
+def explain_trouble(error: OSError) -> StoreUnavailable:
+    """Where the folder is, is not for clients."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StoreUnavailable("The disk of the files has no room left.")
+    return StoreUnavailable("The folder of the files cannot be read or written; the log says more.")

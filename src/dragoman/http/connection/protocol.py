@@ -16,6 +16,7 @@ from urllib.parse import unquote
 import httptools
 import msgspec
 
+from dragoman.api.multipart import MEDIA
 from dragoman.errors import BadRequest, BodyTooLarge, DragomanError, HeadTooLarge, TooSlow, Unavailable
 from dragoman.http.connection.limiter import CountedConnection
 from dragoman.http.connection.transport import Deadline, PatientTransport, Stage, Stall
@@ -39,6 +40,8 @@ MOST_UNSENT = 16 * 1024
 """Bytes that wait for a client before nothing more is written to it. The system keeps some as well."""
 FEW_PIECES, LEAST_PIECE = 1024, 256
 """Beyond so many pieces of a body they have so many bytes on average."""
+FORM_RATE = 16 * 1024
+"""Bytes a second at which a form with a file has to come; it may be too long for any fixed time."""
 MOST_HEADERS = 256
 """Each costs as much as a large one."""
 MOST_PIPELINED = 16
@@ -80,6 +83,8 @@ class StrictProtocol(HttpToolsProtocol):
         self._line = b""
         """The first line of a request, as long as it is not all there."""
         self._pieces = self._body_bytes = 0
+        self._seen_bytes = 0
+        """Of the body, when its deadline was last put off."""
         self._unread = 0
         self._deaf = False
         self._running: RequestResponseCycle | None = None
@@ -214,7 +219,7 @@ class StrictProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._stage = "head"
         self._number += 1
-        self._head_bytes = self._pieces = self._body_bytes = self._unread = 0
+        self._head_bytes = self._pieces = self._body_bytes = self._seen_bytes = self._unread = 0
         self._accept = None
         self.scope["dragoman.connection"] = self._counted  # type: ignore[typeddict-unknown-key]
 
@@ -303,10 +308,19 @@ class StrictProtocol(HttpToolsProtocol):
         if stage == "head" and self._answering():
             # It cannot be answered before the one before it.
             self._deadline.watch(stage, self._number)
+        elif stage == "body" and self._comes_on():
+            self._seen_bytes = self._body_bytes
+            self._deadline.watch(stage, self._number)
         elif not self._number:
             self.transport.close()
         else:
             self._refuse(TooSlow(f"The {stage} of the request was not there in time."))
+
+    def _comes_on(self) -> bool:
+        """Whether this is a form, of which enough has come since the last look."""
+        least = FORM_RATE * self._settings.body_timeout
+        is_form = any(name == b"content-type" and value.startswith(MEDIA) for name, value in self.headers)
+        return is_form and self._body_bytes - self._seen_bytes >= least
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from importlib.resources import files
+from importlib import resources
 from typing import TypeAlias
 
 import msgspec
@@ -12,6 +12,7 @@ from msgspec import Struct
 from dragoman._version import __version__
 from dragoman.api import completions
 from dragoman.api import conversations as conversation_bodies
+from dragoman.api import files as file_bodies
 from dragoman.api import inspection as inspection_bodies
 from dragoman.api import vectors as vector_bodies
 from dragoman.api.chat import reply as chat_reply
@@ -22,6 +23,7 @@ from dragoman.http.exchange import Exchange
 from dragoman.http.host import Host
 from dragoman.http.routes import (
     conversations,
+    files,
     generate,
     inspection,
     responses,
@@ -46,6 +48,8 @@ class Api(Struct, frozen=True):
     """POST that takes the engine's time, and counts in its queue."""
     post: Mapping[str, Handler] = {}
     """Others that have a body, which are counted apart."""
+    forms: Mapping[str, Handler] = {}
+    """POST with a form that has a file: it may take as long as a network does, and is counted apart."""
     uncounted: Mapping[str, Handler] = {}
     """POST that helps a full server, or one that stops: it is let in always."""
     get: Mapping[str, Handler] = {}
@@ -75,7 +79,7 @@ def _openapi() -> bytes:
 
 @cache
 def _asset(name: str) -> bytes:
-    return files("dragoman.http").joinpath("static", name).read_bytes()
+    return resources.files("dragoman.http").joinpath("static", name).read_bytes()
 
 
 async def show_openapi(host: Host, exchange: Exchange) -> None:
@@ -155,6 +159,26 @@ GENERATE = Api(
     computed={"/inference/v1/generate": generate.generate},
 )
 EMBEDDINGS = Api("/v1/embeddings", vector_bodies.ERRORS, computed={"/v1/embeddings": vectors.embed})
+FILES = Api(
+    "/v1/files",
+    file_bodies.FILE_ERRORS,
+    forms={"/v1/files": files.create},
+    get={
+        "/v1/files": files.list_all,
+        "/v1/files/{id}": files.retrieve,
+        "/v1/files/{id}/content": files.content,
+    },
+    delete={"/v1/files/{id}": files.delete},
+    operations=file_bodies.FILE_OPERATIONS,
+)
+UPLOADS = Api(
+    "/v1/uploads",
+    file_bodies.UPLOAD_ERRORS,
+    post={"/v1/uploads": files.begin, "/v1/uploads/{id}/complete": files.complete},
+    forms={"/v1/uploads/{id}/parts": files.add_part},
+    uncounted={"/v1/uploads/{id}/cancel": files.cancel},
+    operations=file_bodies.UPLOAD_OPERATIONS,
+)
 OTHERS = Api(
     "",
     inspection_bodies.ERRORS,
@@ -194,17 +218,22 @@ OTHERS = Api(
         "/": lead_to_page,
     },
 )
-APIS: Sequence[Api] = (CHAT, COMPLETIONS, RESPONSES, CONVERSATIONS, GENERATE, EMBEDDINGS, OTHERS)
+APIS: Sequence[Api] = (
+    *(CHAT, COMPLETIONS, RESPONSES, CONVERSATIONS, GENERATE, EMBEDDINGS),
+    *(FILES, UPLOADS),
+    OTHERS,
+)
 """What has no path of its own comes last."""
 
 POST: dict[str, Handler] = {
     path: handler
     for api in APIS
-    for table in (api.computed, api.post, api.uncounted)
+    for table in (api.computed, api.post, api.forms, api.uncounted)
     for path, handler in table.items()
 }
 GET: dict[str, Handler] = {path: handler for api in APIS for path, handler in api.get.items()}
 DELETE: dict[str, Handler] = {path: handler for api in APIS for path, handler in api.delete.items()}
+FORMS = frozenset(path for api in APIS for path in api.forms)
 UNCOUNTED = frozenset(path for api in APIS for path in api.uncounted)
 """For operators: written in one way only, which a proxy can tell from all others."""
 SOCKET = "/v1/responses"

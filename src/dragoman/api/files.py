@@ -1,0 +1,172 @@
+"""Files and uploads in parts: what a client asks of them, and how they are shown."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeAlias, get_args
+
+import msgspec
+from msgspec import Meta, Struct
+
+from dragoman.api.openapi import PAGE, Operation
+from dragoman.api.read import Reader
+from dragoman.api.reply import OpenAIErrors
+from dragoman.api.tools import wrong
+from dragoman.errors import BadRequest
+from dragoman.store.files import CONTENT, FILE, UPLOAD, UPLOAD_PART, StoredFile, StoredUpload
+
+Purpose: TypeAlias = Literal["assistants", "batch", "fine-tune", "vision", "user_data", "evals"]
+PURPOSES: tuple[str, ...] = get_args(Purpose)
+BATCH_OUTPUT = "batch_output"
+"""The purpose of what a batch has made; nobody can upload one."""
+BATCH_S = 30 * 24 * 3600
+"""How long files of batches are kept where nobody says."""
+LONGEST_NAME = 1024
+MOST_PARTS = 1024
+FILE_ERRORS = OpenAIErrors({FILE: "file_id", CONTENT: "file"})
+UPLOAD_ERRORS = OpenAIErrors({UPLOAD: "upload_id", UPLOAD_PART: "part_ids", CONTENT: "data"})
+
+
+class ExpiresAfter(Struct, kw_only=True, forbid_unknown_fields=True):
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, Meta(ge=3600, le=BATCH_S)]
+
+
+class CreateUpload(Struct, kw_only=True, forbid_unknown_fields=True):
+    bytes: Annotated[int, Meta(ge=1, le=2**53)]
+    filename: Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME)]
+    mime_type: Annotated[str, Meta(max_length=256)]
+    purpose: Purpose
+    expires_after: ExpiresAfter | None = None
+
+
+class CompleteUpload(Struct, kw_only=True, forbid_unknown_fields=True):
+    part_ids: Annotated[list[str], Meta(min_length=1, max_length=MOST_PARTS)]
+    md5: Annotated[str, Meta(pattern=r"\A[0-9a-fA-F]{32}\Z")] | None = None
+
+
+class FileForm(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What comes beside the bytes of a file."""
+
+    purpose: Purpose
+    expires_after: ExpiresAfter | None = None
+
+    @property
+    def keep_s(self) -> int | None:
+        return keep_seconds(self.purpose, self.expires_after)
+
+
+_CREATE = Reader.of(CreateUpload)
+_COMPLETE = Reader.of(CompleteUpload)
+_FORM = Reader.of(FileForm)
+_any = msgspec.json.Decoder().decode
+
+
+def read_upload(body: bytes) -> CreateUpload:
+    request: CreateUpload = _CREATE.read(body)
+    return request
+
+
+def read_completion(body: bytes) -> CompleteUpload:
+    request: CompleteUpload = _COMPLETE.read(body)
+    return request
+
+
+def read_form(values: Mapping[str, str]) -> FileForm:
+    """`{"purpose": "batch", "expires_after[seconds]": "3600"}`, as forms write what is in something else."""
+    given: dict[str, Any] = {}
+    for name, value in values.items():
+        outer, bracket, inner = name.partition("[")
+        if not bracket:
+            given[name] = value
+        elif isinstance(given.setdefault(outer, {}), dict) and inner.endswith("]"):
+            given[outer][inner[:-1]] = value
+        else:
+            raise wrong(name, "cannot be read")
+    request: FileForm = _FORM.read(msgspec.json.encode(given))
+    return request
+
+
+def keep_seconds(purpose: str, expires: ExpiresAfter | None) -> int | None:
+    """How long a file is kept; None: until somebody deletes it."""
+    if expires is not None:
+        return expires.seconds
+    return BATCH_S if purpose in ("batch", BATCH_OUTPUT) else None
+
+
+def check_beginning(purpose: str, beginning: bytes, size: int) -> None:
+    """Of what cannot be a file of requests, at once. All lines are looked at when a batch is made of it."""
+    line, end, _ = beginning.partition(b"\n")
+    if purpose != "batch" or (not end and len(line) < size):
+        return
+    try:
+        if not isinstance(_any(line), dict):
+            raise ValueError
+    except (ValueError, RecursionError):
+        message = "Invalid file format: a file for batches is JSONL, with an object in each line."
+        raise BadRequest(message, param=CONTENT, code="invalid_file_format") from None
+
+
+def describe_file(file: StoredFile) -> dict[str, Any]:
+    return {
+        "id": file.id,
+        "object": "file",
+        "bytes": file.bytes,
+        "created_at": file.created_at,
+        "expires_at": file.expires_at,
+        "filename": file.filename,
+        "purpose": file.purpose,
+        "status": "processed",
+        "status_details": None,
+    }
+
+
+def describe_upload(upload: StoredUpload) -> dict[str, Any]:
+    return {
+        "id": upload.id,
+        "object": "upload",
+        "bytes": upload.bytes,
+        "created_at": upload.created_at,
+        "expires_at": upload.expires_at,
+        "filename": upload.filename,
+        "purpose": upload.purpose,
+        "status": upload.status,
+        "file": None if upload.file is None else describe_file(upload.file),
+    }
+
+
+def describe_part(id_: str, upload: str, created_at: int) -> dict[str, Any]:
+    return {"id": id_, "object": "upload.part", "created_at": created_at, "upload_id": upload}
+
+
+def describe_deleted(id_: str) -> dict[str, Any]:
+    return {"id": id_, "object": "file", "deleted": True}
+
+
+def describe_page(shown: list[dict[str, Any]], has_more: bool) -> dict[str, Any]:
+    ends = {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]} if shown else {}
+    return {"object": "list", "data": shown, "first_id": None, "last_id": None, **ends, "has_more": has_more}
+
+
+def _form(file: str, **others: dict[str, Any]) -> dict[str, Any]:
+    binary = {"type": "string", "contentMediaType": "application/octet-stream"}
+    required = [file, *(name for name in others if name == "purpose")]
+    return {"type": "object", "required": required, "properties": {file: binary, **others}}
+
+
+FILE_OPERATIONS = (
+    Operation(
+        "post",
+        "/v1/files",
+        "Upload a file",
+        form=_form("file", purpose={"type": "string", "enum": list(PURPOSES)}),
+    ),
+    Operation("get", "/v1/files", "The files there are", query=(*PAGE, "purpose")),
+    Operation("get", "/v1/files/{id}", "What is said of a file"),
+    Operation("delete", "/v1/files/{id}", "Delete a file"),
+    Operation("get", "/v1/files/{id}/content", "The bytes of a file"),
+)
+UPLOAD_OPERATIONS = (
+    Operation("post", "/v1/uploads", "Begin a file that is sent in parts", (CreateUpload,)),
+    Operation("post", "/v1/uploads/{id}/parts", "Send a part of a file", form=_form("data")),
+    Operation("post", "/v1/uploads/{id}/complete", "Make a file of its parts", (CompleteUpload,)),
+    Operation("post", "/v1/uploads/{id}/cancel", "Give up an upload"),
+)

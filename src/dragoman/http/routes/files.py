@@ -1,0 +1,132 @@
+"""The routes of files, and of uploads in parts. What comes is on disk before more of it is taken."""
+
+from functools import partial
+from typing import NamedTuple
+
+from dragoman.api import files as bodies
+from dragoman.api.files import describe_file, describe_page, describe_upload
+from dragoman.api.multipart import FORM_BYTES, FieldBegins, FieldEnds, FormReader, boundary_of
+from dragoman.errors import BadRequest
+from dragoman.http.exchange import Exchange, QueryString
+from dragoman.http.host import Host
+from dragoman.store.files import CONTENT, IncomingFile
+
+BEGINNING_BYTES = 64 * 1024
+"""Of a file, as much as is looked at before it is kept."""
+LONGEST_LIST = 10_000
+
+
+async def create(host: Host, exchange: Exchange) -> None:
+    async with host.files.incoming(exchange.owner) as incoming:
+        form = await _received(host, exchange, "file", incoming)
+        asked = bodies.read_form(form.values)
+        bodies.check_beginning(asked.purpose, form.beginning, incoming.size)
+        made = await incoming.keep(form.filename, asked.purpose, asked.keep_s)
+    await exchange.json(describe_file(made))
+
+
+class _Form(NamedTuple):
+    values: dict[str, str]
+    filename: str
+    beginning: bytes
+
+
+async def _received(host: Host, exchange: Exchange, field: str, incoming: IncomingFile) -> _Form:
+    """The form of a request. Its one file, which has this name, is written as it comes."""
+    reader = FormReader(boundary_of(exchange.headers.get(b"content-type", b"")))
+    values: dict[str, bytearray] = {}
+    filename: str | None = None
+    beginning = b""
+    name = ""
+    async for piece in exchange.pieces(host.limits.file_bytes + FORM_BYTES):
+        for event in reader.feed(piece):
+            if isinstance(event, FieldBegins):
+                name = event.name
+                if name in values or (name == field and filename is not None):
+                    raise BadRequest(f"'{name[:64]}' is there twice.", param=name, code="invalid_form")
+                if event.filename is not None and name != field:
+                    raise BadRequest(f"'{name[:64]}' is no file.", param=name, code="invalid_form")
+                if name == field:
+                    filename = event.filename or field
+                else:
+                    values[name] = bytearray()
+            elif isinstance(event, FieldEnds):
+                continue
+            elif name == field:
+                if len(beginning) < BEGINNING_BYTES:
+                    beginning += event[: BEGINNING_BYTES - len(beginning)]
+                await incoming.write(event)
+            else:
+                values[name] += event
+    reader.end()
+    if filename is None:
+        raise BadRequest(f"The form has no file in the field '{field}'.", param=CONTENT, code="missing_field")
+    return _Form({each: _text(each, value) for each, value in values.items()}, filename, beginning)
+
+
+def _text(name: str, value: bytearray) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise BadRequest(f"'{name[:64]}' is not UTF-8.", param=name, code="invalid_form") from None
+
+
+async def list_all(host: Host, exchange: Exchange) -> None:
+    query = QueryString(exchange)
+    cut = query.cut("desc", usual=LONGEST_LIST, longest=LONGEST_LIST)
+    found = await exchange.loaded(host.files.page, exchange.owner, **cut, purpose=query.text("purpose"))
+    shown = [describe_file(file) for file in found.data]
+    await exchange.json(describe_page(shown, found.has_more), size=256 * len(shown))
+
+
+async def retrieve(host: Host, exchange: Exchange) -> None:
+    await exchange.json(describe_file(await host.files.get(exchange.owner, exchange.path_id)))
+
+
+async def content(host: Host, exchange: Exchange) -> None:
+    """As bytes that no browser shows: whoever uploaded them may have meant a page."""
+    file, opened = await host.files.open(exchange.owner, exchange.path_id)
+    extra = {b"content-disposition": b"attachment"}
+    media = b"application/octet-stream"
+    await exchange.reply_in_pieces(file.bytes, host.files.pieces(opened), media, extra)
+
+
+async def delete(host: Host, exchange: Exchange) -> None:
+    await host.files.delete(exchange.owner, exchange.path_id)
+    await exchange.json(bodies.describe_deleted(exchange.path_id))
+
+
+# In parts.
+
+
+async def begin(host: Host, exchange: Exchange) -> None:
+    asked, _ = await exchange.read(bodies.read_upload)
+    made = await host.files.begin_upload(
+        exchange.owner,
+        filename=asked.filename,
+        purpose=asked.purpose,
+        size=asked.bytes,
+        keep_s=bodies.keep_seconds(asked.purpose, asked.expires_after),
+    )
+    await exchange.json(describe_upload(made))
+
+
+async def add_part(host: Host, exchange: Exchange) -> None:
+    id_ = exchange.path_id
+    upload = await host.files.do(partial(host.files.pending, exchange.owner, id_))
+    async with host.files.incoming(exchange.owner, upload.bytes) as incoming:
+        form = await _received(host, exchange, "data", incoming)
+        if form.values:
+            raise BadRequest("A part has no other field than 'data'.", code="invalid_form")
+        part = await incoming.keep_part(id_)
+    await exchange.json(bodies.describe_part(part, id_, int(host.files.clock())))
+
+
+async def complete(host: Host, exchange: Exchange) -> None:
+    asked, _ = await exchange.read(bodies.read_completion)
+    made = await host.files.complete_upload(exchange.owner, exchange.path_id, asked.part_ids, asked.md5)
+    await exchange.json(describe_upload(made))
+
+
+async def cancel(host: Host, exchange: Exchange) -> None:
+    await exchange.json(describe_upload(await host.files.cancel_upload(exchange.owner, exchange.path_id)))

@@ -1,0 +1,500 @@
+"""Files that clients keep: their bytes in a folder, and beside each what is said of it.
+
+    FOLDER/OWNER/file-0199....json     what is said of a file, which is there from when this is
+    FOLDER/OWNER/file-0199...          its bytes
+    FOLDER/OWNER/upload_0199....json   a file that is sent in parts
+    FOLDER/OWNER/upload_0199.../       its parts
+    FOLDER/OWNER/.new-...              what is being written, and has no name yet
+
+The folder is all there is: no database knows of it, so several servers may share it. Nothing that a client
+says is ever part of a path: ids are made here, and one that is asked for has their shape or is unknown. They
+begin with the time, so that the order of names is the order of creation. What is said of a file is written
+once and never changed; what is changed (an upload) is replaced as a whole. So whatever moment a server is
+killed at, a file is there or it is not.
+"""
+
+import asyncio
+import hashlib
+import logging
+import os
+import re
+import shutil
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import IO, Self, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from dragoman.errors import BadRequest, BodyTooLarge, Conflict, NotFound, Part, StoreUnavailable
+from dragoman.store.disk import (
+    NEW,
+    SAID,
+    explain_trouble,
+    is_name,
+    names_after,
+    new_name,
+    read_said,
+    write_all,
+    write_said,
+)
+from dragoman.store.records import Page
+
+logger = logging.getLogger("dragoman.store")
+
+T = TypeVar("T")
+
+FILE, UPLOAD, UPLOAD_PART = Part("file"), Part("upload"), Part("upload_part")
+"""Which one is meant."""
+CONTENT = Part("content")
+"""The bytes of a file."""
+PIECE = 256 * 1024
+"""Bytes that are written or read in one go."""
+THREADS = 2
+SWEEP_S = 60.0
+UPLOAD_S = 3600
+"""How long the parts of a file may take to come."""
+LEFT_S = 24 * 3600
+"""After so long nobody writes any more what has no name."""
+EVERYBODY = "everybody"
+"""The folder of those who have no key."""
+
+
+class StoredFile(Struct, frozen=True):
+    id: str
+    filename: str
+    purpose: str
+    bytes: int
+    created_at: int
+    expires_at: int | None = None
+
+
+class StoredUpload(Struct, frozen=True, kw_only=True):
+    """A file that is sent in parts."""
+
+    id: str
+    filename: str
+    purpose: str
+    bytes: int
+    """Of all parts together, as was said before they came."""
+    created_at: int
+    expires_at: int
+    keep_s: int | None
+    """How long the file is kept from when it is there."""
+    status: str = "pending"
+    file: StoredFile | None = None
+
+
+class Quota(Struct, frozen=True, kw_only=True):
+    """What one owner may have."""
+
+    files: int
+    bytes: int
+    file_bytes: int
+    """Of one file."""
+
+
+class FileShelf:
+    """`FileShelf(folder, quota)`. Without a folder there is one for as long as the process lives."""
+
+    def __init__(
+        self, folder: Path | None, quota: Quota, *, clock: Callable[[], float] | None = None
+    ) -> None:
+        self.quota = quota
+        self.clock = clock or time.time
+        self._given = folder
+        self._made: tempfile.TemporaryDirectory[str] | None = None
+        self._coming: Counter[str] = Counter()
+        """Bytes of each owner that are being written, and are counted among the files later."""
+        self._lock = threading.Lock()
+        self._pool: ThreadPoolExecutor | None = None
+        self._sweeping: asyncio.Task[None] | None = None
+        self._expiries: dict[Path, int | None] = {}
+
+    @property
+    def folder(self) -> Path:
+        if self._given is None:
+            with self._lock:
+                if self._made is None:
+                    self._made = tempfile.TemporaryDirectory(prefix="dragoman-files-")
+            return Path(self._made.name)
+        return self._given
+
+    def of(self, owner: str) -> Path:
+        """The folder of an owner, which is a hash of a key."""
+        place = self.folder / (owner or EVERYBODY)
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return place
+
+    async def do(self, work: Callable[[], T]) -> T:
+        """`work()`, in a thread: a disk may be slow. What the system says against it is said in our words."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(THREADS, "dragoman-files")
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        except OSError as error:
+            raise explain_trouble(error) from error
+
+    async def start(self) -> None:
+        """From now on what has had its time goes. A folder is made when there is something to put there."""
+        self._sweeping = asyncio.create_task(self._sweep_always())
+
+    async def _sweep_always(self) -> None:
+        while True:
+            try:
+                await self.sweep()
+            except StoreUnavailable:
+                logger.warning("Files that have had their time could not be deleted", exc_info=True)
+            await asyncio.sleep(SWEEP_S)
+
+    async def close(self) -> None:
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            await asyncio.gather(self._sweeping, return_exceptions=True)
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            await asyncio.to_thread(pool.shutdown)
+        if self._made is not None:
+            self._made.cleanup()
+            self._made = None
+
+    # Files
+
+    def incoming(self, owner: str, most: int | None = None) -> "IncomingFile":
+        """`async with` it, something is written; nothing is left of it if it is not kept."""
+        return IncomingFile(self, owner, min(most or self.quota.file_bytes, self.quota.file_bytes))
+
+    async def get(self, owner: str, id_: str) -> StoredFile:
+        return await self.do(lambda: self.found(owner, id_))
+
+    def found(self, owner: str, id_: str) -> StoredFile:
+        file = read_said(self.of(owner), id_, StoredFile)
+        if file is None or not id_.startswith("file-") or self._is_over(file):
+            raise NotFound(f"There is no file '{id_[:128]}'.", param=FILE, code="not_found")
+        return file
+
+    async def open(self, owner: str, id_: str) -> tuple[StoredFile, IO[bytes]]:
+        """The file and its bytes, which stay there while they are read, whatever becomes of it."""
+
+        def opened() -> tuple[StoredFile, IO[bytes]]:
+            file = self.found(owner, id_)
+            return file, _opened(self.of(owner) / id_)
+
+        return await self.do(opened)
+
+    async def pieces(self, opened: IO[bytes]) -> AsyncGenerator[bytes, None]:
+        with opened:
+            while piece := await self.do(partial(opened.read, PIECE)):
+                yield piece
+
+    async def delete(self, owner: str, id_: str) -> None:
+        def work() -> None:
+            self.found(owner, id_)
+            _remove_file(self.of(owner), id_)
+
+        await self.do(work)
+
+    async def page(
+        self, owner: str, *, after: str | None, limit: int, descending: bool, purpose: str | None = None
+    ) -> Page[StoredFile]:
+        return await self.do(partial(self._page, owner, after, limit, descending, purpose))
+
+    def _page(
+        self, owner: str, after: str | None, limit: int, descending: bool, purpose: str | None
+    ) -> Page[StoredFile]:
+        found: list[StoredFile] = []
+        for id_ in names_after(self.of(owner), "file-", after, descending):
+            file = read_said(self.of(owner), id_, StoredFile)
+            if file is None or self._is_over(file) or (purpose and file.purpose != purpose):
+                continue
+            if len(found) == limit:
+                return Page(found, True)
+            found.append(file)
+        return Page(found, False)
+
+    def _is_over(self, file: StoredFile) -> bool:
+        return file.expires_at is not None and file.expires_at <= self.clock()
+
+    # Files that come in parts
+
+    async def begin_upload(
+        self, owner: str, *, filename: str, purpose: str, size: int, keep_s: int | None
+    ) -> StoredUpload:
+        now = int(self.clock())
+        upload = StoredUpload(
+            id=new_name("upload_", self.clock()),
+            filename=clean_name(filename),
+            purpose=purpose,
+            bytes=size,
+            created_at=now,
+            expires_at=now + UPLOAD_S,
+            keep_s=keep_s,
+        )
+
+        def work() -> None:
+            self.check_room(owner, size)
+            (self.of(owner) / upload.id).mkdir(mode=0o700)
+            write_said(self.of(owner), upload.id, upload)
+
+        await self.do(work)
+        return upload
+
+    async def upload(self, owner: str, id_: str) -> StoredUpload:
+        return await self.do(partial(self._upload, owner, id_))
+
+    def _upload(self, owner: str, id_: str) -> StoredUpload:
+        upload = read_said(self.of(owner), id_, StoredUpload) if id_.startswith("upload_") else None
+        if upload is None:
+            raise NotFound(f"There is no upload '{id_[:128]}'.", param=UPLOAD, code="not_found")
+        if upload.status == "pending" and upload.expires_at <= self.clock():
+            upload = replace(upload, status="expired")
+        return upload
+
+    def pending(self, owner: str, id_: str) -> StoredUpload:
+        upload = self._upload(owner, id_)
+        if upload.status != "pending":
+            message = f"This upload is {upload.status}; begin another one."
+            raise Conflict(message, param=UPLOAD, code="invalid_state")
+        return upload
+
+    async def cancel_upload(self, owner: str, id_: str) -> StoredUpload:
+        def work() -> StoredUpload:
+            over = replace(self.pending(owner, id_), status="cancelled")
+            write_said(self.of(owner), id_, over)
+            shutil.rmtree(self.of(owner) / id_, ignore_errors=True)
+            return over
+
+        return await self.do(work)
+
+    async def complete_upload(
+        self, owner: str, id_: str, parts: Sequence[str], md5: str | None
+    ) -> StoredUpload:
+        """The parts in this order are the file."""
+        upload = await self.do(lambda: self.pending(owner, id_))
+        places = [self.of(owner) / id_ / part for part in parts]
+        for number, (part, place) in enumerate(zip(parts, places, strict=True)):
+            if not is_name(part, "part_") or not await self.do(place.is_file):
+                message = f"There is no part '{part[:128]}' of this upload, which is number {number + 1}."
+                raise BadRequest(message, param=UPLOAD_PART, code="not_found")
+        if len({*parts}) < len(parts):
+            raise BadRequest("A part is named twice.", param=UPLOAD_PART, code="invalid_value")
+        size = await self.do(lambda: sum(place.stat().st_size for place in places))
+        if size != upload.bytes:
+            message = f"The parts have {size} bytes, and the upload was to have {upload.bytes}."
+            raise BadRequest(message, param=UPLOAD_PART, code="invalid_value")
+        file = await self._join(owner, upload, places, md5)
+        over = replace(upload, status="completed", file=file)
+        await self.do(lambda: write_said(self.of(owner), id_, over))
+        await self.do(partial(shutil.rmtree, self.of(owner) / id_, True))
+        return over
+
+    async def _join(
+        self, owner: str, upload: StoredUpload, places: Sequence[Path], md5: str | None
+    ) -> StoredFile:
+        """Its bytes are counted as parts already."""
+        digest = hashlib.md5(usedforsecurity=False)
+        incoming = IncomingFile(self, owner, upload.bytes, counts=False)
+        async with incoming:
+            for place in places:
+                async for piece in self.pieces(await self.do(partial(_opened, place))):
+                    await self.do(partial(digest.update, piece))
+                    await incoming.write(piece)
+            if md5 is not None and digest.hexdigest() != md5.lower():
+                message = "The bytes that came are not those of this MD5 checksum; send them again."
+                raise BadRequest(message, param=Part("md5"), code="checksum_mismatch")
+            return await incoming.keep(upload.filename, upload.purpose, upload.keep_s)
+
+    # What one owner has, and what has had its time
+
+    def check_room(self, owner: str, more: int) -> int:
+        """Raises where there is no room for one more file of so many bytes. Gives how many may follow."""
+        files, size = _taken(self.of(owner))
+        if files >= self.quota.files:
+            message = f"This key has {files} files, and may have {self.quota.files}; delete some."
+            raise BadRequest(message, param=CONTENT, code="quota_exceeded")
+        if more > self.quota.file_bytes:
+            raise self.too_large()
+        left = self.quota.bytes - size - self._coming[owner] - more
+        if left < 0:
+            raise self.too_much()
+        return left
+
+    def too_large(self) -> BodyTooLarge:
+        return BodyTooLarge(f"The file is larger than {self.quota.file_bytes} bytes.", param=CONTENT)
+
+    def too_much(self) -> BodyTooLarge:
+        message = f"The files of this key would take more than {self.quota.bytes} bytes; delete some."
+        return BodyTooLarge(message, param=CONTENT, code="quota_exceeded")
+
+    def coming(self, owner: str, more: int) -> None:
+        with self._lock:
+            self._coming[owner] += more
+
+    async def sweep(self) -> None:
+        """Does away with what has had its time, and with what was left half written."""
+        if self._given is not None or self._made is not None:
+            await self.do(self._sweep)
+
+    def _sweep(self) -> None:
+        now = self.clock()
+        for place in list(self.folder.glob("*/*")):
+            if place.name.startswith(NEW) or _is_unsaid(place):
+                with suppress(OSError):
+                    if place.stat().st_mtime < now - LEFT_S:
+                        place.unlink()
+            elif place.suffix == SAID and (over := self._expiry(place)) is not None and over <= now:
+                _remove_file(place.parent, place.stem)
+                self._expiries.pop(place, None)
+
+    def _expiry(self, place: Path) -> int | None:
+        """Read once: what is said of a file never changes. An upload is kept for as long again."""
+        if place not in self._expiries:
+            # What both have is read as a file.
+            said = read_said(place.parent, place.stem, StoredFile)
+            more = UPLOAD_S if place.name.startswith("upload_") else 0
+            self._expiries[place] = said.expires_at + more if said and said.expires_at else None
+        return self._expiries[place]
+
+
+class IncomingFile:
+    """What is being written: it counts for its owner from the first byte, and has a name after the last."""
+
+    def __init__(self, shelf: FileShelf, owner: str, most: int, *, counts: bool = True) -> None:
+        self.size = 0
+        self._shelf = shelf
+        self._owner = owner
+        self._most = self._room = most
+        self._counts = counts
+        self._place: Path | None = None
+        self._file: IO[bytes] | None = None
+        self._held = bytearray()
+
+    async def __aenter__(self) -> Self:
+        def opened() -> None:
+            if self._counts:
+                self._room = self._shelf.check_room(self._owner, 0)
+            number, name = tempfile.mkstemp(prefix=NEW, dir=self._shelf.of(self._owner))
+            self._place, self._file = Path(name), os.fdopen(number, "wb", buffering=0)
+
+        await self._shelf.do(opened)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """What was kept has another name by now."""
+        self._shelf.coming(self._owner, -self.size if self._counts else 0)
+        file, place = self._file, self._place
+
+        def dropped() -> None:
+            if file is not None:
+                file.close()
+            if place is not None:
+                place.unlink(missing_ok=True)
+
+        # Not awaited by one who is cancelled, and done all the same.
+        await asyncio.shield(self._shelf.do(dropped))
+
+    async def write(self, data: bytes) -> None:
+        self.size += len(data)
+        if self._counts:
+            self._shelf.coming(self._owner, len(data))
+        if self.size > self._most:
+            raise self._shelf.too_large()
+        if self.size > self._room:
+            raise self._shelf.too_much()
+        self._held += data
+        if len(self._held) >= PIECE:
+            await self._flush()
+
+    async def _flush(self) -> None:
+        held, self._held = self._held, bytearray()
+        file = self._file
+        assert file is not None
+        if held:
+            await self._shelf.do(lambda: write_all(file, held))
+
+    async def keep(self, filename: str, purpose: str, keep_s: int | None) -> StoredFile:
+        """It has a name from now on. `keep_s`: for how long; None: until somebody deletes it."""
+        await self._flush()
+        now = int(self._shelf.clock())
+        expires_at = None if keep_s is None else now + keep_s
+        id_ = new_name("file-", self._shelf.clock())
+        made = StoredFile(id_, clean_name(filename), purpose, self.size, now, expires_at)
+        await self._shelf.do(lambda: self._keep(made))
+        return made
+
+    def _keep(self, made: StoredFile) -> None:
+        assert self._file is not None and self._place is not None
+        if self._counts:
+            # What others of this key have finished meanwhile is counted as well; this one is, as coming.
+            self._shelf.check_room(self._owner, 0)
+        os.fsync(self._file.fileno())
+        folder = self._shelf.of(self._owner)
+        self._place.rename(folder / made.id)
+        write_said(folder, made.id, made)
+
+    async def keep_part(self, upload: str) -> str:
+        """The same for a part of a file; gives its id."""
+        await self._flush()
+        name = new_name("part_", self._shelf.clock())
+
+        def work() -> None:
+            assert self._file is not None and self._place is not None
+            declared = self._shelf.pending(self._owner, upload).bytes
+            folder = self._shelf.of(self._owner) / upload
+            there = sum(part.stat().st_size for part in folder.iterdir())
+            if there + self.size > declared:
+                message = f"The parts have {there + self.size} bytes, and the upload was to have {declared}."
+                raise BodyTooLarge(message, param=CONTENT, code="limit_exceeded")
+            self._shelf.check_room(self._owner, 0)
+            os.fsync(self._file.fileno())
+            self._place.rename(folder / name)
+
+        await self._shelf.do(work)
+        return name
+
+
+def clean_name(filename: str) -> str:
+    """What a client calls its file, as one line without folders; it is told, and never used as a path."""
+    last = re.split(r"[/\\]", filename)[-1]
+    plain = "".join(letter for letter in last if letter.isprintable()).strip()
+    return plain[:255] or "file"
+
+
+def _opened(place: Path) -> IO[bytes]:
+    return place.open("rb")
+
+
+def _is_unsaid(place: Path) -> bool:
+    """Bytes of which nothing is said: whoever wrote them was ended just then."""
+    return is_name(place.name, "file-") and not place.with_name(f"{place.name}{SAID}").exists()
+
+
+def _remove_file(folder: Path, id_: str) -> None:
+    """What is said of it goes first: without it there is nothing."""
+    (folder / f"{id_}{SAID}").unlink(missing_ok=True)
+    if id_.startswith("upload_"):
+        shutil.rmtree(folder / id_, ignore_errors=True)
+    else:
+        (folder / id_).unlink(missing_ok=True)
+
+
+def _taken(folder: Path) -> tuple[int, int]:
+    """Files and uploads, and the bytes of all of them and of their parts."""
+    count = size = 0
+    for entry in os.scandir(folder):
+        if entry.name.endswith(SAID):
+            count += 1
+        elif entry.name.startswith("upload_"):
+            with suppress(FileNotFoundError):
+                size += sum(part.stat().st_size for part in os.scandir(entry.path))
+        elif not entry.name.startswith(NEW):
+            with suppress(FileNotFoundError):
+                size += entry.stat().st_size
+    return count, size
