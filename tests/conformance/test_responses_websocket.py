@@ -52,6 +52,11 @@ def test_events_of_a_turn(socket: ResponsesConnection) -> None:
     assert events[-1].response.output_text == text
 
 
+def test_what_has_no_effect_is_told_with_the_first_event(socket: ResponsesConnection) -> None:
+    created = turn(socket, input="One.", colour="red")[0]
+    assert created.headers == {"x-dragoman-ignored": "colour"}
+
+
 def test_turns_follow_each_other(socket: ResponsesConnection) -> None:
     assert answer(socket, input="One.").id != answer(socket, input="Two.").id
 

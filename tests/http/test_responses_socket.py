@@ -98,6 +98,31 @@ def test_events_and_errors_carry_the_lane_of_their_request(socket: Connection) -
     assert lanes == [{'a"'}, {"b"}, {None}]
 
 
+def headers(events: list[dict[str, Any]]) -> list[dict[str, str] | None]:
+    return [event.get("headers") for event in events]
+
+
+def test_the_first_event_has_the_headers_of_a_reply(parrot: Served, socket: Connection) -> None:
+    send(socket, "Hello", colour="red", stream_id="a")
+    events = answer(socket)
+    assert headers(events) == [{"x-dragoman-ignored": "colour"}, *(None for _ in events[1:])]
+    assert {event["stream_id"] for event in events} == {"a"}
+    # They are about this answer, and no part of the response.
+    assert get(parrot.url, events[-1]["response"]["id"]).json() == events[-1]["response"]
+    send(socket, "Hello")
+    assert set(headers(answer(socket))) == {None}
+
+
+def test_what_was_not_enforced_is_among_them() -> None:
+    tool = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
+    with (
+        background(model(constrains=False), Settings(port=0)) as url,
+        opened(url) as socket,
+    ):
+        send(socket, NAME_A_COLOUR, tools=[tool])
+        assert answer(socket)[0]["headers"] == {"x-dragoman-unenforced": "tools[0].strict"}
+
+
 def test_a_lane_is_a_string(socket: Connection) -> None:
     send(socket, "Hello", stream_id=1)
     assert error(socket)["error"]["param"] == "stream_id"

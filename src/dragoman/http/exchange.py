@@ -2,7 +2,16 @@
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing
 from functools import partial
 from os import urandom
@@ -311,10 +320,14 @@ class Exchange:
 
     async def _start(self, status: int, headers: dict[bytes, bytes]) -> None:
         self.status = status
-        for name in TOLD_FACTS & self.facts.keys():
-            headers[b"x-dragoman-" + name.encode()] = self.facts[name].encode()
-        named = {**headers, **self.head, b"x-request-id": self.request_id.encode()}
+        told = {name.encode(): text.encode() for name, text in told_headers(self.facts).items()}
+        named = {**headers, **told, **self.head, b"x-request-id": self.request_id.encode()}
         await self.send({"type": "http.response.start", "status": status, "headers": list(named.items())})
+
+
+def told_headers(facts: Mapping[str, Any]) -> dict[str, str]:
+    """`{"x-dragoman-ignored": "user"}`: in what an answer is not what was asked for."""
+    return {f"x-dragoman-{name}": facts[name] for name in sorted(TOLD_FACTS & facts.keys())}
 
 
 def advice(error: DragomanError) -> dict[bytes, bytes]:

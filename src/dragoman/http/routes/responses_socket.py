@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -16,6 +16,7 @@ from dragoman.api.responses.output import DATA, END, Written, one_by_one, unwrap
 from dragoman.api.responses.response import ERRORS
 from dragoman.errors import BadRequest, BodyTooLarge, DragomanError, Overloaded
 from dragoman.http.admission import Holding, Visit
+from dragoman.http.exchange import told_headers
 from dragoman.http.host import Host
 from dragoman.limits import Limits
 from dragoman.responses.context import pack_items
@@ -37,6 +38,7 @@ LONGEST = 1024
 """Bytes of a member that says how the message is to be answered."""
 NEWS = ("response.processed",)
 """Messages that want no answer."""
+NO_MARKS: Mapping[str, Any] = {}
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
 
@@ -84,8 +86,10 @@ class Socket:
         """The last response and all items up to it: it can be continued even if it is not stored."""
         self._held = host.bodies.of(owner)
         """That last one, which stays for as long as the client does."""
-        self._lane: str | None = None
-        """The `stream_id` of the request that is being answered, which its events carry."""
+        self._marks: dict[str, Any] = {}
+        """What each event carries beside its own: the `stream_id` of the request that is being answered."""
+        self._news: dict[str, str] = {}
+        """The headers that this answer would have over HTTP, until its first event has told them."""
 
     async def serve(self) -> None:
         reading = asyncio.create_task(self._read())
@@ -147,7 +151,8 @@ class Socket:
                 await self._answer_next(*await self._inbox.get())
 
     async def _answer_next(self, message: SocketMessage, held: Holding) -> None:
-        self._lane = message.lane
+        self._marks = {} if message.lane is None else {"stream_id": message.lane}
+        self._news = {}
         try:
             with (
                 self._host.journal.work("WEBSOCKET", "/v1/responses") as facts,
@@ -158,30 +163,33 @@ class Socket:
             raise
         except DragomanError as error:
             self._forget(message.said("previous_response_id"))
-            await self._fail(error, self._lane)
+            await self._fail(error, self._marks)
         except Exception:
             logger.exception("A request on a socket failed")
             failed = DragomanError("The server failed; its log says why.", code="internal_error")
-            await self._fail(failed, self._lane)
+            await self._fail(failed, self._marks)
         finally:
             held.end()
 
     async def _answer(self, message: SocketMessage, facts: dict[str, Any], visit: Visit) -> None:
         body = message.body()
-        # A socket has no headers to tell them in.
         ignored = Ignored(self._host.settings.unknown_fields)
         reading = partial(requests.read, body, self._host.limits, ignored)
         request = await self._host.workers.run(self._owner, len(body), reading)
+        if names := ignored.told:
+            facts["ignored"] = names
         visit.within(request.timeout)
         known = None
         if self._last is not None and request.previous_response_id == self._last[0]:
             known = self._last[1]
         async with self._host.desk.context(request, self._owner, len(body), known=known) as context:
             making = await begin_making(self._host.desk, request, context)
-            making.facts, making.reason = facts, lambda: visit.error
+            making.reason = lambda: visit.error
             facts |= {"model": making.response.fields["model"], "request_id": making.id}
             making.generates = message.said("generate") is not False
             await making.prepare(streams=True)
+            making.facts = facts
+            self._news = told_headers(facts)
             try:
                 await making.make(self)
             except ClientGone:
@@ -218,7 +226,8 @@ class Socket:
 
     async def write(self, data: Written) -> None:
         for pieces in [[data]] if isinstance(data, bytes) else one_by_one(data):
-            telling = partial(_payloads, pieces, self._lane)
+            telling = partial(_payloads, pieces, self._marks, self._news)
+            self._news = {}
             for payload in await self._host.workers.run(self._owner, sum(map(len, pieces)), telling):
                 await self._put(payload)
 
@@ -237,9 +246,9 @@ class Socket:
         period = self._host.settings.keep_alive
         return await wait_patiently(work, period, lambda: self.write(speaker.idle()))
 
-    async def _fail(self, error: DragomanError, lane: str | None = None) -> None:
+    async def _fail(self, error: DragomanError, marks: Mapping[str, Any] = NO_MARKS) -> None:
         error.let_go()
-        await self._put(_in_lane(_encode(ERRORS.message(error)), lane))
+        await self._put(_marked(_encode(ERRORS.message(error)), marks))
 
     async def _put(self, payload: str) -> None:
         try:
@@ -249,15 +258,18 @@ class Socket:
             raise ClientGone from None
 
 
-def _payloads(pieces: Sequence[bytes], lane: str | None) -> list[str]:
+def _payloads(pieces: Sequence[bytes], marks: Mapping[str, Any], news: Mapping[str, str]) -> list[str]:
+    """The first of them has the news."""
+    first = {**marks, "headers": news} if news else marks
     if len(pieces) == 1:
-        return [_in_lane(payload, lane) for payload in unwrap_event(pieces[0])]
+        payloads = enumerate(unwrap_event(pieces[0]))
+        return [_marked(payload, marks if place else first) for place, payload in payloads]
     head, *large, tail = pieces
-    texts = [_in_lane(head.partition(DATA)[2], lane), *(one.decode() for one in large)]
+    texts = [_marked(head.partition(DATA)[2], first), *(one.decode() for one in large)]
     return ["".join([*texts, tail.removesuffix(END).decode()])]
 
 
-def _in_lane(payload: bytes, lane: str | None) -> str:
-    if lane is not None:
-        payload = b"".join([b'{"stream_id":', _encode(lane), b",", payload[1:]])
+def _marked(payload: bytes, marks: Mapping[str, Any]) -> str:
+    if marks:
+        payload = b"".join([_encode(marks)[:-1], b",", payload[1:]])
     return payload.decode()
