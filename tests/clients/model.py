@@ -68,6 +68,8 @@ ANSWERS: dict[str, Callable[[str], str]] = {
     "joke about cats": lambda _: json.dumps(JOKE),
     cases.WRITE_A_FILE: _run_a_command,
     "written by a tool\n": lambda _: cases.WRITTEN,
+    # Some give what a command wrote as JSON.
+    "written by a tool\\n": lambda _: cases.WRITTEN,
 }
 
 

@@ -63,5 +63,10 @@ CLIENTS = (
     Client("opencode", ("opencode-ai@1.18.33",), "with_opencode.py"),
     Client("qwen-code", ("@qwen-code/qwen-code@0.24.4",), "with_qwen_code.py"),
     Client("pi", ("@mariozechner/pi-coding-agent@0.73.1",), "with_pi.py"),
+    Client("continue", ("@continuedev/cli@1.5.47",), "with_continue.py"),
+    Client("cline", ("cline@3.0.65",), "with_cline.py"),
+    Client("open-webui", ("open-webui==0.12.4",), "with_open_webui.py"),
+    Client("mcp-agent", ("mcp-agent[openai]==0.2.6", "mcp<2"), "with_mcp_agent.py"),
+    Client("verifiers", ("verifiers==0.4.0",), "with_verifiers.py"),
 )
 BY_NAME = {client.name: client for client in CLIENTS}
