@@ -138,6 +138,10 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = None
     host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0 takes a free one")] = 8000
+    ollama_port: Annotated[
+        Annotated[int, Meta(ge=1, le=65535)] | None,
+        Meta(description="a second port to listen on, where clients of Ollama look: 11434"),
+    ] = None
     api_key: Annotated[
         list[str],
         Meta(description="keys that clients may use; without one the server is open to its address"),

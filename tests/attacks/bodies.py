@@ -13,12 +13,15 @@ OVER = frozenset(
         "/v1/responses/{id}/cancel",
         "/v1/uploads/{id}/complete",
         "/v1/uploads/{id}/cancel",
+        "/api/create",
+        "/api/copy",
     }
 )
-"""Refused even if the body is good: what is there is done, or not begun."""
+"""Refused even if the body is good: what is there is done, or not begun, or not for clients to change."""
 _CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
 _RESPONSE: dict[str, Any] = {"model": "parrot", "input": "hi", "max_output_tokens": 8}
 _ITEM: dict[str, Any] = {"type": "message", "role": "user", "content": "hi"}
+_NAMED: dict[str, Any] = {"model": "parrot"}
 _METADATA: dict[str, Any] = {"metadata": {"a": "b"}}
 _RANK: dict[str, Any] = {"query": "abc", "documents": ["abc", "xyz"]}
 _SCORE: dict[str, Any] = {"text_1": "abc", "text_2": ["abc", "xyz"]}
@@ -35,6 +38,14 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/responses/input_tokens": _RESPONSE,
     "/v1/responses/{id}/cancel": {},
     "/v1/embeddings": {"input": "abc"},
+    "/api/chat": {**_NAMED, "messages": _CHAT["messages"], "options": {"num_predict": 8}},
+    "/api/generate": {**_NAMED, "prompt": "hi", "options": {"num_predict": 8}},
+    "/api/embed": {**_NAMED, "input": ["abc"]},
+    "/api/embeddings": {**_NAMED, "prompt": "abc"},
+    "/api/show": _NAMED,
+    "/api/pull": _NAMED,
+    "/api/create": {},
+    "/api/copy": {},
     "/v1/rerank": _RANK,
     "/rerank": _RANK,
     "/v1/score": _SCORE,
@@ -65,14 +76,14 @@ GOOD: dict[str, dict[str, Any]] = {
     "/separate_reasoning": _REASONING,
 }
 """By the path of the route. The ids in paths are those of records that every attacked server has."""
-BODILESS = frozenset({"/v1/responses/{id}/cancel", "/v1/uploads/{id}/cancel", "/v1/engine/pause"})
+BODILESS = frozenset({*OVER, "/v1/engine/pause"} - {"/v1/uploads/{id}/complete"})
 """Routes that need no body, and look at none or at an empty one."""
 WITH_BODY = tuple(path for path in GOOD if path not in BODILESS)
 GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", SOCKET)
 """Routes whose answer a model samples."""
 CHATTING = ("/v1/chat/completions", "/v1/responses", SOCKET)
 """Those of them that render a template and read calls."""
-VECTORS = ("/v1/embeddings", "/v1/rerank", "/rerank", "/v1/score", "/score")
+VECTORS = ("/v1/embeddings", "/api/embed", "/v1/rerank", "/rerank", "/v1/score", "/score")
 
 _STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 

@@ -45,8 +45,11 @@ class Reply(msgspec.Struct):
 
     @property
     def error(self) -> dict[str, Any]:
-        """Ours, with all four keys; anything else fails."""
-        found: dict[str, Any] = json.loads(self.body)["error"]
+        """Ours, with all four keys; anything else fails. For Ollama's clients they stand apart."""
+        told = json.loads(self.body)
+        found: dict[str, Any] = told["error"]
+        if isinstance(found, str):
+            found = {"message": told.pop("error"), **told}
         assert set(found) == {"message", "type", "param", "code"}
         return found
 

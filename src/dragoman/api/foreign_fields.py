@@ -39,7 +39,8 @@ RENAMED: Mapping[str, str] = {
 HARMLESS_BY_REASON: Mapping[str, str] = {
     "how the model is held": "keep_alive num_ctx n_ctx max_seq_len truncation_length num_keep n_keep"
     " n_discard num_batch num_gpu main_gpu low_vram num_thread use_mmap use_mlock numa f16_kv vocab_only"
-    " slot_id generate_window backend_sampling data_parallel_rank routed_dp_rank",
+    " slot_id generate_window backend_sampling data_parallel_rank routed_dp_rank logits_all embedding_only"
+    " penalize_newline",
     "how it is computed, which changes nothing that may be said": "speculative_ngram speculative.n_min"
     " speculative.n_max speculative.p_min guided_decoding_backend",
     "which of several services is asked, and how": "provider providers models route transforms"
@@ -62,7 +63,7 @@ _MESSAGES = (
 ECHOED_IN_MESSAGES = frozenset(_MESSAGES.split())
 """What servers and clients leave in messages that they send back; none of it is part of a prompt."""
 ECHOED_IN_CALLS = frozenset(
-    {"parsed_arguments", "extra_content", "provider_specific_fields", "cache_control", "caller"}
+    {"parsed_arguments", "extra_content", "provider_specific_fields", "cache_control", "caller", "index"}
 )
 
 _NOT_OFFERED = "this sampler is not offered; leave it out"
@@ -366,3 +367,18 @@ VECTORS = Foreign(
         **dict.fromkeys(_WHOM.split(), (_OURS, ())),
     },
 )
+_CUT = "nothing of a conversation is left out; make it shorter"
+OLLAMA = Foreign(
+    meant=CHAT.meant,
+    harmless=CHAT.harmless | {"width", "height", "steps"},
+    refused={
+        **CHAT.refused,
+        "template": (_TEMPLATES, ()),
+        "truncate": (_CUT, (True,)),
+        "shift": ("an answer ends where the context does", (True,)),
+        "_debug_render_only": ("ask at /v1/chat/completions/render", ()),
+    },
+    wrapping=WRAPPING,
+    overrules=OVERRULES,
+)
+OLLAMA_VECTORS = Foreign(harmless=VECTORS.harmless, refused=dict.fromkeys(_WHOM.split(), (_OURS, ())))

@@ -11,6 +11,7 @@ from dragoman.api.chat.request import ChatRequest
 from dragoman.api.completions import CompletionRequest, IdsRequest
 from dragoman.api.conversations import AddItems, ChangeMetadata, CreateConversation
 from dragoman.api.inspection import Detokenize, ParseCalls, ParseReasoning, TokenizeChat, TokenizeText
+from dragoman.api.ollama import OllamaChat, OllamaModel, OllamaPrompt, OllamaTexts
 from dragoman.api.responses.request import ResponseRequest
 from dragoman.api.training import (
     AdapterScale,
@@ -43,6 +44,7 @@ PLAIN = frozenset({"/metrics", "/v1/load_lora_adapter", "/v1/unload_lora_adapter
 """Where the reply is text."""
 PAGE = ("after", "limit", "order")
 
+OLLAMA_ERROR = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
 OPERATIONS: Sequence[Operation] = (
     Operation("post", "/v1/chat/completions", "Answer a conversation", (ChatRequest,), streams=True),
     Operation("post", "/v1/completions", "Continue a text", (CompletionRequest,), streams=True),
@@ -81,6 +83,15 @@ OPERATIONS: Sequence[Operation] = (
     Operation("get", "/v1/trajectories/{id}", "What was seen and sampled, as ids"),
     Operation("post", "/v1/trajectories/{id}", "Set rewards", (SetRewards,)),
     Operation("post", "/v1/embeddings", "Embed texts", (EmbeddingRequest,)),
+    Operation("post", "/api/chat", "A conversation, as Ollama has it", (OllamaChat,), error=OLLAMA_ERROR),
+    Operation("post", "/api/generate", "A prompt, as Ollama has it", (OllamaPrompt,), error=OLLAMA_ERROR),
+    Operation("post", "/api/embed", "Embed texts, as Ollama has it", (OllamaTexts,), error=OLLAMA_ERROR),
+    Operation("post", "/api/embeddings", "Embed one text", (OllamaTexts,), error=OLLAMA_ERROR),
+    Operation("post", "/api/show", "What a model is", (OllamaModel,), error=OLLAMA_ERROR),
+    Operation("post", "/api/pull", "Whether a model is here", (OllamaModel,), error=OLLAMA_ERROR),
+    Operation("get", "/api/tags", "The models there are, for clients of Ollama", error=OLLAMA_ERROR),
+    Operation("get", "/api/ps", "The models that are loaded", error=OLLAMA_ERROR),
+    Operation("get", "/api/version", "The version of Ollama whose API this is", error=OLLAMA_ERROR),
     Operation("post", "/v1/rerank", "Order texts by how well they fit a query", (RerankRequest,)),
     Operation("post", "/rerank", "The same as /v1/rerank", (RerankRequest,)),
     Operation("post", "/v1/score", "How well texts fit each other", (ScoreRequest,)),

@@ -82,20 +82,20 @@ def reply(
 
 
 def _vector(vector: Sequence[float], request: EmbeddingRequest) -> Sequence[float] | str:
-    vector = _shorten(vector, request.dimensions)
+    vector = shorten_vector(vector, request.dimensions)
     if request.encoding_format == "base64":
         return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
     return vector
 
 
-def check_dimensions(request: EmbeddingRequest, most: int) -> None:
+def check_dimensions(asked: int | None, most: int) -> None:
     """Raises where more are asked for than the model's vectors have."""
-    if request.dimensions is not None and request.dimensions > most:
-        message = f"This model's embeddings have {most} dimensions, {request.dimensions} were asked for."
+    if asked is not None and asked > most:
+        message = f"This model's embeddings have {most} dimensions, {asked} were asked for."
         raise BadRequest(message, param="dimensions", code="invalid_value")
 
 
-def _shorten(vector: Sequence[float], dimensions: int | None) -> Sequence[float]:
+def shorten_vector(vector: Sequence[float], dimensions: int | None) -> Sequence[float]:
     if dimensions is None:
         return vector
     cut = vector[:dimensions]

@@ -99,6 +99,7 @@ def banner(card: ModelCard, settings: Settings, url: str, paint: Paint, dialect:
         *([("runner", card.details["why"])] if card.details.get("why") else []),
         ("dialect", dialect),
         ("api", paint("cyan", f"{url}/v1")),
+        *([("ollama", _on_port(url, settings.ollama_port))] if settings.ollama_port else []),
         ("docs", f"{url}/docs"),
         *([] if settings.metrics == "off" else [("metrics", f"{url}/metrics")]),
         ("key", _key(settings, paint)),
@@ -108,6 +109,10 @@ def banner(card: ModelCard, settings: Settings, url: str, paint: Paint, dialect:
     hello = [*_curl(card.name, settings, url), "", *_python(card.name, settings, url)]
     body = [head, "", *lines, "", *(f"  {line}" if line else "" for line in hello), ""]
     return "\n".join(["", *body, paint("dim", "Ctrl-C to stop"), ""])
+
+
+def _on_port(url: str, port: int) -> str:
+    return f"{url.rpartition(':')[0]}:{port}"
 
 
 def _key(settings: Settings, paint: Paint) -> str:

@@ -49,6 +49,8 @@ def _serve(args: argparse.Namespace) -> int:
         logger.warning(sentence)
     # Before the weights are fetched and loaded: what cannot be served should be known at once.
     check_port(settings.host, settings.port)
+    if settings.ollama_port is not None:
+        check_port(settings.host, settings.ollama_port, "--ollama-port")
 
     from dragoman.api.shared_fields import read_presets
     from dragoman.cli.engine import make_served_engine
@@ -87,20 +89,20 @@ def _greet(engine: "Engine", settings: Settings, dialect: str) -> Callable[[str]
     return greet
 
 
-def check_port(host: str, port: int) -> None:
+def check_port(host: str, port: int, flag: str = "--port") -> None:
     """Raise, with what to do, where the server could not listen."""
     try:
         if port == 0 or can_listen(host, port):
             return
         other = next_free(host, port)
     except PermissionError as error:
-        hint = "Ports below 1024 are for root; try --port 8000."
+        hint = f"Ports below 1024 are for root; try {flag} 8000."
         raise CommandError(f"Port {port} may not be used.", hint) from error
     except OSError as error:
         raise CommandError(
             f"{host} is not an address of this machine.", "--host 127.0.0.1 always is."
         ) from error
-    hint = f"Port {other} is free: --port {other}." if other else "--port 0 takes any free port."
+    hint = f"Port {other} is free: {flag} {other}." if other else f"{flag} 0 takes any free port."
     raise CommandError(f"Port {port} on {host} is taken{_by_whom(host, port)}.", hint)
 
 

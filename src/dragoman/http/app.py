@@ -156,8 +156,14 @@ class App:
     async def _routed(self, exchange: Exchange) -> None:
         route = self._find(exchange.scope, exchange.path)
         if exchange.method == "POST":
-            (exchange.check_form if route.path in table.FORMS else exchange.check_media)()
+            self._check_media(exchange, route.path)
         await route.handle(exchange.scope, exchange.receive, exchange.send)
+
+    def _check_media(self, exchange: Exchange, path: str) -> None:
+        if path in table.FORMS:
+            exchange.check_form()
+        else:
+            exchange.check_media(any_type=path in table.ANY_MEDIA)
 
     def _find(self, scope: Scope, sent: str) -> Route:
         """Who answers. From here on the path is the declared one, however the client wrote it.

@@ -37,6 +37,7 @@ R = TypeVar("R")
 _SANE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _encode = msgspec.json.Encoder().encode
 PIECE_BYTES = 32 * 1024
+SSE = b"text/event-stream; charset=utf-8"
 TOLD_FACTS = frozenset({"ignored", "unenforced", "broken", "overridden"})
 """Facts that headers tell: fields without effect, what the engine was not held to, whether the answer is
 other than that, and what was not for the request to say."""
@@ -169,10 +170,10 @@ class Exchange:
         if self._held is not None:
             self._held.end()
 
-    def check_media(self) -> None:
+    def check_media(self, *, any_type: bool = False) -> None:
         """Of a request that may have a body, before anything of it is read."""
         media = self.headers.get(b"content-type", b"application/json").split(b";")[0].strip().lower()
-        if media != b"application/json" and not media.endswith(b"+json"):
+        if not any_type and media != b"application/json" and not media.endswith(b"+json"):
             raise UnsupportedMedia("Send JSON with the header 'Content-Type: application/json'.")
         self._check_length(self._limits.body_bytes)
 
@@ -264,11 +265,11 @@ class Exchange:
         held.be(size, checked=checked and self._changes_nothing)
         return held
 
-    async def start_stream(self, first: bytes) -> None:
+    async def start_stream(self, first: bytes, media: bytes = SSE) -> None:
         """Headers and the first bytes leave at once: the client sees that it was heard."""
         self._streaming = True
         headers = {
-            b"content-type": b"text/event-stream; charset=utf-8",
+            b"content-type": media,
             b"cache-control": b"no-cache",
             b"x-accel-buffering": b"no",
         }

@@ -17,7 +17,7 @@ from starlette.types import Message
 
 from dragoman.api.reply import KEEP_ALIVE
 from dragoman.http.connection.uvicorn_parts import short_cut
-from dragoman.http.exchange import Exchange, send_in_pieces, unless_gone
+from dragoman.http.exchange import SSE, Exchange, send_in_pieces, unless_gone
 from dragoman.turns.checked import note_fault
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.tool_loop import ClientGone, HiddenCalls, Quiet, Speaker, Written, wait_patiently
@@ -261,10 +261,13 @@ async def stream(
     keep_alive: float,
     before_end: Callable[[], Awaitable[None]] | None = None,
     opening_bytes: int = 0,
+    media: bytes = SSE,
+    idle: bytes = KEEP_ALIVE,
 ) -> None:
     """`before_end` is awaited when all is told and nothing failed; only then the stream ends.
 
-    `opening_bytes`: how long the opening is, about, if it may be long.
+    `opening_bytes`: how long the opening is, about, if it may be long. `idle` is sent when nothing else was
+    for a while.
     """
     if isinstance(turn, HiddenCalls):
         outlet = Sse(exchange, pump, keep_alive, partial(exchange.made, opening_bytes, opening))
@@ -273,9 +276,9 @@ async def stream(
     async with watch_client(exchange, turn):
         # While it waits in the queue, what goes wrong can still be told by the status.
         await turn.begun(most=keep_alive)
-        await exchange.start_stream(await exchange.made(opening_bytes, opening))
+        await exchange.start_stream(await exchange.made(opening_bytes, opening), media)
         written = TurnStream(
-            turn, writer.write, lambda: KEEP_ALIVE, exchange.send, pump, keep_alive, holds_last=True
+            turn, writer.write, lambda: idle, exchange.send, pump, keep_alive, holds_last=True
         )
         try:
             await written.done

@@ -7,8 +7,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -170,12 +170,12 @@ def _prepare(
     if is_open(chosen):
         logger.warning("Everybody who reaches %s may ask, and sees what all others store", chosen.host)
     keep_less()
-    listener = bind(chosen.host, chosen.port)
-    try:
-        return _Server(App(engine, chosen, template=template), listener, on_ready), listener
-    except BaseException:
-        listener.close()
-        raise
+    with ExitStack() as doors:
+        ports = filter(None, [chosen.ollama_port])
+        listener, *others = (doors.enter_context(bind(chosen.host, port)) for port in (chosen.port, *ports))
+        server = _Server(App(engine, chosen, template=template), listener, on_ready, others)
+        doors.pop_all()
+    return server, listener
 
 
 def _log_safely() -> None:
@@ -213,7 +213,13 @@ def address(listener: socket.socket) -> str:
 class _Server(Server):
     """On a signal it refuses new work, lets what runs come to its end, and only then closes its doors."""
 
-    def __init__(self, app: App, listener: socket.socket, on_ready: Callable[[str], None] | None) -> None:
+    def __init__(
+        self,
+        app: App,
+        listener: socket.socket,
+        on_ready: Callable[[str], None] | None,
+        others: Sequence[socket.socket] = (),
+    ) -> None:
         config = Config(
             app,
             log_config=None,
@@ -240,13 +246,13 @@ class _Server(Server):
         self._grace = app.settings.shutdown_grace
         self._address = address(listener)
         self._on_ready = on_ready or self._print_place
-        self._listener = listener
+        self._listeners = [listener, *others]
         self._doors: list[socket.socket] = []
         self._others: OtherHandlers | None = None
         """Who else wants the signals that the server takes."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self._doors = [self._listener.dup() for _ in range(ACCEPTED_AT_ONCE)]
+        self._doors = [each.dup() for each in self._listeners for _ in range(ACCEPTED_AT_ONCE)]
         try:
             await super().startup(self._doors)
         except SystemExit:
@@ -314,7 +320,7 @@ class _Server(Server):
             if connection.transport.get_write_buffer_size():
                 # Its client does not take what it is sent, and would keep the server from ending.
                 connection.transport.abort()
-        await super().shutdown([*self._doors, *(sockets or [])])
+        await super().shutdown([*self._doors, *self._listeners[1:], *(sockets or [])])
         if self._others is not None:
             self._others.tell()
 

@@ -18,9 +18,13 @@ OTHERS = (f"{CHAT}/render", f"{CHAT}/input_tokens", "/v1/tokenize")
 
 
 def cases() -> Iterator[Case]:
-    for route in (CHAT, *OTHERS):
+    for route in (CHAT, *OTHERS, "/api/chat"):
         yield from _contents(route)
         yield from _calls(route)
+    yield changed("/api/generate", "8 MB", lambda: {"prompt": "a b" * 2_700_000})
+    yield changed("/api/generate", "300,000 ids", lambda: {"context": [97] * 300_000})
+    for route in ("/api/show", "/api/pull", "/api/create", "/api/copy"):
+        yield changed(route, "a name of 8 MB", lambda: {"model": "a" * 8_000_000})
     yield from _tools(CHAT)
     yield from _constraints(CHAT)
     yield from _sampling(CHAT)

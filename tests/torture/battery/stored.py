@@ -12,6 +12,7 @@ LONG = "a" * 900_000
 """A text that a context of a million tokens holds."""
 HUGE = "a" * (8_000_000)
 MANY = MOST_PARTS
+OLLAMA = ("/api/tags", "/api/ps", "/api/version")
 
 
 def cases() -> Iterator[Case]:
@@ -142,7 +143,7 @@ def _chat(name: str, given: Any) -> Iterator[Case]:
 def _small() -> Iterator[Case]:
     """Routes that have nothing to grow."""
     pages = ("/openapi.json", "/docs", "/docs.js", "/")
-    for path in (*pages, "/v1/models", "/tokenizer_info", "/health", "/ready", "/metrics"):
+    for path in (*pages, "/v1/models", *OLLAMA, "/tokenizer_info", "/health", "/ready", "/metrics"):
         yield _asked("GET", path, "as it is", path)
     yield _asked(
         "GET",
@@ -152,6 +153,7 @@ def _small() -> Iterator[Case]:
     )
     yield _asked("POST", "/v1/engine/pause", "as it is", "/v1/engine/pause", {})
     yield _asked("POST", "/v1/engine/resume", "as it is", "/v1/engine/resume", {})
+    yield _asked("DELETE", "/api/delete", "as it is", "/api/delete")
     yield _asked("GET", "/lora-adapters", "as it is", "/lora-adapters")
 
 

@@ -14,6 +14,8 @@ GROUPS = {
     "POST /v1/completions/render": "prompts that are only rendered or counted",
     "POST /v1/chat": "chat",
     "POST /v1/completions": "completions",
+    "POST /api/embed": "vectors and scores",
+    "POST /api": "Ollama's names",
     "POST /inference": "completions",
     "POST /v1/responses": "responses",
     "POST /v1/conversations": "conversations",

@@ -125,6 +125,9 @@ def _vectors() -> Iterator[Case]:
                 given,
                 coding,
             )
+    for route, field in (("/api/embed", "input"), ("/api/embeddings", "prompt")):
+        yield changed(route, "8 MB", lambda f: {f: "a" * EIGHT_MB}, field)
+    yield changed("/api/embed", f"{many} texts of 4,000 characters", lambda: {"input": [WORDS * 190] * many})
     for route in ("/v1/rerank", "/rerank"):
         yield changed(
             route,

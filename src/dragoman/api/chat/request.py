@@ -94,6 +94,7 @@ class MessageBody(Struct, forbid_unknown_fields=True):
     role: Role
     content: str | list[dict[str, Any]] | None = None
     name: ShortText | None = None
+    tool_name: ShortText | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     thinking: str | None = None
@@ -123,16 +124,11 @@ def check_messages(messages: Sequence[MessageBody]) -> None:
             for at, part in enumerate(message.content):
                 if not _is_thought(message, part):
                     part_text(part, f"messages[{number}].content[{at}]")
-        if message.tool_calls or message.function_call:
+        for at, call in enumerate(message.tool_calls or ()):
             # Arguments may be anything: a model may have written them wrong, or been cut short.
-            _check_calls(message, f"messages[{number}]")
-
-
-def _check_calls(message: MessageBody, place: str) -> None:
-    for number, call in enumerate(message.tool_calls or ()):
-        if call.called is None:
-            name = f"{place}.tool_calls[{number}].function"
-            raise BadRequest(f"'{name}' is required.", param=name, code="missing_field")
+            if call.called is None:
+                name = f"messages[{number}].tool_calls[{at}].function"
+                raise BadRequest(f"'{name}' is required.", param=name, code="missing_field")
 
 
 def part_text(part: dict[str, Any], param: str) -> str:
@@ -170,7 +166,7 @@ def to_message(body: MessageBody) -> Message:
     return Message(
         role=body.role,
         content=content,
-        name=body.name,
+        name=body.name or body.tool_name,
         reasoning=reasoning,
         tool_calls=tuple(_tool_calls(body)),
         tool_call_id=body.tool_call_id,
@@ -297,10 +293,14 @@ READER = Reader.of(ChatRequest, CHAT, IDLE)
 
 def read(body: bytes, limits: Limits, ignored: Ignored | None = None) -> ChatRequest:
     request: ChatRequest = READER.read(body, ignored)
+    check_request(request, limits)
+    return request
+
+
+def check_request(request: ChatRequest, limits: Limits) -> None:
     check_conversation(request, limits)
     check_shared(request)
     _check_chat(request)
-    return request
 
 
 def read_to_render(body: bytes, limits: Limits, ignored: Ignored | None = None) -> ChatRequest:

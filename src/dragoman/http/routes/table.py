@@ -16,6 +16,7 @@ from dragoman.api import files as file_bodies
 from dragoman.api import inspection as inspection_bodies
 from dragoman.api import vectors as vector_bodies
 from dragoman.api.chat import reply as chat_reply
+from dragoman.api.ollama import ERRORS as OLLAMA_ERRORS
 from dragoman.api.openapi import OPERATIONS, Operation, document
 from dragoman.api.reply import ErrorSpelling
 from dragoman.api.responses.response import ERRORS as RESPONSE_ERRORS
@@ -26,6 +27,7 @@ from dragoman.http.routes import (
     files,
     generate,
     inspection,
+    ollama,
     responses,
     stored_chat,
     training,
@@ -54,6 +56,8 @@ class Api(Struct, frozen=True):
     """POST that helps a full server, or one that stops: it is let in always."""
     get: Mapping[str, Handler] = {}
     delete: Mapping[str, Handler] = {}
+    any_media: bool = False
+    """Whether a body is JSON whatever its content-type says, or without one."""
     operations: Sequence[Operation] = ()
     """What is said of them, where `OPERATIONS` does not say it."""
 
@@ -158,6 +162,29 @@ GENERATE = Api(
     completions.GENERATE_ERRORS,
     computed={"/inference/v1/generate": generate.generate},
 )
+OLLAMA = Api(
+    "/api",
+    OLLAMA_ERRORS,
+    computed={
+        "/api/chat": ollama.chat,
+        "/api/generate": ollama.generate,
+        "/api/embed": ollama.embed,
+        "/api/embeddings": ollama.embeddings,
+    },
+    post={
+        "/api/show": ollama.show,
+        "/api/pull": ollama.pull,
+        "/api/create": ollama.create,
+        "/api/copy": ollama.copy,
+    },
+    get={
+        "/api/version": ollama.show_version,
+        "/api/tags": ollama.list_models,
+        "/api/ps": ollama.list_loaded,
+    },
+    delete={"/api/delete": ollama.delete},
+    any_media=True,
+)
 EMBEDDINGS = Api("/v1/embeddings", vector_bodies.ERRORS, computed={"/v1/embeddings": vectors.embed})
 FILES = Api(
     "/v1/files",
@@ -220,7 +247,7 @@ OTHERS = Api(
 )
 APIS: Sequence[Api] = (
     *(CHAT, COMPLETIONS, RESPONSES, CONVERSATIONS, GENERATE, EMBEDDINGS),
-    *(FILES, UPLOADS),
+    *(FILES, UPLOADS, OLLAMA),
     OTHERS,
 )
 """What has no path of its own comes last."""
@@ -234,6 +261,7 @@ POST: dict[str, Handler] = {
 GET: dict[str, Handler] = {path: handler for api in APIS for path, handler in api.get.items()}
 DELETE: dict[str, Handler] = {path: handler for api in APIS for path, handler in api.delete.items()}
 FORMS = frozenset(path for api in APIS for path in api.forms)
+ANY_MEDIA = frozenset(path for api in APIS if api.any_media for path in (*api.computed, *api.post))
 UNCOUNTED = frozenset(path for api in APIS for path in api.uncounted)
 """For operators: written in one way only, which a proxy can tell from all others."""
 SOCKET = "/v1/responses"
@@ -247,9 +275,14 @@ def operations() -> list[Operation]:
     return [*OPERATIONS, *(operation for api in APIS for operation in api.operations)]
 
 
+def api_at(path: str) -> Api:
+    """Whose a path is, whether or not there is anything at it."""
+    return next(api for api in APIS if api.has(path) or not api.path)
+
+
 def errors_at(path: str) -> ErrorSpelling:
-    """How what goes wrong with a request for this path is said, whether or not there is such a path."""
-    return next(api.errors for api in APIS if api.has(path) or not api.path)
+    """How what goes wrong with a request for this path is said."""
+    return api_at(path).errors
 
 
 # How clients write a path: with a base address that has /v1 twice or not at all, or a slash too many.

@@ -6,6 +6,8 @@ from functools import partial
 from operator import mul
 from typing import Any
 
+from msgspec.structs import replace
+
 from dragoman.api import vectors as bodies
 from dragoman.api.read import Ignored
 from dragoman.api.reply import new_head
@@ -24,6 +26,8 @@ PIECE_TOKENS = 1024
 
 FLOAT_BYTES = 16
 """Of one number in JSON, about."""
+LONGEST_TOKEN = 16
+"""Characters, on the average: of what is to be cut, nothing behind so many for each token is looked at."""
 
 
 async def embed(host: Host, exchange: Exchange) -> None:
@@ -31,20 +35,35 @@ async def embed(host: Host, exchange: Exchange) -> None:
         partial(_read_embed, limits=host.limits, ignored=exchange.ignored)
     )
     exchange.visit.within(request.timeout)
-    _check_model(host, request.model)
+    vectors, tokens = await embed_all(host, exchange, request.model, given, request.dimensions, size)
+    model, size = host.model.planner.name(request.model), FLOAT_BYTES * len(vectors) * len(vectors[0])
+    make = partial(bodies.reply, request, model, vectors, tokens, weights_of(host.engine))
+    await exchange.json(await exchange.aside(size, make), size=size)
+
+
+async def embed_all(
+    host: Host,
+    exchange: Exchange,
+    model: str | None,
+    given: Sequence[Prompt],
+    dimensions: int | None,
+    body_bytes: int,
+    *,
+    cuts: bool = False,
+) -> tuple[list[list[float]], int]:
+    """The vectors of some texts, and their tokens. `cuts`: what is too long is made shorter."""
+    _check_model(host, model)
     if not isinstance(host.engine, EmbeddingEngine):
         raise BadRequest("This engine has no embeddings.", param="model", code="unsupported_model")
     if host.card.dimensions is not None:
-        bodies.check_dimensions(request, host.card.dimensions)
-    prompts = await _encode_all(host, exchange, given, size)
+        bodies.check_dimensions(dimensions, host.card.dimensions)
+    prompts = await exchange.aside(body_bytes, partial(_encode, host, given, cuts=cuts))
     vectors = await _vectors(host, exchange, prompts)
     host.card.dimensions = len(vectors[0])
-    bodies.check_dimensions(request, host.card.dimensions)
-    model, tokens = host.model.planner.name(request.model), sum(map(len, prompts))
-    exchange.facts.update(model=model, prompt_tokens=tokens)
-    size = FLOAT_BYTES * len(vectors) * len(vectors[0])
-    make = partial(bodies.reply, request, model, vectors, tokens, weights_of(host.engine))
-    await exchange.json(await exchange.aside(size, make), size=size)
+    bodies.check_dimensions(dimensions, host.card.dimensions)
+    tokens = sum(map(len, prompts))
+    exchange.facts.update(model=host.model.planner.name(model), prompt_tokens=tokens)
+    return vectors, tokens
 
 
 def _read_embed(body: bytes, limits: Limits, ignored: Ignored) -> tuple[EmbeddingRequest, list[Prompt]]:
@@ -184,10 +203,15 @@ async def _encode_all(
     return await exchange.aside(body_bytes, partial(_encode, host, prompts))
 
 
-def _encode(host: Host, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
+def _encode(host: Host, prompts: Sequence[Prompt], *, cuts: bool = False) -> list[tuple[int, ...]]:
     found = []
+    most = host.model.prompter.most_tokens
     for prompt in prompts:
-        found.append(host.model.prompter.encode(prompt, host.model.prompter.most_tokens))
+        if cuts and isinstance(prompt, TextPrompt):
+            cut = replace(prompt, text=prompt.text[: most * LONGEST_TOKEN])
+            found.append(host.model.prompter.encode(cut)[:most])
+            continue
+        found.append(host.model.prompter.encode(prompt, most))
         _check_length(host, len(found[-1]), prompt.param)
     return found
 

@@ -1,0 +1,429 @@
+"""Ollama's API: what it calls the fields of a chat, a prompt and a text, and how it writes answers, in lines.
+
+A request is read as one of Chat Completions, whose reader knows Ollama's names (`foreign_fields`): so there
+is one meaning of `options`, `think` and `format`, whatever the path. What is here is what only Ollama has.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Raw, Struct
+from msgspec.structs import replace
+
+from dragoman.api.chat import request as chat
+from dragoman.api.chat.request import ChatRequest, MessageBody
+from dragoman.api.choosing_fields import IDLE
+from dragoman.api.foreign_fields import OLLAMA, OLLAMA_VECTORS
+from dragoman.api.read import Ignored, Reader
+from dragoman.api.reply import Speller, as_known_error, encode, spell_error
+from dragoman.api.shared_fields import TokenId, check_longest, check_shared, sampling, turn_spec
+from dragoman.errors import ALTERNATIVES, CONVERSATION, OUTPUT, PROMPT, BadRequest, DragomanError
+from dragoman.limits import Limits, check_count
+from dragoman.turns.spec import TurnSpec
+from dragoman.types import Answer, Conversation, Event, TextPrompt, TokenLogprob, ToolCall, Usage
+
+API_LEVEL = "0.12.11"
+"""The version of Ollama whose API this is: clients compare it with what they need."""
+LATEST = ":latest"
+"""What Ollama adds to the name of a model that has no tag."""
+MEDIA = b"application/x-ndjson"
+
+
+# Requests.
+
+
+class OllamaChat(ChatRequest, kw_only=True, forbid_unknown_fields=True):
+    """A stream, unless the client says that it wants none."""
+
+    keep_alive: float | str | None = None
+
+
+class OllamaPrompt(OllamaChat, kw_only=True, forbid_unknown_fields=True):
+    """A question, which the chat template stands around; with `raw` or a suffix, a text to go on with."""
+
+    prompt: str | None = None
+    system: str | None = None
+    suffix: str | None = None
+    raw: bool | None = None
+    context: list[TokenId] | None = None
+    """The ids so far, as an earlier reply said them."""
+    images: list[Any] | None = None
+
+
+class OllamaTexts(Struct, kw_only=True, forbid_unknown_fields=True):
+    model: str
+    input: str | list[str] | None = None
+    prompt: str | None = None
+    truncate: bool | None = None
+    """What is too long is cut, unless this is false."""
+    dimensions: Annotated[int, Meta(ge=1, le=65536)] | None = None
+    keep_alive: float | str | None = None
+    options: dict[str, Any] | None = None
+
+
+class OllamaModel(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What the routes about models are asked; older clients say `name`."""
+
+    model: str | None = None
+    name: str | None = None
+    stream: bool | None = None
+    verbose: bool | None = None
+    insecure: bool | None = None
+
+    @property
+    def meant(self) -> str:
+        if not (said := self.model or self.name):
+            raise BadRequest("'model' is required.", param="model", code="missing_field")
+        return said
+
+
+_IDLE = (*IDLE, "keep_alive")
+_chat = Reader.of(OllamaChat, OLLAMA, _IDLE)
+_prompt = Reader.of(OllamaPrompt, OLLAMA, _IDLE)
+_texts = Reader.of(OllamaTexts, OLLAMA_VECTORS, ("keep_alive", "options"))
+_model = Reader.of(OllamaModel)
+
+
+def read_chat(body: bytes, limits: Limits, ignored: Ignored | None = None) -> OllamaChat:
+    request: OllamaChat = _chat.read(body, ignored)
+    if request.messages:
+        chat.check_request(request, limits)
+    _check_single(request)
+    return request
+
+
+def _check_single(request: OllamaChat) -> None:
+    if (request.n or 1) > 1:
+        raise BadRequest("There is one answer; leave out n.", param="n", code="invalid_value")
+
+
+def read_prompt(body: bytes, limits: Limits, ignored: Ignored | None = None) -> OllamaPrompt:
+    request: OllamaPrompt = _prompt.read(body, ignored)
+    if request.messages is not None:
+        raise BadRequest("Send a prompt, or messages to /api/chat.", param="messages", code="invalid_value")
+    if request.images:
+        message = "This model takes text only; images are not supported."
+        raise BadRequest(message, param="images", code="unsupported_content")
+    for name in ("system", "context") if is_raw(request) else ():
+        if getattr(request, name):
+            message = f"'{name}' is for the template, which raw and suffix leave out; send one of the two."
+            raise BadRequest(message, param=name, code="invalid_value")
+    check_shared(request)
+    check_longest(request.max_tokens, "max_tokens")
+    _check_single(request)
+    check_count(len(request.context or ()), limits.told_ids, "context", "ids")
+    if request.prompt and not is_raw(request):
+        chat.check_request(as_chat(request), limits)
+    return request
+
+
+def read_texts(body: bytes, limits: Limits, ignored: Ignored | None = None) -> OllamaTexts:
+    request: OllamaTexts = _texts.read(body, ignored)
+    check_count(len(texts(request)), limits.prompts, "input", "inputs")
+    return request
+
+
+def read_model(body: bytes, ignored: Ignored | None = None) -> OllamaModel:
+    request: OllamaModel = _model.read(body, ignored)
+    return request
+
+
+def texts(request: OllamaTexts) -> list[str]:
+    """None for no text: who asks so wants the model to be loaded."""
+    given = request.input if request.input is not None else request.prompt
+    return [given] if isinstance(given, str) and given else given if isinstance(given, list) else []
+
+
+def is_raw(request: OllamaPrompt) -> bool:
+    return bool(request.raw or request.suffix)
+
+
+def as_chat(request: OllamaPrompt) -> OllamaPrompt:
+    """The same with the messages that its prompt stands for."""
+    said = [MessageBody("system", request.system)] if request.system else []
+    return replace(request, messages=[*said, MessageBody("user", request.prompt)])
+
+
+def spec(request: OllamaChat) -> TurnSpec:
+    if isinstance(request, OllamaPrompt):
+        if is_raw(request):
+            return _raw_spec(request)
+        request = as_chat(request)
+    return chat.spec(request)
+
+
+def _raw_spec(request: OllamaPrompt) -> TurnSpec:
+    alternatives = (request.top_logprobs or 0) if request.logprobs else None
+    asked = sampling(request, max_tokens=request.max_tokens, logprobs=alternatives)
+    prompt = TextPrompt(request.prompt or "", request.suffix)
+    return turn_spec(request, (prompt,), asked, 1)
+
+
+def streams(request: OllamaChat | OllamaModel) -> bool:
+    return request.stream is not False
+
+
+def asks_nothing(request: OllamaChat) -> bool:
+    """Whether the model is only to be loaded, or let go of."""
+    said = request.prompt or request.suffix if isinstance(request, OllamaPrompt) else request.messages
+    return not said
+
+
+def conversation(request: OllamaPrompt) -> Conversation:
+    return chat.conversation(as_chat(request))
+
+
+# Replies.
+
+
+_WORDS: Mapping[str, str] = {
+    CONVERSATION: "messages",
+    PROMPT: "prompt",
+    OUTPUT: "format",
+    ALTERNATIVES: "top_logprobs",
+}
+
+_FORMATS = ("guided_json", "structured_outputs")
+"""What `format` is read as."""
+
+
+class OllamaErrors:
+    def body(self, error: DragomanError) -> dict[str, str | None]:
+        """Clients read the text; what OpenAI's have of an error is beside it."""
+        message, param = spell_error(error, _WORDS)
+        if param in _FORMATS:
+            message, param = message.replace(f"'{param}'", "'format'"), "format"
+        return {"error": message, "type": error.type, "param": param, "code": error.code}
+
+    def event(self, error: Exception) -> bytes:
+        return line(self.body(as_known_error(error)))
+
+
+ERRORS = OllamaErrors()
+
+
+def line(payload: Any) -> bytes:
+    return encode(payload) + b"\n"
+
+
+def stamp(seconds: float) -> str:
+    """`2026-01-31T12:00:00.123456Z`"""
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+
+
+def now() -> str:
+    return stamp(time.time())
+
+
+class OllamaSpelling:
+    """`chats`: the answer is a message, else it is a field of the reply itself."""
+
+    def __init__(self, speller: Speller, *, chats: bool, logprobs: bool, reasoning: bool) -> None:
+        self._speller = speller
+        self._chats = chats
+        self._logprobs = logprobs
+        self._reasoning = reasoning
+
+    def fields(
+        self,
+        text: str,
+        reasoning: str = "",
+        calls: Sequence[ToolCall] = (),
+        logprobs: Sequence[TokenLogprob] | None = None,
+    ) -> dict[str, Any]:
+        said: dict[str, Any] = {"content" if self._chats else "response": text}
+        if reasoning and self._reasoning:
+            said["thinking"] = reasoning
+        if calls:
+            said["tool_calls"] = [_call(call, index) for index, call in enumerate(calls)]
+        fields: dict[str, Any] = {"message": {"role": "assistant", **said}} if self._chats else said
+        if self._logprobs and logprobs:
+            fields["logprobs"] = self._speller.chat(logprobs)
+        return fields
+
+    def answer(self, answer: Answer) -> dict[str, Any]:
+        """Arguments that are no object have no place in a call here: they are text, as they were written."""
+        text = answer.text + "".join(call.arguments for call in answer.calls if not _is_object(call))
+        calls = [call for call in answer.calls if _is_object(call)]
+        return self.fields(text, answer.reasoning, calls, answer.logprobs)
+
+
+def _is_object(call: ToolCall) -> bool:
+    try:
+        msgspec.json.decode(call.arguments or "{}", type=dict[str, Raw])
+    except msgspec.DecodeError:
+        return False
+    return True
+
+
+def _call(call: ToolCall, index: int) -> dict[str, Any]:
+    # The model's own bytes, but as a value: that is what clients of this API read.
+    arguments = Raw((call.arguments or "{}").encode())
+    return {"id": call.id, "function": {"index": index, "name": call.name, "arguments": arguments}}
+
+
+class Timing(Struct):
+    """Seconds, of what a reply says in nanoseconds."""
+
+    total: float
+    prompt: float
+    answer: float
+
+    def fields(self, used: Usage) -> dict[str, int]:
+        return {
+            "total_duration": _nanoseconds(self.total),
+            "load_duration": 0,
+            "prompt_eval_count": used.prompt_tokens,
+            "prompt_eval_duration": _nanoseconds(self.prompt),
+            "eval_count": used.completion_tokens,
+            "eval_duration": _nanoseconds(self.answer),
+        }
+
+
+def _nanoseconds(seconds: float) -> int:
+    return int(max(seconds, 0.0) * 1e9)
+
+
+class LineWriter:
+    """Events to lines. A call is told when it is whole; `ends` gives what only the last line has."""
+
+    def __init__(
+        self, model: str, spelling: OllamaSpelling, ends: Callable[[], dict[str, Any]], *, plain: bool
+    ) -> None:
+        self._head = {"model": model, "created_at": now()}
+        self._spelling = spelling
+        self._ends = ends
+        self._plain = plain
+        self._open: dict[int, ToolCall] = {}
+        self._parts: dict[int, list[str]] = {}
+        self._told = 0
+        self._around: tuple[bytes, ...] = ()
+
+    @property
+    def idle(self) -> bytes:
+        """What is sent while there is nothing to say: clients read every line as JSON."""
+        return self._line("")
+
+    def write(self, events: Sequence[Event]) -> bytes:
+        return b"".join([self._one(event) for event in events])
+
+    def _one(self, event: Event) -> bytes:
+        if event.kind == "text":
+            return self._text(event)
+        if event.kind == "reasoning":
+            return self._line("", event.text, logprobs=event.logprobs)
+        if event.kind == "call_open":
+            self._open[event.call] = ToolCall(id=event.call_id, name=event.text, arguments="")
+            self._parts[event.call] = []
+        elif event.kind == "call_arguments":
+            self._parts[event.call].append(event.text)
+        elif event.kind == "call_close":
+            return self._close(event.call, event.logprobs)
+        elif event.error is not None:
+            return ERRORS.event(event.error)
+        elif event.kind == "finish":
+            return self._finish(event)
+        return self._line("", logprobs=event.logprobs) if event.logprobs and not self._plain else b""
+
+    def _text(self, event: Event) -> bytes:
+        if not self._plain:
+            return self._line(event.text, logprobs=event.logprobs)
+        if not self._around:
+            hole = "\x00"
+            self._around = tuple(self._line(hole).split(encode(hole)))
+        return encode(event.text).join(self._around)
+
+    def _line(
+        self,
+        text: str,
+        reasoning: str = "",
+        calls: Sequence[ToolCall] = (),
+        logprobs: Sequence[TokenLogprob] | None = None,
+    ) -> bytes:
+        fields = self._spelling.fields(text, reasoning, calls, logprobs)
+        return line({**self._head, **fields, "done": False})
+
+    def _close(self, number: int, logprobs: Sequence[TokenLogprob] | None = None) -> bytes:
+        call = replace(self._open.pop(number), arguments="".join(self._parts.pop(number)))
+        if not _is_object(call):
+            return self._line(call.arguments, logprobs=logprobs)
+        self._told += 1
+        return self._line("", calls=[call], logprobs=logprobs)
+
+    def _finish(self, event: Event) -> bytes:
+        cut_off = b"".join([self._close(number) for number in list(self._open)])
+        fields = self._spelling.fields("", logprobs=event.logprobs)
+        ends = {"done": True, "done_reason": done_reason(event.finish), **self._ends()}
+        return cut_off + line({**self._head, "created_at": now(), **fields, **ends})
+
+    def end(self) -> bytes:
+        return b""
+
+
+def done_reason(finish: str | None) -> str:
+    return "length" if finish == "length" else "stop"
+
+
+def whole(model: str, spelling: OllamaSpelling, answer: Answer, ends: dict[str, Any]) -> dict[str, Any]:
+    told = {"done": True, "done_reason": done_reason(answer.finish), **ends}
+    return {"model": model, "created_at": now(), **spelling.answer(answer), **told}
+
+
+def loaded(request: OllamaChat, model: str) -> dict[str, Any]:
+    """The reply to a question without a question."""
+    reason = "unload" if request.keep_alive in (0, "0", "0s", "0m") else "load"
+    said: dict[str, Any] = {"message": {"role": "assistant", "content": ""}}
+    if isinstance(request, OllamaPrompt):
+        said = {"response": ""}
+    return {"model": model, "created_at": now(), **said, "done": True, "done_reason": reason}
+
+
+def vectors_reply(
+    model: str, vectors: Sequence[Sequence[float]], tokens: int, seconds: float
+) -> dict[str, Any]:
+    timing = {"total_duration": _nanoseconds(seconds), "load_duration": 0, "prompt_eval_count": tokens}
+    return {"model": model, "embeddings": vectors, **timing}
+
+
+# What models there are.
+
+
+def describe_details(details: Mapping[str, str]) -> dict[str, Any]:
+    family = details.get("architecture", "")
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": family,
+        "families": [family] if family else [],
+        "parameter_size": count_parameters(details.get("parameters", "")),
+        "quantization_level": details.get("description", "").rpartition(" ")[2],
+    }
+
+
+def count_parameters(given: str) -> str:
+    """
+    >>> count_parameters("134515008"), count_parameters("8030261248"), count_parameters("")
+    ('134.52M', '8.03B', '')
+    """
+    if not given.isdigit():
+        return ""
+    return f"{int(given) / 1e9:.2f}B" if int(given) >= 10**9 else f"{int(given) / 1e6:.2f}M"
+
+
+def describe_model(
+    name: str, created: int, size: int, numerics: str, details: Mapping[str, str]
+) -> dict[str, Any]:
+    tagged = name if ":" in name else name + LATEST
+    return {
+        "name": tagged,
+        "model": tagged,
+        "modified_at": stamp(created),
+        "size": size,
+        # Of what decides the answers; nobody fetches anything by it here.
+        "digest": sha256(f"{name} {numerics}".encode()).hexdigest(),
+        "details": describe_details(details),
+    }

@@ -1,0 +1,258 @@
+"""The routes of Ollama's API: answers in lines, vectors, and what models there are."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from dragoman.api import ollama as bodies
+from dragoman.api.ollama import (
+    LATEST,
+    LineWriter,
+    OllamaChat,
+    OllamaPrompt,
+    OllamaSpelling,
+    Timing,
+)
+from dragoman.api.read import Ignored
+from dragoman.api.reply import Speller, about_bytes
+from dragoman.api.vectors import shorten_vector
+from dragoman.engines.protocol import EmbeddingEngine
+from dragoman.errors import BadRequest, Forbidden
+from dragoman.http import run_turn
+from dragoman.http.exchange import Exchange
+from dragoman.http.host import Host
+from dragoman.http.routes.vectors import FLOAT_BYTES, embed_all
+from dragoman.limits import Limits
+from dragoman.turns.spec import TurnSpec
+from dragoman.turns.turn import Turn
+from dragoman.types import IdsPrompt, TextPrompt
+
+FOREVER = "0001-01-01T00:00:00Z"
+"""What is loaded stays."""
+
+
+# Answers.
+
+
+async def chat(host: Host, exchange: Exchange) -> None:
+    await _answer(host, exchange, bodies.read_chat)
+
+
+async def generate(host: Host, exchange: Exchange) -> None:
+    await _answer(host, exchange, bodies.read_prompt)
+
+
+async def _answer(
+    host: Host, exchange: Exchange, read: Callable[[bytes, Limits, Ignored], OllamaChat]
+) -> None:
+    began = asyncio.get_running_loop().time()
+    request, size = await exchange.read(lambda body: read(body, host.limits, exchange.ignored))
+    exchange.visit.within(request.timeout)
+    request = replace(request, model=known_name(host, request.model))
+    told = request.model or host.card.name
+    if bodies.asks_nothing(request):
+        await _reply(exchange, bodies.loaded(request, told), streams=bodies.streams(request))
+        return
+    turn = await run_turn.plan(host, exchange, await _spec(host, exchange, request, size), size)
+    exchange.facts["model"] = host.model.planner.name(request.model)
+    await _OllamaAnswer(host, exchange, request, turn, told, began).send()
+
+
+async def _spec(host: Host, exchange: Exchange, request: OllamaChat, size: int) -> TurnSpec:
+    spec = await exchange.aside(size, partial(bodies.spec, request))
+    if not isinstance(request, OllamaPrompt) or not request.context:
+        return spec
+    new = await exchange.aside(size, partial(_continue, host, request))
+    return replace(spec, prompts=(IdsPrompt((*request.context, *new), "context"),))
+
+
+def _continue(host: Host, request: OllamaPrompt) -> tuple[int, ...]:
+    """What is new, behind ids that begin a text already."""
+    ids = host.model.planner.render(request.model, bodies.conversation(request))[1]
+    return ids[1:] if ids[0] == host.engine.tokenizer.bos_id else ids
+
+
+class _OllamaAnswer(Struct, frozen=True):
+    host: Host
+    exchange: Exchange
+    request: OllamaChat
+    turn: Turn
+    told: str
+    """What the client calls the model."""
+    began: float
+
+    async def send(self) -> None:
+        request, exchange, host = self.request, self.exchange, self.host
+        spelling = OllamaSpelling(
+            Speller(host.model.pieces),
+            chats=not isinstance(request, OllamaPrompt),
+            logprobs=bool(request.logprobs),
+            reasoning=request.shows_reasoning,
+        )
+        if bodies.streams(request):
+            writer = LineWriter(self.told, spelling, self._ends, plain=not request.logprobs)
+            pump, keep_alive = host.pump, host.settings.keep_alive
+            media, idle = bodies.MEDIA, writer.idle
+            begin = partial(run_turn.stream, exchange, self.turn, writer, lambda: b"", pump, keep_alive)
+            await begin(media=media, idle=idle)
+            return
+        [answer] = await run_turn.whole(exchange, self.turn)
+        size = about_bytes([answer], len(self.turn.jobs[0].prompt))
+        make = partial(bodies.whole, self.told, spelling, answer, self._ends())
+        await exchange.json(await exchange.aside(size, make), size=size)
+
+    def _ends(self) -> dict[str, Any]:
+        """What is known only at the end."""
+        turn, now = self.turn, asyncio.get_running_loop().time()
+        first = turn.first_token_at or now
+        timing = Timing(now - self.began, first - turn.started_at, now - first)
+        return {**self._context(), **timing.fields(turn.usage)}
+
+    def _context(self) -> dict[str, Any]:
+        """All ids so far, for a client that goes on from them."""
+        request, turn = self.request, self.turn
+        if not isinstance(request, OllamaPrompt) or bodies.is_raw(request) or not self.host.card.samples_ids:
+            return {}
+        sampled = turn.traced[0].ids if turn.traced else ()
+        return {"context": (*turn.jobs[0].prompt, *sampled)}
+
+
+async def _reply(exchange: Exchange, payload: dict[str, Any], *, streams: bool) -> None:
+    if streams:
+        await exchange.reply(bodies.line(payload), bodies.MEDIA)
+    else:
+        await exchange.json(payload)
+
+
+# Vectors.
+
+
+async def embed(host: Host, exchange: Exchange) -> None:
+    await _embed(host, exchange, lambda vectors, reply: reply)
+
+
+async def embeddings(host: Host, exchange: Exchange) -> None:
+    """The older route: one text, one vector."""
+    await _embed(host, exchange, lambda vectors, reply: {"embedding": vectors[0] if vectors else []})
+
+
+async def _embed(
+    host: Host, exchange: Exchange, shape: Callable[[list[list[float]], dict[str, Any]], dict[str, Any]]
+) -> None:
+    began = asyncio.get_running_loop().time()
+    request, size = await exchange.read(
+        partial(bodies.read_texts, limits=host.limits, ignored=exchange.ignored)
+    )
+    model, texts = known_name(host, request.model), bodies.texts(request)
+    given = [TextPrompt(text, param=f"input[{number}]") for number, text in enumerate(texts)]
+    vectors: list[list[float]] = []
+    tokens = 0
+    if given:
+        cuts = request.truncate is not False
+        vectors, tokens = await embed_all(host, exchange, model, given, request.dimensions, size, cuts=cuts)
+    told = FLOAT_BYTES * sum(map(len, vectors))
+    cut = [list(shorten_vector(vector, request.dimensions)) for vector in vectors]
+    seconds = asyncio.get_running_loop().time() - began
+    await exchange.json(shape(cut, bodies.vectors_reply(request.model, cut, tokens, seconds)), size=told)
+
+
+# What models there are.
+
+
+async def show_version(host: Host, exchange: Exchange) -> None:
+    await exchange.json({"version": bodies.API_LEVEL})
+
+
+async def list_models(host: Host, exchange: Exchange) -> None:
+    await exchange.json({"models": [_describe(host, name) for name in _names(host)]})
+
+
+async def list_loaded(host: Host, exchange: Exchange) -> None:
+    more = {"expires_at": FOREVER, "size_vram": 0, "context_length": host.card.max_model_len or 0}
+    await exchange.json({"models": [{**_describe(host, name), **more} for name in _names(host)]})
+
+
+async def show(host: Host, exchange: Exchange) -> None:
+    request, _ = await exchange.read(partial(bodies.read_model, ignored=exchange.ignored))
+    name = known_name(host, request.meant)
+    card = host.card
+    family = card.details.get("architecture", "unknown")
+    info = {
+        "general.architecture": family,
+        "general.basename": card.name,
+        "general.parameter_count": int(card.details.get("parameters") or 0),
+        f"{family}.context_length": card.max_model_len or 0,
+        f"{family}.embedding_length": card.dimensions or 0,
+    }
+    described = _describe(host, name or card.name)
+    await exchange.json(
+        {
+            "license": "",
+            "modelfile": f"FROM {described['model']}\n",
+            "parameters": "\n".join(f"{key} {value}" for key, value in card.sampling.items()),
+            "template": host.model.prompter.source or "",
+            "details": described["details"],
+            "model_info": info,
+            "capabilities": _capabilities(host),
+            "modified_at": described["modified_at"],
+        }
+    )
+
+
+def _capabilities(host: Host) -> list[str]:
+    dialect = host.model.found.dialect
+    said = {
+        "completion": True,
+        "tools": dialect.has_calls,
+        "thinking": dialect.reasoning is not None or dialect.channels is not None,
+        "embedding": isinstance(host.engine, EmbeddingEngine),
+    }
+    return [name for name, can in said.items() if can]
+
+
+async def pull(host: Host, exchange: Exchange) -> None:
+    """What is here already is pulled at once. Nothing is fetched for a client."""
+    request, _ = await exchange.read(partial(bodies.read_model, ignored=exchange.ignored))
+    known_name(host, request.meant)
+    await _reply(exchange, {"status": "success"}, streams=bodies.streams(request))
+
+
+def _refuses(what: str) -> Callable[[Host, Exchange], Awaitable[None]]:
+    async def refuse(host: Host, exchange: Exchange) -> None:
+        await exchange.read(lambda body: None)
+        raise Forbidden(f"Models are not {what} over HTTP: restart the server with what it is to serve.",
+                        code="not_allowed")  # fmt: skip
+
+    return refuse
+
+
+create, copy = _refuses("made"), _refuses("renamed")
+
+
+async def delete(host: Host, exchange: Exchange) -> None:
+    message = "Models are not deleted over HTTP: delete the file."
+    raise Forbidden(message, code="not_allowed")
+
+
+def known_name(host: Host, given: str | None) -> str | None:
+    """The name of a model as it is known here; with or without the tag that Ollama adds to names."""
+    if given is None:
+        raise BadRequest("'model' is required.", param="model", code="missing_field")
+    known = _names(host)
+    name = given.removesuffix(LATEST) if given not in known else given
+    host.model.planner.adapter(name)
+    return name
+
+
+def _names(host: Host) -> list[str]:
+    return [*host.model.planner.names, *host.card.adapters]
+
+
+def _describe(host: Host, name: str) -> dict[str, Any]:
+    card = host.card
+    size = int(card.details.get("bytes") or 0)
+    return bodies.describe_model(name, card.created, size, card.numerics, card.details)

@@ -1,0 +1,90 @@
+"""Ollama's own client for Python, with a real model and with one that calls tools."""
+
+import json
+from collections.abc import Iterator
+
+import ollama
+import pytest
+from ollama import Client, ResponseError
+
+from dragoman.http.server import background
+from dragoman.settings import Settings
+from tests.conformance.conftest import MODEL, Served
+from tests.support.parrot import call, parrot
+
+SHORT = {"num_predict": 12, "temperature": 0, "seed": 1}
+ASK = [{"role": "user", "content": "Name three colours."}]
+
+
+@pytest.fixture(scope="module")
+def client(served: Served) -> Client:
+    return Client(host=served.url)
+
+
+@pytest.fixture
+def caller() -> Iterator[Client]:
+    with background(parrot(), Settings(port=0, dialect="hermes")) as url:
+        yield Client(host=url)
+
+
+def test_the_models(client: Client) -> None:
+    [model, *_] = client.list().models
+    assert model.model == f"{MODEL}:latest"
+    assert "completion" in (client.show(model.model).capabilities or [])
+    assert client.ps().models[0].model == model.model
+
+
+def test_a_chat_whole_and_streamed(client: Client) -> None:
+    whole = client.chat(MODEL, ASK, options=SHORT)
+    parts = list(client.chat(MODEL, ASK, options=SHORT, stream=True))
+    assert whole.message.content == "".join(part.message.content or "" for part in parts)
+    assert (whole.done_reason, whole.eval_count) == (parts[-1].done_reason, parts[-1].eval_count)
+
+
+def test_a_prompt_goes_on_from_its_context(client: Client) -> None:
+    first = client.generate(MODEL, "Hello.", options=SHORT)
+    second = client.generate(MODEL, "And now?", context=first.context, options=SHORT)
+    assert second.response
+    assert second.context is not None and first.context is not None
+    assert list(second.context[: len(first.context)]) == list(first.context)
+
+
+def test_vectors(client: Client) -> None:
+    one, other = client.embed(MODEL, ["red", "blue"]).embeddings
+    assert len(one) == len(other) == len(client.embeddings(MODEL, "red").embedding)
+    assert len(client.embed(MODEL, "word " * 5000).embeddings) == 1
+
+
+def test_a_schema(client: Client) -> None:
+    fields = {"properties": {"age": {"type": "integer", "enum": [7]}}, "additionalProperties": False}
+    schema = {"type": "object", **fields, "required": ["age"]}
+    told = client.chat(MODEL, ASK, format=schema, options={"temperature": 0}).message.content
+    assert json.loads(told or "") == {"age": 7}
+
+
+def test_a_function_is_called_and_its_result_is_heard(caller: Client) -> None:
+    def add(one: int, other: int) -> int:
+        """The sum.
+
+        Args:
+            one: a number
+            other: a number
+        """
+        return one + other
+
+    said: list[ollama.Message] = [ollama.Message(role="user", content=call("add", one=3, other=4))]
+    answer = caller.chat("parrot", said, tools=[add])
+    [wanted] = answer.message.tool_calls or []
+    result = str(add(**wanted.function.arguments))
+    said += [answer.message, ollama.Message(role="tool", tool_name="add", content=result)]
+    assert caller.chat("parrot", said, tools=[add]).message.content == "The tool says: 7"
+
+
+def test_a_model_that_is_not_there(client: Client) -> None:
+    with pytest.raises(ResponseError) as raised:
+        client.chat("other", ASK)
+    assert raised.value.status_code == 404
+
+
+def test_what_is_here_is_pulled(client: Client) -> None:
+    assert client.pull(MODEL).status == "success"
