@@ -38,8 +38,8 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/responses/input_tokens": _RESPONSE,
     "/v1/responses/{id}/cancel": {},
     "/v1/embeddings": {"input": "abc"},
-    "/api/chat": {**_NAMED, "messages": _CHAT["messages"], "options": {"num_predict": 8}},
-    "/api/generate": {**_NAMED, "prompt": "hi", "options": {"num_predict": 8}},
+    "/api/chat": {**_NAMED, **_CHAT},
+    "/api/generate": {**_NAMED, "prompt": "hi", "max_tokens": 8},
     "/api/embed": {**_NAMED, "input": ["abc"]},
     "/api/embeddings": {**_NAMED, "prompt": "abc"},
     "/api/show": _NAMED,
@@ -83,7 +83,7 @@ GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", SOCKET
 """Routes whose answer a model samples."""
 CHATTING = ("/v1/chat/completions", "/v1/responses", SOCKET)
 """Those of them that render a template and read calls."""
-VECTORS = ("/v1/embeddings", "/api/embed", "/v1/rerank", "/rerank", "/v1/score", "/score")
+VECTORS = ("/v1/embeddings", "/v1/rerank", "/rerank", "/v1/score", "/score")
 
 _STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 

@@ -30,7 +30,7 @@ TYPES: dict[str, tuple[str, ...]] = {
     "OllamaChat": ("/api/chat",),
     "OllamaPrompt": ("/api/generate",),
     "OllamaTexts": ("/api/embed", "/api/embeddings"),
-    "OllamaModel": ("/api/show", "/api/pull"),
+    "OllamaModel": ("/api/show", "/api/pull", "/api/create", "/api/copy"),
     "RerankRequest": ("/v1/rerank", "/rerank"),
     "ScoreRequest": ("/v1/score", "/score"),
     "TokenizeText": ("/tokenize",),

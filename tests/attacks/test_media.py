@@ -2,7 +2,7 @@
 
 import pytest
 
-from dragoman.http.routes.table import FORMS, POST
+from dragoman.http.routes.table import ANY_MEDIA, FORMS, POST
 from tests.attacks.bodies import good
 from tests.attacks.doors import CHAT, KEY, ask
 from tests.attacks.frame import Attacked, Frame
@@ -10,7 +10,7 @@ from tests.attacks.raw_messages import BODY
 from tests.attacks.raw_socket import held
 
 
-@pytest.mark.parametrize("route", [route for route in POST if route not in FORMS])
+@pytest.mark.parametrize("route", [route for route in POST if route not in FORMS | ANY_MEDIA])
 @pytest.mark.parametrize(
     "media",
     ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "text/json", "", "jsonp"],
@@ -18,6 +18,14 @@ from tests.attacks.raw_socket import held
 def test_a_form_is_no_request(frame: Frame, route: str, media: str) -> None:
     reply = frame.server.client.post(frame.server.path(route), content=BODY, headers={"content-type": media})
     assert reply.status_code == 415
+
+
+@pytest.mark.parametrize("route", sorted(ANY_MEDIA))
+@pytest.mark.parametrize("origin", ["http://evil.example", "null"])
+def test_a_page_has_no_way_in_by_a_form_where_forms_are_read(frame: Frame, route: str, origin: str) -> None:
+    how = {"content-type": "text/plain", "origin": origin}
+    reply = frame.server.client.post(frame.server.path(route), content=BODY, headers=how)
+    assert reply.status_code == 403
 
 
 @pytest.mark.parametrize("route", [route for route in POST if route not in FORMS])

@@ -39,7 +39,7 @@ MEDIA = b"application/x-ndjson"
 class OllamaChat(ChatRequest, kw_only=True, forbid_unknown_fields=True):
     """A stream, unless the client says that it wants none."""
 
-    keep_alive: float | str | None = None
+    keep_alive: Any = None
 
 
 class OllamaPrompt(OllamaChat, kw_only=True, forbid_unknown_fields=True):
@@ -61,7 +61,7 @@ class OllamaTexts(Struct, kw_only=True, forbid_unknown_fields=True):
     truncate: bool | None = None
     """What is too long is cut, unless this is false."""
     dimensions: Annotated[int, Meta(ge=1, le=65536)] | None = None
-    keep_alive: float | str | None = None
+    keep_alive: Any = None
     options: dict[str, Any] | None = None
 
 

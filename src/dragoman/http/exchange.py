@@ -173,6 +173,7 @@ class Exchange:
     def check_media(self, *, any_type: bool = False) -> None:
         """Of a request that may have a body, before anything of it is read."""
         media = self.headers.get(b"content-type", b"application/json").split(b";")[0].strip().lower()
+        any_type = any_type and media != b"multipart/form-data"
         if not any_type and media != b"application/json" and not media.endswith(b"+json"):
             raise UnsupportedMedia("Send JSON with the header 'Content-Type: application/json'.")
         self._check_length(self._limits.body_bytes)

@@ -223,7 +223,7 @@ async def pull(host: Host, exchange: Exchange) -> None:
 
 def _refuses(what: str) -> Callable[[Host, Exchange], Awaitable[None]]:
     async def refuse(host: Host, exchange: Exchange) -> None:
-        await exchange.read(lambda body: None)
+        await exchange.read(partial(bodies.read_model, ignored=exchange.ignored))
         raise Forbidden(f"Models are not {what} over HTTP: restart the server with what it is to serve.",
                         code="not_allowed")  # fmt: skip
 
