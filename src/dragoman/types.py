@@ -345,6 +345,12 @@ class Traced(Struct, frozen=True, kw_only=True):
     """The answer whose ids the prompt goes on from."""
     kept: int = 0
     """How many ids of the prompt are those of that answer, and of what was before it."""
+    cut: tuple[int, ...] = ()
+    """The last ids of that answer, which the prompt has not: its end, where the template writes another."""
+    split: str = ""
+    """Why the prompt does not go on from all ids of the answer before it, if it does not."""
+    history: str = "template"
+    """How the prompt was to have earlier answers."""
     key: bytes = b""
     """What the prompt is remembered by; empty where nothing can go on from it."""
 

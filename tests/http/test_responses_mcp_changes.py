@@ -7,7 +7,7 @@ import pytest
 
 from dragoman.api.responses.writer import pin_in, prefix_of
 from dragoman.mcp import McpTool
-from dragoman.mcp.policy import pin_of
+from dragoman.mcp.servers import pin_of
 from tests.http.conftest import Serve
 from tests.mcp.support import TOOL, RawServer, raw_server
 from tests.support.parrot import call, parrot

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.mcp import McpTool
-from dragoman.mcp.policy import (
+from dragoman.mcp.servers import (
     AllowedTools,
     ApprovalFilters,
     RequireApproval,

@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.turns.plan import Trails, pack_turns, recall
+from dragoman.responses.context import pack_turns, recall
+from dragoman.turns.plan import Trails
 from dragoman.types import Traced
 
 ids = st.lists(st.integers(0, 2**20), min_size=1, max_size=8).map(tuple)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from dragoman.constrain.calls.tool_schemas import LARK
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits, check_count
-from dragoman.mcp.policy import AllowedTools, RequireApproval
+from dragoman.mcp.servers import AllowedTools, RequireApproval
 from dragoman.turns.reading import INPUT
 from dragoman.turns.spec import Calling
 

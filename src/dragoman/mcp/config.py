@@ -19,8 +19,7 @@ import msgspec
 from msgspec import Struct, field
 
 from dragoman.errors import SettingsError
-from dragoman.mcp.policy import ADDRESS, header_problem
-from dragoman.mcp.servers import McpServers
+from dragoman.mcp.servers import ADDRESS, McpServers, header_problem
 from dragoman.mcp.spec import McpBounds, ServerSpec, Transport
 from dragoman.settings import Settings
 

@@ -27,7 +27,7 @@ from msgspec import Struct
 from pydantic import ValidationError
 
 from dragoman.mcp import spec as specs
-from dragoman.mcp.policy import NotPublic, public_address
+from dragoman.mcp.servers import NotPublic, public_address
 from dragoman.mcp.spec import McpBounds, McpFailure, ServerSpec
 
 # What went wrong.

@@ -9,28 +9,24 @@ Rules of this file:
 - marks are gone before anything is tokenized, so the ids are those of the very characters;
 - reasoning markers in an assistant's own messages are left alone: templates look for them, to drop old
   reasoning;
-- what the model itself has sampled keeps its ids (`stitch_prompt`, which has a page of its own below).
+- what the model itself has sampled keeps its ids (seams.py).
 """
 
-import json
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Any
+from hashlib import blake2b
+from typing import Annotated, Any, TypeAlias
 
+import msgspec
 from msgspec import Meta, Struct, ValidationError, convert, defstruct
-from msgspec.structs import replace
 
-from dragoman.dialects.declare import Dialect, starts_in_reasoning
-from dragoman.dialects.parser import parse
 from dragoman.engines.protocol import Tokenizer
 from dragoman.engines.sound import check_sound, wrong_ids
 from dragoman.errors import SUFFIX, BadRequest, ContextOverflow
-from dragoman.types import Answer, Conversation, TextPrompt, Traced
-
-if TYPE_CHECKING:
-    from dragoman.prompt.prompter import Prompter
+from dragoman.types import Answer, Conversation, Message, TextPrompt
 
 SHORT = 16
 """Characters of a piece whose ids are kept: templates write the same between their control tokens."""
@@ -62,10 +58,11 @@ class Encoder:
         self.bos = self._piece(tokenizer.bos_id)
         self.eos = self._piece(tokenizer.eos_id)
 
-    def encode_special(self, text: str, mark: str | None = None) -> list[int]:
+    def encode_special(self, text: str, mark: str | None = None, *, begins: bool = True) -> list[int]:
         """Ids of a text in which control tokens count as such: `<s>a` gives that of `<s>` first.
 
-        A text of more ids than anybody has a use for is refused before anything is made of them.
+        A text of more ids than anybody has a use for is refused before anything is made of them. One that
+        does not `begin` a prompt stands behind other ids.
         """
         ids: list[int] = []
         for id, piece in self.special.split(replace_surrogates(text)):
@@ -73,7 +70,7 @@ class Encoder:
                 ids.append(id)
             elif plain := erase(piece, mark) if mark else piece:
                 encode = self._encode_short if len(plain) <= SHORT else self._encode_piece
-                found = encode(plain, not ids)
+                found = encode(plain, begins and not ids)
                 self._check_most(len(ids) + len(found))
                 # They may be millions, which one call would copy while all others wait.
                 for at in range(0, len(found), AT_ONCE):
@@ -131,7 +128,11 @@ class Encoder:
         return tuple(ids)
 
     def decode(self, ids: Sequence[int]) -> str:
-        return b"".join(self._tokenizer.pieces[id] for id in ids).decode("utf-8", "replace")
+        return b"".join(self.pieces(ids)).decode("utf-8", "replace")
+
+    def pieces(self, ids: Sequence[int]) -> list[bytes]:
+        """What each of the ids says."""
+        return [self._tokenizer.pieces[id] for id in ids]
 
     def _piece(self, id: int | None) -> str | None:
         return None if id is None else self._tokenizer.pieces[id].decode("utf-8", "replace")
@@ -157,6 +158,7 @@ class SpecialText:
     def __init__(self, special: Mapping[str, int]) -> None:
         # A single character cannot be broken by a mark, so it cannot be a control token in text.
         self._ids = {text: id for text, id in special.items() if len(text) > 1}
+        self.texts = {id: text for text, id in self._ids.items()}
         lower = {text.lower() for text in self._ids}
         self._exact = _Finder(self._ids)
         self._any_case = _Finder(lower)
@@ -197,7 +199,7 @@ class SpecialText:
         written, read = (sum(id is not None for id, _ in self.split(each)) for each in (text, plain))
         if written == read:
             return plain
-        return text.replace(mark, WORD_JOINER).replace(_escape_mark(mark), _escape_mark(WORD_JOINER))
+        return text.replace(mark, WORD_JOINER).replace(escape_mark(mark), escape_mark(WORD_JOINER))
 
     def shield(self, value: Any, mark: str, *, assistant: bool = False) -> Any:
         """Plain data with every control token's text in it broken by the mark."""
@@ -276,12 +278,12 @@ def choose_marks(text: str, count: int) -> list[str]:
     if (text.isascii() and "\\" not in text) or not _search(_NONCHARACTER, text):
         return _NONCHARACTERS[:count]
     lower = text.lower()
-    return [each for each in _NONCHARACTERS if each not in text and _escape_mark(each) not in lower][:count]
+    return [each for each in _NONCHARACTERS if each not in text and escape_mark(each) not in lower][:count]
 
 
 def erase(text: str, mark: str) -> str:
     """The text without its marks; `tojson(ensure_ascii=true)` writes them as escapes."""
-    return text.replace(mark, "").replace(_escape_mark(mark), "")
+    return text.replace(mark, "").replace(escape_mark(mark), "")
 
 
 def join_strings(*values: Any) -> str:
@@ -300,7 +302,7 @@ def join_strings(*values: Any) -> str:
     return "\0".join(found)
 
 
-def _escape_mark(mark: str) -> str:
+def escape_mark(mark: str) -> str:
     return f"\\u{ord(mark):04x}"
 
 
@@ -321,154 +323,157 @@ def _lower(text: str) -> str:
     return "".join(each if len(each.lower()) > 1 else each.lower() for each in text)
 
 
-# A prompt that goes on from what the model itself wrote, in the very ids that it sampled.
-#
-# The problem. A model samples ids, a client gets text, and the client's next request holds that text as a
-# message. If the whole conversation is rendered and tokenized again, the model's own words mostly come out
-# as other ids than those that it sampled: `" wea" "ther"` comes back as `" weather"`. The engine's cache of
-# the answer is lost then, and whoever trains on the conversation trains on ids that nobody sampled.
-#
-# The cure. A turn that was answered is kept as it was, prompt ids and sampled ids, under the text of its
-# prompt (`turns/plan.py`). When a conversation comes back, its last answer is looked for there, and if it
-# is found, only what follows it is tokenized:
-#
-#     what the template writes now      <user>hi<end><bot>Hello.<end>\n<user>and?<end><bot>
-#                                       '----- before -----'
-#                                       '-------- answered ---------'
-#                                       '------------------------ now ----------------------'
-#     the ids of the prompt             [kept: the prompt's ids]  [kept: sampled]  [new: the rest]
-#
-# `before` is rendered from the messages before the last answer, and is the key under which the turn is
-# looked for. `answered` is rendered with the answer, `now` with all that came since. A `Seam` is these
-# three texts.
-#
-# Where ids may be kept. Two things must hold, else `stitch_prompt` gives None and all is tokenized:
-#
-# 1. The texts are beginnings of each other. A template that writes history differently from how it was (most
-#    drop old reasoning once a user speaks again) shows the model another past than the one that it had.
-# 2. What the template writes for the answer is what the model wrote. Mostly it is, character by character.
-#    If not, both are parsed: templates have their own way with spaces and with the JSON of calls, and answers
-#    that read alike are one. The client's text counts: an answer that it has edited is not the model's.
-#
-# Where the rest begins. After the sampled text, if that is written as it is; else after the turn's end,
-# which the model has sampled itself (`<end>` is among its ids) unless it was cut short: then the end is the
-# template's, and belongs to the rest.
-#
-# The rest is tokenized with the marks in it that keep a client's text from being a control token
-# (see above).
+# Texts with marks in them, and where the answers of a conversation stand in one
 
 
-class Seam(Struct, frozen=True):
-    """Three views of one conversation, as its template writes them."""
+class Marked:
+    """A rendered text that has marks in it which are not part of what it says."""
 
-    before: str
-    """Up to where the model began its last answer."""
-    answered: str
-    """With that answer."""
-    now: str
-    """With all that came since."""
+    def __init__(self, text: str, mark: str) -> None:
+        self.text, self.mark = text, mark
+        self.plain = erase(text, mark)
+        self._before, self._sizes = find_marks(text, mark) if len(text) > len(self.plain) else ([], [0])
 
-    @property
-    def answer(self) -> str | None:
-        """The answer as it is written now; None where the template has changed what was before or in it."""
-        kept = self.answered.startswith(self.before) and self.now.startswith(self.answered)
-        return self.answered[len(self.before) :] if kept else None
+    def slice(self, start: int, end: int | None = None) -> str:
+        """What says `plain[start:end]`, with its marks."""
+        return self.text[self._place(start) : None if end is None else self._place(end)]
+
+    def _place(self, at: int) -> int:
+        return at + self._sizes[bisect_left(self._before, at)]
 
 
-def stitch_prompt(
-    prompter: "Prompter",
-    conversation: Conversation,
-    dialect: Dialect,
-    ends: Sequence[str],
-    find: Callable[[str], Sequence[Traced]],
-) -> tuple[str, tuple[int, ...], Traced] | None:
-    """The prompt as text and ids, and the turn that it goes on from; None where there is none.
+def find_marks(text: str, mark: str) -> tuple[list[int], list[int]]:
+    """The places of marks in the text without them, and the characters that the first 0, 1, 2... take."""
+    places, sizes = [], [0]
+    for found in re.finditer(f"{mark}|{re.escape(escape_mark(mark))}", text):
+        places.append(found.start() - sizes[-1])
+        sizes.append(sizes[-1] + len(found.group()))
+    return places, sizes
 
-    `ends` are the texts of the ids that end a turn; `find` gives the turns that began with a prompt.
+
+_STRUCTURE = re.compile(r"[<\[{(]|.*[>\]})]$", re.DOTALL)
+"""Some templates look at how such texts begin or end, and a fence would be in their way."""
+
+
+def set_fences(message: dict[str, Any], fence: str, *, careful: bool = False) -> bool:
+    """Marks where the words of a message begin and end, unless they are the model's."""
+    if message["role"] == "assistant":
+        return False
+    content = message.get("content")
+    parts = [{"text": content}] if isinstance(content, str) else content or []
+    texts = [part for part in parts if part.get("type", "text") == "text" and part["text"].strip()]
+    if not texts or (careful and any(_STRUCTURE.match(part["text"].strip()) for part in texts)):
+        return False
+    first, last = texts[0], texts[-1]
+    # Space at the ends stays outside, where templates trim it.
+    start = len(first["text"]) - len(first["text"].lstrip())
+    first["text"] = first["text"][:start] + fence + first["text"][start:]
+    end = len(last["text"].rstrip())
+    last["text"] = last["text"][:end] + fence + last["text"][end:]
+    if isinstance(content, str):
+        message["content"] = first["text"]
+    return True
+
+
+class Region(Struct, frozen=True):
+    """Where an answer stands: between what others said before and after it."""
+
+    start: int
+    end: int
+    alone: bool
+    """Nothing else stands there."""
+    after: int
+    """How many messages of others the template is given after it."""
+
+
+def regions_between(places: Sequence[int], order: Sequence[tuple[str, bool]], end: int) -> Iterator[Region]:
+    """`places` are those of the fences, two for each message that has them."""
+    edges = iter((*places, end, end))
+    left = sum(role != "assistant" for role, _ in order)
+    start, waiting, others = 0, list[int](), 0
+    """`waiting` are the answers that no fence has followed yet."""
+    for role, fenced in (*order, ("", True)):
+        if role == "assistant":
+            waiting.append(left)
+            continue
+        left -= 1
+        others += not fenced
+        if fenced:
+            behind = next(edges)
+            alone = len(waiting) == 1 and not others
+            yield from (Region(start, behind, alone, after) for after in waiting)
+            start, waiting, others = next(edges), [], 0
+
+
+# Conversations by what is said in them: each beginning of one has a digest, made of the one before it. By
+# these a turn is found again whose messages come back (seams.py), before anything of them is rendered.
+
+
+def chain_messages(messages: Sequence[Message]) -> list[bytes]:
+    """A digest for each beginning of a conversation, from none of its messages to all of them.
+
+    Messages that say the same are the same: what an assistant thought, how JSON is spaced, and the ids of
+    calls do not count.
     """
-    last = _last_answer(conversation)
-    if last is None:
-        return None
-    messages = conversation.messages
-    plain = replace(conversation, response_prefix="", continue_final_message=False)
-    before = prompter.text(replace(plain, messages=messages[:last], add_generation_prompt=True))
-    turns = find(before)
-    if not turns:
-        return None
-    answered = prompter.text(replace(plain, messages=messages[: last + 1], add_generation_prompt=False))
-    marked, mark = prompter.render_marked(conversation)
-    seam = Seam(before, answered, erase(marked, mark))
-    begun = starts_in_reasoning(dialect, before)
-    for turn in turns:
-        rest = _rest(seam, prompter.decode(turn.ids), ends, dialect, in_reasoning=begun)
-        if rest is not None:
-            tail = prompter.encode_special(_marked_end(marked, mark, len(rest)), mark)
-            return seam.now, (*turn.all, *tail), turn
-    return None
+    links, calls = [b""], dict[str | None, int]()
+    for message in messages:
+        for call in message.tool_calls:
+            calls[call.id] = len(calls)
+        link = blake2b(links[-1], digest_size=16)
+        link.update(_digestible(message, calls))
+        links.append(link.digest())
+    return links
 
 
-def _last_answer(conversation: Conversation) -> int | None:
-    """The number of the last message that a model may have written, and that something follows."""
-    numbers = range(len(conversation.messages) - 2, 0, -1)
-    return next((number for number in numbers if conversation.messages[number].role == "assistant"), None)
-
-
-def _rest(seam: Seam, wrote: str, ends: Sequence[str], dialect: Dialect, *, in_reasoning: bool) -> str | None:
-    """What follows the sampled ids, whose text is `wrote`, in the prompt; None where they cannot be kept."""
-    written = seam.answer
-    if written is None:
-        return None
-    after = seam.now[len(seam.answered) :]
-    if written.startswith(wrote):
-        return written[len(wrote) :] + after
-    if not _are_alike(written, wrote, ends, dialect, in_reasoning=in_reasoning):
-        return None
-    end, tail = _find_end(written, ends)
-    # The end of a turn that was cut short is the template's.
-    return (tail if wrote.endswith(tuple(ends)) else written[end:]) + after
-
-
-def _are_alike(
-    written: str, wrote: str, ends: Sequence[str], dialect: Dialect, *, in_reasoning: bool
-) -> bool:
-    """Whether two texts are one answer: templates have their own way with spaces and JSON."""
-    one, other = (
-        parse(text[: _find_end(text, ends)[0]], dialect, starts_in_reasoning=in_reasoning)
-        for text in (written, wrote)
+def digest_frame(conversation: Conversation) -> bytes:
+    """What a prompt is made of beside its messages."""
+    made = (
+        conversation.tools,
+        conversation.documents,
+        dict(conversation.template_kwargs),
+        conversation.template,
     )
-    return bool(_meaning(one) == _meaning(other))
+    return msgspec.json.encode(made, order="deterministic", enc_hook=repr)
 
 
-def _find_end(text: str, ends: Sequence[str]) -> tuple[int, str]:
-    """Where the last end of a turn stands in the text, and what follows it."""
-    found = [(text.rfind(end), end) for end in ends if end and end in text]
-    if not found:
-        return len(text), ""
-    at, end = max(found)
-    return at, text[at + len(end) :]
+def _digestible(message: Message, calls: dict[str | None, int]) -> bytes:
+    if message.role == "assistant":
+        text, made = meaning_of(message)
+        parts = ["assistant", text, *(part for call in made for part in call)]
+    else:
+        call = calls.get(message.tool_call_id)
+        parts = [message.role, _text(message.content), str(call)]
+    return "".join(f"{len(part)}:{part}" for part in parts).encode("utf-8", "surrogatepass")
 
 
-def _meaning(answer: Answer) -> Any:
-    calls = [(call.name, _value(call.arguments)) for call in answer.calls]
-    return answer.text.strip(), answer.reasoning.strip(), calls
+Meaning: TypeAlias = tuple[str, list[tuple[str, str]]]
+"""The text, and the calls with their arguments."""
 
 
-def _value(arguments: str) -> Any:
+def meaning_of(said: Message | Answer) -> Meaning:
+    """What was said aloud."""
+    text, calls = (
+        (_text(said.content), said.tool_calls) if isinstance(said, Message) else (said.text, said.calls)
+    )
+    return text.strip(), [(call.name, _plain_json(call.arguments)) for call in calls]
+
+
+def _text(content: str | list[dict[str, Any]] | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = [part.get("text") for part in content]
+    return "\n".join(
+        text if isinstance(text, str) else repr(part) for text, part in zip(texts, content, strict=True)
+    )
+
+
+def _plain_json(arguments: str) -> str:
+    """The same for JSON that says the same."""
     try:
-        return json.loads(arguments or "{}")
+        value = msgspec.json.decode(arguments or "{}")
+        return msgspec.json.encode(value, order="deterministic").decode()
     except (ValueError, RecursionError):
         return arguments
-
-
-def _marked_end(marked: str, mark: str, count: int) -> str:
-    """The end of a text with marks in it that has so many characters beside them."""
-    start = len(marked)
-    for piece in reversed(marked.split(mark)):
-        if count <= len(piece):
-            return marked[start - count :]
-        count -= len(piece)
-        start -= len(piece) + len(mark)
-    return marked
 
 
 def check_encoded(tokenizer: Tokenizer, ids: Sequence[int]) -> Sequence[int]:

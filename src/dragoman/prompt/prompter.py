@@ -9,7 +9,7 @@ written out in the same way: nothing a client sends is dropped.
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -30,7 +30,7 @@ from dragoman.errors import (
 )
 from dragoman.json_amount import check_amount, outside_of_strings
 from dragoman.limits import Limits, check_count
-from dragoman.prompt.encode import Encoder, choose_marks, erase, join_strings, replace_surrogates
+from dragoman.prompt.encode import Encoder, choose_marks, erase, join_strings, replace_surrogates, set_fences
 from dragoman.prompt.template import ChatTemplate, Clock
 from dragoman.prompt.traits import Messages, TemplateTraits, detect_traits
 from dragoman.types import Answer, Conversation, IdsPrompt, Message, Prompt, TextPrompt, ToolCall
@@ -331,20 +331,37 @@ class Prompter:
             return replace_surrogates(prompt.text), tuple(self._encoder.encode_text(prompt))
         text, mark = self.render_marked(prompt)
         self._encoder.check_length(text, most, prompt.param)
-        plain = erase(text, mark)
         # Mostly there is no mark, and none has to be looked for in each piece.
-        ids = tuple(self._encoder.encode_special(text, mark if plain != text else None))
-        if self._card.takes_text and plain != text:
-            return self._encoder.special.keep_apart(text, mark), ids
-        return plain, ids
+        shown = self.show(text, mark)
+        ids = tuple(self._encoder.encode_special(text, mark if shown != text else None))
+        return shown, ids
 
-    def encode_special(self, text: str, mark: str | None = None) -> list[int]:
+    def show(self, text: str, mark: str) -> str:
+        """A rendered text without its marks, as the engine is to see it."""
+        plain = erase(text, mark)
+        apart = self._card.takes_text and plain != text
+        return self._encoder.special.keep_apart(text, mark) if apart else plain
+
+    def encode_special(self, text: str, mark: str | None = None, *, begins: bool = True) -> list[int]:
         """Ids of a text in which control tokens count as such, unless a mark stands in them."""
-        return self._encoder.encode_special(text, mark)
+        return self._encoder.encode_special(text, mark, begins=begins)
+
+    def split_special(self, text: str) -> Iterator[tuple[int | None, str]]:
+        """Pieces of a text: control tokens with their ids, and what stands between them with None."""
+        return self._encoder.special.split(text)
+
+    @property
+    def controls(self) -> Mapping[int, str]:
+        """The control tokens that can stand in a prompt as text."""
+        return self._encoder.special.texts
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, control tokens included."""
         return self._encoder.decode(ids)
+
+    def pieces(self, ids: Sequence[int]) -> list[bytes]:
+        """The same, each by itself."""
+        return self._encoder.pieces(ids)
 
     def traits(self, name: str | None = None) -> TemplateTraits:
         """What a template was found to bear; the usual one if no name is given."""
@@ -380,6 +397,29 @@ class Prompter:
 
     def render_marked(self, conversation: Conversation) -> tuple[str, str]:
         """The prompt as text, with marks in it that keep a client's text apart, and the mark."""
+        return self._render_marked(conversation, None)
+
+    def render_fenced(
+        self, conversation: Conversation, *, careful: bool
+    ) -> tuple[str, str, list[tuple[str, bool]]]:
+        """The same with another mark before and behind what others than the model said, and that mark.
+
+        Then, for each message that the template was given, its role and whether it has such fences.
+        """
+        order: list[tuple[str, bool]] = []
+
+        def set_all(messages: Messages, fence: str) -> None:
+            for message in messages:
+                # What the system says first is moved about by some templates.
+                first = message["role"] in ("system", "developer") and not any(done for _, done in order)
+                fenced = not first and set_fences(message, fence, careful=careful)
+                order.append((message["role"], fenced))
+
+        return *self._render_marked(conversation, set_all), order
+
+    def _render_marked(
+        self, conversation: Conversation, set_all: Callable[[Messages, str], None] | None
+    ) -> tuple[str, str]:
         check_count(len(conversation.messages), self._limits.messages, CONVERSATION, "messages")
         check_arguments(conversation.messages, self._limits)
         template, traits = self._choose(conversation.template, tools=bool(conversation.tools))
@@ -388,18 +428,18 @@ class Prompter:
         prefix = conversation.response_prefix
         joined = join_strings(prefix, given)
         self._check_chars(len(joined), CONVERSATION)
-        marks = choose_marks(joined, 2)
-        if len(marks) < 2:
-            raise BadRequest("The conversation uses too many Unicode noncharacters.", param=CONVERSATION)
-        mark, end = marks
+        mark, end, fence = _choose_three(joined)
         if not self._encoder.special.harmless(joined):
             given, prefix = self._shield(given, prefix, mark)
+        if set_all is not None:
+            set_all(given["messages"], fence)
         if conversation.continue_final_message:
             _tag_end(given["messages"], end)
         text = template.render(given)
         if conversation.continue_final_message:
             text = _cut_at_tag(text, end)
-        return replace_surrogates(self._single_bos(text) + prefix), mark
+        text = replace_surrogates(self._single_bos(text) + prefix)
+        return text, mark if set_all is None else fence
 
     def _check_chars(self, count: int, param: str) -> None:
         check_count(count, self._limits.content_chars, param, "characters of content")
@@ -425,6 +465,13 @@ class Prompter:
         while bos and text.startswith(bos + bos):
             text = text[len(bos) :]
         return text
+
+
+def _choose_three(joined: str) -> list[str]:
+    marks = choose_marks(joined, 3)
+    if len(marks) < 3:
+        raise BadRequest("The conversation uses too many Unicode noncharacters.", param=CONVERSATION)
+    return marks
 
 
 def _tag_end(messages: list[dict[str, Any]], end: str) -> None:

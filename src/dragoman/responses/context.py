@@ -1,12 +1,15 @@
 """What a response begins with: what it continues, where it is kept, and the tools that it offers."""
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from array import array
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
+from hashlib import blake2b
 from os import urandom
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from dragoman.api.reply import writer
 from dragoman.api.responses.history import beginnings, pending_approvals
@@ -18,7 +21,7 @@ from dragoman.errors import Conflict, ContextOverflow
 from dragoman.mcp import McpFailure, McpTool
 from dragoman.responses.seal import Sealer
 from dragoman.store import Append, Record, Store, StoredConversation, StoredItem
-from dragoman.turns.plan import pack_turns
+from dragoman.turns.plan import Trails
 from dragoman.turns.queue import Workers
 from dragoman.turns.tool_loop import Outlet, Speaker, Toolbox
 from dragoman.types import Traced
@@ -271,3 +274,81 @@ def _describe_tool(tool: McpTool) -> dict[str, Any]:
         "input_schema": tool.input_schema,
         "annotations": tool.annotations,
     }
+
+
+# Turns as they are stored beside what was said, so that any process can go on from their ids. Of a prompt
+# that goes on from an earlier turn only what is new is stored: however long a conversation becomes, each of
+# its ids is stored once.
+
+
+class StoredTurn(Struct, frozen=True, kw_only=True, array_like=True):
+    key: bytes
+    source: str
+    mark: bytes
+    """Stands for all ids of the turn, from the first of its prompt."""
+    after: bytes
+    """The mark of the turn that the prompt goes on from; empty: there is none."""
+    prompt: tuple[int, ...]
+    """What is new in it."""
+    ids: tuple[int, ...]
+    cut: int = 0
+    """How many of the last ids of that turn the prompt has not."""
+
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder(list[StoredTurn]).decode
+
+
+def pack_turns(turns: Sequence[Traced]) -> bytes:
+    """The turns of one answer; those that nothing can go on from are left out."""
+    found = [_stored(turn) for turn in turns if turn.key]
+    return _pack(found) if found else b""
+
+
+def recall(trails: Trails, stored: Sequence[bytes], owner: str = "") -> None:
+    """Has a prompt that goes on from these answers find the last one, be it remembered or not."""
+    last = next(_backwards(stored), None)
+    if last is None or trails.prefer(last.key, last.source):
+        return
+    prompt = _prompt(stored)
+    if prompt is not None:
+        trails.add(Traced(key=last.key, source=last.source, prompt=prompt, ids=last.ids), owner)
+
+
+def _stored(turn: Traced) -> StoredTurn:
+    return StoredTurn(
+        key=turn.key,
+        source=turn.source,
+        mark=_mark(turn.all),
+        after=_mark(turn.prompt[: turn.kept] + turn.cut) if turn.kept else b"",
+        prompt=turn.prompt[turn.kept :],
+        ids=turn.ids,
+        cut=len(turn.cut),
+    )
+
+
+def _mark(ids: tuple[int, ...]) -> bytes:
+    return blake2b(array("I", ids).tobytes(), digest_size=16).digest()
+
+
+def _backwards(stored: Sequence[bytes]) -> Iterator[StoredTurn]:
+    for answer in reversed(stored):
+        yield from reversed(_unpack(answer))
+
+
+def _prompt(stored: Sequence[bytes]) -> tuple[int, ...] | None:
+    """That of the last turn, put together; None where a turn that it goes on from is gone."""
+    parts: list[tuple[int, ...]] = []
+    wanted: bytes | None = None
+    cut = 0
+    for turn in _backwards(stored):
+        if wanted is None:
+            parts.append(turn.prompt)
+        elif turn.mark == wanted:
+            parts += [turn.ids[: len(turn.ids) - cut], turn.prompt]
+        else:
+            continue
+        wanted, cut = turn.after, turn.cut
+        if not wanted:
+            return tuple(id_ for part in reversed(parts) for id_ in part)
+    return None

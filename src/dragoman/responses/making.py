@@ -30,9 +30,8 @@ from dragoman.api.responses.tools import Offer, offer_tools
 from dragoman.api.responses.writer import Manner, ResponseWriter
 from dragoman.errors import ContextOverflow, DragomanError
 from dragoman.limits import check_count
-from dragoman.responses.context import Context, Offering, fit_items, new_id
+from dragoman.responses.context import Context, Offering, fit_items, new_id, recall
 from dragoman.responses.desk import Desk, EventLog
-from dragoman.turns.plan import recall
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.tool_loop import ClientGone, Heard, Outcome, Outlet, Speaker, Toolbox, ToolLoop, Written
 from dragoman.turns.turn import ServedModel, Turn, note_terms

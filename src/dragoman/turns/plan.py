@@ -6,15 +6,13 @@ are kept here, too.
 
 import gc
 import threading
-from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from operator import itemgetter
 from os import urandom
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -24,12 +22,14 @@ from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.errors import MODEL, BadRequest, ContextOverflow, ModelNotFound, Part, SettingsError
 from dragoman.limits import Limits
 from dragoman.prompt import Prompter
-from dragoman.prompt.encode import check_encoded, stitch_prompt
+from dragoman.prompt.encode import chain_messages, check_encoded, digest_frame
+from dragoman.prompt.seams import GoneOn, Seams, Split
 from dragoman.turns.adapters import AdapterShelf
 from dragoman.turns.constrain import Constrainer
 from dragoman.turns.spec import (
     Breakers,
     Defaults,
+    History,
     TurnSpec,
     check_told_prompts,
     check_turn,
@@ -41,15 +41,19 @@ from dragoman.turns.spec import (
 )
 from dragoman.types import UNBOUNDED, Adapters, Conversation, Job, JobConstraint, Prompt, Sampling, Traced
 
-# The turns of lately, found by the prompt they began with; and turns as they are stored beside what was
-# said, so that any process can go on from their ids. Of a prompt that goes on from an earlier turn only
-# what is new is stored: however long a conversation becomes, each of its ids is stored once.
+# The turns of lately. A turn is remembered by its key, which is made of three things:
+#
+# - the chain of the messages that it answered: by it a turn is found;
+# - the text of its prompt, as a digest and a length: what begins with that very text goes on from it;
+# - what else the prompt was made of (tools, template, its variables), as a digest.
 
 
 MOST_IDS = 8 * 1024 * 1024
 """Ids that are kept, those of prompts and of answers: about 64 MB."""
 MOST_ANSWERS = 16
 """To one prompt."""
+_DIGEST = 16
+_LENGTH = 4
 
 
 class Trails:
@@ -62,6 +66,7 @@ class Trails:
         self._model = blake2b(b"\0".join([model.encode(), *pieces]), digest_size=16).digest()
         self._most_ids = most_ids
         self._kept: dict[bytes, list[Traced]] = {}
+        """By the part of their keys that stands for the messages."""
         self._owner_of: dict[bytes, str] = {}
         self._used: dict[str, OrderedDict[bytes, None]] = {}
         """The keys of each owner, the least lately used first."""
@@ -69,17 +74,36 @@ class Trails:
         """How many are kept of each owner."""
         self._lock = threading.Lock()
 
-    def key(self, prompt: str, salt: str = "") -> bytes:
-        """What turns are remembered by that begin with this text. It is the same in every process."""
-        text = f"{salt}\0{prompt}".encode("utf-8", "surrogatepass")
-        return blake2b(text, digest_size=16, key=self._model).digest()
+    def key(self, prompt: str, salt: str = "", chain: bytes = b"", frame: bytes = b"") -> bytes:
+        """What a turn is remembered by. It is the same in every process.
+
+        `prompt` is the text of its prompt, `chain` stands for the messages, `frame` for all else.
+        """
+        length = len(prompt).to_bytes(_LENGTH, "big")
+        return self._digest(chain, salt) + self._digest(_bytes(prompt), salt) + self._digest(frame) + length
+
+    def _digest(self, data: bytes, salt: str = "") -> bytes:
+        made = blake2b(_bytes(salt) + b"\0", digest_size=_DIGEST, key=self._model)
+        made.update(data)
+        return made.digest()
+
+    def begins(self, turn: Traced, text: str, salt: str) -> int | None:
+        """How many characters of the text are those of the turn's prompt; None: it begins differently."""
+        length = int.from_bytes(turn.key[-_LENGTH:], "big")
+        if length > len(text):
+            return None
+        same = self._digest(_bytes(text[:length]), salt) == turn.key[_DIGEST : 2 * _DIGEST]
+        return length if same else None
+
+    def same_frame(self, turn: Traced, frame: bytes) -> bool:
+        return self._digest(frame) == turn.key[2 * _DIGEST : 3 * _DIGEST]
 
     def shared(self, ids: tuple[int, ...]) -> tuple[int, ...]:
         """The same, of the objects that all have in common."""
         try:
-            # With one more it is a tuple, however few they are.
-            shared: tuple[int, ...] = itemgetter(*ids, 0)(self._shared)
-            return shared[:-1]
+            # With two more it is a tuple, however few they are.
+            shared: tuple[int, ...] = itemgetter(*ids, 0, 0)(self._shared)
+            return shared[:-2]
         except IndexError:
             # Some are not in the vocabulary.
             return tuple(self._shared[id] if id < len(self._shared) else id for id in ids)
@@ -88,10 +112,11 @@ class Trails:
         """The prompt of one that was `planned` is `shared` already, which takes long for a long one."""
         prompt = turn.prompt if planned else self.shared(turn.prompt)
         turn = replace(turn, prompt=prompt, ids=self.shared(turn.ids))
+        key = turn.key[:_DIGEST]
         with self._lock:
-            known = self._kept.setdefault(turn.key, [])
-            owner = self._owner_of.setdefault(turn.key, owner)
-            self._use(turn.key)
+            known = self._kept.setdefault(key, [])
+            owner = self._owner_of.setdefault(key, owner)
+            self._use(key)
             # Answers to one prompt have it in common, and it may be long: what tells them apart comes first.
             if any(each.source == turn.source and each.ids == turn.ids and each == turn for each in known):
                 return
@@ -114,8 +139,13 @@ class Trails:
         if not self._used[owner]:
             del self._used[owner], self._ids[owner]
 
+    def answers(self, chain: bytes, salt: str = "") -> Sequence[Traced]:
+        """What was answered to these messages, the latest first."""
+        return self.find(self._digest(chain, salt))
+
     def find(self, key: bytes) -> Sequence[Traced]:
-        """What was answered to this prompt, the latest first."""
+        """The same, by the key of one of them."""
+        key = key[:_DIGEST]
         with self._lock:
             if key not in self._kept:
                 return ()
@@ -125,7 +155,7 @@ class Trails:
     def prefer(self, key: bytes, source: str) -> bool:
         """Has the turn of this answer be found first; false if it is not known."""
         with self._lock:
-            known = self._kept.get(key, [])
+            known = self._kept.get(key[:_DIGEST], [])
             number = next((number for number, turn in enumerate(known) if turn.source == source), None)
             if number is None:
                 return False
@@ -136,80 +166,15 @@ class Trails:
         return len(self._kept)
 
 
-class StoredTurn(Struct, frozen=True, kw_only=True, array_like=True):
-    key: bytes
-    source: str
-    mark: bytes
-    """Stands for all ids of the turn, from the first of its prompt."""
-    after: bytes
-    """The mark of the turn that the prompt goes on from; empty: there is none."""
-    prompt: tuple[int, ...]
-    """What is new in it."""
-    ids: tuple[int, ...]
-
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(list[StoredTurn]).decode
-
-
-def pack_turns(turns: Sequence[Traced]) -> bytes:
-    """The turns of one answer; those that nothing can go on from are left out."""
-    found = [_stored(turn) for turn in turns if turn.key]
-    return _encode(found) if found else b""
-
-
-def recall(trails: Trails, stored: Sequence[bytes], owner: str = "") -> None:
-    """Has a prompt that goes on from these answers find the last one, be it remembered or not."""
-    last = next(_backwards(stored), None)
-    if last is None or trails.prefer(last.key, last.source):
-        return
-    prompt = _prompt(stored)
-    if prompt is not None:
-        trails.add(Traced(key=last.key, source=last.source, prompt=prompt, ids=last.ids), owner)
-
-
-def _stored(turn: Traced) -> StoredTurn:
-    return StoredTurn(
-        key=turn.key,
-        source=turn.source,
-        mark=_mark(turn.all),
-        after=_mark(turn.prompt[: turn.kept]) if turn.kept else b"",
-        prompt=turn.prompt[turn.kept :],
-        ids=turn.ids,
-    )
-
-
-def _mark(ids: tuple[int, ...]) -> bytes:
-    return blake2b(array("I", ids).tobytes(), digest_size=16).digest()
-
-
-def _backwards(stored: Sequence[bytes]) -> Iterator[StoredTurn]:
-    for answer in reversed(stored):
-        yield from reversed(_decode(answer))
-
-
-def _prompt(stored: Sequence[bytes]) -> tuple[int, ...] | None:
-    """That of the last turn, put together; None where a turn that it goes on from is gone."""
-    parts: list[tuple[int, ...]] = []
-    wanted: bytes | None = None
-    for turn in _backwards(stored):
-        if wanted is None:
-            parts.append(turn.prompt)
-        elif turn.mark == wanted:
-            parts += [turn.ids, turn.prompt]
-        else:
-            continue
-        wanted = turn.after
-        if not wanted:
-            return tuple(id_ for part in reversed(parts) for id_ in part)
-    return None
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
 
 
 # Plans.
 
 
-Rendered: TypeAlias = tuple[str, tuple[int, ...], Traced | None]
-"""A prompt as text and as ids, and the turn that it goes on from."""
+Rendered: TypeAlias = tuple[str, tuple[int, ...], GoneOn | None, Split]
+"""A prompt as text and as ids, what it goes on from, and why from no more."""
 # Collecting garbage looks at every id of the tuples that are new, once, while all threads wait: these many
 # take some milliseconds. Those of hundreds of prompts at once would take 50.
 _YOUNG_IDS = 2**19
@@ -227,10 +192,19 @@ class TurnPlan(Struct, frozen=True):
     """What the client, the operator and the template have the answers end at."""
     keys: Sequence[bytes] = ()
     """For each job, what its answers are remembered by; empty if it is no conversation that may go on."""
-    after: Sequence[Traced | None] = ()
-    """For each job, the turn whose ids its prompt goes on from."""
+    after: Sequence[GoneOn | None] = ()
+    """For each job, what its prompt goes on from."""
     unenforced: str = ""
     """The field that asks for what the engine is not held to, if there is one."""
+    splits: Sequence[Split] = ()
+    """For each job, why its prompt does not go on from the answer before it, if it does not."""
+    history: History = "template"
+
+    def facts(self, number: int) -> dict[str, Any]:
+        """What the turn of a job says of its prompt."""
+        after = self.after[number] if self.after else None
+        gone_on = {"after": after.turn.source or None, "kept": after.kept, "cut": after.cut} if after else {}
+        return {**gone_on, "split": self.splits[number] if self.splits else "", "history": self.history}
 
 
 class Planner:
@@ -255,7 +229,7 @@ class Planner:
         self.prompter = prompter
         self.dialect = dialect
         self.trails = Trails(card.name, tokenizer.pieces)
-        self._ends = [tokenizer.pieces[id_].decode("utf-8", "replace") for id_ in tokenizer.end_ids]
+        self._ends = {id_: tokenizer.pieces[id_].decode("utf-8", "replace") for id_ in tokenizer.end_ids}
         self._limits = limits or Limits()
         self._defaults = defaults or dict.fromkeys((card.name, ""), defaults_of(card))
         self._breakers = Breakers(tokenizer.pieces)
@@ -337,7 +311,7 @@ class Planner:
         dialect = dialect_for(spec, self.dialect)
         salt = f"{adapters or ''}\0{spec.salt}"
         prompts = [*self._fit_all(spec, dialect, salt)]
-        check_told_prompts(spec, [len(ids) for _, ids, _ in prompts], self._limits)
+        check_told_prompts(spec, [len(ids) for _, ids, *_ in prompts], self._limits)
         begun = [
             self._in_reasoning(spec, dialect, prompt, rendered)
             for prompt, rendered in zip(spec.prompts, prompts, strict=True)
@@ -360,12 +334,14 @@ class Planner:
                 reuse_prefix=spec.reuse_prefix,
                 cache_salt="" if "cache_salt" in self.card.refused else spec.salt,
             )
-            for (text, prompt, _), in_reasoning, key in zip(prompts, begun, keys, strict=True)
+            for (text, prompt, *_), in_reasoning, key in zip(prompts, begun, keys, strict=True)
         ]
         asked = spec.wanted or spec.calling
         free = asked is not None and any(job.constraint is None for job in jobs)
         unenforced = asked.param if asked and free else ""
-        return TurnPlan(jobs, begun, dialect, spec.stop, keys, [after for *_, after in prompts], unenforced)
+        after, splits = [one[2] for one in prompts], [one[3] for one in prompts]
+        more = keys, after, unenforced, splits, spec.history
+        return TurnPlan(jobs, begun, dialect, spec.stop, *more)
 
     def _constraint(self, spec: TurnSpec, dialect: Dialect, in_reasoning: bool) -> JobConstraint | None:
         if not spec.bounded:
@@ -373,28 +349,30 @@ class Planner:
         return self._constrainer.constraint(spec, dialect, in_reasoning=in_reasoning)
 
     def _key(self, spec: TurnSpec, prompt: Prompt, text: str, salt: str) -> bytes:
-        if not isinstance(prompt, Conversation) or not prompt.add_generation_prompt:
+        """What the answer to a prompt is remembered by: where it goes on with a message, those before it."""
+        if not isinstance(prompt, Conversation):
             return b""
         # Nothing goes on from ids that no model has sampled, or from a prompt that was cut.
         goes_on = self.card.samples_ids and spec.truncate_prompt is None
-        return self.trails.key(text, salt) if goes_on else b""
+        if not goes_on or not (prompt.add_generation_prompt or prompt.continue_final_message):
+            return b""
+        messages = prompt.messages[:-1] if prompt.continue_final_message else prompt.messages
+        return self.trails.key(text, salt, chain_messages(messages)[-1], digest_frame(prompt))
 
-    def _rendered(self, prompt: Prompt, most: int | None, dialect: Dialect, salt: str) -> Rendered:
+    def _rendered(
+        self, prompt: Prompt, most: int | None, dialect: Dialect, salt: str, history: History
+    ) -> Rendered:
         """A conversation with an answer that we know goes on from the ids of that answer."""
-        if isinstance(prompt, Conversation) and len(self.trails):
-            kept = stitch_prompt(
-                self.prompter,
-                prompt,
-                dialect,
-                self._ends,
-                lambda text: self.trails.find(self.trails.key(text, salt)),
-            )
-            if kept is not None:
-                return kept
-        return *self.prompter.render(prompt, most), None
+        answered = isinstance(prompt, Conversation) and any(m.role == "assistant" for m in prompt.messages)
+        if isinstance(prompt, Conversation) and answered and len(self.trails):
+            seams = Seams(self.prompter, prompt, dialect, self._ends, self.trails, salt)
+            if seams.known:
+                stitched = (seams.go_on() if history == "sampled" else None) or seams.stitch()
+                return stitched.text, stitched.ids, stitched.after, stitched.split
+        return *self.prompter.render(prompt, most), None, "unknown" if answered else ""
 
     def _in_reasoning(self, spec: TurnSpec, dialect: Dialect, prompt: Prompt, rendered: Rendered) -> bool:
-        text, ids, _ = rendered
+        text, ids, *_ = rendered
         if isinstance(prompt, Conversation):
             return opened_reasoning(dialect, prompt, text)
         return spec.reading is not None and ids_opened_reasoning(dialect, ids, self.tokenizer)
@@ -402,17 +380,18 @@ class Planner:
     def _fit_all(self, spec: TurnSpec, dialect: Dialect, salt: str) -> Iterator[Rendered]:
         young = 0
         for prompt in spec.prompts:
-            rendered = self._fit(prompt, spec.truncate_prompt, dialect, salt)
+            rendered = self._fit(prompt, spec, dialect, salt)
             yield rendered
             young += len(rendered[1])
             if young > _YOUNG_IDS:
                 gc.collect(1)
                 young = 0
 
-    def _fit(self, prompt: Prompt, keep: int | None, dialect: Dialect, salt: str) -> Rendered:
+    def _fit(self, prompt: Prompt, spec: TurnSpec, dialect: Dialect, salt: str) -> Rendered:
         """The prompt as text and as ids, which are cut as asked; more than the model takes is refused."""
-        most = self.prompter.most_tokens
-        text, ids, after = self._rendered(prompt, most if keep is None else None, dialect, salt)
+        most, keep = self.prompter.most_tokens, spec.truncate_prompt
+        bound = most if keep is None else None
+        text, ids, after, split = self._rendered(prompt, bound, dialect, salt, spec.history)
         if keep is not None:
             whole, ids = len(ids), ids[-(most if keep < 0 else keep) :]
             after = after if len(ids) == whole else None
@@ -420,7 +399,7 @@ class Planner:
             raise BadRequest("The prompt is empty.", param=prompt.param, code="empty_prompt")
         if len(ids) > most:
             raise ContextOverflow.of(len(ids), most, prompt.param)
-        return text, ids, after
+        return text, ids, after, split
 
     def _with_room(self, spec: TurnSpec, sampling: Sampling, prompt_tokens: int) -> Sampling:
         """The answer ends where the context does: more was asked for than fits is no reason to refuse."""

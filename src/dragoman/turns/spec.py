@@ -24,6 +24,10 @@ from dragoman.types import UNBOUNDED, Conversation, Prompt, Samplers, Sampling
 # What is asked.
 
 
+History: TypeAlias = Literal["template", "sampled"]
+"""How a prompt has earlier answers: as the template writes them now, or as they were sampled."""
+
+
 class Reading(Struct, frozen=True, kw_only=True):
     """What is to be found in an answer, in the model's dialect."""
 
@@ -114,6 +118,7 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
     bad_words: tuple[str, ...] = ()
     dry_breakers: tuple[str, ...] = ()
     skip_special_tokens: bool = True
+    history: History = "template"
     truncate_prompt: int | None = None
     """Keep this many of the prompt's last ids; -1 means as many as the model takes."""
     priority: int = 0

@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dragoman.mcp import CallResult, McpFailure, McpServers, McpSession, McpTool, ServerSpec
-from dragoman.mcp.policy import AllowedTools, RequireApproval, allows_tool, needs_approval, pin_of
+from dragoman.mcp.servers import AllowedTools, RequireApproval, allows_tool, needs_approval, pin_of
 from dragoman.turns.checked import note_fault
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.turn import Turn, note_terms, note_turn

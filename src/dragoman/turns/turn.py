@@ -307,7 +307,6 @@ class Turn:
         return sink
 
     def _keep(self, number: int, reader: ChoiceReader) -> None:
-        after = self._plan.after[number] if self._plan.after else None
         traced = Traced(
             prompt=self.jobs[number].prompt,
             ids=tuple(reader.ids),
@@ -316,8 +315,7 @@ class Turn:
             choice=reader.choice,
             weight_version=self.weight_version,
             source=self._source,
-            after=(after.source or None) if after else None,
-            kept=len(after.all) if after else 0,
+            **self._plan.facts(number),
             # Nothing goes on from text: its ids are not known.
             key=self._plan.keys[number] if self._plan.keys and not reader.in_text else b"",
         )

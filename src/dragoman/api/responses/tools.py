@@ -29,7 +29,7 @@ from dragoman.api.tools import (
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits, check_count
 from dragoman.mcp import McpTool
-from dragoman.mcp.policy import AllowedTools, RequireApproval, pin_of
+from dragoman.mcp.servers import AllowedTools, RequireApproval, pin_of
 from dragoman.turns.tool_loop import ServerWish
 
 Label: TypeAlias = Annotated[str, Meta(min_length=1, max_length=128)]

@@ -1,0 +1,459 @@
+"""A prompt that goes on from what the model itself wrote, in the very ids that it sampled.
+
+The problem. A model samples ids, a client gets text, and the client's next request holds that text as a
+message. If the whole conversation is rendered and tokenized again, the model's own words mostly come out
+as other ids than those that it sampled: `" wea" "ther"` comes back as `" weather"`. The engine's cache of
+the answer is lost then, and whoever trains on the conversation trains on ids that nobody sampled.
+
+The cure. A turn that was answered is kept as it was, prompt ids and sampled ids (`turns/plan.py`). When
+the conversation comes back it is rendered once, as it is now, and its answers are looked for in that text:
+
+    what the template writes now      <user>hi<end><bot>Hello.<end>\\n<user>and?<end><bot>
+    a turn that was kept              '--- its prompt ---''- sampled -'
+    the ids of the prompt             [kept: its prompt]   [kept]      [new: the rest]
+
+1. Which turns there may be is found by the messages alone: each beginning of a conversation has a digest
+   (`chain_messages`), and a turn is kept under that of the messages that it answered.
+2. A turn whose prompt was the very text with which the prompt begins now is gone on from, the latest such
+   one: all of its ids are kept, earlier answers among them, if what follows is what the model wrote.
+   Mostly it is, character by character. If not, both are parsed: templates have their own way with spaces
+   and with the JSON of calls, and answers that read alike are one. The client's text counts: an answer that
+   it has edited is not the model's.
+3. What the model wrote last is mostly the end of its turn. Where the template writes that, it is kept;
+   where it writes another one, or none, the template's counts, and the model's is left out.
+4. Answers after that place stand in a text that was changed: many templates drop old reasoning once a user
+   speaks again, and a client may have edited something. Of these the ids are kept as far back from their
+   ends as the template writes the same text. To find them the conversation is rendered once more, with
+   marks around what others than the model said (fences): an answer is looked for between two of these.
+
+So the ids always say what the template has written, with the one exception of answers that read alike.
+
+With `history: "sampled"` nothing counts but what was sampled: the ids of the latest turn whose messages are
+those of the conversation, whatever the template has made of them, and then what the template writes after
+that answer (`_find_tail`).
+
+The rest is tokenized with the marks in it that keep a client's text from being a control token (encode.py).
+"""
+
+import re
+from codecs import getincrementaldecoder
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from dragoman.dialects.declare import Dialect, starts_in_reasoning
+from dragoman.dialects.parser import Parser, parse
+from dragoman.prompt.encode import (
+    Marked,
+    Region,
+    chain_messages,
+    digest_frame,
+    erase,
+    find_marks,
+    meaning_of,
+    regions_between,
+)
+from dragoman.types import Answer, Conversation, Message, Traced, fold
+
+if TYPE_CHECKING:
+    from dragoman.prompt.prompter import Prompter
+
+_OPENING_IDS = 64
+"""The last ids of a prompt: they say whether it has opened reasoning."""
+_CLOSES = re.compile(r"(?!.*header)(?:.*end|.*eo[stm]|.*return|</s>)", re.IGNORECASE | re.DOTALL)
+"""Control tokens that end a message, by their names, where the tokenizer does not say so."""
+
+
+class KeptTurns(Protocol):
+    """The turns that are kept."""
+
+    def answers(self, chain: bytes, salt: str) -> Sequence[Traced]: ...
+
+    def begins(self, turn: Traced, text: str, salt: str) -> int | None: ...
+
+    def same_frame(self, turn: Traced, frame: bytes) -> bool: ...
+
+
+class GoneOn(Struct, frozen=True):
+    """What a prompt goes on from."""
+
+    turn: Traced
+    kept: int
+    """How many of its ids the prompt begins with."""
+
+    @property
+    def cut(self) -> tuple[int, ...]:
+        """The others."""
+        return self.turn.all[self.kept :] if self.kept else ()
+
+
+Split: TypeAlias = Literal["", "client", "end", "template", "tools", "unknown"]
+"""Why a prompt does not go on from all ids of the answer before it, if it does not: the client has changed
+what was said; the template writes another end, or something else, for it; tools or variables of the template
+are others; or those ids are not known."""
+
+
+class Stitched(Struct, frozen=True):
+    text: str
+    ids: tuple[int, ...]
+    after: GoneOn | None
+    split: Split = ""
+
+
+# What a model wrote
+
+
+def _find_regions(now: Marked, prompter: "Prompter", conversation: Conversation) -> list[Region]:
+    """Of each answer; none where fences change what the template writes."""
+    for careful in (False, True):
+        text, fence, order = prompter.render_fenced(conversation, careful=careful)
+        places, _ = find_marks(erase(text, now.mark), fence)
+        if erase(text, fence) == now.text and len(places) == 2 * sum(fenced for _, fenced in order):
+            return list(regions_between(places, order, len(now.plain)))
+    return []
+
+
+class Wrote:
+    """The ids of a turn, read."""
+
+    def __init__(self, turn: Traced, of: "Seams") -> None:
+        self.turn = turn
+        self._of = of
+        self.text = of.decode(turn.ids)
+        ended = bool(turn.ids) and turn.ids[-1] in of.ends
+        self.end = of.ends[turn.ids[-1]] if ended else ""
+        self.body = self.text[: len(self.text) - len(self.end)]
+        self.body_ids = turn.ids[:-1] if ended else turn.ids
+
+    @cached_property
+    def begun(self) -> bool:
+        """Whether the prompt had opened reasoning."""
+        return starts_in_reasoning(self._of.dialect, self._of.decode(self.turn.prompt[-_OPENING_IDS:]))
+
+    @cached_property
+    def answer(self) -> Answer:
+        of = self._of
+        parser = Parser(of.dialect, of.tools, self.begun, special_tokens=of.controls)
+        decoder = getincrementaldecoder("utf-8")("replace")
+        said = [
+            (id_, decoder.decode(piece))
+            for id_, piece in zip(self.body_ids, of.pieces(self.body_ids), strict=True)
+        ]
+        return fold([*parser.feed(said), *parser.finish()])
+
+    def says(self, message: Message) -> bool:
+        return meaning_of(self.answer) == meaning_of(message)
+
+
+class _Base(Struct):
+    """Where the prompt stops to be what an earlier turn has seen and said."""
+
+    after: GoneOn
+    rest: int
+    """The place in the text."""
+    number: int
+    """Of the first message after it."""
+
+
+class Seams:
+    """One conversation, as it is rendered now, and what is known of its answers."""
+
+    def __init__(
+        self,
+        prompter: "Prompter",
+        conversation: Conversation,
+        dialect: Dialect,
+        ends: dict[int, str],
+        memory: KeptTurns,
+        salt: str,
+    ) -> None:
+        self.dialect, self.ends, self.tools = dialect, ends, conversation.tools
+        self.decode: Callable[[Sequence[int]], str] = prompter.decode
+        self.controls = prompter.controls
+        self.pieces = prompter.pieces
+        self._prompter, self._conversation = prompter, conversation
+        self._memory, self._salt = memory, salt
+        self._frame = digest_frame(conversation)
+        self.links = chain_messages(conversation.messages)
+        self._numbers = [
+            number for number, message in enumerate(conversation.messages) if message.role == "assistant"
+        ]
+        self._wrote: dict[int, list[Wrote]] = {}
+
+    @property
+    def known(self) -> bool:
+        """Whether any of the answers is."""
+        return any(self._answers(number) for number in reversed(self._numbers))
+
+    def _answers(self, number: int) -> list[Wrote]:
+        if number not in self._wrote:
+            turns = self._memory.answers(self.links[number], self._salt)
+            self._wrote[number] = [Wrote(turn, self) for turn in turns]
+        return self._wrote[number]
+
+    @cached_property
+    def now(self) -> Marked:
+        return Marked(*self._prompter.render_marked(self._conversation))
+
+    @cached_property
+    def _regions(self) -> dict[int, Region]:
+        found = _find_regions(self.now, self._prompter, self._conversation)
+        return dict(zip(self._numbers, found, strict=True)) if len(found) == len(self._numbers) else {}
+
+    # As the template writes it
+
+    def stitch(self) -> Stitched:
+        base = self._find_base()
+        if base is None:
+            base = _Base(GoneOn(Traced(prompt=(), ids=()), 0), 0, 0)
+        return self._stitch(base)
+
+    def _stitch(self, base: _Base) -> Stitched:
+        ids = [*base.after.turn.all[: base.after.kept]]
+        place = base.rest
+        for start, end, kept in self._find_kept(base):
+            ids += self._encode(place, start, not ids)
+            ids += kept
+            place = end
+        ids += self._encode(place, None, not ids)
+        shown = self._prompter.show(self.now.text, self.now.mark)
+        return Stitched(shown, tuple(ids), self._after(base), self._why_split(base))
+
+    def _after(self, base: _Base) -> GoneOn | None:
+        """The last answer, if it is known. Of ids that the prompt has from other turns nothing is said."""
+        last = self._last
+        if last is None or base.number > last:
+            return base.after if base.after.kept else None
+        said = [wrote.turn for wrote in self._saying(last)]
+        if any(turn is base.after.turn for turn in said):
+            return base.after
+        return GoneOn(said[0], 0) if said else None
+
+    def _why_split(self, base: _Base) -> Split:
+        last = self._last
+        if last is None or base.number > last:
+            return "end" if base.after.cut else ""
+        if not self._answers(last):
+            return "client" if self.known else "unknown"
+        said = self._saying(last)
+        if not said:
+            return "client"
+        return "template" if any(map(self._framed, said)) else "tools"
+
+    @cached_property
+    def _last(self) -> int | None:
+        """The message of the last answer; what a client has begun to write for the model is none."""
+        begun = self._conversation.continue_final_message and not self._answers(self._numbers[-1])
+        numbers = self._numbers[:-1] if begun else self._numbers
+        return numbers[-1] if numbers else None
+
+    def _encode(self, start: int, end: int | None, begins: bool) -> list[int]:
+        text = self.now.slice(start, end)
+        return self._prompter.encode_special(text, self.now.mark, begins=begins) if text else []
+
+    def _find_base(self) -> _Base | None:
+        for number in reversed(self._numbers):
+            fits = self._fitting(number)
+            seams = [seam for wrote, at in fits if (seam := self._seam(wrote, at, number)) is not None]
+            if seams:
+                _, after, rest = min(seams, key=lambda seam: seam[0])
+                return _Base(after, rest, number + 1)
+            if fits:
+                wrote, at = fits[0]
+                return _Base(GoneOn(wrote.turn, len(wrote.turn.prompt)), at, number)
+        return None
+
+    def _fitting(self, number: int) -> list[tuple[Wrote, int]]:
+        """The answers whose prompt is what the text begins with now, and where that ends."""
+        places: dict[bytes, int | None] = {}
+        for wrote in self._answers(number):
+            key = wrote.turn.key
+            if key not in places:
+                places[key] = self._memory.begins(wrote.turn, self.now.plain, self._salt)
+        found = ((wrote, places[wrote.turn.key]) for wrote in self._answers(number))
+        return [(wrote, at) for wrote, at in found if at is not None]
+
+    def _seam(self, wrote: Wrote, at: int, number: int) -> tuple[tuple[int, int], GoneOn, int] | None:
+        """Where the rest begins, if the answer stands at this place; the less comes first, the better."""
+        turn, plain = wrote.turn, self.now.plain
+        before, whole = len(turn.prompt), GoneOn(turn, turn.count)
+        body = at + len(wrote.body)
+        said = plain.startswith(wrote.body, at) and self._keeps_apart(at, body, wrote.body_ids)
+        if said and wrote.end and plain.startswith(wrote.end, body) and self._closes(body):
+            return (0, -body), whole, body + len(wrote.end)
+        kept = GoneOn(turn, before + len(wrote.body_ids))
+        if said and self._closes(body):
+            return (1, -body), kept, body
+        end = self._find_alike(wrote, at, number)
+        if end is not None:
+            if wrote.end and plain.startswith(wrote.end, end):
+                return (2, 0), whole, end + len(wrote.end)
+            return (2, 1), kept, end
+        return ((3, -body), kept, body) if said else None
+
+    def _closes(self, at: int) -> bool:
+        """Whether nothing but the template's words can follow."""
+        following = self.now.slice(at).lstrip() if at < len(self.now.plain) else ""
+        return not following or next(self._prompter.split_special(following))[0] is not None
+
+    def _keeps_apart(self, start: int, end: int, ids: Sequence[int]) -> bool:
+        """Whether control tokens among the ids are none in what a client wrote."""
+        written = self.now.slice(start, end)
+        if len(written) == end - start:
+            return True
+        found = [id_ for id_, _ in self._prompter.split_special(written) if id_ is not None]
+        return found == [id_ for id_ in ids if id_ in self.controls]
+
+    def _find_alike(self, wrote: Wrote, at: int, number: int) -> int | None:
+        """Where what is written for the answer ends, if it reads as what the model wrote."""
+        tried = set[int]()
+        for end in self._ends_after(at, number):
+            if end not in tried:
+                tried.add(end)
+                answer = parse(self.now.plain[at:end], self.dialect, self.tools, wrote.begun)
+                if _alike(answer, wrote.answer):
+                    return end
+        return None
+
+    def _ends_after(self, at: int, number: int) -> Iterator[int]:
+        ends = [place for end in self.ends.values() if (place := self.now.plain.find(end, at)) >= 0]
+        if ends:
+            yield min(ends)
+        region = self._regions.get(number)
+        if region is not None and region.end > at:
+            closing = self._find_closing(at, region.end)
+            yield region.end if closing is None else closing[0]
+
+    def _find_closing(self, start: int, end: int) -> tuple[int, int] | None:
+        """The last token between two places that ends a message."""
+        place, found = start, None
+        for id_, piece in self._prompter.split_special(self.now.slice(start, end)):
+            size = len(erase(piece, self.now.mark))
+            if id_ is not None and (id_ in self.ends or _CLOSES.match(piece)):
+                found = place, place + size
+            place += size
+        return found
+
+    # As it was sampled
+
+    def go_on(self) -> Stitched | None:
+        """The ids of the latest turn whose messages are those of the conversation, and what is new since."""
+        for number in reversed(self._numbers):
+            for wrote in self._saying(number):
+                base = self._find_tail(wrote, number) if self._framed(wrote) else None
+                if base is not None:
+                    before = self.decode(wrote.turn.all[: base.after.kept])
+                    made = self._stitch(base)
+                    return msgspec.structs.replace(made, text=before + self.now.plain[base.rest :])
+        return None
+
+    def _saying(self, number: int) -> list[Wrote]:
+        """The answers that say what the message says."""
+        message = self._conversation.messages[number]
+        return [wrote for wrote in self._answers(number) if wrote.says(message)]
+
+    def _framed(self, wrote: Wrote) -> bool:
+        """Whether nothing but messages can have changed since the answer."""
+        if self._memory.same_frame(wrote.turn, self._frame):
+            return True
+        return self._memory.begins(wrote.turn, self.now.plain, self._salt) is not None
+
+    def _find_tail(self, wrote: Wrote, number: int) -> _Base | None:
+        """What is new begins behind what the template writes for the answer, and its end."""
+        whole = GoneOn(wrote.turn, wrote.turn.count)
+        messages = self._conversation.messages
+        for seen, at in self._fitting(number):
+            if seen is wrote and (seam := self._seam(wrote, at, number)) is not None:
+                _, after, rest = seam
+                # Nothing has ended where the model is to go on with its answer.
+                if number == len(messages) - 1 and self._conversation.continue_final_message:
+                    return _Base(after, rest, number + 1)
+                ended = after.kept < whole.kept
+                return _Base(whole, self._behind_closing(rest) if ended else rest, number + 1)
+        region = self._regions.get(number)
+        if region is None or region.after != sum(one.role != "assistant" for one in messages[number:]):
+            return None
+        tail = self._behind_answer(wrote, region)
+        return None if tail is None else _Base(whole, tail, number + 1)
+
+    def _behind_answer(self, wrote: Wrote, region: Region) -> int | None:
+        """By its last ids; else by the last token that ends a message there; else by those before its end."""
+        place = region.start, region.end
+        found = self._suffix_in(wrote.turn.ids, *place, last=region.alone)
+        if found is not None and (region.alone or self.decode(found[2]).removesuffix(wrote.end).strip()):
+            return found[1]
+        closing = self._find_closing(*place) if region.alone else None
+        if closing is not None:
+            return closing[1] if wrote.end else closing[0]
+        found = self._suffix_in(wrote.body_ids, *place, last=region.alone)
+        return self._behind_closing(found[1]) if found is not None else None
+
+    def _behind_closing(self, at: int) -> int:
+        """Behind the end that the template writes where the model has sampled another one."""
+        text = self.now.slice(at)
+        space = len(text) - len(text.lstrip())
+        id_, piece = next(self._prompter.split_special(text[space:]), (None, ""))
+        closes = id_ is not None and (id_ in self.ends or _CLOSES.match(piece))
+        return at + space + len(piece) if closes else at
+
+    # Answers in a text that was changed
+
+    def _find_kept(self, base: _Base) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+        """Of answers after the base: from where to where which ids are kept."""
+        place = base.rest
+        for number in self._numbers:
+            if number < base.number:
+                continue
+            said = next(iter(self._saying(number)), None)
+            region = self._regions.get(number) if said is not None else None
+            if said is None or region is None:
+                continue
+            found = self._find_suffix(said, max(region.start, place), region)
+            if found is not None:
+                place = found[1]
+                yield found
+
+    def _find_suffix(
+        self, wrote: Wrote, start: int, region: Region
+    ) -> tuple[int, int, tuple[int, ...]] | None:
+        """As much of the end of an answer as stands between two places."""
+        texts = [wrote.turn.ids, wrote.body_ids] if wrote.end else [wrote.turn.ids]
+        for ids in texts:
+            end = region.end
+            if ids is wrote.body_ids and (closing := self._find_closing(start, end)):
+                end = closing[0]
+            found = self._suffix_in(ids, start, end, last=region.alone)
+            if found is not None:
+                return found
+        return None
+
+    def _suffix_in(
+        self, ids: tuple[int, ...], start: int, end: int, *, last: bool
+    ) -> tuple[int, int, tuple[int, ...]] | None:
+        written = self.now.plain[start:end].encode()
+        pieces = self.pieces(ids)
+        low, high = 0, len(ids)
+        while low < high:
+            middle = (low + high) // 2
+            if b"".join(pieces[middle:]) in written:
+                high = middle
+            else:
+                low = middle + 1
+        # A suffix may not begin within a character.
+        while low < len(ids) and pieces[low][:1] and 0x80 <= pieces[low][0] < 0xC0:
+            low += 1
+        suffix = b"".join(pieces[low:])
+        if not suffix.strip():
+            return None
+        at = written.rfind(suffix) if last else written.find(suffix)
+        first = start + len(written[:at].decode())
+        place = first, first + len(suffix.decode("utf-8", "replace"))
+        kept = ids[low:]
+        return (*place, kept) if self._keeps_apart(*place, kept) else None
+
+
+def _alike(one: Answer, other: Answer) -> bool:
+    return one.reasoning.strip() == other.reasoning.strip() and meaning_of(one) == meaning_of(other)
