@@ -15,6 +15,7 @@ OVER = frozenset(
         "/v1/uploads/{id}/cancel",
         "/api/create",
         "/api/copy",
+        "/v1/batches/{id}/cancel",
     }
 )
 """Refused even if the body is good: what is there is done, or not begun, or not for clients to change."""
@@ -65,6 +66,8 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/uploads": {"bytes": 2, "filename": "a", "mime_type": "text/plain", "purpose": "user_data"},
     "/v1/uploads/{id}/complete": {"part_ids": ["part_1"]},
     "/v1/uploads/{id}/cancel": {},
+    "/v1/batches": {"input_file_id": "file-1", "endpoint": "/v1/completions", "completion_window": "24h"},
+    "/v1/batches/{id}/cancel": {},
     "/v1/trajectories/{id}": {"rewards": {"right": 1.0}},
     "/tokenize": {"prompt": "hi"},
     "/v1/tokenize": _CHAT,

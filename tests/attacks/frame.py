@@ -133,6 +133,7 @@ class Attacked:
             "responses": ("/v1/responses", {"store": True}),
             "conversations": ("/v1/conversations", {}),
             "uploads": ("/v1/uploads", {}),
+            "batches": ("/v1/batches", {}),
             "chat": ("/v1/chat/completions", {"store": True}),
             "trajectories": ("/v1/chat/completions", {"store": True, "return_token_ids": True}),
         }[kind]

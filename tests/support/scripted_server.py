@@ -1,7 +1,8 @@
 """A server of its own process, for tests that kill it: `python -m tests.support.scripted_server FOLDER`.
 
 It says "Hello" to everybody, keeps what it is asked to keep in that folder, and prints its address. With
-"parrot" behind the folder it says what it is told; with "one-id" it samples "Hello" as a single id.
+"parrot" behind the folder it says what it is told, with "slow-parrot" slowly; with "one-id" it samples
+"Hello" as a single id.
 """
 
 import sys
@@ -18,7 +19,14 @@ def one_id() -> ScriptedEngine:
     return ScriptedEngine(Script([HELLO_ID, END_ID]), tokenizer=ByteTokenizer(["Hello"]))
 
 
-ENGINES = {"parrot": parrot, "one-id": one_id}
+def slow_parrot() -> ScriptedEngine:
+    """Slow enough to be killed at work, with few answers at a time."""
+    made = parrot(interval=0.002)
+    made.card.slots = 4
+    return made
+
+
+ENGINES = {"parrot": parrot, "one-id": one_id, "slow-parrot": slow_parrot}
 
 
 def ready(url: str) -> None:

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.turns.queue import EngineQueue, Ticket
+from dragoman.engines.protocol import BEHIND
+from dragoman.turns.queue import EngineQueue, Ticket, behind
 
 
 def in_loop(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -259,3 +260,77 @@ def test_whatever_one_key_asks_another_has_its_equal_share(
         assert drop.held >= share
 
     in_loop(scenario)
+
+
+# What nobody waits for.
+
+
+def ask_behind(
+    queue: EngineQueue, begin: Callable[[int], None], step_back: Callable[[], None], owner: str = ""
+) -> Ticket:
+    token = behind.set(step_back)
+    try:
+        return queue.ask(Ticket(begin, owner))
+    finally:
+        behind.reset(token)
+
+
+def test_what_nobody_waits_for_begins_only_where_nobody_else_waits() -> None:
+    async def scenario() -> None:
+        queue, began = EngineQueue(1), list[str]()
+        first = queue.ask(Ticket(nothing))
+        ask_behind(queue, lambda _: began.append("line"), lambda: None)
+        second = queue.ask(Ticket(lambda _: began.append("chat")))
+        queue.leave(first)
+        await moved_on()
+        assert began == ["chat"]
+        queue.leave(second)
+        await moved_on()
+        assert began == ["chat", "line"]
+
+    in_loop(scenario)
+
+
+def test_the_last_that_nobody_waits_for_makes_way_at_once() -> None:
+    async def scenario() -> None:
+        queue, pressed, began = EngineQueue(3), list[int](), list[int]()
+        lines: list[Ticket] = []
+
+        def step_back(number: int) -> None:
+            pressed.append(number)
+            queue.leave(lines[number])
+
+        lines += [ask_behind(queue, nothing, partial(step_back, number)) for number in range(5)]
+        assert (queue.running, queue.waiting) == (3, 2)
+        queue.ask(Ticket(began.append, weight=2))
+        await moved_on()
+        assert (pressed, began) == ([2, 1], [2])
+        # Those that wait do not begin instead.
+        assert (queue.running, queue.waiting) == (3, 2)
+
+    in_loop(scenario)
+
+
+def test_an_engine_computes_what_nobody_waits_for_after_all_else() -> None:
+    queue = EngineQueue(9)
+    line, chat = ask_behind(queue, nothing, lambda: None), queue.ask(Ticket(nothing, priority=99))
+    assert queue.priority(line) >= BEHIND > queue.priority(chat)
+
+
+def test_an_engine_that_makes_no_way_is_given_no_more_of_it_than_it_computes_at_once() -> None:
+    queue = EngineQueue(8, spare=4)
+    for _ in range(8):
+        ask_behind(queue, nothing, lambda: None)
+    assert (queue.running, queue.waiting) == (4, 4)
+    queue.ask(Ticket(nothing))
+    assert queue.running == 5
+
+
+def test_who_was_told_to_step_back_is_counted_on() -> None:
+    """Two that come at once need two places, though those who make way have not left yet."""
+    queue, pressed = EngineQueue(4), list[int]()
+    for number in range(4):
+        ask_behind(queue, nothing, partial(pressed.append, number))
+    for _ in range(2):
+        queue.ask(Ticket(nothing))
+    assert pressed == [3, 2]

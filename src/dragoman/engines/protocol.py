@@ -29,6 +29,19 @@ OF_IDS = OF_SAMPLED_IDS | {
 """What a request cannot have where there are no ids."""
 
 
+BEHIND = 2**30
+"""Priorities from here on are of work that nobody waits for: it is computed where there is room."""
+
+
+def behind_owner(owner: str) -> str:
+    """What a key has of such work is counted apart from its own requests."""
+    return f"\0{owner}"
+
+
+def is_behind(owner: str) -> bool:
+    return owner.startswith("\0")
+
+
 class ModelCard(Struct, kw_only=True):
     """What there is to know about the model an engine runs."""
 
@@ -39,6 +52,8 @@ class ModelCard(Struct, kw_only=True):
     """Of its vectors. Where an engine does not say, it is known from the first one that it makes."""
     slots: int | None = None
     """Sequences that it computes at the same time, where it knows; more wait outside of it."""
+    makes_way: bool = False
+    """Whether an answer that nobody waits for gives up its place to others by itself, and goes on later."""
     embeds_at_once: int | None = None
     """Calls of `embed` and `score` that it works on at the same time; None: as many as it is given."""
     templates: Mapping[str, str] = field(default_factory=dict)

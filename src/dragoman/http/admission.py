@@ -269,11 +269,25 @@ class Room:
 class Admission:
     """The queue of what is computed, the requests that stand in it or are about to, and those that look."""
 
-    def __init__(self, settings: Settings, slots: int | None, metrics: Metrics, workers: Workers) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        slots: int | None,
+        metrics: Metrics,
+        workers: Workers,
+        *,
+        makes_way: bool = False,
+    ) -> None:
         limits = settings.limits
         places = limits.in_flight or (PLACES_PER_SLOT * slots if slots else PLACES)
         # What the operator says is kept to; else there may be more, so that every key has its share.
-        self.queue = EngineQueue(places, limits.in_flight or 2 * places, several=len(keys_of(settings)) > 1)
+        self.queue = EngineQueue(
+            places,
+            limits.in_flight or 2 * places,
+            several=len(keys_of(settings)) > 1,
+            # What nobody waits for is given to an engine as far as it computes it at once, lest others wait.
+            spare=None if makes_way else slots,
+        )
         self.timeout = settings.request_timeout
         self.draining = False
         most, alone = places + limits.queue, len(keys_of(settings)) < 2

@@ -2,18 +2,20 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 from starlette.routing import Match, Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from dragoman._version import __version__
+from dragoman.api.batches import Asked, LineReply
 from dragoman.engines.protocol import Engine
 from dragoman.errors import DragomanError, EngineFailed, MethodNotAllowed, NotFound
-from dragoman.http.admission import CONTENT_TYPE, VisitKind
+from dragoman.http.admission import CONTENT_TYPE, Budget, Replies, Room, Visit, VisitKind
 from dragoman.http.connection.limiter import CountedConnection
-from dragoman.http.exchange import Exchange, advice
+from dragoman.http.exchange import TOLD_FACTS, Exchange, advice
 from dragoman.http.host import Host
 from dragoman.http.keys import Guard, Keys, keys_of, preflight
 from dragoman.http.routes import table
@@ -26,6 +28,8 @@ from dragoman.turns.tool_loop import ClientGone
 logger = logging.getLogger("dragoman.http")
 
 ALLOWED = b"access-control-allow-origin"
+LINES, LINE_BYTES = 2**31, 2**62
+"""How many lines of batches are at work, and how large they are, is for who reads them to say."""
 
 
 class App:
@@ -36,6 +40,9 @@ class App:
     ) -> None:
         self.settings = settings or Settings()
         self.host = Host(engine, self.settings, template)
+        self.host.answer_line = self._answer_line
+        self._line_room = Room(LINES, LINES, lambda: 1.0)
+        self._line_bytes = Budget(LINE_BYTES, 0, "Lines"), Replies(LINE_BYTES, 0)
         self._guard = Guard(self.settings)
         self._keys = Keys(keys_of(self.settings))
         self._open = OPEN_PATHS | ({METRICS} if self.settings.metrics == "open" else set())
@@ -90,7 +97,7 @@ class App:
         scope["dragoman.exchange"] = exchange
         self.host.journal.metrics.in_flight.inc()
         try:
-            await self._guarded(exchange)
+            await self._guarded(exchange, self._answered(exchange))
         finally:
             exchange.over()
             self.host.journal.metrics.in_flight.dec()
@@ -116,10 +123,38 @@ class App:
         await send({"type": "websocket.accept"})
         await Socket(self.host, owner, receive, send).serve()
 
-    async def _guarded(self, exchange: Exchange) -> None:
+    async def _answer_line(self, owner: str, asked: Asked) -> LineReply:
+        """A line of a batch, as a request of its owner that came through no socket."""
+        host, loop = self.host, asyncio.get_running_loop()
+        began, caught = loop.time(), _Caught(asked.body)
+        scope = {"type": "http", "method": "POST", "path": asked.url, "headers": [], "query_string": b""}
+        rest = self.settings.limits, host.workers, *self._line_bytes, self.settings.unknown_fields
+        exchange = Exchange(scope, caught.receive, caught.send, *rest)
+        exchange.owner = owner
+
+        async def work() -> None:
+            with Visit(host.admission, self._line_room, owner) as exchange.visit:
+                await table.POST[asked.url](host, exchange)
+
+        host.journal.metrics.in_flight.inc()
         try:
-            if await self._admits(exchange):
-                await self._routed(exchange)
+            await self._guarded(exchange, work())
+        finally:
+            exchange.over()
+            host.journal.metrics.in_flight.dec()
+        told = {"method": "BATCH", "path": asked.url, "status": exchange.status}
+        facts = {**told, "request_id": exchange.request_id, **exchange.facts}
+        host.journal.record(asked.url, facts, loop.time() - began)
+        return LineReply(exchange.status, exchange.request_id, caught.body, caught.told)
+
+    async def _answered(self, exchange: Exchange) -> None:
+        if await self._admits(exchange):
+            await self._routed(exchange)
+
+    async def _guarded(self, exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:
+        """What goes wrong is the reply."""
+        try:
+            await work
         except ClientGone:
             exchange.facts["finish"] = "disconnect"
         except EngineFailed as error:
@@ -246,6 +281,33 @@ class App:
 
     async def _version(self, host: Host, exchange: Exchange) -> None:
         await exchange.json({"version": __version__})
+
+
+class _Caught:
+    """What stands in for a client that sends one body and stays to the end; its reply is kept."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body: bytes | None = body
+        self._parts: list[bytes] = []
+        self.told: dict[str, str] = {}
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self._parts)
+
+    async def receive(self) -> Message:
+        if self._body is None:
+            await asyncio.get_running_loop().create_future()
+        body, self._body = self._body, None
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.body":
+            self._parts.append(message["body"])
+        else:
+            names = {b"x-dragoman-" + name.encode() for name in TOLD_FACTS}
+            headers = [(name, value) for name, value in message["headers"] if name in names]
+            self.told = {name.decode(): value.decode() for name, value in headers}
 
 
 class _Endpoint:

@@ -6,7 +6,9 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from dragoman._version import __version__
+from dragoman.api.batches import OpenAILines
 from dragoman.api.shared_fields import read_presets
+from dragoman.batches.desk import AnswerLine, BatchDesk
 from dragoman.engines.asked import Brake, ask_engine, close_engine
 from dragoman.engines.protocol import Engine, LivingEngine
 from dragoman.engines.sound import as_engine
@@ -32,6 +34,15 @@ ALIVE_TIMEOUT_S = 0.5
 """A dead engine says so at once; one that is busy is alive."""
 
 R = TypeVar("R")
+WAITING_LINES = 8
+"""Lines of batches that are ready when a place comes free."""
+MOST_LINES = 256
+"""That are at work at the same time, however many answers an engine takes."""
+
+
+def check_model(model: ServedModel, name: str) -> None:
+    """Raises if there is no model of this name."""
+    model.planner.adapter(name)
 
 
 class Host:
@@ -43,7 +54,8 @@ class Host:
         self.pump = Pump()
         self.journal = Journal()
         self.workers = Workers()
-        self.admission = Admission(settings, self.card.slots, self.journal.metrics, self.workers)
+        card, metrics = self.card, self.journal.metrics
+        self.admission = Admission(settings, card.slots, metrics, self.workers, makes_way=card.makes_way)
         presets = read_presets(settings)
         self.model = ServedModel(engine, settings, self.workers, self.admission.queue, presets, template)
         keys = len(keys_of(settings))
@@ -52,6 +64,16 @@ class Host:
         self.replies = Replies(self.limits.replies_bytes, keys)
         self.turnstile = Turnstile()
         self.files = shelf_of(settings)
+        self.answer_line: AnswerLine
+        """Answers a line of a batch, as a request of its owner; the app's to say."""
+        self.batches = BatchDesk(
+            self.files,
+            {"openai": OpenAILines()},
+            lambda owner, asked: self.answer_line(owner, asked),
+            lambda: min(self.admission.queue.places + WAITING_LINES, MOST_LINES),
+            self.limits,
+            lambda name: check_model(self.model, name),
+        )
         places = PLACES_PER_SLOT * (self.card.embeds_at_once or 0)
         self._vectors = EngineQueue(places, 2 * places) if places else self.admission.queue
         self.mcp = servers_of(settings)
@@ -70,6 +92,7 @@ class Host:
     async def start(self) -> None:
         await self.desk.start()
         await self.files.start()
+        await self.batches.start()
         if isinstance(self.engine, LivingEngine):
             await ask_engine(self.engine, "start")
         if self.card.constrains:
@@ -79,7 +102,13 @@ class Host:
     async def stop(self) -> None:
         """In this order, and all of it: nobody inside, what they stored, whom they called, who computed."""
         await self.admission.end_all()
-        for close in (self.desk.stop, self.files.close, self.mcp.close, self.workers.close):
+        for close in (
+            self.batches.stop,
+            self.desk.stop,
+            self.files.close,
+            self.mcp.close,
+            self.workers.close,
+        ):
             try:
                 await close()
             except Exception:

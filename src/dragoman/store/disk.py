@@ -80,6 +80,21 @@ class Presence:
         return self._folder / f"{PREFIX}{instance}"
 
 
+def take_lock(place: Path) -> int | None:
+    """A lock that ends with the process; None if another has it, or there is nothing to be locked."""
+    try:
+        lock = os.open(place, os.O_RDWR | os.O_CREAT, 0o600)
+    except FileNotFoundError:
+        return None
+    try:
+        if fcntl is not None:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return lock
+
+
 # Room that is kept back on the disk of a database, so that something can be deleted when the disk is full.
 #
 # To delete is to write first: the log of changes grows before anything becomes free.

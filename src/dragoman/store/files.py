@@ -195,11 +195,8 @@ class FileShelf:
                 yield piece
 
     async def delete(self, owner: str, id_: str) -> None:
-        def work() -> None:
-            self.found(owner, id_)
-            _remove_file(self.of(owner), id_)
-
-        await self.do(work)
+        await self.get(owner, id_)
+        await self.do(lambda: _remove_file(self.of(owner), id_))
 
     async def page(
         self, owner: str, *, after: str | None, limit: int, descending: bool, purpose: str | None = None
@@ -245,9 +242,6 @@ class FileShelf:
 
         await self.do(work)
         return upload
-
-    async def upload(self, owner: str, id_: str) -> StoredUpload:
-        return await self.do(partial(self._upload, owner, id_))
 
     def _upload(self, owner: str, id_: str) -> StoredUpload:
         upload = read_said(self.of(owner), id_, StoredUpload) if id_.startswith("upload_") else None
@@ -339,12 +333,16 @@ class FileShelf:
 
     async def sweep(self) -> None:
         """Does away with what has had its time, and with what was left half written."""
-        if self._given is not None or self._made is not None:
-            await self.do(self._sweep)
+        await self.do(self._sweep)
+
+    def places(self, pattern: str) -> list[Path]:
+        """Of all owners."""
+        there = self._given is not None or self._made is not None
+        return list(self.folder.glob(f"*/{pattern}")) if there else []
 
     def _sweep(self) -> None:
         now = self.clock()
-        for place in list(self.folder.glob("*/*")):
+        for place in self.places("*"):
             if place.name.startswith(NEW) or _is_unsaid(place):
                 with suppress(OSError):
                     if place.stat().st_mtime < now - LEFT_S:
@@ -486,15 +484,15 @@ def _remove_file(folder: Path, id_: str) -> None:
 
 
 def _taken(folder: Path) -> tuple[int, int]:
-    """Files and uploads, and the bytes of all of them and of their parts."""
+    """Files and uploads, and the bytes of all there is."""
     count = size = 0
     for entry in os.scandir(folder):
-        if entry.name.endswith(SAID):
-            count += 1
-        elif entry.name.startswith("upload_"):
-            with suppress(FileNotFoundError):
-                size += sum(part.stat().st_size for part in os.scandir(entry.path))
-        elif not entry.name.startswith(NEW):
-            with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):
+            if entry.name.endswith(SAID):
+                count += not entry.name.startswith("batch_")
+            elif entry.is_dir():
+                # The input of a batch is a file, and counts there.
+                size += sum(one.stat().st_size for one in os.scandir(entry.path) if one.name != "input")
+            elif not entry.name.startswith(NEW):
                 size += entry.stat().st_size
     return count, size

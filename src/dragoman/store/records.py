@@ -55,6 +55,50 @@ class StoredConversation(Struct, frozen=True, kw_only=True):
     """Grows with every change of the items."""
 
 
+class LineFault(Struct, frozen=True):
+    """What is wrong with a line of a batch; without a line, with all of it."""
+
+    code: str
+    message: str
+    param: str | None = None
+    line: int | None = None
+
+
+class StoredBatch(Struct, frozen=True, kw_only=True):
+    """Many requests that nobody waits for. Times are seconds."""
+
+    id: str
+    kind: str
+    """Which API it was asked for in."""
+    owner: str
+    endpoint: str
+    window: str
+    status: str
+    created_at: int
+    expires_at: int
+    input_file: str | None = None
+    metadata: dict[str, str] | None = None
+    keep_s: int | None = None
+    """How long what it made is kept."""
+    model: str | None = None
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+    undone: int = 0
+    """Lines that were not asked before it ended."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    faults: tuple[LineFault, ...] = ()
+    output_file: str | None = None
+    error_file: str | None = None
+    ends: str | None = None
+    """The state that it ends in, once that is certain and only its files are still to be made."""
+    at: dict[str, int] = field(default_factory=dict)
+    """When it came into each of its states."""
+
+
 class Append(Struct, frozen=True):
     """Items to add to a conversation, if its version is still this; None stands for any."""
 

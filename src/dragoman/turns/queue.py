@@ -9,12 +9,14 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from functools import partial
 from itertools import count
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from msgspec import Struct, field
 
+from dragoman.engines.protocol import BEHIND, behind_owner, is_behind
 from dragoman.errors import EndlessTemplate
 
 # Who is computed next: what the engine has no place for yet waits here.
@@ -28,6 +30,8 @@ from dragoman.errors import EndlessTemplate
 # - A key with less than its equal share is let in though all places are taken, as far as `most` allows: it
 #   does not wait until the long answers of another are done.
 # - Of one key, lower priorities go first, and among equals the first to come. Between keys they mean nothing.
+# - Work that nobody waits for (`behind`: the lines of batches) has the places that are left, shared out in
+#   the same way. Where a place is needed for others, the last of it steps back, and asks again.
 #
 # Engines have an order of their own, by the priority of a job. Where several keys ask, they are given one
 # that is fair (`Ticket.order`): the virtual time at which an answer would be done if every key were served
@@ -37,12 +41,19 @@ from dragoman.errors import EndlessTemplate
 
 logger = logging.getLogger("dragoman.turns")
 
+behind: ContextVar[Callable[[], None] | None] = ContextVar("behind", default=None)
+"""Set where something is done that nobody waits for: what ends it when its place is needed."""
+
 SMOOTHING = 0.2
 """How much the latest interval counts in the pace."""
 
 
 def _begin_nothing(places: int) -> None:
     """Of who has left: a ticket holds nobody then."""
+
+
+def _end_nothing() -> None:
+    """The same of what would step back."""
 
 
 class Ticket:
@@ -52,13 +63,15 @@ class Ticket:
     time or not.
     """
 
-    __slots__ = ("begin", "held", "left", "order", "owner", "place", "wanted")
+    __slots__ = ("begin", "held", "left", "order", "owner", "place", "step_back", "wanted")
 
     def __init__(
         self, begin: Callable[[int], None], owner: str = "", priority: int = 0, weight: int = 1
     ) -> None:
         self.begin = begin
-        self.owner = owner
+        self.step_back = behind.get()
+        """Of what stands behind all others."""
+        self.owner = owner if self.step_back is None else behind_owner(owner)
         self.wanted = weight
         """Places that it still waits for."""
         self.held = 0
@@ -76,10 +89,19 @@ class EngineQueue:
     """`places` answers are at work at the same time, or up to `most` where a key has less than its share.
 
     `several`: more than one key may ask, so that what one says of its own priority is not for the engine.
+    `spare`: how many of all may be work that nobody waits for, where the engine does not make way for others
+    by itself.
     """
 
-    def __init__(self, places: int, most: int | None = None, *, several: bool = True) -> None:
+    def __init__(
+        self, places: int, most: int | None = None, *, several: bool = True, spare: int | None = None
+    ) -> None:
         self.places = places
+        self._spare = min(spare or places, places)
+        self._behind: dict[Ticket, None] = {}
+        """Those of such work that have places, the last at the end."""
+        self._leaving: set[Ticket] = set()
+        """Those that were told to step back, and are about to."""
         self._most = most or places
         self._several = several
         self.running = 0
@@ -101,7 +123,10 @@ class EngineQueue:
     def ask(self, ticket: Ticket) -> Ticket:
         """`begin` is called at once if there is a place, and may raise then; else later, from the loop."""
         ticket.place = (ticket.place[0], next(self._arrivals))
-        if not self.waiting and self.running + ticket.wanted <= self.places:
+        if self._behind and ticket.step_back is None:
+            self._press(ticket.wanted)
+        room = self.places if ticket.step_back is None else self._spare
+        if not self.waiting and self.running + ticket.wanted <= room:
             # As it mostly is: nobody waits, and there is room for all of it.
             mine = ticket.wanted
             self._grant(ticket, mine)
@@ -121,7 +146,8 @@ class EngineQueue:
 
     def priority(self, ticket: Ticket) -> int:
         """By which an engine may order what it was given."""
-        return (ticket.order or 0) if self._several else ticket.place[0]
+        order = (ticket.order or 0) if self._several else ticket.place[0]
+        return order if ticket.step_back is None else BEHIND + order
 
     def served(self, ticket: Ticket) -> None:
         """The engine has begun to say an answer; those that come later are reckoned from there."""
@@ -145,8 +171,11 @@ class EngineQueue:
         ticket.left = True
         if ticket.wanted:
             self._take_out(ticket)
+        self._behind.pop(ticket, None)
+        self._leaving.discard(ticket)
         self.give_back(ticket, ticket.held)
         ticket.begin = _begin_nothing
+        ticket.step_back = ticket.step_back and _end_nothing
 
     @asynccontextmanager
     async def place(self, owner: str = "") -> AsyncIterator[None]:
@@ -191,29 +220,48 @@ class EngineQueue:
     def _grant_next(self) -> dict[Ticket, int]:
         """Whose turn it is, and how many places each has now: one after the other, to who has the fewest."""
         granted: Counter[Ticket] = Counter()
-        share = max(1, self.places // len(self._waiting.keys() | self._running_of.keys() or {""}))
+        present = {owner for owner in (*self._waiting, *self._running_of) if not is_behind(owner)}
+        share = max(1, self.places // len(present or {""}))
         turns = count()
-        fewest = [(self._running_of.get(owner, 0), next(turns), owner) for owner in self._waiting]
+        fewest = [
+            (is_behind(owner), self._running_of.get(owner, 0), next(turns), owner) for owner in self._waiting
+        ]
         heapq.heapify(fewest)
-        while fewest and self._has_room(fewest[0][0] < share):
-            at_work, _, owner = fewest[0]
+        while fewest and self._has_room(fewest[0][0], fewest[0][1] < share):
+            last, at_work, _, owner = fewest[0]
             ticket = self._waiting[owner][0]
             self._grant(ticket, 1)
             granted[ticket] += 1
             if not ticket.wanted:
                 self._take_out(ticket)
             if owner in self._waiting:
-                heapq.heapreplace(fewest, (at_work + 1, next(turns), owner))
+                heapq.heapreplace(fewest, (last, at_work + 1, next(turns), owner))
                 self._waiting[owner] = self._waiting.pop(owner)
             else:
                 heapq.heappop(fewest)
         return granted
 
-    def _has_room(self, below_its_share: bool) -> bool:
+    def _has_room(self, behind: bool, below_its_share: bool) -> bool:
+        if behind:
+            return self.running < self._spare
         return self.running < (self._most if below_its_share else self.places)
+
+    def _press(self, wanted: int) -> None:
+        """So many places are needed: where there are too few, the last that nobody waits for step back."""
+        ahead = (mine for owner, mine in self._waiting.items() if not is_behind(owner))
+        wanted += sum(ticket.wanted for mine in ahead for ticket in mine)
+        needed = self.running + wanted - self._spare - sum(ticket.held for ticket in self._leaving)
+        while needed > 0 and self._behind:
+            ticket, _ = self._behind.popitem()
+            needed -= ticket.held
+            self._leaving.add(ticket)
+            if ticket.step_back is not None:
+                ticket.step_back()
 
     def _grant(self, ticket: Ticket, places: int) -> None:
         owner = ticket.owner
+        if ticket.step_back is not None:
+            self._behind[ticket] = None
         ticket.wanted -= places
         ticket.held += places
         self.running += places
@@ -334,7 +382,8 @@ class Workers:
         What is `slow` has a thread whatever its size, and so has all once a template has held up the others.
         """
         if slow or self.needed(size):
-            return await self._in_thread(owner, size, call, looks)
+            # What nobody waits for comes after what an answer waits for.
+            return await self._in_thread(owner, size, call, looks or behind.get() is not None)
         try:
             return call()
         except EndlessTemplate:

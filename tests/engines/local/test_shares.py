@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.engines.local.shares import TURN
+from dragoman.engines.protocol import BEHIND
 from tests.engines.local.paged import PagedDesk
 from tests.engines.local.scripted import expected
 from tests.engines.local.support import Desk
@@ -161,3 +162,42 @@ def test_where_several_come_and_go_no_step_is_long(kind: type[Desk]) -> None:
     desk.ask(LONG, 2, owner="flood")
     desk.step()
     assert len(desk.runner.steps[-1]) == 8
+
+
+@KINDS
+@pytest.mark.parametrize("owner", ["", "key"])
+def test_what_nobody_waits_for_delays_nobody_by_more_than_a_step(kind: type[Desk], owner: str) -> None:
+    desk = kind(slots=4)
+    lines = [desk.ask([n, 2], 30, owner=owner, priority=BEHIND + n) for n in range(8)]
+    desk.step()
+    desk.step()
+    chats = [desk.ask([50 + n, 51], 3, owner=owner) for n in range(4)]
+    desk.step()
+    assert [desk.ids(chat) for chat in chats] == [expected([50 + n, 51], 1) for n in range(4)]
+    desk.run()
+    for n, group in enumerate(lines):
+        assert desk.ids(group) == expected([n, 2], 30)
+
+
+@KINDS
+def test_what_nobody_waits_for_has_what_is_left(kind: type[Desk]) -> None:
+    desk = kind(slots=4)
+    for n in range(3):
+        desk.ask([n, 2], 12, owner="key")
+    for n in range(8):
+        desk.ask([10 + n, 2], 12, owner="other", priority=BEHIND)
+    for _ in range(6):
+        desk.step()
+    said = [group.job.priority >= BEHIND for group, step in desk.said if step.ids]
+    # The prompt was read after all others.
+    assert (said.count(False), said.count(True)) == (18, 5)
+
+
+@KINDS
+def test_a_long_prompt_that_nobody_waits_for_is_read_after_another_s(kind: type[Desk]) -> None:
+    desk = kind(slots=4, chunk=8, batch=8)
+    desk.ask([1, *LONG], 2, owner="key", priority=BEHIND)
+    desk.step()
+    chat = desk.ask(LONG[:8], 2, owner="key")
+    desk.step()
+    assert desk.ids(chat) == expected(LONG[:8], 1)

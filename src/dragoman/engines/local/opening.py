@@ -177,6 +177,7 @@ def _make_opened(
         created=int(time.time()),
         dimensions=model.width,
         slots=runner.slots,
+        makes_way=True,
         embeds_at_once=1,
         numerics=decided,
         details={**model.details, "slots": str(runner.slots), **details},

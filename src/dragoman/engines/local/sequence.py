@@ -10,6 +10,7 @@ import numpy as np
 from dragoman.engines.choosing import Ids
 from dragoman.engines.choosing.together import Continuation
 from dragoman.engines.local.runner import Rows
+from dragoman.engines.protocol import BEHIND, behind_owner
 from dragoman.types import Job, Sink, TokenLogprob
 
 Namespace: TypeAlias = tuple[object, ...]
@@ -118,7 +119,8 @@ class Sequence:
 
     @property
     def owner(self) -> str:
-        return self.group.job.owner
+        job = self.group.job
+        return job.owner if job.priority < BEHIND else behind_owner(job.owner)
 
     @property
     def said(self) -> int:

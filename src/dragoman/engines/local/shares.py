@@ -8,6 +8,7 @@ Rules of this file:
 - Where several come and go, no step is long.
 - Time is shared between owners, and only then between kinds of work: what an owner's prompts and embeddings
   take, others have as well before it has more. They take as long as many steps.
+- What nobody waits for (`is_behind`) has what is left: it comes after all others, and makes way for them.
 - An owner whose next prompt finds no room blocks the others only if nothing of its own runs.
 """
 
@@ -18,6 +19,7 @@ from typing import TypeVar
 
 from dragoman.engines.local.memory import Memory
 from dragoman.engines.local.sequence import Sequence, StepPiece, by_owner
+from dragoman.engines.protocol import is_behind
 from dragoman.types import Adapters
 
 _T = TypeVar("_T", str, Adapters)
@@ -29,7 +31,7 @@ TURN = 64
 def last_of_most(running: list[Sequence]) -> Sequence:
     """Who steps back: of the owner with the most sequences the last in the order of service."""
     counts = Counter(sequence.owner for sequence in running)
-    return max(running, key=lambda sequence: (counts[sequence.owner], sequence.order))
+    return max(running, key=lambda one: (is_behind(one.owner), counts[one.owner], one.order))
 
 
 CROWDED_S = 10.0
@@ -55,7 +57,7 @@ class Places:
 
     def give(self) -> None:
         while self._waiting:
-            owner = min(self._waiting, key=self._counts.__getitem__)
+            owner = min(self._waiting, key=lambda one: (is_behind(one), self._counts[one]))
             if not self._place_next(owner):
                 if self._memory.full and not self._counts[owner]:
                     return
@@ -89,9 +91,12 @@ class Places:
         others = [one for one in self._running if one.owner != owner and one.slot is not None]
         if not others:
             return False
-        victim = max(others, key=lambda one: (self._counts[one.owner], one.order))
+        victim = max(others, key=lambda one: (is_behind(one.owner), self._counts[one.owner], one.order))
         more = self._counts[victim.owner] - self._counts[owner]
-        if more < 1 or (more == 1 and not (self._counts[owner] == 0 and _had_its_turn(victim))):
+        if is_behind(victim.owner) != is_behind(owner):
+            if is_behind(owner):
+                return False
+        elif more < 1 or (more == 1 and not (self._counts[owner] == 0 and _had_its_turn(victim))):
             return False
         self._counts[victim.owner] -= 1
         self._step_back(victim)
@@ -170,6 +175,9 @@ class Account:
     def may_be_read(self, sequences: list[Sequence], present: Set[str]) -> list[Sequence]:
         """Those of which a part of the prompt is due. Where all owners read, a step has parts of all."""
         reading = [sequence for sequence in sequences if not sequence.decoding]
+        ahead = [sequence for sequence in reading if not is_behind(sequence.owner)]
+        if ahead and len(ahead) < len(reading):
+            reading, present = ahead, {owner for owner in present if not is_behind(owner)}
         late = self.must_wait(present)
         if present == {sequence.owner for sequence in reading}:
             return reading

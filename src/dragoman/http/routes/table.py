@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from dragoman._version import __version__
+from dragoman.api import batches as batch_bodies
 from dragoman.api import completions
 from dragoman.api import conversations as conversation_bodies
 from dragoman.api import files as file_bodies
@@ -23,6 +24,7 @@ from dragoman.api.responses.response import ERRORS as RESPONSE_ERRORS
 from dragoman.http.exchange import Exchange
 from dragoman.http.host import Host
 from dragoman.http.routes import (
+    batches,
     conversations,
     files,
     generate,
@@ -206,6 +208,14 @@ UPLOADS = Api(
     uncounted={"/v1/uploads/{id}/cancel": files.cancel},
     operations=file_bodies.UPLOAD_OPERATIONS,
 )
+BATCHES = Api(
+    "/v1/batches",
+    batch_bodies.ERRORS,
+    post={"/v1/batches": batches.create},
+    uncounted={"/v1/batches/{id}/cancel": batches.cancel},
+    get={"/v1/batches": batches.list_all, "/v1/batches/{id}": batches.retrieve},
+    operations=batch_bodies.BATCH_OPERATIONS,
+)
 OTHERS = Api(
     "",
     inspection_bodies.ERRORS,
@@ -247,7 +257,7 @@ OTHERS = Api(
 )
 APIS: Sequence[Api] = (
     *(CHAT, COMPLETIONS, RESPONSES, CONVERSATIONS, GENERATE, EMBEDDINGS),
-    *(FILES, UPLOADS, OLLAMA),
+    *(FILES, UPLOADS, BATCHES, OLLAMA),
     OTHERS,
 )
 """What has no path of its own comes last."""

@@ -1,0 +1,358 @@
+"""Batches: what a client asks of them, their lines, and how they are shown.
+
+A batch is a file of requests, one in each line. What a line says is read here, and what came of it is written
+here; the request in it is read by the API that it is for, as if it had come by itself.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeAlias
+
+import msgspec
+from msgspec import Meta, Raw, Struct
+
+from dragoman.api.choosing_fields import Metadata
+from dragoman.api.files import ExpiresAfter, keep_seconds
+from dragoman.api.openapi import Operation
+from dragoman.api.read import Reader
+from dragoman.api.reply import OpenAIErrors
+from dragoman.errors import BadRequest, Conflict, DragomanError, ModelNotFound, NotFound
+from dragoman.limits import Limits
+from dragoman.store.records import LineFault, StoredBatch
+from dragoman.types import Usage
+
+ENDPOINTS: Mapping[str, tuple[str, ...]] = {
+    "/v1/chat/completions": ("model", "messages"),
+    "/v1/completions": ("model", "prompt"),
+    "/v1/embeddings": ("model", "input"),
+    "/v1/responses": ("model",),
+}
+"""What each line may be for, and what its body must have."""
+WINDOW, WINDOW_S = "24h", 24 * 3600
+LONGEST_ID = 512
+"""Characters of a `custom_id`."""
+MOST_FAULTS = 100
+"""Of those that are told; nobody reads more."""
+KIND = "openai"
+ERRORS = OpenAIErrors()
+_encode = msgspec.json.Encoder().encode
+
+
+class CreateBatch(Struct, kw_only=True, forbid_unknown_fields=True):
+    input_file_id: Annotated[str, Meta(min_length=1, max_length=256)]
+    endpoint: str
+    completion_window: Literal["24h"]
+    metadata: Metadata | None = None
+    output_expires_after: ExpiresAfter | None = None
+    idempotency_key: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    """Who sends the same again with the same key gets the batch that is there."""
+
+    @property
+    def keep_s(self) -> int | None:
+        return keep_seconds("batch", self.output_expires_after)
+
+
+_CREATE = Reader.of(CreateBatch)
+
+
+def read_batch(body: bytes) -> CreateBatch:
+    request: CreateBatch = _CREATE.read(body)
+    if request.endpoint not in ENDPOINTS:
+        message = f"Invalid value: '{request.endpoint[:128]}'. Supported values are: {', '.join(ENDPOINTS)}."
+        raise BadRequest(message, param="endpoint", code="invalid_value")
+    return request
+
+
+# Lines.
+
+
+class Asked(NamedTuple):
+    """What a line asks for."""
+
+    custom_id: str
+    url: str
+    body: bytes
+
+
+class LineReply(NamedTuple):
+    """What came of it, as a client would have had it over HTTP."""
+
+    status: int
+    request_id: str
+    body: bytes
+    told: Mapping[str, str] = {}
+    """Headers that say in what the answer is other than what was asked for."""
+
+
+Outcome: TypeAlias = Literal["completed", "failed", "undone"]
+
+
+class LineSpelling(Protocol):
+    """How an API writes the lines of a batch."""
+
+    def check(
+        self, line: bytes, endpoint: str | None, limits: Limits, check_model: Callable[[str], None]
+    ) -> Asked | LineFault:
+        """What is wrong with it, before anything of the batch is computed."""
+
+    def read(self, line: bytes) -> Asked:
+        """Of a line with which nothing is wrong."""
+
+    def outcome(self, line: bytes) -> Outcome:
+        """Of a line that was written."""
+
+    def write(self, id_: str, custom_id: str, reply: LineReply) -> bytes: ...
+
+    def write_undone(self, id_: str, custom_id: str, why: str) -> bytes: ...
+
+
+_NOTHING = Raw(b"null")
+
+
+class _Line(Struct):
+    custom_id: str
+    url: str
+    body: Raw
+
+
+class _Loose(Struct):
+    """Whatever somebody wrote: what is wrong with it is said in our words."""
+
+    custom_id: Any = None
+    method: Any = None
+    url: Any = None
+    body: Raw = _NOTHING
+
+
+class _Said(Struct):
+    custom_id: str
+    response: Raw = _NOTHING
+
+
+class _Used(Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    prompt_tokens_details: dict[str, Any] | None = None
+    input_tokens_details: dict[str, Any] | None = None
+    completion_tokens_details: dict[str, Any] | None = None
+    output_tokens_details: dict[str, Any] | None = None
+
+
+class _WithModel(Struct):
+    model: str
+
+
+class _WithUsage(Struct):
+    usage: _Used | None = None
+
+
+class _WithError(Struct):
+    error: dict[str, Any] | None = None
+
+
+_line = msgspec.json.Decoder(_Line).decode
+_loose = msgspec.json.Decoder(_Loose).decode
+_said = msgspec.json.Decoder(_Said).decode
+_any_object = msgspec.json.Decoder(dict[str, Raw]).decode
+_usage = msgspec.json.Decoder(_WithUsage).decode
+_named = msgspec.json.Decoder(_WithModel).decode
+_error = msgspec.json.Decoder(_WithError).decode
+_UNDONE = {
+    "expired": "This request was not executed before the completion window of the batch was over.",
+    "cancelled": "This request was not executed because the batch was cancelled.",
+}
+_UNDONE_CODES = frozenset(f"batch_{why}" for why in _UNDONE)
+
+
+class OpenAILines:
+    """`{custom_id, method, url, body}` becomes `{id, custom_id, response, error}`."""
+
+    def check(
+        self, line: bytes, endpoint: str | None, limits: Limits, check_model: Callable[[str], None]
+    ) -> Asked | LineFault:
+        return check_line(line, endpoint, limits, check_model)
+
+    def outcome(self, line: bytes) -> Outcome:
+        error = _error(line).error
+        if error is None:
+            return "completed"
+        return "undone" if error.get("code") in _UNDONE_CODES else "failed"
+
+    def read(self, line: bytes) -> Asked:
+        made = _line(line)
+        return Asked(made.custom_id, made.url, bytes(made.body))
+
+    def write(self, id_: str, custom_id: str, reply: LineReply) -> bytes:
+        response: dict[str, Any] = {"status_code": reply.status, "request_id": reply.request_id}
+        response["body"] = Raw(reply.body)
+        if reply.told:
+            response["headers"] = reply.told
+        error = None if reply.status < 400 else error_of(reply.body)
+        return _encode({"id": id_, "custom_id": custom_id, "response": response, "error": error}) + b"\n"
+
+    def write_undone(self, id_: str, custom_id: str, why: str) -> bytes:
+        error = {"code": f"batch_{why}", "message": _UNDONE[why]}
+        return _encode({"id": id_, "custom_id": custom_id, "response": None, "error": error}) + b"\n"
+
+
+def error_of(body: bytes) -> dict[str, Any]:
+    """The code and the message of a reply that is an error."""
+    found = _error(body).error or {}
+    return {"code": found.get("code") or found.get("type"), "message": found.get("message")}
+
+
+def said_of(line: bytes) -> str:
+    """Whose line it is that came of a batch."""
+    return _said(line).custom_id
+
+
+def model_in(body: bytes) -> str:
+    """The model that a request names."""
+    return _named(body).model
+
+
+def usage_in(body: bytes) -> Usage:
+    """What a reply says it has used, in whichever API's words."""
+    try:
+        used = _usage(body).usage or _Used()
+    except msgspec.DecodeError:
+        return Usage()
+    read = used.prompt_tokens_details or used.input_tokens_details or {}
+    written = used.completion_tokens_details or used.output_tokens_details or {}
+    return Usage(
+        used.prompt_tokens or used.input_tokens,
+        used.completion_tokens or used.output_tokens,
+        read.get("cached_tokens") or 0,
+        written.get("reasoning_tokens") or 0,
+    )
+
+
+def usage_of_line(line: bytes) -> Usage:
+    """The same of a line that was written."""
+    response = _said(line).response
+    body = None if response == _NOTHING else _any_object(response).get("body")
+    return Usage() if body is None else usage_in(bytes(body))
+
+
+def check_line(
+    line: bytes, endpoint: str | None, limits: Limits, check_model: Callable[[str], None]
+) -> Asked | LineFault:
+    """What is wrong with a line, before anything of the batch is computed; only the first of it.
+
+    Without an endpoint each line may be for any of them.
+    """
+    if len(line) > limits.body_bytes:
+        return LineFault("limit_exceeded", f"This line is larger than {limits.body_bytes} bytes.")
+    try:
+        given = _loose(line)
+        members = None if given.body == _NOTHING else _any_object(given.body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _fault_of_json(line)
+    for name in ("custom_id", "method", "url", "body"):
+        if getattr(given, name) in (None, _NOTHING):
+            return _missing(name)
+    if not isinstance(given.custom_id, str) or not 1 <= len(given.custom_id) <= LONGEST_ID:
+        message = f"'custom_id' is a string of 1 to {LONGEST_ID} characters."
+        return LineFault("invalid_value", message, "custom_id")
+    if given.method != "POST":
+        return LineFault("invalid_method", "The method of each request is POST.", "method")
+    if given.url not in ENDPOINTS or (endpoint is not None and given.url != endpoint):
+        message = "The URL provided for this request does not match the batch endpoint."
+        return LineFault("invalid_url", message, "url")
+    assert members is not None
+    asked = Asked(given.custom_id, given.url, bytes(given.body))
+    return _fault_of_body(given.url, members, check_model) or asked
+
+
+def _fault_of_json(line: bytes) -> LineFault:
+    try:
+        given = _any_object(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return LineFault("invalid_json_line", "This line is not parseable as valid JSON, an object.")
+    wrong = "body" if "body" in given else None
+    return LineFault("invalid_value", "'body' is an object, the request itself.", wrong)
+
+
+def _fault_of_body(
+    url: str, members: Mapping[str, Raw], check_model: Callable[[str], None]
+) -> LineFault | None:
+    given = {name: bytes(value) for name, value in members.items() if bytes(value) != b"null"}
+    for name in ENDPOINTS[url]:
+        if name not in given:
+            message = f"{name.capitalize()} parameter is required."
+            return LineFault("invalid_request", message, f"body.{name}")
+    if given.get("stream", b"false") != b"false":
+        message = "Streaming is not supported in the Batch API."
+        return LineFault("streaming_unsupported", message, "body.stream")
+    if given.get("background", b"false") != b"false":
+        message = "A batch is made in the background as a whole; leave out 'background'."
+        return LineFault("unsupported_field", message, "body.background")
+    try:
+        check_model(msgspec.json.decode(given["model"], type=str))
+    except ModelNotFound:
+        name = given["model"].decode(errors="replace")[:128].strip('"')
+        message = f"The provided model '{name}' is not supported by the Batch API."
+        return LineFault("model_not_found", message, "body.model")
+    except (msgspec.DecodeError, DragomanError):
+        return LineFault("invalid_value", "'model' is the name of a model.", "body.model")
+    return None
+
+
+def _missing(name: str) -> LineFault:
+    return LineFault("missing_required_parameter", f"Missing required parameter: '{name}'.", name)
+
+
+# How they are shown.
+
+
+_STATES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
+
+
+def describe_batch(batch: StoredBatch) -> dict[str, Any]:
+    faults = [msgspec.structs.asdict(fault) for fault in batch.faults]
+    return {
+        "id": batch.id,
+        "object": "batch",
+        "endpoint": batch.endpoint,
+        "model": batch.model,
+        "errors": {"object": "list", "data": faults} if faults else None,
+        "input_file_id": batch.input_file,
+        "completion_window": batch.window,
+        "status": batch.status,
+        "output_file_id": batch.output_file,
+        "error_file_id": batch.error_file,
+        "created_at": batch.created_at,
+        "expires_at": batch.expires_at,
+        **{f"{state}_at": batch.at.get(state) for state in _STATES},
+        "request_counts": {"total": batch.total, "completed": batch.completed, "failed": batch.failed},
+        "usage": {
+            "input_tokens": batch.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": batch.cached_tokens},
+            "output_tokens": batch.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": batch.reasoning_tokens},
+            "total_tokens": batch.prompt_tokens + batch.completion_tokens,
+        },
+        "metadata": batch.metadata,
+    }
+
+
+def unknown_batch(id_: str) -> NotFound:
+    return NotFound(f"No batch found: there is no '{id_[:128]}'.", param="batch_id", code="not_found")
+
+
+def cannot_cancel(status: str) -> Conflict:
+    return Conflict(f"Cannot cancel a batch with status '{status}'.", param="batch_id", code="invalid_state")
+
+
+def other_batch() -> Conflict:
+    message = "Conflict: another batch was asked for with this idempotency key."
+    return Conflict(message, param="idempotency_key")
+
+
+BATCH_OPERATIONS = (
+    Operation("post", "/v1/batches", "Have many requests answered later", (CreateBatch,)),
+    Operation("get", "/v1/batches", "The batches there are", query=("after", "limit")),
+    Operation("get", "/v1/batches/{id}", "How far a batch is"),
+    Operation("post", "/v1/batches/{id}/cancel", "End a batch"),
+)
