@@ -100,6 +100,26 @@ def test_an_order_is_given_in_three_ways(given: list[str] | str) -> None:
     assert asked(samplers=given).order == ("dry", "top_k", "typical_p")
 
 
+def test_an_order_of_text_generation_webui() -> None:
+    """Its names, as SillyTavern sends them: several for one of ours, and some for what is off here."""
+    given = [
+        *("repetition_penalty", "presence_penalty", "frequency_penalty", "dry", "temperature"),
+        *("dynamic_temperature", "quadratic_sampling", "top_n_sigma", "top_k", "top_p", "typical_p"),
+        *("epsilon_cutoff", "eta_cutoff", "tfs", "top_a", "min_p", "adaptive_p", "mirostat", "xtc"),
+        *("encoder_repetition_penalty", "no_repeat_ngram"),
+    ]
+    told = asked(sampler_priority=given).order
+    assert told[:5] == ("penalties", "dry", "temperature", "smoothing", "top_n_sigma")
+    assert told[5:] == ("top_k", "top_p", "typical_p", "tfs", "top_a", "min_p", "xtc")
+    assert asked(samplers=["dry", "top_p_top_k"]).order == ("dry", "top_k", "top_p")
+
+
+def test_temperature_last_is_so_in_any_order() -> None:
+    assert asked(samplers=["temperature", "top_k"], temperature_last=True).order == ("top_k", "temperature")
+    assert asked(samplers=["top_p", "top_k"], temperature_last=True).order == ("top_p", "top_k")
+    assert sampling(temperature_last=False).samplers is None
+
+
 def test_temperature_last_keeps_the_rest() -> None:
     order = asked(temperature_last=True).order
     assert order[-1] == "temperature"

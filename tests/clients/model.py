@@ -122,6 +122,10 @@ def said(job: Job) -> Script:
 def model(*, constrains: bool = True) -> ScriptedEngine:
     """It says what fits a constraint, or is an engine that cannot be held to anything."""
     card = ModelCard(
-        name=cases.MODEL, max_model_len=200_000, templates={"default": STRICT}, constrains=constrains
+        name=cases.MODEL,
+        max_model_len=200_000,
+        templates={"default": STRICT},
+        constrains=constrains,
+        has_samplers=True,
     )
     return ScriptedEngine(said, card=card)

@@ -66,6 +66,8 @@ CLIENTS = (
     Client("continue", ("@continuedev/cli@1.5.47",), "with_continue.py"),
     Client("cline", ("cline@3.0.65",), "with_cline.py"),
     Client("open-webui", ("open-webui==0.12.4",), "with_open_webui.py"),
+    Client("sillytavern", ("sillytavern@1.19.0",), "with_sillytavern.py"),
+    Client("librechat", ("@librechat/agents@3.9.2",), "with_librechat.mjs"),
     Client("mcp-agent", ("mcp-agent[openai]==0.2.6", "mcp<2"), "with_mcp_agent.py"),
     Client("verifiers", ("verifiers==0.4.0",), "with_verifiers.py"),
 )

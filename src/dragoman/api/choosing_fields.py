@@ -215,14 +215,27 @@ Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Factor: TypeAlias = Annotated[float, Meta(ge=0, le=100)]
 Window: TypeAlias = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 Breakers: TypeAlias = Annotated[list[Annotated[str, Meta(min_length=1, max_length=64)]], Meta(max_length=64)]
-_OTHER_NAMES: Mapping[str, SamplerName] = {
-    "typical": "typical_p",
-    "typ_p": "typical_p",
-    "tfs_z": "tfs",
-    "dynamic_temperature": "temperature",
-    "quadratic_sampling": "smoothing",
-    "repetition_penalty": "penalties",
+_OTHER_NAMES: Mapping[str, tuple[SamplerName, ...]] = {
+    "typical": ("typical_p",),
+    "typ_p": ("typical_p",),
+    "tfs_z": ("tfs",),
+    "top_nsigma": ("top_n_sigma",),
+    "top_p_top_k": ("top_k", "top_p"),
+    "dynamic_temperature": ("temperature",),
+    "quadratic": ("smoothing",),
+    "quadratic_sampling": ("smoothing",),
+    "repetition_penalty": ("penalties",),
+    "presence_penalty": ("penalties",),
+    "frequency_penalty": ("penalties",),
+    "adaptive_p": (),
+    "encoder_repetition_penalty": (),
+    "epsilon_cutoff": (),
+    "eta_cutoff": (),
+    "mirostat": (),
+    "no_repeat_ngram": (),
 }
+"""What others call them in an order. Some have several for one of ours. Those that are not offered or have no
+place among others, are off here, or refused by the field that turns them on."""
 _LETTERS: Mapping[str, SamplerName] = {
     "e": "penalties",
     "d": "dry",
@@ -359,13 +372,16 @@ def _first(*values: float | None) -> float | None:
 
 def _order(fields: SamplerFields) -> tuple[SamplerName, ...] | None:
     if fields.samplers:
-        return _read_names(fields.samplers, "samplers")
-    if fields.sampler_priority:
-        return _read_names(fields.sampler_priority, "sampler_priority")
-    if fields.temperature_last:
-        last: tuple[SamplerName, ...] = ("smoothing", "temperature")
-        return (*(name for name in SAMPLER_ORDER if name not in last), *last)
-    return None if fields.temperature_last is None else SAMPLER_ORDER
+        order = _read_names(fields.samplers, "samplers")
+    elif fields.sampler_priority:
+        order = _read_names(fields.sampler_priority, "sampler_priority")
+    elif fields.temperature_last is None:
+        return None
+    else:
+        order = SAMPLER_ORDER
+    # Last of those that there are.
+    last = [name for name in ("smoothing", "temperature") if name in order] if fields.temperature_last else []
+    return (*(name for name in order if name not in last), *last)
 
 
 def _read_names(given: list[str] | str, param: str) -> tuple[SamplerName, ...]:
@@ -373,13 +389,16 @@ def _read_names(given: list[str] | str, param: str) -> tuple[SamplerName, ...]:
     if isinstance(given, str):
         short = ";" not in given and given not in SAMPLER_ORDER
         given = [_LETTERS.get(letter, letter) for letter in given] if short else given.split(";")
-    found = [_OTHER_NAMES.get(name, cast(SamplerName, name)) for name in given]
-    for name, told in zip(found, given, strict=True):
-        if name not in SAMPLER_ORDER:
+    for told in given:
+        if told not in SAMPLER_ORDER and told not in _OTHER_NAMES:
             message = f"There is no sampler {told!r} here; there are {', '.join(SAMPLER_ORDER)}."
             raise BadRequest(message, param=param, code="invalid_value")
-    if len(set(found)) < len(found):
+    if len(set(given)) < len(given):
         raise BadRequest(f"{param} names a sampler twice.", param=param, code="invalid_value")
+    # Where several names stand for one, the first is its place.
+    found = list(
+        dict.fromkeys(name for told in given for name in _OTHER_NAMES.get(told, (cast(SamplerName, told),)))
+    )
     first = [name for name in found if name in _FIRST]
     if found[: len(first)] != first:
         message = "penalties and dry change all logits, and can only be the first in the order."
