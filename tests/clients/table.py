@@ -37,6 +37,7 @@ CLIENTS = (
         "langchain-tests", ("langchain-tests==1.1.9", "langchain-openai==1.7.3"), "with_langchain_tests.py"
     ),
     Client("llm", ("llm==0.36",), "with_llm.py"),
+    Client("ollama", ("ollama==0.6.3",), "with_ollama.py"),
     Client("pydantic-ai", ("pydantic-ai-slim[openai]==2.66.0",), "with_pydantic_ai.py"),
     Client("llama-index", ("llama-index-llms-openai-like==0.8.1", "llama-index-core"), "with_llama_index.py"),
     Client("haystack", ("haystack-ai==3.4.0",), "with_haystack.py"),

@@ -81,6 +81,31 @@ def by_name(provider):
 globals().update({f"by_{provider}": by_name(provider) for provider in PROVIDERS})
 
 
+@case("ollama", "plain")
+def ollama_plain(url):
+    base = url.removesuffix("/v1")
+    assert ask(base, cases.NAME_A_COLOUR, "ollama_chat").choices[0].message.content == cases.COLOUR
+    assert ask(base, cases.NAME_A_COLOUR, "ollama").choices[0].message.content == cases.COLOUR
+
+
+@case("ollama", "stream")
+def ollama_stream(url):
+    for provider in ("ollama_chat", "ollama"):
+        chunks = ask(url.removesuffix("/v1"), cases.NAME_A_COLOUR, provider, stream=True)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == cases.COLOUR
+
+
+@case("ollama", "tools")
+def ollama_tools(url):
+    loop(url.removesuffix("/v1"), "ollama_chat")
+
+
+@case("ollama", "reasoning")
+def ollama_reasoning(url):
+    said = ask(url.removesuffix("/v1"), cases.THINK_OF_A_COLOUR, "ollama_chat").choices[0].message
+    assert (said.reasoning_content, said.content) == (cases.THOUGHT, cases.COLOUR)
+
+
 @case("chat", "a prompt too long is a ContextWindowExceededError")
 def overflow(url):
     try:

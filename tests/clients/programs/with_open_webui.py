@@ -1,4 +1,4 @@
-"""Open WebUI: its server, asked as its page asks it. It has one connection for each API of ours; a tool of
+"""Open WebUI: its server, asked as its page asks it. It has a connection for each API of ours; a tool of
 its own is called by the model natively, and the answer is what the chat has in the end."""
 
 import atexit
@@ -27,7 +27,12 @@ class Tools:
         """
         return f"21 degrees in {city}"
 '''
-PREFIXES = {"chat": "by_chat", "responses": "by_responses"}
+OPENAI = {"chat": "by_chat", "responses": "by_responses"}
+OLLAMA = "by_ollama"
+MODELS = {
+    **{api: f"{prefix}.{MODEL}" for api, prefix in OPENAI.items()},
+    "ollama": f"{OLLAMA}.{MODEL}:latest",
+}
 
 
 class Page:
@@ -53,7 +58,7 @@ class Page:
 
     def ask(self, api, text, **more):
         messages = [{"role": "user", "content": text}]
-        return {"model": f"{PREFIXES[api]}.{MODEL}", "messages": messages, **more}
+        return {"model": MODELS[api], "messages": messages, **more}
 
     def chat(self, api, text, **more):
         """The answer that is kept in a chat, when it is done."""
@@ -85,7 +90,6 @@ def page(url):
         "OFFLINE_MODE": "True",
         "HF_HUB_OFFLINE": "1",
         "RAG_EMBEDDING_ENGINE": "openai",  # Its own would have to be fetched.
-        "ENABLE_OLLAMA_API": "False",
         "ANONYMIZED_TELEMETRY": "False",
     }
     command = [
@@ -108,7 +112,7 @@ def page(url):
             "prefix_id": prefix,
             "api_type": "responses" if api == "responses" else "",
         }
-        for place, (api, prefix) in enumerate(PREFIXES.items())
+        for place, (api, prefix) in enumerate(OPENAI.items())
     }
     made.post(
         "/openai/config/update",
@@ -116,6 +120,12 @@ def page(url):
         OPENAI_API_BASE_URLS=[url] * len(configs),
         OPENAI_API_KEYS=["none"] * len(configs),
         OPENAI_API_CONFIGS=configs,
+    )
+    made.post(
+        "/ollama/config/update",
+        ENABLE_OLLAMA_API=True,
+        OLLAMA_BASE_URLS=[url.removesuffix("/v1")],
+        OLLAMA_API_CONFIGS={"0": {"enable": True, "prefix_id": OLLAMA}},
     )
     made.get("/api/models?refresh=true")
     made.post("/api/v1/tools/create", id="sky", name="sky", content=TOOL, meta={"description": "of the sky"})
@@ -141,7 +151,7 @@ def parts(made, kind):
 @case("models", "listed")
 def models(url):
     listed = {one["id"] for one in page(url).get("/api/models")["data"]}
-    assert {f"{prefix}.{MODEL}" for prefix in PREFIXES.values()} <= listed, listed
+    assert set(MODELS.values()) <= listed, listed
 
 
 @case("chat", "plain")
@@ -185,7 +195,7 @@ def of(api, what):
     return case(api, what)(lambda url: TRIED[what](url, api))
 
 
-globals().update({f"{api}_{what}": of(api, what) for api in PREFIXES for what in TRIED})
+globals().update({f"{api}_{what}": of(api, what) for api in MODELS for what in TRIED})
 
 if __name__ == "__main__":
     cases.main(globals())

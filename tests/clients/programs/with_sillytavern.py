@@ -106,6 +106,7 @@ PRIORITY = [
 ]
 KINDS = {
     "generic": MOST,
+    "ollama": MOST,
     "vllm": {"n": 1, "ignore_eos": False, "spaces_between_special_tokens": True},
     "aphrodite": {
         "n": 1,
@@ -231,6 +232,11 @@ def tools(url):
     assert said["choices"][0]["message"]["content"] == cases.WARM, said
 
 
+def text_of(said):
+    """Ollama's are passed on as they are."""
+    return said["choices"][0]["text"] if "choices" in said else said["response"]
+
+
 def of(kind, what):
     def tried(url):
         body = {**ALL, **KINDS[kind], "api_type": kind, "api_server": url.removesuffix("/v1")}
@@ -238,7 +244,7 @@ def of(kind, what):
         said = post("/api/backends/text-completions/generate", **body)
         made = events(said) if what == "stream" else [json.loads(said)]
         assert not any(one.get("error") for one in made), said
-        assert "".join(choice["text"] for one in made for choice in one["choices"]) == cases.COLOUR, said
+        assert "".join(map(text_of, made)) == cases.COLOUR, said
 
     return case(f"completions ({kind})", what)(tried)
 
