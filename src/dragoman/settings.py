@@ -285,6 +285,13 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     mcp_timeout: Annotated[
         float, Meta(gt=0, description="seconds that an MCP server gets for one answer")
     ] = 60.0
+    history: Annotated[
+        Literal["template", "sampled"],
+        Meta(
+            description="where a request does not say: whether prompts have earlier answers as the template "
+            "writes them now, or as they were sampled"
+        ),
+    ] = "template"
     trajectories: Annotated[
         bool,
         Meta(description="keep the ids and log probabilities of every stored answer, for training"),

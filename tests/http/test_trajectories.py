@@ -3,11 +3,13 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dragoman.engines.scripted import END_ID, Script, say
 from dragoman.types import Job
 from tests.http.conftest import Serve
 from tests.support.http import delete, get, post, stream
+from tests.support.parrot import TEMPLATE
 from tests.support.tool_model import call, tool_model
 
 TOOL = {"name": "f", "parameters": {"type": "object"}}
@@ -137,3 +139,59 @@ def test_a_trajectory_has_a_size(
     monkeypatch.setattr(f"dragoman.{where}.training.{name}", 10)
     reply = get(url, path)
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "limit_exceeded")
+
+
+DROPS = TEMPLATE.replace(
+    "{% if message.reasoning_content %}", "{% if message.reasoning_content and loop.last %}"
+)
+"""Earlier reasoning is gone once somebody speaks."""
+THOUGHT = "<think>\nHm.\n</think>\nHello."
+
+
+def forgetful(serve: Serve, heard: Heard, **settings: Any) -> str:
+    model = tool_model(heard.answer)
+    model.card = replace(model.card, templates={"default": DROPS})
+    return serve(model, dialect="hermes", store="memory", trajectories=True, **settings)
+
+
+def chatted(url: str, **fields: Any) -> dict[str, Any]:
+    """Two turns of a client that drops reasoning; the trajectory of the second."""
+    said = post(url, "/v1/chat/completions", {"messages": [USER], **fields}).json()["choices"][0]["message"]
+    answer = {"role": "assistant", "content": said["content"]}
+    second = post(url, "/v1/chat/completions", {"messages": [USER, answer, USER], **fields}).json()
+    told: dict[str, Any] = get(url, f"/v1/trajectories/{second['id']}").json()
+    return told
+
+
+@pytest.mark.parametrize(("setting", "field"), [("template", "sampled"), ("sampled", None)])
+def test_a_history_as_it_was_sampled_is_one_sequence(serve: Serve, setting: str, field: str | None) -> None:
+    heard = Heard(THOUGHT, "Bye.")
+    url = forgetful(serve, heard, history=setting)
+    (segment,) = chatted(url, **({"history": field} if field else {}))["segments"]
+    assert sampled(segment) == [*heard.ids(0), *heard.ids(1)]
+    assert (segment["histories"], segment["split"]) == (["sampled"] * 2, None)
+    assert heard.jobs[1].prompt[: len(segment["ids"]) - 5] == tuple(segment["ids"][:-5])
+
+
+def test_a_response_may_have_its_history_as_it_was_sampled(serve: Serve) -> None:
+    heard = Heard(THOUGHT, "Bye.")
+    url = forgetful(serve, heard)
+    first = post(url, "/v1/responses", {"input": "hi"}).json()["id"]
+    more = {"previous_response_id": first, "history": "sampled"}
+    second = post(url, "/v1/responses", {"input": "hi", **more}).json()["id"]
+    (segment,) = get(url, f"/v1/trajectories/{second}").json()["segments"]
+    assert segment["histories"] == ["template", "sampled"]
+
+
+def test_a_sequence_that_was_split_says_why(serve: Serve) -> None:
+    heard = Heard(THOUGHT, "Bye.")
+    first, second = chatted(forgetful(serve, heard))["segments"]
+    assert (first["split"], second["split"]) == (None, "template")
+    assert second["histories"] == ["template"]
+
+
+def test_an_operator_decides_how_histories_are(serve: Serve) -> None:
+    heard = Heard(THOUGHT, "Bye.")
+    url = forgetful(serve, heard, override={"history": "sampled"})
+    (segment,) = chatted(url, history="template")["segments"]
+    assert segment["histories"] == ["sampled"] * 2

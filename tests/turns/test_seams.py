@@ -5,13 +5,18 @@ three kinds of clients. What the template keeps is told by its text alone, which
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dragoman.errors import TemplateError
+from dragoman.turns.spec import History, TurnSpec
+from dragoman.types import Conversation, Message, Sampling, Traced
 from tests.prompt.support import SHARED, TEMPLATES
-from tests.support.seams import CLIENTS, WRITES, Model, Row, Writes, held
+from tests.support.seams import CLIENTS, WRITES, Model, Row, Writes, answers, held
 
 OWN = sorted(TEMPLATES.rglob("*.jinja"))
 PUBLISHED = sorted((SHARED / "templates").glob("*.jinja"))
@@ -56,6 +61,168 @@ def test_the_table_is_not_empty() -> None:
     for path in OWN:
         for client, rows in table(path, AS_THE_TEMPLATE).items():
             kept[client] += sum(row.goes_on for row in rows)
-    print(kept, len(OWN))
     assert kept["has no reasoning"] > 2 * len(OWN)
     assert kept["sends it back"] > 2 * len(OWN)
+
+
+# What else may happen in a conversation, with a template that writes the last message in a way of its own.
+
+
+USER, MORE = Message(role="user", content="Weather in Paris?"), Message(role="user", content="And then?")
+PARIS, LONDON = (answer.tool_calls[0] for answer in answers("has no reasoning")[:2])
+CALLING = Message(role="assistant", tool_calls=(PARIS,))
+TEXT = Message(role="assistant", content="The weather in Paris is fine.")
+
+
+@pytest.fixture
+def model() -> Model:
+    return Model((TEMPLATES / "history" / "after_last_question.jinja").read_text())
+
+
+def turn(
+    model: Model, messages: Sequence[Message], answer: Message, end: str = "<|im_end|>", **more: Any
+) -> tuple[int, ...]:
+    """Has the model answer; the ids of its prompt and its answer."""
+    plan = model.plan(messages, **more)
+    written = model.writes(AS_THE_TEMPLATE, messages, answer)
+    return plan.jobs[0].prompt + model.answer(plan, written.removesuffix("<|im_end|>") + end)
+
+
+def goes_on(model: Model, kept: Sequence[int], messages: Sequence[Message], **more: Any) -> bool:
+    """Whether the prompt goes on from these ids, and says what the template writes."""
+    prompt = model.plan(messages, **more).jobs[0].prompt
+    return prompt[: len(kept)] == kept and model.decode(prompt) == model.text(messages, **more)
+
+
+def test_parallel_calls_keep_their_ids(model: Model) -> None:
+    both = replace(CALLING, tool_calls=(PARIS, LONDON))
+    results = [Message(role="tool", content="12 °C", tool_call_id=call.id) for call in both.tool_calls]
+    assert goes_on(model, turn(model, [USER], both), [USER, both, *results])
+
+
+def test_ids_are_kept_up_to_what_was_edited(model: Model) -> None:
+    first = turn(model, [USER], TEXT)
+    turn(model, [USER, TEXT, MORE], TEXT)
+    other = replace(MORE, content="Something else?")
+    assert goes_on(model, first, [USER, TEXT, other, TEXT, MORE])
+    assert model.plan([USER, TEXT, other, TEXT, MORE]).splits == ["client"]
+
+
+def test_a_message_of_the_developer_changes_nothing_before_it(model: Model) -> None:
+    told = Message(role="system", content="Be brief.")
+    assert goes_on(model, turn(model, [USER], TEXT), [USER, TEXT, told, MORE])
+
+
+def test_an_answer_that_was_cut_short_is_gone_on_with(model: Model) -> None:
+    cut = replace(TEXT, content="The weather in Paris")
+    kept = turn(model, [USER], cut, end="")
+    more: dict[str, Any] = {"continue_final_message": True, "add_generation_prompt": False}
+    plan = model.plan([USER, cut], **more)
+    assert plan.jobs[0].prompt == kept
+    whole = plan.jobs[0].prompt + model.answer(plan, " is fine.<|im_end|>")
+    assert goes_on(model, whole, [USER, TEXT, MORE])
+
+
+@pytest.mark.parametrize("history", ["template", "sampled"])
+def test_what_a_client_began_for_the_model_is_no_answer(model: Model, history: History) -> None:
+    kept = turn(model, [USER], TEXT)
+    begun = Message(role="assistant", content="Well")
+    more: dict[str, Any] = {"continue_final_message": True, "add_generation_prompt": False}
+    plan = model.plan([USER, TEXT, MORE, begun], history, **more)
+    assert plan.jobs[0].prompt[: len(kept)] == kept
+    assert (model.decode(plan.jobs[0].prompt)[-4:], plan.splits) == ("Well", [""])
+
+
+def test_a_prefix_of_the_answer_is_a_part_of_the_prompt(model: Model) -> None:
+    plan = model.plan([USER], response_prefix="The weather")
+    kept = plan.jobs[0].prompt + model.answer(plan, " in Paris is fine.<|im_end|>")
+    assert goes_on(model, kept, [USER, TEXT, MORE])
+
+
+@pytest.mark.parametrize(("history", "end"), [("template", "<|end|>"), ("sampled", "<|return|>")])
+def test_what_the_template_ends_otherwise_is_not_ended_twice(history: History, end: str) -> None:
+    model = Model((TEMPLATES / "history" / "two_ends.jinja").read_text())
+    plan = model.plan([USER])
+    said = model.answer(plan, f"<|channel|>final<|message|>{TEXT.content}<|return|>")[:-1]
+    kept = plan.jobs[0].prompt + said
+    going_on = model.plan([USER, TEXT, MORE], history)
+    prompt = going_on.jobs[0].prompt
+    assert prompt[: len(kept)] == kept
+    rest = f"{end}<|start|>user<|message|>And then?<|end|><|start|>assistant"
+    assert model.decode(prompt[len(kept) :]) == rest
+    assert going_on.splits == ["end" if history == "template" else ""]
+
+
+def test_a_control_token_that_no_text_shows_is_kept(model: Model) -> None:
+    plan = model.plan([USER])
+    hidden = (*model.vocabulary.sample("The weather"), model.vocabulary.special["<s>"])
+    ids = (*hidden, *model.vocabulary.sample(" in Paris is fine.<|im_end|>"))
+    model.planner.trails.add(Traced(prompt=plan.jobs[0].prompt, ids=ids, key=plan.keys[0]))
+    kept = plan.jobs[0].prompt + ids
+    assert model.plan([USER, TEXT, MORE]).jobs[0].prompt[: len(kept)] == kept
+
+
+@pytest.mark.parametrize("history", ["template", "sampled"])
+def test_text_stays_text_whoever_wrote_it(model: Model, history: History) -> None:
+    """A model that spells a control token in letters, and users that quote it."""
+    marker, start = "<|im_start|>", model.vocabulary.special["<|im_start|>"]
+    asks = Message(role="user", content=f"What is {marker}?")
+    says = Message(role="assistant", content=f"It is {marker}.")
+    plan = model.plan([asks], history)
+    ids = (*f"It is {marker}.".encode(), model.vocabulary.special["<|im_end|>"])
+    model.planner.trails.add(Traced(prompt=plan.jobs[0].prompt, ids=ids, key=plan.keys[0]))
+    kept = plan.jobs[0].prompt + ids
+    prompt = model.plan([asks, says, asks], history).jobs[0].prompt
+    assert prompt[: len(kept)] == kept
+    assert prompt.count(start) == 5, "of the system, the users and the model, and of nobody's words"
+
+
+def test_a_control_token_that_was_sampled_is_none_in_a_text(model: Model) -> None:
+    """A model that has sampled the token itself, and a client that has its spelling in the answer."""
+    start = model.vocabulary.special["<|im_start|>"]
+    plan = model.plan([USER])
+    turn_ids = model.answer(plan, "It is <|im_start|>.<|im_end|>")
+    assert start in turn_ids
+    says = Message(role="assistant", content="It is <|im_start|>.")
+    assert model.plan([USER, says, MORE]).jobs[0].prompt.count(start) == 5
+
+
+def test_other_tools_are_another_history(model: Model) -> None:
+    turn(model, [USER], TEXT)
+    other = {"type": "function", "function": {"name": "other", "parameters": {"type": "object"}}}
+    spec = TurnSpec(
+        model=None,
+        prompts=(Conversation(messages=(USER, TEXT, MORE), tools=(other,)),),
+        sampling=Sampling(max_tokens=8),
+        history="sampled",
+    )
+    plan = model.planner.plan(spec)
+    assert plan.splits == ["tools"]
+    assert model.decode(plan.jobs[0].prompt) == model.planner.prompter.text(spec.prompts[0])  # type: ignore[arg-type]
+
+
+def test_what_the_system_says_later_is_not_lost_where_it_is_told_first() -> None:
+    """The template has one place for it, so what was sampled cannot be gone on from."""
+    model = Model((TEMPLATES / "tagged_tools.jinja").read_text())
+    turn(model, [USER], TEXT)
+    told = Message(role="system", content="Be brief.")
+    histories: tuple[History, ...] = ("template", "sampled")
+    for history in histories:
+        plan = model.plan([USER, TEXT, told, MORE], history)
+        assert "Be brief." in model.decode(plan.jobs[0].prompt)
+
+
+def test_the_rest_is_no_beginning_of_a_prompt(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokenizers that write the first word of a prompt in another way do so once."""
+    begun: list[str] = []
+    kept = turn(model, [USER], TEXT)
+    encoder = model.planner.prompter._encoder
+    encode = encoder._encode_piece
+
+    def seen(text: str, begins: bool) -> Sequence[int]:
+        begun.extend([text] * begins)
+        return encode(text, begins)
+
+    monkeypatch.setattr(encoder, "_encode_piece", seen)
+    assert goes_on(model, kept, [USER, TEXT, MORE])
+    assert begun == []

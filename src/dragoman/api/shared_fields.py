@@ -22,7 +22,7 @@ from dragoman.errors import BadRequest, SettingsError
 from dragoman.limits import Limits
 from dragoman.prompt.prompter import check_kwargs
 from dragoman.settings import PresetSettings, Settings
-from dragoman.turns.spec import AdapterWish, Calling, Preset, PresetPair, Reading, Thinking, TurnSpec
+from dragoman.turns.spec import AdapterWish, Calling, History, Preset, PresetPair, Reading, Thinking, TurnSpec
 from dragoman.types import Prompt, Sampling
 
 Scale: TypeAlias = Annotated[float, Meta(ge=-100, le=100)]
@@ -238,6 +238,7 @@ def turn_spec(
         wanted=read_wanted(fields),
         calling=calling,
         thinking=thinking,
+        history=fields.history if isinstance(fields, TemplateFields) else None,
         n=n,
         stop=fields.stops,
         keep_stop=fields.keeps_stop,
@@ -353,6 +354,7 @@ def thought_text(given: Any) -> str:
 
 
 class TemplateFields(ReasoningFields, kw_only=True):
+    history: History | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     template_vars: dict[str, Any] | None = None
 
@@ -395,7 +397,7 @@ def read_presets(settings: Settings) -> tuple[PresetPair, dict[str, PresetPair]]
         )
         for name, each in convert(settings.presets, dict[str, PresetSettings]).items()
     }
-    open_ = _preset(settings.sampling, "sampling", settings.limits)
+    open_ = _preset(settings.sampling, "sampling", settings.limits).over(Preset(history=settings.history))
     return PresetPair(open_, _preset(settings.override, "override", settings.limits)), named
 
 
@@ -424,4 +426,5 @@ def _preset(told: dict[str, Any], name: str, limits: Limits) -> Preset:
         lists={each: tuple(texts or ()) for each, texts in lists.items() if each in chosen},
         max_tokens=asked.max_tokens or None,
         template_kwargs=template_kwargs(fields, None),
+        history=fields.history,
     )

@@ -63,10 +63,14 @@ class Segment(Struct):
     """Of the model, for each turn."""
     answers: list[str]
     """The ids of the answers, for each turn."""
+    histories: list[str]
+    """How the prompt was to have earlier answers, for each turn."""
     finish: str | None = None
     """How the last turn ended."""
     choice: int = 0
     """Of the last answer."""
+    split: str | None = None
+    """Why the first prompt does not go on from the answer before it, if there was one."""
 
 
 _READER = Reader.of(SetRewards)
@@ -118,7 +122,7 @@ def segments(turns: Iterable[Traced]) -> list[Segment]:
     made: list[Segment] = []
     for turn in turns:
         if not made or tuple(made[-1].ids) != turn.prompt[: len(made[-1].ids)]:
-            made.append(Segment([], [], [], [], []))
+            made.append(Segment([], [], [], [], [], [], split=turn.split or None))
         _extend(made[-1], turn)
     return made
 
@@ -131,6 +135,7 @@ def _extend(segment: Segment, turn: Traced) -> None:
     segment.logprobs += [*[None] * len(prompt), *sampled]
     segment.weight_versions.append(turn.weight_version)
     segment.answers.append(turn.source)
+    segment.histories.append(turn.history)
     segment.finish, segment.choice = turn.finish, turn.choice
 
 
@@ -145,7 +150,8 @@ def leading_to(prompt: tuple[int, ...], traces: Sequence[Trace]) -> list[Traced]
 
 
 def _goes_on_from(trace: Trace, prompt: tuple[int, ...]) -> int:
-    kept = (turn.choice for turn in trace.turns if turn.all == prompt[: len(turn.all)])
+    """The last id may be an end that the template writes otherwise."""
+    kept = (turn.choice for turn in trace.turns if turn.all[:-1] == prompt[: turn.count - 1])
     return next(kept, 0)
 
 

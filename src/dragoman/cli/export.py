@@ -129,6 +129,8 @@ async def to_parquet(rows: AsyncIterator[dict[str, Any]], file: Path) -> int:
             "logprobs": arrow.list_(arrow.float32()),
             "weight_versions": arrow.list_(arrow.string()),
             "answers": arrow.list_(arrow.string()),
+            "histories": arrow.list_(arrow.string()),
+            "split": arrow.string(),
             "finish": arrow.string(),
             "choice": arrow.int32(),
         }

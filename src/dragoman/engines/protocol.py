@@ -17,7 +17,7 @@ UNSUPPORTABLE = frozenset(Sampling.__struct_fields__) - {"max_tokens", "samplers
 """What an engine may say that it cannot do: fields of Sampling and of Job."""
 BYTES_A_TOKEN = 4
 """About, where nobody can count them."""
-OF_SAMPLED_IDS = frozenset({"return_token_ids", "logprobs"})
+OF_SAMPLED_IDS = frozenset({"return_token_ids", "logprobs", "history"})
 OF_IDS = OF_SAMPLED_IDS | {
     "prompt_logprobs",
     "logit_bias",

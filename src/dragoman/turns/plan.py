@@ -340,7 +340,7 @@ class Planner:
         free = asked is not None and any(job.constraint is None for job in jobs)
         unenforced = asked.param if asked and free else ""
         after, splits = [one[2] for one in prompts], [one[3] for one in prompts]
-        more = keys, after, unenforced, splits, spec.history
+        more = keys, after, unenforced, splits, spec.history or "template"
         return TurnPlan(jobs, begun, dialect, spec.stop, *more)
 
     def _constraint(self, spec: TurnSpec, dialect: Dialect, in_reasoning: bool) -> JobConstraint | None:
@@ -360,7 +360,7 @@ class Planner:
         return self.trails.key(text, salt, chain_messages(messages)[-1], digest_frame(prompt))
 
     def _rendered(
-        self, prompt: Prompt, most: int | None, dialect: Dialect, salt: str, history: History
+        self, prompt: Prompt, most: int | None, dialect: Dialect, salt: str, history: History | None
     ) -> Rendered:
         """A conversation with an answer that we know goes on from the ids of that answer."""
         answered = isinstance(prompt, Conversation) and any(m.role == "assistant" for m in prompt.messages)

@@ -118,7 +118,8 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
     bad_words: tuple[str, ...] = ()
     dry_breakers: tuple[str, ...] = ()
     skip_special_tokens: bool = True
-    history: History = "template"
+    history: History | None = None
+    """None: as is usual."""
     truncate_prompt: int | None = None
     """Keep this many of the prompt's last ids; -1 means as many as the model takes."""
     priority: int = 0
@@ -174,6 +175,7 @@ class Preset(Struct, frozen=True, kw_only=True):
     """`stop`, `bad_words` and `dry_breakers`, which are texts."""
     max_tokens: int | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    history: History | None = None
 
     def over(self, other: "Preset") -> "Preset":
         """Both; of what both speak of, this one counts."""
@@ -183,6 +185,7 @@ class Preset(Struct, frozen=True, kw_only=True):
             lists={**other.lists, **self.lists},
             max_tokens=self.max_tokens or other.max_tokens,
             template_kwargs={**other.template_kwargs, **self.template_kwargs},
+            history=self.history or other.history,
         )
 
 
@@ -219,6 +222,7 @@ class Defaults(Struct, frozen=True):
             spec,
             sampling=replace(spec.sampling, **sampling) if sampling else spec.sampling,
             prompts=tuple(map(self.settle_prompt, spec.prompts)),
+            history=fixed.history or spec.history or open_.history or "template",
             **self._lists(spec),
         )
 
@@ -234,6 +238,8 @@ class Defaults(Struct, frozen=True):
         ]
         if fixed.max_tokens and asked.max_tokens not in (0, fixed.max_tokens):
             found.append("max_tokens")
+        if fixed.history and spec.history not in (None, fixed.history):
+            found.append("history")
         for name, value in fixed.template_kwargs.items():
             given = [each.template_kwargs for each in spec.prompts if isinstance(each, Conversation)]
             if any(name in each and each[name] != value for each in given):
@@ -310,6 +316,9 @@ def defaults_by_name(
     if settings.trajectories and not card.samples_ids:
         message = "`trajectories` are of ids that were sampled, and this engine gives text."
         raise SettingsError(message, param="trajectories")
+    if settings.history == "sampled" and not card.samples_ids:
+        message = "`history`: this engine gives text, so prompts cannot go on from what was sampled."
+        raise SettingsError(message, param="history")
     known = [card.name, *settings.model_alias, *card.adapters]
     unknown = [name for name in named if name not in known]
     if unknown and not settings.any_model and not settings.lora_dir:
@@ -429,6 +438,8 @@ def _is_asked(spec: TurnSpec, name: str) -> bool:
             return not spec.reuse_prefix
         case "return_token_ids":
             return spec.token_ids
+        case "history":
+            return spec.history == "sampled"
         case "truncate_prompt_tokens":
             return spec.truncate_prompt is not None
     return bool(getattr(spec.sampling, name) != getattr(_UNASKED, name))
