@@ -25,6 +25,8 @@ from dragoman.api.choosing_fields import ConstraintFields, HarmlessFields, Sampl
 from dragoman.api.completions import CompletionRequest
 from dragoman.api.foreign_fields import CHANGED, HARMLESS_BY_REASON, REFUSED, RENAMED
 from dragoman.api.inspection import ParseCalls, ParseReasoning
+from dragoman.api.messages.blocks import BLOCKS, REFUSED_BLOCKS, WHERE
+from dragoman.api.messages.request import MessagesRequest
 from dragoman.api.responses.request import ResponseRequest
 from dragoman.api.shared_fields import SharedFields, TemplateFields
 from dragoman.api.vectors import EmbeddingRequest, RerankRequest, ScoreRequest
@@ -282,6 +284,18 @@ def format_table() -> str:
     return table(("format", "note"), rows)
 
 
+def block_table() -> str:
+    """The blocks of Messages, where they may stand, and what becomes of them."""
+    said = notes("blocks", BLOCKS)
+    places = {kind: ", ".join(role for role, kinds in WHERE.items() if kind in kinds) for kind in BLOCKS}
+    reasons: dict[str, list[str]] = {}
+    for kind, reason in REFUSED_BLOCKS.items():
+        reasons.setdefault(reason, []).append(f"`{kind}`")
+    rows = [(f"`{kind}`", places[kind], said[kind]) for kind in BLOCKS]
+    refused = [(", ".join(kinds), "nowhere", f"refused: {reason}") for reason, kinds in reasons.items()]
+    return table(("block", "in", "what becomes of it"), [*rows, *refused])
+
+
 def client_table() -> str:
     """`make clients` runs these."""
     rows = [(client.name, client.version, f"`tests/clients/programs/{client.program}`") for client in CLIENTS]
@@ -295,6 +309,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "chat": lambda: field_table(ChatRequest, "chat", without=SharedFields),
     "completions": lambda: field_table(CompletionRequest, "completions", without=SharedFields),
     "responses": lambda: field_table(ResponseRequest, "responses", without=TemplateFields),
+    "messages": lambda: field_table(MessagesRequest, "messages", without=TemplateFields),
+    "blocks": block_table,
     "message": lambda: field_table(MessageBody, "message"),
     "embeddings": lambda: field_table(EmbeddingRequest, "embeddings"),
     "rerank": lambda: field_table(RerankRequest, "rerank"),

@@ -20,6 +20,7 @@
     ├── BodyTooLarge              413  invalid_request_error   body_too_large
     ├── UnsupportedMedia          415  invalid_request_error   unsupported_media_type
     ├── Overloaded                429  rate_limit_error        overloaded
+    │   └── ServerFull            429  rate_limit_error        overloaded
     ├── HeadTooLarge              431  invalid_request_error   head_too_large
     ├── EngineFailed              500  server_error            engine_failed
     │   └── ConstraintFailed      500  server_error            constraint_failed
@@ -146,6 +147,9 @@ class BadRequest(DragomanError):
 class ContextOverflow(BadRequest):
     # Codex and opencode start compaction only on this code. LiteLLM, and others, look for OpenAI's words.
     code = "context_length_exceeded"
+    tokens: int | str = ""
+    most = 0
+    """What the prompt has, and what it may have."""
 
     @classmethod
     def of(cls, tokens: int | str, most: int, param: str | None = None) -> "ContextOverflow":
@@ -154,7 +158,9 @@ class ContextOverflow(BadRequest):
             f"This model's maximum context length is {most} tokens for a prompt. However, "
             f"this one has {tokens} tokens; shorten it."
         )
-        return cls(message, param=param)
+        error = cls(message, param=param)
+        error.tokens, error.most = tokens, most
+        return error
 
 
 class TemplateError(BadRequest):
@@ -290,6 +296,10 @@ class Overloaded(DragomanError):
     type = "rate_limit_error"
     code = "overloaded"
     retry_after = 1
+
+
+class ServerFull(Overloaded):
+    """It is not this client who asks for too much: there is no room for anybody."""
 
 
 class EngineFailed(DragomanError):

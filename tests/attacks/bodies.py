@@ -21,6 +21,7 @@ OVER = frozenset(
 """Refused even if the body is good: what is there is done, or not begun, or not for clients to change."""
 _CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
 _RESPONSE: dict[str, Any] = {"model": "parrot", "input": "hi", "max_output_tokens": 8}
+_MESSAGE: dict[str, Any] = {**_CHAT, "model": "parrot"}
 _ITEM: dict[str, Any] = {"type": "message", "role": "user", "content": "hi"}
 _NAMED: dict[str, Any] = {"model": "parrot"}
 _METADATA: dict[str, Any] = {"metadata": {"a": "b"}}
@@ -38,6 +39,8 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/responses/compact": _RESPONSE,
     "/v1/responses/input_tokens": _RESPONSE,
     "/v1/responses/{id}/cancel": {},
+    "/v1/messages": _MESSAGE,
+    "/v1/messages/count_tokens": _MESSAGE,
     "/v1/embeddings": {"input": "abc"},
     "/api/chat": {**_NAMED, **_CHAT},
     "/api/generate": {**_NAMED, "prompt": "hi", "max_tokens": 8},
@@ -82,9 +85,9 @@ GOOD: dict[str, dict[str, Any]] = {
 BODILESS = frozenset({*OVER, "/v1/engine/pause"} - {"/v1/uploads/{id}/complete"})
 """Routes that need no body, and look at none or at an empty one."""
 WITH_BODY = tuple(path for path in GOOD if path not in BODILESS)
-GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", SOCKET)
+GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", SOCKET)
 """Routes whose answer a model samples."""
-CHATTING = ("/v1/chat/completions", "/v1/responses", SOCKET)
+CHATTING = ("/v1/chat/completions", "/v1/responses", "/v1/messages", SOCKET)
 """Those of them that render a template and read calls."""
 VECTORS = ("/v1/embeddings", "/v1/rerank", "/rerank", "/v1/score", "/score")
 

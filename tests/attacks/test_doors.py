@@ -23,7 +23,7 @@ from tests.support.parrot import NAME
 
 def test_what_is_open() -> None:
     """The others ask for a key because they are not on this list, so a new one does too."""
-    probes = {"/health", "/healthz", "/ping", "/ready"}
+    probes = {"/health", "/healthz", "/ping", "/ready", "/api/hello"}
     assert probes | {"/", "/docs", "/docs.js", "/openapi.json"} == OPEN_PATHS
 
 

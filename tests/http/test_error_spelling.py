@@ -46,6 +46,9 @@ def test_an_error_names_the_clients_own_field(
 class Upside:
     """Another envelope, and another word for the conversation."""
 
+    def status(self, error: DragomanError) -> int:
+        return error.status
+
     def body(self, error: DragomanError) -> dict[str, Any]:
         message, field = spell_error(error, {CONVERSATION: "turns"})
         return {"type": "error", "error": {"type": error.type, "message": message, "at": field}}

@@ -9,7 +9,16 @@ from msgspec.structs import replace
 from dragoman.api.choosing_fields import IDLE
 from dragoman.api.foreign_fields import COMPLETIONS
 from dragoman.api.read import Ignored, Reader
-from dragoman.api.reply import FIELDS, Head, OpenAIErrors, Speller, StreamWriter, usage, weight_field
+from dragoman.api.reply import (
+    FIELDS,
+    KEEP_ALIVE,
+    Head,
+    OpenAIErrors,
+    Speller,
+    StreamWriter,
+    usage,
+    weight_field,
+)
 from dragoman.api.shared_fields import (
     SharedFields,
     ShortText,
@@ -170,6 +179,8 @@ class CompletionSpelling:
 
 class Unanswered:
     """A writer that tells of the ends of answers, and of nothing in them."""
+
+    idle = KEEP_ALIVE
 
     def __init__(self, writer: StreamWriter) -> None:
         self._writer = writer

@@ -351,6 +351,26 @@ RESPONSES = Foreign(
     wrapping=WRAPPING,
     overrules=OVERRULES,
 )
+MESSAGES = Foreign(
+    meant={
+        name: meaning
+        for name, meaning in {**_ask_model("max_tokens"), **_CONVERSING}.items()
+        if name not in ("stop_sequences", "thinking")
+    },
+    harmless=HARMLESS | {"add_bos_token"},
+    refused={
+        **{name: why for name, why in REFUSED.items() if name != "system"},
+        "container": (_HOSTED, ()),
+        "thread": ("the server keeps no conversations of this API; send all messages", ()),
+        **dict.fromkeys(("logprobs", "top_logprobs"), ("a message has no log probabilities", ())),
+        "best_of": ("a message is one answer; leave it out", (1,)),
+        "prompt": ("send messages", ()),
+        "input": ("send messages", ()),
+        "functions": ("send tools", ()),
+    },
+    wrapping=WRAPPING,
+    overrules=OVERRULES,
+)
 _VECTORS = "priority request_id rid keep_alive options provider input_type task service_tier metadata"
 VECTORS = Foreign(
     harmless=frozenset(_VECTORS.split()),

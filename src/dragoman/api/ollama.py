@@ -192,6 +192,9 @@ _FORMATS = ("guided_json", "structured_outputs")
 
 
 class OllamaErrors:
+    def status(self, error: DragomanError) -> int:
+        return error.status
+
     def body(self, error: DragomanError) -> dict[str, str | None]:
         """Clients read the text; what OpenAI's have of an error is beside it."""
         message, param = spell_error(error, _WORDS)

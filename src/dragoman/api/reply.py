@@ -119,6 +119,8 @@ FIELDS: Mapping[str, str] = {"reuse_prefix": "cache_prompt"}
 
 
 class ErrorSpelling(Protocol):
+    def status(self, error: DragomanError) -> int: ...
+
     def body(self, error: DragomanError) -> Any:
         """The JSON of a reply that says so."""
 
@@ -130,6 +132,9 @@ class OpenAIErrors(Struct, frozen=True):
     """OpenAI's shape. `words` are the fields in which the parts of a request come, where names differ."""
 
     words: Mapping[str, str] = {}
+
+    def status(self, error: DragomanError) -> int:
+        return error.status
 
     def body(self, error: DragomanError) -> dict[str, dict[str, str | None]]:
         """All four keys are always there."""
@@ -322,6 +327,8 @@ class StreamWriter:
     `plain` says that a delta has nothing beside its text: no log probabilities. `weights` is asked where a
     choice ends.
     """
+
+    idle = KEEP_ALIVE
 
     def __init__(
         self,

@@ -110,6 +110,8 @@ class Declared(Struct, frozen=True):
     """Where each was declared: `tools[2].function`."""
     custom: frozenset[str] = frozenset()
     """Those that stand for custom tools."""
+    schema: str = "parameters"
+    """What the field with the schema of each is called."""
 
     @classmethod
     def of(cls, tools: Sequence[Tool] | None, functions: Sequence[Function] | None = None) -> "Declared":
@@ -139,7 +141,7 @@ def _function(tool: Tool, place: str) -> Function:
 def check_tools(declared: Declared, limits: Limits) -> None:
     """Raises at the first that cannot be used: `tools[3].function.name`."""
     check_count(len(declared.functions), limits.tools, declared.field, declared.field)
-    _check_functions(declared.placed())
+    _check_functions(declared.placed(), declared.schema)
     _check_bytes(declared, limits.tool_bytes)
 
 
@@ -151,7 +153,7 @@ def _check_bytes(declared: Declared, most: int) -> None:
     check_count(size, most, declared.field, f"bytes of {declared.field}")
 
 
-def _check_functions(placed: Iterable[tuple[str, Function]]) -> None:
+def _check_functions(placed: Iterable[tuple[str, Function]], schema: str) -> None:
     seen: set[str] = set()
     for place, function in placed:
         name = function.get("name")
@@ -162,7 +164,7 @@ def _check_functions(placed: Iterable[tuple[str, Function]]) -> None:
         seen.add(name)
         if not isinstance(function.get("description"), str | None):
             raise wrong(f"{place}.description", "must be a string")
-        _check_parameters(function.get("parameters"), f"{place}.parameters")
+        _check_parameters(function.get("parameters"), f"{place}.{schema}")
         if function.get("strict") not in (None, False, True):
             raise wrong(f"{place}.strict", "must be true or false")
 

@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeAlias
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from dragoman.errors import DeadlineExceeded, DragomanError, Overloaded, Unavailable
+from dragoman.errors import DeadlineExceeded, DragomanError, Overloaded, ServerFull, Unavailable
 from dragoman.http.keys import keys_of
 from dragoman.settings import Settings
 from dragoman.turns.queue import EngineQueue, Workers
@@ -346,7 +346,8 @@ class Admission:
 
     def _refusal(self, room: Room, reason: str, message: str) -> Overloaded:
         self._refused.labels(reason).inc()
-        return Overloaded(message, retry_after=_wait(room))
+        kind = ServerFull if reason == "queue" else Overloaded
+        return kind(message, retry_after=_wait(room))
 
     async def end_all(self) -> None:
         """Nothing is let in any more, and everybody inside has a moment to tell why it ended."""

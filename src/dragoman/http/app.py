@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from dragoman._version import __version__
 from dragoman.api.batches import Asked, LineReply
+from dragoman.api.messages.reply import HEADER, spell_head
 from dragoman.engines.protocol import Engine
 from dragoman.errors import DragomanError, EngineFailed, MethodNotAllowed, NotFound
 from dragoman.http.admission import CONTENT_TYPE, Budget, Replies, Room, Visit, VisitKind
@@ -92,6 +94,8 @@ class App:
         limits = self.settings.limits
         unknown = self.settings.unknown_fields
         exchange = Exchange(scope, receive, send, limits, host.workers, host.bodies, host.replies, unknown)
+        if HEADER in exchange.headers or exchange.path.startswith(table.MESSAGES.path):
+            exchange.also = lambda head: spell_head(head, time.time())
         if self.host.admission.draining:
             exchange.head[b"connection"] = b"close"
         scope["dragoman.exchange"] = exchange
@@ -180,7 +184,7 @@ class App:
         if asked is not None and ALLOWED in exchange.head:
             await exchange.reply(b"", b"text/plain", extra=asked)
             return False
-        if not (exchange.method == "GET" and _sent_path(exchange.scope) in self._open):
+        if not (exchange.method in ("GET", "HEAD") and _sent_path(exchange.scope) in self._open):
             exchange.owner = self._keys.owner(exchange.headers)
             if connection := _connection(exchange.scope):
                 connection.show(exchange.owner)
@@ -349,7 +353,7 @@ def _unknown_path(sent: str, meant: str | None) -> NotFound:
 
 
 async def _fail(exchange: Exchange, error: DragomanError) -> None:
-    await exchange.fail(error, errors_at(exchange.scope["path"]))
+    await exchange.fail(error, errors_at(exchange.scope["path"], exchange.headers))
 
 
 async def _refuse(scope: Scope, send: Send, error: DragomanError) -> None:

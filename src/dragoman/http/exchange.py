@@ -70,6 +70,8 @@ class Exchange:
         """Whether it takes none of the engine's time."""
         self.head: dict[bytes, bytes] = {b"x-content-type-options": b"nosniff"}
         """What every reply says beside its own headers."""
+        self.also: Callable[[Mapping[bytes, bytes]], Mapping[bytes, bytes]] | None = None
+        """What the head of a reply says once more, by the names of an API."""
         self.ignored = Ignored(unknown_fields)
         """What of the body has no effect; whoever reads it says so here."""
         self.facts: dict[str, Any] = {}
@@ -318,12 +320,14 @@ class Exchange:
         elif not self.status:
             if self._reading or isinstance(error, BodyTooLarge):
                 self.head[b"connection"] = b"close"
-            await self.json(errors.body(error), error.status, advice(error))
+            await self.json(errors.body(error), errors.status(error), advice(error))
 
     async def _start(self, status: int, headers: dict[bytes, bytes]) -> None:
         self.status = status
         told = {name.encode(): text.encode() for name, text in told_headers(self.facts).items()}
         named = {**headers, **told, **self.head, b"x-request-id": self.request_id.encode()}
+        if self.also is not None:
+            named |= self.also(named)
         await self.send({"type": "http.response.start", "status": status, "headers": list(named.items())})
 
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from starlette.types import Message
 
-from dragoman.api.reply import KEEP_ALIVE
 from dragoman.http.connection.uvicorn_parts import short_cut
 from dragoman.http.exchange import SSE, Exchange, send_in_pieces, unless_gone
 from dragoman.turns.checked import note_fault
@@ -208,6 +207,10 @@ AnyTurn: TypeAlias = Turn | HiddenCalls
 class Writer(Protocol):
     """Events to bytes, and the bytes after the last event."""
 
+    @property
+    def idle(self) -> bytes:
+        """What is said when there has been nothing to say for a while."""
+
     def write(self, events: list[Event]) -> bytes: ...
 
     def end(self) -> bytes: ...
@@ -241,15 +244,29 @@ async def _close_when_gone(exchange: Exchange, turn: Turn) -> None:
 
 
 async def whole(exchange: Exchange, turn: AnyTurn) -> list[Answer]:
+    fold = Fold(turn.choices)
+    await hear(exchange, turn, fold.add)
+    return fold.done()
+
+
+async def hear(exchange: Exchange, turn: AnyTurn, take: Callable[[Sequence[Event]], object]) -> None:
+    """Has all events of an answer taken, to its end. Raises what made it fail."""
     if isinstance(turn, HiddenCalls):
-        return await _whole_rounds(exchange, turn)
+        finish = await unless_gone(exchange, turn.run(Quiet(), _Hearing(take)))
+        if finish.error is not None:
+            raise finish.error
+        return
     async with watch_client(exchange, turn):
-        answers = await turn.answers()
+        while not turn.over:
+            events = await turn.next()
+            for event in events:
+                if event.error is not None:
+                    raise event.error
+            take(events)
         if turn.unenforced:
             await note_fault(exchange.facts, turn)
         if exchange.facts.get("finish") == "disconnect":
             raise ClientGone
-        return answers
 
 
 async def stream(
@@ -262,12 +279,10 @@ async def stream(
     before_end: Callable[[], Awaitable[None]] | None = None,
     opening_bytes: int = 0,
     media: bytes = SSE,
-    idle: bytes = KEEP_ALIVE,
 ) -> None:
     """`before_end` is awaited when all is told and nothing failed; only then the stream ends.
 
-    `opening_bytes`: how long the opening is, about, if it may be long. `idle` is sent when nothing else was
-    for a while.
+    `opening_bytes`: how long the opening is, about, if it may be long.
     """
     if isinstance(turn, HiddenCalls):
         outlet = Sse(exchange, pump, keep_alive, partial(exchange.made, opening_bytes, opening))
@@ -278,7 +293,7 @@ async def stream(
         await turn.begun(most=keep_alive)
         await exchange.start_stream(await exchange.made(opening_bytes, opening), media)
         written = TurnStream(
-            turn, writer.write, lambda: idle, exchange.send, pump, keep_alive, holds_last=True
+            turn, writer.write, lambda: writer.idle, exchange.send, pump, keep_alive, holds_last=True
         )
         try:
             await written.done
@@ -298,14 +313,6 @@ async def stream(
         await exchange.end_stream(last)
 
 
-async def _whole_rounds(exchange: Exchange, turns: HiddenCalls) -> list[Answer]:
-    folding = _Folding()
-    finish = await unless_gone(exchange, turns.run(Quiet(), folding))
-    if finish.error is not None:
-        raise finish.error
-    return folding.fold.done()
-
-
 async def _stream_rounds(
     exchange: Exchange,
     turns: HiddenCalls,
@@ -319,14 +326,14 @@ async def _stream_rounds(
     await exchange.end_stream(b"" if finish.error else writer.end())
 
 
-class _Folding:
+class _Hearing:
     """A speaker who says nothing: what was said is wanted as a whole."""
 
-    def __init__(self) -> None:
-        self.fold = Fold()
+    def __init__(self, take: Callable[[Sequence[Event]], object]) -> None:
+        self._take = take
 
     def write(self, events: Sequence[Event]) -> bytes:
-        self.fold.add(events)
+        self._take(events)
         return b""
 
     def idle(self) -> bytes:
@@ -341,4 +348,4 @@ class _Writing:
         return self._writer.write(list(events))
 
     def idle(self) -> bytes:
-        return KEEP_ALIVE
+        return self._writer.idle

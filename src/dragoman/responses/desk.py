@@ -161,7 +161,7 @@ class Desk:
         """Whether the ids of all answers are kept, and not only where a client asks for it."""
         self.live: dict[str, Making] = {}
         """Responses that are being made in the background, or are stored when they are done."""
-        self._sealer = sealer
+        self.sealer = sealer
         self._limits = limits = model.limits
         self._workers = model.workers
         self._most = Most(items=limits.messages, bytes=limits.context_bytes)
@@ -239,7 +239,7 @@ class Desk:
     ) -> Context:
         about = await self.items(request.input, owner, size, aside, stored)
         trails = [item.trail for item in stored if item.trail]
-        return Context(self.store, self._sealer, self._workers, owner, about, conversation, trails)
+        return Context(self.store, self.sealer, self._workers, owner, about, conversation, trails)
 
     async def items(
         self,

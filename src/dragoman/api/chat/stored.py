@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Struct
 
 from dragoman.api.chat.request import ChatRequest, MessageBody
-from dragoman.api.reply import StreamWriter
+from dragoman.api.reply import KEEP_ALIVE, StreamWriter
 from dragoman.errors import NotFound
 from dragoman.store import Record, StoredItem
 from dragoman.types import Answer, Event, Fold
@@ -22,6 +22,8 @@ class KeptStream:
     The finish of every choice waits for `end`: by then the answer is stored, and whoever saw the finish can
     rely on it.
     """
+
+    idle = KEEP_ALIVE
 
     def __init__(self, writer: StreamWriter, choices: int) -> None:
         self._writer = writer

@@ -256,7 +256,7 @@ def _outcome(item: ItemDict) -> str:
 
 TRIGGER = "compaction_trigger"
 PREFIX = "cmp_"
-_ASK = (
+ASK = (
     "Write a summary of our conversation so far, for yourself to go on from when you have nothing else of"
     " it. Keep every fact, decision, name, number, file, open question and next step that may matter. Write"
     " nothing but the summary."
@@ -290,7 +290,7 @@ def is_triggered(inputs: Sequence[ItemDict]) -> bool:
 
 def to_summarise(items: Sequence[ItemDict], id_: str) -> list[ItemDict]:
     """The conversation with the question for its summary at the end."""
-    asked = {"id": id_, "type": "message", "role": "user", "content": [{"type": "input_text", "text": _ASK}]}
+    asked = {"id": id_, "type": "message", "role": "user", "content": [{"type": "input_text", "text": ASK}]}
     return [*(item for item in items if item.get("type") != TRIGGER), asked]
 
 

@@ -6,16 +6,20 @@ from typing import Any
 from dragoman.api import completions as completion_bodies
 from dragoman.api import inspection
 from dragoman.api.chat import request as chat_request
+from dragoman.api.messages.reply import HEADER, describe_model, list_page
 from dragoman.api.read import Ignored
 from dragoman.engines.protocol import check_has_ids
 from dragoman.errors import ModelNotFound
-from dragoman.http.exchange import Exchange
+from dragoman.http.exchange import Exchange, QueryString
 from dragoman.http.host import Host
 from dragoman.types import Answer, Prompt
 
 
 async def list_models(host: Host, exchange: Exchange) -> None:
     names = [*host.model.planner.names, *host.card.adapters]
+    if HEADER in exchange.headers:
+        await exchange.json(_page_for_anthropic(host, exchange, names))
+        return
     await exchange.json({"object": "list", "data": [_model(host, name) for name in names]})
 
 
@@ -28,7 +32,25 @@ async def get_model(host: Host, exchange: Exchange) -> None:
         host.model.planner.adapter(name)
     except ModelNotFound:
         raise ModelNotFound(f"The model '{name}' does not exist here.", param="model") from None
-    await exchange.json(_model(host, host.model.planner.name(name)))
+    describe = _model_for_anthropic if HEADER in exchange.headers else _model
+    await exchange.json(describe(host, host.model.planner.name(name)))
+
+
+def _page_for_anthropic(host: Host, exchange: Exchange, names: list[str]) -> dict[str, Any]:
+    """The list as Anthropic's clients ask for it: in pieces, behind one name or before another."""
+    query = QueryString(exchange)
+    most = query.integer("limit", 20, 1, 1000)
+    after, before = query.text("after_id"), query.text("before_id")
+    if after in names:
+        names = names[names.index(after) + 1 :]
+    if before in names:
+        names = names[: names.index(before)]
+    told = [_model_for_anthropic(host, name) for name in names[:most]]
+    return list_page(told, more=len(names) > most)
+
+
+def _model_for_anthropic(host: Host, name: str) -> dict[str, Any]:
+    return describe_model(name, host.card.created, host.card.max_model_len)
 
 
 def _model(host: Host, name: str) -> dict[str, Any]:

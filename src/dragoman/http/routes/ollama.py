@@ -96,9 +96,8 @@ class _OllamaAnswer(Struct, frozen=True):
         if bodies.streams(request):
             writer = LineWriter(self.told, spelling, self._ends, plain=not request.logprobs)
             pump, keep_alive = host.pump, host.settings.keep_alive
-            media, idle = bodies.MEDIA, writer.idle
             begin = partial(run_turn.stream, exchange, self.turn, writer, lambda: b"", pump, keep_alive)
-            await begin(media=media, idle=idle)
+            await begin(media=bodies.MEDIA)
             return
         [answer] = await run_turn.whole(exchange, self.turn)
         size = about_bytes([answer], len(self.turn.jobs[0].prompt))

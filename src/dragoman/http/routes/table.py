@@ -1,7 +1,7 @@
 """Every route there is, who answers it, which API it belongs to, and what describes them all."""
 
 import difflib
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from typing import TypeAlias
@@ -17,6 +17,7 @@ from dragoman.api import files as file_bodies
 from dragoman.api import inspection as inspection_bodies
 from dragoman.api import vectors as vector_bodies
 from dragoman.api.chat import reply as chat_reply
+from dragoman.api.messages import reply as message_reply
 from dragoman.api.ollama import ERRORS as OLLAMA_ERRORS
 from dragoman.api.openapi import OPERATIONS, Operation, document
 from dragoman.api.reply import ErrorSpelling
@@ -29,6 +30,7 @@ from dragoman.http.routes import (
     files,
     generate,
     inspection,
+    messages,
     ollama,
     responses,
     stored_chat,
@@ -101,7 +103,9 @@ async def show_script(host: Host, exchange: Exchange) -> None:
 
 
 async def lead_to_page(host: Host, exchange: Exchange) -> None:
-    await exchange.reply(b"", b"text/plain", 307, {b"location": b"/docs"})
+    """Who only looks whether somebody is there, as Claude Code does, is not led anywhere."""
+    away = exchange.method != "HEAD"
+    await exchange.reply(b"", b"text/plain", 307 if away else 200, {b"location": b"/docs"} if away else None)
 
 
 # All of them.
@@ -187,6 +191,14 @@ OLLAMA = Api(
     delete={"/api/delete": ollama.delete},
     any_media=True,
 )
+MESSAGES = Api(
+    "/v1/messages",
+    message_reply.ERRORS,
+    computed={"/v1/messages": messages.create},
+    post={"/v1/messages/count_tokens": messages.count_tokens},
+    get={"/api/hello": messages.hello},
+    operations=messages.OPERATIONS,
+)
 EMBEDDINGS = Api("/v1/embeddings", vector_bodies.ERRORS, computed={"/v1/embeddings": vectors.embed})
 FILES = Api(
     "/v1/files",
@@ -256,7 +268,7 @@ OTHERS = Api(
     },
 )
 APIS: Sequence[Api] = (
-    *(CHAT, COMPLETIONS, RESPONSES, CONVERSATIONS, GENERATE, EMBEDDINGS),
+    *(CHAT, COMPLETIONS, RESPONSES, CONVERSATIONS, MESSAGES, GENERATE, EMBEDDINGS),
     *(FILES, UPLOADS, BATCHES, OLLAMA),
     OTHERS,
 )
@@ -275,7 +287,9 @@ ANY_MEDIA = frozenset(path for api in APIS if api.any_media for path in (*api.co
 UNCOUNTED = frozenset(path for api in APIS for path in api.uncounted)
 """For operators: written in one way only, which a proxy can tell from all others."""
 SOCKET = "/v1/responses"
-OPEN_PATHS = frozenset({"/health", "/healthz", "/ping", "/ready", "/", "/docs", "/docs.js", "/openapi.json"})
+OPEN_PATHS = frozenset(
+    {"/health", "/healthz", "/ping", "/ready", "/", "/docs", "/docs.js", "/openapi.json", "/api/hello"}
+)
 """GET is answered without a key: a supervisor can ask, and a browser gets the page that asks for one."""
 METRICS = "/metrics"
 
@@ -290,9 +304,13 @@ def api_at(path: str) -> Api:
     return next(api for api in APIS if api.has(path) or not api.path)
 
 
-def errors_at(path: str) -> ErrorSpelling:
-    """How what goes wrong with a request for this path is said."""
-    return api_at(path).errors
+def errors_at(path: str, headers: Container[bytes] = ()) -> ErrorSpelling:
+    """How what goes wrong with a request for this path is said.
+
+    Where it is nobody's own, Anthropic's clients are told in the way that they know.
+    """
+    found = api_at(path)
+    return MESSAGES.errors if not found.path and message_reply.HEADER in headers else found.errors
 
 
 # How clients write a path: with a base address that has /v1 twice or not at all, or a slash too many.

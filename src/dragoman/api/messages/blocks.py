@@ -1,0 +1,448 @@
+"""Messages: what was said, from blocks to the messages that a chat template knows.
+
+What an assistant says in a row (thinking, text, calls) is one message, and each result of a tool is one.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import msgspec
+from msgspec import Struct
+from msgspec.json import encode as encode_json
+
+from dragoman.api.foreign_fields import ECHOED_IN_MESSAGES
+from dragoman.api.read import Ignored, Reader
+from dragoman.api.shared_fields import ShortText
+from dragoman.errors import BadRequest
+from dragoman.types import Message, ToolCall
+
+Content: TypeAlias = str | list[dict[str, Any]]
+Seal: TypeAlias = Callable[[str], str]
+Unseal: TypeAlias = Callable[[str], str | None]
+"""What a sealed text says; None if it was not sealed here, for this key, as it is."""
+
+
+# Blocks. What has no effect in them is a field, too: nearly all blocks are right as they stand.
+
+
+class TextBlock(Struct, forbid_unknown_fields=True):
+    echoed: ClassVar[frozenset[str]] = frozenset({"parsed_output"})
+    text: str
+    type: Literal["text"] = "text"
+    citations: Any = None
+    cache_control: Any = None
+
+
+class TextSource(Struct, forbid_unknown_fields=True):
+    data: str
+    type: Literal["text"] = "text"
+    media_type: Literal["text/plain"] = "text/plain"
+
+
+class PartsSource(Struct, forbid_unknown_fields=True):
+    content: Content
+    type: Literal["content"] = "content"
+
+
+class CitationsConfig(Struct, forbid_unknown_fields=True):
+    enabled: bool | None = None
+
+
+class DocumentBlock(Struct, forbid_unknown_fields=True):
+    source: dict[str, Any]
+    type: Literal["document"] = "document"
+    title: str | None = None
+    context: str | None = None
+    citations: CitationsConfig | None = None
+    cache_control: Any = None
+
+
+class SearchResultBlock(Struct, forbid_unknown_fields=True):
+    content: list[dict[str, Any]]
+    source: str
+    title: str
+    type: Literal["search_result"] = "search_result"
+    citations: CitationsConfig | None = None
+    cache_control: Any = None
+
+
+class ThinkingBlock(Struct, forbid_unknown_fields=True):
+    thinking: str
+    type: Literal["thinking"] = "thinking"
+    signature: str | None = None
+    cache_control: Any = None
+
+
+class RedactedBlock(Struct, forbid_unknown_fields=True):
+    data: str
+    type: Literal["redacted_thinking"] = "redacted_thinking"
+    cache_control: Any = None
+
+
+class ToolUseBlock(Struct, forbid_unknown_fields=True):
+    id: ShortText
+    name: ShortText
+    input: dict[str, Any]
+    type: Literal["tool_use"] = "tool_use"
+    cache_control: Any = None
+    caller: Any = None
+    toolset_name: Any = None
+
+
+class ToolResultBlock(Struct, forbid_unknown_fields=True):
+    tool_use_id: ShortText
+    type: Literal["tool_result"] = "tool_result"
+    content: Content | None = None
+    is_error: bool | None = None
+    cache_control: Any = None
+    toolset_name: Any = None
+
+
+class ToolReferenceBlock(Struct, forbid_unknown_fields=True):
+    tool_name: ShortText
+    type: Literal["tool_reference"] = "tool_reference"
+    cache_control: Any = None
+
+
+class McpUseBlock(Struct, forbid_unknown_fields=True):
+    id: ShortText
+    name: ShortText
+    input: dict[str, Any]
+    server_name: ShortText
+    type: Literal["mcp_tool_use"] = "mcp_tool_use"
+    cache_control: Any = None
+
+
+class McpResultBlock(Struct, forbid_unknown_fields=True):
+    tool_use_id: ShortText
+    type: Literal["mcp_tool_result"] = "mcp_tool_result"
+    content: Content | None = None
+    is_error: bool | None = None
+    cache_control: Any = None
+
+
+class CompactionBlock(Struct, forbid_unknown_fields=True):
+    type: Literal["compaction"] = "compaction"
+    content: str | None = None
+    encrypted_content: str | None = None
+    signature: str | None = None
+    tool_changes: None = None
+    cache_control: Any = None
+
+
+Block: TypeAlias = (
+    TextBlock
+    | DocumentBlock
+    | SearchResultBlock
+    | ThinkingBlock
+    | RedactedBlock
+    | ToolUseBlock
+    | ToolResultBlock
+    | ToolReferenceBlock
+    | McpUseBlock
+    | McpResultBlock
+    | CompactionBlock
+)
+BLOCKS: Mapping[str, Reader] = {
+    "text": Reader.of(TextBlock),
+    "document": Reader.of(DocumentBlock),
+    "search_result": Reader.of(SearchResultBlock),
+    "thinking": Reader.of(ThinkingBlock),
+    "redacted_thinking": Reader.of(RedactedBlock),
+    "tool_use": Reader.of(ToolUseBlock),
+    "tool_result": Reader.of(ToolResultBlock),
+    "tool_reference": Reader.of(ToolReferenceBlock),
+    "mcp_tool_use": Reader.of(McpUseBlock),
+    "mcp_tool_result": Reader.of(McpResultBlock),
+    "compaction": Reader.of(CompactionBlock),
+}
+WHERE: Mapping[str, frozenset[str]] = {
+    "user": frozenset({"text", "document", "search_result", "tool_result", "compaction"}),
+    "assistant": frozenset(
+        {
+            "text",
+            "thinking",
+            "redacted_thinking",
+            "tool_use",
+            "mcp_tool_use",
+            "mcp_tool_result",
+            "compaction",
+        }
+    ),
+    "system": frozenset({"text"}),
+    "tool": frozenset({"text", "document", "search_result", "tool_reference"}),
+}
+"""What may stand in a message of each role, and in the result of a tool."""
+_TEXT_ONLY = "this model takes text only; images are not supported"
+_HOSTED = "it belongs to a hosted service"
+_FIXED = "the tools of a request are those in its tools"
+REFUSED_BLOCKS: Mapping[str, str] = {
+    "image": _TEXT_ONLY,
+    **{
+        name: reason
+        for reason, names in {
+            _HOSTED: "server_tool_use web_search_tool_result web_fetch_tool_result advisor_tool_result"
+            " code_execution_tool_result bash_code_execution_tool_result container_upload fallback"
+            " text_editor_code_execution_tool_result tool_search_tool_result browser_state",
+            _FIXED: "tool_addition tool_removal mcp_tool_listing",
+        }.items()
+        for name in names.split()
+    },
+}
+"""Why not."""
+_SOURCES: Mapping[str, Reader] = {"text": Reader.of(TextSource), "content": Reader.of(PartsSource)}
+REFUSED_SOURCES: Mapping[str, str] = {
+    "base64": "send the text of the document, as a source of the type text",
+    "url": "the server fetches nothing; send the text of the document, as a source of the type text",
+    "file": "send the text of the document, as a source of the type text",
+}
+
+
+def read_block(given: Any, place: str, role: str, ignored: Ignored) -> Block:
+    """Raises for what has no place in a message of this role."""
+    kind = given.get("type") if isinstance(given, dict) else None
+    if not isinstance(kind, str):
+        raise BadRequest(f"'{place}.type' must be a string.", param=f"{place}.type", code="invalid_value")
+    if kind in REFUSED_BLOCKS:
+        raise _unsupported(place, kind, REFUSED_BLOCKS[kind])
+    if kind not in WHERE[role]:
+        known = ", ".join(sorted(WHERE[role]))
+        message = f"'{place}.type' is {kind[:64]!r}; here it may be: {known}."
+        raise BadRequest(message, param=f"{place}.type", code="invalid_value")
+    return _converted(BLOCKS[kind], given, place, ignored)  # type: ignore[no-any-return]
+
+
+def _converted(reader: Reader, given: dict[str, Any], place: str, ignored: Ignored) -> Any:
+    try:
+        return msgspec.convert(given, reader.decoder.type)
+    except (msgspec.ValidationError, RecursionError):
+        return reader.convert(given, place, ignored)
+
+
+def _unsupported(place: str, kind: str, reason: str) -> BadRequest:
+    message = f"'{place}' is of the type {kind!r}, which is not supported: {reason}."
+    return BadRequest(message, param=place, code="unsupported_content")
+
+
+def read_texts(content: Content, place: str, role: str, ignored: Ignored) -> list[str]:
+    """What blocks say that are texts in some way."""
+    if isinstance(content, str):
+        return [content]
+    return [
+        _block_text(read_block(each, f"{place}[{number}]", role, ignored), f"{place}[{number}]", ignored)
+        for number, each in enumerate(content)
+    ]
+
+
+def _block_text(block: Block, place: str, ignored: Ignored) -> str:
+    match block:
+        case TextBlock():
+            return block.text
+        case DocumentBlock():
+            return _document_text(block, place, ignored)
+        case SearchResultBlock():
+            _check_uncited(block.citations, place)
+            text = "\n".join(read_texts(block.content, f"{place}.content", "system", ignored))
+            return f"{block.title}\n{block.source}\n\n{text}"
+        case ToolReferenceBlock():
+            return block.tool_name
+    raise AssertionError(block)
+
+
+def _document_text(block: DocumentBlock, place: str, ignored: Ignored) -> str:
+    """The text of a document below its title, and what is said of it."""
+    _check_uncited(block.citations, place)
+    kind = str(block.source.get("type"))
+    if kind in REFUSED_SOURCES:
+        raise _unsupported(f"{place}.source", kind, REFUSED_SOURCES[kind])
+    if kind not in _SOURCES:
+        message = f"'{place}.source.type' must be text or content."
+        raise BadRequest(message, param=f"{place}.source.type", code="invalid_value")
+    source = _converted(_SOURCES[kind], block.source, f"{place}.source", ignored)
+    if isinstance(source, TextSource):
+        text = source.data
+    else:
+        text = "\n".join(read_texts(source.content, f"{place}.source.content", "system", ignored))
+    return "\n\n".join(part for part in (block.title, block.context, text) if part)
+
+
+def _check_uncited(citations: CitationsConfig | None, place: str) -> None:
+    if citations is not None and citations.enabled:
+        message = f"'{place}.citations' is not supported: answers here have no citations."
+        raise BadRequest(message, param=f"{place}.citations", code="unsupported_field")
+
+
+# Thinking that a client keeps for us: with a signature that tells whether it is as it was.
+
+
+DIGEST, HIDDEN = "thinking digest ", "thinking text "
+"""What a signature seals: what the thinking can be known by, or all of it where the client sees none."""
+
+
+def digest_of(thinking: str) -> str:
+    return blake2b(thinking.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def sign(thinking: str, seal: Seal, *, shown: bool) -> str:
+    return seal(DIGEST + digest_of(thinking) if shown else HIDDEN + thinking)
+
+
+def recall_thinking(block: ThinkingBlock | RedactedBlock, place: str, unseal: Unseal) -> str:
+    """What was thought. Of others' signatures nothing is known: what stands beside them is all there is."""
+    given, signature = (
+        ("", block.data) if isinstance(block, RedactedBlock) else (block.thinking, block.signature or "")
+    )
+    said = unseal(signature) or ""
+    if said.startswith(HIDDEN):
+        known = said.removeprefix(HIDDEN)
+        changed = given not in ("", known)
+    else:
+        known, changed = given, said.startswith(DIGEST) and said != DIGEST + digest_of(given)
+    if changed:
+        message = f"'{place}.signature' is not that of this thinking; send the block as it came."
+        raise BadRequest(message, param=f"{place}.signature", code="invalid_signature")
+    return known
+
+
+# Messages.
+
+
+class MessageOutput(Struct, forbid_unknown_fields=True):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+
+
+class MessageParam(Struct, forbid_unknown_fields=True):
+    echoed: ClassVar[frozenset[str]] = ECHOED_IN_MESSAGES | {
+        "id",
+        "stop_sequence",
+        "stop_details",
+        "container",
+        "context_management",
+        "diagnostics",
+        "input_transformations",
+    }
+    role: Literal["user", "assistant", "system"]
+    content: Content | None = None
+    clear_at: Literal["next_user_message", "never"] | None = None
+    output_config: MessageOutput | None = None
+
+
+SUMMARY = "Summary of the conversation so far:\n"
+
+
+class Telling:
+    """The messages so far, and what the assistant is in the middle of saying."""
+
+    def __init__(self, unseal: Unseal, ignored: Ignored) -> None:
+        self.referenced: set[str] = set()
+        """Tools that results of a search for tools have named."""
+        self._unseal = unseal
+        self._ignored = ignored
+        self._told: list[Message] = []
+        self._reasoning: list[str] = []
+        self._texts: list[str] = []
+        self._calls: list[ToolCall] = []
+        self._known: set[str] = set()
+
+    def tell(self, system: Content | None, messages: Sequence[MessageParam]) -> tuple[Message, ...]:
+        if system:
+            self._told.append(Message(role="system", content=self._parts(system, "system", "system")))
+        last_user = max((at for at, each in enumerate(messages) if each.role == "user"), default=-1)
+        for number, message in enumerate(messages):
+            if message.clear_at == "next_user_message" and number < last_user:
+                continue
+            self._take(message, f"messages[{number}].content")
+        return tuple(self._told)
+
+    def _take(self, message: MessageParam, place: str) -> None:
+        content = message.content
+        if message.role == "system":
+            self._told.append(Message(role="system", content=self._parts(content or "", place, "system")))
+        elif isinstance(content, str | None):
+            self._told.append(Message(role=message.role, content=content or ""))
+        elif message.role == "user":
+            self._take_user(content, place)
+        else:
+            for block, at in self._blocks(content, place, "assistant"):
+                self._take_said(block, at)
+            self._close(empty=not content)
+
+    def _blocks(self, content: list[dict[str, Any]], place: str, role: str) -> Iterator[tuple[Block, str]]:
+        for number, given in enumerate(content):
+            yield read_block(given, at := f"{place}[{number}]", role, self._ignored), at
+
+    def _parts(self, content: Content, place: str, role: str) -> Content:
+        """A text stays a text, and parts stay parts: some templates want them so."""
+        texts = read_texts(content, place, role, self._ignored)
+        return content if isinstance(content, str) else [{"type": "text", "text": text} for text in texts]
+
+    def _take_user(self, content: list[dict[str, Any]], place: str) -> None:
+        """Results come first: they belong to the calls before them."""
+        parts: list[dict[str, Any]] = []
+        for block, at in self._blocks(content, place, "user"):
+            if isinstance(block, ToolResultBlock):
+                self._take_result(block, at)
+            elif isinstance(block, CompactionBlock):
+                self._summarise(block)
+            else:
+                parts.append({"type": "text", "text": _block_text(block, at, self._ignored)})
+        if parts:
+            self._told.append(Message(role="user", content=parts))
+
+    def _take_said(self, block: Block, place: str) -> None:
+        match block:
+            case TextBlock():
+                self._texts.append(block.text)
+            case ThinkingBlock() | RedactedBlock():
+                self._reasoning.append(recall_thinking(block, place, self._unseal))
+            case ToolUseBlock() | McpUseBlock():
+                self._known.add(block.id)
+                arguments = encode_json(block.input).decode()
+                self._calls.append(ToolCall(id=block.id, name=block.name, arguments=arguments))
+            case McpResultBlock():
+                self._close()
+                self._take_result(block, place)
+            case CompactionBlock():
+                self._summarise(block)
+
+    def _take_result(self, block: ToolResultBlock | McpResultBlock, place: str) -> None:
+        if block.tool_use_id not in self._known:
+            message = f"'{place}.tool_use_id' is that of no tool_use before it."
+            raise BadRequest(message, param=f"{place}.tool_use_id", code="invalid_value")
+        content = "" if block.content is None else block.content
+        told = self._parts(content, f"{place}.content", "tool")
+        if isinstance(content, list):
+            named = (each["tool_name"] for each in content if each.get("type") == "tool_reference")
+            self.referenced.update(named)
+        if block.is_error:
+            told = _as_error(told)
+        self._told.append(Message(role="tool", content=told, tool_call_id=block.tool_use_id))
+
+    def _summarise(self, block: CompactionBlock) -> None:
+        """What was said before it is what the summary says; instructions still hold."""
+        if block.content is None:
+            return
+        self._close()
+        self._told = [each for each in self._told if each.role == "system"]
+        self._told.append(Message(role="user", content=SUMMARY + block.content))
+
+    def _close(self, *, empty: bool = False) -> None:
+        if not (self._reasoning or self._texts or self._calls or empty):
+            return
+        said = Message(
+            role="assistant",
+            content="".join(self._texts) or (None if self._calls else ""),
+            reasoning="".join(self._reasoning) or None,
+            tool_calls=tuple(self._calls),
+        )
+        self._told.append(said)
+        self._reasoning, self._texts, self._calls = [], [], []
+
+
+def _as_error(told: Content) -> Content:
+    """In the words in which calls of the server's own are told that went wrong."""
+    text = told if isinstance(told, str) else "".join(part["text"] for part in told)
+    if text[:5].lower() == "error":
+        return told
+    return f"Error: {text}" if isinstance(told, str) else [{"type": "text", "text": "Error: "}, *told]

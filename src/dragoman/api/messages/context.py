@@ -1,0 +1,142 @@
+"""Messages: what makes a conversation shorter before it is answered, and how that is told.
+
+Old thinking and old results are left out of the messages. Where that is asked for, all that was said becomes
+a summary: a block of the answer, which later requests send back in place of what it stands for.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from dragoman.api.messages.blocks import SUMMARY
+from dragoman.api.messages.request import Amount, AskedMessage, ContextEdit, spec
+from dragoman.api.responses.history import ASK
+from dragoman.turns.spec import TurnSpec
+from dragoman.types import Message
+
+CLEARED = "The result was left out to make room."
+USUAL_TRIGGER, USUAL_KEPT = 100_000, 3
+"""Tokens of a prompt from which on results are left out, and how many of the latest stay."""
+COMPACT_TRIGGER = 150_000
+Count = Callable[[AskedMessage], int]
+"""How many tokens the prompt has."""
+
+
+class Edited(Struct, frozen=True):
+    asked: AskedMessage
+    applied: list[dict[str, Any]] | None = None
+    """What was done; None: nothing was asked for."""
+    compacts: ContextEdit | None = None
+    """It is still too long: a summary is to be made first."""
+
+
+def edit(asked: AskedMessage, count: Count, context: int) -> Edited:
+    """Does what the request asks for, in its order; tokens are counted only where it matters.
+
+    `context` is how many tokens the model takes: what is asked for beyond most of them is done there.
+    """
+    if not asked.request.edits:
+        return Edited(asked)
+    applied: list[dict[str, Any]] = []
+    compacts = None
+    for each in asked.request.edits:
+        if each.type == "compact_20260112":
+            most = each.trigger.value if each.trigger else COMPACT_TRIGGER
+            compacts = each if compacts or count(asked) > min(most, _nearly(context)) else None
+            continue
+        clear = _clear_thinking if each.type == "clear_thinking_20251015" else _clear_results
+        shorter, number = clear(each, asked, count, context)
+        if not number:
+            continue
+        tokens = max(count(asked) - count(shorter), 0)
+        if each.clear_at_least is not None and tokens < each.clear_at_least.value:
+            continue
+        what = "cleared_thinking_turns" if clear is _clear_thinking else "cleared_tool_uses"
+        applied.append({"type": each.type, what: number, "cleared_input_tokens": tokens})
+        asked = shorter
+    return Edited(asked, applied, compacts)
+
+
+def _nearly(context: int) -> int:
+    return context * 3 // 4
+
+
+def _clear_thinking(
+    wish: ContextEdit, asked: AskedMessage, count: Count, context: int
+) -> tuple[AskedMessage, int]:
+    if wish.keep == "all" or (isinstance(wish.keep, Amount) and wish.keep.type == "all"):
+        return asked, 0
+    kept = 1 if wish.keep is None else wish.keep.value
+    turns = [number for number, each in enumerate(asked.messages) if each.reasoning]
+    old = set(turns[: len(turns) - kept] if kept < len(turns) else ())
+    shorter = tuple(
+        replace(each, reasoning=None) if number in old else each for number, each in enumerate(asked.messages)
+    )
+    return replace(asked, messages=shorter), len(old)
+
+
+def _clear_results(
+    wish: ContextEdit, asked: AskedMessage, count: Count, context: int
+) -> tuple[AskedMessage, int]:
+    calls = {call.id: call.name for each in asked.messages for call in each.tool_calls}
+    excluded = set(wish.exclude_tools or ())
+    uses = [each for each in asked.messages if each.role == "tool"]
+    kept = wish.keep.value if isinstance(wish.keep, Amount) else USUAL_KEPT
+    old = {
+        each.tool_call_id
+        for each in (uses[: len(uses) - kept] if kept < len(uses) else ())
+        if calls.get(each.tool_call_id) not in excluded and each.content != CLEARED
+    }
+    trigger = wish.trigger or Amount("input_tokens", min(USUAL_TRIGGER, _nearly(context)))
+    amount = len(uses) if trigger.type == "tool_uses" else (count(asked) if old else 0)
+    if not old or amount <= trigger.value:
+        return asked, 0
+    inputs = wish.clear_tool_inputs
+    emptied = {
+        id_ for id_ in old if inputs is True or (isinstance(inputs, list) and calls.get(id_) in inputs)
+    }
+    return replace(asked, messages=tuple(_cleared(each, old, emptied) for each in asked.messages)), len(old)
+
+
+def _cleared(message: Message, old: set[str | None], emptied: set[str | None]) -> Message:
+    if message.role == "tool" and message.tool_call_id in old:
+        return replace(message, content=CLEARED)
+    if not any(call.id in emptied for call in message.tool_calls):
+        return message
+    calls = (replace(call, arguments="{}") if call.id in emptied else call for call in message.tool_calls)
+    return replace(message, tool_calls=tuple(calls))
+
+
+# Summaries.
+
+
+def ask_summary(asked: AskedMessage, instructions: str | None, most: int) -> TurnSpec:
+    """A turn in which the model makes the conversation short, in as many tokens."""
+    question = Message(role="user", content=(instructions or "").strip() or ASK)
+    request = replace(
+        asked.request, tool_choice=None, output_config=None, output_format=None, stop_sequences=None
+    )
+    plain = replace(asked, request=request, messages=(*asked.messages, question))
+    found = spec(plain)
+    sampling = replace(found.sampling, max_tokens=most)
+    return replace(found, sampling=sampling, reading=found.reading and replace(found.reading, calls=False))
+
+
+def last_words(messages: Sequence[Message]) -> str:
+    """What the user said last, which a summary may leave out but the answer is about."""
+    said = next((each.content for each in reversed(messages) if each.role == "user"), None) or ""
+    return said if isinstance(said, str) else "\n".join(part["text"] for part in said)
+
+
+def write_summary(asked: AskedMessage, summary: str) -> str:
+    """What stands for the conversation from here on."""
+    last = last_words(asked.messages)
+    return f"{summary}\n\nThe user said last:\n{last}" if last else summary
+
+
+def with_summary(asked: AskedMessage, summary: str) -> AskedMessage:
+    """The conversation as later requests, too, will have it."""
+    kept = tuple(each for each in asked.messages if each.role == "system")
+    return replace(asked, messages=(*kept, Message(role="user", content=SUMMARY + summary)))

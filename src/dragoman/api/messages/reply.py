@@ -1,0 +1,360 @@
+"""Messages: the answer as blocks and their events, and what goes wrong, as this API says it.
+
+One writer makes both: the whole message is what the events of a stream fold to.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from dragoman.api.messages.blocks import Seal, sign
+from dragoman.api.reply import FIELDS, Head, as_known_error, encode, spell_error
+from dragoman.errors import CONVERSATION, OUTPUT, PROMPT, STOP, ContextOverflow, DragomanError, ServerFull
+from dragoman.types import Event, Usage
+
+# What goes wrong.
+
+
+TYPES: Mapping[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    409: "conflict_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    529: "overloaded_error",
+}
+"""By the status; others are the client's fault below 500, and the server's from there on."""
+OVERLOADED = 529
+
+
+class MessageErrors(Struct, frozen=True):
+    words: Mapping[str, str] = {}
+
+    def status(self, error: DragomanError) -> int:
+        """One key that asks for too much is told apart from a server that has no room for anybody."""
+        return OVERLOADED if isinstance(error, ServerFull) else error.status
+
+    def body(self, error: DragomanError) -> dict[str, Any]:
+        """With the field and the code, which Anthropic does not have."""
+        message, param = spell_error(error, self.words)
+        if isinstance(error, ContextOverflow):
+            # Claude Code makes a conversation short when it reads these words.
+            counted = (
+                f"{str(error.tokens).split()[-1]} tokens > {error.most} maximum" if error.tokens else message
+            )
+            message = f"prompt is too long: {counted}"
+        status = self.status(error)
+        kind = TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+        return {
+            "type": "error",
+            "error": {"type": kind, "message": message, "param": param, "code": error.code},
+        }
+
+    def event(self, error: Exception) -> bytes:
+        return _event("error", self.body(as_known_error(error)))
+
+
+ERRORS = MessageErrors(
+    {
+        **FIELDS,
+        CONVERSATION: "messages",
+        PROMPT: "messages",
+        OUTPUT: "output_config.format",
+        STOP: "stop_sequences",
+    }
+)
+
+
+HEADER = b"anthropic-version"
+"""All of Anthropic's clients send it."""
+
+
+def spell_head(head: Mapping[bytes, bytes], now: float) -> dict[bytes, bytes]:
+    """What Anthropic's clients read of the headers of a reply, by the names that they know."""
+    told = {b"request-id": head[b"x-request-id"]}
+    for name in (b"limit", b"remaining"):
+        if (value := head.get(b"x-ratelimit-%b-requests" % name)) is not None:
+            told[b"anthropic-ratelimit-requests-%b" % name] = value
+    if (wait := head.get(b"x-ratelimit-reset-requests")) is not None:
+        told[b"anthropic-ratelimit-requests-reset"] = _spell_time(now + int(wait.rstrip(b"s"))).encode()
+    return told
+
+
+def describe_model(name: str, created: float, context: int | None) -> dict[str, Any]:
+    return {
+        "type": "model",
+        "id": name,
+        "display_name": name,
+        "created_at": _spell_time(created),
+        "lifecycle": "active",
+        "max_input_tokens": context,
+        "max_tokens": context,
+    }
+
+
+def list_page(found: Sequence[Mapping[str, Any]], *, more: bool = False) -> dict[str, Any]:
+    ends = (
+        {"first_id": found[0]["id"], "last_id": found[-1]["id"]}
+        if found
+        else {"first_id": None, "last_id": None}
+    )
+    return {"data": found, "has_more": more, **ends}
+
+
+def _spell_time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+# The answer.
+
+
+PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+STOP_EVENT = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+DELTAS: Mapping[str, tuple[str, str]] = {
+    "text": ("text_delta", "text"),
+    "reasoning": ("thinking_delta", "thinking"),
+    "call_arguments": ("input_json_delta", "partial_json"),
+}
+Fields: TypeAlias = dict[str, Any]
+_decode = msgspec.json.Decoder().decode
+
+
+def _event(kind: str, payload: Fields) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), encode(payload))
+
+
+class MessageTerms(Struct, frozen=True, kw_only=True):
+    """What the client wants of the answer."""
+
+    seal: Seal
+    shows_thinking: bool = True
+    stops: Sequence[str] = ()
+    """Those of the client: an end at another one is the model's own."""
+    whole_length: bool = True
+    """Whether the answer may be as long as was asked for; if not, the context ends it."""
+    silent: bool = False
+    """Nothing of the answer is told."""
+    edits: Sequence[Fields] | None = None
+    """What was done to make the conversation shorter, where that was asked for."""
+    summary: str | None = None
+    """What stands for the conversation from here on."""
+    summed: Usage | None = None
+    """What it took to make that."""
+    pauses: bool = False
+    """The summary is all that is told."""
+
+
+class MessageWriter:
+    """Events to blocks, and to the bytes of their events.
+
+    A piece of text that goes on with its block touches no JSON but the text itself.
+    """
+
+    idle = PING
+
+    def __init__(
+        self, head: Head, told: MessageTerms, used: Callable[[], Usage], *, keeps: bool = False
+    ) -> None:
+        """`keeps`: whether the whole message is asked for."""
+        self._head = head
+        self._told = told
+        self._used = used
+        self._keeps = keeps
+        self.content: list[Fields] = []
+        """The blocks that are finished, where the whole is asked for."""
+        self.amount = 0
+        """Characters of these."""
+        self._index = -1
+        self._kind = ""
+        self._block: Fields = {}
+        self._texts: list[str] | None = None
+        """Of the block that is open, if they are needed at its end."""
+        self._before = b""
+        """What stands before each piece of it; nothing, where it is not shown."""
+        self._blank: list[Event] = []
+        self._called = False
+        self._finish = Event("finish", 0)
+
+        if told.summary is not None:
+            self._index = 0
+            self.content.append({"type": "compaction", "content": told.summary})
+
+    def opening(self) -> bytes:
+        message = self._message([], None, None)
+        opened = _event("message_start", {"type": "message_start", "message": message})
+        if self._told.summary is None:
+            return opened
+        delta = {"type": "compaction_delta", "content": self._told.summary}
+        return opened + b"".join(
+            [
+                self._block_event("start", content_block={"type": "compaction", "content": None}),
+                self._block_event("delta", delta=delta),
+                self._block_event("stop"),
+            ]
+        )
+
+    def _block_event(self, what: str, **fields: Any) -> bytes:
+        kind = f"content_block_{what}"
+        return _event(kind, {"type": kind, "index": self._index, **fields})
+
+    def write(self, events: Sequence[Event]) -> bytes:
+        if len(events) == 1:
+            return self._one(events[0])
+        return b"".join([self._one(event) for event in events])
+
+    def _one(self, event: Event) -> bytes:
+        kind = event.kind
+        if kind == self._kind:
+            if self._texts is not None:
+                self._texts.append(event.text)
+                if not self._before:
+                    return b""
+            return b"%b%b}}\n\n" % (self._before, encode(event.text))
+        if kind == "finish":
+            return self._end(event)
+        if self._told.silent:
+            return b""
+        if kind == "text":
+            return self._begin_text(event)
+        if kind == "reasoning":
+            opened = self._close() + self._open(kind, {"type": "thinking", "thinking": "", "signature": ""})
+            return opened + self._one(event)
+        if kind == "call_open":
+            self._called = True
+            call = {"type": "tool_use", "id": event.call_id, "name": event.text, "input": {}}
+            return self._close() + self._open("call_arguments", call)
+        return self._close() if kind == "call_close" else b""
+
+    def _begin_text(self, event: Event) -> bytes:
+        closed = self._close()
+        if not event.text.strip():
+            # Layout between blocks is none, unless a text follows or nothing else does.
+            self._blank.append(event)
+            return closed
+        before, self._blank = self._blank, []
+        opened = closed + self._open("text", {"type": "text", "text": ""})
+        return opened + self.write((*before, event))
+
+    def _open(self, kind: str, block: Fields) -> bytes:
+        self._index += 1
+        self._kind, self._block = kind, block
+        hidden = kind == "reasoning" and not self._told.shows_thinking
+        self._texts = [] if self._keeps or kind == "reasoning" else None
+        delta, field = DELTAS[kind]
+        start = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,' % self._index
+        self._before = (
+            b""
+            if hidden
+            else start
+            + b'"delta":{"type":"%b","%b":'
+            % (
+                delta.encode(),
+                field.encode(),
+            )
+        )
+        return self._block_event("start", content_block=block)
+
+    def _close(self) -> bytes:
+        if not self._kind:
+            return b""
+        kind, text = self._kind, "".join(self._texts or ())
+        written = b""
+        if kind == "reasoning":
+            signature = sign(text, self._told.seal, shown=bool(self._before))
+            self._block |= {"thinking": text if self._before else "", "signature": signature}
+            written = self._block_event("delta", delta={"type": "signature_delta", "signature": signature})
+        elif self._keeps:
+            self._block |= {"text": text} if kind == "text" else {"input": read_input(text)}
+        if self._keeps:
+            self.content.append(self._block)
+            self.amount += len(text)
+        self._kind, self._texts = "", None
+        return written + self._block_event("stop")
+
+    def _end(self, event: Event) -> bytes:
+        """The events behind the last block wait for `end`: something may still go wrong."""
+        self._finish = event
+        if event.error is not None:
+            return ERRORS.event(event.error)
+        written = self._close()
+        if self._index < 0 and not self._told.silent:
+            # An answer of nothing is a text too: clients read it without asking whether there is one.
+            before, self._blank = self._blank, []
+            written += self._open("text", {"type": "text", "text": ""}) + self.write(before) + self._close()
+        return written
+
+    def end(self) -> bytes:
+        reason, sequence = self._stop()
+        ending: Fields = {
+            "type": "message_delta",
+            "delta": {"stop_reason": reason, "stop_sequence": sequence},
+            "usage": self.usage(),
+            **self._edits(),
+        }
+        return _event("message_delta", ending) + STOP_EVENT
+
+    def whole(self) -> Fields:
+        """The message, once all events were written."""
+        return self._message(self.content, *self._stop())
+
+    def _message(self, content: list[Fields], reason: str | None, sequence: str | None) -> Fields:
+        return {
+            "id": self._head.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._head.model,
+            "content": content,
+            "stop_reason": reason,
+            "stop_sequence": sequence,
+            "usage": self.usage(),
+            **(self._edits() if reason else {}),
+        }
+
+    def _edits(self) -> Fields:
+        edits = self._told.edits
+        return {} if edits is None else {"context_management": {"applied_edits": edits}}
+
+    def _stop(self) -> tuple[str, str | None]:
+        """Why the answer ended, and the text that it was ended by."""
+        finish, stop = self._finish.finish, self._finish.stop
+        if self._told.pauses:
+            return "compaction", None
+        if finish == "length" or self._told.silent:
+            return ("max_tokens" if self._told.whole_length else "model_context_window_exceeded"), None
+        if isinstance(stop, str) and stop in self._told.stops:
+            return "stop_sequence", stop
+        return ("tool_use" if self._called else "end_turn"), None
+
+    def usage(self) -> Fields:
+        used = self._used()
+        said = 0 if self._told.silent else used.completion_tokens
+        now = {**_usage(used), "output_tokens": said}
+        iterations = {}
+        if (summed := self._told.summed) is not None:
+            told = [] if self._told.pauses else [{"type": "message", **now}]
+            iterations = {"iterations": [{"type": "compaction", **_usage(summed)}, *told]}
+        thought = {"thinking_tokens": min(used.reasoning_tokens, said)}
+        return {**now, "output_tokens_details": thought, "service_tier": "standard", **iterations}
+
+
+def _usage(used: Usage) -> Fields:
+    return {
+        "input_tokens": used.prompt_tokens - used.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": used.cached_tokens,
+        "output_tokens": used.completion_tokens,
+    }
+
+
+def read_input(arguments: str) -> Fields:
+    """The arguments of a call as an object, also where the model has not written one, or not all of it."""
+    try:
+        found = _decode(arguments or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        found = arguments
+    return found if isinstance(found, dict) else {"arguments": found}

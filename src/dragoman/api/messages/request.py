@@ -1,0 +1,424 @@
+"""Messages: the request, its tools, and what is asked of the engine room."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+
+from msgspec import Meta, Struct, field
+from msgspec.json import encode as encode_json
+from msgspec.structs import replace
+
+from dragoman.api.choosing_fields import IDLE, JsonSchema, read_wanted
+from dragoman.api.foreign_fields import MESSAGES
+from dragoman.api.messages.blocks import Content, MessageParam, Telling, Unseal
+from dragoman.api.read import Ignored, Reader
+from dragoman.api.shared_fields import (
+    Effort,
+    Natural,
+    ShortText,
+    TemplateFields,
+    check_reasoning,
+    check_shared,
+    check_template,
+    sampling,
+    template_kwargs,
+    turn_spec,
+)
+from dragoman.api.shared_fields import thinking as budget_beside
+from dragoman.api.tools import Declared, Function, calling, check_tools, ease_calling, for_template, wrong
+from dragoman.errors import BadRequest
+from dragoman.limits import Limits, check_count
+from dragoman.turns.spec import Calling, Reading, Thinking, TurnSpec, Wanted
+from dragoman.turns.tool_loop import ServerWish
+from dragoman.types import Conversation, Message
+
+# Tools: those that the client runs, and those of MCP servers.
+
+
+class ToolParam(Struct, forbid_unknown_fields=True):
+    echoed: ClassVar[frozenset[str]] = frozenset({"id"})
+    name: str
+    input_schema: dict[str, Any]
+    type: Literal["custom"] | None = None
+    description: str | None = None
+    strict: bool | None = None
+    defer_loading: bool | None = None
+    input_examples: list[dict[str, Any]] | None = None
+    allowed_callers: list[str] | None = None
+    # Arguments are streamed as they come, and what was computed is found again by itself.
+    eager_input_streaming: bool | None = None
+    cache_control: Any = None
+
+
+class ToolUse(Struct, forbid_unknown_fields=True):
+    enabled: bool | None = None
+    defer_loading: bool | None = None
+
+
+class ToolsetParam(Struct, forbid_unknown_fields=True):
+    """Which tools of an MCP server are offered."""
+
+    mcp_server_name: ShortText
+    type: Literal["mcp_toolset"] = "mcp_toolset"
+    default_config: ToolUse | None = None
+    configs: dict[str, ToolUse] | None = None
+    tools: None = None
+    cache_control: Any = None
+
+
+class ServerTools(Struct, forbid_unknown_fields=True):
+    enabled: bool | None = None
+    allowed_tools: list[str] | None = None
+
+
+class ServerParam(Struct, forbid_unknown_fields=True):
+    name: ShortText
+    url: Annotated[str, Meta(max_length=4096)]
+    type: Literal["url"] = "url"
+    authorization_token: str | None = None
+    tool_configuration: ServerTools | None = None
+
+
+class ToolChoice(Struct, forbid_unknown_fields=True):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+TOOLS: Mapping[str, Reader] = {"custom": Reader.of(ToolParam), "mcp_toolset": Reader.of(ToolsetParam)}
+
+
+# What is asked of the answer.
+
+
+class ThinkingConfig(Struct, forbid_unknown_fields=True):
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: Natural | None = None
+    display: Literal["summarized", "omitted", "updates"] | None = None
+    block_binding: Any = None
+
+
+class OutputFormat(Struct, forbid_unknown_fields=True):
+    type: Literal["json_schema"]
+    schema_: JsonSchema = field(name="schema")
+
+
+class OutputConfig(Struct, forbid_unknown_fields=True):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+    task_budget: Any = None
+
+
+class Amount(Struct, forbid_unknown_fields=True):
+    type: Literal["input_tokens", "tool_uses", "thinking_turns", "all"]
+    value: Natural = 0
+
+
+class ContextEdit(Struct, forbid_unknown_fields=True):
+    exact: ClassVar[bool] = True
+    type: Literal["clear_tool_uses_20250919", "clear_thinking_20251015", "compact_20260112"]
+    trigger: Amount | None = None
+    keep: Amount | Literal["all"] | None = None
+    clear_at_least: Amount | None = None
+    clear_tool_inputs: bool | list[str] | None = None
+    exclude_tools: list[str] | None = None
+    instructions: str | None = None
+    pause_after_compaction: bool | None = None
+
+
+class ContextManagementConfig(Struct, forbid_unknown_fields=True):
+    edits: Annotated[list[ContextEdit], Meta(max_length=16)] = []
+
+
+class CompactionConfig(Struct, forbid_unknown_fields=True):
+    exact: ClassVar[bool] = True
+    type: Literal["summarize"]
+    instructions: str | None = None
+
+
+HARMLESS = (
+    "metadata cache_control diagnostics inference_geo speed fallbacks fallback_credit_token user_profile_id"
+    " workspace_id betas"
+)
+"""Fields of this API that have no effect: there is one model, which keeps what it has computed anyway."""
+
+
+class MessagesRequest(TemplateFields, kw_only=True, forbid_unknown_fields=True):
+    # What makes the prompt.
+    messages: list[MessageParam] | None = None
+    system: Content | None = None
+    tools: list[dict[str, Any]] | None = None
+    mcp_servers: Annotated[list[ServerParam], Meta(max_length=64)] | None = None
+    context_management: ContextManagementConfig | None = None
+    compaction: CompactionConfig | None = None
+    # What the answer is to be.
+    stop_sequences: list[str] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: ThinkingConfig | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+    """The older place of `output_config.format`."""
+    # Without effect.
+    cache_control: Any = None
+    diagnostics: Any = None
+    inference_geo: Any = None
+    speed: Any = None
+    fallbacks: Any = None
+    fallback_credit_token: Any = None
+    user_profile_id: Any = None
+    workspace_id: Any = None
+    betas: Any = None
+
+    def formats(self) -> Iterator[Wanted]:
+        beside = self.output_config.format if self.output_config else None
+        for wish, param in (
+            (beside, "output_config.format.schema"),
+            (self.output_format, "output_format.schema"),
+        ):
+            if wish is not None:
+                yield Wanted(syntax="json_schema", value=wish.schema_, param=param)
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        return (*(self.stop_sequences or ()), *super().stops)
+
+    @property
+    def effort(self) -> Effort | None:
+        """The latest that was said: a message may say it from there on."""
+        said = [each.output_config.effort for each in self.messages or () if each.output_config]
+        asked = self.output_config.effort if self.output_config else None
+        return next((effort for effort in reversed(said) if effort), None) or asked or super().effort
+
+    @property
+    def thinks(self) -> bool | None:
+        return super().thinks if self.thinking is None else self.thinking.type != "disabled"
+
+    @property
+    def shows_thinking(self) -> bool:
+        return self.thinking is None or self.thinking.display != "omitted"
+
+    @property
+    def wants_none(self) -> bool:
+        """The prompt is to be computed, and nothing said."""
+        return self.max_tokens == 0
+
+    @property
+    def edits(self) -> Sequence[ContextEdit]:
+        return self.context_management.edits if self.context_management else ()
+
+
+READER = Reader.of(MessagesRequest, MESSAGES, (*IDLE, *HARMLESS.split()))
+NOT_HERE = {
+    "echo": "a message has the answer only",
+    "prompt_logprobs": "a message has no log probabilities",
+    "return_token_ids": "a message has no token ids",
+    "return_tokens_as_token_ids": "a message has no log probabilities",
+    "add_special_tokens": "the chat template writes the special tokens of a conversation",
+    "response_format": "its place here is output_config.format",
+}
+
+
+class AskedMessage(Struct, frozen=True, kw_only=True):
+    """A request, and what was made of it once."""
+
+    request: MessagesRequest
+    messages: tuple[Message, ...]
+    declared: Declared
+    """Tools that the client runs, those that the model is told of now."""
+    servers: Sequence[ServerWish] = ()
+
+
+def read(
+    body: bytes, limits: Limits, unseal: Unseal, ignored: Ignored | None = None, *, counts: bool = False
+) -> AskedMessage:
+    """`counts`: only the tokens are asked for, so that nothing need be said of the answer."""
+    ignored = ignored or Ignored("error")
+    request: MessagesRequest = READER.read(body, ignored)
+    for name in () if counts else ("model", "max_tokens"):
+        if getattr(request, name) is None:
+            raise BadRequest(f"'{name}' is required.", param=name, code="missing_field")
+    if not request.messages:
+        raise BadRequest("'messages' is required.", param="messages", code="missing_field")
+    check_count(len(request.messages), limits.messages, "messages", "messages")
+    _check_here(request)
+    check_shared(request)
+    check_reasoning(request)
+    check_template(request, limits)
+    telling = Telling(unseal, ignored)
+    messages = telling.tell(request.system, request.messages)
+    if messages[-1].role == "assistant" and messages[-1].tool_calls:
+        message = "The last message has calls; send their results in a user message behind it."
+        raise BadRequest(message, param=f"messages[{len(request.messages) - 1}]", code="invalid_value")
+    declared, toolsets = _declared(request, messages, telling.referenced, ignored)
+    check_tools(declared, limits)
+    asked = AskedMessage(
+        request=request, messages=messages, declared=declared, servers=[*_wishes(request, toolsets)]
+    )
+    if not asked.servers:
+        read_calling(asked)
+    return asked
+
+
+def _check_here(request: MessagesRequest) -> None:
+    for name, reason in NOT_HERE.items():
+        value = getattr(request, name)
+        if value is not None and value is not False:
+            raise BadRequest(f"'{name}' is not supported: {reason}.", param=name, code="unsupported_field")
+    if request.n not in (None, 1):
+        raise BadRequest("A message is one answer; leave out n.", param="n", code="unsupported_field")
+    if "" in (request.stop_sequences or ()):
+        raise wrong("stop_sequences", "must not have an empty text")
+    thinking = request.thinking
+    if thinking is not None and thinking.type == "enabled" and thinking.budget_tokens is None:
+        place = "thinking.budget_tokens"
+        raise BadRequest(f"'{place}' is required.", param=place, code="missing_field")
+
+
+def _declared(
+    request: MessagesRequest, messages: Sequence[Message], referenced: set[str], ignored: Ignored
+) -> tuple[Declared, dict[str, ToolsetParam]]:
+    """A tool that is loaded later is told of once the conversation has named it."""
+    tools = request.tools or ()
+    called = {call.name for message in messages for call in message.tool_calls}
+    known = referenced | called | {request.tool_choice.name if request.tool_choice else ""}
+    functions: list[Function] = []
+    places: list[str] = []
+    toolsets: dict[str, ToolsetParam] = {}
+    for number, given in enumerate(tools):
+        place = f"tools[{number}]"
+        tool = _read_tool(given, place, ignored)
+        if isinstance(tool, ToolsetParam):
+            toolsets[tool.mcp_server_name] = tool
+        elif not tool.defer_loading or tool.name in known:
+            functions.append(_function(tool))
+            places.append(place)
+    if tools and not functions and not toolsets:
+        raise wrong("tools", "must have a tool without defer_loading: no other could be found")
+    return Declared("tools", functions, places, schema="input_schema"), toolsets
+
+
+def _read_tool(given: dict[str, Any], place: str, ignored: Ignored) -> ToolParam | ToolsetParam:
+    kind = given.get("type") or "custom"
+    if kind not in TOOLS:
+        message = (
+            f"'{place}' is of the type {str(kind)[:64]!r}, which this server does not have; declare it with a"
+            " name and an input_schema, to run it yourself."
+        )
+        raise BadRequest(message, param=f"{place}.type", code="unsupported_tool")
+    tool: ToolParam | ToolsetParam = TOOLS[kind].convert(given, place, ignored)
+    if isinstance(tool, ToolParam) and tool.allowed_callers and "direct" not in tool.allowed_callers:
+        raise wrong(f"{place}.allowed_callers", "must have 'direct': no code is run here that could call it")
+    return tool
+
+
+def _function(tool: ToolParam) -> Function:
+    description = tool.description
+    if tool.input_examples:
+        examples = "\n".join(encode_json(example).decode() for example in tool.input_examples)
+        description = f"{description or tool.name}\n\nExamples of the input:\n{examples}"
+    return {
+        "name": tool.name,
+        "description": description,
+        "parameters": tool.input_schema,
+        "strict": tool.strict,
+    }
+
+
+def _wishes(request: MessagesRequest, toolsets: dict[str, ToolsetParam]) -> Iterator[ServerWish]:
+    """The servers that are asked what they have. Nobody is asked before a call: there is no way to."""
+    servers = request.mcp_servers or ()
+    names = [server.name for server in servers]
+    for number, server in enumerate(servers):
+        place = f"mcp_servers[{number}]"
+        if server.name in names[:number]:
+            raise wrong(f"{place}.name", "is there a second time; names must differ")
+        options = server.tool_configuration or ServerTools()
+        allowed = _allowed(toolsets.pop(server.name, None), options)
+        if options.enabled is False or allowed == []:
+            continue
+        yield ServerWish(
+            label=server.name,
+            url=server.url,
+            authorization=server.authorization_token,
+            allowed_tools=allowed,
+            require_approval="never",
+        )
+    for name in toolsets:
+        # One of the operator's own.
+        yield ServerWish(
+            label=name, allowed_tools=_allowed(toolsets[name], ServerTools()), require_approval="never"
+        )
+
+
+def _allowed(toolset: ToolsetParam | None, options: ServerTools) -> list[str] | None:
+    """The names of the tools that may be used; None: all of them."""
+    if toolset is None:
+        return options.allowed_tools
+    configs = toolset.configs or {}
+    if toolset.default_config is not None and toolset.default_config.enabled is False:
+        return [name for name, config in configs.items() if config.enabled]
+    if any(config.enabled is False for config in configs.values()):
+        place = "tools[].configs"
+        message = f"'{place}' turns tools off; set default_config.enabled to false, and some of them to true."
+        raise BadRequest(message, param=place, code="unsupported_field")
+    return options.allowed_tools
+
+
+# What is asked of the engine room.
+
+
+Plan: TypeAlias = Callable[[TurnSpec], Any]
+_CHOICES: Mapping[str, str] = {"auto": "auto", "none": "none", "any": "required"}
+
+
+def read_calling(asked: AskedMessage) -> Calling | None:
+    choice = asked.request.tool_choice
+    if choice is None or choice.type != "tool":
+        if choice is not None and choice.name is not None:
+            raise wrong("tool_choice.name", "is only for the type tool")
+        return calling(_CHOICES[choice.type] if choice else None, "tool_choice", asked.declared)
+    return calling({"type": "function", "name": choice.name}, "tool_choice", asked.declared)
+
+
+def conversation(asked: AskedMessage) -> Conversation:
+    continues = asked.messages[-1].role == "assistant"
+    return Conversation(
+        messages=asked.messages,
+        tools=for_template(asked.declared.functions),
+        add_generation_prompt=not continues,
+        continue_final_message=continues,
+        template_kwargs=template_kwargs(asked.request, None),
+    )
+
+
+def spec(asked: AskedMessage) -> TurnSpec:
+    request, told = asked.request, conversation(asked)
+    choice, calls = request.tool_choice, read_calling(asked)
+    single = bool(choice and choice.disable_parallel_tool_use) or (calls is not None and calls.named)
+    reading = Reading(
+        tools=told.tools,
+        calls=bool(told.tools) and not (choice and choice.type == "none"),
+        most_calls=1 if single else None,
+        verbatim=read_wanted(request) is not None,
+        places=tuple(f"{place}.input_schema" for place in asked.declared.places),
+    )
+    most = 1 if request.wants_none else request.max_tokens
+    chosen = sampling(request, max_tokens=most, logprobs=None)
+    return turn_spec(request, (told,), chosen, 1, reading, calls, _budget(request))
+
+
+def _budget(request: MessagesRequest) -> Thinking | None:
+    """Where the engine cannot end reasoning, the model has been told all the same."""
+    asked = request.thinking
+    if asked is not None and asked.type == "enabled" and asked.budget_tokens is not None:
+        return Thinking(tokens=asked.budget_tokens, param="thinking.budget_tokens", soft=True)
+    return budget_beside(request)
+
+
+def after_calls(asked: AskedMessage) -> TurnSpec:
+    """What is asked of the turns behind the first: a call that was asked for has been made by then."""
+    first, calls = spec(asked), read_calling(asked)
+    if calls is None or not calls.required or first.reading is None:
+        return first
+    single = asked.request.tool_choice and asked.request.tool_choice.disable_parallel_tool_use
+    reading = replace(first.reading, most_calls=1 if single else None)
+    return replace(first, calling=ease_calling(calls, asked.declared), reading=reading)

@@ -1,0 +1,147 @@
+"""The routes of Messages: an answer, the tokens of a conversation, and whether somebody is there."""
+
+from functools import partial
+from typing import Any
+
+from msgspec.structs import replace
+
+from dragoman.api.messages import request as requests
+from dragoman.api.messages.blocks import Unseal
+from dragoman.api.messages.context import Edited, ask_summary, edit, with_summary, write_summary
+from dragoman.api.messages.reply import MessageTerms, MessageWriter
+from dragoman.api.messages.request import AskedMessage, ContextEdit, MessagesRequest
+from dragoman.api.openapi import Operation
+from dragoman.api.reply import Head, new_head
+from dragoman.engines.protocol import check_has_ids
+from dragoman.http import run_turn
+from dragoman.http.exchange import Exchange
+from dragoman.http.host import Host
+from dragoman.types import Usage
+
+ERROR = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
+    },
+}
+OPERATIONS = (
+    Operation("post", "/v1/messages", "Answer a conversation", (MessagesRequest,), streams=True, error=ERROR),
+    Operation(
+        "post", "/v1/messages/count_tokens", "Count a conversation's tokens", (MessagesRequest,), error=ERROR
+    ),
+    Operation("get", "/api/hello", "Whether somebody is there", error=ERROR),
+)
+
+
+async def create(host: Host, exchange: Exchange) -> None:
+    asked, size = await exchange.read(partial(_read, host, exchange))
+    exchange.visit.within(asked.request.timeout)
+    head = new_head("msg_", host.model.planner.name(asked.request.model), host.fingerprint)
+    exchange.facts["model"] = head.model
+    edited = await exchange.aside(size, partial(edit, asked, partial(_count, host), host.card.longest))
+    told = MessageTerms(
+        seal=partial(host.desk.sealer.seal, owner=exchange.owner),
+        shows_thinking=asked.request.shows_thinking,
+        stops=asked.request.stops,
+        silent=asked.request.wants_none,
+        edits=edited.applied,
+    )
+    asked = edited.asked
+    if asked.request.compaction or edited.compacts:
+        asked, told = await _summarise(host, exchange, edited, told, size)
+    if told.pauses:
+        await _reply_at_once(exchange, MessageWriter(head, told, Usage, keeps=True), asked)
+    else:
+        await _answer(host, exchange, asked, head, told, size)
+
+
+async def _answer(
+    host: Host, exchange: Exchange, asked: AskedMessage, head: Head, told: MessageTerms, size: int
+) -> None:
+    request = asked.request
+    spec = await exchange.aside(size, partial(requests.spec, asked))
+    turn = await run_turn.plan(host, exchange, spec, size, head.id)
+    fits = request.wants_none or (request.max_tokens or 0) <= turn.jobs[0].sampling.max_tokens
+    told = replace(told, whole_length=fits)
+    writer = MessageWriter(head, told, lambda: turn.usage, keeps=not request.stream)
+
+    async def keep() -> None:
+        await host.desk.keep_ids(
+            exchange.owner, head.id, turn.traced, asked=False, model=head.model, created_at=head.created
+        )
+
+    if request.stream:
+        pump, keep_alive = host.pump, host.settings.keep_alive
+        kept = keep if host.desk.keeps_ids else None
+        await run_turn.stream(exchange, turn, writer, writer.opening, pump, keep_alive, kept)
+        return
+    await run_turn.hear(exchange, turn, writer.write)
+    await keep()
+    await exchange.json(writer.whole(), size=writer.amount)
+
+
+async def _summarise(
+    host: Host, exchange: Exchange, edited: Edited, told: MessageTerms, size: int
+) -> tuple[AskedMessage, MessageTerms]:
+    """The conversation as the model makes it short, and what is told of that."""
+    asked, wish = edited.asked, edited.asked.request.compaction or edited.compacts
+    assert wish is not None
+    most = max(host.card.longest // 4, 1)
+    spec = await exchange.aside(size, partial(ask_summary, asked, wish.instructions, most))
+    turn = await run_turn.plan(host, exchange, spec, size)
+    (answer,) = await run_turn.whole(exchange, turn)
+    summary = write_summary(asked, answer.text.strip() or answer.reasoning.strip())
+    pauses = not isinstance(wish, ContextEdit) or bool(wish.pause_after_compaction)
+    return with_summary(asked, summary), replace(told, summary=summary, summed=turn.usage, pauses=pauses)
+
+
+async def _reply_at_once(exchange: Exchange, writer: MessageWriter, asked: AskedMessage) -> None:
+    if not asked.request.stream:
+        await exchange.json(writer.whole())
+        return
+    await exchange.start_stream(writer.opening())
+    await exchange.end_stream(writer.end())
+
+
+def _count(host: Host, asked: AskedMessage) -> int:
+    _, ids = host.model.planner.render(asked.request.model, requests.conversation(asked))
+    return len(ids)
+
+
+def _read(host: Host, exchange: Exchange, body: bytes) -> AskedMessage:
+    ignored = exchange.ignored
+    asked = requests.read(body, host.limits, _unseal(host, exchange), ignored)
+    thinking = asked.request.thinking
+    if thinking is not None and thinking.budget_tokens is not None and not host.card.constrains:
+        ignored.add("thinking.budget_tokens")
+    return asked
+
+
+def _unseal(host: Host, exchange: Exchange) -> Unseal:
+    return partial(host.desk.sealer.open, owner=exchange.owner)
+
+
+async def count_tokens(host: Host, exchange: Exchange) -> None:
+    """Those of the prompt that the same body would have as a question."""
+    check_has_ids(host.card, "this route")
+
+    def count(body: bytes) -> dict[str, Any]:
+        asked = requests.read(body, host.limits, _unseal(host, exchange), exchange.ignored, counts=True)
+        edited = edit(asked, partial(_count, host), host.card.longest)
+        counted = {"input_tokens": _count(host, edited.asked)}
+        if edited.applied is None:
+            return counted
+        return {**counted, "context_management": {"original_input_tokens": _count(host, asked)}}
+
+    await exchange.answer(count)
+
+
+async def hello(host: Host, exchange: Exchange) -> None:
+    """What Claude Code asks before anything else."""
+    await exchange.json({"message": "hello"})
