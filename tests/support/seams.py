@@ -4,6 +4,7 @@ import json
 import re
 from codecs import getincrementaldecoder
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
@@ -100,16 +101,27 @@ class Model:
         prompter = Prompter(card, self.vocabulary, dialect=self.dialect)
         self.planner = Planner(card, self.vocabulary, prompter, self.dialect)
 
+    @classmethod
+    def like(cls, other: "Model") -> "Model":
+        """One that remembers nothing."""
+        made = copy(other)
+        made.planner = copy(other.planner)
+        made.forget()
+        return made
+
     def forget(self) -> None:
         self.planner.trails = Trails("m", self.vocabulary.pieces)
 
-    def plan(self, messages: Sequence[Message], history: History = "template", **more: Any) -> TurnPlan:
+    def plan(
+        self, messages: Sequence[Message], history: History = "template", owner: str = "", **more: Any
+    ) -> TurnPlan:
         spec = TurnSpec(
             model=None,
             prompts=(Conversation(messages=tuple(messages), tools=(TOOL,), **more),),
             sampling=Sampling(max_tokens=8),
             reading=Reading(tools=(TOOL,)),
             history=history,
+            owner=owner,
         )
         return self.planner.plan(spec)
 
@@ -118,6 +130,15 @@ class Model:
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.planner.prompter.decode(ids)
+
+    def control(self, ids: Sequence[int]) -> list[str]:
+        """The control tokens among them."""
+        return [self.decode((id_,)) for id_ in ids if id_ in self.vocabulary.special.values()]
+
+    def spell(self, wrote: str, words: str) -> tuple[int, ...]:
+        """As it is sampled, but for these words, which are spelled in letters."""
+        before, found, after = wrote.partition(words)
+        return (*self.vocabulary.sample(before), *found.encode(), *self.vocabulary.sample(after))
 
     def answer(self, plan: TurnPlan, wrote: str) -> tuple[int, ...]:
         """Has the model answer; what it sampled."""

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from dragoman.errors import TemplateError
@@ -226,3 +228,81 @@ def test_the_rest_is_no_beginning_of_a_prompt(model: Model, monkeypatch: pytest.
     monkeypatch.setattr(encoder, "_encode_piece", seen)
     assert goes_on(model, kept, [USER, TEXT, MORE])
     assert begun == []
+
+
+def test_nobody_goes_on_from_what_was_sampled_for_another(model: Model) -> None:
+    """With the same messages one would read what the other's model thought."""
+    thought = replace(TEXT, reasoning="Hm, I think so")
+    plan = model.plan([USER], owner="one")
+    model.answer(plan, model.writes(AS_THE_TEMPLATE, [USER], thought))
+    known = {
+        owner: model.plan([USER, TEXT, MORE], "sampled", owner=owner).splits[0] for owner in ("one", "other")
+    }
+    assert known == {"one": "", "other": "unknown"}
+
+
+# Whatever is said: the ids say what the template writes, and control tokens are the template's.
+
+
+MARKS = [
+    "<|im_end|>",
+    "<|im_start|>",
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "<|end|>",
+    "[INST]",
+    "</s>",
+    "<s>",
+]
+said_words = st.lists(st.sampled_from([*MARKS, "The", " weather", "a", " ", "\n", "é", "Hm"]), max_size=5)
+edits = st.sampled_from(["nothing", "nothing", "the question", "the answer", "the reasoning"])
+PLAYED = {path.stem: Model(path.read_text()) for path in (TEMPLATES / "history").glob("*.jinja")}
+
+
+@settings(max_examples=40)
+@given(
+    template=st.sampled_from(sorted(PLAYED)),
+    talk=st.lists(st.tuples(said_words, said_words, st.booleans(), edits), min_size=1, max_size=4),
+    history=st.sampled_from(["template", "sampled"]),
+)
+def test_text_is_what_the_template_writes_and_stays_text(
+    template: str, talk: list[tuple[list[str], list[str], bool, str]], history: History
+) -> None:
+    """Law 5 with answers among the messages, which a model has spelled in letters."""
+    model = PLAYED[template]
+    model.forget()
+    fresh = Model.like(model)
+    messages: list[Message] = []
+    for asks, says, thinks, edit in talk:
+        messages.append(Message(role="user", content="Q" + "".join(asks)))
+        answer = Message(
+            role="assistant", content="A" + "".join(says), reasoning="Hm, I think so" if thinks else None
+        )
+        plan = model.plan(messages, history)
+        wrote = model.writes(AS_THE_TEMPLATE, messages, answer)
+        ids = model.spell(wrote, str(answer.content))
+        model.planner.trails.add(Traced(prompt=plan.jobs[0].prompt, ids=ids, key=plan.keys[0]))
+        messages.append(_edited(answer, edit))
+        if edit == "the question":
+            messages[0] = Message(role="user", content=f"{messages[0].content}!")
+        messages.append(Message(role="user", content="And then?"))
+        prompt = model.plan(messages, history).jobs[0].prompt
+        plainly = fresh.plan(messages).jobs[0].prompt
+        if history == "template":
+            assert model.decode(prompt) == fresh.decode(plainly)
+            # A reasoning marker that the model spelled in letters is a token where its ids are not kept.
+            controls = (
+                [one for one in model.control(ids) if "think" not in one] for ids in (prompt, plainly)
+            )
+            assert next(controls) == next(controls)
+        quoted = sum(str(message.content).count("<|im_start|>") for message in messages)
+        assert (
+            model.decode(prompt).count("<|im_start|>") - model.control(prompt).count("<|im_start|>") <= quoted
+        )
+
+
+def _edited(answer: Message, edit: str) -> Message:
+    if edit == "the answer":
+        return replace(answer, content=f"{answer.content} more")
+    return replace(answer, reasoning=None) if edit == "the reasoning" else answer
