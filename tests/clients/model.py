@@ -95,6 +95,8 @@ def _ways(prompt: str) -> Iterator[str]:
     last = max(ANSWERS, key=prompt.rfind)
     if last in prompt:
         yield ANSWERS[last](prompt)
+        if last == cases.WHICH_CITY:
+            yield from (call(name, **cases.CITY) for name in _offered(prompt))
     elif "\ntool\n" not in prompt:
         yield from _calls(prompt)
     yield cases.COLOUR

@@ -1,5 +1,6 @@
-// The AI SDK, with the provider for OpenAI (by both APIs) and the one for servers like it.
+// The AI SDK, with the provider for OpenAI (by both APIs), the one for servers like it, and Anthropic's.
 import assert from 'node:assert/strict';
+import { createAnthropic } from '@ai-sdk/anthropic';
 import { createOpenAI } from '@ai-sdk/openai';
 import { createOpenAICompatible } from '@ai-sdk/openai-compatible';
 import { Output, generateText, stepCountIs, streamText, tool } from 'ai';
@@ -12,6 +13,7 @@ const KINDS = {
   chat: (baseURL) => createOpenAI({ baseURL, apiKey: 'none' }).chat(MODEL),
   'chat (compatible)': (baseURL) =>
     createOpenAICompatible({ name: 'local', baseURL, includeUsage: true, supportsStructuredOutputs: true })(MODEL),
+  messages: (baseURL) => createAnthropic({ baseURL, apiKey: 'none' })(MODEL),
 };
 const weather = tool({
   description: 'How warm it is',

@@ -106,6 +106,29 @@ def ollama_reasoning(url):
     assert (said.reasoning_content, said.content) == (cases.THOUGHT, cases.COLOUR)
 
 
+@case("messages", "plain")
+def messages_plain(url):
+    base = url.removesuffix("/v1")
+    assert ask(base, cases.NAME_A_COLOUR, "anthropic").choices[0].message.content == cases.COLOUR
+
+
+@case("messages", "stream")
+def messages_stream(url):
+    chunks = ask(url.removesuffix("/v1"), cases.NAME_A_COLOUR, "anthropic", stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == cases.COLOUR
+
+
+@case("messages", "tools")
+def messages_tools(url):
+    loop(url.removesuffix("/v1"), "anthropic")
+
+
+@case("messages", "reasoning")
+def messages_reasoning(url):
+    said = ask(url.removesuffix("/v1"), cases.THINK_OF_A_COLOUR, "anthropic").choices[0].message
+    assert (said.reasoning_content, said.content) == (cases.THOUGHT, cases.COLOUR)
+
+
 @case("chat", "a prompt too long is a ContextWindowExceededError")
 def overflow(url):
     try:

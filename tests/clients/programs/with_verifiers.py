@@ -1,4 +1,4 @@
-"""verifiers, for evaluation and reinforcement: it evaluates by Chat Completions and by Responses; to train,
+"""verifiers, for evaluation and reinforcement: it evaluates by each of our APIs; to train,
 it writes the prompt itself, by prime-rl's renderers, and asks for ids."""
 
 import asyncio
@@ -8,7 +8,7 @@ from renderers import DefaultRendererConfig
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from verifiers.v1.clients import EvalClientConfig, TrainClientConfig, resolve_client
-from verifiers.v1.dialects import ChatDialect, ResponsesDialect
+from verifiers.v1.dialects import AnthropicDialect, ChatDialect, ResponsesDialect
 from verifiers.v1.types import SamplingConfig
 
 from tests.clients import cases
@@ -108,6 +108,18 @@ def responses_plain(url):
 @case("responses", "reasoning")
 def responses_reasoning(url):
     answer = evaluate(url, ResponsesDialect(), input=cases.THINK_OF_A_COLOUR, reasoning={"summary": "auto"})
+    assert (answer.message.reasoning_content, answer.message.content) == (cases.THOUGHT, cases.COLOUR)
+
+
+@case("messages", "plain")
+def messages_plain(url):
+    answer = evaluate(url, AnthropicDialect(), messages=[user(cases.NAME_A_COLOUR)], max_tokens=100)
+    assert answer.message.content == cases.COLOUR
+
+
+@case("messages", "reasoning")
+def messages_reasoning(url):
+    answer = evaluate(url, AnthropicDialect(), messages=[user(cases.THINK_OF_A_COLOUR)], max_tokens=100)
     assert (answer.message.reasoning_content, answer.message.content) == (cases.THOUGHT, cases.COLOUR)
 
 
