@@ -38,7 +38,7 @@ from dragoman.api.batches import (
 )
 from dragoman.api.files import BATCH_OUTPUT, BATCH_S
 from dragoman.batches.lines import LinesRun, SeenIds, lines_of
-from dragoman.errors import BadRequest, NotFound, StoreUnavailable
+from dragoman.errors import BadRequest, StoreUnavailable
 from dragoman.limits import Limits
 from dragoman.store import Page
 from dragoman.store.disk import (
@@ -92,6 +92,7 @@ class BatchDesk:
         self._looking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
+        await self._look()
         self._looking = asyncio.create_task(self._look_always())
 
     async def stop(self) -> None:
@@ -250,12 +251,15 @@ class BatchDesk:
 
     async def _look_always(self) -> None:
         while True:
-            try:
-                for batch in await self._files.do(self._unfinished):
-                    self._take_up(batch)
-            except StoreUnavailable:
-                logger.warning("The folder of the batches could not be looked through", exc_info=True)
             await asyncio.sleep(LOOK_S)
+            await self._look()
+
+    async def _look(self) -> None:
+        try:
+            for batch in await self._files.do(self._unfinished):
+                self._take_up(batch)
+        except StoreUnavailable:
+            logger.warning("The folder of the batches could not be looked through", exc_info=True)
 
     def _unfinished(self) -> list[StoredBatch]:
         """Of all owners; those that were over for long are deleted."""
@@ -484,16 +488,3 @@ def _cancelled_at(work: Path) -> int | None:
 def _remove_batch(folder: Path, id_: str) -> None:
     (folder / f"{id_}{SAID}").unlink(missing_ok=True)
     shutil.rmtree(folder / id_, ignore_errors=True)
-
-
-def link_file(files: FileShelf, owner: str, id_: str, place: Path) -> str:
-    """Another name for a file, so that the batch is made though the file is deleted. It may be unknown."""
-    with suppress(NotFound):
-        files.found(owner, id_)
-        source = files.of(owner) / id_
-        try:
-            os.link(source, place)
-        except OSError:
-            # Not every file system has links.
-            shutil.copyfile(source, place)
-    return id_

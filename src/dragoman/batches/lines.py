@@ -27,7 +27,7 @@ from msgspec import Struct, field
 
 from dragoman.api.batches import Asked, LineReply, LineSpelling, said_of, usage_in, usage_of_line
 from dragoman.errors import StoreUnavailable
-from dragoman.store.disk import write_all
+from dragoman.store.disk import open_bytes, write_all
 from dragoman.turns.queue import behind
 from dragoman.types import Usage
 
@@ -130,7 +130,7 @@ class LinesRun:
         await self._do(self.recover)
         writing = asyncio.create_task(self._write_always())
         try:
-            with await self._do(partial(_opened, self._source)) as source:
+            with await self._do(partial(open_bytes, self._source)) as source:
                 lines = lines_of(source)
                 few: deque[Asked] = deque()
                 while (asked := await self._next(few, lines)) is not None:
@@ -306,10 +306,6 @@ class LinesRun:
                 written = [self._spelling.write_undone(new_line_id(), id_, why) for id_ in ids]
                 append_lines(self._bad, written)
                 self.counts.undone += len(written)
-
-
-def _opened(place: Path) -> IO[bytes]:
-    return place.open("rb")
 
 
 def new_line_id() -> str:

@@ -18,7 +18,7 @@ __all__ = ["main"]
 
 COMMANDS = (
     *("serve", "chat", "models", "dialects", "parse", "check-schema", "mcp", "store", "export"),
-    *("replay", "doctor", "bench"),
+    *("batch", "replay", "doctor", "bench"),
 )
 
 EXAMPLE = """\

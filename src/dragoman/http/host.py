@@ -70,7 +70,7 @@ class Host:
             self.files,
             {"openai": OpenAILines()},
             lambda owner, asked: self.answer_line(owner, asked),
-            lambda: min(self.admission.queue.places + WAITING_LINES, MOST_LINES),
+            self.most_lines,
             self.limits,
             lambda name: check_model(self.model, name),
         )
@@ -83,6 +83,10 @@ class Host:
         self.adapters = AdapterChanges(engine, planner.adapters, settings, planner.names)
         self._checking: asyncio.Future[None] | None = None
         self.fingerprint = "-".join(filter(None, ("dragoman", __version__, self.card.numerics)))
+
+    def most_lines(self) -> int:
+        """Of batches, that are at work at the same time."""
+        return min(self.admission.queue.places + WAITING_LINES, MOST_LINES)
 
     async def computed(self, owner: str, work: Callable[[], Awaitable[R]]) -> R:
         """What the engine makes of something that is no turn; it waits for its place like one."""

@@ -208,6 +208,10 @@ def sync_folder(folder: Path) -> None:
         os.close(number)
 
 
+def open_bytes(place: Path) -> IO[bytes]:
+    return place.open("rb")
+
+
 def write_all(file: IO[bytes], data: bytes | bytearray) -> None:
     """An unbuffered file may take less than it is given."""
     rest = memoryview(data)

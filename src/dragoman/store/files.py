@@ -41,6 +41,7 @@ from dragoman.store.disk import (
     is_name,
     names_after,
     new_name,
+    open_bytes,
     read_said,
     write_all,
     write_said,
@@ -144,15 +145,19 @@ class FileShelf:
 
     async def start(self) -> None:
         """From now on what has had its time goes. A folder is made when there is something to put there."""
+        await self._try_sweep()
         self._sweeping = asyncio.create_task(self._sweep_always())
 
     async def _sweep_always(self) -> None:
         while True:
-            try:
-                await self.sweep()
-            except StoreUnavailable:
-                logger.warning("Files that have had their time could not be deleted", exc_info=True)
             await asyncio.sleep(SWEEP_S)
+            await self._try_sweep()
+
+    async def _try_sweep(self) -> None:
+        try:
+            await self.sweep()
+        except StoreUnavailable:
+            logger.warning("Files that have had their time could not be deleted", exc_info=True)
 
     async def close(self) -> None:
         if self._sweeping is not None:
@@ -185,7 +190,7 @@ class FileShelf:
 
         def opened() -> tuple[StoredFile, IO[bytes]]:
             file = self.found(owner, id_)
-            return file, _opened(self.of(owner) / id_)
+            return file, open_bytes(self.of(owner) / id_)
 
         return await self.do(opened)
 
@@ -297,7 +302,7 @@ class FileShelf:
         incoming = IncomingFile(self, owner, upload.bytes, counts=False)
         async with incoming:
             for place in places:
-                async for piece in self.pieces(await self.do(partial(_opened, place))):
+                async for piece in self.pieces(await self.do(partial(open_bytes, place))):
                     await self.do(partial(digest.update, piece))
                     await incoming.write(piece)
             if md5 is not None and digest.hexdigest() != md5.lower():
@@ -463,10 +468,6 @@ def clean_name(filename: str) -> str:
     last = re.split(r"[/\\]", filename)[-1]
     plain = "".join(letter for letter in last if letter.isprintable()).strip()
     return plain[:255] or "file"
-
-
-def _opened(place: Path) -> IO[bytes]:
-    return place.open("rb")
 
 
 def _is_unsaid(place: Path) -> bool:
