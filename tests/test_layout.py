@@ -24,6 +24,7 @@ ROOMS = [
     "constrain",
     "dialects",
     "mcp",
+    "hub",
 ]
 """Data goes this way; a room imports from rooms to its right, never back."""
 

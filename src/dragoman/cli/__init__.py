@@ -17,9 +17,12 @@ from dragoman.errors import DragomanError
 __all__ = ["main"]
 
 COMMANDS = (
-    *("serve", "chat", "models", "dialects", "parse", "check-schema", "mcp", "store", "export"),
+    *("serve", "chat", "models", "pull", "list", "show", "rm", "ps"),
+    *("dialects", "parse", "check-schema", "mcp", "store", "export"),
     *("batch", "replay", "doctor", "bench"),
 )
+MODULES = {"list": "list_models"}
+"""Of a command whose name is Python's own."""
 
 EXAMPLE = """\
 examples:
@@ -90,7 +93,7 @@ def build() -> tuple[CommandParser, dict[str, CommandParser]]:
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     commands: dict[str, CommandParser] = {}
     for name in COMMANDS:
-        module = importlib.import_module(f"dragoman.cli.{name.replace('-', '_')}")
+        module = importlib.import_module(f"dragoman.cli.{MODULES.get(name, name.replace('-', '_'))}")
         commands[name] = subparsers.add_parser(
             name,
             help=module.SUMMARY,

@@ -39,7 +39,7 @@ def _file(path: Path, as_json: bool) -> int:
 
     facts = facts_of(path)
     if as_json:
-        _print_json(facts)
+        print_json(facts)
         return 0
     paint = Paint(sys.stdout)
     for name, text in describe_facts(facts):
@@ -54,28 +54,28 @@ def _server(args: argparse.Namespace) -> int:
     with Client(args.url, key_of(args.api_key)) as client:
         models = client.models()
     if args.json:
-        _print_json(models)
+        print_json(models)
     else:
-        _print_models(models)
+        print_models(models)
     return 0
 
 
-def _print_models(models: list[dict[str, Any]]) -> None:
+def print_models(models: list[dict[str, Any]]) -> None:
     rows = [(m["id"], str(m.get("max_model_len") or "-"), str(m.get("owned_by") or "-")) for m in models]
     print(table(("model", "context", "owner"), rows, Paint(sys.stdout)))
 
 
 def _here(args: argparse.Namespace) -> int:
     """What this machine has: a dragoman on the usual port, and the default weights."""
-    url, models = _running(args.api_key)
+    url, models = running_models(None, args.api_key)
     cached = _list_cached()
     if args.json:
-        _print_json({"url": url, "models": models, "cached": cached})
+        print_json({"url": url, "models": models, "cached": cached})
         return 0
     paint = Paint(sys.stdout)
     if models:
         print(paint("dim", f"served at {url}"))
-        _print_models(models)
+        print_models(models)
         print()
     print(paint("dim", "default weights"))
     where = f"{cached['file']}  {size(cached['bytes'])}" if cached["bytes"] else "not here yet"
@@ -83,12 +83,15 @@ def _here(args: argparse.Namespace) -> int:
     return 0
 
 
-def _running(given: str | None) -> tuple[str, list[dict[str, Any]]]:
-    from dragoman.cli.address import host_in_url, own_models
+def running_models(url: str | None, given: str | None) -> tuple[str, list[dict[str, Any]]]:
+    """Of the server at an address, or of the one that the settings of this folder name."""
+    from dragoman.cli.address import host_in_url, key_of, own_models
     from dragoman.http.keys import keys_of
     from dragoman.settings import load
 
     settings = load()
+    if url is not None:
+        return url, own_models(url, key_of(given))
     url = f"http://{host_in_url(settings.host)}:{settings.port}"
     key = given or next(iter(keys_of(settings)), None)
     return url, own_models(url, key)
@@ -102,5 +105,5 @@ def _list_cached() -> dict[str, Any]:
     return {"file": str(file), "bytes": there, "verified": is_verified(file)}
 
 
-def _print_json(value: Any) -> None:
+def print_json(value: Any) -> None:
     print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())

@@ -1,6 +1,7 @@
 """Engines that come with dragoman, each made from the settings."""
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -140,11 +141,23 @@ def _leave_to_others(settings: Settings, who: str) -> None:
 
 def model_file(settings: Settings) -> Path:
     """The file to load; the default weights are fetched the first time, with progress on stderr."""
-    if settings.model is not None:
-        return Path(settings.model).expanduser()
-    from dragoman.engines.weights import default_model
+    if settings.model is None:
+        from dragoman.engines.weights import default_model
 
-    return default_model()
+        return default_model()
+    return _fetched(settings.model) or Path(settings.model).expanduser()
+
+
+def _fetched(model: str) -> Path | None:
+    """Where a model is that was given by its name, fetched if it is not here; None for a file or folder."""
+    from dragoman.engines.weights import show_progress
+    from dragoman.hub import locate, read_name
+
+    name = read_name(model)
+    if name is None:
+        return None
+    doing = f"fetching {name.repo}"
+    return locate(name, partial(show_progress, doing=doing, did=f"fetched {name.repo}")).path
 
 
 def _options(kind: type[Options], settings: Settings, own: dict[str, Any]) -> Options:
@@ -160,4 +173,5 @@ def _named_model(settings: Settings) -> str:
         raise SettingsError(
             f"The engine `{settings.engine}` needs `model`: a folder, or a name on Hugging Face's hub."
         )
-    return settings.model
+    marked = settings.model.startswith(("hf:", "hf.co/", "ollama:", "https://"))
+    return str((marked and _fetched(settings.model)) or settings.model)

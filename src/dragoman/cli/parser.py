@@ -18,7 +18,7 @@ GROUPS: dict[str, frozenset[str]] = {
         {"dialect", "tool_call_parser", "reasoning_parser", "reasoning_open", "reasoning_close"}
     ),
     "server": frozenset(
-        {"host", "port", "unknown_fields", "keep_alive", "request_timeout", "shutdown_grace"}
+        {"host", "port", "ollama_port", "unknown_fields", "keep_alive", "request_timeout", "shutdown_grace"}
     ),
     "doors": frozenset({"api_key", "api_key_file", "insecure", "metrics", "allow_host", "cors_origin"}),
     "patience": frozenset({"header_timeout", "body_timeout", "write_timeout", "idle_timeout"}),
@@ -175,12 +175,24 @@ def positive(text: str) -> int:
 
 def add_model_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "file", metavar="MODEL", nargs="?", help="a GGUF file; without one the default weights are used"
+        "file",
+        metavar="MODEL",
+        nargs="?",
+        help="a GGUF file, a folder, or a name: hf:ORG/REPO:Q4_K_M [default: small weights that are fetched]",
+    )
+    parser.add_argument(
+        "-hf", dest="hub_name", metavar="ORG/REPO[:QUANT]", help="the same as MODEL hf:ORG/REPO"
     )
 
 
 def model_settings(args: argparse.Namespace) -> settings.Settings:
     """Settings of a command that takes MODEL as an argument, too."""
+    if args.hub_name is not None:
+        if args.file is not None:
+            raise CommandError(
+                "The model is given twice: as MODEL and with -hf.", "Keep one.", exit_code=USAGE
+            )
+        args.file = f"hf:{args.hub_name.removeprefix('hf:')}"
     if args.file is not None and SETTING + "model" in vars(args):
         raise CommandError(
             "The model is given twice: as MODEL and with --model.", "Keep one.", exit_code=USAGE

@@ -1,0 +1,46 @@
+"""Fetch a model from a hub into Hugging Face's cache, where other programs find it too."""
+
+import argparse
+from functools import partial
+from typing import TYPE_CHECKING
+
+from dragoman.cli.problems import USAGE, CommandError
+
+if TYPE_CHECKING:
+    from dragoman.hub import ModelName
+
+SUMMARY = "fetch a model by its name"
+EXAMPLE = """\
+examples:
+  dragoman pull hf:org/repo          the best quantisation for the memory that is free
+  dragoman pull hf:org/repo:Q4_K_M   this one
+  HF_TOKEN=... dragoman pull hf:org/gated
+
+A download that was cut goes on where it stopped, and what came is compared with the hub's sums. HF_ENDPOINT
+names another hub, HF_HOME another folder; HF_HUB_OFFLINE=1 fetches nothing.
+"""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="NAME", help="hf:ORG/REPO[:QUANT], ORG/REPO, or a link to it")
+
+
+def run(args: argparse.Namespace) -> int:
+    from dragoman.cli.terminal import size
+    from dragoman.engines.weights import show_progress
+    from dragoman.hub import pull
+
+    name = name_of(args.model)
+    model = pull(name, partial(show_progress, doing=f"fetching {name.repo}", did=f"fetched {name.repo}"))
+    print(f"{model.name}  {size(model.size)}\n{model.path}")
+    return 0
+
+
+def name_of(text: str) -> "ModelName":
+    from dragoman.hub import read_name
+
+    name = read_name(text)
+    if name is None:
+        hint = "One is hf:ORG/REPO or hf:ORG/REPO:Q4_K_M."
+        raise CommandError(f"{text} is no name of a model.", hint, exit_code=USAGE)
+    return name

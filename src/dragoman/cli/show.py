@@ -1,0 +1,44 @@
+"""Show what a hub has under a name: quantisations, their sizes, and which one would be served here."""
+
+import argparse
+import sys
+
+SUMMARY = "show what a hub has under a name"
+EXAMPLE = """\
+examples:
+  dragoman show hf:org/repo
+  dragoman models model.gguf      what a file holds
+"""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="NAME", help="hf:ORG/REPO, ORG/REPO, or a link to it")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    from dragoman.cli.models import print_json
+    from dragoman.cli.pull import name_of
+    from dragoman.cli.terminal import size, table
+    from dragoman.hub import ModelName
+    from dragoman.hub.cache import find_cached
+    from dragoman.hub.names import list_variants
+    from dragoman.hub.obtain import free_memory
+    from dragoman.hub.remote import list_files
+    from dragoman.logs import Paint
+
+    name, room = name_of(args.model), free_memory()
+    variants = list_variants(list_files(name).files)
+    here = [
+        find_cached(ModelName(name.repo, each.first.name, name.revision)) is not None for each in variants
+    ]
+    if args.json:
+        told = zip(variants, here, strict=True)
+        print_json([{"label": each.label, "bytes": each.size, "here": there} for each, there in told])
+        return 0
+    rows = [
+        (each.label, size(each.size), "yes" if there else "", "yes" if each.size <= room else "no")
+        for each, there in zip(variants, here, strict=True)
+    ]
+    print(table((name.repo, "size", "here", f"fits into {size(room)}"), rows, Paint(sys.stdout)))
+    return 0

@@ -1,0 +1,162 @@
+"""Models that are on this machine: Hugging Face's cache, which others fill and read too, and Ollama's store.
+
+The layout of the cache is theirs, so that nothing is stored twice: `models--ORG--REPO/blobs/` has the
+contents by their sums, `snapshots/COMMIT/` the files' names as links to them, `refs/main` the commit that was
+current.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from dragoman.errors import ModelFileError
+from dragoman.hub.names import ModelName, RemoteFile, Variant, choose_variant, list_variants
+
+MOST_MANIFEST_BYTES = 1 << 20
+_WEIGHTS = "application/vnd.ollama.image.model"
+UNBOUNDED = 1 << 62
+
+
+class CachedModel(Struct, frozen=True):
+    name: ModelName
+    path: Path
+    """What is to be served: a file, or a folder."""
+    size: int
+    used: float
+    """When it was last read, in seconds."""
+
+
+def cache_root() -> Path:
+    """Where Hugging Face's own library has it."""
+    for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if said := os.environ.get(variable):
+            return Path(said).expanduser()
+    return home() / "hub"
+
+
+def home() -> Path:
+    if said := os.environ.get("HF_HOME"):
+        return Path(said).expanduser()
+    general = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(general).expanduser() / "huggingface"
+
+
+def repo_folder(repo: str) -> Path:
+    return cache_root() / f"models--{repo.replace('/', '--')}"
+
+
+def find_cached(name: ModelName) -> CachedModel | None:
+    """The model, if all of it is here; of several quantisations the one that is named, or the largest."""
+    if name.kind == "ollama":
+        return _find_in_ollama(name)
+    snapshot = _snapshot(repo_folder(name.repo), name.revision)
+    variants = list_variants(_list_files(snapshot)) if snapshot else []
+    try:
+        chosen = choose_variant(variants, name, UNBOUNDED)
+    except ModelFileError:
+        return None
+    return _describe(name.repo, snapshot, chosen) if snapshot else None
+
+
+def list_cached() -> list[CachedModel]:
+    """All of the hub's cache, and of Ollama's store."""
+    found = []
+    for folder in sorted(cache_root().glob("models--*--*")):
+        repo = folder.name.removeprefix("models--").replace("--", "/", 1)
+        snapshot = _snapshot(folder, "main")
+        if snapshot is not None:
+            found += [_describe(repo, snapshot, each) for each in list_variants(_list_files(snapshot))]
+    return found + [model for name in _list_ollama() if (model := _find_in_ollama(name))]
+
+
+def remove(model: CachedModel) -> int:
+    """The bytes that are free now. What other names stand for as well stays."""
+    if model.name.kind == "ollama":
+        raise ModelFileError(f"{model.name} is Ollama's own: `ollama rm` deletes it.")
+    folder = repo_folder(model.name.repo)
+    links = model.path.parent.glob("*") if model.path.is_file() else model.path.rglob("*")
+    chosen = [link for link in links if _belongs(link, model)]
+    blobs = {link.resolve() for link in chosen if link.is_symlink()}
+    for link in chosen:
+        link.unlink()
+    left = {link.resolve() for link in (folder / "snapshots").rglob("*") if link.is_symlink()}
+    freed = 0
+    for blob in blobs - left:
+        freed += blob.stat().st_size
+        blob.unlink()
+    if not left:
+        shutil.rmtree(folder, ignore_errors=True)
+    return freed
+
+
+def _belongs(link: Path, model: CachedModel) -> bool:
+    if not model.path.is_file():
+        return link.is_symlink() or link.is_file()
+    parts = {file.name for variant in list_variants(_list_files(model.path.parent)) for file in variant.files
+             if variant.first.name == model.path.name}  # fmt: skip
+    return link.name in parts
+
+
+def _snapshot(folder: Path, revision: str) -> Path | None:
+    try:
+        commit = (folder / "refs" / revision).read_text().strip()
+    except OSError:
+        commit = revision
+    snapshot = folder / "snapshots" / commit
+    return snapshot if snapshot.is_dir() else None
+
+
+def _list_files(snapshot: Path) -> Iterator[RemoteFile]:
+    for path in sorted(snapshot.rglob("*")):
+        # A link whose contents are gone is no file.
+        if path.is_file():
+            yield RemoteFile(path.relative_to(snapshot).as_posix(), path.stat().st_size)
+
+
+def _describe(repo: str, snapshot: Path, variant: Variant) -> CachedModel:
+    first = snapshot / variant.first.name
+    path = first if variant.is_gguf else snapshot
+    return CachedModel(ModelName(repo, variant.label), path, variant.size, first.stat().st_atime)
+
+
+# Ollama's store.
+
+
+def _ollama_root() -> Path:
+    return Path(os.environ.get("OLLAMA_MODELS") or "~/.ollama/models").expanduser()
+
+
+def _manifests() -> Path:
+    return _ollama_root() / "manifests" / "registry.ollama.ai"
+
+
+def _list_ollama() -> Iterator[ModelName]:
+    for path in sorted(_manifests().glob("*/*/*")):
+        owner, model, tag = path.relative_to(_manifests()).parts
+        yield ModelName(model if owner == "library" else f"{owner}/{model}", tag, kind="ollama")
+
+
+def _find_in_ollama(name: ModelName) -> CachedModel | None:
+    owner, _, model = name.repo.rpartition("/")
+    manifest = _read_manifest(_manifests() / (owner or "library") / model / (name.choice or "latest"))
+    for layer in manifest.get("layers") or ():
+        digest = str(layer.get("digest", "")).replace(":", "-")
+        blob = _ollama_root() / "blobs" / digest
+        if layer.get("mediaType") == _WEIGHTS and "/" not in digest and blob.is_file():
+            return CachedModel(name, blob, blob.stat().st_size, blob.stat().st_atime)
+    return None
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > MOST_MANIFEST_BYTES:
+            return {}
+        found = msgspec.json.decode(path.read_bytes())
+    except (OSError, msgspec.DecodeError):
+        return {}
+    return found if isinstance(found, dict) else {}

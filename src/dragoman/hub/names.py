@@ -1,0 +1,186 @@
+"""What a person may call a model, and which of a repository's files are meant by it.
+
+hf:org/repo:Q4_K_M         a repository of a hub, in one quantisation
+org/repo                   the same without one: the best that fits into memory
+hf.co/org/repo             as copied from a browser, with or without https://
+ollama:llama3.2:1b         what Ollama has pulled
+org/repo/file.gguf         one file of a repository
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from msgspec import Struct
+
+from dragoman.errors import ModelFileError
+
+HOSTS = ("huggingface.co/", "hf.co/", "www.huggingface.co/")
+_PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_-])?"
+_REPO = re.compile(rf"({_PART}/{_PART})(?:@({_PART}))?(?::([^/:]+)|/((?:[^/]+/)*[^/]+\.gguf))?")
+_OLLAMA = re.compile(rf"({_PART}(?:/{_PART})?)(?::({_PART}))?")
+_IN_BROWSER = re.compile(r"/(?:blob|resolve|tree)/([^/]+)/?(.*)")
+
+
+class ModelName(Struct, frozen=True):
+    repo: str
+    choice: str = ""
+    """A quantisation or a file; empty for whichever fits best."""
+    revision: str = "main"
+    kind: Literal["hub", "ollama"] = "hub"
+
+    def __str__(self) -> str:
+        return f"{'hf' if self.kind == 'hub' else 'ollama'}:{self.repo}" + (self.choice and f":{self.choice}")
+
+
+def read_name(text: str) -> ModelName | None:
+    """None where it is no name, but a file or a folder.
+
+    >>> read_name("hf:org/repo:Q4_K_M")
+    ModelName(repo='org/repo', choice='Q4_K_M', revision='main', kind='hub')
+    """
+    if text.startswith("ollama:"):
+        return _read_ollama(text.removeprefix("ollama:"))
+    plain = text.removeprefix("https://").removeprefix("http://")
+    marked = text.startswith("hf:") or plain.startswith(HOSTS)
+    if not marked and (Path(text).expanduser().exists() or text.endswith(".gguf") or text[:1] in "./~"):
+        return None
+    for host in (*HOSTS, "hf:"):
+        plain = plain.removeprefix(host)
+    plain = _IN_BROWSER.sub(lambda found: f"@{found[1]}/{found[2]}".rstrip("/"), plain.rstrip("/"))
+    found = _REPO.fullmatch(plain)
+    if found is None or ".." in plain:
+        if marked:
+            raise ModelFileError(
+                f"`{text[:200]}` is no name of a model; one is hf:ORG/REPO or hf:ORG/REPO:Q4_K_M."
+            )
+        return None
+    repo, revision, quantisation, file = found.groups()
+    return ModelName(repo, quantisation or file or "", revision or "main")
+
+
+def _read_ollama(text: str) -> ModelName:
+    found = _OLLAMA.fullmatch(text)
+    if found is None:
+        raise ModelFileError(f"`ollama:{text[:200]}` is no name of a model; one is ollama:llama3.2:1b.")
+    return ModelName(found[1], found[2] or "latest", kind="ollama")
+
+
+# Which files of a repository.
+
+
+class RemoteFile(Struct, frozen=True):
+    name: str
+    """Its path in the repository, with / between folders."""
+    size: int
+    sha256: str | None = None
+    """Of large files; small ones have the name that git gives their contents."""
+    git_id: str | None = None
+
+    @property
+    def etag(self) -> str:
+        return self.sha256 or self.git_id or ""
+
+
+class Variant(Struct, frozen=True):
+    """What can be served of a repository: all files that belong together."""
+
+    label: str
+    """`Q4_K_M`, or `safetensors`."""
+    files: Sequence[RemoteFile]
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self.files)
+
+    @property
+    def first(self) -> RemoteFile:
+        """The one that names them all: of a split file its first part."""
+        return self.files[0]
+
+    @property
+    def is_gguf(self) -> bool:
+        return self.first.name.endswith(".gguf")
+
+
+_SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+_QUANTISATION = re.compile(
+    r"(?:^|[-._/])((?:UD-)?(?:I?Q\d\w*|T?Q\d_\w+|MXFP4\w*|NVFP4\w*|BF16|F16|F32|FP16|FP32))$", re.IGNORECASE
+)
+_NOT_WEIGHTS = re.compile(r"(?:^|/)(?:mmproj|imatrix|ggml-vocab)[^/]*$", re.IGNORECASE)
+_FULL = frozenset({"BF16", "F16", "F32", "FP16", "FP32"})
+_BESIDE_WEIGHTS = (".json", ".jinja", ".model", ".txt", ".tiktoken")
+"""What a folder of weights may have beside them. No program, and nothing that is unpickled."""
+
+
+def list_variants(files: Iterable[RemoteFile]) -> list[Variant]:
+    """Smallest first; what is incomplete is none."""
+    files = list(files)
+    found = [*_list_gguf(files)]
+    for label, is_weights in (("safetensors", _is_safetensors), ("openvino", _is_openvino)):
+        weights = [file for file in files if is_weights(file.name)]
+        if weights:
+            beside = [file for file in files if _is_beside(file.name, weights[0].name)]
+            found.append(Variant(label, [*weights, *beside]))
+    return sorted(found, key=lambda variant: variant.size)
+
+
+def _list_gguf(files: Sequence[RemoteFile]) -> Iterable[Variant]:
+    groups: dict[str, list[RemoteFile]] = {}
+    for file in files:
+        if file.name.endswith(".gguf") and not _NOT_WEIGHTS.search(file.name):
+            groups.setdefault(_SPLIT.sub(".gguf", file.name), []).append(file)
+    for name, parts in groups.items():
+        parts.sort(key=lambda part: part.name)
+        split = _SPLIT.search(parts[0].name)
+        if split is None or len(parts) == int(split[2]):
+            yield Variant(quantisation(name), parts)
+
+
+def quantisation(file: str) -> str:
+    """`quantisation("a/Model-Q4_K_M.gguf")` is `Q4_K_M`; the file's own name where it does not say."""
+    stem = _SPLIT.sub("", file).removesuffix(".gguf")
+    found = _QUANTISATION.search(stem)
+    return found[1].upper() if found else stem.rpartition("/")[2]
+
+
+def _is_safetensors(name: str) -> bool:
+    return name.endswith(".safetensors") and "/" not in name and "adapter" not in name
+
+
+def _is_openvino(name: str) -> bool:
+    return name in ("openvino_model.xml", "openvino_model.bin")
+
+
+def _is_beside(name: str, weights: str) -> bool:
+    return "/" not in name and name.endswith(_BESIDE_WEIGHTS) and name != weights
+
+
+def choose_variant(variants: Sequence[Variant], name: ModelName, room: int) -> Variant:
+    """The one that is named, or the best that fits into so many bytes."""
+    if not variants:
+        raise ModelFileError(
+            f"{name.repo} has neither a GGUF file nor safetensors, or not all parts: nothing can be served."
+        )
+    if name.choice:
+        return _named(variants, name)
+    # Weights of 16 bits and more say nothing that those of 8 do not, and take twice the time.
+    usual = [one for one in variants if one.is_gguf and one.label not in _FULL] or variants
+    fitting = [one for one in usual if one.size <= room]
+    if not fitting:
+        least = usual[0]
+        raise ModelFileError(
+            f"Nothing of {name.repo} fits into the memory that is free ({room / 1e9:.1f} GB): the smallest, "
+            f"{least.label}, has {least.size / 1e9:.1f} GB. To try it all the same: {name}:{least.label}."
+        )
+    return fitting[-1]
+
+
+def _named(variants: Sequence[Variant], name: ModelName) -> Variant:
+    asked = name.choice.lower()
+    for one in variants:
+        if asked in (one.label.lower(), one.first.name.lower(), one.first.name.rpartition("/")[2].lower()):
+            return one
+    there = ", ".join(one.label for one in variants)
+    raise ModelFileError(f"{name.repo} has no {name.choice}; it has: {there}.")
