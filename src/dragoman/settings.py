@@ -91,7 +91,7 @@ class PresetSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: Annotated[
         str | None,
-        Meta(description="a GGUF file; without one the default weights are fetched once and cached"),
+        Meta(description="a GGUF file, or a name as hf:ORG/REPO; without one small weights are fetched once"),
     ] = None
     model_name: Annotated[str | None, Meta(description="the name clients see; default: the model's own")] = (
         None

@@ -33,7 +33,8 @@ TIMEOUT_S = 30.0
 TRIES = 6
 """Without a byte between them; a download that gets on is tried for as long as it does."""
 MOST_LIST_BYTES = 64 << 20
-PIECE = 4 << 20
+PIECE = 256 << 10
+"""So little that it is still in the processor's cache when it is written and summed up."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SUM = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
