@@ -63,8 +63,9 @@ class Vocabulary:
     add_bos = False
     infill: tuple[int, int, int] | None = None
 
-    def __init__(self, source: str) -> None:
-        control = sorted({"<s>", _EOS, *(match.group() for match in _CONTROL.finditer(source))})
+    def __init__(self, source: str, ends: Sequence[str] = ()) -> None:
+        """`ends` are tokens that end a turn, beside those that are named like it."""
+        control = sorted({"<s>", _EOS, *ends, *(match.group() for match in _CONTROL.finditer(source))})
         self.special: Mapping[str, int] = {text: 256 + number for number, text in enumerate(control)}
         self.pieces = [
             *(bytes([byte]) for byte in range(256)),
@@ -73,7 +74,7 @@ class Vocabulary:
         self.words = {word: 256 + len(control) + number for number, word in enumerate(WORDS)}
         self.bos_id: int | None = self.special["<s>"]
         self.eos_id: int | None = self.special[_EOS]
-        self.ends = tuple(text for text in control if _ENDS.fullmatch(text))
+        self.ends = tuple(text for text in control if _ENDS.fullmatch(text) or text in ends)
         self.end_ids = frozenset(self.special[end] for end in self.ends)
         known = sorted([*self.special, *self.words], key=len, reverse=True)
         self._known = re.compile("|".join(map(re.escape, known)) + "|.", re.DOTALL)
@@ -91,8 +92,8 @@ class Vocabulary:
 class Model:
     """One template, its planner, and a model that answers."""
 
-    def __init__(self, source: str) -> None:
-        self.vocabulary = Vocabulary(source)
+    def __init__(self, source: str, ends: Sequence[str] = ()) -> None:
+        self.vocabulary = Vocabulary(source, ends)
         card = ModelCard(name="m", max_model_len=1 << 20, templates={"default": source})
         found = find_dialect(
             template=source, special_tokens=list(self.vocabulary.special), bos_token="<s>", eos_token=_EOS

@@ -42,6 +42,7 @@ def test_ids_are_kept_wherever_the_template_keeps_the_text(path: Path) -> None:
     for client, rows in table(path, AS_THE_TEMPLATE).items():
         lost = [number for number, row in enumerate(rows) if row.text_kept and not row.goes_on]
         assert lost == [], client
+        assert all(row.words_kept for row in rows), f"what was before them was changed: {client}"
 
 
 @pytest.mark.parametrize("path", [*OWN, *PUBLISHED], ids=lambda path: path.stem)
@@ -49,12 +50,6 @@ def test_what_was_sampled_is_gone_on_from_whatever_the_template_makes_of_it(path
     for writes in WRITES:
         for client, rows in table(path, writes, "sampled").items():
             assert [(row.whole, row.rest_fits) for row in rows] == [(True, True)] * 3, (writes, client)
-
-
-@pytest.mark.parametrize("path", [*OWN, *PUBLISHED], ids=lambda path: path.stem)
-def test_words_keep_their_ids_where_what_is_before_them_was_changed(path: Path) -> None:
-    for client, rows in table(path, AS_THE_TEMPLATE).items():
-        assert all(row.words_kept for row in rows), client
 
 
 def test_the_table_is_not_empty() -> None:
@@ -306,3 +301,27 @@ def _edited(answer: Message, edit: str) -> Message:
     if edit == "the answer":
         return replace(answer, content=f"{answer.content} more")
     return replace(answer, reasoning=None) if edit == "the reasoning" else answer
+
+
+# Models that end a turn with what opens the next one.
+
+
+OPENS = """\
+{%- for message in messages -%}
+<|{{ "observation" if message.role == "tool" else message.role }}|>
+{{ message.content or "" }}
+{%- endfor -%}
+{%- if add_generation_prompt %}<|assistant|>{% endif -%}"""
+
+
+@pytest.mark.parametrize("history", ["template", "sampled"])
+@pytest.mark.parametrize("end", ["<|user|>", "</s>", "<|observation|>", ""])
+def test_what_opens_a_message_stands_once(history: History, end: str) -> None:
+    model = Model(OPENS, ends=("<|user|>", "<|observation|>"))
+    plan = model.plan([USER])
+    said = model.answer(plan, f"\n{TEXT.content}{end}")
+    prompt = model.plan([USER, TEXT, MORE], history).jobs[0].prompt
+    kept = plan.jobs[0].prompt + (said if not end or history == "sampled" or end == "<|user|>" else said[:-1])
+    assert prompt[: len(kept)] == kept
+    opened = "" if end == "<|user|>" else "<|user|>"
+    assert model.decode(prompt[len(kept) :]) == f"{opened}\nAnd then?<|assistant|>"

@@ -63,6 +63,8 @@ if TYPE_CHECKING:
 
 _OPENING_IDS = 64
 """The last ids of a prompt: they say whether it has opened reasoning."""
+_FEW = 32
+"""Characters by which the words of a message are known."""
 _CLOSES = re.compile(r"(?!.*header)(?:.*end|.*eo[stm]|.*return|</s>)", re.IGNORECASE | re.DOTALL)
 """Control tokens that end a message, by their names, where the tokenizer does not say so."""
 
@@ -328,14 +330,18 @@ class Seams:
             yield region.end if closing is None else closing[0]
 
     def _find_closing(self, start: int, end: int) -> tuple[int, int] | None:
-        """The last token between two places that ends a message."""
+        """The last token between two places that ends a message, and does not open the one at the end."""
         place, found = start, None
         for id_, piece in self._prompter.split_special(self.now.slice(start, end)):
             size = len(erase(piece, self.now.mark))
-            if id_ is not None and (id_ in self.ends or _CLOSES.match(piece)):
+            following = self.now.plain[place + size : end]
+            if self._closing(id_, piece) and (following.strip() or end == len(self.now.plain)):
                 found = place, place + size
             place += size
         return found
+
+    def _closing(self, id_: int | None, piece: str) -> bool:
+        return id_ is not None and (id_ in self.ends or _CLOSES.match(piece) is not None)
 
     # As it was sampled
 
@@ -372,14 +378,14 @@ class Seams:
                 if number == len(messages) - 1 and self._conversation.continue_final_message:
                     return _Base(after, rest, number + 1)
                 ended = after.kept < whole.kept
-                return _Base(whole, self._behind_closing(rest) if ended else rest, number + 1)
+                return _Base(whole, self._behind_closing(rest, number) if ended else rest, number + 1)
         region = self._regions.get(number)
         if region is None or region.after != sum(one.role != "assistant" for one in messages[number:]):
             return None
-        tail = self._behind_answer(wrote, region)
+        tail = self._behind_answer(wrote, region, number)
         return None if tail is None else _Base(whole, tail, number + 1)
 
-    def _behind_answer(self, wrote: Wrote, region: Region) -> int | None:
+    def _behind_answer(self, wrote: Wrote, region: Region, number: int) -> int | None:
         """By its last ids; else by the last token that ends a message there; else by those before its end."""
         place = region.start, region.end
         found = self._suffix_in(wrote.turn.ids, *place, last=region.alone)
@@ -389,15 +395,21 @@ class Seams:
         if closing is not None:
             return closing[1] if wrote.end else closing[0]
         found = self._suffix_in(wrote.body_ids, *place, last=region.alone)
-        return self._behind_closing(found[1]) if found is not None else None
+        return self._behind_closing(found[1], number) if found is not None else None
 
-    def _behind_closing(self, at: int) -> int:
-        """Behind the end that the template writes where the model has sampled another one."""
+    def _behind_closing(self, at: int, number: int) -> int:
+        """Behind the end that the template writes where the model has sampled another one.
+
+        Some models end a turn with what opens the next one: that stays.
+        """
         text = self.now.slice(at)
         space = len(text) - len(text.lstrip())
         id_, piece = next(self._prompter.split_special(text[space:]), (None, ""))
-        closes = id_ is not None and (id_ in self.ends or _CLOSES.match(piece))
-        return at + space + len(piece) if closes else at
+        end = at + space + len(piece)
+        following = self._conversation.messages[number + 1 : number + 2]
+        words = meaning_of(following[0])[0][:_FEW] if following else ""
+        opens = words and self.now.plain[end : end + 2 * _FEW].lstrip().startswith(words)
+        return end if self._closing(id_, piece) and not opens else at
 
     # Answers in a text that was changed
 
