@@ -38,7 +38,7 @@ CLIENTS = (
     ),
     Client("llm", ("llm==0.36",), "with_llm.py"),
     Client("ollama", ("ollama==0.6.3",), "with_ollama.py"),
-    Client("anthropic", ("anthropic==2.8.0",), "with_anthropic.py"),
+    Client("anthropic", ("anthropic==2.8.0",), "with_anthropic.py", refusals=4),
     Client("langchain-anthropic", ("langchain-anthropic==1.7.7",), "with_langchain_anthropic.py"),
     Client("pydantic-ai", ("pydantic-ai-slim[openai]==2.66.0",), "with_pydantic_ai.py"),
     Client("llama-index", ("llama-index-llms-openai-like==0.8.1", "llama-index-core"), "with_llama_index.py"),

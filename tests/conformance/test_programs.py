@@ -10,7 +10,7 @@ from dragoman.settings import Settings
 from tests.clients.cases import Case, Seen, cases_of, try_case
 from tests.clients.model import model
 
-PROGRAMS = ("with_openai", "with_litellm", "with_langchain", "with_openai_agents")
+PROGRAMS = ("with_openai", "with_anthropic", "with_litellm", "with_langchain", "with_openai_agents")
 
 
 @pytest.fixture(scope="module")

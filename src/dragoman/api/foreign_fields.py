@@ -361,7 +361,6 @@ MESSAGES = Foreign(
     refused={
         **{name: why for name, why in REFUSED.items() if name != "system"},
         "container": (_HOSTED, ()),
-        "thread": ("the server keeps no conversations of this API; send all messages", ()),
         **dict.fromkeys(("logprobs", "top_logprobs"), ("a message has no log probabilities", ())),
         "best_of": ("a message is one answer; leave it out", (1,)),
         "prompt": ("send messages", ()),

@@ -289,6 +289,9 @@ class HiddenCalls:
     """
 
     choices = 1
+    shows = False
+    """Whether the client sees the calls, and their results. If not, ours are not made beside calls of its
+    own: nobody could tell the model of their results later."""
 
     def __init__(
         self,
@@ -345,11 +348,11 @@ class HiddenCalls:
         await self._outlet.run(turn, self)
         (answer,) = self._fold.done()
         calls = [call for call in answer.calls if call.name in self._names]
-        # Beside calls for the client ours are not made: nobody could tell the model of their results later.
-        self._asked = calls if len(calls) == len(answer.calls) else []
+        for_client = len(calls) < len(answer.calls)
+        self._asked = [] if for_client and not self.shows else calls
         made = [ServedCall(*self._names[call.name], call.arguments) for call in self._asked]
         self._later = _with_messages(self._later, [_message(answer)])
-        return Heard(answer.finish, made)
+        return Heard(answer.finish, made, for_client)
 
     async def tell(self, outcomes: Sequence[Outcome]) -> None:
         results = [
@@ -375,7 +378,7 @@ class HiddenCalls:
             return False
         if event.kind == "unseen":
             return self._showing
-        self._showing = event.kind not in CALL_EVENTS or self._shows_call(event)
+        self._showing = self.shows or event.kind not in CALL_EVENTS or self._shows_call(event)
         return self._showing
 
     def _shows_call(self, event: Event) -> bool:

@@ -13,7 +13,9 @@ from msgspec import Struct
 from dragoman.api.messages.blocks import Seal, sign
 from dragoman.api.reply import FIELDS, Head, as_known_error, encode, spell_error
 from dragoman.errors import CONVERSATION, OUTPUT, PROMPT, STOP, ContextOverflow, DragomanError, ServerFull
-from dragoman.types import Event, Usage
+from dragoman.mcp import CallResult
+from dragoman.turns.tool_loop import Outcome
+from dragoman.types import Event, ToolCall, Usage
 
 # What goes wrong.
 
@@ -40,7 +42,7 @@ class MessageErrors(Struct, frozen=True):
         return OVERLOADED if isinstance(error, ServerFull) else error.status
 
     def body(self, error: DragomanError) -> dict[str, Any]:
-        """With the field and the code, which Anthropic does not have."""
+        """With the field, which Anthropic does not tell, and the code where other APIs have it, too."""
         message, param = spell_error(error, self.words)
         if isinstance(error, ContextOverflow):
             # Claude Code makes a conversation short when it reads these words.
@@ -50,10 +52,9 @@ class MessageErrors(Struct, frozen=True):
             message = f"prompt is too long: {counted}"
         status = self.status(error)
         kind = TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-        return {
-            "type": "error",
-            "error": {"type": kind, "message": message, "param": param, "code": error.code},
-        }
+        said = {"type": kind, "message": message, "param": param, "code": error.code}
+        details = {"details": {"error_code": error.code}} if error.code else {}
+        return {"type": "error", "error": {**said, **details}}
 
     def event(self, error: Exception) -> bytes:
         return _event("error", self.body(as_known_error(error)))
@@ -147,6 +148,8 @@ class MessageTerms(Struct, frozen=True, kw_only=True):
     """What it took to make that."""
     pauses: bool = False
     """The summary is all that is told."""
+    served: Mapping[str, tuple[str, str]] = {}
+    """Tools that the server runs: the label of an MCP server, and the name that it has there."""
 
 
 class MessageWriter:
@@ -178,6 +181,8 @@ class MessageWriter:
         """What stands before each piece of it; nothing, where it is not shown."""
         self._blank: list[Event] = []
         self._called = False
+        self._waits = False
+        """Whether results are the last that was told: the model has not seen them yet."""
         self._finish = Event("finish", 0)
 
         if told.summary is not None:
@@ -225,10 +230,41 @@ class MessageWriter:
             opened = self._close() + self._open(kind, {"type": "thinking", "thinking": "", "signature": ""})
             return opened + self._one(event)
         if kind == "call_open":
-            self._called = True
-            call = {"type": "tool_use", "id": event.call_id, "name": event.text, "input": {}}
-            return self._close() + self._open("call_arguments", call)
+            return self._close() + self._open("call_arguments", self._begin_call(event))
         return self._close() if kind == "call_close" else b""
+
+    def _begin_call(self, event: Event) -> Fields:
+        if event.text in self._told.served:
+            label, name = self._told.served[event.text]
+            return {
+                "type": "mcp_tool_use",
+                "id": event.call_id,
+                "name": name,
+                "server_name": label,
+                "input": {},
+            }
+        self._called = True
+        return {"type": "tool_use", "id": event.call_id, "name": event.text, "input": {}}
+
+    def write_results(self, calls: Sequence[ToolCall], outcomes: Sequence[Outcome]) -> bytes:
+        """What came of the calls that the server has made."""
+        written = [self._close()]
+        for call, outcome in zip(calls, outcomes, strict=True):
+            failed = not isinstance(outcome, CallResult) or outcome.is_error
+            text = outcome.text if isinstance(outcome, CallResult) else outcome.message
+            block = {
+                "type": "mcp_tool_result",
+                "tool_use_id": call.id,
+                "is_error": failed,
+                "content": [{"type": "text", "text": text}],
+            }
+            self._index += 1
+            written += self._block_event("start", content_block=block), self._block_event("stop")
+            if self._keeps:
+                self.content.append(block)
+                self.amount += len(text)
+        self._waits = True
+        return b"".join(written)
 
     def _begin_text(self, event: Event) -> bytes:
         closed = self._close()
@@ -242,6 +278,7 @@ class MessageWriter:
 
     def _open(self, kind: str, block: Fields) -> bytes:
         self._index += 1
+        self._waits = False
         self._kind, self._block = kind, block
         hidden = kind == "reasoning" and not self._told.shows_thinking
         self._texts = [] if self._keeps or kind == "reasoning" else None
@@ -328,7 +365,7 @@ class MessageWriter:
             return ("max_tokens" if self._told.whole_length else "model_context_window_exceeded"), None
         if isinstance(stop, str) and stop in self._told.stops:
             return "stop_sequence", stop
-        return ("tool_use" if self._called else "end_turn"), None
+        return ("tool_use" if self._called else "pause_turn" if self._waits else "end_turn"), None
 
     def usage(self) -> Fields:
         used = self._used()

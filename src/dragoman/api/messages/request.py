@@ -1,7 +1,7 @@
 """Messages: the request, its tools, and what is asked of the engine room."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct, field
 from msgspec.json import encode as encode_json
@@ -24,9 +24,19 @@ from dragoman.api.shared_fields import (
     turn_spec,
 )
 from dragoman.api.shared_fields import thinking as budget_beside
-from dragoman.api.tools import Declared, Function, calling, check_tools, ease_calling, for_template, wrong
+from dragoman.api.tools import (
+    Declared,
+    Function,
+    calling,
+    check_tools,
+    ease_calling,
+    for_template,
+    free_name,
+    wrong,
+)
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits, check_count
+from dragoman.mcp import McpTool
 from dragoman.turns.spec import Calling, Reading, Thinking, TurnSpec, Wanted
 from dragoman.turns.tool_loop import ServerWish
 from dragoman.types import Conversation, Message
@@ -150,6 +160,7 @@ class MessagesRequest(TemplateFields, kw_only=True, forbid_unknown_fields=True):
     mcp_servers: Annotated[list[ServerParam], Meta(max_length=64)] | None = None
     context_management: ContextManagementConfig | None = None
     compaction: CompactionConfig | None = None
+    thread: Any = None
     # What the answer is to be.
     stop_sequences: list[str] | None = None
     tool_choice: ToolChoice | None = None
@@ -259,6 +270,10 @@ def read(
 
 
 def _check_here(request: MessagesRequest) -> None:
+    if request.thread is not None:
+        message = "'thread' is not supported: no conversation is kept here; send all messages."
+        # By this code Anthropic's SDKs know that they are to do so.
+        raise BadRequest(message, param="thread", code="thread_unsupported_request")
     for name, reason in NOT_HERE.items():
         value = getattr(request, name)
         if value is not None and value is not False:
@@ -363,10 +378,32 @@ def _allowed(toolset: ToolsetParam | None, options: ServerTools) -> list[str] | 
     return options.allowed_tools
 
 
+def with_tools(
+    asked: AskedMessage, listed: Mapping[str, Sequence[McpTool]]
+) -> tuple[AskedMessage, dict[str, tuple[str, str]]]:
+    """The request with what servers offer, and which tool of which server each of these is."""
+    declared = asked.declared
+    functions, places = [*declared.functions], [*declared.places]
+    found: dict[str, tuple[str, str]] = {}
+    taken = {function["name"] for function in functions}
+    for label, offered in listed.items():
+        for tool in offered:
+            name = free_name(tool.name, label, taken)
+            taken.add(name)
+            found[name] = (label, tool.name)
+            functions.append({"name": name, "description": tool.description, "parameters": tool.input_schema})
+            places.append("mcp_servers")
+    return replace(asked, declared=replace(declared, functions=functions, places=places)), found
+
+
+def without_servers(asked: AskedMessage) -> TurnSpec:
+    """What can be said of the turn before any server was asked. A choice may name tools of theirs."""
+    return spec(replace(asked, request=replace(asked.request, tool_choice=None)))
+
+
 # What is asked of the engine room.
 
 
-Plan: TypeAlias = Callable[[TurnSpec], Any]
 _CHOICES: Mapping[str, str] = {"auto": "auto", "none": "none", "any": "required"}
 
 

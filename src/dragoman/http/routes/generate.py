@@ -323,7 +323,7 @@ async def plan_with_servers(
     toolbox.check()
     await host.model.check(without_servers(request), exchange.owner, body_bytes)
     await stack.enter_async_context(toolbox)
-    listed = {wish.label: await _ask(toolbox, wish.label) for wish in asked}
+    listed = {wish.label: await list_tools(toolbox, wish.label) for wish in asked}
     request, names = with_tools(request, listed)
     chat_request.check_conversation(request, host.limits)
     first = chat_request.spec(request)
@@ -334,7 +334,7 @@ async def plan_with_servers(
     return HiddenCalls(loop, turn, after_calls(request), names, plan)
 
 
-async def _ask(toolbox: Toolbox, label: str) -> list[McpTool]:
+async def list_tools(toolbox: Toolbox, label: str) -> list[McpTool]:
     """A client of this API has no way to see that a server is not there, other than a failure."""
     try:
         return await toolbox.ask(label)

@@ -1,5 +1,7 @@
 """The routes of Messages: an answer, the tokens of a conversation, and whether somebody is there."""
 
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
@@ -12,10 +14,16 @@ from dragoman.api.messages.reply import MessageTerms, MessageWriter
 from dragoman.api.messages.request import AskedMessage, ContextEdit, MessagesRequest
 from dragoman.api.openapi import Operation
 from dragoman.api.reply import Head, new_head
+from dragoman.api.tools import check_tools
 from dragoman.engines.protocol import check_has_ids
 from dragoman.http import run_turn
-from dragoman.http.exchange import Exchange
+from dragoman.http.exchange import Exchange, unless_gone
 from dragoman.http.host import Host
+from dragoman.http.routes.generate import list_tools
+from dragoman.http.run_turn import AnyTurn
+from dragoman.turns.spec import TurnSpec
+from dragoman.turns.tool_loop import HiddenCalls, Outcome, Toolbox, ToolLoop
+from dragoman.turns.turn import Turn, note_terms
 from dragoman.types import Usage
 
 ERROR = {
@@ -65,18 +73,35 @@ async def _answer(
     host: Host, exchange: Exchange, asked: AskedMessage, head: Head, told: MessageTerms, size: int
 ) -> None:
     request = asked.request
-    spec = await exchange.aside(size, partial(requests.spec, asked))
-    turn = await run_turn.plan(host, exchange, spec, size, head.id)
-    fits = request.wants_none or (request.max_tokens or 0) <= turn.jobs[0].sampling.max_tokens
-    told = replace(told, whole_length=fits)
-    writer = MessageWriter(head, told, lambda: turn.usage, keeps=not request.stream)
+    async with AsyncExitStack() as stack:
+        if asked.servers:
+            # They are asked what they have, which may take its time.
+            planning = _plan_with_servers(host, exchange, asked, head, size, stack)
+            turn: AnyTurn = await unless_gone(exchange, planning)
+        else:
+            spec = await exchange.aside(size, partial(requests.spec, asked))
+            turn = await run_turn.plan(host, exchange, spec, size, head.id)
+        job = turn.jobs[0]
+        most, room = job.sampling.max_tokens, host.card.room(len(job.prompt))
+        fits = request.wants_none or (request.max_tokens or 0) <= most or most < room
+        served = turn.names if isinstance(turn, ShownCalls) else {}
+        terms = replace(told, whole_length=fits, served=served)
+        writer = MessageWriter(head, terms, lambda: turn.usage, keeps=not request.stream)
+        if isinstance(turn, ShownCalls):
+            turn.writer = writer
+        await _tell(host, exchange, turn, writer, head, stream=bool(request.stream))
+
+
+async def _tell(
+    host: Host, exchange: Exchange, turn: AnyTurn, writer: MessageWriter, head: Head, *, stream: bool
+) -> None:
 
     async def keep() -> None:
         await host.desk.keep_ids(
             exchange.owner, head.id, turn.traced, asked=False, model=head.model, created_at=head.created
         )
 
-    if request.stream:
+    if stream:
         pump, keep_alive = host.pump, host.settings.keep_alive
         kept = keep if host.desk.keeps_ids else None
         await run_turn.stream(exchange, turn, writer, writer.opening, pump, keep_alive, kept)
@@ -84,6 +109,44 @@ async def _answer(
     await run_turn.hear(exchange, turn, writer.write)
     await keep()
     await exchange.json(writer.whole(), size=writer.amount)
+
+
+class ShownCalls(HiddenCalls):
+    """One message of several turns: the calls of the server, and what came of them, are blocks of it."""
+
+    shows = True
+    writer: MessageWriter
+
+    @property
+    def names(self) -> Mapping[str, tuple[str, str]]:
+        return self._names
+
+    async def tell(self, outcomes: Sequence[Outcome]) -> None:
+        await super().tell(outcomes)
+        await self._outlet.write(self.writer.write_results(self._asked, outcomes))
+
+
+async def _plan_with_servers(
+    host: Host, exchange: Exchange, asked: AskedMessage, head: Head, size: int, stack: AsyncExitStack
+) -> ShownCalls:
+    """An answer for which the server runs tools; its connections are the stack's."""
+
+    async def plan(spec: TurnSpec) -> Turn:
+        return await host.model.turn(spec, exchange.owner, size, head.id)
+
+    toolbox = Toolbox(host.mcp, asked.servers, host.limits.tool_calls)
+    toolbox.check()
+    await host.model.check(requests.without_servers(asked), exchange.owner, size)
+    await stack.enter_async_context(toolbox)
+    listed = {wish.label: await list_tools(toolbox, wish.label) for wish in asked.servers}
+    asked, names = requests.with_tools(asked, listed)
+    check_tools(asked.declared, host.limits)
+    first = requests.spec(asked)
+    turn = await plan(first)
+    note_terms(exchange.facts, turn)
+    most = host.model.planner.defaults(asked.request.model).most_tokens(first.sampling.max_tokens)
+    loop = ToolLoop(toolbox, most, exchange.facts)
+    return ShownCalls(loop, turn, requests.after_calls(asked), names, plan)
 
 
 async def _summarise(
