@@ -31,6 +31,8 @@ def failures(tried: list[Case], url: str) -> list[Seen]:
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_program(program: str, url: str) -> None:
+    if program == "with_anthropic":
+        pytest.importorskip("anthropic")
     assert failures(cases(program), url) == []
 
 
