@@ -79,6 +79,12 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     grammar_cache_bytes: Annotated[Cap, Meta(description="bytes of compiled grammars that are kept")] = (
         48 * 1024 * 1024
     )
+    thoughts: Annotated[
+        Cap, Meta(description="answers whose reasoning is remembered; the key with the most loses its oldest")
+    ] = 65536
+    thought_bytes: Annotated[Cap, Meta(description="bytes of all reasoning that is remembered")] = (
+        64 * 1024 * 1024
+    )
     adapters: Annotated[Cap, Meta(description="LoRA adapters, with those that are loaded later")] = 64
     in_flight: Annotated[
         Cap | None,

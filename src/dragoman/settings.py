@@ -258,6 +258,13 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             'aliases and adapters: {"NAME": {"sampling": {...}, "override": {...}}}'
         ),
     ] = field(default_factory=dict)
+    restore_reasoning: Annotated[
+        Literal["off", "tools", "all"],
+        Meta(
+            description="where a request does not say: to which answers that come back without their "
+            "reasoning it is given back; tools: to calls since the last user's message"
+        ),
+    ] = "tools"
     unconstrained: Annotated[
         Literal["refuse", "check"],
         Meta(

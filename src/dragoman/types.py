@@ -4,7 +4,7 @@ Structs rather than dataclasses: several are made per token, and they need no co
 the end is the one way from events to an answer.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
 from msgspec import Struct, field
@@ -17,6 +17,8 @@ SourceForm: TypeAlias = Literal["json_schema", "regex", "choice", "gbnf", "lark"
 """`choice` is a list of texts as JSON, `lark` is what llguidance reads, `structural_tag` is xgrammar's."""
 LARK_LINE = "%llguidance {}\n"
 """The first line of a grammar that is Lark, whatever the others look like."""
+Restoring: TypeAlias = Literal["off", "tools", "all"]
+"""To which messages thoughts are given back: none, those with calls since the last user's, or all."""
 UNBOUNDED = 2**31 - 1
 """Tokens, where nobody knows how many there may be: as `max_tokens`, as many as the engine likes."""
 Adapters: TypeAlias = tuple[tuple[str, float], ...]
@@ -369,10 +371,13 @@ class Usage(Struct):
     completion_tokens: int = 0
     cached_tokens: int = 0
     reasoning_tokens: int = 0
+    restored_tokens: int = 0
+    """Of prompts: reasoning that the client had not sent, and that was given back."""
 
     def facts(self) -> dict[str, int]:
         """What a line of the log says of it."""
-        return {name: getattr(self, name) for name in ("prompt_tokens", "completion_tokens", "cached_tokens")}
+        names = ("prompt_tokens", "completion_tokens", "cached_tokens", "restored_tokens")
+        return {name: count for name in names if (count := getattr(self, name)) or name != names[-1]}
 
     def __add__(self, other: "Usage") -> "Usage":
         return Usage(*(getattr(self, name) + getattr(other, name) for name in self.__struct_fields__))
@@ -386,13 +391,36 @@ MOST_IDS = 512
 """Of an event that others are joined to: with more, writing it would take long."""
 
 
-class _Parts:
+class Saying:
     """What one answer has so far, in pieces: joined once, at the end."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
-        self.reasonings: list[str] = []
+        self.thoughts: list[list[str]] = []
+        """Runs of reasoning: something else was said between two of them."""
         self.calls: list[tuple[str, str, list[str]]] = []
+        """Ids, names and arguments."""
+        self._thinks = False
+
+    def add(self, event: Event) -> None:
+        kind = event.kind
+        if kind == "reasoning":
+            if not self._thinks:
+                self._thinks = True
+                self.thoughts.append([])
+            self.thoughts[-1].append(event.text)
+            return
+        self._thinks = self._thinks and kind == "unseen"
+        if kind == "text":
+            self.texts.append(event.text)
+        elif kind == "call_arguments":
+            self.calls[event.call][2].append(event.text)
+        elif kind == "call_open":
+            self.calls.append((event.call_id, event.text, []))
+
+    @property
+    def runs(self) -> list[str]:
+        return ["".join(pieces) for pieces in self.thoughts]
 
 
 class Fold:
@@ -400,30 +428,24 @@ class Fold:
 
     def __init__(self, choices: int = 1) -> None:
         self.answers = [Answer(choice) for choice in range(choices)]
-        self._parts = [_Parts() for _ in range(choices)]
+        self._said = [Saying() for _ in range(choices)]
 
     def add(self, events: Iterable[Event]) -> None:
         for event in events:
-            answer, parts, kind = self.answers[event.choice], self._parts[event.choice], event.kind
+            answer = self.answers[event.choice]
             answer.ids += event.ids
             if event.logprobs:
                 answer.logprobs += event.logprobs
-            if kind == "text":
-                parts.texts.append(event.text)
-            elif kind == "reasoning":
-                parts.reasonings.append(event.text)
-            elif kind == "call_arguments":
-                parts.calls[event.call][2].append(event.text)
-            elif kind == "call_open":
-                parts.calls.append((event.call_id, event.text, []))
-            elif kind == "finish":
+            if event.kind == "finish":
                 answer.finish, answer.stop = event.finish, event.stop
+            else:
+                self._said[event.choice].add(event)
 
     def done(self) -> list[Answer]:
-        for answer, parts in zip(self.answers, self._parts, strict=True):
-            answer.text, answer.reasoning = "".join(parts.texts), "".join(parts.reasonings)
+        for answer, said in zip(self.answers, self._said, strict=True):
+            answer.text, answer.reasoning = "".join(said.texts), "".join(said.runs)
             answer.calls = [
-                ToolCall(id=id_, name=name, arguments="".join(pieces)) for id_, name, pieces in parts.calls
+                ToolCall(id=id_, name=name, arguments="".join(pieces)) for id_, name, pieces in said.calls
             ]
         return self.answers
 
@@ -455,42 +477,3 @@ def coalesce(events: list[Event]) -> list[Event]:
     for event, texts in runs.values():
         event.text = "".join(texts)
     return merged
-
-
-def share_tokens(said: Sequence[Event], sizes: Sequence[int], waiting: int, unread: int = 0) -> list[int]:
-    """How many of the tokens that wait come before all events, as part of what was said earlier, and how many
-    go with each event. The others wait on.
-
-    `sizes` are the characters that each token has brought; the reader holds back the last `waiting` of them,
-    and behind these `unread` ones have not reached it. A token that reaches into a new part is that part's.
-    Within a part, the first event takes all.
-    """
-    shares = [0] * (len(said) + 1)
-    taker = 1 if said[0].begins is None else 0
-    end, token, place = sum(sizes) - unread, 0, 0
-    for number, event in enumerate(said, 1):
-        if event.begins is None:
-            continue
-        edge = end - event.begins
-        while token < len(sizes) and place < edge and place + sizes[token] <= edge:
-            place += sizes[token]
-            token += 1
-            shares[taker] += 1
-        taker = number
-    while token < len(sizes) and (place < end - waiting or not waiting + unread):
-        place += sizes[token]
-        token += 1
-        shares[taker] += 1
-    return shares
-
-
-def keep_text_logprobs(event: Event, sizes: Sequence[int]) -> None:
-    """Leave an event only log probabilities of its text: of the last tokens, with as many characters."""
-    if event.kind != "text" or event.logprobs is None:
-        event.logprobs = None
-        return
-    before, characters = list(sizes), 0
-    # Tokens that bring no character are parts of the next one's.
-    while before and (characters < len(event.text) or not before[-1]):
-        characters += before.pop()
-    event.logprobs = event.logprobs[len(before) :] or None

@@ -3,9 +3,9 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
+from dragoman.dialects.scan import IDS_AT_ONCE
 from dragoman.engines.scripted import END_ID, Script, ScriptedEngine, say
 from dragoman.errors import EngineFailed
-from dragoman.turns.reading import IDS_AT_ONCE
 from dragoman.turns.turn import GIVEN_IDS, MOST_PENDING
 from dragoman.types import Event, IdsPrompt, Sampling
 from tests.support.flat import flat

@@ -257,12 +257,18 @@ def weight_field(version: str | None) -> dict[str, str]:
     return {} if version is None else {"weight_version": version}
 
 
+def prompt_details(counted: Usage) -> dict[str, int]:
+    """What of a prompt was not computed again, and what was put into it, if anything was."""
+    restored = {"restored_reasoning_tokens": counted.restored_tokens} if counted.restored_tokens else {}
+    return {"cached_tokens": counted.cached_tokens, **restored}
+
+
 def usage(counted: Usage) -> dict[str, Any]:
     return {
         "prompt_tokens": counted.prompt_tokens,
         "completion_tokens": counted.completion_tokens,
         "total_tokens": counted.prompt_tokens + counted.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": counted.cached_tokens},
+        "prompt_tokens_details": prompt_details(counted),
         "completion_tokens_details": {"reasoning_tokens": counted.reasoning_tokens},
     }
 

@@ -22,8 +22,17 @@ from dragoman.errors import BadRequest, SettingsError
 from dragoman.limits import Limits
 from dragoman.prompt.prompter import check_kwargs
 from dragoman.settings import PresetSettings, Settings
-from dragoman.turns.spec import AdapterWish, Calling, History, Preset, PresetPair, Reading, Thinking, TurnSpec
-from dragoman.types import Prompt, Sampling
+from dragoman.turns.spec import (
+    AdapterWish,
+    Calling,
+    History,
+    Preset,
+    PresetPair,
+    Reading,
+    Thinking,
+    TurnSpec,
+)
+from dragoman.types import Prompt, Restoring, Sampling
 
 Scale: TypeAlias = Annotated[float, Meta(ge=-100, le=100)]
 
@@ -239,6 +248,7 @@ def turn_spec(
         calling=calling,
         thinking=thinking,
         history=fields.history if isinstance(fields, TemplateFields) else None,
+        restore_reasoning=fields.restore_reasoning if isinstance(fields, TemplateFields) else None,
         n=n,
         stop=fields.stops,
         keep_stop=fields.keeps_stop,
@@ -355,6 +365,7 @@ def thought_text(given: Any) -> str:
 
 class TemplateFields(ReasoningFields, kw_only=True):
     history: History | None = None
+    restore_reasoning: Restoring | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     template_vars: dict[str, Any] | None = None
 
@@ -397,7 +408,8 @@ def read_presets(settings: Settings) -> tuple[PresetPair, dict[str, PresetPair]]
         )
         for name, each in convert(settings.presets, dict[str, PresetSettings]).items()
     }
-    open_ = _preset(settings.sampling, "sampling", settings.limits).over(Preset(history=settings.history))
+    open_ = _preset(settings.sampling, "sampling", settings.limits)
+    open_ = open_.over(Preset(history=settings.history, restore_reasoning=settings.restore_reasoning))
     return PresetPair(open_, _preset(settings.override, "override", settings.limits)), named
 
 
@@ -427,4 +439,5 @@ def _preset(told: dict[str, Any], name: str, limits: Limits) -> Preset:
         max_tokens=asked.max_tokens or None,
         template_kwargs=template_kwargs(fields, None),
         history=fields.history,
+        restore_reasoning=fields.restore_reasoning,
     )

@@ -26,7 +26,7 @@ GROUPS: dict[str, frozenset[str]] = {
         {"engine", "engine_args", "context", "slots", "threads", "runner", "guesses"}
         | {"kv_memory", "kv_cache", "readers", "deterministic", "unconstrained"}
     ),
-    "requests": frozenset({"sampling", "override", "presets"}),
+    "requests": frozenset({"sampling", "override", "presets", "restore_reasoning"}),
     "upstreams": frozenset({"upstream", "upstream_key", "tokenizer"}),
     "store": frozenset(
         {"store", "data_dir", "files_dir", "store_max_bytes", "store_max_age", "trajectories"}

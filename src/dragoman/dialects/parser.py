@@ -7,9 +7,10 @@ from dragoman.dialects.compiled import compile_dialect
 from dragoman.dialects.declare import Dialect, begins_inside
 from dragoman.dialects.machine import Machine
 from dragoman.dialects.registry import get_dialect, own_dialect
+from dragoman.dialects.scan import share_tokens
 from dragoman.dialects.schema import Tools
 from dragoman.errors import SettingsError
-from dragoman.types import Answer, Event, Fold, share_tokens
+from dragoman.types import Answer, Event, Fold
 
 PIECE = 64 * 1024
 

@@ -46,13 +46,13 @@ Lone surrogates in the text are special tokens, each as one private character (s
 
 import re
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import lru_cache
 from typing import TypeAlias, TypeVar
 
 from dragoman.dialects.declare import find_mention
 from dragoman.dialects.schema import escape_json
-from dragoman.types import Kind
+from dragoman.types import Event, Kind
 
 T = TypeVar("T")
 Wait: TypeAlias = Generator[None, None, T]
@@ -353,3 +353,53 @@ def structure_of(stops: tuple[str, ...]) -> re.Pattern[str]:
     """What a reader of JSON outside of strings must look at."""
     firsts = "".join(re.escape(c) for c in {stop[0] for stop in stops})
     return re.compile('["{}\\[\\]\ud800-\udfff' + firsts + "]")
+
+
+# Which of the tokens that were read go with which event.
+
+
+def share_tokens(said: Sequence[Event], sizes: Sequence[int], waiting: int, unread: int = 0) -> list[int]:
+    """How many of the tokens that wait come before all events, as part of what was said earlier, and how many
+    go with each event. The others wait on.
+
+    `sizes` are the characters that each token has brought; the reader holds back the last `waiting` of them,
+    and behind these `unread` ones have not reached it. A token that reaches into a new part is that part's.
+    Within a part, the first event takes all.
+    """
+    shares = [0] * (len(said) + 1)
+    taker = 1 if said[0].begins is None else 0
+    end, token, place = sum(sizes) - unread, 0, 0
+    for number, event in enumerate(said, 1):
+        if event.begins is None:
+            continue
+        edge = end - event.begins
+        while token < len(sizes) and place < edge and place + sizes[token] <= edge:
+            place += sizes[token]
+            token += 1
+            shares[taker] += 1
+        taker = number
+    while token < len(sizes) and (place < end - waiting or not waiting + unread):
+        place += sizes[token]
+        token += 1
+        shares[taker] += 1
+    return shares
+
+
+# What is told at once.
+
+
+AT_ONCE = 64
+"""Events that are taken before others have their turn, or as few as have about so many ids:"""
+IDS_AT_ONCE = 512
+
+
+def portion(events: list[Event]) -> tuple[list[Event], list[Event]]:
+    """As many of the first as may be written at once, and the others."""
+    if len(events) == 1:
+        return events, []
+    ids = 0
+    for number, event in enumerate(events[:AT_ONCE], 1):
+        ids += len(event.ids)
+        if ids >= IDS_AT_ONCE:
+            return events[:number], events[number:]
+    return events[:AT_ONCE], events[AT_ONCE:]

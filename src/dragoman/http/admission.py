@@ -56,6 +56,11 @@ class Metrics:
             "cached_tokens": Counter(
                 "dragoman_cached_tokens", "Prompt tokens not computed again", registry=registry
             ),
+            "restored_tokens": Counter(
+                "dragoman_restored_reasoning_tokens",
+                "Prompt tokens of reasoning that clients had not sent",
+                registry=registry,
+            ),
             "completion_tokens": Counter("dragoman_generation_tokens", "Generated tokens", registry=registry),
         }
         self._first = _histogram("dragoman_time_to_first_token_seconds", "Time to first token", registry)

@@ -470,10 +470,15 @@ def _text(content: str | list[dict[str, Any]] | None) -> str:
 def _plain_json(arguments: str) -> str:
     """The same for JSON that says the same."""
     try:
-        value = msgspec.json.decode(arguments or "{}")
+        value = _read_json(arguments or "{}")
         return msgspec.json.encode(value, order="deterministic").decode()
     except (ValueError, RecursionError):
         return arguments
+
+
+_read_json = msgspec.json.Decoder(
+    float_hook=lambda text: int(float(text)) if float(text).is_integer() else float(text)
+).decode
 
 
 def check_encoded(tokenizer: Tokenizer, ids: Sequence[int]) -> Sequence[int]:

@@ -350,7 +350,8 @@ class Desk:
             await self.store.save(await self._workers.run(owner, size, work))
 
     async def forget_ids(self, owner: str, id_: str) -> None:
-        """With an answer goes what it was trained on."""
+        """With an answer goes what it was trained on, and what was thought for it."""
+        self.model.planner.thoughts.forget(id_, owner)
         await self.store.delete("trajectory", owner, id_)
 
 

@@ -160,7 +160,10 @@ class HeldTurn(CheckedTurn):
 
     async def _again(self, answers: Sequence[Answer], fault: str) -> Turn:
         spec = ask_again(self.spec, answers, fault)
-        return self.model.made(Turn, await self.model.planned(spec, 0), spec, self.source)
+        plan = await self.model.planned(spec, 0)
+        # To the client it is the answer to what it asked itself.
+        plan = replace(plan, asked=self._plan.asked)
+        return self.model.made(Turn, plan, spec, self.source)
 
     async def _hear(self, turn: Turn) -> None:
         """One more try, whose events are ours if it is the last, and so is its prompt."""

@@ -8,6 +8,7 @@ import gc
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from hashlib import blake2b
 from operator import itemgetter
 from os import urandom
@@ -26,6 +27,7 @@ from dragoman.prompt.encode import chain_messages, check_encoded, digest_frame
 from dragoman.prompt.seams import GoneOn, Seams, Split
 from dragoman.turns.adapters import AdapterShelf
 from dragoman.turns.constrain import Constrainer
+from dragoman.turns.reading import ChoiceReader
 from dragoman.turns.spec import (
     Breakers,
     Defaults,
@@ -39,6 +41,7 @@ from dragoman.turns.spec import (
     refuse_unsupported,
     tokens_told,
 )
+from dragoman.turns.thoughts import Thoughts, tokens_in
 from dragoman.types import UNBOUNDED, Adapters, Conversation, Job, JobConstraint, Prompt, Sampling, Traced
 
 # The turns of lately. A turn is remembered by its key, which is made of three things:
@@ -199,6 +202,10 @@ class TurnPlan(Struct, frozen=True):
     splits: Sequence[Split] = ()
     """For each job, why its prompt does not go on from the answer before it, if it does not."""
     history: History = "template"
+    asked: Sequence[tuple[Prompt, bytes]] = ()
+    """What the jobs answer, and the digests of the messages; empty where no thoughts are remembered."""
+    restored_tokens: int = 0
+    """Of the prompts: what was thought before, and is given back."""
 
     def facts(self, number: int) -> dict[str, Any]:
         """What the turn of a job says of its prompt."""
@@ -224,13 +231,14 @@ class Planner:
         checks: bool = False,
     ) -> None:
         """`defaults` by the names of the model and its adapters; "" stands for adapters without their own."""
+        self._limits = limits or Limits()
         self.card, self.adapters = card, AdapterShelf(card)
         self.tokenizer = tokenizer
         self.prompter = prompter
         self.dialect = dialect
         self.trails = Trails(card.name, tokenizer.pieces)
+        self.thoughts = Thoughts(self._limits.thoughts, self._limits.thought_bytes)
         self._ends = {id_: tokenizer.pieces[id_].decode("utf-8", "replace") for id_ in tokenizer.end_ids}
-        self._limits = limits or Limits()
         self._defaults = defaults or dict.fromkeys((card.name, ""), defaults_of(card))
         self._breakers = Breakers(tokenizer.pieces)
         self._constrainer = Constrainer(card, tokenizer, self._limits, checks=checks)
@@ -310,15 +318,16 @@ class Planner:
         adapters, spec, sampling = self._checked(spec)
         dialect = dialect_for(spec, self.dialect)
         salt = f"{adapters or ''}\0{spec.salt}"
-        prompts = [*self._fit_all(spec, dialect, salt)]
+        spec, prompts, restored = self._with_thoughts(spec, dialect, salt)
         check_told_prompts(spec, [len(ids) for _, ids, *_ in prompts], self._limits)
         begun = [
             self._in_reasoning(spec, dialect, prompt, rendered)
             for prompt, rendered in zip(spec.prompts, prompts, strict=True)
         ]
+        chains = [_chain(prompt) for prompt in spec.prompts]
         keys = [
-            self._key(spec, prompt, text, salt)
-            for prompt, (text, *_) in zip(spec.prompts, prompts, strict=True)
+            self._key(spec, prompt, text, salt, chain)
+            for prompt, (text, *_), chain in zip(spec.prompts, prompts, chains, strict=True)
         ]
         jobs = [
             Job(
@@ -340,24 +349,46 @@ class Planner:
         free = asked is not None and any(job.constraint is None for job in jobs)
         unenforced = asked.param if asked and free else ""
         after, splits = [one[2] for one in prompts], [one[3] for one in prompts]
-        more = keys, after, unenforced, splits, spec.history or "template"
+        told = [*zip(spec.prompts, chains, strict=True)] if spec.remembers else ()
+        more = keys, after, unenforced, splits, spec.history or "template", told, restored
         return TurnPlan(jobs, begun, dialect, spec.stop, *more)
+
+    def _with_thoughts(
+        self, spec: TurnSpec, dialect: Dialect, salt: str
+    ) -> tuple[TurnSpec, list[Rendered], int]:
+        """What was asked with what the model thought before, its prompts, and how many tokens that added."""
+        if self.thoughts.count and spec.remembers:
+            restored, given = self.thoughts.restore(spec)
+            # If there is no room for more than what the client has sent, it knows of nothing else.
+            with suppress(ContextOverflow) if restored is not spec else nullcontext():
+                prompts = [*self._fit_all(restored, dialect, salt)]
+                told = zip(prompts, given, strict=True)
+                return restored, prompts, sum(tokens_in(text, each) for (text, *_), each in told)
+        return spec, [*self._fit_all(spec, dialect, salt)], 0
+
+    def remember(self, plan: TurnPlan, spec: TurnSpec, turn: Traced, job: int, reader: ChoiceReader) -> None:
+        """What was sampled, and what was thought: a later prompt may go on from it."""
+        if turn.key:
+            self.trails.add(turn, owner=spec.owner, planned=True)
+        (told, chain), said = plan.asked[job] if plan.asked else (None, b""), reader.said
+        if isinstance(told, Conversation) and said is not None and said.thoughts:
+            ids, tokens = self.trails.shared(turn.ids), reader.reasoning_count
+            self.thoughts.add(told, chain, spec, said, tokens, ids, turn.source)
 
     def _constraint(self, spec: TurnSpec, dialect: Dialect, in_reasoning: bool) -> JobConstraint | None:
         if not spec.bounded:
             return None
         return self._constrainer.constraint(spec, dialect, in_reasoning=in_reasoning)
 
-    def _key(self, spec: TurnSpec, prompt: Prompt, text: str, salt: str) -> bytes:
-        """What the answer to a prompt is remembered by: where it goes on with a message, those before it."""
+    def _key(self, spec: TurnSpec, prompt: Prompt, text: str, salt: str, chain: bytes) -> bytes:
+        """What the answer to a prompt is remembered by."""
         if not isinstance(prompt, Conversation):
             return b""
         # Nothing goes on from ids that no model has sampled, or from a prompt that was cut.
         goes_on = self.card.samples_ids and spec.truncate_prompt is None
         if not goes_on or not (prompt.add_generation_prompt or prompt.continue_final_message):
             return b""
-        messages = prompt.messages[:-1] if prompt.continue_final_message else prompt.messages
-        return self.trails.key(text, salt, chain_messages(messages)[-1], digest_frame(prompt))
+        return self.trails.key(text, salt, chain, digest_frame(prompt))
 
     def _rendered(
         self, prompt: Prompt, most: int | None, dialect: Dialect, salt: str, history: History | None
@@ -437,6 +468,13 @@ class Planner:
                 if ids and ids not in seen:
                     seen.add(ids)
                     yield ids
+
+
+def _chain(prompt: Prompt) -> bytes:
+    """Stands for the messages before the answer, which may go on with the last of them."""
+    if not isinstance(prompt, Conversation):
+        return b""
+    return chain_messages(prompt.messages[:-1] if prompt.continue_final_message else prompt.messages)[-1]
 
 
 def dialect_for(spec: TurnSpec, dialect: Dialect) -> Dialect:

@@ -12,11 +12,12 @@ from dragoman.dialects.compiled import CompiledDialect, compile_dialect
 from dragoman.dialects.declare import Dialect
 from dragoman.dialects.machine import Machine
 from dragoman.dialects.parser import AnswerReader, PlainReader
+from dragoman.dialects.scan import share_tokens
 from dragoman.dialects.schema import NO_TOOLS, Tools
 from dragoman.engines.protocol import Tokenizer
 from dragoman.prompt.encode import replace_surrogates
 from dragoman.turns.spec import Reading
-from dragoman.types import Event, FinishReason, Step, TokenLogprob, keep_text_logprobs, share_tokens
+from dragoman.types import Event, FinishReason, Saying, Step, TokenLogprob
 
 # Ids to text, one at a time: a table of pieces, and a UTF-8 decoder for characters cut between ids.
 
@@ -322,8 +323,10 @@ class ChoiceReader:
         hidden_ids: frozenset[int] = frozenset(),
         most_calls: int | None = None,
         text_logprobs: bool = False,
+        remembers: bool = False,
     ) -> None:
         self.choice = choice
+        self.said = Saying() if remembers else None
         self.count = 0
         self.ids: list[int] = []
         """All that were sampled."""
@@ -456,6 +459,8 @@ class ChoiceReader:
                 event.logprobs = None
         if event.kind == "reasoning":
             self.reasoning_count += 1
+        if self.said is not None:
+            self.said.add(event)
         events.append(event)
 
     def _share(self, said: Sequence[Event], events: list[Event]) -> None:
@@ -477,21 +482,18 @@ class ChoiceReader:
             del self._ids[:share], self._sizes[:share], self._logprobs[:share]
             self._part = self._part if event.begins is None else event.kind
             self.reasoning_count += share if self._part == "reasoning" else 0
+            if self.said is not None:
+                self.said.add(event)
             events.append(event)
 
 
-AT_ONCE = 64
-"""Events that are taken before others have their turn, or as few as have about so many ids:"""
-IDS_AT_ONCE = 512
-
-
-def portion(events: list[Event]) -> tuple[list[Event], list[Event]]:
-    """As many of the first as may be written at once, and the others."""
-    if len(events) == 1:
-        return events, []
-    ids = 0
-    for number, event in enumerate(events[:AT_ONCE], 1):
-        ids += len(event.ids)
-        if ids >= IDS_AT_ONCE:
-            return events[:number], events[number:]
-    return events[:AT_ONCE], events[AT_ONCE:]
+def keep_text_logprobs(event: Event, sizes: Sequence[int]) -> None:
+    """Leave an event only log probabilities of its text: of the last tokens, with as many characters."""
+    if event.kind != "text" or event.logprobs is None:
+        event.logprobs = None
+        return
+    before, characters = list(sizes), 0
+    # Tokens that bring no character are parts of the next one's.
+    while before and (characters < len(event.text) or not before[-1]):
+        characters += before.pop()
+    event.logprobs = event.logprobs[len(before) :] or None

@@ -19,7 +19,7 @@ from dragoman.engines.protocol import OF_IDS, ModelCard, Tokenizer, check_has_id
 from dragoman.errors import ALTERNATIVES, ANSWERS, STOP, BadRequest, Part, SettingsError
 from dragoman.limits import Limits, check_count
 from dragoman.settings import Settings
-from dragoman.types import UNBOUNDED, Conversation, Prompt, Samplers, Sampling
+from dragoman.types import UNBOUNDED, Conversation, Prompt, Restoring, Samplers, Sampling
 
 # What is asked.
 
@@ -109,6 +109,10 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
     wanted: Wanted | None = None
     calling: Calling | None = None
     thinking: Thinking | None = None
+    restore_reasoning: Restoring | None = None
+    """None: what the operator says."""
+    between_thoughts: str = ""
+    """What this API writes between thoughts that an answer had one after the other."""
     n: int = 1
     """Continuations to compute for each prompt."""
     room: int | None = None
@@ -140,6 +144,11 @@ class TurnSpec(Struct, frozen=True, kw_only=True):
             return self.cache_salt
         # Hashed again: it goes as far as other servers, and the hash of a key is nothing for them.
         return blake2b(f"{self.owner}\0{self.cache_salt}".encode(), digest_size=16).hexdigest()
+
+    @property
+    def remembers(self) -> bool:
+        """Whether what is thought is remembered, and given back."""
+        return self.reading is not None and self.reading.reasoning and self.restore_reasoning != "off"
 
     @property
     def constrained(self) -> bool:
@@ -176,6 +185,7 @@ class Preset(Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     history: History | None = None
+    restore_reasoning: Restoring | None = None
 
     def over(self, other: "Preset") -> "Preset":
         """Both; of what both speak of, this one counts."""
@@ -186,6 +196,7 @@ class Preset(Struct, frozen=True, kw_only=True):
             max_tokens=self.max_tokens or other.max_tokens,
             template_kwargs={**other.template_kwargs, **self.template_kwargs},
             history=self.history or other.history,
+            restore_reasoning=self.restore_reasoning or other.restore_reasoning,
         )
 
 
@@ -223,6 +234,7 @@ class Defaults(Struct, frozen=True):
             sampling=replace(spec.sampling, **sampling) if sampling else spec.sampling,
             prompts=tuple(map(self.settle_prompt, spec.prompts)),
             history=fixed.history or spec.history or open_.history or "template",
+            restore_reasoning=fixed.restore_reasoning or spec.restore_reasoning or open_.restore_reasoning,
             **self._lists(spec),
         )
 
@@ -238,8 +250,9 @@ class Defaults(Struct, frozen=True):
         ]
         if fixed.max_tokens and asked.max_tokens not in (0, fixed.max_tokens):
             found.append("max_tokens")
-        if fixed.history and spec.history not in (None, fixed.history):
-            found.append("history")
+        for name in ("history", "restore_reasoning"):
+            if getattr(fixed, name) and getattr(spec, name) not in (None, getattr(fixed, name)):
+                found.append(name)
         for name, value in fixed.template_kwargs.items():
             given = [each.template_kwargs for each in spec.prompts if isinstance(each, Conversation)]
             if any(name in each and each[name] != value for each in given):

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from dragoman.dialects.declare import Dialect
 from dragoman.dialects.registry import with_calls
+from dragoman.dialects.scan import portion
 from dragoman.engines.border import start, start_one
 from dragoman.engines.protocol import Engine, Handle, count_text, weights_of
 from dragoman.errors import DragomanError, EngineFailed, Unavailable
@@ -25,7 +26,7 @@ from dragoman.settings import Settings
 from dragoman.turns.adapters import AdapterShelf
 from dragoman.turns.plan import Planner, TurnPlan
 from dragoman.turns.queue import EngineQueue, Ticket, Workers
-from dragoman.turns.reading import ChoiceReader, Detokenizer, Language, StopFinder, portion
+from dragoman.turns.reading import ChoiceReader, Detokenizer, Language, StopFinder
 from dragoman.turns.spec import PresetPair, TurnSpec, defaults_by_name, refuse_unsupported
 from dragoman.types import Answer, Event, Fold, Sink, Step, TextStep, TokenLogprob, Traced, Usage, coalesce
 
@@ -58,13 +59,13 @@ class Turn:
         plan: TurnPlan,
         spec: TurnSpec,
         language: Language,
-        remember: Callable[[Traced], None] | None = None,
+        remember: Callable[[Traced, int, ChoiceReader], None] | None = None,
         source: str = "",
         queue: EngineQueue | None = None,
         owner: str = "",
         adapters: AdapterShelf | None = None,
     ) -> None:
-        """`remember` is told each answer that came to its end, and that a prompt may go on from.
+        """`remember` is told each answer that came to its end, and the number of its job.
 
         `source` is the id of the answer that the turn belongs to, `owner` whose key it is: the queue is fair.
         """
@@ -116,6 +117,7 @@ class Turn:
             completion_tokens=sum(reader.count for reader in self._readers),
             cached_tokens=self._cached,
             reasoning_tokens=sum(reader.reasoning_count for reader in self._readers),
+            restored_tokens=self._plan.restored_tokens,
         )
 
     @property
@@ -319,11 +321,11 @@ class Turn:
             # Nothing goes on from text: its ids are not known.
             key=self._plan.keys[number] if self._plan.keys and not reader.in_text else b"",
         )
-        # A client that reads slowly keeps the turn for long: one copy is enough.
-        reader.ids, reader.logprobs = [], []
         self.traced.append(traced)
-        if self._remember is not None and traced.key:
-            self._remember(traced)
+        if self._remember is not None:
+            self._remember(traced, number, reader)
+        # A client that reads slowly keeps the turn for long: one copy is enough.
+        reader.ids, reader.logprobs, reader.said = [], [], None
 
     def _first(self, number: int, step: Step, reader: ChoiceReader) -> None:
         """Of steps before the first ids; so no step with ids has to be looked at for text."""
@@ -371,6 +373,7 @@ def _readers(
             hidden_ids=frozenset() if spec.keep_stop else end_ids | job.sampling.stop_token_ids,
             most_calls=spec.reading.most_calls if spec.reading else None,
             text_logprobs=spec.reading is not None and spec.reading.logprobs == "text",
+            remembers=bool(plan.asked),
         )
         for number, (job, in_reasoning) in enumerate(zip(plan.jobs, plan.in_reasoning, strict=True))
         for index in range(job.n)
@@ -482,10 +485,8 @@ class ServedModel:
         return await self.workers.run(spec.owner, body_bytes, planning, slow=spec.constrained)
 
     def made(self, kind: type[T], plan: TurnPlan, spec: TurnSpec, source: str) -> T:
-        owner, language = spec.owner, self._language(plan.dialect)
-        remember = partial(self.planner.trails.add, owner=owner, planned=True)
-        rest = remember, source, self._queue, owner, self.planner.adapters
-        turn = kind(self.engine, plan, spec, language, *rest)
+        rest = partial(self.planner.remember, plan, spec), source, self._queue, spec.owner
+        turn = kind(self.engine, plan, spec, self._language(plan.dialect), *rest, self.planner.adapters)
         turn.overridden = self.planner.defaults(spec.model).overruled(spec)
         return turn
 

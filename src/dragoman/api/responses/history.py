@@ -25,6 +25,7 @@ Visible: TypeAlias = Callable[[str | None, str], str]
 HEADS = ("system", "developer")
 """Roles of messages that hold for the whole of a conversation."""
 SUMMARY = "Summary of the conversation so far:\n"
+BETWEEN_THOUGHTS = "\n"
 REFUSED = "The user did not allow this call."
 UNANSWERED = "The user has not allowed this call yet."
 
@@ -225,7 +226,7 @@ class _Telling:
             said = Message(
                 role="assistant",
                 content=_join_texts(self._texts) if self._texts else None,
-                reasoning="\n".join(self._reasoning) if self._reasoning else None,
+                reasoning=BETWEEN_THOUGHTS.join(self._reasoning) if self._reasoning else None,
                 tool_calls=tuple(self._calls),
             )
             self._told.append(said)

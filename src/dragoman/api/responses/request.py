@@ -5,11 +5,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta, Struct, field
+from msgspec.structs import replace
 
 from dragoman.api.choosing_fields import IDLE, Description, JsonSchema, SchemaName, read_wanted
 from dragoman.api.foreign_fields import RESPONSES
 from dragoman.api.read import Ignored, Reader
-from dragoman.api.responses.history import Visible, messages
+from dragoman.api.responses.history import BETWEEN_THOUGHTS, Visible, messages
 from dragoman.api.responses.tools import HOSTED, Offer, echo, offer_tools
 from dragoman.api.shared_fields import (
     Longest,
@@ -264,7 +265,8 @@ def spec(
         custom=offer.custom,
         places=tuple(f"{place}.parameters" for place in offer.places),
     )
-    return turn_spec(request, (told,), _sampling(request), 1, reading, calls, thinking(request))
+    made = turn_spec(request, (told,), _sampling(request), 1, reading, calls, thinking(request))
+    return replace(made, between_thoughts=BETWEEN_THOUGHTS)
 
 
 def for_summary(request: ResponseRequest) -> ResponseRequest:

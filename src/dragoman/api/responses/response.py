@@ -5,7 +5,15 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import Raw, Struct
 
-from dragoman.api.reply import FIELDS, OpenAIErrors, as_known_error, encode, weight_field, writer
+from dragoman.api.reply import (
+    FIELDS,
+    OpenAIErrors,
+    as_known_error,
+    encode,
+    prompt_details,
+    weight_field,
+    writer,
+)
 from dragoman.api.responses.items import ItemDict
 from dragoman.api.responses.output import DONE, Wire
 from dragoman.api.responses.request import ResponseRequest
@@ -172,7 +180,7 @@ def _ids(turn: Traced) -> dict[str, Any]:
 def usage(counted: Usage) -> dict[str, Any]:
     return {
         "input_tokens": counted.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": counted.cached_tokens, "cache_write_tokens": 0},
+        "input_tokens_details": {**prompt_details(counted), "cache_write_tokens": 0},
         "output_tokens": counted.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": counted.reasoning_tokens},
         "total_tokens": counted.prompt_tokens + counted.completion_tokens,

@@ -1,0 +1,277 @@
+"""Thoughts that are given back: the reasoning of earlier answers, for clients that do not send it again.
+
+The problem. A model that thinks between its calls needs, at each of them, what it thought before. Chat
+templates have a place for it, but clients of Chat Completions have no field for it that all of them keep:
+most send an answer back without its reasoning. Such a model begins to think anew after each result.
+
+The cure. What was thought is remembered here, answer by answer, and is put into the messages of the next
+request before the template sees them. The prompt is the one that it would be had the client sent it.
+
+When an answer is recognised. One of two things must hold, else the message stays as it is:
+
+1. Its calls have ids that this server made (96 random bits), and the names and arguments of these calls, and
+   the text if there is one, are what was said. Whatever became of the messages before it, it is this answer.
+2. Its text and its calls are what was said, and so is every message before it. Text alone is never enough:
+   two conversations may both have "Yes." as an answer. Ids that a model writes itself
+   (`functions.look:0`) are the same in every conversation, so they count for nothing.
+
+JSON is compared as values, and text without its spaces: clients trim it. Reasoning is no part of what is
+compared. A client that sends reasoning is believed, and what it sent stays.
+
+Whose thoughts. They are found by hashes, of which a client's key and its `cache_salt` are a part, so nobody
+is given those of others. There is room for so many thoughts and so many bytes; where it is full, the client's
+key with the most loses its least lately used.
+"""
+
+import json
+import re
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Container, Sequence
+from hashlib import blake2b
+from sys import getsizeof
+from typing import TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from dragoman.prompt.encode import chain_messages, meaning_of
+from dragoman.turns.reading import INPUT
+from dragoman.turns.spec import TurnSpec
+from dragoman.types import Conversation, Message, Prompt, Restoring, Saying, ToolCall
+
+OVERHEAD = 1024
+"""Bytes that a thought takes beside its text."""
+_MADE_HERE = re.compile(r"call_[0-9a-f]{24}")
+"""Ids that a model does not write, but in copying one."""
+
+
+class Thought(Struct, frozen=True, kw_only=True):
+    """What was thought before one answer."""
+
+    runs: tuple[str, ...]
+    """In the order in which they were thought; something else was said between two of them."""
+    tokens: int
+    said: "SaidAloud"
+    call_ids: tuple[str, ...]
+    ids: tuple[int, ...]
+    """The whole answer, as it was sampled; empty where the engine speaks text."""
+    source: str
+    """The answer, by its id."""
+    owner: str
+    keys: tuple[bytes, ...]
+    """By which it is found."""
+    number: int
+
+    @property
+    def size(self) -> int:
+        parts = (self.said.text, *(part for call in self.said.calls for part in call), *self.runs)
+        return OVERHEAD + sum(map(getsizeof, parts)) + 8 * len(self.ids)
+
+
+Given: TypeAlias = list[tuple[str, int]]
+"""Thoughts that one conversation was given, with their tokens, in the order of its messages."""
+
+
+class Thoughts:
+    """Threads may share it."""
+
+    def __init__(self, most: int, most_bytes: int) -> None:
+        self._most, self._most_bytes = most, most_bytes
+        self._found: dict[bytes, Thought] = {}
+        self._of: dict[str, OrderedDict[int, Thought]] = {}
+        """By owner, the least lately used first."""
+        self._bytes: Counter[str] = Counter()
+        self._number = 0
+        self.count = 0
+        """How many there are."""
+        self._lock = threading.Lock()
+
+    def restore(self, spec: TurnSpec) -> tuple[TurnSpec, list[Given]]:
+        """What was asked, with the thoughts that are missing; and for each prompt what was given to it."""
+        restored = [self._restored(told, spec) for told in spec.prompts]
+        given = [given for _, given in restored]
+        return replace(spec, prompts=tuple(told for told, _ in restored)) if any(given) else spec, given
+
+    def _restored(self, told: Prompt, spec: TurnSpec) -> tuple[Prompt, Given]:
+        if not isinstance(told, Conversation) or not (wanted := _wanted(told, spec.restore_reasoning)):
+            return told, []
+        messages, given = list(told.messages), list[tuple[str, int]]()
+        links, copied = chain_messages(messages[: wanted[-1]]), _copied_ids(messages)
+        for number in wanted:
+            found = self._find(messages[number], links[number], spec.salt, copied)
+            if found is not None:
+                thought = spec.between_thoughts.join(found.runs)
+                messages[number] = replace(messages[number], reasoning=thought)
+                given.append((thought, found.tokens))
+        return replace(told, messages=tuple(messages)), given
+
+    def _find(
+        self, message: Message, before: bytes, scope: str, copied: frozenset[str | None]
+    ) -> Thought | None:
+        ids = tuple(call.id or "" for call in message.tool_calls)
+        said, key = _said(message), _answer_key(scope, before, _said(message))
+        with self._lock:
+            found = None
+            if ids and _MADE_HERE.fullmatch(ids[0]) and ids[0] not in copied:
+                found = self._found.get(_id_key(scope, ids[0]))
+            if found is None or not _is_of(found, ids, said):
+                found = self._found.get(key)
+            if found is not None:
+                self._of[found.owner].move_to_end(found.number)
+            return found
+
+    def add(
+        self,
+        told: Conversation,
+        before: bytes,
+        spec: TurnSpec,
+        saying: Saying,
+        tokens: int,
+        ids: tuple[int, ...] = (),
+        source: str = "",
+    ) -> None:
+        """Remembers what was thought for an answer; `before` stands for the messages that it answers."""
+        begun = told.messages[-1] if told.continue_final_message else Message(role="assistant")
+        said = _said(_message(saying, begun, spec.reading.custom if spec.reading else ()))
+        call_ids = tuple(id_ for id_, *_ in saying.calls)
+        texts = {said.text, _squeeze(told.response_prefix) + said.text}
+        keys = {_answer_key(spec.salt, before, replace(said, text=text)) for text in texts}
+        made = {_id_key(spec.salt, id_) for id_ in call_ids if _MADE_HERE.fullmatch(id_)}
+        with self._lock:
+            # An id that is known is one that the model has copied.
+            keys |= made - self._found.keys()
+            self._number += 1
+            self._keep(
+                Thought(
+                    runs=tuple(run for run in (begun.reasoning, *saying.runs) if run),
+                    tokens=tokens,
+                    said=said,
+                    call_ids=call_ids,
+                    ids=ids,
+                    source=source,
+                    owner=spec.owner,
+                    keys=tuple(keys),
+                    number=self._number,
+                )
+            )
+
+    def _keep(self, thought: Thought) -> None:
+        if thought.size > self._most_bytes:
+            return
+        older = {id(found): found for key in thought.keys if (found := self._found.get(key))}
+        self._found.update(dict.fromkeys(thought.keys, thought))
+        self._of.setdefault(thought.owner, OrderedDict())[thought.number] = thought
+        self._bytes[thought.owner] += thought.size
+        self.count += 1
+        for each in older.values():
+            if not any(self._found.get(key) is each for key in each.keys):
+                self._drop(each)
+        while self._bytes.total() > self._most_bytes:
+            self._drop_oldest(max(self._bytes, key=self._bytes.__getitem__))
+        while self.count > self._most:
+            self._drop_oldest(max(self._of, key=lambda owner: len(self._of[owner])))
+
+    def _drop_oldest(self, owner: str) -> None:
+        self._drop(next(iter(self._of[owner].values())))
+
+    def _drop(self, thought: Thought) -> None:
+        for key in thought.keys:
+            if self._found.get(key) is thought:
+                del self._found[key]
+        del self._of[thought.owner][thought.number]
+        self._bytes[thought.owner] -= thought.size
+        self.count -= 1
+        if not self._of[thought.owner]:
+            del self._of[thought.owner], self._bytes[thought.owner]
+
+    def forget(self, source: str, owner: str = "") -> None:
+        """What was thought for an answer that its owner has deleted."""
+        with self._lock:
+            for thought in [each for each in self._of.get(owner, {}).values() if each.source == source]:
+                self._drop(thought)
+
+
+def _wanted(told: Conversation, restoring: Restoring | None) -> list[int]:
+    """The numbers of the messages whose thoughts are missing and wanted."""
+    users = (number for number, message in enumerate(told.messages) if message.role == "user")
+    first = 0 if restoring == "all" else max(users, default=-1) + 1
+    return [
+        number
+        for number, message in enumerate(told.messages[first:], first)
+        if message.role == "assistant"
+        and not message.reasoning
+        and (message.tool_calls or restoring == "all")
+    ]
+
+
+def tokens_in(text: str, given: Given) -> int:
+    """Of thoughts that stand in a prompt: a template that has dropped one has dropped those before it."""
+    tokens, end = 0, len(text)
+    for thought, count in reversed(given):
+        end = text.rfind(thought.strip(), 0, end)
+        if end < 0:
+            break
+        tokens += count
+    return tokens
+
+
+# What answers are compared by.
+
+
+class SaidAloud(Struct, frozen=True):
+    text: str
+    """Without spaces."""
+    calls: tuple[tuple[str, str], ...]
+    """Names and arguments, as JSON that is written in one way."""
+
+
+def _said(message: Message) -> SaidAloud:
+    text, calls = meaning_of(message)
+    return SaidAloud(_squeeze(text), tuple(calls))
+
+
+def _message(saying: Saying, begun: Message, custom: Container[str]) -> Message:
+    """An answer as it is sent back: arguments that are a text are told as `{"input": text}` then."""
+    calls = [
+        ToolCall(
+            id=id_, name=name, arguments=_in_json("".join(pieces)) if name in custom else "".join(pieces)
+        )
+        for id_, name, pieces in saying.calls
+    ]
+    text = meaning_of(begun)[0] + "".join(saying.texts)
+    return Message(role="assistant", content=text, tool_calls=tuple(calls))
+
+
+def _in_json(text: str) -> str:
+    return json.dumps({INPUT: text})
+
+
+def _is_of(thought: Thought, ids: tuple[str, ...], said: SaidAloud) -> bool:
+    """Whether a message is an answer, or the beginning of it: some clients send each call by itself."""
+    count = len(ids)
+    same = thought.call_ids[:count] == ids and thought.said.calls[:count] == said.calls
+    return same and said.text in ("", thought.said.text)
+
+
+def _copied_ids(messages: Sequence[Message]) -> frozenset[str | None]:
+    """Ids that several calls have, because a model has written one that it saw."""
+    counts = Counter(call.id for message in messages for call in message.tool_calls)
+    return frozenset(id_ for id_, count in counts.items() if count > 1)
+
+
+def _squeeze(text: str) -> str:
+    return "".join(text.split())
+
+
+def _id_key(scope: str, id_: str) -> bytes:
+    return _hashed(scope, "call", id_)
+
+
+def _answer_key(scope: str, before: bytes, said: SaidAloud) -> bytes:
+    return _hashed(scope, "answer", before.hex(), said.text, *(part for call in said.calls for part in call))
+
+
+def _hashed(*parts: str) -> bytes:
+    text = "".join(f"{len(part)}:{part}" for part in parts)
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
