@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from dragoman.errors import TemplateError
+from dragoman.responses.context import pack_turns, recall
 from dragoman.turns.spec import History, TurnSpec
 from dragoman.types import Conversation, Message, Sampling, Traced
 from tests.prompt.support import SHARED, TEMPLATES
-from tests.support.seams import CLIENTS, WRITES, Model, Row, Writes, answers, held
+from tests.support.seams import CLIENTS, WRITES, Model, Row, Writes, answers, following, held
 
 OWN = sorted(TEMPLATES.rglob("*.jinja"))
 PUBLISHED = sorted((SHARED / "templates").glob("*.jinja"))
@@ -234,6 +235,26 @@ def test_nobody_goes_on_from_what_was_sampled_for_another(model: Model) -> None:
         owner: model.plan([USER, TEXT, MORE], "sampled", owner=owner).splits[0] for owner in ("one", "other")
     }
     assert known == {"one": "", "other": "unknown"}
+
+
+def test_answers_that_were_stored_keep_their_ids_in_a_prompt_that_is_rewritten(model: Model) -> None:
+    """A server was started again, and a user speaks again: the reasoning of both answers is dropped."""
+    thought = "Hm, I think so"
+    calls, says = replace(CALLING, reasoning=thought), replace(TEXT, reasoning=thought)
+    messages, stored = [USER], list[bytes]()
+    for number, answer in enumerate((calls, says)):
+        plan = model.plan(messages)
+        ids = model.answer(plan, model.writes(AS_THE_TEMPLATE, messages, answer))
+        kept = plan.after[0].kept if plan.after[0] else 0
+        traced = Traced(prompt=plan.jobs[0].prompt, ids=ids, key=plan.keys[0], kept=kept, source=str(number))
+        stored.append(pack_turns([traced]))
+        messages += [answer, following(answer)]
+    model.forget()
+    recall(model.planner.trails, stored)
+    prompt = model.plan(messages).jobs[0].prompt
+    words = [word for word, id_ in model.vocabulary.words.items() if id_ in prompt]
+    assert (model.decode(prompt), thought in model.decode(prompt)) == (model.text(messages), False)
+    assert {"get", "_weather", "The", " weather"} <= {*words}
 
 
 # Whatever is said: the ids say what the template writes, and control tokens are the template's.

@@ -49,7 +49,7 @@ def test_what_goes_on_from_something_that_is_gone_is_not_guessed_at() -> None:
     recall(trails, [pack_turns([second])])
     assert len(trails) == 0
     recall(trails, [pack_turns([first]), pack_turns([second])])
-    assert len(trails) == 1
+    assert len(trails) == 2
 
 
 def test_what_is_remembered_is_not_made_again() -> None:

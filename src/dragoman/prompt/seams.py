@@ -44,7 +44,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from dragoman.dialects.declare import Dialect, starts_in_reasoning
+from dragoman.dialects.declare import Dialect, begins_inside, starts_in_reasoning
 from dragoman.dialects.parser import Parser, parse
 from dragoman.prompt.encode import (
     Marked,
@@ -133,6 +133,8 @@ class Wrote:
     @cached_property
     def begun(self) -> bool:
         """Whether the prompt had opened reasoning."""
+        if not self.turn.prompt:
+            return begins_inside(self._of.dialect, self.body)
         return starts_in_reasoning(self._of.dialect, self._of.decode(self.turn.prompt[-_OPENING_IDS:]))
 
     @cached_property

@@ -306,12 +306,20 @@ def pack_turns(turns: Sequence[Traced]) -> bytes:
 
 
 def recall(trails: Trails, stored: Sequence[bytes], owner: str = "") -> None:
-    """Has a prompt that goes on from these answers find the last one, be it remembered or not."""
+    """Has a prompt that goes on from these answers find the last one, be it remembered or not.
+
+    Its prompt has the ids of those before it. Where a template rewrites that prompt, they are looked for by
+    themselves.
+    """
     last = next(_backwards(stored), None)
     if last is None or trails.prefer(last.key, last.source):
         return
     prompt = _prompt(stored)
     if prompt is not None:
+        for turn in [*_backwards(stored)][:0:-1]:
+            if not trails.prefer(turn.key, turn.source):
+                outline = Traced(key=trails.outline(turn.key), source=turn.source, prompt=(), ids=turn.ids)
+                trails.add(outline, owner)
         trails.add(Traced(key=last.key, source=last.source, prompt=prompt, ids=last.ids), owner)
 
 

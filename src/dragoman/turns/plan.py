@@ -85,6 +85,11 @@ class Trails:
         length = len(prompt).to_bytes(_LENGTH, "big")
         return self._digest(chain, salt) + self._digest(_bytes(prompt), salt) + self._digest(frame) + length
 
+    @staticmethod
+    def outline(key: bytes) -> bytes:
+        """The key of a turn of which nothing is known but its answer: no prompt goes on from it."""
+        return key[:_DIGEST] + bytes(2 * _DIGEST + _LENGTH)
+
     def _digest(self, data: bytes, salt: str = "") -> bytes:
         made = blake2b(_bytes(salt) + b"\0", digest_size=_DIGEST, key=self._model)
         made.update(data)
