@@ -16,6 +16,7 @@ OVER = frozenset(
         "/api/create",
         "/api/copy",
         "/v1/batches/{id}/cancel",
+        "/v1/messages/batches/{id}/cancel",
     }
 )
 """Refused even if the body is good: what is there is done, or not begun, or not for clients to change."""
@@ -71,6 +72,19 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/uploads/{id}/cancel": {},
     "/v1/batches": {"input_file_id": "file-1", "endpoint": "/v1/completions", "completion_window": "24h"},
     "/v1/batches/{id}/cancel": {},
+    "/v1/messages/batches": {
+        "requests": [
+            {
+                "custom_id": "a",
+                "params": {
+                    "model": "parrot",
+                    "max_tokens": 8,
+                    "messages": [{"role": "user", "content": "hi"}],
+                },
+            }
+        ]
+    },
+    "/v1/messages/batches/{id}/cancel": {},
     "/v1/trajectories/{id}": {"rewards": {"right": 1.0}},
     "/tokenize": {"prompt": "hi"},
     "/v1/tokenize": _CHAT,

@@ -134,6 +134,7 @@ class Attacked:
             "conversations": ("/v1/conversations", {}),
             "uploads": ("/v1/uploads", {}),
             "batches": ("/v1/batches", {}),
+            "messages": ("/v1/messages/batches", {}),
             "chat": ("/v1/chat/completions", {"store": True}),
             "trajectories": ("/v1/chat/completions", {"store": True, "return_token_ids": True}),
         }[kind]

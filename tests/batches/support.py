@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from dragoman.api.batches import Asked, LineReply, OpenAILines
+from dragoman.api.batches import Asked, LineReply, LineSpelling, OpenAILines
+from dragoman.api.messages.batches import MessageLines
 from dragoman.batches.desk import OVER, BatchDesk
 from dragoman.limits import Limits
 from dragoman.store.files import FileShelf, Quota
@@ -46,7 +47,7 @@ def desk(
     most: int = 4,
 ) -> tuple[FileShelf, BatchDesk]:
     files = FileShelf(folder, QUOTA, clock=clock)
-    lines = {"openai": OpenAILines()}
+    lines: dict[str, LineSpelling] = {"openai": OpenAILines(), "anthropic": MessageLines()}
     made = BatchDesk(files, lines, lambda _, asked: answer(asked), lambda: most, Limits(), lambda _: None)
     return files, made
 

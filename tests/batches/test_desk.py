@@ -175,7 +175,7 @@ def test_what_is_another_s_or_of_another_kind_is_not_there(tmp_path: Path) -> No
         batch = await begin(made, LINES)
         for kind, owner, id_ in (
             ("openai", "bob", batch.id),
-            ("other", "ann", batch.id),
+            ("anthropic", "ann", batch.id),
             ("openai", "ann", ".."),
         ):
             with pytest.raises(NotFound):

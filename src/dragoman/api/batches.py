@@ -5,7 +5,7 @@ here; the request in it is read by the API that it is for, as if it had come by 
 """
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 from msgspec import Meta, Raw, Struct
@@ -89,6 +89,11 @@ Outcome: TypeAlias = Literal["completed", "failed", "undone"]
 class LineSpelling(Protocol):
     """How an API writes the lines of a batch."""
 
+    prefix: ClassVar[str]
+    """Of the ids of its batches."""
+    one_file: ClassVar[bool]
+    """Whether what went wrong is in one file with the rest, which stays with the batch."""
+
     def check(
         self, line: bytes, endpoint: str | None, limits: Limits, check_model: Callable[[str], None]
     ) -> Asked | LineFault:
@@ -140,7 +145,7 @@ class _Used(Struct):
 
 
 class _WithModel(Struct):
-    model: str
+    model: str | None = None
 
 
 class _WithUsage(Struct):
@@ -167,6 +172,9 @@ _UNDONE_CODES = frozenset(f"batch_{why}" for why in _UNDONE)
 
 class OpenAILines:
     """`{custom_id, method, url, body}` becomes `{id, custom_id, response, error}`."""
+
+    prefix: ClassVar[str] = "batch_"
+    one_file: ClassVar[bool] = False
 
     def check(
         self, line: bytes, endpoint: str | None, limits: Limits, check_model: Callable[[str], None]
@@ -207,9 +215,12 @@ def said_of(line: bytes) -> str:
     return _said(line).custom_id
 
 
-def model_in(body: bytes) -> str:
-    """The model that a request names."""
-    return _named(body).model
+def model_in(body: bytes) -> str | None:
+    """The model that a request names, if it does."""
+    try:
+        return _named(body).model
+    except msgspec.DecodeError:
+        return None
 
 
 def usage_in(body: bytes) -> Usage:

@@ -114,14 +114,15 @@ class BatchDesk:
         metadata: dict[str, str] | None = None,
         keep_s: int | None = None,
         key: str | None = None,
+        total: int = 0,
     ) -> StoredBatch:
         """`put_input` puts the lines at a place, and gives the id of the file that they are.
 
-        With a `key`, who asks again gets the batch that is there.
+        With a `key`, who asks again gets the batch that is there. `total`: how many lines, if that is known.
         """
         now = self._files.clock()
         batch = StoredBatch(
-            id=new_name("batch_", now),
+            id=new_name(self._spellings[kind].prefix, now),
             kind=kind,
             owner=owner,
             endpoint=endpoint,
@@ -131,6 +132,7 @@ class BatchDesk:
             expires_at=int(now) + WINDOW_S,
             metadata=metadata,
             keep_s=keep_s,
+            total=total,
         )
         made = await self._files.do(lambda: self._create(batch, put_input, key))
         self._take_up(made)
@@ -155,7 +157,7 @@ class BatchDesk:
         return batch
 
     def _check_room(self, folder: Path) -> None:
-        there = sum(name.startswith("batch_") and name.endswith(SAID) for name in os.listdir(folder))
+        there = sum("batch_" in name and name.endswith(SAID) for name in os.listdir(folder))
         if there >= self._limits.batches:
             message = f"This key has {there} batches of the last 30 days, and may have no more."
             raise BadRequest(message, code="quota_exceeded")
@@ -183,7 +185,7 @@ class BatchDesk:
 
     def _found(self, kind: str, owner: str, id_: str) -> StoredBatch:
         folder = self._files.of(owner)
-        found = read_said(folder, id_, StoredBatch) if is_name(id_, "batch_") else None
+        found = read_said(folder, id_, StoredBatch) if is_name(id_, self._spellings[kind].prefix) else None
         if found is None or found.kind != kind:
             raise unknown_batch(id_)
         return _with_cancel(folder, found)
@@ -193,7 +195,7 @@ class BatchDesk:
     ) -> Page[StoredBatch]:
         def work() -> Page[StoredBatch]:
             folder, data = self._files.of(owner), list[StoredBatch]()
-            for name in names_after(folder, "batch_", after, descending):
+            for name in names_after(folder, self._spellings[kind].prefix, after, descending):
                 batch = read_said(folder, name, StoredBatch)
                 if batch is not None and batch.kind == kind:
                     if len(data) == limit:
@@ -265,7 +267,7 @@ class BatchDesk:
         """Of all owners; those that were over for long are deleted."""
         found: list[StoredBatch] = []
         now = self._files.clock()
-        for place in self._files.places("batch_*" + SAID):
+        for place in self._files.places("*batch_*" + SAID):
             batch = read_said(place.parent, place.stem, StoredBatch)
             if batch is None:
                 continue
@@ -303,11 +305,11 @@ class BatchDesk:
 
     # What the making of one needs
 
-    def spelling(self, batch: StoredBatch) -> LineSpelling:
-        return self._spellings[batch.kind]
-
     def check(self, batch: StoredBatch, line: bytes) -> Asked | LineFault:
-        return self.spelling(batch).check(line, batch.endpoint, self._limits, self._check_model)
+        return self._spellings[batch.kind].check(line, batch.endpoint, self._limits, self._check_model)
+
+    def keeps_one_file(self, batch: StoredBatch) -> bool:
+        return self._spellings[batch.kind].one_file
 
     @property
     def most_lines(self) -> int:
@@ -315,12 +317,12 @@ class BatchDesk:
 
     def begin(self, batch: StoredBatch, work: Path) -> LinesRun:
         """The batches that are made share what may be at work."""
-        one_file = batch.kind != "openai"
+        spelling = self._spellings[batch.kind]
         run = LinesRun(
             work / "input",
             work / "output",
-            work / ("output" if one_file else "errors"),
-            self.spelling(batch),
+            work / ("output" if spelling.one_file else "errors"),
+            spelling,
             partial(self._answer, batch.owner),
             lambda: max(1, self._all() // max(1, len(self._runs))),
             self._files.do,
@@ -339,6 +341,7 @@ class _Making:
         self._work = folder / batch.id
         self._batch = batch
         self._run = desk.begin(batch, self._work)
+        self._one_file = desk.keeps_one_file(batch)
 
     async def make(self) -> None:
         if self._batch.status == "validating":
@@ -423,7 +426,7 @@ class _Making:
             if (id_ := self._named(name)) is not None:
                 await self._files.do(partial(self._adopt, name, id_))
         await self._say(self._batch.ends)
-        if self._batch.kind == "openai":
+        if not self._one_file:
             await self._files.do(partial(shutil.rmtree, self._work, True))
 
     async def _settle(self) -> None:
@@ -433,7 +436,7 @@ class _Making:
         if self._batch.status == "cancelling" or counts.completed + counts.failed < self._batch.total:
             ends = "cancelled" if self._batch.status == "cancelling" else "expired"
             await self._files.do(partial(self._run.write_undone, ends))
-        names = {"output": "output_file", "errors": "error_file"} if self._batch.kind == "openai" else {}
+        names = {} if self._one_file else {"output": "output_file", "errors": "error_file"}
         made = {
             field: new_name("file-", self._files.clock())
             for name, field in names.items()

@@ -38,7 +38,7 @@ READ_BYTES = 256 * 1024
 """Of lines that are read in one go, or one of them."""
 FLYING_BYTES = 32 * 1024 * 1024
 """Of lines that are at work, or one of them."""
-AGAIN = frozenset({429, 503})
+AGAIN = frozenset({429, 503, 529})
 """The server's trouble, not the line's."""
 LONGEST_REST_S = 30.0
 DISK_REST_S = 2.0

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from dragoman._version import __version__
 from dragoman.api.batches import OpenAILines
+from dragoman.api.messages.batches import MessageLines
 from dragoman.api.shared_fields import read_presets
 from dragoman.batches.desk import AnswerLine, BatchDesk
 from dragoman.engines.asked import Brake, ask_engine, close_engine
@@ -68,7 +69,7 @@ class Host:
         """Answers a line of a batch, as a request of its owner; the app's to say."""
         self.batches = BatchDesk(
             self.files,
-            {"openai": OpenAILines()},
+            {"openai": OpenAILines(), "anthropic": MessageLines()},
             lambda owner, asked: self.answer_line(owner, asked),
             self.most_lines,
             self.limits,

@@ -490,7 +490,7 @@ def _taken(folder: Path) -> tuple[int, int]:
     for entry in os.scandir(folder):
         with suppress(FileNotFoundError):
             if entry.name.endswith(SAID):
-                count += not entry.name.startswith("batch_")
+                count += "batch_" not in entry.name
             elif entry.is_dir():
                 # The input of a batch is a file, and counts there.
                 size += sum(one.stat().st_size for one in os.scandir(entry.path) if one.name != "input")

@@ -1,5 +1,7 @@
 """Anthropic's own SDK. What it gave goes back as it is, which is how its makers hold a conversation."""
 
+import time
+
 from anthropic import Anthropic, BadRequestError, NotFoundError, beta_tool
 from pydantic import BaseModel
 
@@ -73,6 +75,19 @@ def stream(url):
     raw = client.messages.create(**ask(cases.NAME_A_COLOUR), stream=True)
     deltas = [event.delta for event in raw if event.type == "content_block_delta"]
     assert "".join(delta.text for delta in deltas) == cases.COLOUR
+
+
+@case("messages", "batch")
+def batch(url):
+    batches = client_of(url).messages.batches
+    asking = [{"custom_id": "one", "params": ask(cases.NAME_A_COLOUR)}]
+    made = batches.create(requests=asking)
+    while batches.retrieve(made.id).processing_status != "ended":
+        time.sleep(0.05)
+    [one] = batches.results(made.id)
+    assert (one.custom_id, one.result.message.content[-1].text) == ("one", cases.COLOUR)
+    assert made.id in [each.id for each in batches.list()]
+    assert batches.delete(made.id).type == "message_batch_deleted"
 
 
 @case("messages", "tools")

@@ -1,4 +1,4 @@
-"""The routes of batches."""
+"""The routes of batches: OpenAI's, and Anthropic's of messages."""
 
 import os
 import shutil
@@ -9,11 +9,16 @@ from pathlib import Path
 from dragoman.api import batches as bodies
 from dragoman.api.batches import KIND, describe_batch
 from dragoman.api.files import describe_page
+from dragoman.api.messages import batches as message_bodies
+from dragoman.api.messages.batches import describe_message_batch
+from dragoman.batches.desk import OVER
 from dragoman.errors import NotFound
-from dragoman.http.exchange import Exchange, QueryString
+from dragoman.http.exchange import USUAL_PAGE, Exchange, QueryString
 from dragoman.http.host import Host
 from dragoman.store.files import FileShelf
+from dragoman.store.records import StoredBatch
 
+LONGEST_LIST = 1000
 BATCH_BYTES = 1024
 """Of a batch in JSON, about."""
 
@@ -58,3 +63,64 @@ def _link_file(files: FileShelf, owner: str, id_: str, place: Path) -> str:
             # Not every file system has links.
             shutil.copyfile(source, place)
     return id_
+
+
+# Those of messages.
+
+
+async def create_messages(host: Host, exchange: Exchange) -> None:
+    lines, _ = await exchange.read(partial(message_bodies.read_batch, limits=host.limits))
+    kind, endpoint = message_bodies.KIND, message_bodies.ENDPOINT
+    put = partial(_put_lines, lines)
+    made = await host.batches.create(kind, exchange.owner, endpoint, put, total=len(lines))
+    await exchange.json(describe_message_batch(made))
+
+
+def _put_lines(lines: list[bytes], place: Path) -> None:
+    place.write_bytes(b"".join(lines))
+
+
+async def _find_messages(host: Host, exchange: Exchange) -> StoredBatch:
+    return await host.batches.get(message_bodies.KIND, exchange.owner, exchange.path_id)
+
+
+async def retrieve_messages(host: Host, exchange: Exchange) -> None:
+    await exchange.json(describe_message_batch(await _find_messages(host, exchange)))
+
+
+async def list_messages(host: Host, exchange: Exchange) -> None:
+    """The newest first; `before_id` goes the other way."""
+    query = QueryString(exchange)
+    limit = query.integer("limit", USUAL_PAGE, 1, LONGEST_LIST)
+    after, before = query.text("after_id"), query.text("before_id")
+    found = await exchange.loaded(
+        host.batches.page,
+        *(message_bodies.KIND, exchange.owner),
+        after=before or after,
+        limit=limit,
+        descending=before is None,
+    )
+    shown = [describe_message_batch(batch) for batch in found.data]
+    page = message_bodies.describe_message_page(shown if before is None else shown[::-1], found.has_more)
+    await exchange.json(page, size=BATCH_BYTES * len(shown))
+
+
+async def cancel_messages(host: Host, exchange: Exchange) -> None:
+    made = await host.batches.cancel(message_bodies.KIND, exchange.owner, exchange.path_id)
+    await exchange.json(describe_message_batch(made))
+
+
+async def delete_messages(host: Host, exchange: Exchange) -> None:
+    found = await host.batches.delete(message_bodies.KIND, exchange.owner, exchange.path_id)
+    if found.status not in OVER:
+        raise message_bodies.not_ended(found.id)
+    await exchange.json(message_bodies.describe_deleted_batch(found.id))
+
+
+async def results(host: Host, exchange: Exchange) -> None:
+    found = await _find_messages(host, exchange)
+    opened = await host.batches.results(exchange.owner, found.id) if found.status in OVER else None
+    if opened is None:
+        raise message_bodies.not_ended(found.id)
+    size, file = opened
+    await exchange.reply_in_pieces(size, host.files.pieces(file), b"application/x-jsonl", {})

@@ -8,6 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from dragoman.api.messages import request as requests
+from dragoman.api.messages.batches import MESSAGE_BATCH_OPERATIONS
 from dragoman.api.messages.blocks import Unseal
 from dragoman.api.messages.context import Edited, ask_summary, edit, with_summary, write_summary
 from dragoman.api.messages.reply import MessageTerms, MessageWriter
@@ -45,6 +46,11 @@ OPERATIONS = (
     ),
     Operation("get", "/api/hello", "Whether somebody is there", error=ERROR),
 )
+
+
+def batch_operations() -> list[Operation]:
+    """Those of batches of messages fail in the same words."""
+    return [replace(operation, error=ERROR) for operation in MESSAGE_BATCH_OPERATIONS]
 
 
 async def create(host: Host, exchange: Exchange) -> None:

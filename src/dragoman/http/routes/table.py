@@ -195,9 +195,19 @@ MESSAGES = Api(
     "/v1/messages",
     message_reply.ERRORS,
     computed={"/v1/messages": messages.create},
-    post={"/v1/messages/count_tokens": messages.count_tokens},
-    get={"/api/hello": messages.hello},
-    operations=messages.OPERATIONS,
+    post={
+        "/v1/messages/count_tokens": messages.count_tokens,
+        "/v1/messages/batches": batches.create_messages,
+    },
+    uncounted={"/v1/messages/batches/{id}/cancel": batches.cancel_messages},
+    get={
+        "/api/hello": messages.hello,
+        "/v1/messages/batches": batches.list_messages,
+        "/v1/messages/batches/{id}": batches.retrieve_messages,
+        "/v1/messages/batches/{id}/results": batches.results,
+    },
+    delete={"/v1/messages/batches/{id}": batches.delete_messages},
+    operations=(*messages.OPERATIONS, *messages.batch_operations()),
 )
 EMBEDDINGS = Api("/v1/embeddings", vector_bodies.ERRORS, computed={"/v1/embeddings": vectors.embed})
 FILES = Api(
