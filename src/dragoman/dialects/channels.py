@@ -3,22 +3,40 @@
 import re
 from typing import TYPE_CHECKING
 
-from dragoman.dialects.compiled import marks_of
+from msgspec import Struct
+
+from dragoman.dialects.compiled import SPECIAL, SPELLED, marks_of
 from dragoman.dialects.declare import Channels, NamedCalls
 from dragoman.dialects.scan import Marks, Wait, structure_of
 
 if TYPE_CHECKING:
     from dragoman.dialects.machine import Machine
 
-WORD = re.compile(r"[\w.\-:/]+")
 NAME = re.compile(r"\s*[\w.\-:/]*")
-# A word; then markers with a word each, and recipients. Further words are those of prose.
-HEADER = re.compile(
-    "\\s*[\\w.:/=\\-]*(?:\\s(?:t(?:o(?:=[^\\s<\ud800-\udfff]*(?:\\s\\w*)?)?)?)?|(?:<[^<>\\s]*>?|[\ud800-\udfff])\\s*[\\w.:/\\-]*)*"
+RECIPIENT = "[^\\s<\ud800-\udfff]*"
+MARK = f"(?:<(?:\\|[{SPELLED}]*>?)?|[\ud800-\udfff])"
+# Recipients, and markers with a word each; after either of them the type of the body may stand.
+TAIL = (
+    rf"(?:\s(?:t(?:o(?:={RECIPIENT}(?:\s\w*)?)?)?)?"
+    rf"|{MARK}\s*[\w.:/\-]*(?:\s(?:to={RECIPIENT}(?:\s\w*)?|\w*))?)*"
 )
+# A word, and its tail. Further words are those of prose.
+HEADER = re.compile("\\s*[\\w.:/=\\-]*" + TAIL)
 MOST_HEADER = 256
+ASIDE = frozenset({"assistant", "to=assistant", "to=user", "json", "code"})
+"""Words of a header that say nothing of its block: who speaks, for nobody else, spelled how."""
 CALL = NamedCalls()
 """A call of a block has no syntax of its own but its JSON."""
+
+
+class Header(Struct, frozen=True):
+    """What the words before a block say of it."""
+
+    kind: str = ""
+    """The channel, or the recipient where there are no channels."""
+    tool: str = ""
+    other: str = ""
+    """Words that say nothing: they are text."""
 
 
 def read_channels(m: "Machine", ch: Channels) -> Wait[None]:
@@ -57,50 +75,84 @@ class ChannelReader:
         m.open_part(mark)
         if mark not in ch.start:
             m.at -= len(mark)
-        if not (yield from self._header(HEADER if ch.header else NAME)):
+        plausible = HEADER if ch.channel else _beginning(ch)
+        if not (yield from self._header(plausible)):
+            cut_off = m.ended and m.at == len(m.text)
             given = m.retract()
-            m.say(mark)
-            m.unread(given[len(mark) :])
+            if cut_off:
+                m.say(self._read(given.removeprefix(mark), cut_off=True).other)
+            else:
+                m.say(mark)
+                m.unread(given[len(mark) :])
         return True
 
     def _header(self, plausible: re.Pattern[str]) -> Wait[bool]:
-        """A header and its body. A header that the end cuts off is nothing."""
+        """A header and its body. A header that the end cuts off is nothing, if it was going to be one."""
         m = self.m
         header, found = yield from m.collect(self.body, plausible, MOST_HEADER)
         if found:
             yield from self._block(header)
             return True
-        cut_off = m.ended and m.at == len(m.text) and header.lstrip().startswith(self.ch.header or ("\0",))
-        if cut_off:
-            m.keep()
-        return cut_off
+        if not m.ended or m.at < len(m.text) or not self._begins(header):
+            return False
+        m.keep()
+        return True
 
-    def _block(self, header: str) -> Wait[None]:
+    def _begins(self, header: str) -> bool:
+        """Whether this is nothing but the beginning of a header; ` to` is, as models write it."""
+        written = header.lstrip()
+        if written.startswith(self.ch.header or ("\0",)):
+            return not self._read(header, cut_off=True).other
+        return header[:1] == " " and any(word.startswith(written) for word in self.ch.header if written)
+
+    def _read(self, header: str, *, cut_off: bool = False) -> Header:
+        """The last channel and the last recipient count. The last word of what is cut off may be half."""
+        ch = self.ch
+        half_marker = header[header.rfind("<") :] if cut_off and "<" in header else ""
+        if half_marker and ch.body.startswith(half_marker):
+            header = header.removesuffix(half_marker)
+        words = SPECIAL.sub(" ", header).split()
+        kind, tool, others = "", "", list[str]()
+        kinds = ch.reasoning | ch.text
+        half = words.pop() if cut_off and words and not header[-1:].isspace() else ""
+        for word in words:
+            recipient = word.removeprefix(ch.recipient) if word.startswith(ch.recipient) else ""
+            if (word if ch.channel else recipient) in kinds:
+                kind = word if ch.channel else recipient
+            elif recipient.startswith(ch.call) and recipient != ch.call and word not in ASIDE:
+                others += [ch.recipient + ch.call + tool] if tool else []
+                tool = recipient.removeprefix(ch.call)
+            elif word not in ASIDE and word != ch.recipient:
+                others.append(word)
+        if half and not self._may_become_known(half):
+            others.append(half)
+        if cut_off and tool and tool not in self.m.tools:
+            others.append(ch.recipient + ch.call + tool)
+        return Header(kind, tool, " ".join(others))
+
+    def _may_become_known(self, half: str) -> bool:
+        ch, lead = self.ch, self.ch.recipient + self.ch.call
+        kinds = ch.reasoning | ch.text
+        known = [*ASIDE, *(kinds if ch.channel else (ch.recipient + kind for kind in kinds))]
+        return any(word.startswith(half) for word in (*known, *(lead + name for name in self.m.tools)))
+
+    def _block(self, written: str) -> Wait[None]:
         m, ch = self.m, self.ch
-        recipient = self._after(header, ch.recipient) if ch.recipient else header.strip()
-        kind = self._after(header, ch.channel) if ch.channel else recipient
-        if recipient.startswith(ch.call) and recipient not in ch.reasoning | ch.text | {""}:
-            yield from self._call(recipient.removeprefix(ch.call))
-        elif kind in ch.reasoning and m.compiled.reasons:
-            m.keep()
-            m.new_paragraph(reasoning=True)
-            yield from self._say_body()
-            m.new_paragraph()
-        elif kind in ch.reasoning:
+        header = self._read(written)
+        if header.tool:
+            yield from self._call(header)
+        elif header.kind in ch.reasoning and not m.compiled.reasons:
             yield from self._leave_as_it_is()
-        elif kind in ch.text and (not ch.channel or not recipient):
-            m.keep()
-            yield from self._say_body()
+        elif not ch.header and not header.kind:
+            m.say(m.give_back())
         else:
             m.keep()
-            end = yield from m.until(self.ends, lambda text: None)
-            self._reread(end)
-
-    def _after(self, header: str, word: str) -> str:
-        """The last word that follows another one in the header."""
-        at = header.rfind(word)
-        found = WORD.match(header, at + len(word)) if at >= 0 else None
-        return found.group() if found else ""
+            if header.kind in ch.reasoning:
+                m.new_paragraph(reasoning=True)
+            m.sink(header.other and header.other + "\n")
+            yield from self._say_body()
+            if header.kind in ch.reasoning:
+                m.new_paragraph()
 
     def _say_body(self) -> Wait[str]:
         m = self.m
@@ -120,15 +172,17 @@ class ChannelReader:
             self.m.at -= len(end)
         self.m.close_part()
 
-    def _call(self, name: str) -> Wait[None]:
+    def _call(self, header: Header) -> Wait[None]:
         m = self.m
         if not m.compiled.calls:
             yield from self._leave_as_it_is()
-        elif m.dialect.calls:
+            return
+        m.leave(header.other)
+        if m.dialect.calls:
             m.keep()
-            yield from self._tagged_body()
+            yield from self._tagged_body(header.tool)
         else:
-            yield from self._json_body(name)
+            yield from self._json_body(header.tool)
 
     def _json_body(self, name: str) -> Wait[None]:
         m = self.m
@@ -147,18 +201,31 @@ class ChannelReader:
         self._reread(end)
         if end and not complete:
             m.close_call()
+        m.say_left()
 
-    def _tagged_body(self) -> Wait[None]:
-        """Calls in the syntax of the dialect, up to the end of the block."""
+    def _tagged_body(self, name: str) -> Wait[None]:
+        """Calls in the syntax of the dialect, up to the end of the block. The name that the block has for its
+        header is that of a call in it, or else text.
+        """
         m = self.m
         table = m.compiled.text
         marks = marks_of(tuple(table.meanings), self.ch.ends, self.ch.start)
+        m.header = name
         while True:
-            mark = yield from m.until(marks, m.say)
+            mark = yield from m.until(marks, m.say if not m.header else self._say_below)
             if not mark or mark in self.ends.all:
+                m.say(m.header)
+                m.header = ""
+                m.say_left()
                 self._reread(mark)
                 return
             yield from m.obey(mark, table.meanings[mark])
+
+    def _say_below(self, text: str) -> None:
+        m = self.m
+        if text.strip() and m.header:
+            m.header, text = "", f"{m.header}\n{text}"
+        m.say(text)
 
 
 def _beginning(ch: Channels) -> re.Pattern[str]:
@@ -168,11 +235,7 @@ def _beginning(ch: Channels) -> re.Pattern[str]:
     words = []
     for word in ch.header:
         # After a recipient nothing but a marker may follow, so that "to=x is the syntax" is text.
-        part = (
-            HEADER.pattern
-            if word == ch.channel
-            else "[^\\s<\ud800-\udfff]*\\s*(?:[<\ud800-\udfff][\\s\\S]*)?"
-        )
+        part = HEADER.pattern if word == ch.channel else RECIPIENT + (TAIL if ch.channel else r"\s*")
         for character in reversed(word[1:]):
             part = f"(?:{re.escape(character)}{part})?"
         words.append(re.escape(word[0]) + part)

@@ -5,7 +5,7 @@ a lone surrogate, which decoding text can never give. The spelling of the token 
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -22,6 +22,9 @@ FIRST_SENTINEL = 0xD800
 MOST_SENTINELS = 0x800
 FENCE = ("```json\n", "\n```")
 SENTINEL = re.compile("[\ud800-\udfff]")
+SPELLED = "A-Za-z0-9_▁:/.|｜\\-"
+SPECIAL = re.compile(f"<[|｜][{SPELLED}]*>|<[{SPELLED}]+[|｜]>|</?｜DSML｜|[\ud800-\udfff]")
+"""What looks like a special token of a model, or is one. Nobody can write half of it."""
 
 
 class Meaning(Struct, frozen=True):
@@ -55,14 +58,31 @@ class Table:
 class CompiledDialect:
     """`text` and `reasoning` are the tables of the two states an answer can be in."""
 
-    def __init__(self, dialect: Dialect, sentinels: dict[str, str], *, calls: bool, reasoning: bool) -> None:
+    def __init__(
+        self,
+        dialect: Dialect,
+        sentinels: dict[str, str],
+        *,
+        calls: bool,
+        reasoning: bool,
+        json_answer: bool = False,
+    ) -> None:
         self.dialect = dialect
         self.sentinels = sentinels
         self.calls, self.reasons = calls, reasoning
+        self.lone = None if json_answer or not calls else _find_lone(dialect.calls)
+        """How calls are read that are the whole answer, without their marker."""
         self.unseen = str.maketrans(dict.fromkeys(sentinels.values()))
         self.replaced = str.maketrans(dict(dialect.replaced))
         self.text = Table(_text_state(dialect, calls))
         self.reasoning = Table(_reasoning_state(dialect, calls))
+        markers = sorted({mark.strip() for mark in _markers(dialect) if SPECIAL.search(mark)}, key=len)
+        self.halves = frozenset(
+            half for mark in markers for half in _beginnings(mark) if SPECIAL.search(half)
+        )
+        """Markers that are cut off behind a special token: what is left of them is no text."""
+        self.structure = re.compile("|".join([*map(re.escape, reversed(markers)), SPECIAL.pattern]))
+        """Markers that are made of special tokens."""
 
 
 @lru_cache(maxsize=256)
@@ -84,7 +104,7 @@ def compile_dialect(
     used = sorted(token for token in special if token and token in spelled)[:MOST_SENTINELS]
     sentinels = {token: chr(FIRST_SENTINEL + number) for number, token in enumerate(used)}
     by_id = msgspec.structs.replace(_by_id(chosen, sentinels), prepends=dialect.prepends)
-    return CompiledDialect(by_id, sentinels, calls=calls, reasoning=reasoning)
+    return CompiledDialect(by_id, sentinels, calls=calls, reasoning=reasoning, json_answer=json_answer)
 
 
 def _by_id(value: D, sentinels: dict[str, str]) -> D:
@@ -106,6 +126,32 @@ def _by_id(value: D, sentinels: dict[str, str]) -> D:
 
     done: D = replaced(value)
     return done
+
+
+def _find_lone(shapes: tuple[Calls, ...]) -> JsonCalls | None:
+    for shape in shapes:
+        if isinstance(shape, JsonCalls) and shape.alone:
+            return msgspec.structs.replace(
+                shape, open=(), close=(), whole=True, several=True, needs_arguments=True, declared=True
+            )
+    return None
+
+
+def _markers(value: Any) -> Iterator[str]:
+    """All that a declaration spells out, but for what is written by examples."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _markers(item)
+    elif isinstance(value, Struct):
+        for name in value.__struct_fields__:
+            if name not in ("written", "models", "stems", "aliases"):
+                yield from _markers(getattr(value, name))
+
+
+def _beginnings(mark: str) -> Iterator[str]:
+    return (mark[:size] for size in range(1, len(mark)))
 
 
 def variants(spellings: Iterable[str], before: str = "") -> dict[str, tuple[str, str]]:

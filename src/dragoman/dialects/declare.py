@@ -61,9 +61,9 @@ class CallShape(Struct, frozen=True, kw_only=True):
     """Written between text and the first call."""
     section: Section | None = None
     whole: bool = False
-    """Nothing is said of a call before it is complete and well formed; till then it may still be text."""
+    """Nothing is said of a call of a tool that is not declared before it is complete: it may be text."""
     silent: bool = False
-    """A marker that no call follows is dropped: it is never text."""
+    """Its markers are special tokens. One that no call goes with is dropped: it is never text."""
     ids: Literal["call", "mistral", "kimi"] = "call"
     """How ids are made up where the model writes none."""
 
@@ -98,6 +98,10 @@ class JsonCalls(CallShape, frozen=True, kw_only=True):
     """Objects may follow each other, with the separator, under one marker."""
     needs_arguments: bool = False
     """An object without arguments is no call."""
+    alone: bool = False
+    """Calls of declared tools may be the whole answer, without a marker, bare or in a ```json fence."""
+    declared: bool = False
+    """An object that does not name a declared tool is no call."""
     indent: str = ""
     """Written before each object of a list, which then stands on lines of its own."""
 

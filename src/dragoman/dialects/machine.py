@@ -1,7 +1,8 @@
 """The machine that reads an answer: in text or in reasoning, a marker at a time.
 
 A call is read on trial. Until its name is certain, or till its end where a dialect wants that, what was read
-may still turn out to be text, and is then given back as such. Nothing is read twice.
+may still turn out to be text, and is then given back as such. Nothing is read twice, but for the beginning of
+an answer that might have been a call without a marker.
 
 An answer is a row of parts: reasoning, text, a call, each with the markers around it. Whoever reads tokens
 wants to know to which part each of them belongs, also those that no text comes of, so the first event of a
@@ -16,14 +17,15 @@ from msgspec import Struct
 
 from dragoman.dialects.channels import read_channels
 from dragoman.dialects.compiled import SENTINEL, CompiledDialect, Meaning, marks_of
-from dragoman.dialects.declare import AttributedCalls, BlockCalls, Calls, Spellings
-from dragoman.dialects.readers import fits, read_calls, read_mention
+from dragoman.dialects.declare import Calls, Spellings
+from dragoman.dialects.readers import find_shape, read_calls, read_lone_calls, read_mention, take_back
 from dragoman.dialects.scan import IsCall, Marks, Quick, Scanner, Sink, ThoughtMargin, Wait
 from dragoman.dialects.schema import Tools, escape_json
 from dragoman.types import Event, Kind, coalesce
 
-HEADER = re.compile(r"[\w.\-]*")
 SPAN = re.compile(r"[\s\d:,\[\]]*")
+LONE_STARTS = frozenset("{` \n\t\r")
+"""What a call may begin with that is the whole answer."""
 
 
 class TrialState(Struct, frozen=True):
@@ -34,6 +36,7 @@ class TrialState(Struct, frozen=True):
     blank: str | None
     calls: int
     awaited: frozenset[frozenset[str]]
+    header: str
     part: tuple[Kind | None, int, bool]
 
 
@@ -66,6 +69,14 @@ class Emitter(Scanner):
         """Whether a marker has opened the next part, of which nothing was said yet."""
         self._margin: ThoughtMargin | None = None
         """What was thought so far, where a call may end reasoning."""
+        self.lone = compiled.lone if tools.lenient else None
+        """How calls are read that are the whole answer; None if they cannot be."""
+        self._left: list[str] = []
+        """What stands in a call and is no part of it: see `leave`."""
+        self.header = ""
+        """A word that stands before a call: its name, or else text."""
+        self.half = ""
+        """The beginning of a marker with which the answer ends."""
         self._suspended: list[str] | None = None
         """What was thought since something that looks like a call, but is none: see `suspend`."""
         self._suspended_at = (0, 0)
@@ -117,7 +128,7 @@ class Emitter(Scanner):
                 self._blank.append(text)
                 return
             text = "".join(self._blank) + text
-            self._blank = None
+            self._blank = self.lone = None
         self._emit("text", text)
 
     def think(self, text: str) -> None:
@@ -132,7 +143,7 @@ class Emitter(Scanner):
         """A marker of calls leads to no call. If reasoning is closed later on, this was a part of it; else it
         has ended here. Till then nothing is said.
         """
-        if self._suspended is None:
+        if self.reasoning and self._margin is not None and given and self._suspended is None:
             self._suspended, self._suspended_at = [], (self._edge, self.place - len(given))
             self._opened = False
 
@@ -151,6 +162,16 @@ class Emitter(Scanner):
     def string_arguments(self, text: str) -> None:
         """A piece of a string, which has yet to be escaped."""
         self._emit("call_arguments", escape_json(text))
+
+    def leave(self, text: str) -> None:
+        """Something in a call that is neither frame nor argument: it is text, once the call is over."""
+        if text:
+            self._left.append(text)
+
+    def say_left(self) -> None:
+        if self._left and not self.mentioning:
+            left, self._left = "".join(self._left), []
+            self.sink(left)
 
     @property
     def in_text(self) -> bool:
@@ -213,9 +234,14 @@ class Emitter(Scanner):
 
     def open_call(self, name: str, id_: str | None, shape: Calls) -> None:
         """The name is certain. What follows is said as it comes, unless the shape wants the whole."""
-        if not shape.whole and not self.mentioning:
+        if not self.mentioning and (not shape.whole or name in self.tools):
             self._be_sure()
+            self._events += self.draft or ()
+            self.draft = None
             self.keep()
+        if self.header not in (name, f"{name}.{name}"):
+            self.leave(self.header)
+        self.header = ""
         made = shape.make_id(name, id_, self.calls, self._ids)
         opening = Event("call_open", 0, name, call=self.calls, call_id=made)
         self._append(opening, "call_arguments")
@@ -231,6 +257,7 @@ class Emitter(Scanner):
         else:
             self._events.append(closing)
         self.close_part()
+        self.say_left()
 
     def take_draft(self) -> None:
         """What was held back are calls."""
@@ -251,7 +278,7 @@ class Emitter(Scanner):
     def state(self) -> TrialState:
         blank = None if self._blank is None else "".join(self._blank)
         part = (self._part, self._edge, self._opened)
-        return TrialState(self.reasoning, self._said, blank, self.calls, self.awaited, part)
+        return TrialState(self.reasoning, self._said, blank, self.calls, self.awaited, self.header, part)
 
     def hold(self, back: int = 0) -> None:
         if not self.mentioning:
@@ -265,9 +292,9 @@ class Emitter(Scanner):
         state = self._before
         self.reasoning, self._said = state.reasoning, state.said
         self._blank = None if state.blank is None else [state.blank]
-        self.calls, self.awaited, self.draft = state.calls, state.awaited, None
-        self._part, self._edge, self._opened = state.part
-        return self.give_back()
+        self.calls, self.awaited, self.draft, self._left = state.calls, state.awaited, None, []
+        self.header, (self._part, self._edge, self._opened) = state.header, state.part
+        return self.give_back().removesuffix(self.half)
 
 
 class Machine(Emitter):
@@ -286,6 +313,7 @@ class Machine(Emitter):
     ) -> None:
         super().__init__(compiled, tools)
         self.verbatim = verbatim
+        self.lone = None if verbatim else self.lone
         thinking = self.dialect.reasoning
         if thinking is not None and thinking.ended_by_call:
             self._margin = ThoughtMargin()
@@ -313,6 +341,9 @@ class Machine(Emitter):
 
     def finish(self) -> list[Event]:
         self.ended = True
+        rest = self.text[self.at :]
+        if rest in self.compiled.halves:
+            self.half, self.at = rest, len(self.text)
         if self._between_calls and self.is_half_of(close for group in self.awaited for close in group):
             self.at = len(self.text)
         next(self._run, None)
@@ -324,6 +355,7 @@ class Machine(Emitter):
             yield from read_channels(self, self.dialect.channels)
             return
         while True:
+            yield from self._read_lone_calls()
             table = self.compiled.reasoning if self.reasoning else self.compiled.text
             self._between_calls = True
             mark = yield from self.until(table.marks, self.sink)
@@ -334,6 +366,11 @@ class Machine(Emitter):
                 self.sink(mark)
             else:
                 yield from self.obey(mark, table.meanings[mark])
+
+    def _read_lone_calls(self) -> Wait[None]:
+        lone = None if self.reasoning or self.calls else self.lone
+        if lone is not None and (yield from self.peek()) in LONE_STARTS:
+            yield from read_lone_calls(self, lone)
 
     def _is_quoted(self, mark: str) -> bool:
         """Whether a marker stands inside of text. A special token never does, nor does what ends the text."""
@@ -389,9 +426,12 @@ class Machine(Emitter):
 
     # Closing markers
 
-    def _await(self, closes: Spellings) -> None:
+    def await_close(self, closes: Spellings) -> None:
         if closes:
             self.awaited |= {frozenset(spelling.strip() for spelling in closes)}
+
+    def is_awaited(self, closes: Spellings) -> bool:
+        return any(close.strip() in group for group in self.awaited for close in closes)
 
     def _take_awaited(self, close: str) -> bool:
         """Whether a closing marker closes something that was opened."""
@@ -407,7 +447,7 @@ class Machine(Emitter):
         self.open_part(meaning.core)
         if meaning.bare:
             self.at -= len(meaning.core)
-        shape = yield from self.find_shape(meaning)
+        shape = yield from find_shape(self, meaning)
         try:
             if shape is not None:
                 complete = yield from read_calls(self, shape)
@@ -417,24 +457,12 @@ class Machine(Emitter):
             self.leave_call(self.retract())
             return
         if self.holding:
-            dropped = isinstance(shape, AttributedCalls) and self.ended and self.at == len(self.text)
-            self._take_back(meaning, dropped=dropped)
+            take_back(self, meaning, shape)
         else:
             if shape is None:
                 yield from self.skip(meaning.trail)
             self.close_part()
-
-    def _take_back(self, meaning: Meaning, *, dropped: bool) -> None:
-        given = self.retract()
-        if not given:
-            # A bare call that failed at its first character: at least this one is read, as text.
-            self.at += len(meaning.core)
-            given = meaning.core
-        if meaning.shapes[0].silent:
-            given = meaning.openings.pattern.sub("", given)
-        if self.reasoning and self._margin is not None and given and not dropped:
-            self.suspend(given)
-        self.sink("" if dropped else given)
+            self.say_left()
 
     def leave_call(self, given: str) -> None:
         """A call that nobody asked for is text, but it is the end of reasoning."""
@@ -443,49 +471,13 @@ class Machine(Emitter):
         self._edge = self.place - len(given)
         self.say(given)
 
-    def find_shape(self, meaning: Meaning) -> Wait[Calls | None]:
-        """Of the calls that the marker may lead to, the one whose beginning is here."""
-        if meaning.action == "section":
-            return (yield from self._in_section(meaning))
-        shapes = [shape for shape in meaning.shapes if self._is_allowed(shape)]
-        if len(shapes) < 2:
-            return shapes[0] if shapes else None
-        following = yield from self.space()
-        return next((shape for shape in shapes if fits(shape, following)), None)
-
-    def _is_allowed(self, shape: Calls) -> bool:
-        section = shape.section
-        if section is None or not section.required:
-            return True
-        return any(section.close[0].strip() in group for group in self.awaited)
-
-    def _in_section(self, meaning: Meaning) -> Wait[Calls | None]:
-        """After the opening of a section: the first call, or the end of an empty one."""
-        following = yield from self.space()
-        for shape in meaning.shapes:
-            section = shape.section
-            assert section is not None
-            if (yield from self.match(marks_of(section.close))):
-                self.keep()
-                return None
-            if isinstance(shape, BlockCalls):
-                _, found = yield from self.collect(marks_of(shape.open), HEADER)
-            elif shape.open:
-                found = yield from self.match(marks_of(shape.open))
-            else:
-                found = following if fits(shape, following) else ""
-            if found:
-                self._await(section.close)
-                return shape
-        return None
-
     def close_calls(self, shape: Calls, meaning: Meaning) -> Wait[None]:
         """After a call its closing marker, if it is there. What may still come is no text then."""
         if shape.section is not None and meaning.action == "call":
-            self._await(shape.section.close)
+            self.await_close(shape.section.close)
         if shape.close:
             yield from self.space()
             closes = marks_of(shape.close)
             if not (yield from self.match(closes)):
-                self._await(shape.close)
+                self.await_close(shape.close)
                 self.at = len(self.text) if self.ended and self.is_half_of(closes.all) else self.at

@@ -83,7 +83,7 @@ class Marks:
         firsts = "".join(sorted({re.escape(mark[0]) for mark in self.all})) + "\ud800-\udfff"
         self.first = re.compile(f"[{firsts}]")
         """What a marker begins with, or a special token that is none here."""
-        self._prefixes = {mark[:size] for mark in self.all for size in range(1, len(mark))}
+        self.beginnings = {mark[:size] for mark in self.all for size in range(1, len(mark))}
         self._longest = max(map(len, self.all), default=1)
 
     def search(self, text: str, at: int, ended: bool) -> tuple[int, str]:
@@ -96,7 +96,7 @@ class Marks:
         if begun < limit or not found:
             return begun, ""
         # `[` is here, and `[TOOL_CALLS]` may be.
-        undecided = len(text) - limit < self._longest and text[limit:] in self._prefixes
+        undecided = len(text) - limit < self._longest and text[limit:] in self.beginnings
         return limit, "" if undecided else found.group()
 
     def here(self, text: str, at: int, ended: bool) -> str | None:
@@ -104,7 +104,7 @@ class Marks:
         rest = text[at : at + self._longest]
         if not self.all:
             return ""
-        if not ended and (not rest or rest in self._prefixes) and at + len(rest) == len(text):
+        if not ended and (not rest or rest in self.beginnings) and at + len(rest) == len(text):
             return None
         found = self.pattern.match(text, at)
         return found.group() if found else ""
@@ -115,7 +115,7 @@ class Marks:
             if candidate is None:
                 break
             at = candidate.start()
-            if text[at:] in self._prefixes:
+            if text[at:] in self.beginnings:
                 return at
             at += 1
         return limit
@@ -163,6 +163,8 @@ class Scanner:
         """Whether this trial goes on to the end of a call, whatever its reader makes of the parts."""
         self.quick: Quick | None = None
         """Set while all that can come is more of the same."""
+        self.tail = ""
+        """The beginning of the marker that was looked for where the answer ended."""
         self._held: list[str] = []
         self._held_from = 0
 
@@ -244,6 +246,16 @@ class Scanner:
                 return ""
             yield
 
+    def blank(self) -> Wait[str]:
+        """Skip whitespace, which is given back: it may yet be a part of something."""
+        parts: list[str] = []
+        while (yield from self.peek()).isspace():
+            found = SPACE.match(self.text, self.at)
+            assert found is not None
+            parts.append(found.group())
+            self.at = found.end()
+        return "".join(parts)
+
     def skip(self, layout: str) -> Wait[None]:
         """Skip as much of the layout as is there."""
         for expected in layout:
@@ -291,6 +303,9 @@ class Scanner:
             found = plausible.match(text, 0, most)
             good = found.end() if found else 0
             self.at += start - max(len(text) - good, 0)
+            if self.ended and good < len(text) and text[good:] in marks.beginnings:
+                # The end has cut off the marker.
+                self.tail, self.at = text[good:], len(self.text)
             if good < len(text) or mark or self.ended:
                 self.at += len(mark) if good == len(text) else 0
                 return text[:good], mark if good == len(text) else ""

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from json.encoder import encode_basestring
 from typing import Any, TypeAlias
 from urllib.parse import unquote
@@ -54,15 +54,23 @@ class Tools:
 
     def __init__(self, tools: Any = ()) -> None:
         self._parameters: dict[str, Schema] = {}
+        strict = False
         for tool in tools or ():
             function = tool.get("function", tool) if isinstance(tool, Mapping) else {}
             name = function.get("name") if isinstance(function, Mapping) else None
             if isinstance(name, str):
+                strict |= function.get("strict") is True
                 parameters = function.get("parameters") or function.get("input_schema")
                 self._parameters[name] = parameters if isinstance(parameters, Mapping) else {}
 
+        self.lenient = bool(self._parameters) and not strict
+        """Whether there are any, and all may be called with arguments that no grammar held to a schema."""
+
     def __contains__(self, name: str) -> bool:
         return name in self._parameters
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parameters)
 
     def arguments(self, name: str) -> "ArgumentPlace":
         schema = self._parameters.get(name)

@@ -178,3 +178,14 @@ def test_wrong_calls_are_refused(name: str) -> None:
     named = answer_grammar(dialect, tools, names=["ping"], parallel=False)
     assert named.accepts(render(dialect, answer(("ping", {}))))
     assert not named.accepts(render(dialect, answer(good)))
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm45", "minimax_m2", "kimi_k3"])
+def test_a_value_holds_no_key(name: str) -> None:
+    """The reader would take it for the next argument, before which a closing tag is missing."""
+    dialect, tools = get_dialect(name), [tool("f", {"properties": {"a": {"type": "string"}, "b": {}}})]
+    shape = dialect.calls[0]
+    assert isinstance(shape, TaggedCalls)
+    value = f"x{shape.key[0]}b{shape.key_end[0]}"
+    assert answer_grammar(dialect, tools).accepts(render(dialect, answer(("f", {"a": "x"}))))
+    assert not answer_grammar(dialect, tools).accepts(render(dialect, answer(("f", {"a": value}))))

@@ -44,8 +44,12 @@ class Tags:
         """Of a tree of tags: what stands before each."""
         self.tool = tool
         self.schemas = Schemas(tool.schema)
+        # The reader takes a key in a value for the next one, before which the end of the value is missing.
+        keys = () if self.lead else [key.strip() for key in shape.key]
+        self.no_key = rules.without(keys) if len(tool.declared.get("properties", ())) > 1 else None
         ends = [
             *((self.lead,) if self.lead else shape.value_end),
+            *keys,
             *([CDATA[1]] if shape.cdata else []),
         ]
         avoid = [rules.without(end.strip() for end in ends), regex(f"[^{banned}]*") if banned else None]
@@ -260,13 +264,15 @@ class TagValue:
         core = self.tags.lead or self.end.strip()
         if self.tags.text is not None:
             return self._write_in_grammar(self.tags.text, core)
-        raw = self.rules.text_until(self.end, *wanted, core=core)
+        bare = [*wanted, *([self.tags.no_key] if self.tags.no_key else [])]
+        raw = self.rules.text_until(self.end, *bare, core=core)
         if not shape.cdata:
             return raw
         opening, closing = CDATA
-        bare = self.rules.text_until(self.end, *wanted, Symbol(f"~({literal(opening)} /(?s:.*)/)"), core=core)
+        bare.append(Symbol(f"~({literal(opening)} /(?s:.*)/)"))
+        unfenced = self.rules.text_until(self.end, *bare, core=core)
         fenced = self.rules.text_until(closing + self.end, *wanted, core=closing)
-        return self.rules.rule(either([bare, self.rules.rule(f"{literal(opening)} {fenced}")]))
+        return self.rules.rule(either([unfenced, self.rules.rule(f"{literal(opening)} {fenced}")]))
 
     def _write_in_grammar(self, text: QuotedLark, core: str) -> Symbol:
         if not self.tags.shape.cdata:

@@ -2,7 +2,7 @@
 
 from dragoman.dialects.declare import Dialect, JsonCalls, KeyedCalls, PythonObjects, ReasoningMarks
 
-CALLS = JsonCalls(open=("<tool_call>\n",), close=("\n</tool_call>",), before="\n", between="\n")
+CALLS = JsonCalls(open=("<tool_call>\n",), close=("\n</tool_call>",), before="\n", between="\n", alone=True)
 PLUGIN = "<|action_start|>{}<|plugin|>"
 THINK = ReasoningMarks(open=("<think>",), close=("</think>",))
 
@@ -47,14 +47,14 @@ DIALECTS = (
         models="Reka Edge",
         stems=("reka-edge",),
         reasoning=ReasoningMarks(),
-        calls=(JsonCalls(open=("<tool_call>\n",), close=("</tool_call>",), before="\n"),),
+        calls=(JsonCalls(open=("<tool_call>\n",), close=("</tool_call>",), before="\n", alone=True),),
     ),
     Dialect(
         name="ernie45",
         models="ERNIE 4.5 thinking",
         stems=("ernie-4.5",),
         reasoning=ReasoningMarks(open=("<think>\n",), close=("\n</think>\n\n",)),
-        calls=(JsonCalls(open=("<tool_call>\n",), close=("\n</tool_call>\n",), before="\n"),),
+        calls=(JsonCalls(open=("<tool_call>\n",), close=("\n</tool_call>\n",), before="\n", alone=True),),
         drops=("<response>\n", "\n</response>\n"),
         text_open="<response>\n",
         text_close="\n</response>\n",

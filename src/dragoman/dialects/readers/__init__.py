@@ -4,10 +4,13 @@ A reader begins after the opening marker. It returns True if the call was comple
 is none or was cut short; what it did not say by then is given back as text by the machine.
 """
 
+import re
 from typing import TYPE_CHECKING
 
-from dragoman.dialects.compiled import Meaning
+from dragoman.dialects.compiled import Meaning, marks_of
 from dragoman.dialects.declare import (
+    AttributedCalls,
+    BlockCalls,
     BraceCalls,
     Calls,
     JsonCalls,
@@ -18,11 +21,52 @@ from dragoman.dialects.declare import (
 )
 from dragoman.dialects.readers.json_calls import read_json_calls, read_named_call
 from dragoman.dialects.readers.literals import read_brace_call, read_python_calls
-from dragoman.dialects.readers.tagged import read_tagged_call, read_tree_call
-from dragoman.dialects.scan import IsCall, Wait
+from dragoman.dialects.readers.tagged import INDEX, read_tagged_call, read_tree_call
+from dragoman.dialects.scan import IsCall, Marks, Wait
 
 if TYPE_CHECKING:
     from dragoman.dialects.machine import Machine
+
+
+HEADER = re.compile(r"[\w.\-]*")
+FENCE, FENCE_END = Marks(("```json",)), Marks(("```",))
+
+
+def find_shape(m: "Machine", meaning: Meaning) -> Wait[Calls | None]:
+    """Of the calls that the marker may lead to, the one whose beginning is here."""
+    if meaning.action == "section":
+        return (yield from _in_section(m, meaning))
+    shapes = [shape for shape in meaning.shapes if _is_allowed(m, shape)]
+    if len(shapes) < 2:
+        return shapes[0] if shapes else None
+    following = yield from m.space()
+    return next((shape for shape in shapes if fits(shape, following)), None)
+
+
+def _is_allowed(m: "Machine", shape: Calls) -> bool:
+    section = shape.section
+    return section is None or not section.required or m.is_awaited(section.close)
+
+
+def _in_section(m: "Machine", meaning: Meaning) -> Wait[Calls | None]:
+    """After the opening of a section: the first call, or the end of an empty one."""
+    following = yield from m.space()
+    for shape in meaning.shapes:
+        section = shape.section
+        assert section is not None
+        if (yield from m.match(marks_of(section.close))):
+            m.keep()
+            return None
+        if isinstance(shape, BlockCalls):
+            m.header, found = yield from m.collect(marks_of(shape.open), HEADER)
+        elif shape.open:
+            found = yield from m.match(marks_of(shape.open))
+        else:
+            found = following if fits(shape, following) else ""
+        if found:
+            m.await_close(section.close)
+            return shape
+    return None
 
 
 def read_calls(machine: "Machine", shape: Calls) -> Wait[bool]:
@@ -51,7 +95,7 @@ def read_mention(machine: "Machine", mark: str, meaning: Meaning, mention: str) 
     m.open_part(meaning.core)
     m.at -= len(meaning.core) if meaning.bare else 0
     m.mentioning, m.draft, complete = True, [], False
-    shape = yield from m.find_shape(meaning)
+    shape = yield from find_shape(m, meaning)
     if shape is not None:
         complete = yield from read_calls(m, shape)
     if shape is not None and complete:
@@ -62,12 +106,85 @@ def read_mention(machine: "Machine", mark: str, meaning: Meaning, mention: str) 
         try:
             m.take_draft()
             m.close_part()
+            m.say_left()
         except IsCall:
             m.leave_call(m.retract())
         return
     given = m.retract()
     m.at += 0 if given else len(meaning.core)
     m.think(given or meaning.core)
+
+
+def read_lone_calls(m: "Machine", shape: JsonCalls) -> Wait[None]:
+    """Calls that are the whole answer, without a marker: some models forget it, or write a fence instead.
+
+    They must name declared tools. Nothing is said as long as it may come to that.
+    """
+    m.hold()
+    m.open_part()
+    yield from m.space()
+    fence = yield from m.match(FENCE)
+    m.mentioning, m.draft, complete = True, [], False
+    if (yield from m.space()) == "{":
+        complete = yield from read_calls(m, shape)
+    if complete and fence:
+        yield from m.space()
+        complete = bool((yield from m.match(FENCE_END)))
+    if complete:
+        complete = not (yield from m.space())
+    m.mentioning = False
+    if complete:
+        m.take_draft()
+        m.close_part()
+        m.say_left()
+    else:
+        m.unread(m.retract())
+
+
+def take_back(m: "Machine", meaning: Meaning, shape: Calls | None) -> None:
+    """No call follows a marker; if the end of the answer has cut it off, its special tokens are no text."""
+    cut_off = m.ended and m.at == len(m.text)
+    given = m.retract()
+    if not given and not m.half:
+        # A bare call that failed at its first character: at least this one is read, as text.
+        m.at += len(meaning.core)
+        given = meaning.core
+    if cut_off:
+        given = _without_structure(m, given, shape)
+    elif meaning.shapes[0].silent:
+        given = _without_markers(m, given, meaning)
+    m.suspend(given)
+    m.sink(given)
+
+
+def _without_structure(m: "Machine", given: str, shape: Calls | None) -> str:
+    """What is left of a call that was cut off: neither its special tokens nor the beginning of a name."""
+    if not m.compiled.structure.search(given):
+        return given
+    said = _without_tags(m, given.removesuffix(m.tail), shape)
+    name = said.strip()
+    if isinstance(shape, NamedCalls) and shape.prefixed:
+        name = name.removeprefix(shape.prefixed).rstrip("0123456789").removesuffix(":")
+    return "" if any(known.startswith(name) for known in m.tools) else said
+
+
+def _without_markers(m: "Machine", given: str, meaning: Meaning) -> str:
+    """What follows is noise. Inside of a section its markers are none, nor are those that will close it."""
+    shape = meaning.shapes[0]
+    closes = shape.section.close if shape.section else ()
+    if meaning.action != "section" and not m.is_awaited(closes):
+        return meaning.openings.pattern.sub("", given)
+    m.await_close(closes)
+    m.await_close(shape.close)
+    return _without_tags(m, given, shape)
+
+
+def _without_tags(m: "Machine", given: str, shape: Calls | None) -> str:
+    said = m.compiled.structure.sub("", given)
+    if isinstance(shape, AttributedCalls):
+        name, _, rest = said.partition(shape.rest[0])
+        said = name if INDEX.fullmatch(rest) else said
+    return said
 
 
 def fits(shape: Calls, following: str) -> bool:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from dragoman.dialects.compiled import marks_of
 from dragoman.dialects.declare import (
     ActionCalls,
-    BlockCalls,
     JsonCalls,
     KeyedCalls,
     NamedCalls,
@@ -15,13 +14,15 @@ from dragoman.dialects.declare import (
 )
 from dragoman.dialects.readers.literals import PYTHON, read_literal, read_string
 from dragoman.dialects.scan import Sink, Wait, structure_of
-from dragoman.dialects.schema import whole_characters
+from dragoman.dialects.schema import quote_json, whole_characters
 
 if TYPE_CHECKING:
     from dragoman.dialects.machine import Machine
 
 BARE_KEYS = frozenset({"type", "id", "index"})
 """Keys that a call without a marker may also have. With any other, the object is no call."""
+FRAME = re.compile(r'"(?:id|index)": (?:"[\w.:\-]{0,64}"|\d{1,9}|null)\s*|"type": "function"\s*', re.ASCII)
+"""Members that belong to the frame of a call, and are told nowhere. All others that it has are text."""
 NO_ARGUMENTS = "{}"
 
 
@@ -37,7 +38,9 @@ def read_json_calls(m: "Machine", shape: JsonCalls) -> Wait[bool]:
     while True:
         m.begin_call(shape)
         reader = _ObjectReader(m, shape)
-        if not (yield from reader.read()):
+        complete = yield from reader.read()
+        m.leave(reader.spared)
+        if not complete:
             if m.calls == first or shape.whole or not reader.over:
                 return False
             # A whole object that is no call, after one that is: it spoils only itself.
@@ -77,6 +80,7 @@ class _ObjectReader:
         self.early: list[str] = []
         self.opened = False
         self.ignored = False
+        self.unsaid: list[str] = []
         self.over = False
 
     def read(self) -> Wait[bool]:
@@ -101,22 +105,31 @@ class _ObjectReader:
 
     def _member(self, key: str, following: str) -> Wait[bool]:
         shape = self.shape
-        if isinstance(shape, KeyedCalls):
+        if isinstance(shape, KeyedCalls) and not self.opened:
             self.name = key
             return (yield from self._arguments(following))
         if key in shape.name and not self.opened:
+            if self.name is not None:
+                self.m.leave(f'"{key}": {quote_json(self.name)}')
             self.name = yield from self._string()
-            if self.early and self.name is not None:
+            if self.name is None or (shape.declared and self.name not in self.m.tools):
+                return False
+            if self.early:
                 return self._open() and self._say("".join(self.early))
-            return self.name is not None
+            return True
         if key in shape.arguments and not self.opened:
             return (yield from self._arguments(following))
         if key in shape.id and not self.opened and following in ("'", '"'):
             self.id = yield from self._string()
             return self.id is not None
-        if not shape.open and shape.section is None and key not in BARE_KEYS and not self.opened:
+        bare = not shape.open and shape.section is None
+        if bare and key not in BARE_KEYS and (shape.declared or not self.opened):
             return False
-        return (yield from self._value(lambda text: None))
+        parts = [quote_json(key), ": "]
+        complete = yield from self._value(parts.append)
+        other = "".join(parts)
+        self.m.leave("" if FRAME.fullmatch(other) else other)
+        return complete
 
     def _arguments(self, following: str) -> Wait[bool]:
         """An object. What it begins with must be JSON before anything is said of it."""
@@ -152,18 +165,20 @@ class _ObjectReader:
 
     @property
     def _sink(self) -> Sink:
-        return self._nothing if self.ignored else self.m.arguments
+        return self.unsaid.append if self.ignored else self.m.arguments
 
-    def _nothing(self, text: str) -> None:
-        pass
+    @property
+    def spared(self) -> str:
+        """The arguments of a call that is none, if it has any."""
+        said = "".join(self.unsaid)
+        return "" if said.strip() == NO_ARGUMENTS else said
 
     def _say(self, text: str) -> bool:
         self._sink(text)
         return True
 
     def _open(self) -> bool:
-        assert self.name is not None
-        if not self.name and isinstance(self.shape, BlockCalls):
+        if not self.name:
             return False
         self.opened = True
         self.ignored = isinstance(self.shape, ActionCalls) and self.name in self.shape.ignored
@@ -233,7 +248,7 @@ KIMI_ID = re.compile(r"(?:functions\.)?(.+):(\d+)", re.DOTALL)
 
 def read_named_call(m: "Machine", shape: NamedCalls) -> Wait[bool]:
     named = yield from _name(m, shape)
-    if named is None:
+    if named is None or named[0] in ("", shape.prefixed):
         return False
     name, id_ = named
     following = yield from m.space()

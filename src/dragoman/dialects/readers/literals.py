@@ -119,10 +119,13 @@ def _python_call(m: "Machine", shape: PythonCalls) -> Wait[bool]:
         key, found = yield from m.collect(EQUALS, KEY)
         following = (yield from m.space()) if found else ""
         if not following or not VALUE_START.match(following) or not key.strip():
-            if not opened and m.ended and m.at == len(m.text) and shape.open:
-                # The end cuts it off here: the name is certain, and no argument is.
-                m.open_call(name.strip(), None, shape)
-                m.arguments(lead)
+            if m.ended and m.at == len(m.text) and (opened or shape.open):
+                # The end cuts it off here: the name is certain, and the key is as far as it goes.
+                if not opened:
+                    m.open_call(name.strip(), None, shape)
+                m.arguments(f'{lead}"{escape_json(key.strip())}' if key.strip() else lead.rstrip(", "))
+            elif opened:
+                m.leave(key + found)
             return False
         if not opened:
             opened = True
@@ -194,6 +197,7 @@ def _key(m: Scanner, sink: Sink, level: _Level, style: QuoteStyle, quotes: Marks
     parts: list[str] = []
     if (yield from m.stands(quotes)):
         if not (yield from read_string(m, parts.append, style)):
+            sink(("" if level.empty else ", ") + "".join(parts))
             return False
         key: str = json.loads("".join(parts))
     else:

@@ -10,7 +10,7 @@ from msgspec import Struct, field
 from dragoman.dialects.compiled import marks_of, variants
 from dragoman.dialects.declare import AttributedCalls, DoubledCalls, Spellings, TaggedCalls, TreeCalls
 from dragoman.dialects.scan import Marks, Wait, structure_of
-from dragoman.dialects.schema import ArgumentPlace, quote_json
+from dragoman.dialects.schema import ArgumentPlace, escape_json, quote_json
 
 if TYPE_CHECKING:
     from dragoman.dialects.machine import Machine
@@ -18,8 +18,18 @@ if TYPE_CHECKING:
 # Lone surrogates stand for special tokens, and none of them is part of a name.
 NAME = re.compile("\\s*[^\\s<>{}\\[\\]\ud800-\udfff]*\\s*")
 ATTRIBUTE = re.compile("[^\\s<>\ud800-\udfff]*")
-KEY = re.compile(r"[^<>\n]*")
-REST = re.compile(r"[^<>\n]*")
+QUOTED = re.compile('(?:[^\\s"\ud800-\udfff][^"\\n\ud800-\udfff]*)?')
+"""A name between quotes of its own may have anything in it."""
+KEY = re.compile("[^<>\\n\ud800-\udfff]*")
+REST = re.compile("[^<>\\n\ud800-\udfff]*")
+INDEX = re.compile(r'\s*(?:i(?:n(?:d(?:e(?:x(?:=(?:"\d*"?)?)?)?)?)?)?)?\s*', re.ASCII)
+"""The rest of a name's tag, or its beginning. Anything else that stands there is text."""
+TYPES = {
+    "string": ("true", "false"),
+    "name": ("string", "number", "integer", "boolean", "object", "array", "null"),
+}
+TAGS = ("<", *map(chr, range(0xD800, 0xE000)))
+"""What the marker begins with where it is unlike anything in a value; special tokens are lone surrogates."""
 CDATA, CDATA_END = Marks(("<![CDATA[",)), Marks(("]]>",))
 
 
@@ -36,10 +46,15 @@ class TagReader:
         self.shape = shape
         self.attributes = shape.rest if isinstance(shape, AttributedCalls) else ""
         self.place = ArgumentPlace(None, {})
+        self.given: set[str] = set()
+        """The keys that were written."""
+        self.ahead: tuple[str, str] | None = None
+        """A key that was met before the value before it was closed, and what ends it."""
         self.lead = "{"
         self.closed = False
         self.keys = marks_of(shape.key)
         self.closes = marks_of(shape.close)
+        self.ends = _ends_of_value(shape)
         self.goes_on = marks_of(shape.key, shape.close, shape.section.close if shape.section else ())
 
     def head(self) -> Wait[bool]:
@@ -49,21 +64,24 @@ class TagReader:
         ends = marks_of(shape.then, shape.empty, shape.key, shape.close)
         if self.attributes:
             ends = marks_of((self.attributes[0],))
-        name, found = yield from m.collect(ends, ATTRIBUTE if quote or self.attributes else NAME)
+        plausible = QUOTED if self.attributes else ATTRIBUTE if quote else NAME
+        name, found = yield from m.collect(ends, plausible)
         if not found:
             return False
+        rest = ""
         if self.attributes:
-            _, found = yield from m.collect(marks_of(shape.then), REST)
+            rest, found = yield from m.collect(marks_of(shape.then), REST)
             if not found:
                 return False
         if found in self.keys.all or found in self.closes.all:
             m.at -= len(found)
         self.closed = found in shape.empty
         name = self._read_name(name if quote else name.strip())
-        if (not name and not quote) or not (yield from self._goes_on()):
+        if not name or not (yield from self._goes_on()):
             return False
         m.open_call(name, None, shape)
         self.place = m.tools.arguments(name)
+        m.leave("" if INDEX.fullmatch(rest) else rest)
         return True
 
     def _goes_on(self) -> Wait[bool]:
@@ -94,6 +112,10 @@ class TagReader:
             yield from m.json_container(m.arguments, structure, self.closes)
             self.lead = ""
         while not self.closed:
+            if self.ahead is not None:
+                if not (yield from self._argument("")):
+                    return False
+                continue
             yield from m.space()
             if (yield from m.stands(self.closes)):
                 break
@@ -105,7 +127,7 @@ class TagReader:
                     break
                 return self._cut_off()
             yield from m.skip(_trail(shape.key, found))
-            if not (yield from self._argument()):
+            if not (yield from self._argument(found)):
                 return False
         self._finish()
         return True
@@ -118,44 +140,55 @@ class TagReader:
         self._finish()
         return True
 
-    def _break_off(self) -> bool:
-        """A key that does not end: nothing is said of it."""
+    def _break_off(self, tag: str = "", key: str | None = None) -> bool:
+        """A key without a value. Where the text ends, the arguments end with it; else the tag is text."""
+        m = self.m
+        if key is not None and m.ended and m.at == len(m.text):
+            m.arguments(f'{self.lead}"{escape_json(key)}')
+            return False
         if self.lead == "{":
-            self.m.arguments("{")
+            m.arguments("{")
+        m.leave(tag)
         return False
 
-    def _without_value(self) -> bool:
-        """A key without a value is dropped; if it is the end that cut it off, so is half a tag."""
+    def _without_value(self, key: str) -> bool:
+        """A key that no value follows is no argument; if it is the end that cut it off, so is half a tag."""
         m = self.m
-        if not m.ended or not self.shape.value.startswith(m.text[m.at :]):
-            return True
-        m.at = len(m.text)
-        return self._break_off()
+        if m.ended and self.shape.value.startswith(m.text[m.at :]):
+            m.at = len(m.text)
+            return self._break_off(key=key)
+        m.leave(key)
+        return True
 
     def _finish(self) -> None:
         if self.lead:
             self.m.arguments("{}" if self.lead == "{" else "}")
         self.m.close_call()
 
-    def _argument(self) -> Wait[bool]:
+    def _argument(self, tag: str) -> Wait[bool]:
         m, shape = self.m, self.shape
-        key, found = yield from m.collect(_marks_before(shape.key_end), KEY)
+        if self.ahead is None:
+            key, found = yield from m.collect(_marks_before(shape.key_end), KEY)
+        else:
+            (key, found), self.ahead = self.ahead, None
         if not found:
-            return self._break_off()
+            return self._break_off(tag + key, key)
+        tag += key + found
         stated = ""
         if shape.type_end and found not in shape.type_end:
-            stated, found = yield from m.collect(marks_of(shape.type_end), ATTRIBUTE)
+            stated, found = yield from m.collect(marks_of(shape.type_end), _type_names(shape.types))
             if not found:
-                return self._break_off()
+                return self._break_off(tag + stated, key)
         yield from m.skip(_trail(shape.type_end or shape.key_end, found))
+        key = unescape(key) if self.attributes else key
         if shape.value.strip():
             yield from m.space()
             if not (yield from m.match(marks_of((shape.value,)))):
-                return self._without_value()
+                return self._without_value(key)
         yield from m.skip(shape.value[len(shape.value.rstrip()) :])
-        key = unescape(key) if self.attributes else key
         m.arguments(f"{self.lead}{quote_json(key)}: ")
         self.lead = ", "
+        self.given.add(key)
         return (yield from self._value(self.place.member(key), stated))
 
     def _value(self, place: ArgumentPlace, stated: str) -> Wait[bool]:
@@ -187,18 +220,45 @@ class TagReader:
         """Up to the closing tag. One that neither an argument nor the end of the call follows is text."""
         m = self.m
         sink = m.string_arguments if text else parts.append
-        ends = _marks_before(self.shape.value_end)
+        ends, keys, closes = self.ends
         while True:
             found = yield from m.until(ends, sink)
             if not found:
                 return False
-            mark, space = found, ""
-            while (following := (yield from m.peek())).isspace():
-                space += following
-                m.at += 1
-            if not following or (yield from m.stands(self.goes_on)) or self._cut_short():
+            if found in keys:
+                read = yield from self._next_key(found)
+            elif found in closes:
+                read = yield from self._end_of_all(found)
+            else:
+                read = found + (yield from m.blank())
+                if not (yield from m.peek()) or (yield from m.stands(self.goes_on)) or self._cut_short():
+                    return True
+            if not read:
                 return True
-            sink(mark + space)
+            sink(read)
+
+    def _next_key(self, tag: str) -> Wait[str]:
+        """The closing tag is missing before the next key: a declared one, that was not given yet. What was
+        read, if it is no such key.
+        """
+        key, found = yield from self.m.collect(_marks_before(self.shape.key_end), KEY)
+        name = unescape(key) if self.attributes else key
+        if not found or name in self.given or not self.place.has(name):
+            return tag + key + found
+        self.ahead = key, found
+        return ""
+
+    def _end_of_all(self, close: str) -> Wait[str]:
+        """The closing tag is missing before the end of the call, with which the answer ends. What was read,
+        if it does not.
+        """
+        m, section = self.m, self.shape.section
+        read = close + (yield from m.blank())
+        if section is not None:
+            read += yield from m.match(marks_of(section.close))
+            read += yield from m.blank()
+        self.closed = not (yield from m.peek())
+        return "" if self.closed else read
 
     def _cdata(self, place: ArgumentPlace, text: bool) -> Wait[bool]:
         m, parts = self.m, list[str]()
@@ -224,6 +284,26 @@ def _marks_before(spellings: Spellings) -> Marks:
     return Marks(variants(spellings))
 
 
+@lru_cache(maxsize=1024)
+def _type_names(types: str) -> re.Pattern[str]:
+    """Takes the types that may be stated, and every beginning of them."""
+    beginnings = {name[:size] for name in TYPES[types] for size in range(len(name) + 1)}
+    return re.compile("|".join(sorted(beginnings, key=len, reverse=True)))
+
+
+@lru_cache(maxsize=1024)
+def _ends_of_value(shape: TaggedCalls) -> tuple[Marks, frozenset[str], frozenset[str]]:
+    """All that may end a value; of it the keys and the ends of calls, before which its own end is missing."""
+    end = shape.value_end[0]
+    layout, tags = end[: len(end) - len(end.lstrip())], TAGS if end.strip() else ()
+    ends = variants(shape.value_end)
+    keys, closes = (
+        frozenset(variants(layout + mark.strip() for mark in marks if mark.startswith(tags))).difference(ends)
+        for marks in (shape.key, shape.close)
+    )
+    return Marks({*ends, *keys, *closes}), keys, closes
+
+
 # A tree of tags: `<tags><item>a</item></tags>`, each tag after a marker of its own
 
 TAG_NAME = re.compile(r"[^\s<>]*")
@@ -242,7 +322,7 @@ class TagNode(Struct):
 def read_tree_call(m: "Machine", shape: TreeCalls) -> Wait[bool]:
     """The whole tree is read before anything is said: a wrong closing tag makes all of it text."""
     name, found = yield from m.collect(marks_of(shape.then), TAG_NAME)
-    if not found:
+    if not found or not name:
         return False
     root = yield from _tree(m, shape, TagNode(name))
     if root is None:
@@ -266,6 +346,11 @@ def _tree(m: "Machine", shape: TreeCalls, root: TagNode) -> Wait[TagNode | None]
         tag, found = yield from m.collect(TAG_END, TAG)
         if not found or not tag.startswith("<"):
             return None
+        if path[-1].children or not tag.startswith("</"):
+            # Text beside tags is nothing that an argument can hold.
+            if any(map(str.strip, path[-1].texts)):
+                return None
+            path[-1].texts.clear()
         if not tag.startswith("</"):
             path.append(TagNode(tag[1:]))
             path[-2].children.append(path[-1])
