@@ -4,14 +4,18 @@ import random
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dragoman.constrain.calls.answer_grammar import answer_grammar
 from dragoman.constrain.grammar.rules import Rules
 from dragoman.constrain.reasoning_budget import Budgeted, ReasoningBudget
 from dragoman.constrain.vocabulary import Vocabulary
-from dragoman.dialects.parser import Parser
+from dragoman.dialects.parser import Parser, parse
 from dragoman.dialects.registry import get_dialect, list_dialects
-from dragoman.types import Answer, Matcher, fold
+from dragoman.dialects.render import render
+from dragoman.types import Answer, Matcher, ToolCall, fold
+from tests.support.laws import examples, tried
 from tests.support.walks import Walker, special_tokens
 
 NAMES = [
@@ -131,3 +135,30 @@ def test_a_budget_of_nothing_closes_at_once() -> None:
     answer = model.read(model.answer(matcher, random.Random(0), 40), True)
     assert not answer.reasoning
     assert answer.text
+
+
+ENDED_BY_CALL = [
+    name for name in NAMES if (one := get_dialect(name).reasoning) is not None and one.ended_by_call
+]
+AROUND = ["{}", " {}", ". {}", " `{}`", ' "{}"', "\n```\n{}\n```\n", "\n{}", " {} and so on", "`{}` or\n"]
+
+
+@pytest.mark.parametrize("name", ENDED_BY_CALL)
+@examples(15)
+@given(data=st.data())
+def test_whoever_counts_and_whoever_reads_have_one_rule_for_calls(name: str, data: st.DataObject) -> None:
+    """A call that reasoning only mentions does not end it."""
+    model = Model(name, False)
+    call = render(model.dialect, Answer(calls=[ToolCall(id="1", name="f", arguments="{}")]))
+    calls = st.sampled_from(AROUND).map(lambda around: around.format(call))
+    words = st.sampled_from(["Hm", " so", ".", "\n", ", é"])
+    thought = "".join(data.draw(st.lists(words | calls, min_size=1, max_size=6)))
+    matcher = ReasoningBudget(model.dialect, 1, model, starts_in_reasoning=True).start()
+    for id_ in model.encode(thought):
+        matcher.accept(id_)
+    row = np.zeros(len(model.pieces), dtype=np.float32)
+    matcher.mask(row)
+    is_forced = np.flatnonzero(np.isfinite(row)).size == 1
+    tried(call.strip() in thought)
+    read = parse(thought + model.dialect.reasoning.close[0] + "Z", model.dialect, [TOOL], True)
+    assert is_forced == (not read.calls), read

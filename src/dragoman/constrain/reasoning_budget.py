@@ -4,6 +4,7 @@ llguidance can bound a lexeme by tokens, but is slower then and does not join gr
 a budget without any grammar. So the budget stands before the matcher, which sees forced ids like all others.
 """
 
+import codecs
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -13,6 +14,7 @@ from msgspec import Struct
 from dragoman.constrain.constraint import Constraint
 from dragoman.constrain.grammar.rules import Rules
 from dragoman.dialects.declare import Dialect
+from dragoman.dialects.scan import ThoughtMargin
 from dragoman.types import Foreseeing, Matcher, Preparing
 
 
@@ -22,6 +24,8 @@ class ReasoningMarkers(Struct, frozen=True):
     opens: tuple[str, ...]
     closes: tuple[str, ...]
     end: str
+    calls: tuple[str, ...] = ()
+    """What opens a call, which ends reasoning as well, unless reasoning only mentions it."""
 
 
 class BudgetRecipe(Struct, frozen=True):
@@ -75,6 +79,7 @@ class ReasoningBudget:
         self.end = markers.end
         self.opens = tuple(map(self._bytes, markers.opens))
         self.closes = tuple(map(self._bytes, markers.closes))
+        self.calls = tuple(map(self._bytes, markers.calls))
 
     @property
     def applies(self) -> bool:
@@ -114,7 +119,12 @@ class BudgetMatcher:
         self._delay = MOST_DELAY
         self._forced: list[int] = []
         self._tail = b""
-        self._longest = max(map(len, (*budget.opens, *budget.closes)), default=1)
+        """The end of the answer. What was thought before it is noted in the margin."""
+        self._longest = max(map(len, (*budget.opens, *budget.closes, *budget.calls)), default=1)
+        self._margin = ThoughtMargin()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._mentions = False
+        """Whether nothing but layout came since a marker of calls that is only mentioned. The next is, too."""
 
     def prepare(self) -> None:
         if isinstance(self._inner, Preparing):
@@ -150,16 +160,35 @@ class BudgetMatcher:
             self._forced.pop(0)
         if self._inside:
             self._left -= 1
-        self._tail = (self._tail + self._budget.spell(id_))[-4 * self._longest :]
+        said = self._budget.spell(id_)
+        self._tail += said
+        self._note(len(self._tail) - 4 * self._longest)
         marks = self._budget.closes if self._inside else self._budget.opens
-        if any(self._has(mark, id_) for mark in marks):
+        if any(self._has(mark, said) for mark in marks) or (self._inside and self._calls(said)):
             self._inside = not self._inside
-            self._tail = b""
+            self._tail, self._margin, self._mentions = b"", ThoughtMargin(), False
 
-    def _has(self, mark: bytes, id_: int) -> bool:
+    def _note(self, size: int) -> None:
+        if size > 0:
+            noted, self._tail = self._tail[:size], self._tail[size:]
+            self._margin.note(self._decoder.decode(noted))
+            self._mentions = self._mentions and not noted.strip()
+
+    def _has(self, mark: bytes, said: bytes) -> bool:
         """Whether the last id completed the marker; more text may stand behind it in the same token."""
-        recent = len(self._budget.spell(id_)) + len(mark) - 1
-        return mark in self._tail[-recent:]
+        return mark in self._tail[-(len(said) + len(mark) - 1) :]
+
+    def _calls(self, said: bytes) -> bool:
+        """Whether the last id began a call, by the rule of whoever reads the answer."""
+        for mark in self._budget.calls:
+            if self._has(mark, said):
+                self._note(self._tail.rindex(mark))
+                is_call = mark.startswith(_SPECIAL) or not (self._mentions or self._margin.find_mention(""))
+                if is_call:
+                    return True
+                self._note(len(mark))
+                self._mentions = True
+        return False
 
     @property
     def accepting(self) -> bool:
@@ -201,12 +230,13 @@ def _markers(dialect: Dialect) -> ReasoningMarkers:
         )
     if thinking is None:
         return ReasoningMarkers((), (), "")
-    closes = [*thinking.close, *thinking.ended_by]
-    if thinking.ended_by_call:
-        for shape in dialect.calls:
-            closes += [*shape.open, *(shape.section.open if shape.section else ())]
-    opens = tuple(mark.strip() for mark in thinking.open)
-    return ReasoningMarkers(opens, tuple(mark.strip() for mark in closes), thinking.close[0])
+    sections = [shape.section.open for shape in dialect.calls if shape.section]
+    begun = [*(shape.open for shape in dialect.calls), *sections] if thinking.ended_by_call else []
+    opens, closes, calls = (
+        tuple(dict.fromkeys(mark.strip() for group in groups for mark in group))
+        for groups in ([thinking.open], [thinking.close, thinking.ended_by], begun)
+    )
+    return ReasoningMarkers(opens, closes, thinking.close[0], calls)
 
 
 def _mark(id_: int) -> bytes:
