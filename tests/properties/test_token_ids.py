@@ -11,6 +11,7 @@ from dragoman.engines.scripted import END_ID, Script, ScriptedEngine
 from dragoman.http.app import App
 from dragoman.settings import Settings
 from tests.support.http import chunks
+from tests.support.responses import payloads
 
 CALL = '{"name": "f", "arguments": {"a": "b"}}'
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
@@ -124,3 +125,12 @@ def test_of_completions(script: Script, body: dict[str, Any], options: dict[str,
     for choice in whole["choices"] + choices_of(stream):
         tokens = choice["logprobs"]["tokens"] if choice["logprobs"] else []
         assert tokens == (named(choice["token_ids"]) if "logprobs" in body else [])
+
+
+@settings(max_examples=100)
+@given(scripts, st.sampled_from([[], [{"type": "function", "name": "f", "parameters": {"type": "object"}}]]))
+def test_of_a_response(script: Script, tools: list[dict[str, Any]]) -> None:
+    body = {"input": "hi", "tools": tools, "stream": True, "return_token_ids": True}
+    [stream] = asyncio.run(ask(ScriptedEngine(script), "/v1/responses", [body]))
+    told = [id_ for event in payloads(stream.content) for id_ in event.get("token_ids", ())]
+    assert told == list(script.ids)

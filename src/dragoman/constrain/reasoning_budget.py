@@ -124,7 +124,7 @@ class BudgetMatcher:
         self._margin = ThoughtMargin()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._mentions = False
-        """Whether nothing but layout came since a marker of calls that is only mentioned. The next is, too."""
+        """Whether nothing but layout came since a marker of calls that is only mentioned: so is the next."""
 
     def prepare(self) -> None:
         if isinstance(self._inner, Preparing):

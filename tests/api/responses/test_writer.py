@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import Struct
+from msgspec import Struct, structs
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
@@ -40,6 +40,7 @@ class Way(Struct, frozen=True):
     seals: bool
     logprobs: bool
     obfuscates: bool
+    token_ids: bool = False
 
 
 class Round(Struct, frozen=True):
@@ -91,7 +92,11 @@ def writer_of(way: Way) -> ResponseWriter:
     speller = Speller(Pieces(ByteTokenizer().pieces)) if way.logprobs else None
     seal = (lambda text: f"sealed {text}") if way.seals else None
     manner = Manner(
-        new_id=lambda start: f"{start}{next(ids)}", summary=way.summary, seal=seal, speller=speller
+        new_id=lambda start: f"{start}{next(ids)}",
+        summary=way.summary,
+        seal=seal,
+        speller=speller,
+        token_ids=way.token_ids,
     )
     writer = ResponseWriter(Wire(obfuscates=way.obfuscates), manner)
     writer.refs, writer.needs_approval = REFS, NEEDS_APPROVAL.__contains__
@@ -164,6 +169,27 @@ def test_everything_that_is_said_is_in_the_items(way: Way, run: Round) -> None:
     assert "".join(texts({"output": writer.items}).split()) == "".join(told.split())
 
 
+@given(ways, st.lists(st.tuples(said, finishes), min_size=1, max_size=3), st.data())
+def test_each_id_is_told_once_in_order(
+    way: Way, drawn: list[tuple[list[Event], FinishReason]], data: st.DataObject
+) -> None:
+    """Also those of layout that is no message, and of markers."""
+    sampled, run = count(), []
+    for events, finish in drawn:
+        for place in data.draw(st.lists(st.integers(0, len(events)), max_size=3)):
+            events.insert(place, Event("unseen", 0))
+        events.append(Event("finish", 0, finish=finish))
+        for event in events:
+            event.ids = [next(sampled) for _ in range(data.draw(st.integers(0, 2)))]
+        run.append(Round(events, True))
+    writer = writer_of(structs.replace(way, token_ids=True))
+    told = [id_ for event in payloads(written(writer, run)) for id_ in event.get("token_ids", ())]
+    heard = next((index for index, each in enumerate(run) if each.finish != "stop"), len(run) - 1)
+    ids = [id_ for each in run[: heard + 1] for event in each.events for id_ in event.ids]
+    # What is left is in the event that ends the response.
+    assert told + writer.wire.ids == ids
+
+
 @given(ways, rounds)
 def test_a_turn_without_an_error_has_an_item(way: Way, run: Round) -> None:
     writer = writer_of(way)
@@ -185,6 +211,14 @@ def test_layout_between_items_is_no_message() -> None:
     events = turn(thought, Event("text", 0, "\n\n"), call, Event("call_close", 0), Event("text", 0, "\n"))
     written(writer, [Round(events, True)])
     assert [item["type"] for item in writer.items] == ["reasoning", "function_call"]
+
+
+def test_layout_before_a_call_is_no_part_of_a_later_message() -> None:
+    writer = writer_of(PLAIN)
+    call = Event("call_open", 0, "weather", call_id="c")
+    events = turn(Event("text", 0, "\n\n"), call, Event("call_close", 0), Event("text", 0, "Hi"))
+    written(writer, [Round(events, True)])
+    assert writer.items[1]["content"][0]["text"] == "Hi"
 
 
 def test_layout_before_a_message_is_a_part_of_it() -> None:

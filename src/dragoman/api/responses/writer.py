@@ -189,6 +189,7 @@ class ResponseWriter:
         self._asked: tuple[Ref, list[str]] | None = None
         """A call that must be approved, and its arguments so far."""
         self._blank: list[Event] = []
+        """Whitespace that may yet be the beginning of a message, and ids without text that came after it."""
         self._turn_from = 0
         """The first item of this turn."""
 
@@ -214,6 +215,8 @@ class ResponseWriter:
             if event.logprobs and self._manner.speller and kind == "text":
                 return self._open.delta(event.text, self._manner.speller.chat(event.logprobs))
             return self._open.delta(event.text)
+        if self._blank and kind != "finish":
+            return self._after_blank(event)
         match kind:
             case "text":
                 return self._begin_text(event)
@@ -235,7 +238,6 @@ class ResponseWriter:
             case "unseen":
                 self._tell(event)
                 return b""
-        self._tell(event)
         return self._end(event)
 
     def _tell(self, event: Event) -> None:
@@ -248,9 +250,20 @@ class ResponseWriter:
             # Layout between items is no message, unless a message follows or nothing else does.
             self._blank.append(event)
             return closed
+        return closed + self._start(self._message(), "text") + self._one(event)
+
+    def _after_blank(self, event: Event) -> bytes:
+        """Whitespace is a part of the message that follows it. If something else does, its ids are told."""
+        if event.kind == "unseen" or (event.kind == "text" and not event.text.strip()):
+            self._blank.append(event)
+            return b""
         before, self._blank = self._blank, []
-        opened = closed + self._start(self._message(), "text")
-        return opened + b"".join([self._one(one) for one in (*before, event)])
+        if event.kind == "text":
+            opened = self._start(self._message(), "text")
+            return opened + b"".join([self._one(one) for one in (*before, event)])
+        for one in before:
+            self._tell(one)
+        return self._one(event)
 
     def _begin_call(self, event: Event) -> bytes:
         ref = self.refs.get(event.text)
@@ -286,13 +299,19 @@ class ResponseWriter:
         """A turn is over. What was being written is whole only if the model ended it."""
         self.finish, self.error = event.finish, event.error
         status: Status = "completed" if event.finish == "stop" else "incomplete"
-        written = self._close(status)
         before, self._blank = self._blank, []
+        if not before:
+            self._tell(event)
+        written = self._close(status)
         if event.error is None and len(self._items) == self._turn_from:
             # An answer of nothing is a message too: a client reads it without asking whether there is one.
             written += self._start(self._message(), "text") + b"".join([self._one(one) for one in before])
-            written += self._close(status)
-        return written
+        else:
+            for one in before:
+                self._tell(one)
+        if before:
+            self._tell(event)
+        return written + self._close(status)
 
     # Items
 
@@ -307,6 +326,8 @@ class ResponseWriter:
     def abandon(self) -> Written:
         """The response is at its end: whatever is not finished stays as it is."""
         written = self._close("incomplete")
+        for blank in self._blank:
+            self._tell(blank)
         for call in self.for_server:
             if self._items[call.item.place.index] is None:
                 data, item = call.abandoned()
