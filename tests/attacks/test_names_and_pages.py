@@ -22,7 +22,8 @@ def test_a_foreign_name_is_refused(server: Attacked, route: tuple[str, str], hos
 
 
 @pytest.mark.parametrize(
-    "host", ["localhost", "LOCALHOST:1", "127.0.0.1:80", "[::1]:8000", "[::1]", "localhost."]
+    "host",
+    ["localhost", "LOCALHOST:1", "127.0.0.1:80", "[::1]:8000", "[::1]", "localhost.", "0.0.0.0:8000", "[::]"],
 )
 def test_the_names_of_the_loopback_are_answered(server: Attacked, host: str) -> None:
     assert ask(server, "GET", "/v1/models", host=host).status_code == 200

@@ -3,7 +3,7 @@ import pytest
 from dragoman.engines.scripted import END_ID, ByteTokenizer, ScriptedEngine, say
 from tests.http.conftest import Serve
 from tests.support.flat import flat
-from tests.support.http import HELLO, post, stream
+from tests.support.http import HELLO, plain, post, stream
 
 PATH = "/v1/chat/completions"
 TEXT = "Hello, wörld!"
@@ -12,7 +12,7 @@ TEXT = "Hello, wörld!"
 def test_whole_answer(greeter: str) -> None:
     reply = post(greeter, PATH, HELLO).json()
     [choice] = reply["choices"]
-    assert choice["message"] == {"role": "assistant", "content": TEXT, "refusal": None}
+    assert choice["message"] == plain(TEXT)
     assert (choice["finish_reason"], choice["index"]) == ("stop", 0)
     assert (reply["object"], reply["model"]) == ("chat.completion", "scripted")
 

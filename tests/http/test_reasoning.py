@@ -8,7 +8,7 @@ from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import CHATML, END_ID, ScriptedEngine, say
 from tests.http.conftest import Serve
 from tests.support.flat import flat
-from tests.support.http import HELLO, post, stream
+from tests.support.http import HELLO, plain, post, stream
 from tests.support.messages import message_of
 
 PATH = "/v1/chat/completions"
@@ -67,7 +67,7 @@ def test_what_a_user_writes_opens_nothing(serve: Serve) -> None:
     url = serve(ScriptedEngine(say("Hello!")), dialect="hermes")
     body = {"messages": [{"role": "user", "content": "What is <think>?"}]}
     message = post(url, PATH, body).json()["choices"][0]["message"]
-    assert message == {"role": "assistant", "content": "Hello!", "refusal": None}
+    assert message == plain("Hello!")
 
 
 def test_reasoning_that_never_ends_stays_reasoning(serve: Serve) -> None:
@@ -81,14 +81,14 @@ def test_reasoning_that_never_ends_stays_reasoning(serve: Serve) -> None:
 def test_reasoning_can_be_left_in_the_text(serve: Serve, extra: dict[str, Any]) -> None:
     url = serve(ScriptedEngine(say(TEXT)), dialect="hermes")
     message = post(url, PATH, {**HELLO, **extra}).json()["choices"][0]["message"]
-    assert message == {"role": "assistant", "content": TEXT, "refusal": None}
+    assert message == plain(TEXT)
 
 
 def test_reasoning_can_be_left_out(serve: Serve) -> None:
     url = serve(ScriptedEngine(say(TEXT)), dialect="hermes")
     body = {**HELLO, "include_reasoning": False, "return_token_ids": True}
     message = post(url, PATH, body).json()["choices"][0]["message"]
-    assert message == {"role": "assistant", "content": "Hello!", "refusal": None}
+    assert message == plain("Hello!")
     chunks = stream(url, PATH, body)
     assert message_of(chunks)["reasoning"] == ""
     assert flat(chunk["choices"][0]["token_ids"] for chunk in chunks) == [*TEXT.encode(), END_ID]

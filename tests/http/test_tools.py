@@ -8,7 +8,7 @@ import pytest
 from dragoman.engines.scripted import END_ID, ByteTokenizer, Script, ScriptedEngine, say
 from tests.http.conftest import Serve
 from tests.support.flat import flat
-from tests.support.http import HELLO, post, stream
+from tests.support.http import HELLO, plain, post, stream
 from tests.support.messages import message_of, told
 
 PATH = "/v1/chat/completions"
@@ -86,7 +86,7 @@ def test_at_most_one_call_where_parallel_ones_are_not_wanted(serve: Serve) -> No
 def test_where_no_call_is_wanted_the_text_is_left_alone(serve: Serve, extra: dict[str, Any]) -> None:
     url = serve(ScriptedEngine(say(HERMES)), dialect="hermes")
     [choice] = post(url, PATH, {**ASK, **extra}).json()["choices"]
-    assert choice["message"] == {"role": "assistant", "content": HERMES, "refusal": None}
+    assert choice["message"] == plain(HERMES)
     assert choice["finish_reason"] == "stop"
 
 

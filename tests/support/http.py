@@ -8,6 +8,12 @@ import httpx
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 
 
+def plain(text: str) -> dict[str, Any]:
+    """The message of a chat completion that is text and nothing else."""
+    unset = dict.fromkeys(("refusal", "reasoning_content", "reasoning"))
+    return {"role": "assistant", "content": text, **unset}
+
+
 def send(method: str, url: str, path: str, **more: Any) -> httpx.Response:
     # Nothing here is encrypted, and to load certificates takes ten times as long as a request.
     return httpx.request(method, url + path, timeout=120, verify=False, **more)

@@ -22,7 +22,9 @@ from dragoman.settings import Settings
 
 _AUTHORITY = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
 _HEADER_NAMES = re.compile(rb"[A-Za-z0-9, _-]{1,2048}")
-_OWN_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_OWN_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]", "0.0.0.0", "[::]"})
+"""The last two are what many examples write for this machine, and systems take them for it. A page elsewhere
+can have a name of its own lead here, but not a number."""
 _ONCE = (b"host", b"origin", b"authorization", b"x-api-key", b"content-type", b"content-encoding")
 """Headers that decide something: of two, others on the way may have looked at the other one."""
 ANY = "*"

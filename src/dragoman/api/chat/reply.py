@@ -156,6 +156,9 @@ def _choice(answer: Answer, spelling: ChatSpelling, echoed: str, token_ids: bool
         # Null says that there is nothing to read beside the calls.
         "content": echoed + answer.text or (None if answer.calls else ""),
         "refusal": None,
+        # Programs that were written for vLLM and SGLang read these without asking whether they are there.
+        "reasoning_content": None,
+        "reasoning": None,
         **spelling.thought(answer.reasoning),
         **spelling.calls(answer.calls),
     }
