@@ -157,6 +157,11 @@ LLAMA: dict[str, dict[str, Any]] = {
     },
 }
 TABBY: dict[str, dict[str, Any]] = {
+    "grammar": {"grammar_string": 'start ::= colour ".";\ncolour ::= "Blue" | "Red";\n'},
+    "regex": {"regex_pattern": r"[A-Z][a-z]+\."},
+    "json_schema": {"json_schema": SCHEMA},
+    "no stream": {"stream_options": {"include_usage": True}, "n": 2, "logprobs": True, "top_logprobs": 5},
+    "thinking": {"template_vars": {"enable_thinking": False}},
     "sampling": {
         "max_tokens": 16,
         "min_tokens": 0,
@@ -248,7 +253,25 @@ def test_chat(client: httpx.Client, body: dict[str, Any]) -> None:
     assert answer.json()["choices"][0]["message"]["content"]
 
 
-@pytest.mark.parametrize("body", [SGLANG["sampling"], LLAMA["sampling"], TABBY["sampling"]])
+def test_what_has_no_effect_is_named(client: httpx.Client) -> None:
+    asked = {"messages": ASK, "stream_options": {"include_usage": True}}
+    answer = client.post("/v1/chat/completions", json=asked)
+    assert answer.headers["x-dragoman-ignored"] == "stream_options"
+
+
+def test_reasoning_is_read_without_asking_whether_it_is_there(client: httpx.Client) -> None:
+    [choice] = client.post("/v1/chat/completions", json={"messages": ASK}).json()["choices"]
+    assert (choice["message"]["reasoning"], choice["message"]["reasoning_content"]) == (None, None)
+
+
+def test_the_address_of_any_interface_is_this_machine(client: httpx.Client) -> None:
+    assert client.get("/v1/models", headers={"host": "0.0.0.0:8000"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [SGLANG["sampling"], LLAMA["sampling"], TABBY["sampling"], TABBY["grammar"], TABBY["regex"]],
+)
 def test_completions(client: httpx.Client, body: dict[str, Any]) -> None:
     unknown = ("continue_final_message",)
     fields = {name: value for name, value in body.items() if name not in unknown}

@@ -49,13 +49,15 @@ READER = Reader.of(CompletionRequest, COMPLETIONS, IDLE)
 
 
 def read(body: bytes, limits: Limits, ignored: Ignored | None = None) -> CompletionRequest:
-    return check_request(READER.read(body, ignored), limits)
+    return check_request(READER.read(body, ignored), limits, ignored)
 
 
-def check_request(request: CompletionRequest, limits: Limits) -> CompletionRequest:
+def check_request(
+    request: CompletionRequest, limits: Limits, ignored: Ignored | None = None
+) -> CompletionRequest:
     if _is_batch(request.prompt):
         check_count(len(request.prompt), limits.prompts, "prompt", "prompts")
-    check_shared(request)
+    check_shared(request, ignored)
     _check_best_of(request)
     if request.stream and request.echo and request.logprobs is not None:
         message = "The log probabilities of an echoed prompt cannot be streamed; leave out echo or logprobs."

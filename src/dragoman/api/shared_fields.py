@@ -17,7 +17,7 @@ from dragoman.api.choosing_fields import (
     read_wanted,
     samplers,
 )
-from dragoman.api.read import Reader
+from dragoman.api.read import Ignored, Reader
 from dragoman.errors import BadRequest, SettingsError
 from dragoman.limits import Limits
 from dragoman.prompt.prompter import check_kwargs
@@ -147,7 +147,7 @@ class SharedFields(SamplerFields, kw_only=True):
         return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
 
-def check_shared(fields: SharedFields) -> None:
+def check_shared(fields: SharedFields, ignored: Ignored | None = None) -> None:
     """Rules across fields; types and ranges were checked while decoding, and counts are the turn's."""
     read_wanted(fields)
     check_samplers(fields)
@@ -160,8 +160,8 @@ def check_shared(fields: SharedFields) -> None:
     if fields.truncate_prompt_tokens == 0:
         message = "truncate_prompt_tokens must be at least 1, or -1 for as many as fit."
         raise BadRequest(message, param="truncate_prompt_tokens", code="invalid_value")
-    if fields.stream_options and not fields.stream:
-        raise BadRequest("stream_options needs stream: true.", param="stream_options", code="invalid_value")
+    if fields.stream_options and not fields.stream and ignored is not None:
+        ignored.add("stream_options")
     if fields.stream and fields.prompt_logprobs is not None:
         message = "prompt_logprobs cannot be streamed; leave out one of the two."
         raise BadRequest(message, param="prompt_logprobs", code="invalid_value")

@@ -40,6 +40,8 @@ CASES: list[tuple[str, list[str], list[str]]] = [
     ("root ::= ( [x]* )*", ["", "xx"], ["y"]),
     ('root ::= ""', [""], ["a"]),
     ('root ::= "a" | "b" x | "c" x*\nx ::= x', ["a", "c"], ["b", "cc"]),
+    ('start ::= "a" x "!";\nx ::= "b" | "c";\n', ["ab!", "ac!"], ["ab", "b"]),
+    ('start ::= "a" ; root ::= start start ;', ["aa"], ["a"]),
 ]
 
 

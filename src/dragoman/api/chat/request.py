@@ -299,7 +299,7 @@ def read(body: bytes, limits: Limits, ignored: Ignored | None = None) -> ChatReq
 
 def check_request(request: ChatRequest, limits: Limits) -> None:
     check_conversation(request, limits)
-    check_shared(request)
+    check_shared(request, ignored)
     _check_chat(request)
 
 

@@ -188,7 +188,7 @@ def read(body: bytes, limits: Limits, ignored: Ignored | None = None) -> Respons
     """Refuses what can be refused without the store."""
     request: ResponseRequest = READER.read(body, ignored)
     _check_here(request)
-    check_shared(request)
+    check_shared(request, ignored)
     check_reasoning(request)
     check_template(request, limits)
     _check_context(request, limits)

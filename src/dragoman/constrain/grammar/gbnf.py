@@ -52,7 +52,7 @@ _TOKENS = re.compile(
     | (?P<class>\[(?:[^\]\\]|\\.)*\])
     | (?P<token><\[[0-9]+\]>|<[^<>\s]+>)
     | (?P<count>\{[ ]*[0-9]{1,9}[ ]*(?:,[ ]*[0-9]{0,9}[ ]*)?\})
-    | (?P<mark>[|()*+?.])""",
+    | (?P<mark>[|()*+?.;])""",
     re.VERBOSE | re.DOTALL,
 )
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
@@ -81,9 +81,12 @@ def gbnf_to_lark(grammar: str) -> str:
 def read_gbnf(grammar: str) -> dict[str, Tree]:
     """The rules by name. All names that occur are there, and `root` is.
 
-    A special token, such as `<think>` or `<[128010]>`, is a reference with that name.
+    A special token, such as `<think>` or `<[128010]>`, is a reference with that name. Grammars as TabbyAPI
+    shows them begin with `start`, and have a semicolon after each rule.
     """
     rules = dict(_GbnfReader(grammar).rules())
+    if "start" in rules:
+        rules.setdefault("root", Reference("start", 1))
     if "root" not in rules:
         raise GbnfError("there is no rule with the name root")
     for rule in rules.values():
@@ -109,6 +112,7 @@ class _GbnfReader:
                 raise GbnfError(f"line {line}: a rule begins with a name and ::=")
             self.at += 2
             yield name, self._options(0)
+            self._took(";")
             if self.at < len(self.tokens) and not self._begins_rule():
                 raise GbnfError(f"line {self.tokens[self.at][2]}: {self.tokens[self.at][1]} is out of place")
 
@@ -125,7 +129,7 @@ class _GbnfReader:
         parts: list[Tree] = []
         while self.at < len(self.tokens) and not self._begins_rule():
             kind, text, line = self.tokens[self.at]
-            if kind == "mark" and text in "|)":
+            if kind == "mark" and text in "|);":
                 break
             self.at += 1
             part = self._group(depth, line) if text == "(" else _read_atom(kind, text, line)
