@@ -47,6 +47,17 @@ def test_a_conversation_is_shown_as_it_was_made(url: str) -> None:
     assert found(url, f"{PATH}/{shown['id']}") == shown
 
 
+def test_an_item_is_in_a_conversation_once(url: str) -> None:
+    path = made(url, "one")
+    [item] = found(url, f"{path}/items")["data"]
+    again = {"items": [HI, {**item, "content": "two"}]}
+    assert refusal(post(url, f"{path}/items", again)) == (400, "items[1].id")
+    twice = {"items": [{**HI, "id": "msg_1"}, {**HI, "id": "msg_1"}]}
+    assert refusal(post(url, f"{path}/items", twice)) == (400, "items[1].id")
+    assert said(found(url, f"{path}/items")) == ["one"]
+    assert post(url, made(url) + "/items", again).status_code == 200
+
+
 def test_an_empty_conversation_needs_no_body(url: str) -> None:
     made = send("POST", url, PATH).json()
     assert found(url, f"{PATH}/{made['id']}/items") == {

@@ -64,9 +64,13 @@ def read_items(body: bytes) -> list[dict[str, Any]]:
 
 def check_items(items: Sequence[ItemDict]) -> None:
     """Refuses what is an order to the server rather than a part of a conversation."""
+    seen: set[str] = set()
     for number, item in enumerate(items):
         if item["type"] == "compaction_trigger":
             raise wrong(f"items[{number}].type", "cannot be kept; send it as input of a response")
+        if item["id"] in seen:
+            raise wrong(f"items[{number}].id", "is that of an item before it")
+        seen.add(item["id"])
 
 
 def describe_conversation(conversation: StoredConversation) -> dict[str, Any]:

@@ -360,7 +360,7 @@ def unknown_response(id_: str) -> NotFound:
 
 
 def _unknown_conversation(id_: str) -> NotFound:
-    return NotFound(f"There is no conversation '{id_[:128]}'.", param="conversation")
+    return NotFound(f"There is no conversation '{id_[:128]}'.", param="conversation", code="not_found")
 
 
 def _unknown_previous(id_: str) -> BadRequest:

@@ -214,7 +214,7 @@ def _check_context(request: ResponseRequest, limits: Limits) -> None:
     if isinstance(request.input, list):
         check_count(len(request.input), limits.messages, "input", "items")
     if request.previous_response_id and request.conversation:
-        message = "previous_response_id and conversation exclude each other; send one of them."
+        message = "previous_response_id and conversation are mutually exclusive; send one of them."
         raise BadRequest(message, param="conversation", code="invalid_value")
     before = request.previous_response_id or request.conversation or request.instructions
     if request.input in (None, []) and not before:
