@@ -338,8 +338,9 @@ async def _order(method: Callable[..., Any], **fields: Any) -> Any:
     return await done if inspect.isawaitable(done) else done
 
 
-def _package(manager: Any) -> str:
-    return type(manager).__module__.partition(".")[0]
+def _packages(manager: Any) -> frozenset[str]:
+    """Of its class, which may be somebody's own, and of those that it is made from."""
+    return frozenset(one.__module__.partition(".")[0] for one in type(manager).__mro__[:-1])
 
 
 # An AsyncLLM-shaped engine as an Engine: requests out, steps back, and an abort on every other way out.
@@ -441,7 +442,7 @@ class AsyncLLMEngine:
         except Exception as error:
             if is_refused(error, begun=False):
                 logger.warning("The engine refused to embed: %s", error)
-                raise error_of(error, _package(self._manager)) from error
+                raise error_of(error, _packages(self._manager)) from error
             raise
         raise EngineFailed("The engine gave no embedding.")
 
@@ -462,7 +463,7 @@ class AsyncLLMEngine:
         except Exception as error:
             if is_refused(error, begun=reader.begun):
                 logger.warning("The engine refused job %s: %s", job.id, error)
-                raise error_of(error, _package(self._manager)) from error
+                raise error_of(error, _packages(self._manager)) from error
             raise
         finally:
             if not reader.over:

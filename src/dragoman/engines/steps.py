@@ -5,7 +5,7 @@ And what engines with `generate_request` yield, as steps: ids where they give an
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from math import isnan
 from typing import Any, Protocol, TypeVar
@@ -202,19 +202,19 @@ def is_refused(error: Exception, *, begun: bool) -> bool:
     return _status(error) is not None or (isinstance(error, ValueError) and not begun)
 
 
-def error_of(error: Exception, package: str) -> DragomanError:
-    """`package` is the engine's: what its own code says of a request is meant for who made it. What comes
+def error_of(error: Exception, packages: Collection[str]) -> DragomanError:
+    """`packages` are the engine's: what its own code says of a request is meant for who made it. What comes
     from elsewhere may hold anything, and stays in the log."""
     said = getattr(error, "detail", None) or getattr(error, "message", None) or next(iter(error.args), None)
-    return _error(_status(error) or 400, said if _is_raised_in(error, package) else None)
+    return _error(_status(error) or 400, said if _is_raised_in(error, packages) else None)
 
 
-def _is_raised_in(error: Exception, package: str) -> bool:
+def _is_raised_in(error: Exception, packages: Collection[str]) -> bool:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     name = str(trace.tb_frame.f_globals.get("__name__", "")) if trace is not None else ""
-    return name.partition(".")[0] == package
+    return name.partition(".")[0] in packages
 
 
 def _clean(said: Any) -> str:

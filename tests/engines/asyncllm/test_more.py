@@ -147,9 +147,11 @@ def test_why_an_answer_was_given_up_is_told_and_logged(caplog: pytest.LogCapture
     assert "The request was preempted." in caplog.text
 
 
-def test_what_the_engine_says_of_a_request_reaches_its_client() -> None:
+@pytest.mark.parametrize("own", [FakeAsyncLLM, type("Own", (FakeAsyncLLM,), {"__module__": "own.engine"})])
+def test_what_the_engine_says_of_a_request_reaches_its_client(own: type[FakeAsyncLLM]) -> None:
+    """Also where its class is somebody's own, made from that of the engine."""
     fault = ValueError("top_k must be -1 (disable) or at least 1, got 0.")
-    with background(AsyncLLMEngine(FakeAsyncLLM(Manner(fault=fault)))) as url:
+    with background(AsyncLLMEngine(own(Manner(fault=fault)))) as url:
         reply = post(url, CHAT, HELLO)
     assert (reply.status_code, reply.json()["error"]["message"]) == (400, str(fault))
 
