@@ -13,6 +13,7 @@ from dragoman.http.server import background
 from dragoman.settings import Settings
 from tests.clients import cases
 from tests.clients.model import model
+from tests.support.http import stream
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
@@ -262,6 +263,8 @@ def test_what_has_no_effect_is_named(client: httpx.Client) -> None:
 def test_reasoning_is_read_without_asking_whether_it_is_there(client: httpx.Client) -> None:
     [choice] = client.post("/v1/chat/completions", json={"messages": ASK}).json()["choices"]
     assert (choice["message"]["reasoning"], choice["message"]["reasoning_content"]) == (None, None)
+    chunks = stream(str(client.base_url), "/v1/chat/completions", {"messages": ASK})
+    assert all("reasoning_content" in chunk["choices"][0]["delta"] for chunk in chunks)
 
 
 def test_the_address_of_any_interface_is_this_machine(client: httpx.Client) -> None:

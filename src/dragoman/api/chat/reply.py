@@ -18,6 +18,10 @@ ERRORS = OpenAIErrors(
 )
 
 
+NO_THOUGHT = {"reasoning_content": None}
+"""Programs that were written for DeepSeek and SGLang read it off every delta, be it there or not."""
+
+
 class ChatSpelling:
     """`legacy` writes a call as `function_call`, for clients that sent `functions`; `reasoning` shows it.
 
@@ -61,7 +65,7 @@ class ChatSpelling:
             delta = self._call(event, {"input" if custom else "arguments": event.text})
         elif event.kind == "call_open":
             delta = self._open(event)
-        return {"delta": delta, "logprobs": self.logprobs(event.logprobs)}
+        return {"delta": NO_THOUGHT | delta, "logprobs": self.logprobs(event.logprobs)}
 
     def _open(self, event: Event) -> dict[str, Any]:
         self._called.add(event.choice)
@@ -117,7 +121,7 @@ def opening(writer: StreamWriter, choices: int, echoed: str, prompt_ids: Sequenc
     once = {} if prompt_ids is None else {"prompt_token_ids": prompt_ids}
     chunks = []
     for choice in range(choices):
-        role = {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
+        role = {"delta": {"role": "assistant", "content": "", **NO_THOUGHT}, "logprobs": None}
         chunks.append(writer.chunk(Event("text", choice), role, {} if choice else once))
         if echoed:
             chunks.append(writer.write([Event("text", choice, echoed)]))
@@ -156,9 +160,9 @@ def _choice(answer: Answer, spelling: ChatSpelling, echoed: str, token_ids: bool
         # Null says that there is nothing to read beside the calls.
         "content": echoed + answer.text or (None if answer.calls else ""),
         "refusal": None,
-        # Programs that were written for vLLM and SGLang read these without asking whether they are there.
-        "reasoning_content": None,
+        # Those for vLLM read this, also without asking whether it is there.
         "reasoning": None,
+        **NO_THOUGHT,
         **spelling.thought(answer.reasoning),
         **spelling.calls(answer.calls),
     }
