@@ -61,11 +61,6 @@ def test_a_function_may_be_bare(function: dict[str, Any]) -> None:
     assert tool == {"type": "function", "function": {"name": function["name"]}}
 
 
-def test_reasoning_cannot_be_held_back() -> None:
-    error = refused(stream_reasoning=False)
-    assert (error.param, error.code) == ("stream_reasoning", "unsupported_field")
-
-
 def test_strict_is_no_harm_where_only_a_prompt_is_made() -> None:
     body = json.dumps({**HELLO, "tools": [STRICT]}).encode()
     assert chat_request.read_to_render(body, Limits()).declared.functions == [STRICT["function"]]

@@ -75,7 +75,7 @@ VLLM: dict[str, dict[str, Any]] = {
     "token ids": {"return_token_ids": True, "logprobs": True, "top_logprobs": 0},
 }
 SGLANG: dict[str, dict[str, Any]] = {
-    "reasoning": {"separate_reasoning": True, "stream_reasoning": True},
+    "reasoning": {"separate_reasoning": True, "stream_reasoning": False},
     "thinking": {"chat_template_kwargs": {"enable_thinking": True, "thinking": True}},
     "regex": {"regex": r"\w+\."},
     "ebnf": {"ebnf": GBNF},
@@ -255,9 +255,9 @@ def test_chat(client: httpx.Client, body: dict[str, Any]) -> None:
 
 
 def test_what_has_no_effect_is_named(client: httpx.Client) -> None:
-    asked = {"messages": ASK, "stream_options": {"include_usage": True}}
+    asked = {"messages": ASK, "stream_options": {"include_usage": True}, "stream_reasoning": False}
     answer = client.post("/v1/chat/completions", json=asked)
-    assert answer.headers["x-dragoman-ignored"] == "stream_options"
+    assert answer.headers["x-dragoman-ignored"] == "stream_options, stream_reasoning"
 
 
 def test_reasoning_is_read_without_asking_whether_it_is_there(client: httpx.Client) -> None:

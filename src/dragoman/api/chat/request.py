@@ -293,14 +293,16 @@ READER = Reader.of(ChatRequest, CHAT, IDLE)
 
 def read(body: bytes, limits: Limits, ignored: Ignored | None = None) -> ChatRequest:
     request: ChatRequest = READER.read(body, ignored)
-    check_request(request, limits)
+    check_request(request, limits, ignored)
     return request
 
 
-def check_request(request: ChatRequest, limits: Limits) -> None:
+def check_request(request: ChatRequest, limits: Limits, ignored: Ignored | None = None) -> None:
     check_conversation(request, limits)
     check_shared(request, ignored)
     _check_chat(request)
+    if request.stream_reasoning is False and ignored is not None:
+        ignored.add("stream_reasoning")
 
 
 def read_to_render(body: bytes, limits: Limits, ignored: Ignored | None = None) -> ChatRequest:
@@ -360,9 +362,6 @@ def _check_chat(request: ChatRequest) -> None:
     if request.parse_tool_calls is False and request.calling is not None:
         message = "parse_tool_calls: false leaves calls in the text, so none can be asked for."
         raise BadRequest(message, param="parse_tool_calls", code="invalid_value")
-    if request.stream_reasoning is False:
-        message = "Reasoning is streamed as it comes; leave out stream_reasoning, or send true."
-        raise BadRequest(message, param="stream_reasoning", code="unsupported_field")
     if request.add_special_tokens:
         message = (
             "The chat template writes the special tokens of a conversation; leave out add_special_tokens."
