@@ -149,6 +149,7 @@ AROUND = ["{}", " {}", ". {}", " `{}`", ' "{}"', "\n```\n{}\n```\n", "\n{}", " {
 def test_whoever_counts_and_whoever_reads_have_one_rule_for_calls(name: str, data: st.DataObject) -> None:
     """A call that reasoning only mentions does not end it."""
     model = Model(name, False)
+    assert model.dialect.reasoning is not None
     call = render(model.dialect, Answer(calls=[ToolCall(id="1", name="f", arguments="{}")]))
     calls = st.sampled_from(AROUND).map(lambda around: around.format(call))
     words = st.sampled_from(["Hm", " so", ".", "\n", ", é"])
