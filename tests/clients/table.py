@@ -28,7 +28,7 @@ class Client(Struct, frozen=True):
 
 CLIENTS = (
     Client("openai", ("openai==3.49.0",), "with_openai.py"),
-    Client("openai-2", ("openai==2.8.1",), "with_openai.py"),
+    Client("openai-2", ("openai==2.54.0",), "with_openai.py"),
     Client("openai-js", ("openai@7.53.0", "zod@4.6.7"), "with_openai.mjs"),
     Client("openai-agents", ("openai-agents==0.24.0",), "with_openai_agents.py"),
     Client("litellm", ("litellm==1.106.2", "mcp"), "with_litellm.py", refusals=1),
