@@ -21,6 +21,12 @@ class Details(Struct):
     cached_tokens: int | None = None
 
 
+class TextDelta(Struct):
+    """That of Messages."""
+
+    text: str = ""
+
+
 class Usage(Struct):
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -28,12 +34,12 @@ class Usage(Struct):
 
 
 class Chunk(Struct):
-    """A chunk of Chat Completions, or an event of Responses."""
+    """A chunk of Chat Completions, or an event of Responses or Messages."""
 
     choices: list[Choice] = field(default_factory=list)
     usage: Usage | None = None
     type: str = ""
-    delta: str | None = None
+    delta: str | TextDelta | None = None
 
 
 class Answer(Struct):
@@ -63,6 +69,7 @@ class Answer(Struct):
         return share * sum(start < moment <= end for moment in self.times)
 
 
+TOLD = ("response.output_text.delta", "content_block_delta")
 _decode = msgspec.json.Decoder(Chunk).decode
 
 
@@ -100,8 +107,11 @@ class _Reader:
             if choice.delta.content:
                 self.answer.texts.append(choice.delta.content)
                 self.answer.times.append(self.now)
-        if chunk.type == "response.output_text.delta" and chunk.delta:
-            self.answer.texts.append(chunk.delta)
+        text = chunk.delta.text if isinstance(chunk.delta, TextDelta) else chunk.delta
+        if chunk.type in TOLD and text:
+            self.answer.texts.append(text)
             self.answer.times.append(self.now)
+        if chunk.type == "message_stop":
+            self.answer.done = True
         if chunk.usage is not None:
             self.answer.usage = chunk.usage

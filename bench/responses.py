@@ -1,4 +1,4 @@
-"""The Responses API beside Chat Completions, what the store takes, and how soon a broken stream goes on.
+"""Responses and Messages beside Chat Completions, what the store takes, and how soon a broken stream goes on.
 
 Streams are compared as in `bench.stream`: one server, one engine without a model, one token per stream and
 step. A response is stored unless it says otherwise, so both are shown.
@@ -29,8 +29,13 @@ from bench.tables import Table, keep, ratio
 from dragoman.store import Record, StoreBounds, StoredItem
 from dragoman.store.sqlite import SqliteStore
 
-CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
-WAYS = {"Chat Completions": CHAT, "Responses, not stored": RESPONSES, "Responses, stored": RESPONSES}
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+WAYS = {
+    "Chat Completions": CHAT,
+    "Messages": MESSAGES,
+    "Responses, not stored": RESPONSES,
+    "Responses, stored": RESPONSES,
+}
 SERVER = "bench.servers.scripted"
 
 
@@ -69,7 +74,7 @@ class Results(Struct, frozen=True):
 
 
 def bodies(way: str, tokens: int) -> bytes:
-    if WAYS[way] == CHAT:
+    if WAYS[way] in (CHAT, MESSAGES):
         return chat_body(tokens)
     asked = {"model": "scripted", "input": "What is the answer?", "temperature": 0.0, "stream": True}
     return json.dumps({**asked, "store": way.endswith(", stored")}).encode()
@@ -182,7 +187,7 @@ def tables(results: Results, options: Options, where: str) -> list[Table]:
     resumed = [(f"after event {each.after:,}", f"{each.ms:.1f}") for each in results.resumes]
     return [
         Table(
-            "Events of Responses beside chunks of Chat Completions",
+            "Events of Responses and Messages beside chunks of Chat Completions",
             ("API", "streams", "events/s", "CPU \u00b5s/event", "of chat"),
             streamed,
             [f"Median of {options.rounds} rounds. {where}."],
