@@ -26,6 +26,11 @@ TYPES: dict[str, tuple[str, ...]] = {
         "/v1/responses/compact",
         "/v1/responses/input_tokens",
     ),
+    "MessagesRequest": ("/v1/messages", "/v1/messages/count_tokens"),
+    "CreateMessageBatch": ("/v1/messages/batches",),
+    "CreateBatch": ("/v1/batches",),
+    "CreateUpload": ("/v1/uploads",),
+    "CompleteUpload": ("/v1/uploads/{id}/complete",),
     "EmbeddingRequest": ("/v1/embeddings",),
     "OllamaChat": ("/api/chat",),
     "OllamaPrompt": ("/api/generate",),
@@ -49,8 +54,11 @@ TYPES: dict[str, tuple[str, ...]] = {
     "SetScales": ("/lora-adapters",),
 }
 """The routes that read a type of request."""
-PARTS = {"PresetFields", "McpDeclaration", "FunctionTool", "FlatCustomTool", "NamespaceTool", "_Shape"}
-"""Types that are read of a part of a request, or only to see which type it is."""
+PARTS = {
+    *("PresetFields", "McpDeclaration", "FunctionTool", "FlatCustomTool", "NamespaceTool", "_Shape"),
+    "FileForm",
+}
+"""Types that are read of a part of a request, or of a form, or only to see which type it is."""
 _SLOT = "@here@"
 
 Build = Callable[[Any], Any]

@@ -45,11 +45,13 @@ class Reply(msgspec.Struct):
 
     @property
     def error(self) -> dict[str, Any]:
-        """Ours, with all four keys; anything else fails. For Ollama's clients they stand apart."""
+        """Ours, with all four keys; anything else fails. For Ollama's clients they stand apart, and
+        Anthropic's have a code of errors in a place of their own."""
         told = json.loads(self.body)
         found: dict[str, Any] = told["error"]
         if isinstance(found, str):
             found = {"message": told.pop("error"), **told}
+        assert found.pop("details", None) in (None, {"error_code": found.get("code")})
         assert set(found) == {"message", "type", "param", "code"}
         return found
 

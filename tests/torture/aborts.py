@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.attacks.frame import Attacked, attacked
 from tests.attacks.server import State
+from tests.support.parrot import NAME
 from tests.support.wire import ask, request, some_at_once
 from tests.torture.page import Row, scaled
 
@@ -20,6 +21,11 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": TEXT}]},
     "/v1/completions": {"prompt": TEXT, "max_tokens": len(TEXT)},
     "/v1/responses": {"input": TEXT},
+    "/v1/messages": {
+        "model": NAME,
+        "max_tokens": len(TEXT),
+        "messages": [{"role": "user", "content": TEXT}],
+    },
 }
 
 

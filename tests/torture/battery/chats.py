@@ -14,6 +14,7 @@ from tests.torture.battery.case import (
 )
 
 CHAT = "/v1/chat/completions"
+MESSAGES = "/v1/messages"
 OTHERS = (f"{CHAT}/render", f"{CHAT}/input_tokens", "/v1/tokenize")
 
 
@@ -21,6 +22,9 @@ def cases() -> Iterator[Case]:
     for route in (CHAT, *OTHERS, "/api/chat"):
         yield from _contents(route)
         yield from _calls(route)
+    for route in (MESSAGES, f"{MESSAGES}/count_tokens"):
+        yield from _contents(route)
+        yield from _blocks(route)
     yield changed("/api/generate", "8 MB", lambda: {"prompt": "a b" * 2_700_000})
     yield changed("/api/generate", "300,000 ids", lambda: {"context": [97] * 300_000})
     for route in ("/api/show", "/api/pull", "/api/create", "/api/copy"):
@@ -122,6 +126,59 @@ def _calls(route: str) -> Iterator[Case]:
     )
     yield changed(
         route, "8 MB of reasoning", lambda: {"messages": [_user("a"), {**said, "reasoning": "a" * (8 << 20)}]}
+    )
+
+
+def _blocks(route: str) -> Iterator[Case]:
+    """Blocks of Messages, and what is to be left out of them."""
+    call = {"type": "tool_use", "name": "f", "input": {}}
+    result = {"type": "tool_result", "content": [_text("a")]}
+    edits = [
+        {"type": "clear_thinking_20251015"},
+        {"type": "clear_tool_uses_20250919", "trigger": {"type": "tool_uses", "value": 1}},
+        {"type": "compact_20260112"},
+    ]
+
+    def talk(turns: int, size: int) -> list[dict[str, Any]]:
+        thought = {"type": "thinking", "thinking": "a" * size, "signature": "dgm1_" + "a" * 64}
+        return [
+            _user("hi"),
+            *(
+                one
+                for at in range(turns)
+                for one in (
+                    {"role": "assistant", "content": [thought, {**call, "id": f"c{at}"}]},
+                    _user([{**result, "tool_use_id": f"c{at}"}]),
+                )
+            ),
+        ]
+
+    for turns, size in ((2_000, 1_000), (20, 300_000)):
+        yield changed(
+            route,
+            f"{turns:,} calls with {size:,} characters of thinking, cleared",
+            lambda n, s: {"messages": talk(n, s), "context_management": {"edits": edits}},
+            turns,
+            size,
+        )
+    for count in (120_000, 5_000):
+        many = [{**call, "id": f"c{at}"} for at in range(count)]
+        given = [{**result, "tool_use_id": f"c{at}"} for at in range(count)]
+        yield changed(
+            route,
+            f"{count:,} calls of one message and their results",
+            lambda m, g: {"messages": [_user("hi"), {"role": "assistant", "content": m}, _user(g)]},
+            many,
+            given,
+        )
+    document = {"type": "document", "source": {"type": "text", "data": "a b " * 2_000_000}}
+    yield changed(route, "a document of 8 MB", lambda d: {"messages": [_user([d])]}, document)
+    sealed = {"type": "thinking", "thinking": "", "signature": "dgm1_" + "a" * (8 << 20)}
+    yield changed(
+        route,
+        "a signature of 8 MB",
+        lambda s: {"messages": [_user("a"), {"role": "assistant", "content": [s]}, _user("b")]},
+        sealed,
     )
 
 

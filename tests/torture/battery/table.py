@@ -18,6 +18,7 @@ GROUPS = {
     "POST /api": "Ollama's names",
     "POST /inference": "completions",
     "POST /v1/responses": "responses",
+    "POST /v1/messages": "messages",
     "POST /v1/conversations": "conversations",
     "POST /v1/embeddings": "vectors and scores",
     "POST /parse": "parsers",

@@ -282,6 +282,10 @@ def _check_here(request: MessagesRequest) -> None:
         raise BadRequest("A message is one answer; leave out n.", param="n", code="unsupported_field")
     if "" in (request.stop_sequences or ()):
         raise wrong("stop_sequences", "must not have an empty text")
+    kinds = [each.type for each in request.edits]
+    if len(kinds) > len(set(kinds)):
+        # For each of them the prompt is counted.
+        raise wrong("context_management.edits", "must have each type of edit once at most")
     thinking = request.thinking
     if thinking is not None and thinking.type == "enabled" and thinking.budget_tokens is None:
         place = "thinking.budget_tokens"
