@@ -54,3 +54,28 @@ SMG = (
 @pytest.mark.parametrize("name", SMG.split())
 def test_the_names_of_smg_are_known(name: str) -> None:
     assert dragoman.parse_tool_call_complete("Yes.", name)["normal_text"] == "Yes."
+
+
+LONE = '{"name": "f", "arguments": {"a": 1}}'
+
+
+@pytest.mark.parametrize(
+    ("strict", "json_answer", "calls"),
+    [(False, False, ["f"]), (True, False, []), (False, True, [])],
+    ids=["free", "strict", "JSON was asked for"],
+)
+def test_a_call_without_a_marker_is_text_where_it_may_be_mistaken(
+    strict: bool, json_answer: bool, calls: list[str]
+) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "strict": strict}}]
+    answer = dragoman.parse(LONE, "hermes", tools, json_answer=json_answer)
+    assert ([made.name for made in answer.calls], answer.text) == (calls, "" if calls else LONE)
+
+
+def test_what_cannot_become_a_call_is_not_held_back() -> None:
+    parser = dragoman.Parser("hermes", [{"type": "function", "function": {"name": "f"}}])
+    assert parser.feed('{"name": "f", "arguments": {"a": ') == []
+    assert parser.feed("1}}\n") == []
+    assert [event.text for event in parser.feed("is")] == ['{"name": "f", "arguments": {"a": 1}}\nis']
+    other = dragoman.Parser("hermes", [{"type": "function", "function": {"name": "f"}}])
+    assert [event.text for event in other.feed('{"city": 1')] == ['{"city": 1']

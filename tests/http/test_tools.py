@@ -45,6 +45,26 @@ def test_a_call_whole_and_streamed(serve: Serve, dialect: str, burst: int) -> No
     assert choice["finish_reason"] == streamed["finish_reason"] == "tool_calls"
 
 
+LONE = f'{{"name": "weather", "arguments": {ARGUMENTS}}}'
+
+
+@pytest.mark.parametrize("written", [LONE, f"```json\n{LONE}\n```"], ids=["bare", "fenced"])
+def test_a_call_that_is_the_whole_answer_needs_no_marker(serve: Serve, written: str) -> None:
+    url = serve(ScriptedEngine(say(written)), dialect="hermes")
+    [choice] = post(url, PATH, ASK).json()["choices"]
+    streamed = message_of(stream(url, PATH, ASK))
+    assert told(choice["message"]) == told(streamed) == [("weather", ARGUMENTS)]
+    assert choice["message"]["content"] is None
+    assert choice["finish_reason"] == streamed["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize("asked", [HELLO, {**ASK, "tool_choice": "none"}], ids=["no tools", "no calls"])
+def test_it_is_text_where_no_call_can_be_meant(serve: Serve, asked: dict[str, Any]) -> None:
+    url = serve(ScriptedEngine(say(LONE)), dialect="hermes")
+    message = post(url, PATH, asked).json()["choices"][0]["message"]
+    assert (message["content"], message.get("tool_calls")) == (LONE, None)
+
+
 def test_the_first_fragment_has_id_and_name_and_the_rest_is_arguments(serve: Serve) -> None:
     url = serve(ScriptedEngine(say(HERMES)), dialect="hermes")
     deltas = [chunk["choices"][0]["delta"] for chunk in stream(url, PATH, ASK)]

@@ -70,7 +70,7 @@ def write(dialect: Dialect, chance: random.Random) -> str:
     text = "".join(chance.choice(chance.choice(kinds)) for _ in range(chance.randint(1, 20)))
     if chance.random() < 0.5 and dialect.calls and dialect.calls[0].open:
         # What follows is taken for a call for longer.
-        text = chance.choice(dialect.calls[0].open) + text
+        text = chance.choice(dialect.calls[0].open) + chance.choice(("", *objects)) + text
     return text[: chance.randint(1, len(text))] if chance.random() < 0.3 else text
 
 

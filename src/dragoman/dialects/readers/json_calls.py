@@ -97,6 +97,7 @@ class _ObjectReader:
                 continue
             key = yield from self._string()
             if key is None or (yield from m.space()) != ":":
+                m.leave("" if key is None else quote_json(key))
                 return False
             m.at += 1
             following = yield from m.space()
@@ -109,8 +110,7 @@ class _ObjectReader:
             self.name = key
             return (yield from self._arguments(following))
         if key in shape.name and not self.opened:
-            if self.name is not None:
-                self.m.leave(f'"{key}": {quote_json(self.name)}')
+            self._leave_twin(key, self.name)
             self.name = yield from self._string()
             if self.name is None or (shape.declared and self.name not in self.m.tools):
                 return False
@@ -120,6 +120,7 @@ class _ObjectReader:
         if key in shape.arguments and not self.opened:
             return (yield from self._arguments(following))
         if key in shape.id and not self.opened and following in ("'", '"'):
+            self._leave_twin(key, self.id)
             self.id = yield from self._string()
             return self.id is not None
         bare = not shape.open and shape.section is None
@@ -130,6 +131,10 @@ class _ObjectReader:
         other = "".join(parts)
         self.m.leave("" if FRAME.fullmatch(other) else other)
         return complete
+
+    def _leave_twin(self, key: str, value: str | None) -> None:
+        """Of two members with the same key the last one counts."""
+        self.m.leave("" if value is None else f'"{key}": {quote_json(value)}')
 
     def _arguments(self, following: str) -> Wait[bool]:
         """An object. What it begins with must be JSON before anything is said of it."""
@@ -210,11 +215,15 @@ class _ObjectReader:
             complete = yield from m.json_string(parts.append)
         else:
             return None
+        written = "".join(parts[1:] if self.in_python else parts)
         try:
-            decoded: str = json.loads("".join(parts if not self.in_python else parts[1:]), strict=False)
+            decoded: str | None = json.loads(written, strict=False) if complete else None
         except ValueError:
+            decoded = None
+        if decoded is None:
+            m.leave(written)
             return None
-        return whole_characters(decoded) if complete else None
+        return whole_characters(decoded)
 
     def _value(self, sink: Sink) -> Wait[bool]:
         """Any value, as it stands; Python's become JSON."""
