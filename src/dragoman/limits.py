@@ -26,6 +26,9 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     uploads: Annotated[
         Cap, Meta(description="files that are received at the same time; of each key: half")
     ] = 32
+    document_bytes: Annotated[Cap, Meta(description="bytes of all files that are parts of one request")] = (
+        32 * 1024 * 1024
+    )
     batches: Annotated[Cap, Meta(description="batches of one key, those of the last 30 days included")] = 1024
     batch_lines: Annotated[Cap, Meta(description="requests of one batch")] = 50_000
     header_bytes: Annotated[Cap, Meta(description="bytes of the head of a request")] = 64 * 1024

@@ -43,6 +43,8 @@ AGAIN = frozenset({429, 503, 529})
 LONGEST_REST_S = 30.0
 DISK_REST_S = 2.0
 SYNC_S = 1.0
+GATHER_S = 0.02
+"""What comes within so many seconds is written at once."""
 
 
 class Do(Protocol):
@@ -271,6 +273,7 @@ class LinesRun:
         while self._finished or not self._over:
             await self._comes.wait()
             if not self._over:
+                await asyncio.sleep(GATHER_S)
                 self._comes.clear()
             finished, self._finished = self._finished, []
             try:

@@ -94,6 +94,7 @@ class App:
         limits = self.settings.limits
         unknown = self.settings.unknown_fields
         exchange = Exchange(scope, receive, send, limits, host.workers, host.bodies, host.replies, unknown)
+        exchange.fill = host.documents.fill
         if HEADER in exchange.headers or exchange.path.startswith(table.MESSAGES.path):
             exchange.also = lambda head: spell_head(head, time.time())
         if self.host.admission.draining:
@@ -134,7 +135,7 @@ class App:
         scope = {"type": "http", "method": "POST", "path": asked.url, "headers": [], "query_string": b""}
         rest = self.settings.limits, host.workers, *self._line_bytes, self.settings.unknown_fields
         exchange = Exchange(scope, caught.receive, caught.send, *rest)
-        exchange.owner = owner
+        exchange.owner, exchange.fill = owner, host.documents.fill
 
         async def work() -> None:
             with Visit(host.admission, self._line_room, owner) as exchange.visit:

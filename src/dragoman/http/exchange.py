@@ -21,6 +21,7 @@ from urllib.parse import parse_qsl
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
+from dragoman.api.documents import BASE64, MARK
 from dragoman.api.multipart import FORM_BYTES, MEDIA
 from dragoman.api.read import Ignored, Unknown, check_shape
 from dragoman.api.reply import ErrorSpelling, encode_json, page
@@ -29,7 +30,7 @@ from dragoman.http.admission import Budget, Holding, Replies, Visit
 from dragoman.http.connection.uvicorn_parts import has_left, together
 from dragoman.limits import Limits
 from dragoman.store import Record, StoredItem
-from dragoman.turns.queue import Workers
+from dragoman.turns.queue import Aside, Workers
 from dragoman.turns.tool_loop import ClientGone
 
 P = ParamSpec("P")
@@ -41,6 +42,10 @@ SSE = b"text/event-stream; charset=utf-8"
 TOLD_FACTS = frozenset({"ignored", "unenforced", "broken", "overridden"})
 """Facts that headers tell: fields without effect, what the engine was not held to, whether the answer is
 other than that, and what was not for the request to say."""
+
+
+Fill: TypeAlias = Callable[[str, bytes, Aside], Awaitable[bytes]]
+"""Of a body of an owner's."""
 
 
 class Exchange:
@@ -78,6 +83,8 @@ class Exchange:
         """What the access log and the metrics say of this exchange."""
         self.receive = receive
         self.send = send
+        self.fill: Fill | None = None
+        """Puts the texts of files into a body that may have some."""
         self.body_bytes = 0
         """Of what was read."""
         self._bodies = bodies
@@ -104,6 +111,10 @@ class Exchange:
     async def read(self, read: Callable[[bytes], R]) -> tuple[R, int]:
         """What `read` makes of the body, once that is of a shape that a request may have; and its size."""
         body = await self._received()
+        if self.fill is not None and (MARK in body or BASE64 in body):
+            body = await self.fill(self.owner, body, self.aside)
+            if self._held is not None:
+                self._held.be(len(body))
         made = await self.aside(len(body), partial(_read, body, self._limits, read))
         if names := self.ignored.told:
             self.facts["ignored"] = names

@@ -17,6 +17,7 @@ from dragoman.errors import DragomanError, EngineFailed, Unavailable
 from dragoman.http.admission import PLACES_PER_SLOT, Admission, Budget, Journal, Replies
 from dragoman.http.connection.limiter import ConnectionLimiter, room
 from dragoman.http.connection.upgrade import Turnstile
+from dragoman.http.documents import Documents
 from dragoman.http.keys import keys_of
 from dragoman.http.run_turn import Pump
 from dragoman.mcp.config import servers_of
@@ -65,6 +66,7 @@ class Host:
         self.replies = Replies(self.limits.replies_bytes, keys)
         self.turnstile = Turnstile()
         self.files = shelf_of(settings)
+        self.documents = Documents(self.files, self.limits)
         self.answer_line: AnswerLine
         """Answers a line of a batch, as a request of its owner; the app's to say."""
         self.batches = BatchDesk(
