@@ -353,6 +353,8 @@ class Traced(Struct, frozen=True, kw_only=True):
     """Why the prompt does not go on from all ids of the answer before it, if it does not."""
     history: str = "template"
     """How the prompt was to have earlier answers."""
+    said: bytes = b""
+    """Stands for what the client was told, as a message."""
     key: bytes = b""
     """What the prompt is remembered by; empty where nothing can go on from it."""
 
@@ -422,6 +424,15 @@ class Saying:
     def runs(self) -> list[str]:
         return ["".join(pieces) for pieces in self.thoughts]
 
+    @property
+    def made_calls(self) -> list[ToolCall]:
+        return [ToolCall(id=id_, name=name, arguments="".join(pieces)) for id_, name, pieces in self.calls]
+
+    def message(self, begun: str) -> "Message":
+        """As it is sent back, behind what a client had begun to write."""
+        text = begun + "".join(self.texts)
+        return Message(role="assistant", content=text, tool_calls=tuple(self.made_calls))
+
 
 class Fold:
     """`Fold(2)` holds two answers; `add(events)` grows them."""
@@ -444,9 +455,7 @@ class Fold:
     def done(self) -> list[Answer]:
         for answer, said in zip(self.answers, self._said, strict=True):
             answer.text, answer.reasoning = "".join(said.texts), "".join(said.runs)
-            answer.calls = [
-                ToolCall(id=id_, name=name, arguments="".join(pieces)) for id_, name, pieces in said.calls
-            ]
+            answer.calls = said.made_calls
         return self.answers
 
 

@@ -195,3 +195,19 @@ def test_an_operator_decides_how_histories_are(serve: Serve) -> None:
     url = forgetful(serve, heard, override={"history": "sampled"})
     (segment,) = chatted(url, history="template")["segments"]
     assert segment["histories"] == ["sampled"] * 2
+
+
+@pytest.mark.parametrize(
+    ("said", "fields"),
+    [("Hello. STOP it", {"stop": ["STOP"]}), (call("f", a=1), {}), ("Hello", {"max_tokens": 3})],
+    ids=["a stop string", "a call that nobody asked for", "cut short"],
+)
+def test_what_the_client_was_not_told_is_in_a_sampled_history(
+    serve: Serve, said: str, fields: dict[str, Any]
+) -> None:
+    heard = Heard(said, "Bye.")
+    url = forgetful(serve, heard, restore_reasoning="off")
+    (segment,) = chatted(url, history="sampled", **fields)["segments"]
+    assert len(segment["answers"]) == 2
+    assert bytes(id_ for id_ in sampled(segment) if id_ < 256).startswith(said.encode()[:3])
+    assert segment["ids"].count(END_ID) >= 3, "of two questions, and of the answer"

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from dragoman.errors import TemplateError
+from dragoman.prompt.encode import chain_messages
 from dragoman.responses.context import pack_turns, recall
 from dragoman.turns.spec import History, TurnSpec
 from dragoman.types import Conversation, Message, Sampling, Traced
@@ -149,6 +150,19 @@ def test_what_the_template_ends_otherwise_is_not_ended_twice(history: History, e
     rest = f"{end}<|start|>user<|message|>And then?<|end|><|start|>assistant"
     assert model.decode(prompt[len(kept) :]) == rest
     assert going_on.splits == ["end" if history == "template" else ""]
+
+
+@pytest.mark.parametrize("history", ["template", "sampled"])
+def test_what_a_stop_string_has_left_keeps_its_ids(model: Model, history: History) -> None:
+    plan = model.plan([USER])
+    ids = model.vocabulary.sample(f"{TEXT.content} STOP")
+    told = chain_messages([TEXT])[-1]
+    model.planner.trails.add(Traced(prompt=plan.jobs[0].prompt, ids=ids, key=plan.keys[0], said=told))
+    kept = plan.jobs[0].prompt + (ids if history == "sampled" else ids[: -len(" STOP")])
+    prompt = model.plan([USER, TEXT, MORE], history).jobs[0].prompt
+    assert prompt[: len(kept)] == kept
+    rest = "<|im_end|>\n<|im_start|>user\nAnd then?<|im_end|>\n<|im_start|>assistant\n"
+    assert model.decode(prompt[len(kept) :]) == rest
 
 
 def test_a_control_token_that_no_text_shows_is_kept(model: Model) -> None:

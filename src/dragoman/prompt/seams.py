@@ -149,6 +149,9 @@ class Wrote:
         return fold([*parser.feed(said), *parser.finish()])
 
     def says(self, message: Message) -> bool:
+        """As it was told: without what a stop string has cut off, say. Else as it can be read off the ids."""
+        if self.turn.said and chain_messages([message])[-1] == self.turn.said:
+            return True
         return meaning_of(self.answer) == meaning_of(message)
 
 
@@ -296,7 +299,22 @@ class Seams:
             if wrote.end and plain.startswith(wrote.end, end):
                 return (2, 0), whole, end + len(wrote.end)
             return (2, 1), kept, end
-        return ((3, -body), kept, body) if said else None
+        if said:
+            return (3, -body), kept, body
+        return self._cut_seam(wrote, at, number)
+
+    def _cut_seam(self, wrote: Wrote, at: int, number: int) -> tuple[tuple[int, int], GoneOn, int] | None:
+        """The same for an answer of which the client was told less than was sampled, up to a stop string."""
+        count, place, text = 0, 0, self.now.plain[at : at + len(wrote.body)].encode("utf-8", "surrogatepass")
+        for piece in self.pieces(wrote.body_ids):
+            if not text.startswith(piece, place):
+                break
+            count, place = count + 1, place + len(piece)
+        rest = at + len(text[:place].decode("utf-8", "ignore"))
+        if not count or not self._closes(rest) or not wrote.says(self._conversation.messages[number]):
+            return None
+        apart = self._keeps_apart(at, rest, wrote.body_ids[:count])
+        return ((4, -rest), GoneOn(wrote.turn, len(wrote.turn.prompt) + count), rest) if apart else None
 
     def _closes(self, at: int) -> bool:
         """Whether nothing but the template's words can follow."""
@@ -379,7 +397,7 @@ class Seams:
                 # Nothing has ended where the model is to go on with its answer.
                 if number == len(messages) - 1 and self._conversation.continue_final_message:
                     return _Base(after, rest, number + 1)
-                ended = after.kept < whole.kept
+                ended = wrote.end and after.kept < whole.kept
                 return _Base(whole, self._behind_closing(rest, number) if ended else rest, number + 1)
         region = self._regions.get(number)
         if region is None or region.after != sum(one.role != "assistant" for one in messages[number:]):

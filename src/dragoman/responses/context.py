@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from dragoman.api.reply import writer
 from dragoman.api.responses.history import beginnings, pending_approvals
@@ -293,6 +294,8 @@ class StoredTurn(Struct, frozen=True, kw_only=True, array_like=True):
     ids: tuple[int, ...]
     cut: int = 0
     """How many of the last ids of that turn the prompt has not."""
+    said: bytes = b""
+    """Stands for what the client was told."""
 
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -318,9 +321,13 @@ def recall(trails: Trails, stored: Sequence[bytes], owner: str = "") -> None:
     if prompt is not None:
         for turn in [*_backwards(stored)][:0:-1]:
             if not trails.prefer(turn.key, turn.source):
-                outline = Traced(key=trails.outline(turn.key), source=turn.source, prompt=(), ids=turn.ids)
+                outline = replace(_traced(turn, ()), key=trails.outline(turn.key))
                 trails.add(outline, owner)
-        trails.add(Traced(key=last.key, source=last.source, prompt=prompt, ids=last.ids), owner)
+        trails.add(_traced(last, prompt), owner)
+
+
+def _traced(turn: StoredTurn, prompt: tuple[int, ...]) -> Traced:
+    return Traced(key=turn.key, source=turn.source, prompt=prompt, ids=turn.ids, said=turn.said)
 
 
 def _stored(turn: Traced) -> StoredTurn:
@@ -332,6 +339,7 @@ def _stored(turn: Traced) -> StoredTurn:
         prompt=turn.prompt[turn.kept :],
         ids=turn.ids,
         cut=len(turn.cut),
+        said=turn.said,
     )
 
 

@@ -23,7 +23,7 @@ from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.errors import MODEL, BadRequest, ContextOverflow, ModelNotFound, Part, SettingsError
 from dragoman.limits import Limits
 from dragoman.prompt import Prompter
-from dragoman.prompt.encode import chain_messages, check_encoded, digest_frame
+from dragoman.prompt.encode import chain_messages, check_encoded, digest_frame, meaning_of
 from dragoman.prompt.seams import GoneOn, Seams, Split
 from dragoman.turns.adapters import AdapterShelf
 from dragoman.turns.constrain import Constrainer
@@ -208,7 +208,7 @@ class TurnPlan(Struct, frozen=True):
     """For each job, why its prompt does not go on from the answer before it, if it does not."""
     history: History = "template"
     asked: Sequence[tuple[Prompt, bytes]] = ()
-    """What the jobs answer, and the digests of the messages; empty where no thoughts are remembered."""
+    """What the jobs answer, and the digests of the messages; empty where nobody asks what was said."""
     restored_tokens: int = 0
     """Of the prompts: what was thought before, and is given back."""
 
@@ -354,7 +354,8 @@ class Planner:
         free = asked is not None and any(job.constraint is None for job in jobs)
         unenforced = asked.param if asked and free else ""
         after, splits = [one[2] for one in prompts], [one[3] for one in prompts]
-        told = [*zip(spec.prompts, chains, strict=True)] if spec.remembers else ()
+        remembers = spec.remembers or spec.history == "sampled"
+        told = [*zip(spec.prompts, chains, strict=True)] if remembers else ()
         more = keys, after, unenforced, splits, spec.history or "template", told, restored
         return TurnPlan(jobs, begun, dialect, spec.stop, *more)
 
@@ -371,14 +372,20 @@ class Planner:
                 return restored, prompts, sum(tokens_in(text, each) for (text, *_), each in told)
         return spec, [*self._fit_all(spec, dialect, salt)], 0
 
-    def remember(self, plan: TurnPlan, spec: TurnSpec, turn: Traced, job: int, reader: ChoiceReader) -> None:
+    def remember(
+        self, plan: TurnPlan, spec: TurnSpec, turn: Traced, job: int, reader: ChoiceReader
+    ) -> Traced:
         """What was sampled, and what was thought: a later prompt may go on from it."""
+        (told, chain), said = plan.asked[job] if plan.asked else (None, b""), reader.said
+        if isinstance(told, Conversation) and said is not None:
+            begun = meaning_of(told.messages[-1])[0] if told.continue_final_message else ""
+            turn = replace(turn, said=chain_messages([said.message(begun)])[-1])
+            if said.thoughts and spec.remembers:
+                ids, tokens = self.trails.shared(turn.ids), reader.reasoning_count
+                self.thoughts.add(told, chain, spec, said, tokens, ids, turn.source)
         if turn.key:
             self.trails.add(turn, owner=spec.owner, planned=True)
-        (told, chain), said = plan.asked[job] if plan.asked else (None, b""), reader.said
-        if isinstance(told, Conversation) and said is not None and said.thoughts:
-            ids, tokens = self.trails.shared(turn.ids), reader.reasoning_count
-            self.thoughts.add(told, chain, spec, said, tokens, ids, turn.source)
+        return turn
 
     def _constraint(self, spec: TurnSpec, dialect: Dialect, in_reasoning: bool) -> JobConstraint | None:
         if not spec.bounded:

@@ -59,7 +59,7 @@ class Turn:
         plan: TurnPlan,
         spec: TurnSpec,
         language: Language,
-        remember: Callable[[Traced, int, ChoiceReader], None] | None = None,
+        remember: Callable[[Traced, int, ChoiceReader], Traced] | None = None,
         source: str = "",
         queue: EngineQueue | None = None,
         owner: str = "",
@@ -321,9 +321,9 @@ class Turn:
             # Nothing goes on from text: its ids are not known.
             key=self._plan.keys[number] if self._plan.keys and not reader.in_text else b"",
         )
-        self.traced.append(traced)
         if self._remember is not None:
-            self._remember(traced, number, reader)
+            traced = self._remember(traced, number, reader)
+        self.traced.append(traced)
         # A client that reads slowly keeps the turn for long: one copy is enough.
         reader.ids, reader.logprobs, reader.said = [], [], None
 
