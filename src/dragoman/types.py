@@ -311,6 +311,11 @@ class Conversation(Struct, frozen=True, kw_only=True):
     template: str | None = None
     """The name of one of the model's templates, for models that have several."""
 
+    @property
+    def before(self) -> tuple[Message, ...]:
+        """The messages before the answer, which may go on with the last of them."""
+        return self.messages[:-1] if self.continue_final_message else self.messages
+
 
 class TextPrompt(Struct, frozen=True):
     """A prompt as text. Special tokens in it are taken as such: completions are the raw interface."""

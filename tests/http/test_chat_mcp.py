@@ -13,6 +13,7 @@ from dragoman.types import Job
 from tests.http.conftest import Serve
 from tests.mcp.support import sdk_server
 from tests.support.http import get, post, stream
+from tests.support.messages import message_of
 from tests.support.tool_model import call, prompt_of, tool_model
 
 CALL, FAIL, OWN = call("add", a=2, b=3), call("fail"), call("mine")
@@ -193,3 +194,29 @@ def test_a_stored_answer_is_the_one_that_was_seen(serve: Serve, config: str) -> 
     chunks = stream(url, "/v1/chat/completions", asked(server(), store=True))
     kept = get(url, f"/v1/chat/completions/{chunks[0]['id']}").json()
     assert kept["choices"][0]["message"]["content"] == "It is 5."
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_what_was_thought_in_all_turns_comes_back_with_the_answer(
+    serve: Serve, config: str, streams: bool
+) -> None:
+    """As if the client had sent the reasoning that it has seen."""
+    said = [f"<think>\nOne.\n</think>\nI add. {CALL}", f"<think>\nTwo.\n</think>\n{OWN}", "Done."]
+    url, jobs = started(serve, config, *said, *said)
+    prompts = []
+    for number, kept in enumerate(({}, {"reasoning_content": "One.Two.", "restore_reasoning": "off"})):
+        body = asked(server(), MINE, cache_salt=str(number))
+        if streams:
+            message = message_of(stream(url, "/v1/chat/completions", body))
+        else:
+            message = post(url, "/v1/chat/completions", body).json()["choices"][0]["message"]
+        assert message["reasoning"] == "One.Two."
+        calls = message["tool_calls"]
+        sent = {"role": "assistant", "content": message["content"], "tool_calls": calls}
+        sent |= {"reasoning_content": kept["reasoning_content"]} if kept else {}
+        body["messages"] += [sent, {"role": "tool", "tool_call_id": calls[0]["id"], "content": "mine"}]
+        more = {"restore_reasoning": "off"} if kept else {}
+        post(url, "/v1/chat/completions", {**body, "tools": [MINE], **more})
+        prompts.append(jobs[-1].prompt)
+    assert prompts[0] == prompts[1]
+    assert b"One.Two." in bytes(id_ for id_ in prompts[0] if id_ < 256)

@@ -19,6 +19,7 @@ from dragoman.prompt.find import find_dialect
 from dragoman.turns.plan import Planner, Trails, TurnPlan
 from dragoman.turns.spec import History, Reading, TurnSpec
 from dragoman.types import Answer, Conversation, Message, Sampling, ToolCall, Traced, fold
+from tests.prompt.support import clock
 
 Client: TypeAlias = Literal["has no reasoning", "sends it back", "drops it"]
 CLIENTS: tuple[Client, ...] = ("has no reasoning", "sends it back", "drops it")
@@ -99,7 +100,7 @@ class Model:
             template=source, special_tokens=list(self.vocabulary.special), bos_token="<s>", eos_token=_EOS
         )
         self.dialect = found.dialect
-        prompter = Prompter(card, self.vocabulary, dialect=self.dialect)
+        prompter = Prompter(card, self.vocabulary, clock=clock, dialect=self.dialect)
         self.planner = Planner(card, self.vocabulary, prompter, self.dialect)
 
     @classmethod

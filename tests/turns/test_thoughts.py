@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from dragoman.dialects.registry import get_dialect
 from dragoman.engines.protocol import ModelCard
-from dragoman.errors import DragomanError
+from dragoman.errors import DragomanError, TemplateError
 from dragoman.limits import Limits
 from dragoman.prompt import Prompter
 from dragoman.prompt.encode import chain_messages
@@ -23,6 +23,7 @@ from dragoman.turns.thoughts import OVERHEAD, Thoughts
 from dragoman.types import Conversation, Event, Message, Restoring, Sampling, Saying, ToolCall
 from tests.prompt.support import SHARED, TEMPLATES, ByteTokenizer, clock
 from tests.support.parrot import TEMPLATE
+from tests.support.seams import Model, answers, following
 
 PATHS = [*sorted(TEMPLATES.rglob("*.jinja")), *sorted((SHARED / "templates").glob("*.jinja"))]
 TOOL = {
@@ -161,6 +162,37 @@ def test_dropped_reasoning_is_as_if_it_had_been_sent(path: Path) -> None:
         for restoring in modes:
             got = planned(plans, spec([*map(dropped, talk)], restoring))
             assert got == planned(fresh, spec(sent(talk, restoring), restoring)), (number, restoring)
+
+
+def prompts_of(model: Model, restoring: Restoring, *, drops: bool) -> list[tuple[int, ...]]:
+    """Of two calls and two texts, with ids that no encoder would choose."""
+    model = Model.like(model)
+    model.planner.thoughts = Thoughts(64, 1 << 20)
+    talk, prompts = [USER], []
+    for said in answers("sends it back", calls=model.dialect.has_calls):
+        shown = sent(talk, restoring)
+        asked = spec([*map(dropped, talk)] if drops else shown, restoring if drops else "off")
+        plan = model.planner.plan(asked)
+        prompts.append(plan.jobs[0].prompt)
+        written = model.writes("as the template", shown, said)
+        model.answer(plan, written)
+        told = model.told(written, model.text(shown), said)
+        if drops and told.reasoning:
+            ((prompt, chain),) = plan.asked
+            assert isinstance(prompt, Conversation)
+            model.planner.thoughts.add(prompt, chain, asked, saying(told), 3)
+        talk += [told, following(told)]
+    return prompts
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_sampled_ids_are_those_of_a_client_that_sends(path: Path) -> None:
+    model, modes = Model(path.read_text()), list[Restoring](["tools", "all"])
+    try:
+        sends = [prompts_of(model, restoring, drops=False) for restoring in modes]
+    except TemplateError:
+        pytest.skip("the template has no place for this conversation")
+    assert [prompts_of(model, restoring, drops=True) for restoring in modes] == sends
 
 
 def given_to(

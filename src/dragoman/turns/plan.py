@@ -483,10 +483,7 @@ class Planner:
 
 
 def _chain(prompt: Prompt) -> bytes:
-    """Stands for the messages before the answer, which may go on with the last of them."""
-    if not isinstance(prompt, Conversation):
-        return b""
-    return chain_messages(prompt.messages[:-1] if prompt.continue_final_message else prompt.messages)[-1]
+    return chain_messages(prompt.before)[-1] if isinstance(prompt, Conversation) else b""
 
 
 def dialect_for(spec: TurnSpec, dialect: Dialect) -> Dialect:

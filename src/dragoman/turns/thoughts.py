@@ -139,8 +139,8 @@ class Thoughts:
         keys = {_answer_key(spec.salt, before, replace(said, text=text)) for text in texts}
         made = {_id_key(spec.salt, id_) for id_ in call_ids if _MADE_HERE.fullmatch(id_)}
         with self._lock:
-            # An id that is known is one that the model has copied.
-            keys |= made - self._found.keys()
+            # An id that is known is one that the model has copied, unless this is what became of that answer.
+            keys |= {key for key in made if self._source(key) in (None, source or None)}
             self._number += 1
             self._keep(
                 Thought(
@@ -155,6 +155,15 @@ class Thoughts:
                     number=self._number,
                 )
             )
+
+    def add_told(self, spec: TurnSpec, source: str, saying: Saying, tokens: int) -> None:
+        """Remembers what a client was told of several turns as one answer to what it asked."""
+        (told,) = spec.prompts
+        if isinstance(told, Conversation) and spec.remembers and saying.thoughts:
+            self.add(told, chain_messages(told.before)[-1], spec, saying, tokens, source=source)
+
+    def _source(self, key: bytes) -> str | None:
+        return self._found[key].source if key in self._found else None
 
     def _keep(self, thought: Thought) -> None:
         if thought.size > self._most_bytes:

@@ -23,7 +23,18 @@ from dragoman.mcp.servers import AllowedTools, RequireApproval, allows_tool, nee
 from dragoman.turns.checked import note_fault
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.turn import Turn, note_terms, note_turn
-from dragoman.types import Answer, Conversation, Event, FinishReason, Fold, Message, ToolCall, Traced, Usage
+from dragoman.types import (
+    Answer,
+    Conversation,
+    Event,
+    FinishReason,
+    Fold,
+    Message,
+    Saying,
+    ToolCall,
+    Traced,
+    Usage,
+)
 
 # Where turns go: to a client, or nowhere but what is made of them.
 
@@ -300,7 +311,9 @@ class HiddenCalls:
         later: TurnSpec,
         names: Mapping[str, tuple[str, str]],
         plan: Callable[[TurnSpec], Awaitable[Turn]],
+        remember: Callable[[Saying, int], None] | None = None,
     ) -> None:
+        """`remember` is told what the client has seen as one answer, and its tokens of reasoning."""
         self.jobs = first.jobs
         self.prompt_logprobs = first.prompt_logprobs
         self._loop = loop
@@ -308,6 +321,8 @@ class HiddenCalls:
         self._later = later
         self._names = names
         self._plan = plan
+        self._remember = remember
+        self._told = Saying()
         self._outlet: Outlet
         self._speaker: Speaker
         self._fold = Fold()
@@ -335,6 +350,8 @@ class HiddenCalls:
         heard = await self._loop.run(self, outlet, self._first)
         if heard.calls and self._loop.room == 0:
             self._finish.finish = self._loop.facts["finish"] = "length"
+        if self._finish.error is None and self._remember is not None:
+            self._remember(self._told, self.usage.reasoning_tokens)
         await outlet.write(speaker.write([self._finish]))
         return self._finish
 
@@ -367,6 +384,8 @@ class HiddenCalls:
     def write(self, events: Sequence[Event]) -> Written:
         self._fold.add(events)
         shown = [event for event in events if self._shows(event)]
+        for event in shown:
+            self._told.add(event)
         return self._speaker.write(shown) if shown else b""
 
     def idle(self) -> Written:

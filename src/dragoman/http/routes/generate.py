@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from dragoman.api import completions as completion_bodies
 from dragoman.api.chat import reply as chat_reply
@@ -331,7 +332,9 @@ async def plan_with_servers(
     loop = ToolLoop(toolbox, most, exchange.facts)
     turn = await plan(first)
     note_terms(exchange.facts, turn)
-    return HiddenCalls(loop, turn, after_calls(request), names, plan)
+    settled = replace(host.model.planner.defaults(request.model).settle(first), owner=exchange.owner)
+    remember = partial(host.model.planner.thoughts.add_told, settled, id_)
+    return HiddenCalls(loop, turn, after_calls(request), names, plan, remember)
 
 
 async def list_tools(toolbox: Toolbox, label: str) -> list[McpTool]:
