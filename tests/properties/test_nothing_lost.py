@@ -16,6 +16,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from dragoman.dialects.compiled import SPECIAL, compile_dialect
 from dragoman.dialects.declare import Dialect
 from dragoman.dialects.registry import get_dialect
 from dragoman.dialects.render import render
@@ -135,6 +136,28 @@ def test_every_letter_is_told_once_where_markers_are_special_tokens(name: str, s
     for _ in range(TEXTS):
         text = write(dialect, chance)
         check(text, read_tokens(dialect, tokens(text, special), special, size=1000))
+
+
+MARKED = [name for name in NAMES if all(shape.open or shape.section for shape in get_dialect(name).calls)]
+
+
+@pytest.mark.parametrize("name", [name for name in MARKED if not get_dialect(name).prepends])
+@examples(4)
+@given(seed=st.integers(0, 2**32))
+def test_what_has_no_whole_marker_in_it_is_text(name: str, seed: int) -> None:
+    """To the last character, but for a marker that is cut off behind a special token."""
+    dialect, chance = get_dialect(name), random.Random(seed)
+    channels = dialect.channels
+    whole = [*compile_dialect(dialect).text.meanings, *(one for one, _ in dialect.replaced)]
+    whole += (*channels.start, *channels.ends, *channels.header, channels.body) if channels else ()
+    for _ in range(TEXTS):
+        halves = [mark[: chance.randint(1, len(mark))] for mark in markers(dialect)] or ["<"]
+        parts = [chance.choice(chance.choice([WORDS, FRAMES, halves])) for _ in range(chance.randint(1, 12))]
+        text = "".join(parts)
+        if not any(mark in text for mark in whole):
+            said = read(dialect, [text]).text
+            assert text.startswith(said)
+            assert SPECIAL.match(text, len(said)) or text == said, text
 
 
 @pytest.mark.parametrize(

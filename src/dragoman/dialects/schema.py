@@ -118,6 +118,10 @@ class ArgumentPlace:
             next((schema for schema in items if isinstance(schema, Mapping)), ANY), self.root
         )
 
+    @property
+    def has_properties(self) -> bool:
+        return any(isinstance(option.get("properties"), Mapping) for option in self.options or ())
+
     def has(self, key: str) -> bool:
         found = (option.get("properties") for option in self.options or ())
         return any(isinstance(properties, Mapping) and key in properties for properties in found)

@@ -46,7 +46,7 @@ class Tags:
         self.schemas = Schemas(tool.schema)
         # The reader takes a key in a value for the next one, before which the end of the value is missing.
         keys = () if self.lead else [key.strip() for key in shape.key]
-        self.no_key = rules.without(keys) if len(tool.declared.get("properties", ())) > 1 else None
+        self.no_key = rules.without(keys) if len(tool.declared.get("properties", ())) != 1 else None
         ends = [
             *((self.lead,) if self.lead else shape.value_end),
             *keys,

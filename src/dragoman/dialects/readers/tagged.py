@@ -21,6 +21,7 @@ ATTRIBUTE = re.compile("[^\\s<>\ud800-\udfff]*")
 QUOTED = re.compile('(?:[^\\s"\ud800-\udfff][^"\\n\ud800-\udfff]*)?')
 """A name between quotes of its own may have anything in it."""
 KEY = re.compile("[^<>\\n\ud800-\udfff]*")
+KEY_LIKE = re.compile(r"[\w.\-]+")
 REST = re.compile("[^<>\\n\ud800-\udfff]*")
 INDEX = re.compile(r'\s*(?:i(?:n(?:d(?:e(?:x(?:=(?:"\d*"?)?)?)?)?)?)?)?\s*', re.ASCII)
 """The rest of a name's tag, or its beginning. Anything else that stands there is text."""
@@ -238,15 +239,19 @@ class TagReader:
             sink(read)
 
     def _next_key(self, tag: str) -> Wait[str]:
-        """The closing tag is missing before the next key: a declared one, that was not given yet. What was
-        read, if it is no such key.
-        """
+        """The closing tag is missing before the next key. What was read, if it is no such key."""
         key, found = yield from self.m.collect(_marks_before(self.shape.key_end), KEY)
         name = unescape(key) if self.attributes else key
-        if not found or name in self.given or not self.place.has(name):
+        if not found or name in self.given or not self._expects(name, tag):
             return tag + key + found
         self.ahead = key, found
         return ""
+
+    def _expects(self, key: str, tag: str) -> bool:
+        """Whether the tool has such an argument. If nobody knows, one that begins a line is as good."""
+        if self.place.has_properties:
+            return self.place.has(key)
+        return tag.startswith("\n") and KEY_LIKE.fullmatch(key) is not None
 
     def _end_of_all(self, close: str) -> Wait[str]:
         """The closing tag is missing before the end of the call, with which the answer ends. What was read,
