@@ -26,6 +26,9 @@ def test_what_is_trained_on_was_sampled(client: httpx.Client, way: str, seed: in
     assert (talk.exact, talk.text_is_text) == (True, True)
 
 
-def test_an_unchanged_history_is_one_sequence(client: httpx.Client) -> None:
-    talk = by_responses(client, Random(7), 3)
+def test_an_unchanged_history_is_one_sequence(client: httpx.Client, engine: LocalEngine) -> None:
+    """Of control tokens only the template's own end is sampled. Where the model ends with another one, the
+    template writes its own all the same, and the next turn begins a sequence of its own."""
+    others = [id_ for text, id_ in engine.tokenizer.special.items() if text != "<|im_end|>"]
+    talk = by_responses(client, Random(7), 3, seed=7, logit_bias={str(id_): -100 for id_ in others})
     assert (talk.goes_on, len(talk.segments)) == (2, 1)

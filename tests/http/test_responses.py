@@ -45,6 +45,11 @@ def test_the_text_of_all_messages_is_there_for_clients_without_an_sdk(parrot: Se
     assert whole["output_text"] == texts(whole) == "Hi."
 
 
+@pytest.mark.parametrize(("asked", "told"), [("flex", "flex"), ("auto", "default"), ("gold", "default")])
+def test_a_service_tier_that_there_is_is_told_back(parrot: Served, asked: str, told: str) -> None:
+    assert created(parrot.url, "Hi.", service_tier=asked)["service_tier"] == told
+
+
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_whole_streamed_and_stored_are_the_same(parrot: Served, answer: str) -> None:
     whole = created(parrot.url, answer, tools=[WEATHER])

@@ -86,8 +86,9 @@ def choice(chance: Random) -> str:
     return chance.choice(["auto", "required", "none"])
 
 
-def by_responses(client: httpx.Client, chance: Random, turns: int) -> Talk:
-    return _by_responses(client, chance, turns, lambda last: {"previous_response_id": last})
+def by_responses(client: httpx.Client, chance: Random, turns: int, **more: object) -> Talk:
+    """`more` are further fields of each request."""
+    return _by_responses(client, chance, turns, lambda last: {"previous_response_id": last, **more})
 
 
 def by_conversation(client: httpx.Client, chance: Random, turns: int) -> Talk:

@@ -30,6 +30,10 @@ from dragoman.errors import (
 from dragoman.turns.spec import Defaults
 from dragoman.types import Traced, Usage
 
+TIERS = ("flex", "scale", "priority")
+"""Service tiers, by which clients know again what they asked for; all are the same here."""
+
+
 # What goes wrong, as Responses says it: in a reply, in a stream, and on a socket.
 
 
@@ -159,7 +163,7 @@ def describe_response(
         "max_tool_calls": request.max_tool_calls,
         "store": store,
         "background": bool(request.background),
-        "service_tier": "default",
+        "service_tier": request.service_tier if request.service_tier in TIERS else "default",
         "safety_identifier": request.safety_identifier,
         "prompt_cache_key": request.prompt_cache_key,
         "user": request.user,

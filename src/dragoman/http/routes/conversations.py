@@ -6,7 +6,7 @@ from functools import partial
 from dragoman.api import conversations
 from dragoman.api.conversations import check_items, describe_conversation, unknown_conversation, unknown_item
 from dragoman.api.responses.request import check_include
-from dragoman.api.tools import wrong
+from dragoman.errors import BadRequest
 from dragoman.http.exchange import Exchange, QueryString
 from dragoman.http.host import Host
 from dragoman.responses.context import new_id, pack_items
@@ -50,7 +50,8 @@ async def add_items(host: Host, exchange: Exchange) -> None:
     for number, each in enumerate(given):
         # What the server names itself is new.
         if "id" in each and await item(exchange.owner, exchange.path_id, items[number].id) is not None:
-            raise wrong(f"items[{number}].id", "is that of an item already in conversation")
+            message = f"Item already in conversation: 'items[{number}].id' is that of one."
+            raise BadRequest(message, param=f"items[{number}].id", code="invalid_value")
     host.desk.check_free(exchange.owner, exchange.path_id)
     if await host.desk.required().add_items(exchange.owner, exchange.path_id, items) is None:
         raise unknown_conversation(exchange.path_id)

@@ -189,7 +189,7 @@ async def cancel(host: Host, exchange: Exchange) -> None:
         return
     record = await exchange.loaded(host.desk.stored, exchange.owner, id_)
     if not _decode(record.body).background:
-        message = "Only a response that is made in the background can be cancelled."
+        message = "Cannot cancel this response: only one that is made in the background can be."
         raise BadRequest(message, param="response_id", code="invalid_value")
     # It is over already: to cancel it changes nothing.
     await exchange.reply(record.body, b"application/json")
