@@ -140,10 +140,37 @@ def of_messages(reply: dict[str, Any]) -> Said:
     )
 
 
+# Ollama.
+
+
+def in_ollama(turns: Conversation) -> tuple[str, dict[str, Any]]:
+    messages: list[dict[str, Any]] = []
+    for kind, what in turns:
+        if kind == "said":
+            calls = [{"function": {"name": name, "arguments": given}} for name, given in what.calls]
+            thought = {"thinking": what.thought} if what.thought else {}
+            made = {"tool_calls": calls} if calls else {}
+            messages.append({"role": "assistant", "content": what.text, **thought, **made})
+        elif kind == "result":
+            messages.append({"role": "tool", "tool_name": "look", "content": what})
+        else:
+            messages.append({"role": kind, "content": what})
+    tool = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
+    return "/api/chat", {"model": "parrot", "messages": messages, "tools": [tool], "stream": False}
+
+
+def of_ollama(reply: dict[str, Any]) -> Said:
+    message = reply["message"]
+    functions = [each["function"] for each in message.get("tool_calls", ())]
+    calls = [(each["name"], each["arguments"]) for each in functions]
+    return Said(message.get("thinking", ""), message["content"], calls)
+
+
 SPELLINGS: dict[str, tuple[Callable[[Conversation], tuple[str, Any]], Callable[[Any], Said]]] = {
     "chat": (in_chat, of_chat),
     "responses": (in_responses, of_responses),
     "messages": (in_messages, of_messages),
+    "ollama": (in_ollama, of_ollama),
 }
 """How each API writes a conversation, and how an answer of its is read."""
 
