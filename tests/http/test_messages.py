@@ -324,3 +324,21 @@ def test_a_summary_may_be_all_that_is_asked_for(serve: Serve, stream: bool) -> N
         message = fold(events(reply)) if stream else reply.json()
         assert [block["type"] for block in message["content"]] == ["compaction"]
         assert message["stop_reason"] == "compaction"
+
+
+def test_thinking_that_is_cleared_is_not_given_back_from_memory(serve: Serve) -> None:
+    engine = parrot_of(THOUGHT + call("look", city="Rome"))
+    url = serve(engine)
+    first = body("hi", tools=[TOOL])
+    content = post(url, PATH, first).json()["content"]
+    result = {"type": "tool_result", "tool_use_id": content[-1]["id"], "content": "sunny"}
+    later = [{"role": "assistant", "content": content}, {"role": "user", "content": [result]}]
+    edit = {"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 0}}
+    asked = {**first, "messages": first["messages"] + later, "context_management": {"edits": [edit]}}
+    reply = post(url, PATH, asked).json()
+    assert reply["context_management"]["applied_edits"]
+    assert "Hm." not in prompt_of(engine.jobs[-1])
+    forgotten = [{"role": "assistant", "content": content[1:]}, {"role": "user", "content": [result]}]
+    told = post(url, PATH, {**first, "messages": first["messages"] + forgotten}).json()
+    assert "Hm." in prompt_of(engine.jobs[-1])
+    assert told["usage"]["restored_reasoning_tokens"] > 0

@@ -74,7 +74,9 @@ def _clear_thinking(
     shorter = tuple(
         replace(each, reasoning=None) if number in old else each for number, each in enumerate(asked.messages)
     )
-    return replace(asked, messages=shorter), len(old)
+    # What is left out is not given back from what the server remembers.
+    request = replace(asked.request, restore_reasoning="off") if old else asked.request
+    return replace(asked, messages=shorter, request=request), len(old)
 
 
 def _clear_results(

@@ -385,6 +385,7 @@ def _usage(used: Usage) -> Fields:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": used.cached_tokens,
         "output_tokens": used.completion_tokens,
+        **({"restored_reasoning_tokens": used.restored_tokens} if used.restored_tokens else {}),
     }
 
 
