@@ -89,7 +89,10 @@ def test_a_forced_call(url: str) -> None:
 
 
 def test_an_object(url: str) -> None:
-    schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9, "minimum": 0}}}
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": {"n": {"type": "integer", "maximum": 9, "minimum": 0}},
+    }
     schema |= {"required": ["n"], "additionalProperties": False}
     wish = {"format": {"type": "json_schema", "schema": schema}}
     reply = ask(url, output_config=wish, max_tokens=40).json()
