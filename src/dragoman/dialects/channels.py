@@ -119,9 +119,9 @@ class ChannelReader:
             recipient = word.removeprefix(ch.recipient) if word.startswith(ch.recipient) else ""
             if (word if ch.channel else recipient) in kinds:
                 kind = word if ch.channel else recipient
-            elif recipient.startswith(ch.call) and recipient != ch.call and word not in ASIDE:
+            elif (name := self._find_tool(recipient)) and word not in ASIDE:
                 others += [ch.recipient + ch.call + tool] if tool else []
-                tool = recipient.removeprefix(ch.call)
+                tool = name
             elif word not in ASIDE and word != ch.recipient:
                 others.append(word)
         if half and not self._may_become_known(half):
@@ -130,10 +130,15 @@ class ChannelReader:
             others.append(ch.recipient + ch.call + tool)
         return Header(kind, tool, " ".join(others))
 
+    def _find_tool(self, recipient: str) -> str:
+        """The name of the tool that a block is for; a declared one may stand there alone."""
+        declared = recipient in self.m.tools
+        return recipient.removeprefix(self.ch.call) if declared or recipient.startswith(self.ch.call) else ""
+
     def _may_become_known(self, half: str) -> bool:
         ch, lead = self.ch, self.ch.recipient + self.ch.call
         kinds = ch.reasoning | ch.text
-        known = [*ASIDE, *(kinds if ch.channel else (ch.recipient + kind for kind in kinds))]
+        known = [*ASIDE, lead, *(kinds if ch.channel else (ch.recipient + kind for kind in kinds))]
         return any(word.startswith(half) for word in (*known, *(lead + name for name in self.m.tools)))
 
     def _block(self, written: str) -> Wait[None]:
