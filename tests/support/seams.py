@@ -75,7 +75,9 @@ class Vocabulary:
         self.words = {word: 256 + len(control) + number for number, word in enumerate(WORDS)}
         self.bos_id: int | None = self.special["<s>"]
         self.eos_id: int | None = self.special[_EOS]
-        self.ends = tuple(text for text in control if _ENDS.fullmatch(text) or text in ends)
+        named = [text for text in control if _ENDS.fullmatch(text) or text in ends]
+        # Where answers have an end of their own, this one stands between their blocks.
+        self.ends = tuple(text for text in named if text != "<|end|>" or "<|return|>" not in named)
         self.end_ids = frozenset(self.special[end] for end in self.ends)
         known = sorted([*self.special, *self.words], key=len, reverse=True)
         self._known = re.compile("|".join(map(re.escape, known)) + "|.", re.DOTALL)
