@@ -22,7 +22,8 @@ from dragoman.types import Answer, Conversation, Message, ToolCall
 from tests.prompt.support import SHARED, TEMPLATES, ByteTokenizer
 
 PUBLISHED = SHARED / "templates"
-PATHS = [*sorted(TEMPLATES.glob("*/*.jinja")), *sorted(PUBLISHED.glob("*.jinja"))]
+OWN = (path for folder in ("families", "unseen") for path in (TEMPLATES / folder).glob("*.jinja"))
+PATHS = [*sorted(OWN), *sorted(PUBLISHED.glob("*.jinja"))]
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 THOUGHT, SAID, ASKED = "Hm, hm.", "Let me look.", "Rain?"
 
