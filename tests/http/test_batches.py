@@ -1,5 +1,6 @@
 """Batches over HTTP, with OpenAI's client: from a file of requests to files of answers."""
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -13,11 +14,14 @@ import openai
 import pytest
 from openai.types import Batch
 
+from dragoman.api.batches import Asked
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import CHATML, ScriptedEngine, say
+from dragoman.http.app import App
 from dragoman.http.server import background
 from dragoman.limits import Limits
 from dragoman.settings import Settings
+from dragoman.turns.queue import behind
 from tests.batches.support import CHAT as PATH
 from tests.batches.support import jsonl, line, read_lines
 from tests.http.conftest import Serve
@@ -313,3 +317,21 @@ def test_counts_are_there_while_it_runs(serve: Serve) -> None:
     assert becomes(lambda: 0 < _completed(client, made.id) < 20)
     assert json.loads(client.batches.retrieve(made.id).to_json())["request_counts"]["total"] == 20
     client.batches.cancel(made.id)
+
+
+def test_what_people_said_is_not_pushed_out_of_memory(tmp_path: Path) -> None:
+    """Lines leave nothing behind that a conversation might go on from: they may be fifty thousand."""
+
+    async def scenario() -> None:
+        app = App(make_parrot(), Settings(store="memory", files_dir=str(tmp_path)))
+        await app.host.start()
+        asked = Asked("a", PATH, json.dumps(line("a")["body"]).encode())
+        told = behind.set(lambda: None)
+        reply = await app.host.answer_line("", asked)
+        behind.reset(told)
+        assert reply.status == 200 and not app.host.model.planner.trails._kept
+        await app.host.answer_line("", asked)
+        assert app.host.model.planner.trails._kept
+        await app.host.stop()
+
+    asyncio.run(scenario())

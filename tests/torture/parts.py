@@ -26,6 +26,7 @@ PAGE: dict[str, str] = {
     "engine_crashes": "engines that are killed, crash and hang",
     "overload": "four times as much as there is room for",
     "fairness": "a flood by one key, and what another notices",
+    "batches": "a batch as long as may be, and a chat beside it",
     "bleed": "streams that must not mix",
     "determinism": "one seed, one log of events",
     "gguf_headers": "model files that were tampered with",

@@ -42,7 +42,10 @@ from dragoman.errors import EndlessTemplate
 logger = logging.getLogger("dragoman.turns")
 
 behind: ContextVar[Callable[[], None] | None] = ContextVar("behind", default=None)
-"""Set where something is done that nobody waits for: what ends it when its place is needed."""
+"""Set where something is done that nobody waits for: what ends it when its place is needed.
+
+Nobody goes on from it, either: what is remembered of answers is for those of people.
+"""
 
 SMOOTHING = 0.2
 """How much the latest interval counts in the pace."""

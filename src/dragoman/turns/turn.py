@@ -25,7 +25,7 @@ from dragoman.prompt.frames import choose_template
 from dragoman.settings import Settings
 from dragoman.turns.adapters import AdapterShelf
 from dragoman.turns.plan import Planner, TurnPlan
-from dragoman.turns.queue import EngineQueue, Ticket, Workers
+from dragoman.turns.queue import EngineQueue, Ticket, Workers, behind
 from dragoman.turns.reading import ChoiceReader, Detokenizer, Language, StopFinder
 from dragoman.turns.spec import PresetPair, TurnSpec, defaults_by_name, refuse_unsupported
 from dragoman.types import Answer, Event, Fold, Sink, Step, TextStep, TokenLogprob, Traced, Usage, coalesce
@@ -485,7 +485,8 @@ class ServedModel:
         return await self.workers.run(spec.owner, body_bytes, planning, slow=spec.constrained)
 
     def made(self, kind: type[T], plan: TurnPlan, spec: TurnSpec, source: str) -> T:
-        rest = partial(self.planner.remember, plan, spec), source, self._queue, spec.owner
+        remember = None if behind.get() else partial(self.planner.remember, plan, spec)
+        rest = remember, source, self._queue, spec.owner
         turn = kind(self.engine, plan, spec, self._language(plan.dialect), *rest, self.planner.adapters)
         turn.overridden = self.planner.defaults(spec.model).overruled(spec)
         return turn
