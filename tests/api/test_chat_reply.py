@@ -21,12 +21,7 @@ def writer(*, token_ids: bool = False, logprobs: bool = False, **wanted: Any) ->
 
 def choices(data: bytes) -> list[dict[str, Any]]:
     events = [line.removeprefix("data: ") for line in data.decode().split("\n\n") if line]
-    found = [json.loads(event)["choices"][0] for event in events]
-    for choice in found:
-        # It is in every delta.
-        if choice["delta"]["reasoning_content"] is None:
-            del choice["delta"]["reasoning_content"]
-    return found
+    return [json.loads(event)["choices"][0] for event in events]
 
 
 def deltas(writer: StreamWriter, *events: Event) -> list[dict[str, Any]]:

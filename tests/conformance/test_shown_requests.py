@@ -263,8 +263,17 @@ def test_what_has_no_effect_is_named(client: httpx.Client) -> None:
 def test_reasoning_is_read_without_asking_whether_it_is_there(client: httpx.Client) -> None:
     [choice] = client.post("/v1/chat/completions", json={"messages": ASK}).json()["choices"]
     assert (choice["message"]["reasoning"], choice["message"]["reasoning_content"]) == (None, None)
-    chunks = stream(str(client.base_url), "/v1/chat/completions", {"messages": ASK})
+
+
+def test_programs_for_sglang_read_it_off_each_delta(client: httpx.Client) -> None:
+    asked = {"messages": ASK, "separate_reasoning": True}
+    chunks = stream(str(client.base_url), "/v1/chat/completions", asked)
     assert all("reasoning_content" in chunk["choices"][0]["delta"] for chunk in chunks)
+
+
+def test_programs_for_vllm_look_whether_it_is_there(client: httpx.Client) -> None:
+    chunks = stream(str(client.base_url), "/v1/chat/completions", {"messages": ASK})
+    assert not any("reasoning_content" in chunk["choices"][0]["delta"] for chunk in chunks)
 
 
 def test_the_address_of_any_interface_is_this_machine(client: httpx.Client) -> None:

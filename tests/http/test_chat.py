@@ -25,12 +25,9 @@ def test_usage_counts_prompt_and_answer(greeter: str) -> None:
 
 def test_stream_begins_with_the_role_and_ends_with_the_reason(greeter: str) -> None:
     first, *middle, last = stream(greeter, PATH, HELLO)
-    assert first["choices"][0]["delta"] == {"role": "assistant", "content": "", "reasoning_content": None}
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in middle) == TEXT
-    assert (last["choices"][0]["delta"], last["choices"][0]["finish_reason"]) == (
-        {"reasoning_content": None},
-        "stop",
-    )
+    assert (last["choices"][0]["delta"], last["choices"][0]["finish_reason"]) == ({}, "stop")
 
 
 def test_stream_has_one_event_per_character_and_none_is_empty(greeter: str) -> None:

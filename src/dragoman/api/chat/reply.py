@@ -19,11 +19,15 @@ ERRORS = OpenAIErrors(
 
 
 NO_THOUGHT = {"reasoning_content": None}
-"""Programs that were written for DeepSeek and SGLang read it off every delta, be it there or not."""
+"""Programs that were written for vLLM and SGLang read it off a message, be it there or not."""
 
 
 class ChatSpelling:
     """`legacy` writes a call as `function_call`, for clients that sent `functions`; `reasoning` shows it.
+
+    `everywhere` names reasoning in each delta, be it null: programs that were written for SGLang, and ask for
+    it by SGLang's name, read it off all of them. Those for vLLM look whether it is there, and take what has
+    it for no text.
 
     `named` says that the client has named the tool: it knows that there is a call, and the reason is `stop`.
     `custom` are the tools that take a text.
@@ -39,6 +43,7 @@ class ChatSpelling:
         logprobs: bool = False,
         legacy: bool = False,
         reasoning: bool = True,
+        everywhere: bool = False,
         named: bool = False,
         custom: Collection[str] = (),
     ) -> None:
@@ -46,6 +51,7 @@ class ChatSpelling:
         self._logprobs = logprobs
         self._legacy = legacy
         self._reasoning = reasoning
+        self._begun: dict[str, Any] = NO_THOUGHT if everywhere else {}
         self._named = named
         self._custom = custom
         self._custom_calls: set[tuple[int, int]] = set()
@@ -65,7 +71,10 @@ class ChatSpelling:
             delta = self._call(event, {"input" if custom else "arguments": event.text})
         elif event.kind == "call_open":
             delta = self._open(event)
-        return {"delta": NO_THOUGHT | delta, "logprobs": self.logprobs(event.logprobs)}
+        return {"delta": self._begun | delta, "logprobs": self.logprobs(event.logprobs)}
+
+    def role(self) -> dict[str, Any]:
+        return {"delta": {"role": "assistant", "content": "", **self._begun}, "logprobs": None}
 
     def _open(self, event: Event) -> dict[str, Any]:
         self._called.add(event.choice)
@@ -116,13 +125,18 @@ def _function(call: ToolCall) -> dict[str, str]:
     return {"name": call.name, "arguments": call.arguments}
 
 
-def opening(writer: StreamWriter, choices: int, echoed: str, prompt_ids: Sequence[int] | None) -> bytes:
+def opening(
+    writer: StreamWriter,
+    spelling: ChatSpelling,
+    choices: int,
+    echoed: str,
+    prompt_ids: Sequence[int] | None,
+) -> bytes:
     """The first chunk of each choice has the role; with `echo`, what the client began follows."""
     once = {} if prompt_ids is None else {"prompt_token_ids": prompt_ids}
     chunks = []
     for choice in range(choices):
-        role = {"delta": {"role": "assistant", "content": "", **NO_THOUGHT}, "logprobs": None}
-        chunks.append(writer.chunk(Event("text", choice), role, {} if choice else once))
+        chunks.append(writer.chunk(Event("text", choice), spelling.role(), {} if choice else once))
         if echoed:
             chunks.append(writer.write([Event("text", choice, echoed)]))
     return b"".join(chunks)

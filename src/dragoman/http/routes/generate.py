@@ -54,6 +54,7 @@ async def chat(host: Host, exchange: Exchange) -> None:
             logprobs=bool(request.logprobs),
             legacy=request.legacy,
             reasoning=request.shows_reasoning,
+            everywhere=bool(request.separate_reasoning),
             named=request.names_a_tool,
             custom=request.declared.custom,
         )
@@ -167,7 +168,8 @@ class _ChatAnswer(_RoutedAnswer, frozen=True):
         prompt = turn.jobs[0].prompt if request.return_token_ids else None
 
         def opening() -> bytes:
-            return chat_reply.opening(writer, turn.choices, chat_request.echo_text(request), prompt)
+            echoed = chat_request.echo_text(request)
+            return chat_reply.opening(writer, self.spelling, turn.choices, echoed, prompt)
 
         if not self._is_kept():
             await self.send(writer, opening)
