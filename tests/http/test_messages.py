@@ -222,6 +222,17 @@ def test_the_head_has_anthropics_names(parrot: Served) -> None:
     assert "request-id" not in get(parrot.url, "/v1/models").headers
 
 
+def test_a_stream_with_nothing_to_say_pings(serve: Serve) -> None:
+    url = serve(parrot(), keep_alive=0.05)
+    with httpx.stream("POST", url + PATH, json=body("xHANG", stream=True), timeout=60) as held:
+        lines = held.iter_lines()
+        assert "event: ping" in (next(lines) for _ in range(40))
+
+
+def test_what_is_too_long_to_be_answered_is_counted(parrot: Served) -> None:
+    assert post(parrot.url, COUNT, body("x" * 5000)).json()["input_tokens"] > 5000
+
+
 # What else Anthropic's clients ask.
 
 

@@ -39,6 +39,7 @@ def edit(asked: AskedMessage, count: Count, context: int) -> Edited:
     """
     if not asked.request.edits:
         return Edited(asked)
+    count = _count_once(count)
     applied: list[dict[str, Any]] = []
     compacts = None
     for each in asked.request.edits:
@@ -57,6 +58,20 @@ def edit(asked: AskedMessage, count: Count, context: int) -> Edited:
         applied.append({"type": each.type, what: number, "cleared_input_tokens": tokens})
         asked = shorter
     return Edited(asked, applied, compacts)
+
+
+def _count_once(count: Count) -> Count:
+    """The same, which looks at no conversation twice."""
+    known: list[tuple[tuple[Message, ...], int]] = []
+
+    def counted(asked: AskedMessage) -> int:
+        found = next((tokens for messages, tokens in known if messages is asked.messages), None)
+        if found is None:
+            found = count(asked)
+            known.append((asked.messages, found))
+        return found
+
+    return counted
 
 
 def _nearly(context: int) -> int:
