@@ -4,14 +4,14 @@ Whatever decodes JSON does it in one call that nothing else in the process can i
 says how long all others may have to wait. What is done here is done in pieces, or is as quick as a copy.
 """
 
+import re
 from collections.abc import Iterator
-
-import numpy as np
 
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits
 
-PIECE_BYTES = 1024 * 1024
+PIECE_BYTES = 128 * 1024
+_ESCAPED = re.compile(rb"\\.", re.DOTALL)
 
 
 def check_amount(bare: bytes, limits: Limits, whose: str, param: str | None = None) -> None:
@@ -42,15 +42,13 @@ def too_much(whose: str, most: int, what: str, param: str | None = None) -> BadR
 
 def outside_of_strings(body: bytes) -> bytes:
     """What of a JSON text stands outside of its strings, quotation marks not included."""
-    found, in_string = [], False
+    found: list[bytes] = []
+    in_string = False
     for piece in _pieces(body):
         # Without escaped ones, every quotation mark begins a string or ends it.
-        plain = np.frombuffer(piece.replace(b"\\\\", b"").replace(b'\\"', b""), np.uint8)
-        marks = plain == 0x22
-        inside = np.logical_xor.accumulate(marks) ^ in_string
-        found.append(plain[~(inside | marks)].tobytes())
-        if plain.size:
-            in_string = bool(inside[-1])
+        parts = _ESCAPED.sub(b"", piece).split(b'"')
+        found += parts[in_string::2]
+        in_string ^= len(parts) % 2 == 0
     return b"".join(found)
 
 
