@@ -173,7 +173,7 @@ def test_ids_that_are_kept_are_shared() -> None:
 
 def test_a_prompt_that_was_planned_is_not_gone_through_again() -> None:
     trails = Trails(pieces=[b"x"] * 5000)
-    prompt = trails.shared((4001, 4002))
+    prompt = trails.share((4001, 4002))
     trails.add(Traced(key=b"a", prompt=prompt, ids=(1,)), planned=True)
     assert trails.find(b"a")[0].prompt is prompt
 

@@ -13,15 +13,15 @@ Rules of this file:
 """
 
 import re
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from hashlib import blake2b
+from operator import itemgetter
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
-from msgspec import Meta, Struct, ValidationError, convert, defstruct
+from msgspec import Meta, Struct, ValidationError, convert, defstruct, field
 
 from dragoman.engines.protocol import Tokenizer
 from dragoman.engines.sound import check_sound, wrong_ids
@@ -32,6 +32,8 @@ SHORT = 16
 """Characters of a piece whose ids are kept: templates write the same between their control tokens."""
 MOST_KEPT = 1024
 AT_ONCE = 256 * 1024
+BORDERS = 32
+"""Places behind control tokens that are kept, the last ones."""
 
 
 def replace_surrogates(text: str) -> str:
@@ -43,6 +45,37 @@ def replace_surrogates(text: str) -> str:
     return text
 
 
+class Encoded(Struct, frozen=True):
+    """The ids of a text, and where those of a longer one may go on from."""
+
+    ids: tuple[int, ...]
+    borders: Sequence[tuple[int, int]]
+    """Places behind control tokens: characters before it, ids before it."""
+    margin: int
+    """Characters of the longest control token: one may begin where a shorter one does."""
+
+    def upto(self, chars: int) -> "Encoded":
+        """For a text that has so many characters in common with this one."""
+        last = chars - self.margin
+        return Encoded(self.ids, [border for border in self.borders if border[0] <= last], self.margin)
+
+
+class SharedIds:
+    """Has each id be one object, whoever says it: else a number in a tuple takes five times its place."""
+
+    def __init__(self, size: int) -> None:
+        self._all = list(range(size))
+
+    def __call__(self, ids: Sequence[int]) -> tuple[int, ...]:
+        try:
+            # With two more it is a tuple, however few they are.
+            shared: tuple[int, ...] = itemgetter(*ids, 0, 0)(self._all)
+            return shared[:-2]
+        except IndexError:
+            # Some are not in the vocabulary.
+            return tuple(self._all[id] if id < len(self._all) else id for id in ids)
+
+
 class Encoder:
     """Encodes with one model's tokenizer; knows its control tokens."""
 
@@ -51,6 +84,7 @@ class Encoder:
         self._most = most
         self.special = SpecialText(tokenizer.special)
         self._tokenizer = tokenizer
+        self.share = SharedIds(len(tokenizer.pieces))
         # Some tokenizers write the first word of a prompt in another way than those after it.
         self._encode_on: Callable[[str], list[int]] = getattr(tokenizer, "encode_on", tokenizer.encode)
         self._encode_short = lru_cache(MOST_KEPT)(self._encode_kept)
@@ -64,10 +98,19 @@ class Encoder:
         A text of more ids than anybody has a use for is refused before anything is made of them. One that
         does not `begin` a prompt stands behind other ids.
         """
+        return self._encode_pieces(replace_surrogates(text), mark, [], begins=begins)
+
+    def _encode_pieces(
+        self, text: str, mark: str | None, borders: list[tuple[int, int]], *, begins: bool
+    ) -> list[int]:
+        """`borders` are told the places behind control tokens: how many characters and ids are before."""
         ids: list[int] = []
-        for id, piece in self.special.split(replace_surrogates(text)):
+        end = 0
+        for id, piece in self.special.split(text):
+            end += len(piece)
             if id is not None:
                 ids.append(id)
+                borders.append((end, len(ids)))
             elif plain := erase(piece, mark) if mark else piece:
                 encode = self._encode_short if len(plain) <= SHORT else self._encode_piece
                 found = encode(plain, begins and not ids)
@@ -76,6 +119,16 @@ class Encoder:
                 for at in range(0, len(found), AT_ONCE):
                     ids += found[at : at + AT_ONCE]
         return ids
+
+    def encode_on_from(self, text: str, mark: str | None, known: Encoded | None) -> Encoded:
+        """The ids of a text of which the beginning is known, up to the last border."""
+        start, count = known.borders[-1] if known and known.borders else (0, 0)
+        found: list[tuple[int, int]] = []
+        new = self._encode_pieces(text[start:], mark, found, begins=not count)
+        self._check_most(count + len(new))
+        before, borders = (known.ids[:count], [*known.borders]) if known and count else ((), [])
+        borders += [(start + chars, count + ids) for chars, ids in found[-BORDERS:]]
+        return Encoded(before + self.share(new), borders[-BORDERS:], self.special.longest)
 
     def _encode_piece(self, text: str, begins: bool) -> Sequence[int]:
         ids = self._tokenizer.encode(text) if begins else self._encode_on(text)
@@ -163,10 +216,10 @@ class SpecialText:
         self._exact = _Finder(self._ids)
         self._any_case = _Finder(lower)
         self._not_reasoning = _Finder({text for text in lower if not _REASONING_MARKER.fullmatch(text)})
-        self._longest = max(map(len, lower), default=0)
+        self.longest = max(map(len, lower), default=0)
         self._heads = {text[:end] for text in lower for end in range(1, len(text))}
         self._tails = {text[start:] for text in lower for start in range(1, len(text))}
-        self._edges = _edges(self._heads, self._tails, self._longest)
+        self._edges = _edges(self._heads, self._tails, self.longest)
 
     def split(self, text: str) -> Iterator[tuple[int | None, str]]:
         """Pieces of a text: control tokens with their ids, and what stands between them with None."""
@@ -184,7 +237,7 @@ class SpecialText:
         joined = f"\0{joined}\0"
         for start in range(0, len(joined), PIECE):
             # What is found is no longer than this, so it stands in one of the pieces as a whole.
-            lower = joined[start : start + PIECE + self._longest + 2].lower()
+            lower = joined[start : start + PIECE + self.longest + 2].lower()
             if self._edges.search(lower) or next(self._any_case.find(lower), None) is not None:
                 return False
         return True
@@ -219,9 +272,9 @@ class SpecialText:
         finder = self._not_reasoning if assistant else self._any_case
         cuts = [start + 1 for start, _ in finder.find(lower, overlapping=True)]
         if self._edges.search(f"\0{lower}\0"):
-            if any(lower[:end] in self._tails for end in range(1, self._longest)):
+            if any(lower[:end] in self._tails for end in range(1, self.longest)):
                 cuts.insert(0, 0)
-            if any(lower[-size:] in self._heads for size in range(1, self._longest)):
+            if any(lower[-size:] in self._heads for size in range(1, self.longest)):
                 cuts.append(len(text))
         pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
         return mark.join(pieces)
@@ -286,6 +339,15 @@ def erase(text: str, mark: str) -> str:
     return text.replace(mark, "").replace(escape_mark(mark), "")
 
 
+def find_marks(text: str, mark: str) -> tuple[list[int], list[int]]:
+    """The places of marks in the text without them, and the characters that the first 0, 1, 2... take."""
+    places, sizes = [], [0]
+    for found in re.finditer(f"{mark}|{re.escape(escape_mark(mark))}", text):
+        places.append(found.start() - sizes[-1])
+        sizes.append(sizes[-1] + len(found.group()))
+    return places, sizes
+
+
 def join_strings(*values: Any) -> str:
     """Every string in plain data, keys too, with `\\0` between them."""
     found: list[str] = []
@@ -323,106 +385,37 @@ def _lower(text: str) -> str:
     return "".join(each if len(each.lower()) > 1 else each.lower() for each in text)
 
 
-# Texts with marks in them, and where the answers of a conversation stand in one
-
-
-class Marked:
-    """A rendered text that has marks in it which are not part of what it says."""
-
-    def __init__(self, text: str, mark: str) -> None:
-        self.text, self.mark = text, mark
-        self.plain = erase(text, mark)
-        self._before, self._sizes = find_marks(text, mark) if len(text) > len(self.plain) else ([], [0])
-
-    def slice(self, start: int, end: int | None = None) -> str:
-        """What says `plain[start:end]`, with its marks."""
-        return self.text[self._place(start) : None if end is None else self._place(end)]
-
-    def _place(self, at: int) -> int:
-        return at + self._sizes[bisect_left(self._before, at)]
-
-
-def find_marks(text: str, mark: str) -> tuple[list[int], list[int]]:
-    """The places of marks in the text without them, and the characters that the first 0, 1, 2... take."""
-    places, sizes = [], [0]
-    for found in re.finditer(f"{mark}|{re.escape(escape_mark(mark))}", text):
-        places.append(found.start() - sizes[-1])
-        sizes.append(sizes[-1] + len(found.group()))
-    return places, sizes
-
-
-_STRUCTURE = re.compile(r"[<\[{(]|.*[>\]})]$", re.DOTALL)
-"""Some templates look at how such texts begin or end, and a fence would be in their way."""
-
-
-def set_fences(message: dict[str, Any], fence: str, *, careful: bool = False) -> bool:
-    """Marks where the words of a message begin and end, unless they are the model's."""
-    if message["role"] == "assistant":
-        return False
-    content = message.get("content")
-    parts = [{"text": content}] if isinstance(content, str) else content or []
-    texts = [part for part in parts if part.get("type", "text") == "text" and part["text"].strip()]
-    if not texts or (careful and any(_STRUCTURE.match(part["text"].strip()) for part in texts)):
-        return False
-    first, last = texts[0], texts[-1]
-    # Space at the ends stays outside, where templates trim it.
-    start = len(first["text"]) - len(first["text"].lstrip())
-    first["text"] = first["text"][:start] + fence + first["text"][start:]
-    end = len(last["text"].rstrip())
-    last["text"] = last["text"][:end] + fence + last["text"][end:]
-    if isinstance(content, str):
-        message["content"] = first["text"]
-    return True
-
-
-class Region(Struct, frozen=True):
-    """Where an answer stands: between what others said before and after it."""
-
-    start: int
-    end: int
-    alone: bool
-    """Nothing else stands there."""
-    after: int
-    """How many messages of others the template is given after it."""
-
-
-def regions_between(places: Sequence[int], order: Sequence[tuple[str, bool]], end: int) -> Iterator[Region]:
-    """`places` are those of the fences, two for each message that has them."""
-    edges = iter((*places, end, end))
-    left = sum(role != "assistant" for role, _ in order)
-    start, waiting, others = 0, list[int](), 0
-    """`waiting` are the answers that no fence has followed yet."""
-    for role, fenced in (*order, ("", True)):
-        if role == "assistant":
-            waiting.append(left)
-            continue
-        left -= 1
-        others += not fenced
-        if fenced:
-            behind = next(edges)
-            alone = len(waiting) == 1 and not others
-            yield from (Region(start, behind, alone, after) for after in waiting)
-            start, waiting, others = next(edges), [], 0
-
-
 # Conversations by what is said in them: each beginning of one has a digest, made of the one before it. By
 # these a turn is found again whose messages come back (seams.py), before anything of them is rendered.
 
 
-def chain_messages(messages: Sequence[Message]) -> list[bytes]:
-    """A digest for each beginning of a conversation, from none of its messages to all of them.
+class MessageChain(Struct):
+    """The digests of a conversation, and what it takes to go on with them.
 
     Messages that say the same are the same: what an assistant thought, how JSON is spaced, and the ids of
     calls do not count.
     """
-    links, calls = [b""], dict[str | None, int]()
-    for message in messages:
-        for call in message.tool_calls:
-            calls[call.id] = len(calls)
-        link = blake2b(links[-1], digest_size=16)
-        link.update(_digestible(message, calls))
-        links.append(link.digest())
-    return links
+
+    links: list[bytes] = field(default_factory=lambda: [b""])
+    """Of each beginning, from none of the messages to all of them."""
+    calls: dict[str | None, int] = field(default_factory=dict)
+    """The numbers of calls by their ids."""
+
+    def upto(self, messages: Sequence[Message]) -> "MessageChain":
+        """That of messages which begin with those of this one."""
+        links, calls = [*self.links], dict(self.calls)
+        for message in messages[len(links) - 1 :]:
+            for call in message.tool_calls:
+                calls[call.id] = len(calls)
+            link = blake2b(links[-1], digest_size=16)
+            link.update(_digestible(message, calls))
+            links.append(link.digest())
+        return MessageChain(links, calls)
+
+
+def chain_messages(messages: Sequence[Message]) -> list[bytes]:
+    """A digest for each beginning of a conversation, from none of its messages to all of them."""
+    return MessageChain().upto(messages).links
 
 
 def digest_frame(conversation: Conversation) -> bytes:

@@ -9,8 +9,9 @@ written out in the same way: nothing a client sends is dropped.
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from msgspec.json import encode
@@ -30,7 +31,16 @@ from dragoman.errors import (
 )
 from dragoman.json_amount import check_amount, outside_of_strings
 from dragoman.limits import Limits, check_count
-from dragoman.prompt.encode import Encoder, choose_marks, erase, join_strings, replace_surrogates, set_fences
+from dragoman.prompt.encode import (
+    Encoder,
+    MessageChain,
+    choose_marks,
+    erase,
+    join_strings,
+    replace_surrogates,
+)
+from dragoman.prompt.fences import cut_at_tag, fence_messages, tag_end
+from dragoman.prompt.known import LEAST_MESSAGES, KnownPrompt, KnownPrompts, Rendering
 from dragoman.prompt.template import ChatTemplate, Clock
 from dragoman.prompt.traits import Messages, TemplateTraits, detect_traits
 from dragoman.types import Answer, Conversation, IdsPrompt, Message, Prompt, TextPrompt, ToolCall
@@ -293,6 +303,7 @@ class Prompter:
         if isinstance(tokenizer, TextTokenizer):
             tokenizer.read_templates(sources.values())
         self._encoder = Encoder(tokenizer, max(self._limits.encoded_tokens, card.max_model_len or 0))
+        self.share = self._encoder.share
         own = {"bos_token": self._encoder.bos, "eos_token": self._encoder.eos}
         known = {name: text for name, text in own.items() if text is not None}
         self.special = {**own, **card.special_tokens, **known}
@@ -304,22 +315,29 @@ class Prompter:
 
     def text(self, conversation: Conversation) -> str:
         """The prompt as text."""
-        text, mark = self.render_marked(conversation)
-        return erase(text, mark)
+        made = self._rendering(conversation)
+        return erase(made.text, made.mark)
 
     def encode(self, prompt: Prompt, most: int | None = None) -> tuple[int, ...]:
         """The prompt's ids."""
         return self.render(prompt, most)[1]
 
-    def render(self, prompt: Prompt, most: int | None = None) -> tuple[str, tuple[int, ...]]:
-        """The prompt as text and as ids. What surely has more than `most` ids is refused unencoded."""
+    def render(
+        self, prompt: Prompt, most: int | None = None, known: KnownPrompt | None = None
+    ) -> tuple[str, tuple[int, ...]]:
+        """The prompt as text and as ids. What surely has more than `most` ids is refused unencoded.
+
+        `known` is what the prompt was recognized as.
+        """
         try:
-            return self._render(prompt, most)
+            return self._render(prompt, most, known)
         except ContextOverflow as error:
             error.param = error.param or prompt.param
             raise
 
-    def _render(self, prompt: Prompt, most: int | None) -> tuple[str, tuple[int, ...]]:
+    def _render(
+        self, prompt: Prompt, most: int | None, known: KnownPrompt | None
+    ) -> tuple[str, tuple[int, ...]]:
         if isinstance(prompt, IdsPrompt):
             check_has_ids(self._card, "a prompt of ids", prompt.param)
             self._encoder.check_length(prompt.ids, most, prompt.param)
@@ -329,12 +347,16 @@ class Prompter:
             self._check_chars(len(prompt.text) + len(prompt.suffix or ""), prompt.param)
             self._encoder.check_length(prompt.text, most, prompt.param)
             return replace_surrogates(prompt.text), tuple(self._encoder.encode_text(prompt))
-        text, mark = self.render_marked(prompt)
+        made = known.rendering if known else self._rendering(prompt)
+        text, mark = made.text, made.mark
         self._encoder.check_length(text, most, prompt.param)
         # Mostly there is no mark, and none has to be looked for in each piece.
         shown = self.show(text, mark)
-        ids = tuple(self._encoder.encode_special(text, mark if shown != text else None))
-        return shown, ids
+        before = known.encoded if known else None
+        encoded = self._encoder.encode_on_from(text, mark if shown != text else None, before)
+        if known:
+            known.encoded = encoded
+        return shown, encoded.ids
 
     def show(self, text: str, mark: str) -> str:
         """A rendered text without its marks, as the engine is to see it."""
@@ -395,33 +417,31 @@ class Prompter:
             raise BadRequest(f"There is no chat template {name[:64]!r}; there are: {known}.", param=TEMPLATE)
         return self._templates[name]
 
-    def render_marked(self, conversation: Conversation) -> tuple[str, str]:
-        """The prompt as text, with marks in it that keep a client's text apart, and the mark."""
-        return self._render_marked(conversation, None)
+    def recognize(self, conversation: Conversation, known: KnownPrompts, owner: str) -> KnownPrompt:
+        """What is known of a conversation, rendered at the price of what is new in it."""
+        if len(conversation.messages) < LEAST_MESSAGES:
+            made = self._rendering(conversation)
+            return KnownPrompt(conversation, made, {}, MessageChain().upto(conversation.messages))
+        self._check_messages(conversation)
+        template, _ = self._choose(conversation.template, tools=bool(conversation.tools))
+        found = known.render(conversation, owner, self._rendering, template.tree)
+        self._check_chars(found.rendering.chars, CONVERSATION)
+        return found
 
-    def render_fenced(
-        self, conversation: Conversation, *, careful: bool
-    ) -> tuple[str, str, list[tuple[str, bool]]]:
-        """The same with another mark before and behind what others than the model said, and that mark.
+    def render_fenced(self, known: KnownPrompt, careful: bool) -> Rendering:
+        """The same with other marks before and behind what others than the model said."""
+        return known.fence(careful, partial(self._rendering, careful=careful)).rendering
 
-        Then, for each message that the template was given, its role and whether it has such fences.
-        """
-        order: list[tuple[str, bool]] = []
-
-        def set_all(messages: Messages, fence: str) -> None:
-            for message in messages:
-                # What the system says first is moved about by some templates.
-                first = message["role"] in ("system", "developer") and not any(done for _, done in order)
-                fenced = not first and set_fences(message, fence, careful=careful)
-                order.append((message["role"], fenced))
-
-        return *self._render_marked(conversation, set_all), order
-
-    def _render_marked(
-        self, conversation: Conversation, set_all: Callable[[Messages, str], None] | None
-    ) -> tuple[str, str]:
+    def _check_messages(self, conversation: Conversation) -> None:
         check_count(len(conversation.messages), self._limits.messages, CONVERSATION, "messages")
         check_arguments(conversation.messages, self._limits)
+
+    def _rendering(self, conversation: Conversation, careful: bool | None = None) -> Rendering:
+        """The prompt as text, with marks that keep a client's text apart.
+
+        Or with fences, if it is said how carefully these are to be set.
+        """
+        self._check_messages(conversation)
         template, traits = self._choose(conversation.template, tools=bool(conversation.tools))
         check_kwargs(conversation.template_kwargs, self._limits.template_kwargs_chars)
         given = template_variables(with_tools_in_words(conversation, traits, self._dialect), traits)
@@ -431,15 +451,14 @@ class Prompter:
         mark, end, fence = _choose_three(joined)
         if not self._encoder.special.harmless(joined):
             given, prefix = self._shield(given, prefix, mark)
-        if set_all is not None:
-            set_all(given["messages"], fence)
+        order = () if careful is None else fence_messages(given["messages"], fence, careful=careful)
         if conversation.continue_final_message:
-            _tag_end(given["messages"], end)
+            tag_end(given["messages"], end)
         text = template.render(given)
         if conversation.continue_final_message:
-            text = _cut_at_tag(text, end)
+            text = cut_at_tag(text, end)
         text = replace_surrogates(self._single_bos(text) + prefix)
-        return text, mark if set_all is None else fence
+        return Rendering(text, mark if careful is None else fence, len(joined), order)
 
     def _check_chars(self, count: int, param: str) -> None:
         check_count(count, self._limits.content_chars, param, "characters of content")
@@ -472,25 +491,3 @@ def _choose_three(joined: str) -> list[str]:
     if len(marks) < 3:
         raise BadRequest("The conversation uses too many Unicode noncharacters.", param=CONVERSATION)
     return marks
-
-
-def _tag_end(messages: list[dict[str, Any]], end: str) -> None:
-    """Mark where the final message ends. The space shows whether the template trims what it writes."""
-    final = messages[-1] if messages else {}
-    content = final.get("content")
-    if isinstance(content, str):
-        final["content"] = f"{content}{end} "
-        return
-    for part in reversed(content or []):
-        if "text" in part:
-            part["text"] = f"{part['text']}{end} "
-            return
-    raise BadRequest("The final message has no text that could be continued.", param=FINAL_MESSAGE)
-
-
-def _cut_at_tag(text: str, end: str) -> str:
-    """`hi| <end>` becomes `hi`, where `|` is the tag: no end of turn follows a message to be continued."""
-    kept, found, rest = text.rpartition(end)
-    if not found:
-        raise BadRequest("The chat template does not write the final message.", param=FINAL_MESSAGE)
-    return kept if rest.startswith(" ") else kept.rstrip()

@@ -36,9 +36,10 @@ The rest is tokenized with the marks in it that keep a client's text from being 
 """
 
 import re
+from bisect import bisect_left
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 import msgspec
@@ -46,17 +47,10 @@ from msgspec import Struct
 
 from dragoman.dialects.declare import Dialect, begins_inside, starts_in_reasoning
 from dragoman.dialects.parser import Parser, parse
-from dragoman.prompt.encode import (
-    Marked,
-    Region,
-    chain_messages,
-    digest_frame,
-    erase,
-    find_marks,
-    meaning_of,
-    regions_between,
-)
-from dragoman.types import Answer, Conversation, Message, Traced, fold
+from dragoman.prompt.encode import chain_messages, digest_frame, erase, find_marks, meaning_of
+from dragoman.prompt.fences import Region, find_regions
+from dragoman.prompt.known import KnownPrompt
+from dragoman.types import Answer, Message, Traced, fold
 
 if TYPE_CHECKING:
     from dragoman.prompt.prompter import Prompter
@@ -79,6 +73,22 @@ class KeptTurns(Protocol):
     def same_frame(self, turn: Traced, frame: bytes) -> bool: ...
 
 
+class Marked:
+    """A rendered text that has marks in it which are not part of what it says."""
+
+    def __init__(self, text: str, mark: str) -> None:
+        self.text, self.mark = text, mark
+        self.plain = erase(text, mark)
+        self._before, self._sizes = find_marks(text, mark) if len(text) > len(self.plain) else ([], [0])
+
+    def slice(self, start: int, end: int | None = None) -> str:
+        """What says `plain[start:end]`, with its marks."""
+        return self.text[self._place(start) : None if end is None else self._place(end)]
+
+    def _place(self, at: int) -> int:
+        return at + self._sizes[bisect_left(self._before, at)]
+
+
 class GoneOn(Struct, frozen=True):
     """What a prompt goes on from."""
 
@@ -87,9 +97,16 @@ class GoneOn(Struct, frozen=True):
     """How many of its ids the prompt begins with."""
 
     @property
+    def ids(self) -> tuple[int, ...]:
+        """These."""
+        turn, sampled = self.turn, self.kept - len(self.turn.prompt)
+        return turn.prompt + turn.ids[:sampled] if sampled > 0 else turn.prompt[: self.kept]
+
+    @property
     def cut(self) -> tuple[int, ...]:
         """The others."""
-        return self.turn.all[self.kept :] if self.kept else ()
+        sampled = self.kept - len(self.turn.prompt)
+        return self.turn.ids[sampled:] if sampled >= 0 else self.turn.all[self.kept :] if self.kept else ()
 
 
 Split: TypeAlias = Literal["", "client", "end", "template", "tools", "unknown"]
@@ -106,16 +123,6 @@ class Stitched(Struct, frozen=True):
 
 
 # What a model wrote
-
-
-def _find_regions(now: Marked, prompter: "Prompter", conversation: Conversation) -> list[Region]:
-    """Of each answer; none where fences change what the template writes."""
-    for careful in (False, True):
-        text, fence, order = prompter.render_fenced(conversation, careful=careful)
-        places, _ = find_marks(erase(text, now.mark), fence)
-        if erase(text, fence) == now.text and len(places) == 2 * sum(fenced for _, fenced in order):
-            return list(regions_between(places, order, len(now.plain)))
-    return []
 
 
 class Wrote:
@@ -171,20 +178,23 @@ class Seams:
     def __init__(
         self,
         prompter: "Prompter",
-        conversation: Conversation,
+        known: KnownPrompt,
         dialect: Dialect,
         ends: dict[int, str],
         memory: KeptTurns,
         salt: str,
     ) -> None:
+        """`known` is what the conversation was recognized as."""
+        conversation, rendering = known.conversation, known.rendering
+        self.now = Marked(rendering.text, rendering.mark)
         self.dialect, self.ends, self.tools = dialect, ends, conversation.tools
         self.decode: Callable[[Sequence[int]], str] = prompter.decode
         self.controls = prompter.controls
         self.pieces = prompter.pieces
-        self._prompter, self._conversation = prompter, conversation
+        self._prompter, self._known, self._conversation = prompter, known, conversation
         self._memory, self._salt = memory, salt
         self._frame = digest_frame(conversation)
-        self.links = chain_messages(conversation.messages)
+        self.links = known.chain.links
         self._numbers = [
             number for number, message in enumerate(conversation.messages) if message.role == "assistant"
         ]
@@ -202,12 +212,9 @@ class Seams:
         return self._wrote[number]
 
     @cached_property
-    def now(self) -> Marked:
-        return Marked(*self._prompter.render_marked(self._conversation))
-
-    @cached_property
     def _regions(self) -> dict[int, Region]:
-        found = _find_regions(self.now, self._prompter, self._conversation)
+        now, fence = self.now, partial(self._prompter.render_fenced, self._known)
+        found = find_regions(now.text, now.mark, len(now.plain), fence)
         return dict(zip(self._numbers, found, strict=True)) if len(found) == len(self._numbers) else {}
 
     # As the template writes it
@@ -219,15 +226,17 @@ class Seams:
         return self._stitch(base)
 
     def _stitch(self, base: _Base) -> Stitched:
-        ids = [*base.after.turn.all[: base.after.kept]]
+        kept_ids = base.after.ids
+        ids: list[int] = []
         place = base.rest
         for start, end, kept in self._find_kept(base):
-            ids += self._encode(place, start, not ids)
+            ids += self._encode(place, start, not (kept_ids or ids))
             ids += kept
             place = end
-        ids += self._encode(place, None, not ids)
+        ids += self._encode(place, None, not (kept_ids or ids))
         shown = self._prompter.show(self.now.text, self.now.mark)
-        return Stitched(shown, tuple(ids), self._after(base), self._why_split(base))
+        made = kept_ids + self._prompter.share(ids)
+        return Stitched(shown, made, self._after(base), self._why_split(base))
 
     def _after(self, base: _Base) -> GoneOn | None:
         """The last answer, if it is known. Of ids that the prompt has from other turns nothing is said."""

@@ -60,11 +60,11 @@ class ChatTemplate:
         self._special = dict(special or {})
         self._clock = clock
         self._template = _compile(source)
-        tree = SANDBOX.parse(source)
-        self.stops = _stop_strings(tree, self._special)
+        self.tree = SANDBOX.parse(source)
+        self.stops = _stop_strings(self.tree, self._special)
         """Texts that end an answer, where the template says so."""
-        self._asks = meta.find_undeclared_variables(tree)
-        self._functions_as_text = _adds_functions(tree)
+        self._asks = meta.find_undeclared_variables(self.tree)
+        self._functions_as_text = _adds_functions(self.tree)
 
     def render(self, variables: Mapping[str, Any]) -> str:
         """The text for plain data; what the template refuses becomes a TemplateError with its own words."""

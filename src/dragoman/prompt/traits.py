@@ -5,13 +5,16 @@ too, but one that must be stopped is none, and the template is refused; it is do
 it is loaded.
 """
 
+import itertools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
+from jinja2 import nodes
 from msgspec import Struct
 
 from dragoman.errors import EndlessTemplate, TemplateError
+from dragoman.types import Message, ToolCall
 
 Render: TypeAlias = Callable[[Mapping[str, Any]], str]
 Messages: TypeAlias = list[dict[str, Any]]
@@ -189,3 +192,85 @@ def _calling(*, content: Any = "", arguments: Any = None, id: str = _SHORT_ID, *
         {"role": "assistant", "content": content, "tool_calls": [call], **more},
         {"role": "tool", "content": "seen", "tool_call_id": id, "name": "look"},
     ]
+
+
+# What a template is tried with before only a part of a conversation is rendered with it (known.py)
+
+SMALL = 2
+"""Numbers up to this one are what templates compare places and counts with."""
+
+
+def counts_messages(tree: nodes.Template) -> bool:
+    """Whether a template may compare the place or the number of messages with a number of its own.
+
+    `{% if loop.index > 20 %}` does; `{% if name | length > 20 %}` does not, where the name is no list of
+    messages.
+    """
+    kinds = (nodes.Compare, nodes.Slice, nodes.BinExpr, nodes.Getitem)
+    return any(_is_large(node) and not _is_length(node) for node in tree.find_all(kinds))
+
+
+def _is_large(node: nodes.Node) -> bool:
+    inner = (each.expr if isinstance(each, nodes.Operand) else each for each in node.iter_child_nodes())
+    values = [each.value for each in inner if isinstance(each, nodes.Const)]
+    return any(type(value) is int and value > SMALL for value in values)
+
+
+def _is_length(node: nodes.Node) -> bool:
+    """Of anything but messages."""
+    if not isinstance(node, nodes.Compare):
+        return False
+    named = {name.name for name in node.find_all(nodes.Name)}
+    return (
+        isinstance(node.expr, nodes.Filter)
+        and node.expr.name in ("length", "count")
+        and not any("message" in name and name != "message" for name in named | {"loop"} & named)
+        and "loop" not in named
+    )
+
+
+TRIAL_TOOLS: tuple[dict[str, Any], ...] = tuple(
+    {
+        "type": "function",
+        "function": {
+            "name": f"f{number}",
+            "description": "d",
+            "parameters": {"type": "object", "properties": {"a": {"type": "integer", "description": "n"}}},
+        },
+    }
+    for number in range(5)
+)
+
+
+_TRIALS = (
+    # Rounds of calls in each of a user's turns, one after the other; reasoning; calls at once.
+    ((14,), "", (1,)),
+    ((14,), "m", (1,)),
+    ((5, 0), "m", (1, 2)),
+    ((1, 0, 3, 0, 0, 2), "", (2, 1, 1)),
+    ((0,), "m", (1,)),
+)
+_TRIAL_LENGTH = 34
+
+
+def trial_messages() -> Iterator[list[Message]]:
+    """Conversations of a few words, of each way to hold one."""
+    for rounds, mind, calls in _TRIALS:
+        messages = [Message(role="system", content="s")]
+        turns = itertools.cycle(rounds)
+        while len(messages) < _TRIAL_LENGTH:
+            messages += _trial_turn(len(messages), next(turns), mind, itertools.cycle(calls))
+        yield messages
+
+
+def _trial_turn(start: int, rounds: int, mind: str, calls: Iterator[int]) -> Iterator[Message]:
+    yield Message(role="user", content=f"u{start}")
+    for number in range(rounds):
+        ids = [f"c{start:03d}{number:03d}{call:02d}" for call in range(next(calls))]
+        made = tuple(ToolCall(id=id_, name=f"f{number % 3}", arguments='{"a": 1}') for id_ in ids)
+        thought = f"{mind}{start}{number}" if mind else None
+        said = ("", f"a{start}{number}", None)[number % 3]
+        yield Message(role="assistant", content=said, reasoning=thought, tool_calls=made)
+        for id_ in ids:
+            yield Message(role="tool", content=f"r{id_}", tool_call_id=id_)
+    yield Message(role="assistant", content=f"z{start}", reasoning=f"{mind}{start}" if mind else None)

@@ -10,7 +10,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from hashlib import blake2b
-from operator import itemgetter
 from os import urandom
 from typing import Any, TypeAlias
 
@@ -23,7 +22,8 @@ from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.errors import MODEL, BadRequest, ContextOverflow, ModelNotFound, Part, SettingsError
 from dragoman.limits import Limits
 from dragoman.prompt import Prompter
-from dragoman.prompt.encode import chain_messages, check_encoded, digest_frame, meaning_of
+from dragoman.prompt.encode import SharedIds, chain_messages, check_encoded, digest_frame, meaning_of
+from dragoman.prompt.known import KnownPrompts
 from dragoman.prompt.seams import GoneOn, Seams, Split
 from dragoman.turns.adapters import AdapterShelf
 from dragoman.turns.constrain import Constrainer
@@ -62,10 +62,15 @@ _LENGTH = 4
 class Trails:
     """Threads may share it. Of the owner with the most ids the least lately used go first."""
 
-    def __init__(self, model: str = "", pieces: Sequence[bytes] = (), most_ids: int = MOST_IDS) -> None:
+    def __init__(
+        self,
+        model: str = "",
+        pieces: Sequence[bytes] = (),
+        most_ids: int = MOST_IDS,
+        share: SharedIds | None = None,
+    ) -> None:
         """`pieces` are the model's vocabulary: ids of another one must not be found, whatever its name."""
-        # Each id is one object, whoever says it: else a number in a tuple takes five times its place there.
-        self._shared = list(range(len(pieces)))
+        self.share = share or SharedIds(len(pieces))
         self._model = blake2b(b"\0".join([model.encode(), *pieces]), digest_size=16).digest()
         self._most_ids = most_ids
         self._kept: dict[bytes, list[Traced]] = {}
@@ -106,20 +111,10 @@ class Trails:
     def same_frame(self, turn: Traced, frame: bytes) -> bool:
         return self._digest(frame) == turn.key[2 * _DIGEST : 3 * _DIGEST]
 
-    def shared(self, ids: tuple[int, ...]) -> tuple[int, ...]:
-        """The same, of the objects that all have in common."""
-        try:
-            # With two more it is a tuple, however few they are.
-            shared: tuple[int, ...] = itemgetter(*ids, 0, 0)(self._shared)
-            return shared[:-2]
-        except IndexError:
-            # Some are not in the vocabulary.
-            return tuple(self._shared[id] if id < len(self._shared) else id for id in ids)
-
     def add(self, turn: Traced, owner: str = "", *, planned: bool = False) -> None:
-        """The prompt of one that was `planned` is `shared` already, which takes long for a long one."""
-        prompt = turn.prompt if planned else self.shared(turn.prompt)
-        turn = replace(turn, prompt=prompt, ids=self.shared(turn.ids))
+        """The prompt of one that was `planned` is shared already, which takes long for a long one."""
+        prompt = turn.prompt if planned else self.share(turn.prompt)
+        turn = replace(turn, prompt=prompt, ids=self.share(turn.ids))
         key = turn.key[:_DIGEST]
         with self._lock:
             known = self._kept.setdefault(key, [])
@@ -181,7 +176,7 @@ def _bytes(text: str) -> bytes:
 # Plans.
 
 
-Rendered: TypeAlias = tuple[str, tuple[int, ...], GoneOn | None, Split]
+Rendered: TypeAlias = tuple[str, tuple[int, ...], GoneOn | None, Split, bytes]
 """A prompt as text and as ids, what it goes on from, and why from no more."""
 # Collecting garbage looks at every id of the tuples that are new, once, while all threads wait: these many
 # take some milliseconds. Those of hundreds of prompts at once would take 50.
@@ -241,7 +236,8 @@ class Planner:
         self.tokenizer = tokenizer
         self.prompter = prompter
         self.dialect = dialect
-        self.trails = Trails(card.name, tokenizer.pieces)
+        self.trails = Trails(card.name, tokenizer.pieces, share=prompter.share)
+        self.known = KnownPrompts()
         self.thoughts = Thoughts(self._limits.thoughts, self._limits.thought_bytes)
         self._ends = {id_: tokenizer.pieces[id_].decode("utf-8", "replace") for id_ in tokenizer.end_ids}
         self._defaults = defaults or dict.fromkeys((card.name, ""), defaults_of(card))
@@ -329,7 +325,7 @@ class Planner:
             self._in_reasoning(spec, dialect, prompt, rendered)
             for prompt, rendered in zip(spec.prompts, prompts, strict=True)
         ]
-        chains = [_chain(prompt) for prompt in spec.prompts]
+        chains = [each[4] for each in prompts]
         keys = [
             self._key(spec, prompt, text, salt, chain)
             for prompt, (text, *_), chain in zip(spec.prompts, prompts, chains, strict=True)
@@ -337,7 +333,7 @@ class Planner:
         jobs = [
             Job(
                 id=urandom(16).hex(),
-                prompt=self.trails.shared(prompt) if key else prompt,
+                prompt=prompt,
                 sampling=self._with_room(spec, sampling, len(prompt)),
                 text=text if self.card.takes_text else "",
                 n=spec.n,
@@ -381,7 +377,7 @@ class Planner:
             begun = meaning_of(told.messages[-1])[0] if told.continue_final_message else ""
             turn = replace(turn, said=chain_messages([said.message(begun)])[-1])
             if said.thoughts and spec.remembers:
-                ids, tokens = self.trails.shared(turn.ids), reader.reasoning_count
+                ids, tokens = self.trails.share(turn.ids), reader.reasoning_count
                 self.thoughts.add(told, chain, spec, said, tokens, ids, turn.source)
         if turn.key:
             self.trails.add(turn, owner=spec.owner, planned=True)
@@ -403,16 +399,21 @@ class Planner:
         return self.trails.key(text, salt, chain, digest_frame(prompt))
 
     def _rendered(
-        self, prompt: Prompt, most: int | None, dialect: Dialect, salt: str, history: History | None
+        self, prompt: Prompt, most: int | None, spec: TurnSpec, dialect: Dialect, salt: str
     ) -> Rendered:
         """A conversation with an answer that we know goes on from the ids of that answer."""
-        answered = isinstance(prompt, Conversation) and any(m.role == "assistant" for m in prompt.messages)
-        if isinstance(prompt, Conversation) and answered and len(self.trails):
-            seams = Seams(self.prompter, prompt, dialect, self._ends, self.trails, salt)
+        if not isinstance(prompt, Conversation):
+            return *self.prompter.render(prompt, most), None, "", b""
+        known = self.prompter.recognize(prompt, self.known, f"{spec.owner}\0{salt}")
+        answered = any(message.role == "assistant" for message in prompt.messages)
+        # Where the answer goes on with the last message, it answers those before it.
+        chain = known.chain.links[-2 if prompt.continue_final_message else -1]
+        if answered and len(self.trails):
+            seams = Seams(self.prompter, known, dialect, self._ends, self.trails, salt)
             if seams.known:
-                stitched = (seams.go_on() if history == "sampled" else None) or seams.stitch()
-                return stitched.text, stitched.ids, stitched.after, stitched.split
-        return *self.prompter.render(prompt, most), None, "unknown" if answered else ""
+                stitched = (seams.go_on() if spec.history == "sampled" else None) or seams.stitch()
+                return stitched.text, stitched.ids, stitched.after, stitched.split, chain
+        return *self.prompter.render(prompt, most, known), None, "unknown" if answered else "", chain
 
     def _in_reasoning(self, spec: TurnSpec, dialect: Dialect, prompt: Prompt, rendered: Rendered) -> bool:
         text, ids, *_ = rendered
@@ -434,7 +435,7 @@ class Planner:
         """The prompt as text and as ids, which are cut as asked; more than the model takes is refused."""
         most, keep = self.prompter.most_tokens, spec.truncate_prompt
         bound = most if keep is None else None
-        text, ids, after, split = self._rendered(prompt, bound, dialect, salt, spec.history)
+        text, ids, after, split, chain = self._rendered(prompt, bound, spec, dialect, salt)
         if keep is not None:
             whole, ids = len(ids), ids[-(most if keep < 0 else keep) :]
             after = after if len(ids) == whole else None
@@ -442,7 +443,7 @@ class Planner:
             raise BadRequest("The prompt is empty.", param=prompt.param, code="empty_prompt")
         if len(ids) > most:
             raise ContextOverflow.of(len(ids), most, prompt.param)
-        return text, ids, after, split
+        return text, ids, after, split, chain
 
     def _with_room(self, spec: TurnSpec, sampling: Sampling, prompt_tokens: int) -> Sampling:
         """The answer ends where the context does: more was asked for than fits is no reason to refuse."""
@@ -480,10 +481,6 @@ class Planner:
                 if ids and ids not in seen:
                     seen.add(ids)
                     yield ids
-
-
-def _chain(prompt: Prompt) -> bytes:
-    return chain_messages(prompt.before)[-1] if isinstance(prompt, Conversation) else b""
 
 
 def dialect_for(spec: TurnSpec, dialect: Dialect) -> Dialect:
