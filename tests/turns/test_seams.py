@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from dragoman.errors import TemplateError
-from dragoman.prompt.encode import chain_messages
+from dragoman.prompt.encode import chain_messages, digest_frame
 from dragoman.responses.context import pack_turns, recall
 from dragoman.turns.spec import History, TurnSpec
 from dragoman.types import Conversation, Message, Sampling, Traced
@@ -197,6 +197,12 @@ def test_a_control_token_that_was_sampled_is_none_in_a_text(model: Model) -> Non
     assert start in turn_ids
     says = Message(role="assistant", content="It is <|im_start|>.")
     assert model.plan([USER, says, MORE]).jobs[0].prompt.count(start) == 5
+
+
+def test_half_of_a_character_in_a_tool_is_no_failure(model: Model) -> None:
+    half = {"type": "function", "function": {"name": "\ud800", "parameters": {"type": "object"}}}
+    told = Conversation(messages=(USER,), tools=(half,), template_kwargs={"tone": "\udfff"})
+    assert digest_frame(told) != digest_frame(replace(told, template_kwargs={"tone": "\ud800"}))
 
 
 def test_other_tools_are_another_history(model: Model) -> None:

@@ -420,13 +420,13 @@ def chain_messages(messages: Sequence[Message]) -> list[bytes]:
 
 def digest_frame(conversation: Conversation) -> bytes:
     """What a prompt is made of beside its messages."""
-    made = (
-        conversation.tools,
-        conversation.documents,
-        dict(conversation.template_kwargs),
-        conversation.template,
-    )
-    return msgspec.json.encode(made, order="deterministic", enc_hook=repr)
+    more = conversation.documents, dict(conversation.template_kwargs), conversation.template
+    made = conversation.tools, *more
+    try:
+        return msgspec.json.encode(made, order="deterministic", enc_hook=repr)
+    except ValueError:
+        # A half of a surrogate pair, which a template can write.
+        return repr(made).encode("utf-8", "surrogatepass")
 
 
 def _digestible(message: Message, calls: dict[str | None, int]) -> bytes:
