@@ -411,18 +411,18 @@ class Saying:
 
     def add(self, event: Event) -> None:
         kind = event.kind
-        if kind == "reasoning":
+        if kind == "text":
+            self._thinks = False
+            self.texts.append(event.text)
+        elif kind == "reasoning":
             if not self._thinks:
                 self._thinks = True
                 self.thoughts.append([])
             self.thoughts[-1].append(event.text)
-            return
-        self._thinks = self._thinks and kind == "unseen"
-        if kind == "text":
-            self.texts.append(event.text)
         elif kind == "call_arguments":
             self.calls[event.call][2].append(event.text)
         elif kind == "call_open":
+            self._thinks = False
             self.calls.append((event.call_id, event.text, []))
 
     @property

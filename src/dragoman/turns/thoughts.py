@@ -28,6 +28,7 @@ import re
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Container, Sequence
+from functools import cache, partial
 from hashlib import blake2b
 from sys import getsizeof
 from typing import TypeAlias
@@ -97,29 +98,33 @@ class Thoughts:
         if not isinstance(told, Conversation) or not (wanted := _wanted(told, spec.restore_reasoning)):
             return told, []
         messages, given = list(told.messages), list[tuple[str, int]]()
-        links, copied = chain_messages(messages[: wanted[-1]]), _copied_ids(messages)
+        copied = _copied_ids(messages)
+        # Mostly the ids of calls are enough, and no message before them has to be looked at.
+        links = cache(partial(chain_messages, told.messages[: wanted[-1]]))
         for number in wanted:
-            found = self._find(messages[number], links[number], spec.salt, copied)
+            said = _said(messages[number])
+            found = self._find_call(messages[number], said, spec.salt, copied)
+            found = found or self._found.get(_answer_key(spec.salt, links()[number], said))
             if found is not None:
+                self._use(found)
                 thought = spec.between_thoughts.join(found.runs)
                 messages[number] = replace(messages[number], reasoning=thought)
                 given.append((thought, found.tokens))
         return replace(told, messages=tuple(messages)), given
 
-    def _find(
-        self, message: Message, before: bytes, scope: str, copied: frozenset[str | None]
+    def _find_call(
+        self, message: Message, said: "SaidAloud", scope: str, copied: frozenset[str | None]
     ) -> Thought | None:
         ids = tuple(call.id or "" for call in message.tool_calls)
-        said, key = _said(message), _answer_key(scope, before, _said(message))
+        if not ids or ids[0] in copied or not _MADE_HERE.fullmatch(ids[0]):
+            return None
+        found = self._found.get(_id_key(scope, ids[0]))
+        return found if found is not None and _is_of(found, ids, said) else None
+
+    def _use(self, thought: Thought) -> None:
         with self._lock:
-            found = None
-            if ids and _MADE_HERE.fullmatch(ids[0]) and ids[0] not in copied:
-                found = self._found.get(_id_key(scope, ids[0]))
-            if found is None or not _is_of(found, ids, said):
-                found = self._found.get(key)
-            if found is not None:
-                self._of[found.owner].move_to_end(found.number)
-            return found
+            if thought.number in self._of.get(thought.owner, ()):
+                self._of[thought.owner].move_to_end(thought.number)
 
     def add(
         self,

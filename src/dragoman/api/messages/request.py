@@ -444,10 +444,7 @@ def spec(asked: AskedMessage) -> TurnSpec:
     )
     most = 1 if request.wants_none else request.max_tokens
     chosen = sampling(request, max_tokens=most, logprobs=None)
-    made = turn_spec(request, (told,), chosen, 1, reading, calls, _budget(request))
-    cleared = any(each.type == "clear_thinking_20251015" for each in request.edits)
-    # What was cleared does not come back by itself.
-    return replace(made, restore_reasoning=made.restore_reasoning or "off") if cleared else made
+    return turn_spec(request, (told,), chosen, 1, reading, calls, _budget(request))
 
 
 def _budget(request: MessagesRequest) -> Thinking | None:
