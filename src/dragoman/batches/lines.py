@@ -43,8 +43,9 @@ AGAIN = frozenset({429, 503, 529})
 LONGEST_REST_S = 30.0
 DISK_REST_S = 2.0
 SYNC_S = 1.0
-GATHER_S = 0.02
+GATHER_S = 0.05
 """What comes within so many seconds is written at once."""
+MOST_UNWRITTEN = 256
 
 
 class Do(Protocol):
@@ -214,9 +215,9 @@ class LinesRun:
         return found
 
     async def _room(self) -> None:
-        """Returns when another line may be asked. What came of others and is not written counts, too."""
-        while self._flying and (
-            len(self._flying) + len(self._finished) >= self._most() or self._flying_bytes >= FLYING_BYTES
+        """Returns when another line may be asked, and not too many wait to be written."""
+        while len(self._finished) >= MOST_UNWRITTEN or (
+            self._flying and (len(self._flying) >= self._most() or self._flying_bytes >= FLYING_BYTES)
         ):
             await self._change()
 
