@@ -1,5 +1,6 @@
 """Loops of calls over HTTP: ids go on from turn to turn, whether or not the client sends reasoning back."""
 
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ class Talk:
 
     def __init__(self, serve: Serve, path: Path, client: Client, **settings: Any) -> None:
         source = path.read_text()
-        self.model, self._client = Model(source), client
+        # Some templates write the date, and a server has no other.
+        self.model, self._client = Model(source, clock=datetime.now), client
         self._ids: tuple[int, ...] = ()
         card = ModelCard(name="m", max_model_len=1 << 16, templates={"default": source})
         words: Any = self.model.vocabulary

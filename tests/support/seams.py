@@ -16,6 +16,7 @@ from dragoman.dialects.render import render
 from dragoman.engines.protocol import ModelCard
 from dragoman.prompt import Prompter
 from dragoman.prompt.find import find_dialect
+from dragoman.prompt.template import Clock
 from dragoman.turns.plan import Planner, Trails, TurnPlan
 from dragoman.turns.spec import History, Reading, TurnSpec
 from dragoman.types import Answer, Conversation, Message, Sampling, ToolCall, Traced, fold
@@ -95,7 +96,7 @@ class Vocabulary:
 class Model:
     """One template, its planner, and a model that answers."""
 
-    def __init__(self, source: str, ends: Sequence[str] = ()) -> None:
+    def __init__(self, source: str, ends: Sequence[str] = (), clock: Clock = clock) -> None:
         self.vocabulary = Vocabulary(source, ends)
         card = ModelCard(name="m", max_model_len=1 << 20, templates={"default": source})
         found = find_dialect(
