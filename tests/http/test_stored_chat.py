@@ -20,6 +20,7 @@ from dragoman.store import Record, StoreBounds
 from dragoman.store.sqlite import SqliteStore
 from tests.http.conftest import Serve
 from tests.support.http import HELLO, delete, found, get, post, refusal, send, stream
+from tests.support.parrot import parrot
 
 PATH = "/v1/chat/completions"
 ROOT = Path(__file__).parent.parent.parent
@@ -310,3 +311,25 @@ def test_without_a_store_nothing_can_be_stored(serve: Serve, streamed: bool) -> 
     assert engine.jobs == []
     assert get(url, PATH).status_code == 400
     assert post(url, PATH, {**HELLO, "store": False}).status_code == 200
+
+
+THINKS = "<think>\nIt may rain.\n</think>\n" + CALL
+
+
+@pytest.mark.parametrize(("stored", "given"), [(True, True), (False, False)])
+def test_thoughts_of_stored_calls_outlive_the_server(
+    tmp_path: Path, serve: Serve, stored: bool, given: bool
+) -> None:
+    settings = {"store": "sqlite", "data_dir": str(tmp_path), "dialect": "hermes"}
+    chosen = Settings(port=0, **settings)  # type: ignore[arg-type]
+    asked = {**HELLO, "tools": TOOLS, "store": stored}
+    with background(ScriptedEngine(say(THINKS)), chosen) as url:
+        message = post(url, PATH, asked).json()["choices"][0]["message"]
+    (call,) = message["tool_calls"]
+    back = {"role": "assistant", "content": message["content"], "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": call["id"], "content": "wet"}
+    engine = parrot()
+    url = serve(engine, **settings)
+    body = {**asked, "messages": [*HELLO["messages"], back, result], "store": True}
+    usage = post(url, PATH, body).json()["usage"]
+    assert bool(usage["prompt_tokens_details"].get("restored_reasoning_tokens")) == given

@@ -167,6 +167,24 @@ class Thoughts:
         if isinstance(told, Conversation) and spec.remembers and saying.thoughts:
             self.add(told, chain_messages(told.before)[-1], spec, saying, tokens, source=source)
 
+    def lacks(self, spec: TurnSpec) -> bool:
+        """Whether there is a call that this server has made an id for, and that is not known."""
+        wanted = [
+            told.messages[number]
+            for told in spec.prompts
+            if isinstance(told, Conversation) and spec.remembers
+            for number in _wanted(told, spec.restore_reasoning)
+        ]
+        ids = [message.tool_calls[0].id or "" for message in wanted if message.tool_calls]
+        return any(_MADE_HERE.fullmatch(id_) and _id_key(spec.salt, id_) not in self._found for id_ in ids)
+
+    def recall(self, spec: TurnSpec, source: str, message: Message, tokens: int) -> None:
+        """A stored answer, whose calls are known by their ids: what it answered is not looked at."""
+        said = Saying()
+        said.thoughts, said.texts = [[message.reasoning or ""]], [meaning_of(message)[0]]
+        said.calls = [(call.id or "", call.name, [call.arguments]) for call in message.tool_calls]
+        self.add(Conversation(messages=()), source.encode(), spec, said, tokens, source=source)
+
     def _source(self, key: bytes) -> str | None:
         return self._found[key].source if key in self._found else None
 

@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from dragoman.api.chat.request import ChatRequest, MessageBody
+from dragoman.api.chat.request import ChatRequest, MessageBody, MessageToolCall
 from dragoman.api.reply import KEEP_ALIVE, StreamWriter
 from dragoman.errors import NotFound
 from dragoman.store import Record, StoredItem
-from dragoman.types import Answer, Event, Fold
+from dragoman.types import Answer, Event, Fold, Message, ToolCall
 
 _encode = msgspec.json.Encoder().encode
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -63,6 +63,7 @@ def record(reply: dict[str, Any], request: ChatRequest, request_id: str, owner: 
         "tools": _read_content(request.tools),
         "tool_choice": request.tool_choice,
         "response_format": _read_content(request.response_format),
+        **({"cache_salt": request.cache_salt} if request.cache_salt else {}),
     }
     return Record(
         kind="chat",
@@ -100,6 +101,47 @@ def _read_content(value: Any) -> Any:
         given = [(spec.encode_name, getattr(value, spec.name)) for spec in msgspec.structs.fields(value)]
         return {name: _read_content(one) for name, one in given if one is not None}
     return [_read_content(one) for one in value] if isinstance(value, list) else value
+
+
+class _StoredAnswer(Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[MessageToolCall] | None = None
+
+
+class _StoredChoice(Struct):
+    message: _StoredAnswer
+
+
+class _StoredReply(Struct):
+    choices: list[_StoredChoice]
+    cache_salt: str | None = None
+
+
+_reply = msgspec.json.Decoder(_StoredReply).decode
+
+
+def read_calls(body: bytes) -> list[Message]:
+    """The answers of a stored object that thought before they called, unless a salt keeps them apart."""
+    try:
+        reply = _reply(body)
+    except msgspec.MsgspecError:
+        return []
+    told = [choice.message for choice in reply.choices if choice.message.reasoning_content]
+    return [
+        Message(
+            role="assistant",
+            content=answer.content,
+            reasoning=answer.reasoning_content,
+            tool_calls=tuple(
+                ToolCall(id=call.id, name=call.function.name, arguments=str(call.function.arguments or "{}"))
+                for call in answer.tool_calls
+                if call.function is not None
+            ),
+        )
+        for answer in told
+        if answer.tool_calls and not reply.cache_salt
+    ]
 
 
 def relabel(body: bytes, metadata: Mapping[str, str]) -> bytes:

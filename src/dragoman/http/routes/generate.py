@@ -69,6 +69,8 @@ async def _chat_turn(
         # They are asked what they have, which may take its time.
         return await unless_gone(exchange, plan_with_servers(host, exchange, request, body_bytes, id_, stack))
     spec = await exchange.aside(body_bytes, partial(chat_request.spec, request))
+    if request.store:
+        await stored_chat.recall(host, exchange, spec)
     return await run_turn.plan(host, exchange, spec, body_bytes, id_)
 
 

@@ -4,12 +4,16 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from msgspec.structs import replace
+
 from dragoman.api import conversations
 from dragoman.api.chat.request import ChatRequest
-from dragoman.api.chat.stored import describe_deleted, record, relabel, unknown_completion
+from dragoman.api.chat.stored import describe_deleted, read_calls, record, relabel, unknown_completion
+from dragoman.engines.protocol import count_text
 from dragoman.http.exchange import Exchange, QueryString
 from dragoman.http.host import Host
 from dragoman.store import Record
+from dragoman.turns.spec import TurnSpec
 from dragoman.types import Traced
 
 
@@ -34,6 +38,29 @@ async def save(
         model=reply["model"],
         created_at=reply["created"],
     )
+
+
+LATEST = 64
+"""Stored answers that are looked through for thoughts which this process does not remember."""
+
+
+async def recall(host: Host, exchange: Exchange, spec: TurnSpec) -> None:
+    """Has the thoughts of stored calls be found, by a server that was started again, too."""
+    planner = host.model.planner
+    asked = replace(planner.defaults(spec.model).settle(spec), owner=exchange.owner)
+    if asked.cache_salt or not planner.thoughts.lacks(asked):
+        return
+    found = await exchange.loaded(
+        host.desk.required().records, "chat", exchange.owner, limit=LATEST, descending=True
+    )
+
+    def read() -> None:
+        for one in found.data:
+            for message in read_calls(one.body):
+                tokens = count_text(planner.tokenizer, message.reasoning or "")
+                planner.thoughts.recall(asked, one.id, message, tokens)
+
+    await host.workers.run(exchange.owner, sum(len(one.body) for one in found.data), read)
 
 
 async def list_all(host: Host, exchange: Exchange) -> None:
