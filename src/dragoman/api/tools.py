@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from dragoman.constrain.calls.tool_schemas import LARK
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits, check_count
+from dragoman.mcp import McpTool
 from dragoman.mcp.servers import AllowedTools, RequireApproval
 from dragoman.turns.reading import INPUT
 from dragoman.turns.spec import Calling
@@ -200,6 +201,22 @@ def free_name(name: str, label: str, taken: Container[str]) -> str:
     longer = join_name(label, name)
     numbered = (f"{longer}_{number}" for number in count(2))
     return longer if longer not in taken else next(each for each in numbered if each not in taken)
+
+
+def name_tools(
+    declared: Declared, listed: Mapping[str, Sequence[McpTool]]
+) -> tuple[list[Function], dict[str, tuple[str, str]]]:
+    """What servers offer, as functions; and which tool of which server each of them is."""
+    taken = {function["name"] for function in declared.functions}
+    functions: list[Function] = []
+    found: dict[str, tuple[str, str]] = {}
+    for label, offered in listed.items():
+        for tool in offered:
+            name = free_name(tool.name, label, taken)
+            taken.add(name)
+            found[name] = (label, tool.name)
+            functions.append({"name": name, "description": tool.description, "parameters": tool.input_schema})
+    return functions, found
 
 
 def wrong(place: str, what: str) -> BadRequest:

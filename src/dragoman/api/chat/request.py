@@ -37,7 +37,7 @@ from dragoman.api.tools import (
     check_tools,
     ease_calling,
     for_template,
-    free_name,
+    name_tools,
     wrong,
 )
 from dragoman.errors import BadRequest
@@ -470,17 +470,9 @@ def with_tools(
     request: ChatRequest, listed: Mapping[str, Sequence[McpTool]]
 ) -> tuple[ChatRequest, dict[str, tuple[str, str]]]:
     """The request with functions in place of servers, and which tool of which server each of them is."""
-    taken = {function["name"] for function in request.declared.functions}
+    functions, found = name_tools(request.declared, listed)
     tools = [tool for tool in request.tools or () if tool.type != "mcp"]
-    found: dict[str, tuple[str, str]] = {}
-    for label, offered in listed.items():
-        for tool in offered:
-            name = free_name(tool.name, label, taken)
-            taken.add(name)
-            found[name] = (label, tool.name)
-            described = {"name": name, "description": tool.description, "parameters": tool.input_schema}
-            tools.append(Tool(function=described))
-    return replace(request, tools=tools), found
+    return replace(request, tools=[*tools, *(Tool(function=each) for each in functions)]), found
 
 
 def without_servers(request: ChatRequest) -> TurnSpec:

@@ -31,7 +31,7 @@ from dragoman.api.tools import (
     check_tools,
     ease_calling,
     for_template,
-    free_name,
+    name_tools,
     wrong,
 )
 from dragoman.errors import BadRequest
@@ -386,18 +386,10 @@ def with_tools(
     asked: AskedMessage, listed: Mapping[str, Sequence[McpTool]]
 ) -> tuple[AskedMessage, dict[str, tuple[str, str]]]:
     """The request with what servers offer, and which tool of which server each of these is."""
-    declared = asked.declared
-    functions, places = [*declared.functions], [*declared.places]
-    found: dict[str, tuple[str, str]] = {}
-    taken = {function["name"] for function in functions}
-    for label, offered in listed.items():
-        for tool in offered:
-            name = free_name(tool.name, label, taken)
-            taken.add(name)
-            found[name] = (label, tool.name)
-            functions.append({"name": name, "description": tool.description, "parameters": tool.input_schema})
-            places.append("mcp_servers")
-    return replace(asked, declared=replace(declared, functions=functions, places=places)), found
+    more, found = name_tools(asked.declared, listed)
+    functions = [*asked.declared.functions, *more]
+    places = [*asked.declared.places, *["mcp_servers"] * len(more)]
+    return replace(asked, declared=replace(asked.declared, functions=functions, places=places)), found
 
 
 def without_servers(asked: AskedMessage) -> TurnSpec:

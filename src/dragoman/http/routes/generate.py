@@ -34,7 +34,7 @@ from dragoman.http.run_turn import AnyTurn, Writer
 from dragoman.limits import check_count
 from dragoman.mcp import McpFailure, McpTool
 from dragoman.turns.spec import TurnSpec
-from dragoman.turns.tool_loop import HiddenCalls, Toolbox, ToolLoop
+from dragoman.turns.tool_loop import HiddenCalls, ServerWish, Toolbox, ToolLoop
 from dragoman.turns.turn import Turn, note_terms
 from dragoman.types import Answer, TokenLogprob, Usage
 
@@ -324,11 +324,7 @@ async def plan_with_servers(
         return await host.model.turn(spec, exchange.owner, body_bytes, id_)
 
     asked = wishes(request)
-    toolbox = Toolbox(host.mcp, asked, host.limits.tool_calls)
-    toolbox.check()
-    await host.model.check(without_servers(request), exchange.owner, body_bytes)
-    await stack.enter_async_context(toolbox)
-    listed = {wish.label: await list_tools(toolbox, wish.label) for wish in asked}
+    toolbox, listed = await ask_servers(host, exchange, asked, without_servers(request), body_bytes, stack)
     request, names = with_tools(request, listed)
     chat_request.check_conversation(request, host.limits)
     first = chat_request.spec(request)
@@ -341,8 +337,24 @@ async def plan_with_servers(
     return HiddenCalls(loop, turn, after_calls(request), names, plan, remember)
 
 
-async def list_tools(toolbox: Toolbox, label: str) -> list[McpTool]:
-    """A client of this API has no way to see that a server is not there, other than a failure."""
+async def ask_servers(
+    host: Host,
+    exchange: Exchange,
+    asked: Sequence[ServerWish],
+    known: TurnSpec,
+    body_bytes: int,
+    stack: AsyncExitStack,
+) -> tuple[Toolbox, dict[str, list[McpTool]]]:
+    """What servers offer, once nothing is wrong with what is known of the turn."""
+    toolbox = Toolbox(host.mcp, asked, host.limits.tool_calls)
+    toolbox.check()
+    await host.model.check(known, exchange.owner, body_bytes)
+    await stack.enter_async_context(toolbox)
+    return toolbox, {wish.label: await _ask(toolbox, wish.label) for wish in asked}
+
+
+async def _ask(toolbox: Toolbox, label: str) -> list[McpTool]:
+    """A client has no way to see that a server is not there, other than a failure."""
     try:
         return await toolbox.ask(label)
     except McpFailure as failure:

@@ -20,10 +20,10 @@ from dragoman.engines.protocol import check_has_ids
 from dragoman.http import run_turn
 from dragoman.http.exchange import Exchange, unless_gone
 from dragoman.http.host import Host
-from dragoman.http.routes.generate import list_tools
+from dragoman.http.routes.generate import ask_servers
 from dragoman.http.run_turn import AnyTurn
 from dragoman.turns.spec import TurnSpec
-from dragoman.turns.tool_loop import HiddenCalls, Outcome, Toolbox, ToolLoop
+from dragoman.turns.tool_loop import HiddenCalls, Outcome, ToolLoop
 from dragoman.turns.turn import Turn, note_terms
 from dragoman.types import Usage
 
@@ -140,11 +140,8 @@ async def _plan_with_servers(
     async def plan(spec: TurnSpec) -> Turn:
         return await host.model.turn(spec, exchange.owner, size, head.id)
 
-    toolbox = Toolbox(host.mcp, asked.servers, host.limits.tool_calls)
-    toolbox.check()
-    await host.model.check(requests.without_servers(asked), exchange.owner, size)
-    await stack.enter_async_context(toolbox)
-    listed = {wish.label: await list_tools(toolbox, wish.label) for wish in asked.servers}
+    known = requests.without_servers(asked)
+    toolbox, listed = await ask_servers(host, exchange, asked.servers, known, size, stack)
     asked, names = requests.with_tools(asked, listed)
     check_tools(asked.declared, host.limits)
     first = requests.spec(asked)
