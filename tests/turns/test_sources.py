@@ -49,6 +49,11 @@ def source(
         (DIGIT, "regex", "[0-9]"),
         (Wanted(syntax="choice", value=["a", 'b"'], param="p"), "choice", '["a", "b\\""]'),
         (Wanted(syntax="gbnf", value='root ::= "a"', param="p"), "gbnf", 'root ::= "a"'),
+        (
+            Wanted(syntax="gbnf", value='start ::= ";";', param="p"),
+            "gbnf",
+            'start ::= ";"\n\nroot ::= start\n',
+        ),
         (Wanted(syntax="lark", value='start: "a"', param="p"), "lark", 'start: "a"'),
     ],
 )

@@ -23,6 +23,7 @@ from dragoman.constrain.calls.structural_tag import (
 )
 from dragoman.constrain.calls.tool_schemas import read_tools, strict_names
 from dragoman.constrain.constraint import Constraint, compile_cached
+from dragoman.constrain.grammar.gbnf import write_plain
 from dragoman.constrain.reasoning_budget import Budgeted, ReasoningBudget, Recipe
 from dragoman.constrain.vocabulary import GrammarMatcher, Vocabulary
 from dragoman.dialects.declare import Dialect
@@ -89,7 +90,9 @@ def _write_source(wanted: Wanted) -> Iterator[ConstraintSource]:
         case "structural_tag":
             tags = {"type": "structural_tag", "format": read_format(value, wanted.param)}
             yield ConstraintSource("structural_tag", json.dumps(tags))
-        case "regex" | "gbnf" | "lark":
+        case "gbnf":
+            yield ConstraintSource("gbnf", write_plain(value))
+        case "regex" | "lark":
             yield ConstraintSource(wanted.syntax, value)
 
 
@@ -134,7 +137,7 @@ def _text_format(wanted: Wanted) -> Format | None:
         case "regex":
             return {"type": "regex", "pattern": value}
         case "gbnf":
-            return {"type": "grammar", "grammar": value}
+            return {"type": "grammar", "grammar": write_plain(value)}
         case "choice":
             return either([{"type": "const_string", "value": choice} for choice in value])
         case "structural_tag":

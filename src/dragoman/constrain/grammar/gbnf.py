@@ -96,6 +96,13 @@ def read_gbnf(grammar: str) -> dict[str, Tree]:
     return rules
 
 
+def write_plain(grammar: str) -> str:
+    """The same grammar for engines that know no semicolons, and begin with `root`."""
+    names = {name for name, _ in _GbnfReader(grammar).rules()}
+    begun = "" if "root" in names else "\nroot ::= start\n"
+    return "".join("\n" if one.group() == ";" else one.group() for one in _TOKENS.finditer(grammar)) + begun
+
+
 def _is_token(name: str) -> bool:
     return name.startswith("<")
 
