@@ -1,6 +1,7 @@
 """Messages over a socket: answers whole and streamed, errors, heads, models and counts."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -265,6 +266,14 @@ def test_tokens_are_counted_as_the_answer_has_them(parrot: Served) -> None:
         parrot.url, COUNT, {name: asked[name] for name in ("model", "messages", "system", "tools")}
     )
     assert counted.json() == {"input_tokens": used["input_tokens"] + used["cache_read_input_tokens"]}
+
+
+def test_many_counts_at_once(parrot: Served) -> None:
+    """As Claude Code asks for them, to tell what its context is made of."""
+    with ThreadPoolExecutor(24) as pool:
+        counts = [pool.submit(post, parrot.url, COUNT, body("x" * n, tools=[TOOL])) for n in range(1, 25)]
+        found = [each.result().json()["input_tokens"] for each in counts]
+    assert found == [*range(found[0], found[0] + 24)]
 
 
 # Long conversations.
