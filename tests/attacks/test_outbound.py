@@ -119,7 +119,7 @@ def test_no_medium_is_fetched_or_decoded_for_a_response(frame: Frame, bird: Cana
     assert not bird.sings
 
 
-@pytest.mark.parametrize("path", ["/v1/batches", "/v1/files", "/v1/audio/transcriptions", "/v1/images/edits"])
+@pytest.mark.parametrize("path", ["/v1/audio/transcriptions", "/v1/images/edits", "/v1/images/generations"])
 def test_there_is_no_other_way_in_for_files(frame: Frame, path: str) -> None:
     assert frame.server.client.post(path, json={"url": "http://127.0.0.1/"}).status_code == 404
 

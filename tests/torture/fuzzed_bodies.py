@@ -174,6 +174,8 @@ async def _records(send: Callable[[str, bytes], Awaitable[Sent]]) -> dict[str, s
     made = {
         "responses": ("/v1/responses", {"store": True}),
         "conversations": ("/v1/conversations", {}),
+        "uploads": ("/v1/uploads", {}),
+        "messages": ("/v1/messages/batches", {}),
         "chat": ("/v1/chat/completions", {"store": True}),
         "trajectories": ("/v1/chat/completions", {"store": True, "return_token_ids": True}),
     }
@@ -181,7 +183,12 @@ async def _records(send: Callable[[str, bytes], Awaitable[Sent]]) -> dict[str, s
     for kind, (route, more) in made.items():
         _, body = await send(route, json.dumps({**GOOD[route], **more}).encode())
         ids[kind] = json.loads(body)["id"]
-    return {route: route.replace("{id}", ids[route.split("/")[2]]) for route in GOOD if "{id}" in route}
+    # A batch needs a file, which is not sent as JSON.
+    return {
+        route: route.replace("{id}", ids.get(route.split("/")[2], "none"))
+        for route in GOOD
+        if "{id}" in route
+    }
 
 
 def rows(seen: Seen) -> list[Row]:

@@ -12,7 +12,7 @@ LONG = "a" * 900_000
 """A text that a context of a million tokens holds."""
 HUGE = "a" * (8_000_000)
 MANY = MOST_PARTS
-OLLAMA = ("/api/tags", "/api/ps", "/api/version")
+OTHERS = ("/api/tags", "/api/ps", "/api/version", "/api/hello")
 
 
 def cases() -> Iterator[Case]:
@@ -143,7 +143,7 @@ def _chat(name: str, given: Any) -> Iterator[Case]:
 def _small() -> Iterator[Case]:
     """Routes that have nothing to grow."""
     pages = ("/openapi.json", "/docs", "/docs.js", "/")
-    for path in (*pages, "/v1/models", *OLLAMA, "/tokenizer_info", "/health", "/ready", "/metrics"):
+    for path in (*pages, "/v1/models", *OTHERS, "/tokenizer_info", "/health", "/ready", "/metrics"):
         yield _asked("GET", path, "as it is", path)
     yield _asked(
         "GET",

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from dragoman.http.routes.table import DELETE, GET, POST
-from tests.torture.battery import chats, frames, heads, items, stored, texts
+from tests.torture.battery import chats, files, frames, heads, items, stored, texts
 from tests.torture.battery.case import Case
 
 GROUPS = {
@@ -21,6 +21,10 @@ GROUPS = {
     "POST /v1/messages": "messages",
     "POST /v1/conversations": "conversations",
     "POST /v1/embeddings": "vectors and scores",
+    "POST /v1/files": "files and batches",
+    "POST /v1/uploads": "files and batches",
+    "POST /v1/batches": "files and batches",
+    "POST /v1/messages/batches": "files and batches",
     "POST /parse": "parsers",
     "POST /separate": "parsers",
     "POST /tokenize": "tokens",
@@ -36,7 +40,7 @@ VECTORS = ("rerank", "score")
 
 def cases() -> Iterator[Case]:
     """Those that were thought of. What follows from the types of requests is in `walked`."""
-    for module in (chats, texts, items, stored, heads, frames):
+    for module in (chats, texts, items, stored, files, heads, frames):
         yield from module.cases()
 
 
