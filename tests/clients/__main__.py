@@ -70,14 +70,21 @@ def _seen(client: Client, url: str, home: Path) -> list[Seen]:
     try:
         done = environments.run(client, url, home)
     except subprocess.TimeoutExpired as error:
-        return [Seen("program", "comes to its end", str(error))]
-    lines = [line for line in done.stdout.splitlines() if line.startswith('{"api"')]
-    seen = [msgspec.json.decode(line, type=dict[str, str | None]) for line in lines]
-    found = [Seen(**one) for one in seen]  # type: ignore[arg-type]
+        # Whatever it said before that, which is bytes here.
+        return [*read_cases(error.stdout or b""), Seen("program", "comes to its end", str(error))]
+    found = read_cases(done.stdout)
     if done.returncode or not found:
         why = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
         found.append(Seen("program", "comes to its end", why))
     return found
+
+
+def read_cases(said: str | bytes) -> list[Seen]:
+    """Of what a program printed, the lines that tell of its cases."""
+    text = said.decode(errors="replace") if isinstance(said, bytes) else said
+    lines = [line for line in text.splitlines() if line.startswith('{"api"') and line.endswith("}")]
+    seen = [msgspec.json.decode(line, type=dict[str, str | None]) for line in lines]
+    return [Seen(**one) for one in seen]  # type: ignore[arg-type]
 
 
 def find_refusals(client: Client, url: str) -> list[Seen]:

@@ -4,7 +4,7 @@ import httpx
 
 from dragoman.http.server import background
 from dragoman.settings import Settings
-from tests.clients.__main__ import Outcome, find_refusals, page
+from tests.clients.__main__ import Outcome, find_refusals, page, read_cases
 from tests.clients.cases import Case, Seen, try_case
 from tests.clients.model import model
 from tests.clients.table import CLIENTS, Client
@@ -37,6 +37,11 @@ def test_refusals_are_seen() -> None:
         httpx.post(f"{url}/v1/chat/completions", json={"messages": []})
         [seen] = find_refusals(CLIENT, url)
     assert "/v1/chat/completions 400 (1 times)" in str(seen.failed)
+
+
+def test_what_was_tried_is_told_of_a_program_that_does_not_end() -> None:
+    said = b'talk\n{"api": "chat", "what": "plain", "failed": null}\n{"api": "chat", "wh'
+    assert read_cases(said) == [Seen("chat", "plain", None)]
 
 
 def test_versions_are_pinned() -> None:
