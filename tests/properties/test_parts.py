@@ -1,9 +1,11 @@
 """Each token is on the part that it belongs to: what a mask over the tokens of one part relies on.
 
 With one token for each character, what a part says must be among its own tokens, and its markers too: those
-that open it and those that close it.
+that open it and those that close it. What stands in a call and is no part of it is told as text behind the
+call; its tokens stay with the call, for tokens are never told out of their order.
 """
 
+from collections import Counter
 from random import Random
 
 import pytest
@@ -115,9 +117,15 @@ def test_what_a_part_says_is_in_its_own_tokens(name: str, seed: int) -> None:
     found = read(dialect, text)
     tried(len(found) > 1 or len(text) < 100)
     assert [id_ for leaf in found for id_ in leaf[2]] == list(range(len(text)))
+    in_call: list[int] = []
     for kind, said, ids in found:
         if kind in ("text", "reasoning") and not (dialect.prepends or dialect.replaced):
-            assert is_in(said, "".join(text[id_] for id_ in ids)), found
+            tokens = "".join(text[id_] for id_ in [*in_call, *ids])
+            # Pieces of a header that is not understood are lines, and may come behind the body.
+            words = "".join(said.split())
+            is_there = Counter(words) <= Counter(tokens) if dialect.channels else is_in(words, tokens)
+            assert is_there, found
+        in_call = ids if kind == "call" else []
     assert read(dialect, text, chance.randint(2, 40)) == found
 
 
