@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from hashlib import blake2b
+from itertools import accumulate
 from operator import itemgetter
 from typing import Annotated, Any, TypeAlias
 
@@ -341,6 +342,9 @@ def erase(text: str, mark: str) -> str:
 
 def find_marks(text: str, mark: str) -> tuple[list[int], list[int]]:
     """The places of marks in the text without them, and the characters that the first 0, 1, 2... take."""
+    if escape_mark(mark) not in text:
+        pieces = text.split(mark)
+        return [*accumulate(map(len, pieces[:-1]))], [*range(len(pieces))]
     places, sizes = [], [0]
     for found in re.finditer(f"{mark}|{re.escape(escape_mark(mark))}", text):
         places.append(found.start() - sizes[-1])

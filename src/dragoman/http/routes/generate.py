@@ -40,15 +40,20 @@ from dragoman.types import Answer, TokenLogprob, Usage
 
 
 async def chat(host: Host, exchange: Exchange) -> None:
-    request, size = await exchange.read(
-        partial(chat_request.read, limits=host.limits, ignored=exchange.ignored)
-    )
+    (request, spec), size = await exchange.read(partial(_read_chat, host, exchange))
     exchange.visit.within(request.timeout)
     if request.store:
         host.desk.required("store")
     async with AsyncExitStack() as stack:
         head = _head(host, exchange, "chatcmpl-", request)
-        turn = await _chat_turn(host, exchange, request, size, head.id, stack)
+        if spec is not None:
+            if request.store:
+                await stored_chat.recall(host, exchange, spec)
+            turn: AnyTurn = await run_turn.plan(host, exchange, spec, size, head.id)
+        else:
+            # Servers are asked what they have, which may take its time.
+            planning = plan_with_servers(host, exchange, request, size, head.id, stack)
+            turn = await unless_gone(exchange, planning)
         spelling = ChatSpelling(
             _speller(host, request),
             logprobs=bool(request.logprobs),
@@ -62,16 +67,10 @@ async def chat(host: Host, exchange: Exchange) -> None:
         await (made.stream() if request.stream else made.whole())
 
 
-async def _chat_turn(
-    host: Host, exchange: Exchange, request: ChatRequest, body_bytes: int, id_: str, stack: AsyncExitStack
-) -> AnyTurn:
-    if has_servers(request):
-        # They are asked what they have, which may take its time.
-        return await unless_gone(exchange, plan_with_servers(host, exchange, request, body_bytes, id_, stack))
-    spec = await exchange.aside(body_bytes, partial(chat_request.spec, request))
-    if request.store:
-        await stored_chat.recall(host, exchange, spec)
-    return await run_turn.plan(host, exchange, spec, body_bytes, id_)
+def _read_chat(host: Host, exchange: Exchange, body: bytes) -> tuple[ChatRequest, TurnSpec | None]:
+    """What is asked, in one go: of much, each time that a thread is asked for something costs."""
+    request = chat_request.read(body, host.limits, exchange.ignored)
+    return request, None if has_servers(request) else chat_request.spec(request)
 
 
 async def completions(host: Host, exchange: Exchange) -> None:
