@@ -1,5 +1,6 @@
 """LiteLLM, by each of its names for servers that speak OpenAI's API."""
 
+import gc
 import os
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # its price list would be fetched from elsewhere
@@ -162,4 +163,7 @@ def responses_stream(url):
 
 
 if __name__ == "__main__":
+    # It leaves streams to the collector. One that is closed in the middle of a request of the same thread
+    # waits for itself: httpcore's pool of connections is locked then.
+    gc.disable()
     cases.main(globals())
