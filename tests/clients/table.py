@@ -38,6 +38,7 @@ CLIENTS = (
     ),
     Client("llm", ("llm==0.36",), "with_llm.py"),
     Client("ollama", ("ollama==0.6.3",), "with_ollama.py"),
+    Client("ollama-js", ("ollama@0.6.4",), "with_ollama.mjs"),
     Client("anthropic", ("anthropic==2.8.0",), "with_anthropic.py", refusals=4),
     Client("langchain-anthropic", ("langchain-anthropic==1.7.7",), "with_langchain_anthropic.py"),
     Client("pydantic-ai", ("pydantic-ai-slim[openai]==2.66.0",), "with_pydantic_ai.py"),
