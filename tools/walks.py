@@ -4,7 +4,8 @@
 
 It fails where a walk is longer than its aim. `--files` names the files too. The app is asked in this process,
 without a socket, with an engine of a script. Each request is made once before it is counted: what is made
-once for all does not count.
+once for all does not count. Of those after it the shortest counts: what the server does by itself now and
+then may happen while one is made.
 """
 
 import argparse
@@ -102,9 +103,9 @@ SUMS = {"type": "mcp", "server_label": "sums", "require_approval": "never"}
 HI, FORCED, MCP, TOKEN = 'chat "hi"', "forced call", "response with an MCP call", "streamed token"
 AIMS = {HI: 30, FORCED: 45, MCP: 50, TOKEN: 8}
 REQUESTS: dict[str, tuple[str, list[dict[str, Any]]]] = {
-    HI: (CHAT, [chat("hi"), chat("hi, you")]),
-    FORCED: (CHAT, [forced("one"), forced("other")]),
-    MCP: (RESPONSES, [{"input": "2 + 3?", "tools": [SUMS]}] * 2),
+    HI: (CHAT, [chat("hi"), chat("hi, you"), chat("hi, they")]),
+    FORCED: (CHAT, [forced("one"), forced("other"), forced("third")]),
+    MCP: (RESPONSES, [{"input": "2 + 3?", "tools": [SUMS]}] * 3),
     TOKEN: (CHAT, [chat("long", stream=True), chat("long, again", stream=True)]),
 }
 
@@ -145,12 +146,12 @@ async def walk_all(config: str) -> dict[str, Walk]:
     with walking() as walks:
         await app.host.start()
         try:
-            for name, (path, (first, second)) in REQUESTS.items():
-                for body in (first, second):
+            for name, (path, (first, *others)) in REQUESTS.items():
+                for body in (first, *others):
                     walks.append(Walk())
                     said = await ask(app, path, body)
                     assert b'"error":{' not in said, said.decode()
-                found[name] = walks[-1]
+                found[name] = min(walks[-len(others) :], key=lambda walk: len(walk.files()))
         finally:
             await app.host.stop()
     return found
