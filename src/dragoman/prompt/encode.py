@@ -443,6 +443,7 @@ def _digestible(message: Message, calls: dict[str | None, int]) -> bytes:
     return "".join(f"{len(part)}:{part}" for part in parts).encode("utf-8", "surrogatepass")
 
 
+LONG_ARGUMENTS = 256 * 1024
 Meaning: TypeAlias = tuple[str, list[tuple[str, str]]]
 """The text, and the calls with their arguments."""
 
@@ -465,7 +466,9 @@ def _text(content: str | list[dict[str, Any]] | None) -> str:
 
 
 def _plain_json(arguments: str) -> str:
-    """The same for JSON that says the same."""
+    """The same for JSON that says the same. Megabytes count as they are written: reading them takes long."""
+    if len(arguments) > LONG_ARGUMENTS:
+        return arguments
     try:
         value = _read_json(arguments or "{}")
         return msgspec.json.encode(value, order="deterministic").decode()
