@@ -196,6 +196,7 @@ def test_models_are_not_changed_by_clients(greeter: str, path: str) -> None:
         ("/api/generate", {**PROMPT, "raw": True, "system": "Be short."}),
         ("/api/generate", {**PROMPT, "context": [10**6]}),
         ("/api/embed", {"model": MODEL, "input": [7]}),
+        ("/api/embed", {"model": MODEL, "input": ["a", ""]}),
     ],
 )
 def test_what_is_wrong_is_said_in_a_line(greeter: str, path: str, body: dict[str, Any]) -> None:

@@ -123,7 +123,10 @@ def read_prompt(body: bytes, limits: Limits, ignored: Ignored | None = None) -> 
 
 def read_texts(body: bytes, limits: Limits, ignored: Ignored | None = None) -> OllamaTexts:
     request: OllamaTexts = _texts.read(body, ignored)
-    check_count(len(texts(request)), limits.prompts, "input", "inputs")
+    given = texts(request)
+    check_count(len(given), limits.prompts, "input", "inputs")
+    if "" in given:
+        raise BadRequest("A text of 'input' must not be empty.", param="input", code="invalid_value")
     return request
 
 

@@ -153,10 +153,14 @@ async def _embed(
     if given:
         cuts = request.truncate is not False
         vectors, tokens = await embed_all(host, exchange, model, given, request.dimensions, size, cuts=cuts)
-    told = FLOAT_BYTES * sum(map(len, vectors))
-    cut = [list(shorten_vector(vector, request.dimensions)) for vector in vectors]
     seconds = asyncio.get_running_loop().time() - began
-    await exchange.json(shape(cut, bodies.vectors_reply(request.model, cut, tokens, seconds)), size=told)
+
+    def make() -> dict[str, Any]:
+        cut = [list(shorten_vector(vector, request.dimensions)) for vector in vectors]
+        return shape(cut, bodies.vectors_reply(request.model, cut, tokens, seconds))
+
+    told = FLOAT_BYTES * sum(map(len, vectors))
+    await exchange.json(await exchange.aside(told, make), size=told)
 
 
 # What models there are.
