@@ -1,13 +1,18 @@
 """Ollama's own client for Python, with a real model and with one that calls tools."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import ollama
 import pytest
-from ollama import Client, ResponseError
+from ollama import Client, Options, ResponseError
+from ollama._types import ChatRequest, EmbedRequest, GenerateRequest
 
+from dragoman.api.ollama import read_chat, read_prompt, read_texts
+from dragoman.api.read import Ignored
 from dragoman.http.server import background
+from dragoman.limits import Limits
 from dragoman.settings import Settings
 from tests.conformance.conftest import MODEL, Served
 from tests.support.parrot import call, parrot
@@ -88,3 +93,42 @@ def test_a_model_that_is_not_there(client: Client) -> None:
 
 def test_what_is_here_is_pulled(client: Client) -> None:
     assert client.pull(MODEL).status == "success"
+
+
+BODIES: dict[type[Any], tuple[Callable[..., Any], dict[str, Any]]] = {
+    ChatRequest: (read_chat, {"messages": ASK, "logprobs": True}),
+    GenerateRequest: (read_prompt, {"prompt": "hi", "logprobs": True}),
+    EmbedRequest: (read_texts, {"input": "hi"}),
+}
+VALUES = {
+    **dict.fromkeys(("stream", "logprobs", "raw", "truncate", "think"), True),
+    **dict.fromkeys(("model", "system", "suffix", "prompt", "input", "keep_alive"), "a"),
+    "format": "json",
+    "template": "",
+    "options": {},
+    "tools": [],
+    "images": [],
+    "context": [1],
+    "messages": ASK,
+}
+FLAGS = ("numa", "low_vram", "f16_kv", "logits_all", "vocab_only", "use_mmap", "use_mlock", "embedding_only",
+         "penalize_newline")  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BODIES, ids=lambda kind: kind.__name__)
+def test_every_field_of_its_types_is_known(kind: type[Any]) -> None:
+    """A field that nobody knows would raise, since nothing unknown may be ignored here."""
+    read, base = BODIES[kind]
+    for name in kind.model_fields:
+        read(
+            json.dumps({"model": "m", **base, name: VALUES.get(name, 1)}).encode(), Limits(), Ignored("error")
+        )
+
+
+@pytest.mark.parametrize("name", Options.model_fields)
+def test_every_option_of_its_types_is_known(name: str) -> None:
+    value = ["a"] if name == "stop" else name in FLAGS or int(name != "mirostat")
+    for kind in (ChatRequest, GenerateRequest):
+        read, base = BODIES[kind]
+        body = {"model": "m", **base, "options": {name: value}}
+        read(json.dumps(body).encode(), Limits(), Ignored("error"))
