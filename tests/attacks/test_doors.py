@@ -11,6 +11,7 @@ from websockets.sync.client import connect
 
 from dragoman.engines.scripted import ScriptedEngine, say
 from dragoman.http.keys import Keys
+from dragoman.http.routes.page import find_files
 from dragoman.http.routes.table import OPEN_PATHS
 from dragoman.http.server import background
 from dragoman.settings import Settings
@@ -24,7 +25,8 @@ from tests.support.parrot import NAME
 def test_what_is_open() -> None:
     """The others ask for a key because they are not on this list, so a new one does too."""
     probes = {"/health", "/healthz", "/ping", "/ready", "/api/hello"}
-    assert probes | {"/", "/docs", "/docs.js", "/openapi.json"} == OPEN_PATHS
+    page = {"/", "/docs", *(f"/page/{name}" for name in find_files())}
+    assert probes | page | {"/openapi.json"} == OPEN_PATHS
 
 
 @pytest.mark.parametrize("path", sorted(OPEN_PATHS))

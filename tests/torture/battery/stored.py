@@ -142,9 +142,10 @@ def _chat(name: str, given: Any) -> Iterator[Case]:
 
 def _small() -> Iterator[Case]:
     """Routes that have nothing to grow."""
-    pages = ("/openapi.json", "/docs", "/docs.js", "/")
+    pages = ("/openapi.json", "/docs", "/")
     for path in (*pages, "/v1/models", *OTHERS, "/tokenizer_info", "/health", "/ready", "/metrics"):
         yield _asked("GET", path, "as it is", path)
+    yield _asked("GET", "/page/{name}", "its largest file", "/page/chat.js")
     yield _asked(
         "GET",
         "/v1/models/{model:path}",

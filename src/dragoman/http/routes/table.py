@@ -3,7 +3,6 @@
 import difflib
 from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from importlib import resources
 from typing import TypeAlias
 
 import msgspec
@@ -32,6 +31,7 @@ from dragoman.http.routes import (
     inspection,
     messages,
     ollama,
+    page,
     responses,
     stored_chat,
     training,
@@ -69,15 +69,7 @@ class Api(Struct, frozen=True):
         return path == self.path or path.startswith(f"{self.path}/")
 
 
-# What describes them: for programs at /openapi.json, for people at /docs.
-
-
-# Everything the page needs is in the page; nothing is fetched from elsewhere.
-_GUARDED = {
-    b"content-security-policy": b"default-src 'none'; style-src 'unsafe-inline'; script-src 'self'; "
-    b"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    b"referrer-policy": b"no-referrer",
-}
+# What describes them: for programs at /openapi.json; the page shows it to people at /docs.
 
 
 @cache
@@ -85,27 +77,8 @@ def _openapi() -> bytes:
     return msgspec.json.encode(document(__version__, operations()))
 
 
-@cache
-def _asset(name: str) -> bytes:
-    return resources.files("dragoman.http").joinpath("static", name).read_bytes()
-
-
 async def show_openapi(host: Host, exchange: Exchange) -> None:
     await exchange.reply(_openapi(), b"application/json")
-
-
-async def show_page(host: Host, exchange: Exchange) -> None:
-    await exchange.reply(_asset("docs.html"), b"text/html; charset=utf-8", extra=_GUARDED)
-
-
-async def show_script(host: Host, exchange: Exchange) -> None:
-    await exchange.reply(_asset("docs.js"), b"text/javascript; charset=utf-8")
-
-
-async def lead_to_page(host: Host, exchange: Exchange) -> None:
-    """Who only looks whether somebody is there, as Claude Code does, is not led anywhere."""
-    away = exchange.method != "HEAD"
-    await exchange.reply(b"", b"text/plain", 307 if away else 200, {b"location": b"/docs"} if away else None)
 
 
 # All of them.
@@ -272,9 +245,7 @@ OTHERS = Api(
         "/lora-adapters": training.list_adapters,
         "/v1/models/{model:path}": inspection.get_model,
         "/openapi.json": show_openapi,
-        "/docs": show_page,
-        "/docs.js": show_script,
-        "/": lead_to_page,
+        **page.GET,
     },
 )
 APIS: Sequence[Api] = (
@@ -297,9 +268,7 @@ ANY_MEDIA = frozenset(path for api in APIS if api.any_media for path in (*api.co
 UNCOUNTED = frozenset(path for api in APIS for path in api.uncounted)
 """For operators: written in one way only, which a proxy can tell from all others."""
 SOCKET = "/v1/responses"
-OPEN_PATHS = frozenset(
-    {"/health", "/healthz", "/ping", "/ready", "/", "/docs", "/docs.js", "/openapi.json", "/api/hello"}
-)
+OPEN_PATHS = frozenset({"/health", "/healthz", "/ping", "/ready", "/openapi.json", "/api/hello", *page.OPEN})
 """GET is answered without a key: a supervisor can ask, and a browser gets the page that asks for one."""
 METRICS = "/metrics"
 

@@ -1,0 +1,5 @@
+import { h } from "./dom.js";
+
+export function mount(root) {
+  root.append(h("p", { class: "empty" }, "Nothing here yet."));
+}

@@ -1,0 +1,8 @@
+"use strict";
+// Runs before the first paint, so that a chosen theme does not flash. Everything else is a module and waits.
+(() => {
+  try {
+    const chosen = localStorage.getItem("theme");
+    if (chosen === "dark" || chosen === "light") document.documentElement.dataset.theme = chosen;
+  } catch { /* storage may be forbidden: then the system's theme it is */ }
+})();
