@@ -76,7 +76,7 @@ def _unwrap(hint: Any) -> tuple[Any, str]:
 
 
 DEFAULT_FILE = "dragoman.toml"
-SECRETS = frozenset({"api_key", "api_key_file", "upstream_key"})
+SECRETS = frozenset({"api_key", "api_key_file", "admin_key", "admin_key_file", "upstream_key"})
 
 Layer: TypeAlias = Mapping[str, Any]
 
@@ -146,7 +146,14 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         list[str],
         Meta(description="keys that clients may use; without one the server is open to its address"),
     ] = field(default_factory=list)
-    api_key_file: Annotated[str | None, Meta(description="a file of further keys, one a line")] = None
+    api_key_file: Annotated[
+        str | None,
+        Meta(description="a file of further keys, one a line; `dragoman keys` changes it, without a restart"),
+    ] = None
+    admin_key: Annotated[
+        list[str], Meta(description="keys that may also change what is served: load, unload and pull models")
+    ] = field(default_factory=list)
+    admin_key_file: Annotated[str | None, Meta(description="a file of further admin keys, one a line")] = None
     insecure: Annotated[
         bool, Meta(description="listen on an address that other machines reach, though there is no key")
     ] = False

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from dragoman.errors import Unauthorized
 from dragoman.http.keys import Keys
+from dragoman.settings import Settings
 from tests.attacks.frame import attacked
 from tests.attacks.raw_messages import HOST, JSON
 from tests.attacks.raw_socket import Raw
@@ -83,7 +84,7 @@ def key_times(count: int, seed: int) -> Row:
 
 
 def _times(count: int, seed: int) -> tuple[list[int], list[int]]:
-    keys, chance = Keys([KEY]), random.Random(seed)
+    keys, chance = Keys(Settings(api_key=[KEY])), random.Random(seed)
     times: tuple[list[int], list[int]] = ([], [])
     for _ in range(count):
         # Both made anew each time, in any order: where they happen to lie tells more than what they are.
@@ -94,7 +95,7 @@ def _times(count: int, seed: int) -> tuple[list[int], list[int]]:
         headers = made[wrong.index(-which)]
         began = time.perf_counter_ns()
         try:
-            keys.owner(headers)
+            keys.of(headers)
         except Unauthorized:
             times[which].append(time.perf_counter_ns() - began)
     return times

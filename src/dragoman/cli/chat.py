@@ -146,6 +146,8 @@ def _own_server(settings: "Settings") -> Iterator[str]:
         port=0,
         api_key=[],
         api_key_file=None,
+        admin_key=[],
+        admin_key_file=None,
         slots=settings.slots or 1,
         shutdown_grace=1,
     )

@@ -173,7 +173,8 @@ def isolate(settings: Settings) -> "IsolatedEngine":
 
     name = _tokenizer_name(settings)
     # Keys and the address of a database are not for the engine to know.
-    told = replace(settings, api_key=[], api_key_file=None, store="none", mcp_config=None)
+    keyless = replace(settings, api_key=[], api_key_file=None, admin_key=[], admin_key_file=None)
+    told = replace(keyless, store="none", mcp_config=None)
     secret = {option.env for option in options()}
     environ = {name: value for name, value in os.environ.items() if name not in secret}
     return IsolatedEngine.open(CHILD, told, lambda: _tokenizer(settings.engine, name), environ)

@@ -6,7 +6,7 @@ from typing import Any
 from dragoman._version import __version__
 from dragoman.cli.terminal import size
 from dragoman.engines.protocol import ModelCard
-from dragoman.http.keys import is_loopback, keys_of
+from dragoman.http.keys import is_loopback, needs_key
 from dragoman.logs import Paint
 from dragoman.settings import Settings
 
@@ -116,7 +116,7 @@ def _on_port(url: str, port: int) -> str:
 
 
 def _key(settings: Settings, paint: Paint) -> str:
-    if keys_of(settings):
+    if needs_key(settings):
         return "needed"
     if is_loopback(settings.host):
         return "none; only this machine reaches the address"
@@ -155,7 +155,7 @@ def _room(card: ModelCard) -> str:
 
 
 def _curl(model: str, settings: Settings, url: str) -> list[str]:
-    key = [' -H "Authorization: Bearer $DRAGOMAN_API_KEY" \\'] if keys_of(settings) else []
+    key = [' -H "Authorization: Bearer $DRAGOMAN_API_KEY" \\'] if needs_key(settings) else []
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
     return [
         f"curl {url}/v1/chat/completions \\",
@@ -166,9 +166,9 @@ def _curl(model: str, settings: Settings, url: str) -> list[str]:
 
 
 def _python(model: str, settings: Settings, url: str) -> list[str]:
-    key = 'os.environ["DRAGOMAN_API_KEY"]' if keys_of(settings) else '"none"'
+    key = 'os.environ["DRAGOMAN_API_KEY"]' if needs_key(settings) else '"none"'
     return [
-        *(["import os"] if keys_of(settings) else []),
+        *(["import os"] if needs_key(settings) else []),
         "from openai import OpenAI",
         f'client = OpenAI(base_url="{url}/v1", api_key={key})',
         'hello = [{"role": "user", "content": "Hello!"}]',

@@ -20,7 +20,10 @@ GROUPS: dict[str, frozenset[str]] = {
     "server": frozenset(
         {"host", "port", "ollama_port", "unknown_fields", "keep_alive", "request_timeout", "shutdown_grace"}
     ),
-    "doors": frozenset({"api_key", "api_key_file", "insecure", "metrics", "allow_host", "cors_origin"}),
+    "doors": frozenset(
+        {"api_key", "api_key_file", "admin_key", "admin_key_file"}
+        | {"insecure", "metrics", "allow_host", "cors_origin"}
+    ),
     "patience": frozenset({"header_timeout", "body_timeout", "write_timeout", "idle_timeout"}),
     "engine": frozenset(
         {"engine", "engine_args", "context", "slots", "threads", "runner", "guesses"}
@@ -39,6 +42,7 @@ METAVARS = {
     "engine": "NAME",
     "model": "FILE",
     "api_key_file": "FILE",
+    "admin_key_file": "FILE",
     "chat_template": "FILE_OR_NAME",
     "lora": "NAME=FILE",
     "lora_dir": "FOLDER",

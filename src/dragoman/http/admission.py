@@ -21,7 +21,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from dragoman.errors import DeadlineExceeded, DragomanError, Overloaded, ServerFull, Unavailable
-from dragoman.http.keys import keys_of
 from dragoman.settings import Settings
 from dragoman.turns.queue import EngineQueue, Workers
 
@@ -138,11 +137,14 @@ class Budget:
 
     def __init__(self, most: int, keys: int, what: str) -> None:
         self.most = most
-        # Of several keys, none can keep all others out.
-        self.most_of_key = most if keys < 2 else -(-most // 2)
+        self.share_between(keys)
         self.held = 0
         self._what = what
         self._of_key: collections.Counter[str] = collections.Counter()
+
+    def share_between(self, keys: int) -> None:
+        """Of several keys, none can keep all others out."""
+        self.most_of_key = self.most if keys < 2 else -(-self.most // 2)
 
     def of(self, owner: str) -> "Holding":
         return Holding(self, owner)
@@ -281,6 +283,7 @@ class Admission:
         metrics: Metrics,
         workers: Workers,
         *,
+        keys: int = 1,
         makes_way: bool = False,
     ) -> None:
         limits = settings.limits
@@ -289,27 +292,34 @@ class Admission:
         self.queue = EngineQueue(
             places,
             limits.in_flight or 2 * places,
-            several=len(keys_of(settings)) > 1,
+            several=keys > 1,
             # What nobody waits for is given to an engine as far as it computes it at once, lest others wait.
             spare=None if makes_way else slots,
         )
         self.timeout = settings.request_timeout
         self.draining = False
-        most, alone = places + limits.queue, len(keys_of(settings)) < 2
-        all_of_it = (most, limits.looking, limits.uploads)
-        share, looking, sending = (each if alone else -(-each // 2) for each in all_of_it)
-        queue = self.queue
-        asking = Room(most, limits.per_key or share, lambda: queue.pace * (queue.waiting + 1))
+        queue, most = self.queue, places + limits.queue
+        asking = Room(most, most, lambda: queue.pace * (queue.waiting + 1))
         self._rooms: dict[VisitKind, Room] = {
             "asks": asking,
-            "looks": Room(limits.looking, min(limits.per_key or looking, looking), lambda: workers.delay),
-            "sends": Room(limits.uploads, min(limits.per_key or sending, sending), lambda: 1.0),
+            "looks": Room(limits.looking, limits.looking, lambda: workers.delay),
+            "sends": Room(limits.uploads, limits.uploads, lambda: 1.0),
         }
+        self._per_key = limits.per_key
+        self.share_between(keys)
         workers.others_wait = asking.has_others
         self._emptied: asyncio.Future[None] | None = None
         self._refused = metrics.refused
         metrics.running.set_function(lambda: self.queue.running)
         metrics.waiting.set_function(lambda: self.queue.waiting)
+
+    def share_between(self, keys: int) -> None:
+        """Of several keys each has half of a room; `limits.per_key` may say less, and of answers more."""
+        self.queue.several = keys > 1
+        for kind, room in self._rooms.items():
+            share = room.most if keys < 2 else -(-room.most // 2)
+            wanted = self._per_key or share
+            room.most_of_key = wanted if kind == "asks" else min(wanted, share)
 
     @property
     def inside(self) -> int:

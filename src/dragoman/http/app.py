@@ -19,7 +19,7 @@ from dragoman.http.admission import CONTENT_TYPE, Budget, Replies, Room, Visit, 
 from dragoman.http.connection.limiter import CountedConnection
 from dragoman.http.exchange import TOLD_FACTS, Exchange, advice
 from dragoman.http.host import Host
-from dragoman.http.keys import Guard, Keys, keys_of, preflight
+from dragoman.http.keys import Guard, preflight
 from dragoman.http.routes import table
 from dragoman.http.routes.responses_socket import Socket
 from dragoman.http.routes.table import METRICS, OPEN_PATHS, SOCKET, Api, Handler, errors_at
@@ -46,7 +46,7 @@ class App:
         self._line_room = Room(LINES, LINES, lambda: 1.0)
         self._line_bytes = Budget(LINE_BYTES, 0, "Lines"), Replies(LINE_BYTES, 0)
         self._guard = Guard(self.settings)
-        self._keys = Keys(keys_of(self.settings))
+        self._keys = self.host.keys
         self._open = OPEN_PATHS | ({METRICS} if self.settings.metrics == "open" else set())
         self._routes = [*self._api_routes(table.APIS), *self._own_routes()]
 
@@ -115,7 +115,7 @@ class App:
         headers = dict(scope["headers"])
         try:
             self._guard.check(scope, headers)
-            owner = self._keys.owner(headers)
+            owner = self._keys.of(headers).sha256
             if SOCKET not in (scope["path"], *table.ways_to_write(scope["path"])):
                 raise NotFound(f"There is no socket at {_loggable(scope['path'])} here; there is {SOCKET}.")
             if connection := _connection(scope):
@@ -138,6 +138,7 @@ class App:
         exchange.owner, exchange.fill = owner, host.documents.fill
 
         async def work() -> None:
+            exchange.key = host.keys.belonging_to(owner)
             with Visit(host.admission, self._line_room, owner) as exchange.visit:
                 await table.POST[asked.url](host, exchange)
 
@@ -186,7 +187,8 @@ class App:
             await exchange.reply(b"", b"text/plain", extra=asked)
             return False
         if not (exchange.method in ("GET", "HEAD") and _sent_path(exchange.scope) in self._open):
-            exchange.owner = self._keys.owner(exchange.headers)
+            exchange.key = self._keys.of(exchange.headers)
+            exchange.owner = exchange.key.sha256
             if connection := _connection(exchange.scope):
                 connection.show(exchange.owner)
         if self._keys:

@@ -25,9 +25,18 @@ from dragoman.api.documents import BASE64, MARK
 from dragoman.api.multipart import FORM_BYTES, MEDIA
 from dragoman.api.read import Ignored, Unknown, check_shape
 from dragoman.api.reply import ErrorSpelling, encode_json, page
-from dragoman.errors import BadRequest, BodyTooLarge, DragomanError, MethodNotAllowed, UnsupportedMedia
+from dragoman.errors import (
+    MODEL,
+    BadRequest,
+    BodyTooLarge,
+    DragomanError,
+    MethodNotAllowed,
+    ModelNotFound,
+    UnsupportedMedia,
+)
 from dragoman.http.admission import Budget, Holding, Replies, Visit
 from dragoman.http.connection.uvicorn_parts import has_left, together
+from dragoman.http.key_file import ANYBODY
 from dragoman.limits import Limits
 from dragoman.store import Record, StoredItem
 from dragoman.turns.queue import Aside, Workers
@@ -69,6 +78,8 @@ class Exchange:
         self.status = 0
         self.owner = ""
         """Whose key it is, as a hash; empty where keys are off."""
+        self.key = ANYBODY
+        """What that key may do."""
         self.visit: Visit
         """Only on routes that count at the door."""
         self.looks = False
@@ -107,6 +118,12 @@ class Exchange:
     def path_id(self) -> str:
         """Of what a path is about: `/v1/responses/{id}`."""
         return self.path_params["id"]
+
+    def check_model(self, name: str) -> None:
+        """Raises unless the key may use the model that is listed by this name: to others it is not there."""
+        if not self.key.may_use(name):
+            text = f"The model '{name}' does not exist here, or this key may not use it."
+            raise ModelNotFound(text, param=MODEL)
 
     async def read(self, read: Callable[[bytes], R]) -> tuple[R, int]:
         """What `read` makes of the body, once that is of a shape that a request may have; and its size."""

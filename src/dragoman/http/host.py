@@ -18,7 +18,7 @@ from dragoman.http.admission import PLACES_PER_SLOT, Admission, Budget, Journal,
 from dragoman.http.connection.limiter import ConnectionLimiter, room
 from dragoman.http.connection.upgrade import Turnstile
 from dragoman.http.documents import Documents
-from dragoman.http.keys import keys_of
+from dragoman.http.keys import Keys
 from dragoman.http.run_turn import Pump
 from dragoman.mcp.config import servers_of
 from dragoman.responses.desk import Desk
@@ -56,11 +56,15 @@ class Host:
         self.pump = Pump()
         self.journal = Journal()
         self.workers = Workers()
+        self.keys = Keys(settings)
+        self.keys.on_change = self._share_out
         card, metrics = self.card, self.journal.metrics
-        self.admission = Admission(settings, card.slots, metrics, self.workers, makes_way=card.makes_way)
+        keys = len(self.keys)
+        self.admission = Admission(
+            settings, card.slots, metrics, self.workers, keys=keys, makes_way=card.makes_way
+        )
         presets = read_presets(settings)
         self.model = ServedModel(engine, settings, self.workers, self.admission.queue, presets, template)
-        keys = len(keys_of(settings))
         self.connections = ConnectionLimiter(room(self.limits.connections), keys)
         self.bodies = Budget(self.limits.bodies_bytes, keys, "The bodies of requests")
         self.replies = Replies(self.limits.replies_bytes, keys)
@@ -86,6 +90,11 @@ class Host:
         self.adapters = AdapterChanges(engine, planner.adapters, settings, planner.names)
         self._checking: asyncio.Future[None] | None = None
         self.fingerprint = "-".join(filter(None, ("dragoman", __version__, self.card.numerics)))
+
+    def _share_out(self) -> None:
+        """There are more keys now, or fewer: of several each has a share, and one has all."""
+        for each in (self.admission, self.connections, self.bodies, self.replies):
+            each.share_between(len(self.keys))
 
     def most_lines(self) -> int:
         """Of batches, that are at work at the same time."""

@@ -4,18 +4,30 @@ A page in a browser can have any server on its machine asked, by its address or 
 lets point there. What gives it away are two headers that no page can change.
 """
 
-import hmac
 import ipaddress
+import logging
+import os
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from hashlib import sha256
-from pathlib import Path
 
 from starlette.types import Scope
 
 from dragoman.errors import BadRequest, Forbidden, SettingsError, Unauthorized
+from dragoman.http.key_file import (
+    ANYBODY,
+    ApiKey,
+    check_key,
+    describe_key,
+    hash_key,
+    is_described,
+    read_key_file,
+    read_key_lines,
+)
 from dragoman.settings import Settings
+
+logger = logging.getLogger("dragoman.http")
 
 # In whose name: Host and Origin.
 
@@ -125,64 +137,159 @@ def _check_single(scope: Scope) -> None:
 # With whose key.
 
 
-class Keys:
-    """Only digests are kept: they have one length, so that comparing them tells nothing of a key's."""
+KEY_NEEDED = "Send a valid API key as 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
+LOOK_S = 0.05
+"""How long a change of the file may go unnoticed. Looking costs a microsecond, and so does each request."""
 
-    def __init__(self, keys: Sequence[str]) -> None:
-        self._digests = [sha256(key.encode()).digest() for key in keys]
+
+class Keys:
+    """All keys by their hashes, those of the file as it is now: of a request whose key it has.
+
+    A hash is looked up rather than compared with each: whoever measures how long that takes learns of hashes,
+    and cannot choose a key by its hash.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        """Raises where a key cannot be used, or there should be some and are none."""
+        self._file = settings.api_key_file
+        plain = [describe_key(check_key(key)) for key in settings.api_key]
+        self._fixed = [*plain, *admin_keys(settings)]
+        self.closed = needs_key(settings)
+        """Whether it takes a key to ask. One for administrators does not close what was open."""
+        self._known: dict[str, ApiKey] = {}
+        self._seen: tuple[int, ...] | None = None
+        self._next_look = 0.0
+        self.on_change: Callable[[], None] | None = None
+        if self._file is None:
+            self._take([])
+            return
+        self._seen = _state_of(self._file)
+        found = read_key_file(self._file)
+        if not found:
+            # Somebody who names a file of keys does not mean an open server.
+            raise SettingsError(
+                f"There is no key in {self._file}; `dragoman keys add NAME` makes one.", param="api_key_file"
+            )
+        self._take(found)
 
     def __bool__(self) -> bool:
-        return bool(self._digests)
+        return self.closed
 
-    def owner(self, headers: Mapping[bytes, bytes]) -> str:
-        """Whose key a request has, as a hash; raises if it has none that counts. Without keys: nobody's."""
-        if not self._digests:
-            return ""
+    def __len__(self) -> int:
+        """How many clients are told apart: where no key is needed, none."""
+        return len(self._known) if self.closed else 0
+
+    def _take(self, found: Sequence[ApiKey]) -> None:
+        # What the settings say holds, whatever the file says of the same key.
+        self._known = {key.sha256: key for key in (*found, *self._fixed)}
+        self.has_admin = any(key.admin for key in self._known.values())
+
+    def _look(self) -> None:
+        """Reads the file again if it is another. One that cannot be read changes nothing."""
+        if self._file is None or (now := time.monotonic()) < self._next_look:
+            return
+        self._next_look = now + LOOK_S
+        if (seen := _state_of(self._file)) == self._seen:
+            return
+        self._seen = seen
+        try:
+            self._take(read_key_file(self._file))
+        except SettingsError as error:
+            logger.error("The keys stay as they were: %s", error.message)
+            return
+        logger.info("There are %d keys now", len(self._known))
+        if self.on_change is not None:
+            self.on_change()
+
+    def _given(self, headers: Mapping[bytes, bytes]) -> ApiKey | None:
+        """The key that a request has, if it is one."""
+        self._look()
         scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
         if scheme.lower() != b"bearer":
             given = headers.get(b"x-api-key", b"")
-        digest = sha256(given.strip()).digest()
-        # Every key is compared, and in constant time, so that the time tells nothing.
-        if not sum(hmac.compare_digest(digest, known) for known in self._digests):
-            raise Unauthorized("Send a valid API key as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.")
-        return digest.hex()
+        return self._known.get(hash_key(given.strip()))
+
+    def of(self, headers: Mapping[bytes, bytes]) -> ApiKey:
+        """Whose key a request has; raises if it has none that counts. Without keys: nobody's."""
+        if not self.closed:
+            return ANYBODY
+        found = self._given(headers)
+        if found is None:
+            raise Unauthorized(KEY_NEEDED)
+        return found
+
+    def belonging_to(self, owner: str) -> ApiKey:
+        """The key of work that goes on without a request; raises if it was revoked since."""
+        if not self.closed:
+            return ANYBODY
+        self._look()
+        found = self._known.get(owner)
+        if found is None:
+            raise Unauthorized("The key that asked for this was revoked.")
+        return found
 
     def has(self, headers: Mapping[bytes, bytes]) -> bool:
         """Whether a request has a key that counts, or needs none."""
-        try:
-            self.owner(headers)
-        except Unauthorized:
-            return False
-        return True
+        return not self.closed or self._given(headers) is not None
+
+    def require_admin(self, headers: Mapping[bytes, bytes]) -> None:
+        """For what changes the server for everybody. Raises unless the request has the key of an admin."""
+        found = self._given(headers)
+        if found is not None and found.admin:
+            return
+        if not self.has_admin:
+            raise Forbidden(
+                "This takes an admin key, and there is none: start the server with DRAGOMAN_ADMIN_KEY or "
+                "--admin-key-file, and send that key.",
+                code="no_admin_key",
+            )
+        if found is None:
+            raise Unauthorized("Send an admin key as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.")
+        raise Forbidden("This takes an admin key, and the key that was sent is none.", code="admin_required")
+
+    def check_operator(self, headers: Mapping[bytes, bytes]) -> None:
+        """For what every key may do as long as nobody has the key of an admin."""
+        if self.has_admin or (self.closed and self.of(headers).models):
+            self.require_admin(headers)
+
+
+def _state_of(file: str) -> tuple[int, ...] | None:
+    """What is another when the file is."""
+    try:
+        found = os.stat(file)
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def admin_keys(settings: Settings) -> list[ApiKey]:
+    """Those of the settings, and those of a file of their own; what that file says else does not hold."""
+    keys = [describe_key(check_key(key), name="admin", admin=True) for key in settings.admin_key]
+    if settings.admin_key_file is None:
+        return keys
+    found = read_key_file(settings.admin_key_file)
+    if not found:
+        raise SettingsError(f"There is no key in {settings.admin_key_file}.", param="admin_key_file")
+    return keys + [ApiKey(name=key.name or "admin", sha256=key.sha256, admin=True) for key in found]
 
 
 def keys_of(settings: Settings) -> list[str]:
-    """All keys, those of the settings and those of a file. Raises for one that nobody could send."""
-    keys = list(settings.api_key)
+    """The keys that somebody could send: those of the settings, and those in plain text of the file."""
+    keys = [check_key(key) for key in settings.api_key]
     if settings.api_key_file is not None:
-        keys += _from_file(settings.api_key_file)
-    for key in keys:
-        if not key or not key.isprintable() or key != "".join(key.split()):
-            raise SettingsError("An API key is empty, or has a space in it.", param="api_key")
+        lines = read_key_lines(settings.api_key_file)
+        keys += [check_key(line) for line in lines if not is_described(line)]
     return keys
 
 
-def _from_file(name: str) -> list[str]:
-    """One key a line; lines that are empty or begin with # are none."""
-    try:
-        lines = Path(name).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"The keys in {name} cannot be read.", param="api_key_file") from error
-    keys = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
-    if not keys:
-        # Somebody who names a file of keys does not mean an open server.
-        raise SettingsError(f"There is no key in {name}.", param="api_key_file")
-    return keys
+def needs_key(settings: Settings) -> bool:
+    """Whether a client has to send one."""
+    return bool(settings.api_key) or settings.api_key_file is not None
 
 
 def is_open(settings: Settings) -> bool:
     """Whether other machines may ask without a key."""
-    return not keys_of(settings) and not is_loopback(settings.host)
+    return not Keys(settings).closed and not is_loopback(settings.host)
 
 
 def check_closed(settings: Settings) -> None:

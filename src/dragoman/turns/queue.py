@@ -106,7 +106,7 @@ class EngineQueue:
         self._leaving: set[Ticket] = set()
         """Those that were told to step back, and are about to."""
         self._most = most or places
-        self._several = several
+        self.several = several
         self.running = 0
         self.waiting = 0
         """Tickets that wait for a place, or for more."""
@@ -149,7 +149,7 @@ class EngineQueue:
 
     def priority(self, ticket: Ticket) -> int:
         """By which an engine may order what it was given."""
-        order = (ticket.order or 0) if self._several else ticket.place[0]
+        order = (ticket.order or 0) if self.several else ticket.place[0]
         return order if ticket.step_back is None else BEHIND + order
 
     def served(self, ticket: Ticket) -> None:

@@ -27,12 +27,15 @@ class ConnectionLimiter:
     def __init__(self, most: int, keys: int) -> None:
         self.most = most
         self.most_strangers = max(1, most // 2)
-        self.most_of_key = most if keys < 2 else max(1, most // 2)
-        self.most_sockets = max(1, self.most_of_key // 2)
+        self.share_between(keys)
         self.of_key: Counter[str] = Counter()
         self.sockets: Counter[str] = Counter()
         self.strangers: dict[CountedConnection, None] = {}
         self.resting: defaultdict[str, dict[CountedConnection, None]] = defaultdict(dict)
+
+    def share_between(self, keys: int) -> None:
+        self.most_of_key = self.most if keys < 2 else max(1, self.most // 2)
+        self.most_sockets = max(1, self.most_of_key // 2)
 
     def enter(self, give_way: Callable[[], None]) -> "CountedConnection | None":
         """A new connection, or None where there is no room; `give_way` is called if it is to be closed."""

@@ -173,6 +173,7 @@ class Socket:
 
     async def _answer(self, message: SocketMessage, facts: dict[str, Any], visit: Visit) -> None:
         body = message.body()
+        self._host.keys.belonging_to(self._owner)
         ignored = Ignored(self._host.settings.unknown_fields)
         reading = partial(requests.read, body, self._host.limits, ignored)
         request = await self._host.workers.run(self._owner, len(body), reading)

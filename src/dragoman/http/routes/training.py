@@ -23,12 +23,14 @@ from dragoman.store import Record, Store
 
 async def pause(host: Host, exchange: Exchange) -> None:
     """Answered when nothing computes any more."""
+    host.keys.check_operator(exchange.headers)
     await exchange.read(read_pause)
     await host.brake.pause()
     await exchange.json(describe_engine(paused=True, version=weights_of(host.engine)))
 
 
 async def resume(host: Host, exchange: Exchange) -> None:
+    host.keys.check_operator(exchange.headers)
     request, _ = await exchange.read(read_resume)
     await host.brake.resume(request.weight_version)
     await exchange.json(describe_engine(paused=False, version=weights_of(host.engine)))
@@ -39,6 +41,7 @@ async def resume(host: Host, exchange: Exchange) -> None:
 
 async def load_adapter(host: Host, exchange: Exchange) -> None:
     """Answered when requests may name it."""
+    host.keys.check_operator(exchange.headers)
     request, _ = await exchange.read(read_load)
     await host.adapters.load(request.lora_name, request.lora_path, in_place=bool(request.load_inplace))
     await _say(exchange, f"Success: LoRA adapter '{request.lora_name}' added successfully.")
@@ -46,6 +49,7 @@ async def load_adapter(host: Host, exchange: Exchange) -> None:
 
 async def unload_adapter(host: Host, exchange: Exchange) -> None:
     """Answers that are being written with it come to their end."""
+    host.keys.check_operator(exchange.headers)
     request, _ = await exchange.read(read_unload)
     await host.adapters.unload(request.lora_name)
     await _say(exchange, f"Success: LoRA adapter '{request.lora_name}' removed successfully.")
@@ -60,6 +64,7 @@ async def list_adapters(host: Host, exchange: Exchange) -> None:
 
 
 async def weigh_adapters(host: Host, exchange: Exchange) -> None:
+    host.keys.check_operator(exchange.headers)
     scales, _ = await exchange.read(read_scales)
     host.adapters.set_scales(scales)
     await exchange.json({"success": True})
