@@ -1,12 +1,14 @@
 import io
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dragoman.cli import main
-from dragoman.cli.talk import PrintedAnswer, Talk, figures
+from dragoman.cli.talk import PrintedAnswer, Talk, advice, figures
+from dragoman.cli.typed import REMEMBERED, LineMemory
 from dragoman.client import Client
 from dragoman.types import Usage
 from tests.cli.conftest import WORDS, Fake
@@ -117,11 +119,113 @@ def test_the_commands(talk: Talk, fake: Fake) -> None:
         "user: one",
         f"assistant: {ANSWER}",
         "forgotten",
-        "/quit",
+        "/bye",
         "no command /no",
     ):
         assert part in text
     assert talk.history == []
+
+
+def test_what_is_set_goes_along(talk: Talk, fake: Fake, tmp_path: Path, capsys: Capture) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "object"}')
+    said = lines(
+        *("/set temperature 0.2", "/set parameter num_predict 9", "/set stop END", "/set nothink"),
+        *(f"/set schema {schema}", "/set tempreature 1", "/set temperature warm", "one"),
+        *("/unset temperature", "/unset temperature", "/set noformat", "/set system Be kind.", "two", "/set"),
+    )
+    assert talk.chat(said) == 0
+    first, second = fake.asked
+    assert (first["temperature"], first["max_tokens"], first["stop"]) == (0.2, 9, "END")
+    assert first["response_format"]["json_schema"]["schema"] == {"type": "object"}
+    assert first["chat_template_kwargs"] == {"enable_thinking": False}
+    assert "temperature" not in second and "response_format" not in second
+    assert second["messages"][0] == {"role": "system", "content": "Be kind."}
+    wrong = capsys.readouterr().err
+    assert "Did you mean temperature?" in wrong and "temperature cannot be warm" in wrong
+    assert "temperature is not set" in wrong
+    assert "max_tokens  9" in printed(talk)
+
+
+def test_another_model(talk: Talk, fake: Fake, capsys: Capture) -> None:
+    talk.fields["model"] = "old"
+    assert talk.chat(lines("/model", "/model fake-2", "/model fake-1", "one")) == 0
+    assert "  fake-1" in printed(talk)
+    assert "has no model fake-2" in capsys.readouterr().err
+    assert fake.asked[0]["model"] == "fake-1"
+
+
+def test_a_talk_is_saved_and_goes_on(talk: Talk, fake: Fake, tmp_path: Path, capsys: Capture) -> None:
+    file = tmp_path / "talk.json"
+    talk.system = "Be kind."
+    first = ("/set seed 7", "one", f"/save {file}", f"/save {file}", "/clear", "/unset seed")
+    assert talk.chat(lines(*first, f"/load {file}", "two", "/load nowhere", f"/load {__file__}")) == 0
+    assert [m["content"] for m in fake.asked[1]["messages"]] == ["Be kind.", "one", ANSWER, "two"]
+    assert fake.asked[1]["seed"] == 7
+    wrong = capsys.readouterr().err
+    assert "is there already" in wrong and "nowhere cannot be read" in wrong and "no conversation" in wrong
+
+
+def test_messages_of_several_lines(talk: Talk, fake: Fake) -> None:
+    said = lines(
+        '"""one', "", 'two"""', "three \\", "four", '"""five"""', "/not\na command", "/tmp/is no command"
+    )
+    assert talk.chat(said) == 0
+    asked = [body["messages"][-1]["content"] for body in fake.asked]
+    assert asked == ["one\n\ntwo", "three \nfour", "five", "/not\na command", "/tmp/is no command"]
+
+
+def test_an_image_goes_along(talk: Talk, fake: Fake, tmp_path: Path) -> None:
+    picture = tmp_path / "a cat.png"
+    picture.write_bytes(b"png")
+    talk.ask(f"What is '{picture}'? Not ./nothing.png.")
+    url = {"url": "data:image/png;base64,cG5n"}
+    assert fake.asked[0]["messages"][0]["content"] == [
+        {"type": "text", "text": "What is ? Not ./nothing.png."},
+        {"type": "image_url", "image_url": url},
+    ]
+
+
+def test_what_is_piped_in_names_no_image(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    picture = tmp_path / "cat.png"
+    picture.write_bytes(b"png")
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"see {picture}"))
+    assert main(["chat", "--url", fake.url]) == 0
+    assert fake.asked[0]["messages"][0]["content"] == f"see {picture}"
+
+
+def test_an_answer_ends_some_time(fake: Fake, capsys: Capture) -> None:
+    main(["chat", "hi", "--url", fake.url])
+    main(["chat", "hi", "--url", fake.url, "--model", "other"])
+    main(["chat", "hi", "--url", fake.url, "--max-tokens", "0"])
+    assert [body.get("max_tokens") for body in fake.asked] == [256, 2048, None]
+
+
+def test_an_answer_that_was_cut_off_is_told() -> None:
+    assert "cut off at 9 tokens" in advice(PrintedAnswer(finish="length"), {"max_tokens": 9})
+    assert not advice(PrintedAnswer(finish="stop"), {})
+
+
+def test_lines_are_remembered_within_bounds(tmp_path: Path) -> None:
+    memory = LineMemory(tmp_path / "new" / "history")
+    for number in range(5):
+        memory.add(f"line {number}\nof two")
+    memory.on = False
+    memory.add("secret")
+    assert memory.load() == [f"line {number}\nof two" for number in range(5)]
+    assert memory.file.stat().st_mode & 0o777 == 0o600
+    with memory.file.open("ab") as file:
+        file.write(b"broken\n" + b'"old"\n' * 2 * REMEMBERED + b'"newest"\n')
+    assert memory.load()[-2:] == ["old", "newest"]
+    assert len(memory.file.read_bytes().splitlines()) == REMEMBERED
+    assert memory.file.stat().st_mode & 0o777 == 0o600
+
+
+def test_completing_a_line(talk: Talk) -> None:
+    assert talk.complete("/sa") == ["/save "]
+    assert "/set temperature " in talk.complete("/set te")
+    assert talk.complete("/model f") == ["/model fake-1 "]
+    assert talk.complete("hello") == []
 
 
 def test_a_failure_does_not_end_the_talk(talk: Talk, fake: Fake, capsys: Capture) -> None:

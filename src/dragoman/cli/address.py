@@ -51,11 +51,11 @@ def next_free(host: str, port: int) -> int | None:
     return next((other for other in range(port + 1, min(port + 100, 65536)) if can_listen(host, other)), None)
 
 
-def first_model(client: "Client") -> str:
+def first_model(client: "Client") -> dict[str, Any]:
     models = client.models()
     if not models:
         raise CommandError(f"The server at {client.url} has no model.")
-    return str(models[0]["id"])
+    return models[0]
 
 
 def is_dragoman(url: str, key: str | None = None) -> bool:

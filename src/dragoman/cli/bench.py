@@ -92,7 +92,7 @@ async def _measure(args: argparse.Namespace, levels: list[int], extra: dict[str,
 
     key = key_of(args.api_key)
     with Client(args.url, key) as client:
-        model = args.model or first_model(client)
+        model = args.model or str(first_model(client)["id"])
     ask = LoadRequest(
         url=args.url,
         model=model,

@@ -14,11 +14,14 @@ from dragoman.cli.problems import INTERRUPTED, USAGE, CommandError
 from dragoman.logs import Paint
 
 if TYPE_CHECKING:
+    from dragoman.cli.talk import Talk
     from dragoman.client import Client
     from dragoman.settings import Settings
 
+LONGEST = 2048
 SUMMARY = "talk with a model in the terminal"
-EXAMPLE = """\
+EXAMPLE = (
+    """\
 examples:
   dragoman chat
   dragoman chat "What is a dragoman?" --max-tokens 100
@@ -27,8 +30,11 @@ examples:
   dragoman chat --model ./model.gguf
 
 Without --url, a dragoman on the usual port is used if one answers there; otherwise the model is loaded in
-this process. While talking, /help lists the commands; Ctrl-C stops an answer, Ctrl-D leaves.
+this process. While talking, /help lists the commands; Ctrl-C stops an answer, /bye or Ctrl-D leaves. What is
+pasted is one message, and so are lines between """
+    and """. What was typed comes back in the next talk.
 """
+)
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -45,8 +51,12 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--temperature", metavar="T", type=float, help="0 is exact, 1 the model's own [default: the server's]"
     )
     parser.add_argument(
-        "--max-tokens", metavar="N", type=int, help="the longest answer [default: the server's]"
+        "--max-tokens",
+        metavar="N",
+        type=int,
+        help=f"the longest answer [default: {LONGEST}, or half of a context that is short; 0: the server's]",
     )
+    parser.add_argument("--no-history", action="store_true", help="neither read nor keep what is typed")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -54,21 +64,29 @@ def run(args: argparse.Namespace) -> int:
 
     question = _question(args.question)
     with _client(args) as client:
-        fields: dict[str, Any] = {"model": _model(args, client)}
-        fields |= {k: v for k in ("temperature", "max_tokens") if (v := getattr(args, k)) is not None}
+        model = _model(args, client)
+        fields: dict[str, Any] = {"model": model["id"]}
+        fields |= {} if args.temperature is None else {"temperature": args.temperature}
+        longest = _longest(model) if args.max_tokens is None else args.max_tokens
+        fields |= {"max_tokens": longest} if longest else {}
         talk = Talk(client, fields, args.system)
-        return _once(talk, question) if question is not None else _talk(talk, fields["model"])
+        return _once(talk, question) if question is not None else _talk(talk, not args.no_history)
 
 
-def _question(words: list[str]) -> str | None:
-    """What to ask once: the arguments, what is piped in, or both; None means a conversation."""
+def _longest(model: dict[str, Any]) -> int:
+    """Of an answer for whose length nobody asked: it ends some time, and there is room for the question."""
+    context = model.get("max_model_len")
+    return min(LONGEST, context // 2) if isinstance(context, int) and context > 1 else LONGEST
+
+
+def _question(words: list[str]) -> tuple[str, str] | None:
+    """What to ask once: the arguments and what is piped in; None means a conversation."""
     piped = ""
     if not sys.stdin.isatty() and (not words or _is_piped()):
         piped = sys.stdin.read().strip()
         if not words and not piped:
             raise CommandError("There is no question.", 'Try `dragoman chat "hello"`.', exit_code=USAGE)
-    parts = [part for part in (" ".join(words), piped) if part]
-    return "\n\n".join(parts) if parts else None
+    return (" ".join(words), piped) if words or piped else None
 
 
 def _is_piped() -> bool:
@@ -79,35 +97,41 @@ def _is_piped() -> bool:
     return False
 
 
-def _once(talk: Any, question: str) -> int:
-    from dragoman.cli.talk import figures
+def _once(talk: "Talk", question: tuple[str, str]) -> int:
+    from dragoman.cli.talk import advice, figures
 
-    answer = talk.ask(question)
+    answer = talk.ask(*question)
     print()
     paint = Paint(sys.stderr)
-    if paint.on:
-        print(paint("dim", figures(answer)), file=sys.stderr)
+    for said in (figures(answer) if paint.on else "", advice(answer, talk.fields)):
+        if said:
+            print(paint("dim", said), file=sys.stderr)
     return INTERRUPTED if answer.stopped else 0
 
 
-def _talk(talk: Any, model: str) -> int:
-    with suppress(ImportError):
-        # Importing it is what gives input() its line editing.
-        import readline  # noqa: F401
+def _talk(talk: "Talk", remembers: bool) -> int:
+    from dragoman.cli.typed import LineMemory, edit_lines
+    from dragoman.store import default_folder
+
+    talk.reader.memory = LineMemory(default_folder() / "chat_history") if remembers else None
+    edit_lines(talk.reader, talk.complete)
     paint = Paint(sys.stdout)
-    print(paint("dim", f"{model} at {talk.client.url}   /help for commands, Ctrl-D to leave"))
-    code: int = talk.chat()
-    return code
+    print(paint("dim", f"{talk.fields['model']} at {talk.client.url}   /help for commands, /bye to leave"))
+    return talk.chat()
 
 
 def _is_file(model: str | None) -> bool:
     return model is not None and (model.endswith(".gguf") or Path(model).is_file())
 
 
-def _model(args: argparse.Namespace, client: "Client") -> str:
+def _model(args: argparse.Namespace, client: "Client") -> dict[str, Any]:
+    """What the server says of the model that is meant; of one that it does not list, its name."""
     from dragoman.cli.address import first_model
 
-    return first_model(client) if args.model is None or _is_file(args.model) else str(args.model)
+    if args.model is None or _is_file(args.model):
+        return first_model(client)
+    listed = {str(model["id"]): model for model in client.models()}
+    return listed.get(args.model, {"id": args.model})
 
 
 @contextmanager

@@ -3,24 +3,39 @@
 import sys
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TextIO
 
+import msgspec
 from msgspec import Struct
 
-from dragoman.cli.problems import report
+from dragoman.cli.parser import nearest
+from dragoman.cli.problems import CommandError, report
 from dragoman.cli.terminal import visible
-from dragoman.client import Client, Finished, Reasoning, StreamEvent, Text, Used
+from dragoman.cli.typed import MessageReader, content_of, is_line_empty
+from dragoman.client import Client, Finished, Reasoning, Refusal, StreamEvent, Text, Used
 from dragoman.errors import DragomanError
 from dragoman.logs import Paint
 from dragoman.types import Usage
 
-HELP = """\
-/system TEXT  say how the model should behave; without TEXT, show it
-/reset        forget the conversation
-/history      show the conversation
-/help         this
-/quit         leave (or Ctrl-D)
-Ctrl-C stops an answer."""
+HELP = '''\
+/set                what is set; /set temperature 0.2 sets a field of every request, and /unset takes it back
+/set system TEXT    how the model should behave
+/set schema FILE    answers are JSON that fits the schema (a file, or the schema itself); /set json: any JSON
+/set think|nothink  whether it thinks first, if its template asks; /set think low|medium|high: how much
+/set quiet|verbose  without the line of figures behind an answer, or with it
+/set nohistory      lines are not remembered from here on; /set history: they are
+/model [NAME]       the models there are, or another one from here on
+/history            the conversation
+/clear              forget the conversation
+/save FILE          the conversation and what is set, as the body of a request; /load FILE goes on from one
+/bye                leave (or Ctrl-D, or Ctrl-C twice)
+/help               this
+What is pasted is one message, and so are lines between """ and """; a line that ends with \\ goes on, and
+Alt+Enter begins a new one. The path of an image (./a.png, /a/b.jpg, ~/c.webp) sends it along. Ctrl-C stops an
+answer.'''
+NOT_SET = frozenset({"messages", "model", "stream", "stream_options", "n", "prompt_token_ids", "input_ids"})
+"""What a talk says itself, or could not show."""
 
 
 class PrintedAnswer(Struct):
@@ -30,6 +45,8 @@ class PrintedAnswer(Struct):
     seconds: float = 0.0
     first_s: float | None = None
     stopped: bool = False
+    thinks: bool = False
+    """The last thing that was printed is reasoning."""
 
 
 class Talk:
@@ -39,20 +56,24 @@ class Talk:
         self, client: Client, fields: Mapping[str, Any], system: str | None = None, out: TextIO | None = None
     ) -> None:
         self.client, self.fields, self.system = client, dict(fields), system
-        self.history: list[dict[str, str]] = []
+        self.history: list[dict[str, Any]] = []
+        self.quiet = False
+        self.reader = MessageReader()
         self._out = sys.stdout if out is None else out
         self._paint = Paint(self._out)
 
-    def ask(self, question: str) -> PrintedAnswer:
+    def ask(self, question: str, beside: str = "") -> PrintedAnswer:
         """Print the answer as it comes. A failure leaves the history as it was."""
-        said = [*self.history, {"role": "user", "content": question}]
-        start = [{"role": "system", "content": self.system}] if self.system else []
-        answer = self._listen(start + said)
+        said = [*self.history, {"role": "user", "content": content_of(question, beside)}]
+        answer = self._listen(self._start() + said)
         if answer.text:
             self.history = [*said, {"role": "assistant", "content": answer.text}]
         return answer
 
-    def _listen(self, messages: list[dict[str, str]]) -> PrintedAnswer:
+    def _start(self) -> list[dict[str, Any]]:
+        return [{"role": "system", "content": self.system}] if self.system else []
+
+    def _listen(self, messages: list[dict[str, Any]]) -> PrintedAnswer:
         answer, start = PrintedAnswer(), time.perf_counter()
         stream = self.client.chat(messages, **self.fields)
         try:
@@ -70,11 +91,16 @@ class Talk:
 
     def _hear(self, event: StreamEvent, answer: PrintedAnswer) -> None:
         match event:
-            case Text():
+            case Text() | Refusal():
+                if answer.thinks and event.text:
+                    self._write("\n\n")
+                    answer.thinks = False
                 # Kept before it is shown: Ctrl-C may come in between, and what was seen was said.
                 answer.text += event.text
                 self._write(event.text)
-            case Reasoning():
+            case Reasoning() if self._out.isatty():
+                # A pipe gets the answer alone.
+                answer.thinks = answer.thinks or bool(event.text)
                 self._write(event.text, "dim")
             case Finished():
                 answer.finish = event.reason
@@ -88,28 +114,40 @@ class Talk:
             self._out.write(self._paint(style, text) if style else text)
             self._out.flush()
 
-    def chat(self, read: Callable[[str], str] = input) -> int:
+    def chat(self, read_line: Callable[[str], str] | None = None) -> int:
         """Read, ask, print until the person leaves."""
+        if read_line is not None:
+            self.reader = MessageReader(read_line)
         interrupted = False
         while True:
             try:
-                line = read(self._prompt()).strip()
+                line = self.reader.read(self._prompt())
                 interrupted = False
             except EOFError:
                 print(file=self._out)
                 return 0
             except KeyboardInterrupt:
                 print(file=self._out)
-                if interrupted:
+                empty = is_line_empty()
+                if interrupted and empty:
                     raise
-                interrupted = True
-                print(self._paint("dim", "Ctrl-C again, Ctrl-D or /quit to leave"), file=self._out)
+                interrupted = empty
+                self._say("Ctrl-C again, Ctrl-D or /bye to leave" if empty else "")
                 continue
-            if line.startswith("/"):
-                if not self.command(line):
+            try:
+                if not self._obey(line):
                     return 0
-            elif line:
-                self._turn(line)
+            except KeyboardInterrupt:
+                # Between an answer and the next prompt, or before there was one.
+                print(file=self._out)
+
+    def _obey(self, line: str) -> bool:
+        """Whether the talk goes on."""
+        if is_command(line):
+            return self.command(line)
+        if line:
+            self._turn(line)
+        return True
 
     def _prompt(self) -> str:
         # The marks tell readline that what is between them takes no room on the screen.
@@ -122,39 +160,253 @@ class Talk:
             report(error)
             return
         print(file=self._out)
-        print(self._paint("dim", figures(answer)), file=self._out)
+        self._say("" if self.quiet else figures(answer))
+        self._say(advice(answer, self.fields))
+
+    def _say(self, text: str) -> None:
+        if text:
+            print(self._paint("dim", visible(text)), file=self._out)
 
     def command(self, line: str) -> bool:
         """Obey a /command; False when it was the last one."""
         name, _, rest = line.partition(" ")
-        if name in ("/quit", "/exit"):
+        if name in LEAVING:
             return False
-        actions: dict[str, Callable[[str], str]] = {
-            "/system": self._say_system,
-            "/reset": self._reset,
-            "/history": self._show,
-            "/help": lambda _: HELP,
-        }
-        action = actions.get(name)
-        said = action(rest.strip()) if action else f"There is no command {name}; /help lists them."
-        print(self._paint("dim", visible(said)), file=self._out)
+        action = COMMANDS.get(name)
+        near = nearest(name, [*COMMANDS, *LEAVING])
+        try:
+            said = (
+                action(self, rest.strip())
+                if action
+                else f"There is no command {name}; "
+                + (f"did you mean {near}?" if near else "/help lists them.")
+            )
+        except DragomanError as error:
+            report(error)
+            return True
+        self._say(said)
         return True
 
+    def complete(self, line: str) -> list[str]:
+        """What a line that begins so may be: commands, and the names that `/set` and `/model` take."""
+        name, space, rest = line.partition(" ")
+        if not space:
+            return [one + " " for one in (*COMMANDS, *LEAVING) if one.startswith(name)] if name else []
+        names: list[str] = []
+        if name in ("/set", "/unset"):
+            names = [*WAYS, *_settable()] if name == "/set" else list(self.fields)
+        elif name == "/model":
+            names = self._models()
+        return [f"{name} {one} " for one in names if one.startswith(rest)]
+
+    # The commands. Each takes what stands behind its name, and gives what is to be said.
+
+    def set(self, rest: str) -> str:
+        name, _, value = rest.partition(" ")
+        if name == "parameter":
+            # As Ollama has it.
+            name, _, value = value.strip().partition(" ")
+        value = value.strip()
+        if not name:
+            shown = {"system": self.system, **self.fields} if self.system else self.fields
+            return "\n".join(f"{name}  {_shown(value)}" for name, value in shown.items())
+        way = WAYS.get(name)
+        return way(self, value) if way else self._set_field(name, value)
+
+    def _set_field(self, name: str, value: str) -> str:
+        fields = _settable()
+        name = _own_name(name)
+        if name not in fields:
+            near = nearest(name, [*fields, *WAYS])
+            hint = f"Did you mean {near}?" if near else "/help tells what can be set."
+            raise CommandError(f"There is nothing called {name} to set.", hint)
+        if value:
+            self.fields[name] = _read_value(name, value, fields[name])
+        return f"{name}  {_shown(self.fields[name])}" if name in self.fields else f"{name} is not set."
+
+    def unset(self, name: str) -> str:
+        if name == "system":
+            self.system = None
+        elif self.fields.pop(_own_name(name), None) is None:
+            raise CommandError(f"{name or 'Nothing'} is not set.", "/set shows what is.")
+        return f"{name} is not set any more."
+
     def _say_system(self, text: str) -> str:
-        self.system = text or self.system
+        self.system = text.strip('"') or self.system
         return (
-            f"system: {self.system}" if self.system else "There is no system prompt; /system TEXT sets one."
+            f"system: {self.system}"
+            if self.system
+            else "There is no system prompt; /set system TEXT sets one."
         )
 
-    def _reset(self, _: str) -> str:
+    def _set_schema(self, value: str) -> str:
+        if not value:
+            return self._set_field("response_format", "")
+        text = value if value.startswith("{") else _read_file(value)
+        try:
+            schema = msgspec.json.decode(text, type=dict[str, Any])
+        except msgspec.DecodeError as error:
+            raise CommandError("The schema is no JSON object.", f"It breaks off here: {error}.") from error
+        named = {"name": "answer", "schema": schema, "strict": True}
+        self.fields["response_format"] = {"type": "json_schema", "json_schema": named}
+        return "Answers are JSON that fits the schema; /unset response_format ends that."
+
+    def _set_json(self, _: str) -> str:
+        self.fields["response_format"] = {"type": "json_object"}
+        return "Answers are JSON; /unset response_format ends that."
+
+    def _set_thinking(self, effort: str, thinks: bool = True) -> str:
+        if effort:
+            return self._set_field("reasoning_effort", effort)
+        self.fields["chat_template_kwargs"] = {"enable_thinking": thinks}
+        return f"The template is told to have the model {'think' if thinks else 'not think'}."
+
+    def _set_quiet(self, quiet: bool) -> str:
+        self.quiet = quiet
+        return "" if quiet else "Figures are shown behind each answer."
+
+    def _set_memory(self, on: bool) -> str:
+        if self.reader.memory is not None:
+            self.reader.memory.on = on
+        return f"Lines are {'' if on else 'not '}remembered for the next talk."
+
+    def _models(self) -> list[str]:
+        return [str(model["id"]) for model in self.client.models()]
+
+    def choose_model(self, name: str) -> str:
+        models = self._models()
+        if not name:
+            return "\n".join(f"{'*' if one == self.fields['model'] else ' '} {one}" for one in models)
+        if name not in models:
+            near = nearest(name, models)
+            hint = f"Did you mean {near}?" if near else "/model lists those there are."
+            raise CommandError(f"The server at {self.client.url} has no model {name}.", hint)
+        self.fields["model"] = name
+        return f"{name} answers from here on."
+
+    def clear(self, _: str) -> str:
         self.history = []
         return "The conversation is forgotten."
 
-    def _show(self, _: str) -> str:
-        start = [{"role": "system", "content": self.system}] if self.system else []
-        return (
-            "\n".join(f"{m['role']}: {m['content']}" for m in start + self.history) or "Nothing was said yet."
-        )
+    def show(self, _: str) -> str:
+        said = self._start() + self.history
+        return "\n".join(f"{m['role']}: {_shown(m['content'])}" for m in said) or "Nothing was said yet."
+
+    def save(self, name: str) -> str:
+        body = msgspec.json.encode({**self.fields, "messages": self._start() + self.history})
+        try:
+            with Path(name or ".").expanduser().open("xb") as file:
+                file.write(msgspec.json.format(body, indent=2) + b"\n")
+        except FileExistsError as error:
+            raise CommandError(f"{name} is there already.", "Choose another name.") from error
+        except OSError as error:
+            raise CommandError(f"{name or 'That'} cannot be written: {error.strerror}.") from error
+        return f"{name} has the conversation; /load {name} goes on from it."
+
+    def load(self, name: str) -> str:
+        try:
+            body = msgspec.json.decode(_read_file(name), type=dict[str, Any])
+            messages = msgspec.convert(body.get("messages"), list[SaidMessage])
+        except msgspec.DecodeError as error:
+            raise CommandError(
+                f"{name} has no conversation as /save writes it.", "It is a JSON object with `messages`."
+            ) from error
+        said = [{"role": m.role, "content": m.content} for m in messages if m.role != "system"]
+        system = next((m.content for m in messages if m.role == "system"), None)
+        self.history, self.system = said, system if isinstance(system, str) else None
+        self.fields |= {field: body[field] for field in _settable() if field in body}
+        return f"{len(said)} messages; {self.fields['model']} goes on from them."
+
+
+class SaidMessage(Struct):
+    role: str
+    content: str | list[dict[str, Any]]
+
+
+LEAVING = ("/bye", "/quit", "/exit")
+COMMANDS: dict[str, Callable[[Talk, str], str]] = {
+    "/set": Talk.set,
+    "/unset": Talk.unset,
+    "/system": Talk._say_system,
+    "/model": Talk.choose_model,
+    "/history": Talk.show,
+    "/clear": Talk.clear,
+    "/reset": Talk.clear,
+    "/save": Talk.save,
+    "/load": Talk.load,
+    "/help": lambda _, __: HELP,
+    "/?": lambda _, __: HELP,
+}
+WAYS: dict[str, Callable[[Talk, str], str]] = {
+    "system": Talk._say_system,
+    "schema": Talk._set_schema,
+    "json": Talk._set_json,
+    "format": lambda talk, value: talk._set_json(value) if value == "json" else talk._set_schema(value),
+    "noformat": lambda talk, _: talk.unset("response_format"),
+    "think": Talk._set_thinking,
+    "nothink": lambda talk, _: talk._set_thinking("", thinks=False),
+    "quiet": lambda talk, _: talk._set_quiet(True),
+    "verbose": lambda talk, _: talk._set_quiet(False),
+    "history": lambda talk, _: talk._set_memory(True),
+    "nohistory": lambda talk, _: talk._set_memory(False),
+}
+"""What `/set` knows besides the fields of a request."""
+
+
+def is_command(line: str) -> bool:
+    """`/set x` is one; `/home/me/cat.png?` is none, nor are several lines."""
+    word = line.partition(" ")[0]
+    return word.startswith("/") and "\n" not in line and not any(c in word[1:] for c in "/.")
+
+
+def _settable() -> dict[str, Any]:
+    """The fields that a request may have, and their types."""
+    from dragoman.api.chat.request import ChatRequest
+
+    return {one.name: one.type for one in msgspec.structs.fields(ChatRequest) if one.name not in NOT_SET}
+
+
+def _own_name(name: str) -> str:
+    from dragoman.api.foreign_fields import RENAMED
+
+    return RENAMED.get(name, name)
+
+
+def _read_value(name: str, text: str, kind: Any) -> Any:
+    """`0.2` is a number, `["a"]` a list and what is no JSON a text."""
+    try:
+        value = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        value = text
+    for trial in (value, text):
+        try:
+            msgspec.convert(trial, kind)
+        except msgspec.ValidationError as error:
+            problem = error
+        else:
+            return trial
+    raise CommandError(f"{name} cannot be {text}.", f"{problem}.")
+
+
+def _read_file(name: str) -> str:
+    try:
+        return Path(name or ".").expanduser().read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise CommandError(f"{name or 'That'} cannot be read: {why}.") from error
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()[:1000]
+
+
+def advice(answer: PrintedAnswer, fields: Mapping[str, Any]) -> str:
+    """What to do about an answer that is none, or not all of one."""
+    if answer.finish != "length" or answer.stopped:
+        return ""
+    most = fields.get("max_tokens") or fields.get("max_completion_tokens")
+    length = f"{most} tokens" if most else "the longest that the server gives"
+    return f"The answer was cut off at {length}: say go on, or ask for more (/set max_tokens, --max-tokens)."
 
 
 def figures(answer: PrintedAnswer) -> str:
