@@ -16,7 +16,7 @@ help:  ## show what there is
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 serve: $(VENV)/.core  ## set up and serve the default model on 127.0.0.1:8000 (ARGS="--port 9000")
-	$(BIN)/dragoman serve $(ARGS)
+	@$(BIN)/dragoman serve $(ARGS)
 
 test: $(VENV)/.test build/schema_suite build/newest build/node  ## set up and run the tests, but not those of vLLM and torch (ARGS="-k name")
 	$(PYTEST) --ignore=tests/engines/vllm $(ARGS)
@@ -60,10 +60,13 @@ clean:  ## remove the virtual environment and caches
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "dragoman needs Python 3.11 or newer; set PYTHON=python3.12, for example"; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	@echo "[1/2] an environment of its own in $(VENV), once"
+	@$(PYTHON) -m venv $(VENV)
 
+# People who wait for it see what pip does.
 $(VENV)/.core: $(VENV)/bin/python pyproject.toml
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@echo "[2/2] the packages that dragoman needs, once; then it starts"
+	@$(BIN)/python -m pip install --disable-pip-version-check -e .
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.core

@@ -31,8 +31,7 @@ examples:
 
 Without --url, a dragoman on the usual port is used if one answers there; otherwise the model is loaded in
 this process. While talking, /help lists the commands; Ctrl-C stops an answer, /bye or Ctrl-D leaves. What is
-pasted is one message, and so are lines between """
-    and """. What was typed comes back in the next talk.
+pasted is one message, and so are lines between three quotes. What was typed comes back in the next talk.
 """
 )
 

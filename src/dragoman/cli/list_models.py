@@ -14,6 +14,7 @@ examples:
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--names", action="store_true", help="print the names alone, one a line")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -26,6 +27,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         facts = [{"name": str(each.name), "path": str(each.path), "bytes": each.size} for each in models]
         print_json(facts)
+        return 0
+    if args.names:
+        print("".join(f"{each.name}\n" for each in models), end="")
         return 0
     if not models:
         print("No models are here but the default weights; `dragoman pull hf:ORG/REPO` fetches one.")

@@ -1,0 +1,284 @@
+"""Print what makes a shell complete our commands, flags, choices, and the models on this machine."""
+
+import argparse
+import re
+import shlex
+from collections.abc import Callable, Iterator
+
+from msgspec import Struct
+
+SUMMARY = "completion for bash, zsh or fish"
+EXAMPLE = """\
+examples:
+  dragoman completion bash > ~/.local/share/bash-completion/completions/dragoman
+  dragoman completion zsh > "${fpath[1]}/_dragoman"       before compinit is called
+  dragoman completion fish > ~/.config/fish/completions/dragoman.fish
+"""
+LIST_NAMES = "dragoman list --names 2>/dev/null"
+FILES = frozenset({"FILE", "FOLDER", "DIR", "FILE_OR_NAME", "MODEL", "NAME|FILE"})
+DIALECTS = frozenset({"dialect", "tool_call_parser", "reasoning_parser"})
+
+
+class Offer(Struct, frozen=True):
+    """What may stand in one place of a command line."""
+
+    words: tuple[str, ...] = ()
+    models: bool = False
+    files: bool = False
+
+
+class OfferedFlag(Struct, frozen=True):
+    names: tuple[str, ...]
+    help: str
+    value: Offer | None
+    """None: it takes none."""
+
+
+class OfferedCommand(Struct, frozen=True):
+    path: tuple[str, ...]
+    help: str
+    flags: tuple[OfferedFlag, ...]
+    places: tuple[Offer, ...]
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", choices=tuple(SHELLS), help="the shell that is to read it")
+
+
+def run(args: argparse.Namespace) -> int:
+    from dragoman.cli import build
+
+    print(SHELLS[args.shell](list(_commands(build()[0], (), ""))))
+    return 0
+
+
+# What there is to complete, as the parser has it.
+
+
+def _commands(parser: argparse.ArgumentParser, path: tuple[str, ...], help: str) -> Iterator[OfferedCommand]:
+    """The command of a parser, and those below it."""
+    flags, places = [], []
+    below: list[tuple[str, argparse.ArgumentParser, str]] = []
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            helps = {choice.dest: choice.help or "" for choice in action._choices_actions}
+            below += [(name, child, helps.get(name, "")) for name, child in action.choices.items()]
+            places.append(Offer(tuple(action.choices)))
+        elif action.help == argparse.SUPPRESS:
+            continue
+        elif action.option_strings:
+            value = None if action.nargs == 0 else _offer(action)
+            flags.append(OfferedFlag(tuple(action.option_strings), _first_sentence(action.help), value))
+        else:
+            places.append(_offer(action))
+    yield OfferedCommand(path, help, tuple(flags), tuple(places))
+    for name, child, said in below:
+        yield from _commands(child, (*path, name), said)
+
+
+def _offer(action: argparse.Action) -> Offer:
+    if action.choices:
+        return Offer(tuple(map(str, action.choices)))
+    name = action.dest.removeprefix("setting_")
+    if name in DIALECTS:
+        from dragoman.dialects.registry import list_dialects
+
+        return Offer(("auto", *list_dialects()))
+    metavar = action.metavar if isinstance(action.metavar, str) else ""
+    is_model = metavar == "MODEL" or name == "model"
+    return Offer(models=is_model, files=metavar in FILES)
+
+
+def _first_sentence(help: str | None) -> str:
+    """`the port; 0 takes a free one [default: 8000]` is `the port`."""
+    return re.split(r"[;:\[]", (help or "").replace("%%", "%"), maxsplit=1)[0].strip()
+
+
+# The three shells.
+
+
+def write_bash(commands: list[OfferedCommand]) -> str:
+    paths = "|".join(f'"{" ".join(("", *c.path))}"' for c in commands if c.path)
+    flags, places = [], []
+    for command in commands:
+        path = " ".join(("", *command.path))
+        for flag in command.flags:
+            if flag.value is not None:
+                names = "|".join(f'"{path} {name}"' for name in flag.names)
+                flags.append(f"    {names}) {_bash_offer(flag.value)}; return ;;")
+        words = " ".join(name for flag in command.flags for name in flag.names)
+        offers = "; ".join(_bash_offer(place) for place in command.places if place != Offer())
+        places.append(
+            f'    "{path}") case $cur in -*) _dragoman_words "{words}" ;; *) {offers or ":"} ;; esac ;;'
+        )
+    return _BASH % {"paths": paths, "flags": "\n".join(flags), "places": "\n".join(places)}
+
+
+def _bash_offer(offer: Offer) -> str:
+    said = [f'_dragoman_words "{" ".join(offer.words)}"'] if offer.words else []
+    said += [f'_dragoman_words "$({LIST_NAMES})"'] if offer.models else []
+    said += ["_dragoman_files"] if offer.files else []
+    return "; ".join(said) or ":"
+
+
+# Bash cuts a line at "=" and ":", which are in our flags and names: what is completed is cut out of the line
+# anew, and what bash takes for an earlier word is taken off what is offered.
+_BASH = """\
+_dragoman_words() {
+    local cut=${cur%%"${cur##*[=:]}"} word
+    while IFS= read -r word; do
+        COMPREPLY+=("${word#"$cut"}")
+    done < <(compgen -W "$1" -- "$cur")
+}
+_dragoman_files() {
+    local word
+    compopt -o filenames
+    while IFS= read -r word; do
+        COMPREPLY+=("$word")
+    done < <(compgen -f -- "${cur##*[=:]}")
+}
+_dragoman() {
+    local line=${COMP_LINE:0:COMP_POINT} cur before path="" word
+    COMPREPLY=()
+    cur=${line##*[[:space:]]}
+    before=${line%%"$cur"}
+    local -a words
+    read -ra words <<<"$before"
+    for word in "${words[@]:1}"; do
+        case "$path $word" in %(paths)s) path="$path $word" ;; esac
+    done
+    word=${words[${#words[@]}-1]}
+    case $cur in --*=*) word=${cur%%%%=*} cur=${cur#*=} ;; esac
+    case "$path $word" in
+%(flags)s
+    esac
+    case $path in
+%(places)s
+    esac
+}
+complete -F _dragoman dragoman"""
+
+
+def write_zsh(commands: list[OfferedCommand]) -> str:
+    made = []
+    for command in commands:
+        below = [c for c in commands if c.path[:-1] == command.path and c.path]
+        rows = [row for flag in command.flags for row in _zsh_flag(flag)]
+        if below:
+            rows += ["'1: :->command'", "'*:: :->rest'"]
+        else:
+            rows += [
+                f"'{n}:{_zsh_offer(offer)}'" for n, offer in enumerate(command.places, 1) if offer != Offer()
+            ]
+        body = (
+            f"    _arguments -s {' '.join(rows)}\n"
+            if not below
+            else _ZSH_BELOW
+            % {
+                "rows": " ".join(rows),
+                "named": " ".join(shlex.quote(f"{c.path[-1]}:{c.help}") for c in below),
+                "cases": " ".join(f"{c.path[-1]}) {_zsh_name(c)} ;;" for c in below),
+            }
+        )
+        made.append(f"{_zsh_name(command)}() {{\n{body}}}")
+    return "\n".join(["#compdef dragoman", _ZSH_MODELS, *made, _ZSH_END])
+
+
+def _zsh_name(command: OfferedCommand) -> str:
+    return "_".join(("_dragoman", *command.path))
+
+
+def _zsh_flag(flag: OfferedFlag) -> Iterator[str]:
+    """`'--port[port to listen on]:value:'`"""
+    said = re.sub(r"([\[\]:\\])", r"\\\1", flag.help)
+    value = "" if flag.value is None else f":{_zsh_offer(flag.value)}"
+    for name in flag.names:
+        joined = "=" if value and name.startswith("--") else ""
+        yield shlex.quote(f"*{name}{joined}[{said}]{value}")
+
+
+def _zsh_offer(offer: Offer) -> str:
+    if offer.words:
+        return f"value:({' '.join(offer.words)})"
+    if offer.models:
+        return "model:__dragoman_names"
+    return "file:_files" if offer.files else "value: "
+
+
+_ZSH_MODELS = f"""\
+__dragoman_names() {{
+    local -a names
+    names=(${{(f)"$({LIST_NAMES})"}})
+    compadd -a names
+    _files
+}}"""
+_ZSH_BELOW = """\
+    local curcontext=$curcontext state line
+    typeset -A opt_args
+    _arguments -C %(rows)s
+    case $state in
+        command)
+            local -a commands
+            commands=(%(named)s)
+            _describe command commands ;;
+        rest)
+            case $line[1] in %(cases)s esac ;;
+    esac
+"""
+_ZSH_END = """\
+if [ "$funcstack[1]" = "_dragoman" ]; then _dragoman "$@"; else compdef _dragoman dragoman; fi"""
+
+
+def write_fish(commands: list[OfferedCommand]) -> str:
+    lines = ["complete -c dragoman -f"]
+    for command in commands:
+        where = f"-n {shlex.quote(_fish_condition(command, commands))}"
+        if command.path:
+            above = next(c for c in commands if c.path == command.path[:-1])
+            condition = shlex.quote(_fish_condition(above, commands))
+            lines.append(
+                f"complete -c dragoman -n {condition} -a {command.path[-1]} -d {_quoted(command.help)}"
+            )
+        lines += [f"complete -c dragoman {where} {_fish_flag(flag)}" for flag in command.flags]
+        if not any(c.path[:-1] == command.path and c.path for c in commands):
+            offers = [_fish_offer(place) for place in command.places if place != Offer()]
+            lines += [f"complete -c dragoman {where} {offer}" for offer in offers]
+    return "\n".join(lines)
+
+
+def _fish_condition(command: OfferedCommand, commands: list[OfferedCommand]) -> str:
+    """Whether all words of its path are there, and none of the commands below it."""
+    below = [c.path[-1] for c in commands if c.path and c.path[:-1] == command.path]
+    said = [f"__fish_seen_subcommand_from {word}" for word in command.path]
+    said += [f"not __fish_seen_subcommand_from {' '.join(below)}"] if below else []
+    return "; and ".join(said) or "true"
+
+
+def _fish_flag(flag: OfferedFlag) -> str:
+    kinds = {2: "-l", 1: "-s"}
+    names = []
+    for name in flag.names:
+        bare = name.lstrip("-")
+        kind = kinds[2] if name.startswith("--") else kinds[1] if len(bare) == 1 else "-o"
+        names.append(f"{kind} {bare}")
+    value = "" if flag.value is None else f" {_fish_offer(flag.value)}"
+    return f"{' '.join(names)}{value} -d {_quoted(flag.help)}"
+
+
+def _fish_offer(offer: Offer) -> str:
+    words = [" ".join(offer.words)] if offer.words else []
+    words += [f"({LIST_NAMES})"] if offer.models else []
+    said = f" -a {shlex.quote(' '.join(words))}" if words else ""
+    return f"{'-r -F' if offer.files else '-x'}{said}"
+
+
+def _quoted(text: str) -> str:
+    """In fish a backslash is before a quote, and a quote cannot be closed and opened again around it."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+SHELLS: dict[str, Callable[[list[OfferedCommand]], str]] = {
+    "bash": write_bash,
+    "zsh": write_zsh,
+    "fish": write_fish,
+}
