@@ -19,7 +19,7 @@ FILES = frozenset({"FILE", "FOLDER", "DIR", "FILE_OR_NAME", "MODEL", "NAME|FILE"
 DIALECTS = frozenset({"dialect", "tool_call_parser", "reasoning_parser"})
 
 
-class Offer(Struct, frozen=True):
+class ShellOffer(Struct, frozen=True):
     """What may stand in one place of a command line."""
 
     words: tuple[str, ...] = ()
@@ -30,7 +30,7 @@ class Offer(Struct, frozen=True):
 class OfferedFlag(Struct, frozen=True):
     names: tuple[str, ...]
     help: str
-    value: Offer | None
+    value: ShellOffer | None
     """None: it takes none."""
 
 
@@ -38,7 +38,7 @@ class OfferedCommand(Struct, frozen=True):
     path: tuple[str, ...]
     help: str
     flags: tuple[OfferedFlag, ...]
-    places: tuple[Offer, ...]
+    places: tuple[ShellOffer, ...]
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +63,7 @@ def _commands(parser: argparse.ArgumentParser, path: tuple[str, ...], help: str)
         if isinstance(action, argparse._SubParsersAction):
             helps = {choice.dest: choice.help or "" for choice in action._choices_actions}
             below += [(name, child, helps.get(name, "")) for name, child in action.choices.items()]
-            places.append(Offer(tuple(action.choices)))
+            places.append(ShellOffer(tuple(action.choices)))
         elif action.help == argparse.SUPPRESS:
             continue
         elif action.option_strings:
@@ -76,17 +76,17 @@ def _commands(parser: argparse.ArgumentParser, path: tuple[str, ...], help: str)
         yield from _commands(child, (*path, name), said)
 
 
-def _offer(action: argparse.Action) -> Offer:
+def _offer(action: argparse.Action) -> ShellOffer:
     if action.choices:
-        return Offer(tuple(map(str, action.choices)))
+        return ShellOffer(tuple(map(str, action.choices)))
     name = action.dest.removeprefix("setting_")
     if name in DIALECTS:
         from dragoman.dialects.registry import list_dialects
 
-        return Offer(("auto", *list_dialects()))
+        return ShellOffer(("auto", *list_dialects()))
     metavar = action.metavar if isinstance(action.metavar, str) else ""
     is_model = metavar == "MODEL" or name == "model"
-    return Offer(models=is_model, files=metavar in FILES)
+    return ShellOffer(models=is_model, files=metavar in FILES)
 
 
 def _first_sentence(help: str | None) -> str:
@@ -107,14 +107,14 @@ def write_bash(commands: list[OfferedCommand]) -> str:
                 names = "|".join(f'"{path} {name}"' for name in flag.names)
                 flags.append(f"    {names}) {_bash_offer(flag.value)}; return ;;")
         words = " ".join(name for flag in command.flags for name in flag.names)
-        offers = "; ".join(_bash_offer(place) for place in command.places if place != Offer())
+        offers = "; ".join(_bash_offer(place) for place in command.places if place != ShellOffer())
         places.append(
             f'    "{path}") case $cur in -*) _dragoman_words "{words}" ;; *) {offers or ":"} ;; esac ;;'
         )
     return _BASH % {"paths": paths, "flags": "\n".join(flags), "places": "\n".join(places)}
 
 
-def _bash_offer(offer: Offer) -> str:
+def _bash_offer(offer: ShellOffer) -> str:
     said = [f'_dragoman_words "{" ".join(offer.words)}"'] if offer.words else []
     said += [f'_dragoman_words "$({LIST_NAMES})"'] if offer.models else []
     said += ["_dragoman_files"] if offer.files else []
@@ -168,7 +168,9 @@ def write_zsh(commands: list[OfferedCommand]) -> str:
             rows += ["'1: :->command'", "'*:: :->rest'"]
         else:
             rows += [
-                f"'{n}:{_zsh_offer(offer)}'" for n, offer in enumerate(command.places, 1) if offer != Offer()
+                f"'{n}:{_zsh_offer(offer)}'"
+                for n, offer in enumerate(command.places, 1)
+                if offer != ShellOffer()
             ]
         body = (
             f"    _arguments -s {' '.join(rows)}\n"
@@ -197,7 +199,7 @@ def _zsh_flag(flag: OfferedFlag) -> Iterator[str]:
         yield shlex.quote(f"*{name}{joined}[{said}]{value}")
 
 
-def _zsh_offer(offer: Offer) -> str:
+def _zsh_offer(offer: ShellOffer) -> str:
     if offer.words:
         return f"value:({' '.join(offer.words)})"
     if offer.models:
@@ -241,7 +243,7 @@ def write_fish(commands: list[OfferedCommand]) -> str:
             )
         lines += [f"complete -c dragoman {where} {_fish_flag(flag)}" for flag in command.flags]
         if not any(c.path[:-1] == command.path and c.path for c in commands):
-            offers = [_fish_offer(place) for place in command.places if place != Offer()]
+            offers = [_fish_offer(place) for place in command.places if place != ShellOffer()]
             lines += [f"complete -c dragoman {where} {offer}" for offer in offers]
     return "\n".join(lines)
 
@@ -265,7 +267,7 @@ def _fish_flag(flag: OfferedFlag) -> str:
     return f"{' '.join(names)}{value} -d {_quoted(flag.help)}"
 
 
-def _fish_offer(offer: Offer) -> str:
+def _fish_offer(offer: ShellOffer) -> str:
     words = [" ".join(offer.words)] if offer.words else []
     words += [f"({LIST_NAMES})"] if offer.models else []
     said = f" -a {shlex.quote(' '.join(words))}" if words else ""
