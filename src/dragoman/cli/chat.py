@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 LONGEST = 2048
 SUMMARY = "talk with a model in the terminal"
-EXAMPLE = (
-    """\
+EXAMPLE = """\
 examples:
   dragoman chat
   dragoman chat "What is a dragoman?" --max-tokens 100
@@ -33,7 +32,6 @@ Without --url, a dragoman on the usual port is used if one answers there; otherw
 this process. While talking, /help lists the commands; Ctrl-C stops an answer, /bye or Ctrl-D leaves. What is
 pasted is one message, and so are lines between three quotes. What was typed comes back in the next talk.
 """
-)
 
 
 def add(parser: argparse.ArgumentParser) -> None:
