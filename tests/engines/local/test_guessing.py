@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dragoman.engines.local.guessing import Phrases, find_repeated, judge
+from dragoman.engines.local.guessing import Phrases, StepCosts, find_repeated, judge
 from tests.engines.local.paged import PagedDesk
 from tests.engines.local.scripted import expected
 
@@ -132,13 +132,57 @@ def test_trust_grows_with_right_guesses_and_comes_back_after_wrong_ones() -> Non
     sequence = desk().ask(START, 1).sequences[0]
     for _ in range(4):
         judge(sequence, guessed=3, right=3)
-    assert sequence.trust > 0.8
+    assert sequence.trust is not None and sequence.trust > 0.8
     for _ in range(30):
         judge(sequence, guessed=1, right=0)
     assert sequence.trust < 0.1
     for _ in range(200):
         judge(sequence, guessed=0, right=0)
     assert 0.3 < sequence.trust <= 0.5
+
+
+def test_who_comes_later_begins_with_what_guesses_were_worth_before() -> None:
+    each = desk(recalls=0)
+    sizes = []
+    for _ in range(6):
+        before = len(each.runner.steps)
+        each.ask([1, 2, 3, 1, 2, 4] * 10, 60, reuse_prefix=False)
+        each.run()
+        sizes.append(sum(len(step) for step in each.runner.steps[before + 1 :]))
+    assert sizes[-1] < 0.9 * sizes[0]
+
+
+def test_a_guess_that_costs_nothing_is_made_though_it_is_seldom_right() -> None:
+    costs = StepCosts(16)
+    for each in (0, 1, 3):
+        for _ in range(9):
+            costs.note(1, each, 0.04 if each == 3 else 0.03)
+    assert costs.of(1, 1) == costs.of(1, 0)
+    assert costs.of(1, 3) > 1.3 * costs.of(1, 0)
+
+
+def test_what_was_not_seen_yet_costs_what_its_rows_do() -> None:
+    costs = StepCosts(16)
+    unknown = costs.of(4, 3) / costs.of(4, 0)
+    for _ in range(3):
+        costs.note(4, 0, 0.03)
+    assert costs.of(4, 3) / costs.of(4, 0) == pytest.approx(unknown)
+
+
+def test_a_single_slow_step_moves_little() -> None:
+    costs = StepCosts(16)
+    for seconds in (0.5, 0.03, 0.03, 0.03, 3.0):
+        costs.note(1, 0, seconds)
+    assert costs.of(1, 0) < 0.04
+
+
+def test_what_was_seen_long_ago_counts_no_more() -> None:
+    costs = StepCosts(16)
+    for _ in range(3):
+        costs.note(1, 1, 9.0)
+    for _ in range(3000):
+        costs.note(1, 0, 0.03)
+    assert costs.of(1, 1) < 0.04
 
 
 def test_a_phrase_is_what_followed_the_last_time() -> None:

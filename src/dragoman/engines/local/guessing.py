@@ -20,13 +20,18 @@ from dragoman.engines.local.sequence import Sequence, StepPiece
 
 # How far one guess moves the trust in further ones; and the way back for who has stopped guessing.
 _LEARNING, _FORGETTING = 0.1, 0.01
-_UNKNOWN = 0.5
+# What is thought of guesses before any was made, how slowly that moves, and what it does not go below.
+_UNKNOWN, _HABIT, _LEAST = 0.5, 0.02, 0.3
 _COUNTS = (0, 1, 3, 7, 15)
 # A runtime may prepare itself anew for each number of rows, so the same number is kept for a while.
 _WHILE = 16
 _WORTHWHILE = 1.05
 # What a guess costs, in rows: it goes through attention by itself, however much it shares with its sequence.
 _ALONE = 1.3
+# Steps that are shorter say nothing about rows. A figure that is older, in steps, says little about today.
+_SHORT_S, _OLD = 0.002, 2000
+# How far one step moves what is known, and what it may be at most, of that: machines have moments.
+_NEWS, _MOMENT = 0.2, 2.0
 # Pairs of ids of which is known what followed, some megabytes of them.
 _PHRASES = 1 << 15
 
@@ -43,6 +48,9 @@ class Guesser:
         self._pass_rows = runner.pass_rows if isinstance(runner, PagedRunner) else 0
         self.most = most if self._pass_rows else 0
         self._phrases = Phrases(_PHRASES)
+        self._costs = StepCosts(self._pass_rows)
+        self._usual = _UNKNOWN
+        """How far sequences trusted guesses lately: a new one begins there."""
         self._streams: list[tuple[int, int, int]] = []
         """The sequences of the last such step, by their order of service."""
         self._each = 0
@@ -55,13 +63,20 @@ class Guesser:
         streams = [piece.sequence.order for piece in pieces]
         if streams != self._streams or not self._left:
             self._streams, self._left = streams, _WHILE
-            self._each = self._best([piece.sequence.trust for piece in pieces])
+            trusts = (piece.sequence.trust for piece in pieces)
+            self._each = self._best([self._usual if trust is None else trust for trust in trusts])
         self._left -= 1
         if self._each and all(self._has_room(piece, self._each) for piece in pieces):
             for piece in pieces:
                 piece.guess(self._guess(piece))
         elif not self._each:
             self._add_foreseen(pieces)
+
+    def took(self, pieces: list[StepPiece], seconds: float) -> None:
+        """Note how long a step took in which nothing was read."""
+        each = len(pieces[0].guesses)
+        if self.most and all(p.newest is not None and len(p.guesses) == each for p in pieces):
+            self._costs.note(len(pieces), each, seconds)
 
     def _add_foreseen(self, pieces: list[StepPiece]) -> None:
         """Where nothing else is guessed, what constraints make come is worth a step with more rows.
@@ -85,7 +100,7 @@ class Guesser:
         def gain(each: int) -> float:
             """Tokens of a step, for what it costs. A guess counts only if those before it are right too."""
             tokens = sum(trust**place for trust in trusts for place in range(1 + each))
-            return tokens / (self._pass_rows + streams * (1 + _ALONE * each))
+            return tokens / self._costs.of(streams, each)
 
         best = max((each for each in _COUNTS if each <= min(self.most, room)), key=gain, default=0)
         return best if gain(best) > _WORTHWHILE * gain(0) else 0
@@ -112,11 +127,54 @@ class Guesser:
             return
         sequence, slot = piece.sequence, piece.sequence.slot
         assert slot is not None and piece.newest is not None
-        judge(sequence, len(piece.guesses), right)
+        judge(sequence, len(piece.guesses), right, self._usual)
+        if piece.guesses and sequence.trust is not None:
+            self._usual = max(_LEAST, self._usual + _HABIT * (sequence.trust - self._usual))
         # Who shares no prefix with others does not share this either.
         if sequence.group.job.reuse_prefix:
             before = slot.ids[max(0, piece.start - 1) : piece.start].tolist()
             self._phrases.note(slot.chain[0], [*before, piece.newest, *said])
+
+
+class StepCosts:
+    """What steps took, by the sequences in them and the guesses of each.
+
+    How much more rows cost is another thing on each machine, with each model and with each kind of weights:
+    beside one sequence a first guess may cost nothing, or three of them a third of the step. So what was seen
+    counts. What was not yet seen is estimated from the step without guesses, by the runner's own word.
+    """
+
+    def __init__(self, pass_rows: int) -> None:
+        self._pass_rows = pass_rows
+        self._seen: dict[tuple[int, int], tuple[float, int]] = {}
+        """Seconds, and when that was; without seconds where the runtime may just have prepared itself."""
+        self._steps = 0
+
+    def note(self, streams: int, each: int, seconds: float) -> None:
+        if seconds < _SHORT_S:
+            return
+        self._steps += 1
+        if (streams, each) not in self._seen:
+            found = 0.0
+        elif known := self._known(streams, each):
+            found = known + _NEWS * (min(seconds, _MOMENT * known) - known)
+        else:
+            found = seconds
+        self._seen[streams, each] = found, self._steps
+
+    def of(self, streams: int, each: int) -> float:
+        """Seconds, if a step without guesses was seen; it is for comparing only."""
+        rows, plain = self._rows(streams, each), self._known(streams, 0)
+        if not plain:
+            return rows
+        return self._known(streams, each) or plain * rows / self._rows(streams, 0)
+
+    def _known(self, streams: int, each: int) -> float:
+        seconds, when = self._seen.get((streams, each), (0.0, 0))
+        return seconds if self._steps - when < _OLD else 0.0
+
+    def _rows(self, streams: int, each: int) -> float:
+        return self._pass_rows + streams * (1 + _ALONE * each)
 
 
 class Phrases:
@@ -149,11 +207,11 @@ class Phrases:
         return found
 
 
-def judge(sequence: Sequence, guessed: int, right: int) -> None:
+def judge(sequence: Sequence, guessed: int, right: int, usual: float = _UNKNOWN) -> None:
     """Trust guesses more or less, after `right` of them were followed."""
-    trust = sequence.trust
+    trust = usual if sequence.trust is None else sequence.trust
     if not guessed:
-        trust += _FORGETTING * (_UNKNOWN - trust)
+        trust += _FORGETTING * (usual - trust)
     for _ in range(right):
         trust += _LEARNING * (1 - trust)
     if right < guessed:

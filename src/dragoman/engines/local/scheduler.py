@@ -135,7 +135,9 @@ class Scheduler:
             return
         finally:
             self.in_step = []
-        self.account.stepped(plan.pieces, time.perf_counter() - began)
+        took = time.perf_counter() - began
+        self.account.stepped(plan.pieces, took)
+        self._guesser.took(plan.pieces, took)
         self._read(plan, logits)
 
     def _admit(self) -> None:

@@ -98,7 +98,7 @@ class Sequence:
         self.cancelled = False
         self.spoken = 0
         """Tokens of the answer that were said when it got its slot."""
-        self.trust = 0.5
+        self.trust: float | None = None
         """How likely a guess at its next token is right, as far as guesses have shown."""
         self.held_by: Sequence | None = None
         """Another sequence that is computing a prefix this one can use, and how far it has to get."""
