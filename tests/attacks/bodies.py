@@ -88,6 +88,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/trajectories/{id}": {"rewards": {"right": 1.0}},
     "/tokenize": {"prompt": "hi"},
     "/v1/tokenize": _CHAT,
+    "/v1/check_schema": {"schema": {"type": "object"}},
     "/detokenize": {"tokens": [104, 105]},
     "/v1/detokenize": {"tokens": [104, 105]},
     "/parse/function_call": _CALLS,

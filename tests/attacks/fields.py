@@ -41,6 +41,7 @@ TYPES: dict[str, tuple[str, ...]] = {
     "TokenizeText": ("/tokenize",),
     "TokenizeChat": ("/v1/tokenize",),
     "Detokenize": ("/detokenize", "/v1/detokenize"),
+    "CheckSchema": ("/v1/check_schema",),
     "ParseCalls": ("/parse/function_call", "/parse_function_call"),
     "ParseReasoning": ("/parse/reasoning", "/separate_reasoning"),
     "CreateConversation": ("/v1/conversations",),

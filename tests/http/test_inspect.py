@@ -1,4 +1,5 @@
 import threading
+from pathlib import Path
 
 import httpx
 
@@ -137,3 +138,27 @@ def test_openapi_describes_every_post_route(greeter: str) -> None:
     api = httpx.get(greeter + "/openapi.json").json()
     assert api["openapi"] == "3.1.0"
     assert "temperature" in api["components"]["schemas"]["ChatRequest"]["properties"]
+
+
+def test_a_schema_that_answers_can_be_held_to(greeter: str) -> None:
+    reply = post(
+        greeter, "/v1/check_schema", {"schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+    )
+    assert reply.json() == {"object": "schema_check", "enforceable": True, "problems": []}
+
+
+def test_what_is_wrong_with_a_schema_is_said_with_its_place(greeter: str) -> None:
+    checked = post(
+        greeter, "/v1/check_schema", {"schema": {"properties": {"a": {"not": {"type": "string"}}}}}
+    ).json()
+    assert not checked["enforceable"]
+    assert checked["problems"][0]["place"] == "#/properties/a/not"
+    for no_schema in ("{", 7, [1]):
+        assert not post(greeter, "/v1/check_schema", {"schema": no_schema}).json()["enforceable"]
+
+
+def test_mcp_servers_are_listed_by_their_labels(serve: Serve, tmp_path: Path) -> None:
+    config = tmp_path / "servers.json"
+    config.write_text('{"mcpServers": {"search": {"url": "http://127.0.0.1:1/mcp"}, "a": {"command": "b"}}}')
+    url = serve(ScriptedEngine(say("hi")), mcp_config=str(config))
+    assert [one["id"] for one in get(url, "/v1/mcp_servers").json()["data"]] == ["a", "search"]

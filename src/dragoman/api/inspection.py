@@ -13,6 +13,8 @@ from dragoman.api.read import Ignored, Reader
 from dragoman.api.reply import OpenAIErrors, encode
 from dragoman.api.shared_fields import TokenId
 from dragoman.api.tools import Declared, Tool, check_tools, for_template
+from dragoman.constrain.schema.json_schema import prepare_schema
+from dragoman.constrain.schema.keywords import Problems
 from dragoman.dialects.declare import Dialect, begins_inside
 from dragoman.dialects.parser import parse
 from dragoman.dialects.registry import get_dialect
@@ -44,6 +46,10 @@ class Detokenize(Struct, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
 
 
+class CheckSchema(Struct, kw_only=True, forbid_unknown_fields=True):
+    schema: Any
+
+
 class _Shape(Struct):
     messages: Any = None
     prompt_token_ids: Any = None
@@ -54,6 +60,7 @@ _shape = Reader.of(_Shape)
 _text = Reader.of(TokenizeText)
 _chat = Reader.of(TokenizeChat, CHAT, IDLE)
 _ids = Reader.of(Detokenize)
+_schema = Reader.of(CheckSchema)
 
 
 def read_tokenize(body: bytes, limits: Limits, ignored: Ignored | None = None) -> TokenizeText | TokenizeChat:
@@ -84,6 +91,22 @@ def read_detokenize(body: bytes, vocabulary: int, ignored: Ignored | None = None
         message = f"Token id {highest} is outside of the vocabulary (0 to {vocabulary - 1})."
         raise BadRequest(message, param="tokens", code="invalid_token_id")
     return request
+
+
+def read_schema(body: bytes) -> Any:
+    request: CheckSchema = _schema.read(body)
+    return request.schema
+
+
+def look_at_schema(schema: Any, limits: Limits) -> dict[str, Any]:
+    """Whether answers can be held to all of it, and if not, to what in it they cannot."""
+    problems = Problems()
+    try:
+        prepare_schema(schema, problems, "schema", limits, watched=True)
+    except BadRequest as error:
+        problems.add("", error.message)
+    found = [{"place": f"#{one.place}", "message": one.message} for one in problems.found]
+    return {"object": "schema_check", "enforceable": not found, "problems": found}
 
 
 # The parsers as a service: a text in, its tool calls or its reasoning out.

@@ -10,7 +10,14 @@ from msgspec import Struct
 from dragoman.api.chat.request import ChatRequest
 from dragoman.api.completions import CompletionRequest, IdsRequest
 from dragoman.api.conversations import AddItems, ChangeMetadata, CreateConversation
-from dragoman.api.inspection import Detokenize, ParseCalls, ParseReasoning, TokenizeChat, TokenizeText
+from dragoman.api.inspection import (
+    CheckSchema,
+    Detokenize,
+    ParseCalls,
+    ParseReasoning,
+    TokenizeChat,
+    TokenizeText,
+)
 from dragoman.api.ollama import OllamaChat, OllamaModel, OllamaPrompt, OllamaTexts
 from dragoman.api.responses.request import ResponseRequest
 from dragoman.api.training import (
@@ -105,6 +112,8 @@ OPERATIONS: Sequence[Operation] = (
     Operation("post", "/v1/chat/completions/input_tokens", "Count a conversation's tokens", (ChatRequest,)),
     Operation("post", "/tokenize", "Text or a conversation to ids", (TokenizeText, TokenizeChat)),
     Operation("post", "/detokenize", "Ids to text", (Detokenize,)),
+    Operation("post", "/v1/check_schema", "Whether answers can be held to a JSON Schema", (CheckSchema,)),
+    Operation("get", "/v1/mcp_servers", "The operator's MCP servers"),
     Operation("get", "/tokenizer_info", "The tokenizer's special tokens, and the chat template"),
     Operation("post", "/v1/tokenize", "The same as /tokenize", (TokenizeText, TokenizeChat)),
     Operation("post", "/v1/detokenize", "The same as /detokenize", (Detokenize,)),

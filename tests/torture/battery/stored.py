@@ -143,7 +143,16 @@ def _chat(name: str, given: Any) -> Iterator[Case]:
 def _small() -> Iterator[Case]:
     """Routes that have nothing to grow."""
     pages = ("/openapi.json", "/docs", "/")
-    for path in (*pages, "/v1/models", *OTHERS, "/tokenizer_info", "/health", "/ready", "/metrics"):
+    for path in (
+        *pages,
+        "/v1/models",
+        *OTHERS,
+        "/tokenizer_info",
+        "/v1/mcp_servers",
+        "/health",
+        "/ready",
+        "/metrics",
+    ):
         yield _asked("GET", path, "as it is", path)
     yield _asked("GET", "/page/{name}", "its largest file", "/page/chat.js")
     yield _asked(

@@ -11,6 +11,13 @@ EIGHT_MB = LIMITS.content_chars - 1
 WORDS = "the quick brown fox. "
 
 
+def nested_schema(depth: int) -> dict[str, Any]:
+    made: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        made = {"type": "object", "properties": {"a": made}}
+    return made
+
+
 def cases() -> Iterator[Case]:
     yield from _completions()
     yield from _ids()
@@ -100,6 +107,12 @@ def _tokens() -> Iterator[Case]:
                 yield posted(
                     route, f"{what}{with_}", lambda t, s: {"prompt": t, "return_token_strs": s}, text, strings
                 )
+    for what, schema in (
+        ("2,000 properties", {"properties": {f"p{n}": {"type": "string"} for n in range(2000)}}),
+        ("300 options that overlap", {"oneOf": [{"minLength": n} for n in range(300)]}),
+        ("500 objects deep", nested_schema(500)),
+    ):
+        yield changed("/v1/check_schema", what, lambda s: {"schema": s}, schema)
     for route in ("/detokenize", "/v1/detokenize"):
         for count in (1_000_000, 300_000):
             yield changed(route, f"{count:,} ids", lambda n: {"tokens": [97] * n}, count)

@@ -1,6 +1,7 @@
 """The routes that look without generating: models, tokens, prompts, and what an answer reads as."""
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from dragoman.api import completions as completion_bodies
@@ -95,6 +96,19 @@ def tokenize(host: Host, body: bytes, ignored: Ignored) -> dict[str, Any]:
     if request.return_token_strs:
         names = [host.model.pieces.bytes[id_].decode("utf-8", "replace") for id_ in ids]
     return inspection.describe_tokens(ids, host.card.max_model_len, names)
+
+
+async def check_schema(host: Host, exchange: Exchange) -> None:
+    """Grammars are made of it, which may take long: always in a thread."""
+    schema, size = await exchange.read(inspection.read_schema)
+    look = partial(inspection.look_at_schema, schema, host.limits)
+    await exchange.json(await host.workers.run(exchange.owner, size, look, slow=True, looks=True))
+
+
+async def list_mcp_servers(host: Host, exchange: Exchange) -> None:
+    """Those of the operator, by the labels with which requests name them."""
+    found = [{"id": label, "object": "mcp_server"} for label in host.mcp.configured()]
+    await exchange.json({"object": "list", "data": found})
 
 
 async def tokenizer_info(host: Host, exchange: Exchange) -> None:

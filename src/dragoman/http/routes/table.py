@@ -226,6 +226,7 @@ OTHERS = Api(
         "/v1/tokenize": inspection.tokenize,
         "/detokenize": inspection.detokenize,
         "/v1/detokenize": inspection.detokenize,
+        "/v1/check_schema": inspection.check_schema,
         "/parse/function_call": inspection.function_call,
         "/parse/reasoning": inspection.reasoning,
         "/parse_function_call": inspection.function_call_sglang,
@@ -241,6 +242,7 @@ OTHERS = Api(
     get={
         "/v1/trajectories/{id}": training.retrieve,
         "/tokenizer_info": inspection.tokenizer_info,
+        "/v1/mcp_servers": inspection.list_mcp_servers,
         "/v1/models": inspection.list_models,
         "/lora-adapters": training.list_adapters,
         "/v1/models/{model:path}": inspection.get_model,

@@ -1,0 +1,46 @@
+// Files that are to go with a message: which can be read, and why others cannot.
+
+const MOST_BYTES = 10 * 1024 * 1024;
+const TEXT_BYTES = 64 * 1024;
+
+/** {taken: [{name, type, size, data}], refused: [why]}. */
+export async function readFiles(files, model, already) {
+  const taken = [];
+  const refused = [];
+  let size = already.reduce((sum, file) => sum + file.size, 0);
+  for (const file of files) {
+    size += file.size;
+    const why = size > MOST_BYTES ? "files of one message may have 10 MB together" : await problemWith(file, model);
+    if (why) refused.push(`${file.name}: ${why}.`);
+    else taken.push({ name: file.name, type: isPdf(file) ? "application/pdf" : "text/plain", size: file.size, data: await base64(file) });
+  }
+  return { taken, refused };
+}
+
+function isPdf(file) {
+  return file.type === "application/pdf" || /\.pdf$/i.test(file.name);
+}
+
+async function problemWith(file, model) {
+  const name = model?.id ?? "this model";
+  if (file.type.startsWith("image/") && !/svg/.test(file.type)) return `${name} takes text only, no pictures`;
+  if (/^(audio|video)\//.test(file.type)) return `${name} takes text only, no sound or film`;
+  if (isPdf(file)) return null;
+  const bytes = new Uint8Array(await file.slice(0, TEXT_BYTES).arrayBuffer());
+  if (bytes.includes(0)) return "it is neither text nor a PDF";
+  try {
+    new TextDecoder("utf-8", { fatal: true }).decode(bytes, { stream: file.size > TEXT_BYTES });
+    return null;
+  } catch {
+    return "it is neither text in UTF-8 nor a PDF";
+  }
+}
+
+function base64(file) {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result.slice(reader.result.indexOf(",") + 1));
+    reader.onerror = () => reject(reader.error);
+    reader.readAsDataURL(file);
+  });
+}
