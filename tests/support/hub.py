@@ -4,6 +4,7 @@ import hashlib
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -41,10 +42,16 @@ class SmallHub(Struct):
         body = self.files[name]
         made = {"rfilename": name, "size": len(body), "blobId": git_id(body)}
         if name.endswith((".gguf", ".safetensors")):
-            made["lfs"] = {"sha256": hashlib.sha256(body).hexdigest(), "size": len(body), "pointerSize": 130}
+            made["lfs"] = {"sha256": _sha256(body), "size": len(body), "pointerSize": 130}
         return made
 
 
+@lru_cache(16)
+def _sha256(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()
+
+
+@lru_cache(16)
 def git_id(body: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(body) + body, usedforsecurity=False).hexdigest()
 
@@ -101,7 +108,7 @@ def _give(hub: SmallHub, asked: BaseHTTPRequestHandler, name: str) -> None:
     asked.send_header("Content-Length", str(len(body) - begin))
     asked.end_headers()
     end = len(body) if hub.cut is None else min(len(body), begin + hub.cut)
-    asked.wfile.write(body[begin:end])
+    asked.wfile.write(memoryview(body)[begin:end])
     hub.given += end - begin
     asked.close_connection = end < len(body)
 

@@ -12,9 +12,11 @@ import ssl
 import time
 import urllib.error
 import urllib.request
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from http.client import HTTPException, HTTPResponse, IncompleteRead
 from pathlib import Path
 from typing import IO, Any
@@ -33,8 +35,9 @@ TIMEOUT_S = 30.0
 TRIES = 6
 """Without a byte between them; a download that gets on is tried for as long as it does."""
 MOST_LIST_BYTES = 64 << 20
-PIECE = 256 << 10
+PIECE = 512 << 10
 """So little that it is still in the processor's cache when it is written and summed up."""
+BUFFERS = 8
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SUM = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
@@ -132,24 +135,24 @@ def fetch(
     Raises ModelFileError where the hub does not give it, or something else.
     """
     url = f"{endpoint()}/{quote(name.repo)}/resolve/{commit}/{quote(file.name)}"
-    with part.open("ab") as out, ThreadPoolExecutor(1, "dragoman-sum") as summing:
-        digest = _Digest(file, summing)
-        _take_over(part, digest, out, file, progress)
+    with part.open("ab", buffering=0) as out, ThreadPoolExecutor(1, "dragoman-sum") as summing:
+        partial = _PartialFile(file, out, summing, progress)
+        partial.take_over(part)
         failures = 0
-        while out.tell() < file.size:
-            before = out.tell()
+        while partial.size < file.size:
+            before = partial.size
             try:
                 with _told(name):
-                    _receive(url, out, digest, file, progress)
+                    _receive(url, partial)
             except (OSError, HTTPException) as error:
-                failures = failures + 1 if out.tell() == before else 1
+                failures = failures + 1 if partial.size == before else 1
                 if failures == TRIES or _is_final(error):
                     message = (
                         f"{file.name} of {name.repo} cannot be fetched: {_words(error)}. What is here stays."
                     )
                     raise ModelFileError(message) from None
                 _pause(failures)
-        found = digest.value()
+        found = partial.digest()
     if found != file.etag:
         part.unlink()
         raise ModelFileError(
@@ -158,70 +161,87 @@ def fetch(
         )
 
 
-def _take_over(
-    part: Path, digest: "_Digest", out: IO[bytes], file: RemoteFile, progress: Callable[[int], None]
-) -> None:
-    """What an earlier try has left, unless it is more than there can be."""
-    if out.tell() > file.size:
-        out.truncate(0)
-        out.seek(0)
-    with part.open("rb") as before:
-        while piece := before.read(PIECE):
-            digest.add(piece)
-            progress(len(piece))
-
-
-def _receive(
-    url: str, out: IO[bytes], digest: "_Digest", file: RemoteFile, progress: Callable[[int], None]
-) -> None:
-    at = out.tell()
+def _receive(url: str, partial: "_PartialFile") -> None:
+    at = partial.size
     with _open(url, {"Range": f"bytes={at}-"} if at else {}) as reply:
         if at and reply.status != 206:
             # The server has no ranges: all of it again.
-            out.truncate(0)
-            out.seek(0)
-            digest.restart()
-            progress(-at)
-        buffers = [bytearray(PIECE), bytearray(PIECE)]
-        while out.tell() < file.size:
-            # One is summed up while the other is filled.
-            buffers.reverse()
-            view = memoryview(buffers[0])
-            count = reply.readinto(view)
+            partial.restart()
+        while missing := partial.missing:
+            buffer = partial.take_buffer()
+            count = reply.readinto(memoryview(buffer)[:missing])
             if not count:
-                raise IncompleteRead(b"", file.size - out.tell())
-            count = min(count, file.size - out.tell())
-            out.write(view[:count])
-            digest.add(view[:count])
-            progress(count)
+                raise IncompleteRead(b"", missing)
+            partial.add(buffer, count)
 
 
-class _Digest:
-    """The sum that a hub knows a file by, computed beside the download."""
+class _PartialFile:
+    """A file while it comes, and the sum that a hub knows it by.
 
-    def __init__(self, file: RemoteFile, pool: ThreadPoolExecutor) -> None:
-        self._file = file
-        self._pool = pool
-        self._last: Future[None] | None = None
-        self.restart()
+    Summing up takes longer than reading and writing do, so it is done beside them: a few buffers go around,
+    filled and written here, summed up by a thread of their own.
+    """
 
-    def restart(self) -> None:
-        self._wait()
+    def __init__(
+        self, file: RemoteFile, out: IO[bytes], pool: ThreadPoolExecutor, progress: Callable[[int], None]
+    ) -> None:
+        self._file, self._out, self._pool, self._progress = file, out, pool, progress
+        self._free = [bytearray(PIECE) for _ in range(BUFFERS)]
+        self._summed: deque[tuple[Future[None], bytearray]] = deque()
+        self._begin()
+
+    def _begin(self) -> None:
+        self.size = 0
         self._sum = hashlib.sha256() if self._file.sha256 else hashlib.sha1(usedforsecurity=False)
         if not self._file.sha256:
             self._sum.update(b"blob %d\0" % self._file.size)
 
-    def add(self, piece: bytes | memoryview) -> None:
-        self._wait()
-        self._last = self._pool.submit(self._sum.update, piece)
+    @property
+    def missing(self) -> int:
+        return self._file.size - self.size
 
-    def value(self) -> str:
+    def take_over(self, part: Path) -> None:
+        """What an earlier try has left, unless it is more than there can be."""
+        if part.stat().st_size > self._file.size:
+            self._out.truncate(0)
+        with part.open("rb", buffering=0) as before:
+            while count := before.readinto(buffer := self.take_buffer()):
+                self._note(buffer, count)
+
+    def restart(self) -> None:
+        self._wait()
+        self._out.truncate(0)
+        self._progress(-self.size)
+        self._begin()
+
+    def take_buffer(self) -> bytearray:
+        if self._free:
+            return self._free.pop()
+        done, buffer = self._summed.popleft()
+        done.result()
+        return buffer
+
+    def add(self, buffer: bytearray, count: int) -> None:
+        """The next bytes of the file; the buffer is not the caller's any more."""
+        view = memoryview(buffer)[:count]
+        while view:
+            view = view[self._out.write(view) :]
+        self._note(buffer, count)
+
+    def _note(self, buffer: bytearray, count: int) -> None:
+        self._summed.append((self._pool.submit(self._sum.update, memoryview(buffer)[:count]), buffer))
+        self.size += count
+        self._progress(count)
+
+    def digest(self) -> str:
         self._wait()
         return self._sum.hexdigest()
 
     def _wait(self) -> None:
-        if self._last is not None:
-            self._last.result()
+        while self._summed:
+            done, buffer = self._summed.popleft()
+            done.result()
+            self._free.append(buffer)
 
 
 # Requests.
@@ -249,11 +269,16 @@ def _open(url: str, headers: dict[str, str] | None = None) -> HTTPResponse:
     )
     if token := _token():
         request.add_unredirected_header("Authorization", f"Bearer {token}")
-    opener = urllib.request.build_opener(
+    reply: HTTPResponse = _opener().open(request, timeout=TIMEOUT_S)
+    return reply
+
+
+@cache
+def _opener() -> urllib.request.OpenerDirector:
+    """Made once: to read the certificates of a system takes longer than a small file."""
+    return urllib.request.build_opener(
         _SameHost, urllib.request.HTTPSHandler(context=ssl.create_default_context())
     )
-    reply: HTTPResponse = opener.open(request, timeout=TIMEOUT_S)
-    return reply
 
 
 @contextmanager
