@@ -18,12 +18,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from msgspec import Struct
+from tests.support.hub import COMMIT, SmallHub, running
 
 from bench import machine
 from bench.errors import BenchError, told
 from bench.tables import Table, keep, ratio
 from dragoman.hub import pull, read_name
-from tests.support.hub import COMMIT, SmallHub, running
 
 FILE, NAME = "big-Q8_0.gguf", "hf:org/repo:Q8_0"
 
@@ -78,7 +78,10 @@ def measure(options: Options) -> Times:
         ways: list[tuple[list[float], Callable[[], object]]] = [
             (times.curl, lambda: subprocess.run(["curl", "-sSf", "-o", file, address], check=True)),
             (times.pull, fetch),
-            (times.command, lambda: subprocess.run([*COMMAND, "pull", NAME], check=True, **QUIET)),
+            (
+                times.command,
+                lambda: subprocess.run([*COMMAND, "pull", NAME], check=True, capture_output=True),
+            ),
         ]
         for _ in range(options.rounds):
             for seconds, way in ways:
@@ -91,7 +94,6 @@ def measure(options: Options) -> Times:
 
 
 COMMAND = (sys.executable, "-m", "dragoman")
-QUIET = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 
 
 def fetch() -> None:
@@ -103,14 +105,16 @@ def fetch() -> None:
 def main(options: Options) -> None:
     times = measure(options)
     theirs = times.size / statistics.median(times.curl)
-    rows = [
-        (what, f"{times.size / statistics.median(seconds) / 1e6:,.0f} MB/s",
-         ratio(times.size / statistics.median(seconds), theirs), f"{min(seconds):.2f} to {max(seconds):.2f} s")
-        for what, seconds in (
-            ("curl", times.curl), ("dragoman, checked against the sum", times.pull),
-            ("all of `dragoman pull`", times.command),
-        )
-    ]  # fmt: skip
+    ways = {
+        "curl": times.curl,
+        "dragoman, checked against the sum": times.pull,
+        "all of `dragoman pull`": times.command,
+    }
+    rows = []
+    for what, seconds in ways.items():
+        rate = times.size / statistics.median(seconds)
+        spread = f"{min(seconds):.2f} to {max(seconds):.2f} s"
+        rows.append((what, f"{rate / 1e6:,.0f} MB/s", ratio(rate, theirs), spread))
     head = ("", "rate", "of curl's", "rounds")
     title = f"A download of {times.size / 1e6:,.0f} MB from a hub on this machine"
     keep("download", times, [Table(title, head, rows)])

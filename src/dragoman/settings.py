@@ -230,6 +230,12 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Literal["auto", "int8", "bf16"],
         Meta(description="how the engine local keeps keys and values; int8 takes half the memory"),
     ] = "auto"
+    gpu_layers: Annotated[
+        Annotated[int, Meta(ge=-1)] | None,
+        Meta(
+            description="layers that llama.cpp puts onto a GPU; 0: none; default: all, if its build has one"
+        ),
+    ] = None
     guesses: Annotated[
         Annotated[int, Meta(ge=0, le=32)] | None,
         Meta(

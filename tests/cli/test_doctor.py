@@ -7,6 +7,8 @@ import pytest
 from dragoman.cli import checks, doctor, main
 from dragoman.cli.checks import Finding, Patient
 from dragoman.engines.local import machine
+from dragoman.engines.local.binding import PINNED, GpuDevice, Library
+from dragoman.engines.local.machine import Gpu
 from dragoman.errors import BindingError
 from dragoman.settings import Settings
 from tests.cli.conftest import Fake
@@ -120,3 +122,40 @@ def test_what_a_cpu_is(tmp_path: Path) -> None:
     assert machine.cpu_name(tmp_path / "gone") == ""
     assert machine.cpu_flags(tmp_path / "cpuinfo") == {"fpu", "avx2"}
     assert machine.cpu_flags(tmp_path / "gone") == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("found", "wheel"),
+    [
+        (Gpu("cuda", "NVIDIA H200", (13, 2)), "/cu132"),
+        (Gpu("cuda", "NVIDIA H200", (13, 0)), "/cu128"),
+        (Gpu("cuda", "an old one", (11, 8)), "/vulkan"),
+        (Gpu("rocm", "Radeon", (7, 2, 4)), "/rocm-7.2.4"),
+        (Gpu("rocm", "Radeon", (6, 4, 1)), "/rocm-6.4.1"),
+        (Gpu("vulkan", "Arc"), "/vulkan"),
+        (Gpu("metal", "arm"), f"xllamacpp=={PINNED}"),
+    ],
+)
+def test_a_gpu_that_is_not_used_is_told_with_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, found: Gpu, wheel: str
+) -> None:
+    monkeypatch.setattr(machine, "find_gpus", lambda: [found])
+    [finding] = checks.gpu(Patient(Settings()))
+    assert finding.verdict == "warning" and found.name in finding.text
+    assert finding.advice.endswith(wheel)
+
+
+def test_a_gpu_that_llama_cpp_has_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = GpuDevice("CUDA0", "NVIDIA H200", 150 << 30)
+    monkeypatch.setattr(Library, "gpus", lambda self: [device])
+    [finding] = checks.gpu(Patient(Settings()))
+    assert (finding.verdict, finding.text) == (
+        "ok",
+        "llama.cpp computes on NVIDIA H200 (CUDA0, 161.1 GB) unless --gpu-layers 0",
+    )
+
+
+def test_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "find_gpus", list)
+    [finding] = checks.gpu(Patient(Settings()))
+    assert finding.verdict == "ok" and not finding.advice

@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.cli import main
-from dragoman.cli.own_engines import local, model_file
+from dragoman.cli import main, own_engines
+from dragoman.cli.own_engines import local, model_file, settle
+from dragoman.engines.local.model import Model
+from dragoman.errors import ModelFileError
 from dragoman.settings import Settings
 from tests.support.hub import SmallHub, running
-from tests.support.tiny_gguf import write_tiny
+from tests.support.tiny_gguf import write_split, write_tiny
 
 NAME = "hf:org/repo"
 
@@ -46,6 +48,76 @@ def test_it_answers(hub: SmallHub) -> None:
         assert engine.card.name == "tiny-Q8_0"
     finally:
         engine.close()
+
+
+@pytest.mark.parametrize("command", [["models", NAME], ["doctor", NAME]])
+def test_to_look_is_not_to_fetch(
+    hub: SmallHub, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(command)
+    assert not hub.asked
+    assert "not on this machine" in "".join(capsys.readouterr())
+
+
+SAFE = {"model.safetensors": b"12345678", "config.json": b"{}", "tokenizer.json": b"{}", "run.py": b"boom"}
+
+
+@pytest.mark.parametrize(
+    ("packages", "engine"),
+    [({"vllm", "torch", "transformers"}, "vllm"), ({"torch", "transformers"}, "transformers")],
+)
+def test_safetensors_go_to_who_runs_them(
+    hub: SmallHub, monkeypatch: pytest.MonkeyPatch, packages: set[str], engine: str
+) -> None:
+    hub.files = SAFE
+    monkeypatch.setattr(own_engines, "find_spec", lambda name: name in packages or None)
+    settled = settle(Settings(model="org/repo"))
+    assert (settled.engine, settled.model_name) == (engine, "org/repo")
+    names = sorted(path.name for path in Path(settled.model or "").iterdir())
+    assert names == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert settle(Settings(model=settled.model)).engine == engine
+
+
+def test_safetensors_that_nobody_runs_are_not_fetched(hub: SmallHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.files = SAFE
+    monkeypatch.setattr(own_engines, "find_spec", lambda name: None)
+    with pytest.raises(ModelFileError, match=r"dragoman\[transformers\]"):
+        settle(Settings(model="org/repo"))
+    assert not hub.given
+
+
+def test_other_engines_get_safetensors_where_there_is_gguf_too(hub: SmallHub) -> None:
+    hub.files = hub.files | SAFE
+    settled = settle(Settings(model="org/repo", engine="transformers"))
+    assert Path(settled.model or "").is_dir()
+
+
+def test_a_split_file_counts_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parts = write_split(tmp_path / "m.gguf")
+    assert len(parts) > 1
+    assert main(["models", str(parts[0]), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["bytes"] == sum(part.stat().st_size for part in parts) and facts["name"] == "m"
+    assert main(["models", str(tmp_path), "--json"]) == 0
+    [listed] = json.loads(capsys.readouterr().out)
+    assert listed == {"name": "m", "path": str(parts[0]), "bytes": facts["bytes"]}
+
+
+def test_the_headers_of_all_parts_are_checked(tmp_path: Path) -> None:
+    parts = write_split(tmp_path / "m.gguf")
+    with pytest.raises(ModelFileError, match="name the first, m-00001-of"):
+        Model(parts[1])
+    parts[-1].write_bytes(b"GGUF" + bytes([3, 0, 0, 0]) + b"\xff" * 64)
+    with pytest.raises(ModelFileError, match="too short for its number of metadata"):
+        Model(parts[0])
+    parts[-1].unlink()
+    with pytest.raises(ModelFileError, match="There is no file"):
+        Model(parts[0])
+
+
+def test_no_such_file_says_what_names_are() -> None:
+    with pytest.raises(ModelFileError, match="hf:ORG/REPO"):
+        model_file(Settings(model="llama3.2"))
 
 
 def test_what_is_no_name_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,6 +24,7 @@ MB = 1 << 20
         ("hf:org/repo/b.gguf", ModelName("org/repo", "b.gguf")),
         ("ollama:llama3.2:1b", ModelName("llama3.2", "1b", kind="ollama")),
         ("ollama:me/mine", ModelName("me/mine", "latest", kind="ollama")),
+        ("ollama:hf.co/org/repo:Q4_K_M", ModelName("hf.co/org/repo", "Q4_K_M", kind="ollama")),
         ("model.gguf", None),
         ("some/model.gguf", None),
         ("./org/repo", None),
@@ -115,3 +116,30 @@ def test_projectors_are_no_models_and_programs_are_not_taken() -> None:
     ]
     [variant] = list_variants([RemoteFile(name, MB, "0" * 64) for name in names])
     assert (variant.label, [file.name for file in variant.files]) == ("safetensors", [*names[1:4]])
+
+
+def test_parts_of_safetensors_belong_together() -> None:
+    parts = [RemoteFile(f"model-0000{n}-of-00002.safetensors", MB, "0" * 64) for n in (1, 2)]
+    [variant] = list_variants(parts)
+    assert (variant.label, variant.size) == ("safetensors", 2 * MB)
+    assert list_variants(parts[:1]) == []
+
+
+@pytest.mark.parametrize(
+    ("names", "label"),
+    [
+        (["a-F16.gguf", "model.safetensors"], "F16"),
+        (["openvino_model.xml", "openvino_model.bin", "model.safetensors"], "openvino"),
+        (["openvino_model.xml", "model.safetensors"], "safetensors"),
+    ],
+)
+def test_what_the_embedded_engine_runs_is_taken_before_safetensors(names: list[str], label: str) -> None:
+    there = [RemoteFile(name, MB, "0" * 64) for name in names]
+    assert choose_variant(list_variants(there), ModelName("o/r"), 9 * MB).label == label
+
+
+def test_weights_that_would_be_unpickled_are_none() -> None:
+    there = [RemoteFile("pytorch_model.bin", MB, "0" * 64), RemoteFile("config.json", 1, "0" * 40)]
+    assert list_variants(there) == []
+    with pytest.raises(ModelFileError, match="unpickled"):
+        choose_variant([], ModelName("o/r"), MB, there)

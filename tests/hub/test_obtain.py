@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from dragoman.errors import ModelFileError
-from dragoman.hub import locate, pull
-from dragoman.hub.cache import cache_root, find_cached, list_cached, remove
+from dragoman.hub import find_name, locate, pull, read_name
+from dragoman.hub.cache import cache_root, find_cached, list_cached, list_folder, remove
 from dragoman.hub.names import ModelName
 from tests.support.hub import COMMIT, SmallHub, git_id, running
 
@@ -187,16 +187,63 @@ def test_removing_frees_what_nothing_else_uses(start: Start) -> None:
     assert not (cache_root() / "models--org--repo").exists()
 
 
-def test_what_ollama_has_is_found(tmp_path: Path) -> None:
-    root = tmp_path / "ollama"
-    (root / "blobs").mkdir(parents=True)
-    (root / "blobs" / "sha256-abc").write_bytes(WEIGHTS)
-    manifest = root / "manifests" / "registry.ollama.ai" / "library" / "llama3.2"
-    manifest.mkdir(parents=True)
+def test_one_that_fails_stops_the_others(start: Start) -> None:
+    """Else Ctrl-C would wait for all of them."""
+    big = os.urandom(8 << 20)
+    files = {"model-00001-of-00002.safetensors": WEIGHTS, "model-00002-of-00002.safetensors": big}
+    hub = start(files, lies=frozenset({"model-00001-of-00002.safetensors"}), slow_s=0.01)
+    with pytest.raises(ModelFileError, match="wrong sum"):
+        locate(ModelName("org/repo"))
+    assert hub.given < len(big)
+
+
+def put_into_ollama(root: Path, *place: str) -> Path:
+    blob = root / "blobs" / "sha256-abc"
+    blob.parent.mkdir(parents=True, exist_ok=True)
+    blob.write_bytes(WEIGHTS)
+    manifest = root.joinpath("manifests", *place)
+    manifest.parent.mkdir(parents=True)
     layer = {"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:abc", "size": len(WEIGHTS)}
-    (manifest / "1b").write_text(json.dumps({"layers": [layer]}))
-    name = ModelName("llama3.2", "1b", kind="ollama")
-    assert locate(name).path == root / "blobs" / "sha256-abc"
-    assert [model.name for model in list_cached()] == [name]
+    manifest.write_text(json.dumps({"layers": [layer]}))
+    return blob
+
+
+@pytest.mark.parametrize(
+    ("place", "text"),
+    [
+        (("registry.ollama.ai", "library", "llama3.2", "1b"), "ollama:llama3.2:1b"),
+        (("registry.ollama.ai", "me", "mine", "latest"), "ollama:me/mine:latest"),
+        (("hf.co", "org", "repo", "Q4_K_M"), "ollama:hf.co/org/repo:Q4_K_M"),
+    ],
+)
+def test_what_ollama_has_is_found(tmp_path: Path, place: tuple[str, ...], text: str) -> None:
+    blob = put_into_ollama(tmp_path / "ollama", *place)
+    name = read_name(text)
+    assert name is not None and locate(name).path == blob
+    assert [str(model.name) for model in list_cached()] == [text]
+    assert name.public == text.removeprefix("ollama:")
+
+
+def test_what_ollama_has_may_be_named_as_ollama_does(tmp_path: Path) -> None:
+    put_into_ollama(tmp_path / "ollama", "registry.ollama.ai", "library", "llama3.2", "1b")
+    name = find_name("llama3.2:1b")
+    assert name == ModelName("llama3.2", "1b", kind="ollama")
+    assert find_name("llama3.2:3b") is None
     with pytest.raises(ModelFileError, match="ollama pull"):
         locate(ModelName("llama3.2", "3b", kind="ollama"))
+
+
+def test_a_folder_of_models(tmp_path: Path) -> None:
+    names = ["a-Q4_0.gguf", "b-00001-of-00002.gguf", "b-00002-of-00002.gguf", "mmproj-F16.gguf", "README.md"]
+    for name in (*names, "qwen/model.safetensors", "qwen/config.json", "ov/openvino_model.xml"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"12345")
+    (tmp_path / "ov" / "openvino_model.bin").write_bytes(b"12345")
+    assert sorted(
+        (name, str(path.relative_to(tmp_path)), size) for name, path, size in list_folder(tmp_path)
+    ) == [
+        ("a-Q4_0", "a-Q4_0.gguf", 5),
+        ("b", "b-00001-of-00002.gguf", 10),
+        ("ov", "ov", 10),
+        ("qwen", "qwen", 10),
+    ]

@@ -2,8 +2,9 @@
 
 import hashlib
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -29,6 +30,8 @@ class SmallHub(Struct):
     """The address of another server that contents are to be fetched from."""
     failing: int = 0
     """So many requests are answered with 503 first."""
+    slow_s: float = 0.0
+    """Seconds between pieces of 64 KiB."""
     asked: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     """Paths and headers, as they came."""
     url: str = ""
@@ -66,7 +69,8 @@ def running(hub: SmallHub) -> Iterator[SmallHub]:
 
         def do_GET(self) -> None:
             hub.asked.append((self.path, dict(self.headers)))
-            _answer(hub, self)
+            with suppress(ConnectionError):
+                _answer(hub, self)
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
@@ -108,8 +112,11 @@ def _give(hub: SmallHub, asked: BaseHTTPRequestHandler, name: str) -> None:
     asked.send_header("Content-Length", str(len(body) - begin))
     asked.end_headers()
     end = len(body) if hub.cut is None else min(len(body), begin + hub.cut)
-    asked.wfile.write(memoryview(body)[begin:end])
-    hub.given += end - begin
+    step = 1 << 16 if hub.slow_s else max(1, end - begin)
+    for at in range(begin, end, step):
+        asked.wfile.write(memoryview(body)[at : min(end, at + step)])
+        hub.given += min(end, at + step) - at
+        time.sleep(hub.slow_s)
     asked.close_connection = end < len(body)
 
 

@@ -8,8 +8,8 @@ import numpy as np
 WIDTH, HEADS, INNER = 32, 2, 32
 
 
-def write_tiny(path: Path, template: str = "{{ messages[-1].content }}") -> Path:
-    writer = gguf.GGUFWriter(str(path), "llama")
+def write_tiny(path: Path, template: str = "{{ messages[-1].content }}", *, tensors_a_file: int = 0) -> Path:
+    writer = gguf.GGUFWriter(str(path), "llama", split_max_tensors=tensors_a_file)
     writer.add_block_count(1)
     writer.add_context_length(128)
     writer.add_embedding_length(WIDTH)
@@ -40,6 +40,12 @@ def write_tiny(path: Path, template: str = "{{ messages[-1].content }}") -> Path
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def write_split(path: Path) -> list[Path]:
+    """`m.gguf` becomes `m-00001-of-00003.gguf` and so on."""
+    write_tiny(path, tensors_a_file=4)
+    return sorted(path.parent.glob(f"{path.stem}-*-of-*.gguf"))
 
 
 def numbers(path: Path) -> list[list[tuple[int, int]]]:

@@ -21,6 +21,7 @@ from dragoman.settings import Settings
 
 if TYPE_CHECKING:
     from dragoman.engines.local import LocalEngine
+    from dragoman.engines.local.machine import Gpu
     from dragoman.engines.protocol import Engine
 
 Verdict: TypeAlias = Literal["ok", "warning", "failed"]
@@ -131,6 +132,45 @@ def processor(_: Patient) -> Iterator[Finding]:
     yield Finding("processor", "warning" if slow else "ok", text, advice)
 
 
+def gpu(patient: Patient) -> Iterator[Finding]:
+    """What there is, what the installed llama.cpp can use of it, and what to install where it cannot."""
+    from dragoman.engines.local import binding, machine
+
+    if patient.settings.engine != "local":
+        return
+    used, there = binding.load().gpus(), machine.find_gpus()
+    for device in used:
+        text = f"llama.cpp computes on {device.description} ({device.name}, {size(device.bytes)})"
+        told = " unless --gpu-layers 0" if patient.settings.gpu_layers != 0 else ", but --gpu-layers is 0"
+        yield Finding("gpu", "ok", text + told)
+    if there and not used:
+        names = ", ".join(dict.fromkeys(found.name for found in there))
+        yield Finding("gpu", "warning", f"{names}: the installed llama.cpp cannot use it", _to_use(there[0]))
+    if not there and not used:
+        yield Finding("gpu", "ok", "none was found; the processor computes")
+
+
+WHEELS = "https://xorbitsai.github.io/xllamacpp/whl"
+"""Where xllamacpp's makers have their builds for GPUs."""
+
+
+def _to_use(found: "Gpu") -> str:
+    """The wheel of the pinned build that goes with a GPU and its driver."""
+    from dragoman.engines.local.binding import PINNED
+
+    if found.kind == "metal":
+        return f"The usual wheel has Metal: pip install --force-reinstall --no-deps xllamacpp=={PINNED}"
+    wheels = {"cuda": CUDA_WHEELS, "rocm": ROCM_WHEELS}.get(found.kind, {})
+    fitting = [wheel for least, wheel in wheels.items() if least <= found.version]
+    index = f"{WHEELS}/{fitting[0] if fitting else 'vulkan'}"
+    return f"pip install --force-reinstall --no-deps xllamacpp=={PINNED} --index-url {index}"
+
+
+CUDA_WHEELS = {(13, 2): "cu132", (12, 8): "cu128"}
+ROCM_WHEELS = {(7,): "rocm-7.2.4", (6, 4): "rocm-6.4.1"}
+"""By the least version of the driver, newest first; older drivers have Vulkan."""
+
+
 def memory(_: Patient) -> Iterator[Finding]:
     from dragoman.engines.local import machine
 
@@ -190,13 +230,15 @@ def digest(file: Path) -> str:
 
 def model(patient: Patient) -> Iterator[Finding]:
     """Loads what `serve` would load. Never fetches: a check that takes minutes is no check."""
-    from dragoman.cli.own_engines import local
-    from dragoman.engines.weights import MEMBER, cache_folder
+    from dragoman.cli.own_engines import is_safetensors, local
 
-    if patient.settings.engine != "local":
+    settings = patient.settings
+    file = _find_model(settings)
+    if file is None:
+        text, advice = f"{settings.model} is not on this machine yet", f"`dragoman pull {settings.model}`"
+        yield Finding("model", "warning", text, f"{advice} fetches it.")
         return
-    file = Path(patient.settings.model or cache_folder() / Path(MEMBER).name)
-    if patient.settings.model is None and not file.exists():
+    if settings.engine != "local" or (settings.model is None and not file.exists()) or is_safetensors(file):
         return
     begun = time.perf_counter()
     # By its name, because asking for the default would fetch it anew where it is damaged.
@@ -214,6 +256,21 @@ def model(patient: Patient) -> Iterator[Finding]:
     fine = count > 0
     advice = "" if fine else "Try another file; this one may be damaged."
     yield Finding("speech", "ok" if fine else "failed", f"{count} tokens at {rate:.0f} tokens/s", advice)
+
+
+def _find_model(settings: Settings) -> Path | None:
+    """Where the model is, or would be; None for one of a hub that is not here."""
+    from dragoman.engines.weights import MEMBER, cache_folder
+    from dragoman.hub import find_name
+    from dragoman.hub.cache import find_cached
+
+    if settings.model is None:
+        return cache_folder() / Path(MEMBER).name
+    name = find_name(settings.model) if settings.engine in ("local", "transformers", "vllm") else None
+    if name is None:
+        return Path(settings.model).expanduser()
+    cached = find_cached(name)
+    return cached and cached.path
 
 
 async def speak(engine: "LocalEngine") -> tuple[int, float]:
@@ -236,8 +293,10 @@ def engine(patient: Patient) -> Iterator[Finding]:
     """Whatever else runs the model is made as `serve` would make it, and tried."""
     from dragoman.cli.engine import engine_of
     from dragoman.cli.engine_checks import examine
+    from dragoman.cli.own_engines import is_safetensors
 
-    if patient.settings.engine == "local":
+    file = _find_model(patient.settings)
+    if file is None or (patient.settings.engine == "local" and not is_safetensors(file)):
         return
     made = engine_of(patient.settings)
     yield Finding("engine", "ok", f"{patient.settings.engine} is there")
@@ -292,6 +351,6 @@ def port(patient: Patient) -> Iterator[Finding]:
 
 
 CHECKS: tuple[Check, ...] = (
-    python, packages, binding, processor, runner, memory, cache, data, weights, requests, model, engine,
+    python, packages, binding, processor, gpu, runner, memory, cache, data, weights, requests, model, engine,
     template, port,
 )  # fmt: skip

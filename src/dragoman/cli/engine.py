@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from dragoman.cli.own_engines import model_file, settle
 from dragoman.engines.sound import as_engine, check_engine, takes_requests
 from dragoman.errors import DragomanError, SettingsError
 from dragoman.logs import describe
@@ -35,6 +36,7 @@ OWN = ("local", "transformers", "vllm", "remote", "rollout")
 
 def engine_of(settings: Settings) -> "Engine":
     """Load what the settings name. Raises SettingsError, ModelFileError or BindingError where it cannot."""
+    settings = settle(settings)
     thing = _find(settings.engine)
     if not _is_engine(thing):
         thing = _make(thing, settings)
@@ -129,6 +131,8 @@ CHILD = (sys.executable, "-P", "-m", "dragoman.cli.isolated")
 
 def make_served_engine(settings: Settings) -> "Engine":
     """What the settings name, watched and opened again where that is possible."""
+    # Weights are fetched where a person sees it, and once.
+    settings = settle(settings)
     if settings.isolate_engine and settings.engine in ("remote", "vllm"):
         raise SettingsError(f"The engine `{settings.engine}` computes in other processes; do not isolate it.")
     if not settings.isolate_engine and (settings.engine == "remote" or not is_made(settings)):
@@ -149,9 +153,6 @@ class Opener:
 
     def __init__(self, settings: Settings) -> None:
         if settings.isolate_engine and settings.engine == "local":
-            from dragoman.cli.own_engines import model_file
-
-            # Weights are fetched where a person sees it, and once.
             settings = replace(settings, model=str(model_file(settings)))
         self._settings = settings
 

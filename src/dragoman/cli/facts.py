@@ -26,7 +26,7 @@ def facts_of(path: Path) -> dict[str, Any]:
     details = model.details
     return {
         "file": str(path),
-        "bytes": path.stat().st_size,
+        "bytes": sum(part.stat().st_size for part in model.parts),
         "name": model.name,
         "architecture": details["architecture"],
         "parameters": int(details["parameters"]),
@@ -53,9 +53,6 @@ def first_line(text: str) -> str:
 
 def describe_facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """The same for people: a name and a text each."""
-    # DROP
-    from dragoman.cli.terminal import size
-
     templates = facts["templates"]
     rows = [
         ("file", facts["file"]),

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from dragoman.cli.parser import add_connection
+from dragoman.cli.problems import CommandError
 from dragoman.cli.terminal import size, table
 from dragoman.logs import Paint
 
@@ -16,22 +17,55 @@ EXAMPLE = """\
 examples:
   dragoman models                              what is served and cached on this machine
   dragoman models --url http://127.0.0.1:8000  what a server offers
-  dragoman models model.gguf                   what a file holds
+  dragoman models model.gguf                   what a file holds, or hf:org/repo:Q4_K_M that was fetched
+  dragoman models folder                       which models are in a folder
 """
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", nargs="?", type=Path, help="a GGUF file to look into")
+    parser.add_argument(
+        "file", metavar="FILE", nargs="?", help="a GGUF file to look into, its name, or a folder of models"
+    )
     add_connection(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     if args.file is not None:
-        return _file(args.file.expanduser(), args.json)
+        path = _find(args.file)
+        return _folder(path, args.json) if path.is_dir() else _file(path, args.json)
     if args.url is not None:
         return _server(args)
     return _here(args)
+
+
+def _find(text: str) -> Path:
+    """Nothing is fetched: to look into a model is not to ask for it."""
+    from dragoman.hub import find_name
+    from dragoman.hub.cache import find_cached
+
+    name = find_name(text)
+    if name is None:
+        return Path(text).expanduser()
+    found = find_cached(name)
+    if found is None:
+        hint = f"`dragoman show {name}` tells what the hub has, `dragoman pull {name}` fetches it."
+        raise CommandError(f"{name} is not on this machine.", hint)
+    return found.path
+
+
+def _folder(path: Path, as_json: bool) -> int:
+    from dragoman.hub.cache import list_folder
+
+    found = list_folder(path)
+    if as_json:
+        print_json([{"name": name, "path": str(place), "bytes": count} for name, place, count in found])
+    elif found:
+        rows = [(name, size(count), str(place.relative_to(path))) for name, place, count in found]
+        print(table(("model", "size", "where"), rows, Paint(sys.stdout)))
+    else:
+        print(f"No models are in {path}: neither GGUF files nor folders of safetensors or for OpenVINO.")
+    return 0
 
 
 def _file(path: Path, as_json: bool) -> int:

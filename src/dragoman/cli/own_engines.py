@@ -2,17 +2,19 @@
 
 import os
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from dragoman.errors import SettingsError
+from dragoman.errors import ModelFileError, SettingsError
 from dragoman.settings import Settings, adapters_of
 
 if TYPE_CHECKING:
     from dragoman.engines.local import LocalEngine
     from dragoman.engines.protocol import Engine
+    from dragoman.hub.names import ModelName, Variant
 
 Options = TypeVar("Options")
 
@@ -34,6 +36,7 @@ def local(settings: Settings) -> "LocalEngine":
         kv_memory=settings.kv_memory and settings.kv_memory << 20,
         kv_cache=settings.kv_cache,
         deterministic=settings.deterministic,
+        gpu_layers=settings.gpu_layers,
         guesses=LocalOptions().guesses if settings.guesses is None else settings.guesses,
     )
     return LocalEngine.open(model_file(settings), options)
@@ -128,7 +131,7 @@ def rollout(settings: Settings) -> "Engine":
 
 
 def _leave_to_local(settings: Settings) -> None:
-    for name in ("runner", "readers", "kv_memory", "kv_cache", "guesses"):
+    for name in ("runner", "readers", "kv_memory", "kv_cache", "gpu_layers", "guesses"):
         if getattr(settings, name) not in ("auto", None):
             raise SettingsError(f"`{name}` is for the engine `local`; leave it out.")
 
@@ -145,19 +148,74 @@ def model_file(settings: Settings) -> Path:
         from dragoman.engines.weights import default_model
 
         return default_model()
-    return _fetched(settings.model) or Path(settings.model).expanduser()
+    path = Path(settle(settings).model or "").expanduser()
+    if not path.exists():
+        raise ModelFileError(
+            f"There is no file {path}. A model of a hub is named hf:ORG/REPO, one of Ollama's ollama:NAME."
+        )
+    return path
 
 
-def _fetched(model: str) -> Path | None:
-    """Where a model is that was given by its name, fetched if it is not here; None for a file or folder."""
+# A model by its name.
+
+
+def settle(settings: Settings) -> Settings:
+    """With the path of a model that is given by its name, fetched if it is not here, and what runs its files.
+
+    `hf:org/repo` with safetensors alone is for transformers or vLLM, whichever is there.
+    """
+    if settings.model is None or settings.engine not in ("local", "transformers", "vllm"):
+        return settings
+    from dragoman.hub import find_name
+
+    name = find_name(settings.model)
+    if name is not None:
+        settings = _fetch(settings, name)
+    path = Path(settings.model or "").expanduser()
+    if settings.engine == "local" and is_safetensors(path):
+        _check_safetensors(path.name)
+        return msgspec.structs.replace(settings, engine=_runs_safetensors()[0])
+    return settings
+
+
+def _fetch(settings: Settings, name: "ModelName") -> Settings:
+    from dragoman.engines.local import machine
     from dragoman.engines.weights import show_progress
-    from dragoman.hub import locate, read_name
+    from dragoman.hub import ROOM, locate
 
-    name = read_name(model)
-    if name is None:
-        return None
-    doing = f"fetching {name.repo}"
-    return locate(name, partial(show_progress, doing=doing, did=f"fetched {name.repo}")).path
+    if settings.engine != "local" and name.kind == "hub" and not name.choice:
+        name = msgspec.structs.replace(name, choice="safetensors")
+    progress = partial(show_progress, doing=f"fetching {name.repo}", did=f"fetched {name.repo}")
+
+    def check(variant: "Variant") -> None:
+        if settings.engine == "local" and variant.label == "safetensors":
+            _check_safetensors(name.repo)
+
+    room = int(ROOM * machine.free_memory())
+    found = locate(name, progress, room=room, check=check)
+    public = settings.model_name or found.name.public
+    return msgspec.structs.replace(settings, model=str(found.path), model_name=public)
+
+
+def is_safetensors(path: Path) -> bool:
+    """Whether it is a folder of weights that the embedded engine does not run."""
+    if not path.is_dir() or (path / "openvino_model.xml").exists():
+        return False
+    return any(path.glob("*.safetensors"))
+
+
+def _runs_safetensors() -> list[str]:
+    needed = {"vllm": ("vllm",), "transformers": ("transformers", "torch")}
+    return [engine for engine, packages in needed.items() if all(map(find_spec, packages))]
+
+
+def _check_safetensors(model: str) -> None:
+    if not _runs_safetensors():
+        raise ModelFileError(
+            f"{model} has safetensors alone, which the embedded engine does not run: pip install "
+            "'dragoman[transformers]', or vllm, which do. GGUF files, which it does run, are mostly in a "
+            "repository whose name ends with -GGUF."
+        )
 
 
 def _options(kind: type[Options], settings: Settings, own: dict[str, Any]) -> Options:
@@ -173,5 +231,4 @@ def _named_model(settings: Settings) -> str:
         raise SettingsError(
             f"The engine `{settings.engine}` needs `model`: a folder, or a name on Hugging Face's hub."
         )
-    marked = settings.model.startswith(("hf:", "hf.co/", "ollama:", "https://"))
-    return str((marked and _fetched(settings.model)) or settings.model)
+    return settle(settings).model or ""

@@ -27,7 +27,7 @@ GROUPS: dict[str, frozenset[str]] = {
     "patience": frozenset({"header_timeout", "body_timeout", "write_timeout", "idle_timeout"}),
     "engine": frozenset(
         {"engine", "engine_args", "context", "slots", "threads", "runner", "guesses"}
-        | {"kv_memory", "kv_cache", "readers", "deterministic", "unconstrained"}
+        | {"kv_memory", "kv_cache", "gpu_layers", "readers", "deterministic", "unconstrained"}
     ),
     "requests": frozenset({"sampling", "override", "presets", "restore_reasoning"}),
     "upstreams": frozenset({"upstream", "upstream_key", "tokenizer"}),
@@ -66,7 +66,10 @@ METAVARS = {
     "threads": "N",
     "guesses": "N",
     "readers": "N",
+    "gpu_layers": "N",
 }
+ALIASES = {"gpu_layers": ("-ngl", "--n-gpu-layers")}
+"""What llama-server calls a flag."""
 # Variables that are read elsewhere than in the settings.
 OTHER_VARIABLES = frozenset({ENV_PREFIX + "CONFIG", ENV_PREFIX + "CACHE"})
 
@@ -128,6 +131,7 @@ def _add_group(parser: argparse.ArgumentParser, title: str, options: Sequence[Op
         else:
             group.add_argument(
                 option.flag,
+                *ALIASES.get(option.name, ()),
                 dest=dest,
                 metavar=_metavar(option),
                 action="append" if option.is_list else "store",

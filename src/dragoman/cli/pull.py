@@ -4,7 +4,7 @@ import argparse
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dragoman.cli.problems import USAGE, CommandError
+from dragoman.cli.problems import USAGE, CommandError, stopped_by_signals
 
 if TYPE_CHECKING:
     from dragoman.hub import ModelName
@@ -27,19 +27,22 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from dragoman.cli.terminal import size
+    from dragoman.engines.local import machine
     from dragoman.engines.weights import show_progress
-    from dragoman.hub import pull
+    from dragoman.hub import ROOM, pull
 
     name = name_of(args.model)
-    model = pull(name, partial(show_progress, doing=f"fetching {name.repo}", did=f"fetched {name.repo}"))
+    progress = partial(show_progress, doing=f"fetching {name.repo}", did=f"fetched {name.repo}")
+    with stopped_by_signals():
+        model = pull(name, progress, room=int(ROOM * machine.free_memory()))
     print(f"{model.name}  {size(model.size)}\n{model.path}")
     return 0
 
 
 def name_of(text: str) -> "ModelName":
-    from dragoman.hub import read_name
+    from dragoman.hub import find_name
 
-    name = read_name(text)
+    name = find_name(text)
     if name is None:
         hint = "One is hf:ORG/REPO or hf:ORG/REPO:Q4_K_M."
         raise CommandError(f"{text} is no name of a model.", hint, exit_code=USAGE)

@@ -20,14 +20,14 @@ def run(args: argparse.Namespace) -> int:
     from dragoman.cli.models import print_json
     from dragoman.cli.pull import name_of
     from dragoman.cli.terminal import size, table
-    from dragoman.hub import ModelName
+    from dragoman.engines.local import machine
+    from dragoman.hub import ROOM, ModelName
     from dragoman.hub.cache import find_cached
     from dragoman.hub.names import list_variants
-    from dragoman.hub.obtain import free_memory
     from dragoman.hub.remote import list_files
     from dragoman.logs import Paint
 
-    name, room = name_of(args.model), free_memory()
+    name, room = name_of(args.model), int(ROOM * machine.free_memory())
     variants = list_variants(list_files(name).files)
     here = [
         find_cached(ModelName(name.repo, each.first.name, name.revision)) is not None for each in variants

@@ -1,6 +1,7 @@
 """Models by their names: what a person calls one, where its files are, and how they come here."""
 
+from dragoman.hub.cache import find_name
 from dragoman.hub.names import ModelName, read_name
-from dragoman.hub.obtain import locate, pull
+from dragoman.hub.obtain import ROOM, locate, pull
 
-__all__ = ["ModelName", "locate", "pull", "read_name"]
+__all__ = ["ROOM", "ModelName", "find_name", "locate", "pull", "read_name"]

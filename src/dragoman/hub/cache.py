@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from dragoman.errors import ModelFileError
-from dragoman.hub.names import ModelName, RemoteFile, Variant, choose_variant, list_variants
+from dragoman.hub.names import SPLIT, ModelName, RemoteFile, Variant, choose_variant, list_variants, read_name
 
 MOST_MANIFEST_BYTES = 1 << 20
 _WEIGHTS = "application/vnd.ollama.image.model"
@@ -50,6 +50,20 @@ def repo_folder(repo: str) -> Path:
     return cache_root() / f"models--{repo.replace('/', '--')}"
 
 
+def find_name(text: str) -> ModelName | None:
+    """A model's name, one that Ollama alone would know included: `llama3.2:1b`, if it has that.
+
+    None where it is no name, but a file or a folder.
+    """
+    if (name := read_name(text)) or "/" in text or Path(text).exists():
+        return name
+    try:
+        name = read_name(f"ollama:{text}")
+    except ModelFileError:
+        return None
+    return name if name and _find_in_ollama(name) else None
+
+
 def find_cached(name: ModelName) -> CachedModel | None:
     """The model, if all of it is here; of several quantisations the one that is named, or the largest."""
     if name.kind == "ollama":
@@ -72,6 +86,24 @@ def list_cached() -> list[CachedModel]:
         if snapshot is not None:
             found += [_describe(repo, snapshot, each) for each in list_variants(_list_files(snapshot))]
     return found + [model for name in _list_ollama() if (model := _find_in_ollama(name))]
+
+
+def list_folder(folder: Path) -> list[tuple[str, Path, int]]:
+    """The models in a folder: GGUF files, split ones as one, and folders of weights. Names, places, bytes.
+
+    `models/a-Q4_0.gguf` is `a-Q4_0`, `models/qwen/` with safetensors in it is `qwen`.
+    """
+    found = []
+    for place in (folder, *sorted(path for path in folder.iterdir() if path.is_dir())):
+        files = [
+            RemoteFile(path.name, path.stat().st_size) for path in sorted(place.iterdir()) if path.is_file()
+        ]
+        for variant in list_variants(files):
+            first = place / variant.first.name
+            path = first if variant.is_gguf else place
+            name = SPLIT.sub("", first.name).removesuffix(".gguf") if variant.is_gguf else place.name
+            found.append((name, path, variant.size))
+    return found
 
 
 def remove(model: CachedModel) -> int:
@@ -131,19 +163,25 @@ def _ollama_root() -> Path:
     return Path(os.environ.get("OLLAMA_MODELS") or "~/.ollama/models").expanduser()
 
 
+_OLLAMA_HOST, _OLLAMA_OWNER = "registry.ollama.ai", "library"
+"""What a name has that does not say where it is from."""
+
+
 def _manifests() -> Path:
-    return _ollama_root() / "manifests" / "registry.ollama.ai"
+    return _ollama_root() / "manifests"
 
 
 def _list_ollama() -> Iterator[ModelName]:
-    for path in sorted(_manifests().glob("*/*/*")):
-        owner, model, tag = path.relative_to(_manifests()).parts
-        yield ModelName(model if owner == "library" else f"{owner}/{model}", tag, kind="ollama")
+    for path in sorted(_manifests().glob("*/*/*/*")):
+        host, owner, model, tag = path.relative_to(_manifests()).parts
+        parts = [*([] if host == _OLLAMA_HOST else [host]), owner, model]
+        short = parts[1:] if parts[0] == _OLLAMA_OWNER else parts
+        yield ModelName("/".join(short), tag, kind="ollama")
 
 
 def _find_in_ollama(name: ModelName) -> CachedModel | None:
-    owner, _, model = name.repo.rpartition("/")
-    manifest = _read_manifest(_manifests() / (owner or "library") / model / (name.choice or "latest"))
+    host, owner, model = [*(_OLLAMA_HOST, _OLLAMA_OWNER)[: 2 - name.repo.count("/")], *name.repo.split("/")]
+    manifest = _read_manifest(_manifests() / host / owner / model / (name.choice or "latest"))
     for layer in manifest.get("layers") or ():
         digest = str(layer.get("digest", "")).replace(":", "-")
         blob = _ollama_root() / "blobs" / digest

@@ -3,7 +3,7 @@
 hf:org/repo:Q4_K_M         a repository of a hub, in one quantisation
 org/repo                   the same without one: the best that fits into memory
 hf.co/org/repo             as copied from a browser, with or without https://
-ollama:llama3.2:1b         what Ollama has pulled
+ollama:llama3.2:1b         what Ollama has pulled; from elsewhere than its library as ollama:hf.co/org/repo
 org/repo/file.gguf         one file of a repository
 """
 
@@ -19,7 +19,7 @@ from dragoman.errors import ModelFileError
 HOSTS = ("huggingface.co/", "hf.co/", "www.huggingface.co/")
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_-])?"
 _REPO = re.compile(rf"({_PART}/{_PART})(?:@({_PART}))?(?::([^/:]+)|/((?:[^/]+/)*[^/]+\.gguf))?")
-_OLLAMA = re.compile(rf"({_PART}(?:/{_PART})?)(?::({_PART}))?")
+_OLLAMA = re.compile(rf"({_PART}(?:/{_PART}){{0,2}})(?::({_PART}))?")
 _IN_BROWSER = re.compile(r"/(?:blob|resolve|tree)/([^/]+)/?(.*)")
 
 
@@ -32,6 +32,13 @@ class ModelName(Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"{'hf' if self.kind == 'hub' else 'ollama'}:{self.repo}" + (self.choice and f":{self.choice}")
+
+    @property
+    def public(self) -> str | None:
+        """What clients call it, where its files are named after their contents: `llama3.2:1b`, `org/repo`."""
+        if self.kind == "ollama":
+            return f"{self.repo}:{self.choice}"
+        return None if self.choice.lower() not in FOLDERS else self.repo
 
 
 def read_name(text: str) -> ModelName | None:
@@ -70,6 +77,10 @@ def _read_ollama(text: str) -> ModelName:
 # Which files of a repository.
 
 
+FOLDERS = ("safetensors", "openvino")
+"""Variants that are a folder of files."""
+
+
 class RemoteFile(Struct, frozen=True):
     name: str
     """Its path in the repository, with / between folders."""
@@ -104,12 +115,14 @@ class Variant(Struct, frozen=True):
         return self.first.name.endswith(".gguf")
 
 
-_SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+SPLIT = re.compile(r"-(\d{5})-of-(\d{5})(?=\.(?:gguf|safetensors)$)")
+"""In the names of files that are parts of one."""
 _QUANTISATION = re.compile(
     r"(?:^|[-._/])((?:UD-)?(?:I?Q\d\w*|T?Q\d_\w+|MXFP4\w*|NVFP4\w*|BF16|F16|F32|FP16|FP32))$", re.IGNORECASE
 )
 _NOT_WEIGHTS = re.compile(r"(?:^|/)(?:mmproj|imatrix|ggml-vocab)[^/]*$", re.IGNORECASE)
 _FULL = frozenset({"BF16", "F16", "F32", "FP16", "FP32"})
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _BESIDE_WEIGHTS = (".json", ".jinja", ".model", ".txt", ".tiktoken")
 """What a folder of weights may have beside them. No program, and nothing that is unpickled."""
 
@@ -118,9 +131,9 @@ def list_variants(files: Iterable[RemoteFile]) -> list[Variant]:
     """Smallest first; what is incomplete is none."""
     files = list(files)
     found = [*_list_gguf(files)]
-    for label, is_weights in (("safetensors", _is_safetensors), ("openvino", _is_openvino)):
+    for label, is_weights in zip(FOLDERS, (_is_safetensors, _is_openvino), strict=True):
         weights = [file for file in files if is_weights(file.name)]
-        if weights:
+        if weights and _is_whole(weights, label):
             beside = [file for file in files if _is_beside(file.name, weights[0].name)]
             found.append(Variant(label, [*weights, *beside]))
     return sorted(found, key=lambda variant: variant.size)
@@ -130,23 +143,31 @@ def _list_gguf(files: Sequence[RemoteFile]) -> Iterable[Variant]:
     groups: dict[str, list[RemoteFile]] = {}
     for file in files:
         if file.name.endswith(".gguf") and not _NOT_WEIGHTS.search(file.name):
-            groups.setdefault(_SPLIT.sub(".gguf", file.name), []).append(file)
+            groups.setdefault(SPLIT.sub("", file.name), []).append(file)
     for name, parts in groups.items():
         parts.sort(key=lambda part: part.name)
-        split = _SPLIT.search(parts[0].name)
-        if split is None or len(parts) == int(split[2]):
+        if _is_whole(parts, "gguf"):
             yield Variant(quantisation(name), parts)
+
+
+def _is_whole(weights: Sequence[RemoteFile], label: str) -> bool:
+    """Whether all parts are there that their names tell of."""
+    if label == "openvino":
+        return len(weights) == 2
+    split = [found for file in weights if (found := SPLIT.search(file.name))]
+    return not split or len({found[1] for found in split}) == int(split[0][2])
 
 
 def quantisation(file: str) -> str:
     """`quantisation("a/Model-Q4_K_M.gguf")` is `Q4_K_M`; the file's own name where it does not say."""
-    stem = _SPLIT.sub("", file).removesuffix(".gguf")
+    stem = SPLIT.sub("", file).removesuffix(".gguf")
     found = _QUANTISATION.search(stem)
     return found[1].upper() if found else stem.rpartition("/")[2]
 
 
 def _is_safetensors(name: str) -> bool:
-    return name.endswith(".safetensors") and "/" not in name and "adapter" not in name
+    others = ("adapter", "consolidated")
+    return name.endswith(".safetensors") and "/" not in name and not name.startswith(others)
 
 
 def _is_openvino(name: str) -> bool:
@@ -157,16 +178,18 @@ def _is_beside(name: str, weights: str) -> bool:
     return "/" not in name and name.endswith(_BESIDE_WEIGHTS) and name != weights
 
 
-def choose_variant(variants: Sequence[Variant], name: ModelName, room: int) -> Variant:
-    """The one that is named, or the best that fits into so many bytes."""
+def choose_variant(
+    variants: Sequence[Variant], name: ModelName, room: int, files: Iterable[RemoteFile] = ()
+) -> Variant:
+    """The one that is named, or the best that fits into so many bytes. `files` are all, for the error."""
     if not variants:
-        raise ModelFileError(
-            f"{name.repo} has neither a GGUF file nor safetensors, or not all parts: nothing can be served."
-        )
+        pickled = any(file.name.endswith(_PICKLED) for file in files)
+        what = "only weights that would have to be unpickled, which can run anything" if pickled else (
+            "neither a GGUF file nor safetensors, or not all parts")  # fmt: skip
+        raise ModelFileError(f"{name.repo} has {what}: nothing can be served.")
     if name.choice:
         return _named(variants, name)
-    # Weights of 16 bits and more say nothing that those of 8 do not, and take twice the time.
-    usual = [one for one in variants if one.is_gguf and one.label not in _FULL] or variants
+    usual = _usual(variants)
     fitting = [one for one in usual if one.size <= room]
     if not fitting:
         least = usual[0]
@@ -175,6 +198,15 @@ def choose_variant(variants: Sequence[Variant], name: ModelName, room: int) -> V
             f"{least.label}, has {least.size / 1e9:.1f} GB. To try it all the same: {name}:{least.label}."
         )
     return fitting[-1]
+
+
+def _usual(variants: Sequence[Variant]) -> list[Variant]:
+    """The kind that is served where none is named. What the embedded engine runs comes first."""
+    files = [one for one in variants if one.is_gguf]
+    # Weights of 16 bits and more say nothing that those of 8 do not, and take twice the time.
+    quantised = [one for one in files if one.label not in _FULL]
+    folders = sorted((one for one in variants if not one.is_gguf), key=lambda one: one.label)
+    return quantised or files or folders[:1]
 
 
 def _named(variants: Sequence[Variant], name: ModelName) -> Variant:

@@ -4,7 +4,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
@@ -21,21 +21,32 @@ ROOM = 0.7
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Told the bytes done and the bytes there are."""
+Check: TypeAlias = Callable[[Variant], None]
+"""May raise for what is of no use here, before anything is fetched."""
 
 
-def locate(name: ModelName, progress: Progress | None = None) -> CachedModel:
+def locate(
+    name: ModelName, progress: Progress | None = None, *, room: int | None = None, check: Check | None = None
+) -> CachedModel:
     """The model, fetched where it is not here. A name without a quantisation is what is here already."""
-    return find_cached(name) or pull(name, progress)
+    return find_cached(name) or pull(name, progress, room=room, check=check)
 
 
-def pull(name: ModelName, progress: Progress | None = None) -> CachedModel:
-    """The model as the hub has it now; only what is not here is fetched."""
+def pull(
+    name: ModelName, progress: Progress | None = None, *, room: int | None = None, check: Check | None = None
+) -> CachedModel:
+    """The model as the hub has it now; only what is not here is fetched.
+
+    `room` has the bytes that weights may take in memory, where no quantisation is named.
+    """
     if name.kind == "ollama":
         raise ModelFileError(
             f"{name} is not in Ollama's store; `ollama pull {name.repo}:{name.choice}` fetches it."
         )
     listing = remote.list_files(name)
-    variant = choose_variant(list_variants(listing.files), name, free_memory())
+    variant = choose_variant(list_variants(listing.files), name, room or free_memory(), listing.files)
+    if check is not None:
+        check(variant)
     folder = repo_folder(name.repo)
     try:
         _fetch_all(name, listing.commit, variant, folder, progress)
@@ -51,7 +62,7 @@ def pull(name: ModelName, progress: Progress | None = None) -> CachedModel:
 
 
 def free_memory() -> int:
-    """Bytes for weights."""
+    """Bytes for weights, as far as the system alone can say."""
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -82,8 +93,15 @@ def _fetch_all(
 
     with ThreadPoolExecutor(AT_ONCE, "dragoman-fetch") as pool:
         # The largest first: the others come beside it.
-        for done in [pool.submit(obtain, file) for file in sorted(variant.files, key=lambda f: -f.size)]:
-            done.result()
+        coming = [pool.submit(obtain, file) for file in sorted(variant.files, key=lambda f: -f.size)]
+        try:
+            for done in as_completed(coming):
+                done.result()
+        except BaseException:
+            # One has failed, or somebody has pressed Ctrl-C: gigabytes of others are not waited for.
+            counted.stopped = True
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def _check_room(missing: Sequence[RemoteFile], blobs: Path) -> None:
@@ -101,8 +119,11 @@ class _Counted:
     def __init__(self, total: int, done: int, progress: Progress | None) -> None:
         self._total, self._done, self._progress = total, done, progress
         self._lock = threading.Lock()
+        self.stopped = False
 
     def add(self, count: int) -> None:
+        if self.stopped:
+            raise ModelFileError("The download was stopped; what is here stays.")
         with self._lock:
             self._done += count
             if self._progress is not None:

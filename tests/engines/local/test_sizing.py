@@ -55,3 +55,44 @@ def test_the_control_groups_memory_counts(tmp_path: Path, monkeypatch: pytest.Mo
     assert machine.free_memory() == 600
     (tmp_path / "memory.max").write_text("max\n")
     assert machine.free_memory() > 1000
+
+
+def programs(folder: Path, monkeypatch: pytest.MonkeyPatch, **texts: str) -> None:
+    """Only these are found, and each says its text."""
+    for name, text in texts.items():
+        program = folder / name.replace("_", "-")
+        program.write_text(
+            f"#!/bin/sh\ncase $1 in --query*) echo '{text}';; *) echo 'CUDA Version: 13.0';; esac\n"
+        )
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/bin")
+    for name in ("_NVIDIA", "_AMD", "_ROCM", "_RENDERERS"):
+        monkeypatch.setattr(machine, name, folder / "none")
+
+
+def test_a_gpu_is_found_by_its_drivers_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs(tmp_path, monkeypatch, nvidia_smi="NVIDIA L4")
+    assert machine.find_gpus() == [machine.Gpu("cuda", "NVIDIA L4", (13, 0))]
+
+
+def test_a_gpu_is_found_by_its_drivers_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs(tmp_path, monkeypatch)
+    assert machine.find_gpus() == []
+    (tmp_path / "gpus" / "0000").mkdir(parents=True)
+    (tmp_path / "gpus" / "0000" / "information").write_text("Model: \t NVIDIA T4\n")
+    monkeypatch.setattr(machine, "_NVIDIA", tmp_path / "gpus")
+    assert machine.find_gpus() == [machine.Gpu("cuda", "NVIDIA T4")]
+
+
+def test_a_gpu_with_rocm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs(tmp_path, monkeypatch)
+    (tmp_path / "version").write_text("7.2.4-97\n")
+    monkeypatch.setattr(machine, "_AMD", tmp_path)
+    assert [gpu.kind for gpu in machine.find_gpus()] == ["vulkan"]
+    monkeypatch.setattr(machine, "_ROCM", tmp_path / "version")
+    assert machine.find_gpus() == [machine.Gpu("rocm", "an AMD GPU", (7, 2, 4))]
+
+
+def test_a_mac_has_metal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert [gpu.kind for gpu in machine.find_gpus()] == ["metal"]

@@ -29,6 +29,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from dragoman.errors import BindingError
 
 # What the library says while it works. It goes to the logger `dragoman.llamacpp` at DEBUG, so nobody sees
@@ -195,7 +197,19 @@ QUICK: dict[str, Signature] = {
     "set_adapters_lora": (c_int32, _PTR, POINTER(c_void_p), c_size_t, POINTER(c_float)),
     "set_abort_callback": (None, _PTR, c_void_p, c_void_p),
     "log_set": (None, Callback, c_void_p),
+    "supports_gpu_offload": (c_bool,),
 }
+# Of the library below, by their whole names.
+DEVICES: dict[str, Signature] = {
+    "ggml_backend_dev_count": (c_size_t,),
+    "ggml_backend_dev_get": (_PTR, c_size_t),
+    "ggml_backend_dev_type": (c_int, _PTR),
+    "ggml_backend_dev_name": (c_char_p, _PTR),
+    "ggml_backend_dev_description": (c_char_p, _PTR),
+    "ggml_backend_dev_memory": (None, _PTR, POINTER(c_size_t), POINTER(c_size_t)),
+}
+_GPUS = (1, 2)
+"""Of the kinds of devices: those with memory of their own, and those that share the processor's."""
 
 MODEL_DEFAULTS = {
     "n_gpu_layers": -1,
@@ -244,6 +258,15 @@ PINNED = "2026.10.11549"
 _INSTALL = f"Install the build this release was made for: pip install 'xllamacpp=={PINNED}'"
 
 
+class GpuDevice(Struct, frozen=True):
+    """One that this build of llama.cpp can compute on."""
+
+    name: str
+    """`CUDA0`, `Vulkan0`, `Metal`."""
+    description: str
+    bytes: int
+
+
 class Library:
     """The declared functions as attributes, without their `llama_`: `library.decode(context, batch)`."""
 
@@ -257,6 +280,8 @@ class Library:
         for handle, table in ((slow, SLOW), (quick, QUICK)):
             for name, (result, *arguments) in table.items():
                 setattr(self, name, _declare(handle, name, result, arguments))
+        for name, (result, *arguments) in DEVICES.items():
+            setattr(self, name, _declare(quick, name, result, arguments, prefix=""))
         check_layout(slow)
         self.errors: deque[str] = deque(maxlen=8)
         self._log = callback(self.errors)
@@ -265,6 +290,16 @@ class Library:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         raise AttributeError(name)
+
+    def gpus(self) -> list[GpuDevice]:
+        found = [self.ggml_backend_dev_get(index) for index in range(self.ggml_backend_dev_count())]
+        return [self._describe(device) for device in found if self.ggml_backend_dev_type(device) in _GPUS]
+
+    def _describe(self, device: int) -> GpuDevice:
+        free, total = c_size_t(), c_size_t()
+        self.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
+        name, text = self.ggml_backend_dev_name(device), self.ggml_backend_dev_description(device)
+        return GpuDevice(name.decode(errors="replace"), text.decode(errors="replace"), total.value)
 
 
 @cache
@@ -329,12 +364,14 @@ def _count_written(handle: ctypes.CDLL, function: str) -> int | None:
     return max(i for i in range(1024) if filled[0][i] == filled[1][i]) + 1
 
 
-def _declare(handle: ctypes.CDLL, name: str, result: Any, arguments: list[Any]) -> Callable[..., Any]:
+def _declare(
+    handle: ctypes.CDLL, name: str, result: Any, arguments: list[Any], prefix: str = "llama_"
+) -> Callable[..., Any]:
     try:
-        function = handle[f"llama_{name}"]
+        function = handle[prefix + name]
     except AttributeError:
         raise BindingError(
-            f"The installed xllamacpp ({_installed_version()}) has no llama_{name}. {_INSTALL}"
+            f"The installed xllamacpp ({_installed_version()}) has no {prefix}{name}. {_INSTALL}"
         ) from None
     function.restype = result
     function.argtypes = arguments

@@ -2,9 +2,15 @@
 
 import math
 import os
-from collections.abc import Iterable
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from ctypes.util import find_library
 from hashlib import blake2b
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
@@ -106,6 +112,69 @@ def _group_memory() -> int:
         return max(0, limit - used + _let_go())
     except (OSError, ValueError):
         return 1 << 62
+
+
+# Graphics processors, whether or not the installed llama.cpp can use them, and which of its builds could.
+
+
+GpuKind: TypeAlias = Literal["cuda", "rocm", "vulkan", "metal"]
+_NVIDIA, _AMD, _ROCM = Path("/proc/driver/nvidia/gpus"), Path("/dev/kfd"), Path("/opt/rocm/.info/version")
+_RENDERERS = Path("/dev/dri")
+_ASK_S = 10.0
+
+
+class Gpu(Struct, frozen=True):
+    kind: GpuKind
+    name: str
+    version: tuple[int, ...] = ()
+    """Of CUDA or ROCm, as far as the driver has it."""
+
+
+def find_gpus() -> list[Gpu]:
+    """The best way to each kind that this machine has; nothing is loaded for it."""
+    if sys.platform == "darwin":
+        return [Gpu("metal", platform.processor() or platform.machine())]
+    found = [*_find_nvidia(), *_find_amd()]
+    return found or [*_find_vulkan()]
+
+
+def _find_nvidia() -> Iterator[Gpu]:
+    said = _ask("nvidia-smi")
+    version = re.search(r"CUDA Version:\s*(\d+)\.(\d+)", said)
+    names = [line.partition(",")[0] for line in _ask("nvidia-smi", *_NAMES).splitlines()]
+    if not names:
+        names = [_read_value(file, "model") for file in _NVIDIA.glob("*/information")]
+    for name in filter(None, map(str.strip, names)):
+        yield Gpu("cuda", name, (int(version[1]), int(version[2])) if version else ())
+
+
+_NAMES = ("--query-gpu=name", "--format=csv,noheader")
+
+
+def _find_amd() -> Iterator[Gpu]:
+    found = re.findall(r"Marketing Name:\s*(.*Radeon.*|.*Instinct.*)", _ask("rocminfo"))
+    if found or _AMD.exists():
+        try:
+            version = tuple(int(part) for part in _ROCM.read_text().split("-")[0].strip().split("."))
+        except (OSError, ValueError):
+            version = ()
+        yield Gpu("rocm" if version else "vulkan", found[0].strip() if found else "an AMD GPU", version)
+
+
+def _find_vulkan() -> Iterator[Gpu]:
+    names = re.findall(r"deviceName\s*=\s*(.+)", _ask("vulkaninfo", "--summary"))
+    real = [name.strip() for name in names if "llvmpipe" not in name]
+    if real or (any(_RENDERERS.glob("renderD*")) and find_library("vulkan")):
+        yield Gpu("vulkan", real[0] if real else "a GPU with Vulkan")
+
+
+def _ask(*command: str) -> str:
+    """What a program says; nothing where it is not there, or fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S, errors="replace")
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
 
 
 # A name for all that decides the answers to a request: it changes when they may, and not otherwise.

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dragoman.engines.local import binding
 from dragoman.errors import ModelFileError
+from dragoman.hub.names import SPLIT
 
 # The header, walked through before the native library does: nothing in it may lead outside. What the
 # library reads it trusts more or less; counts and lengths that cannot be are how others were broken into.
@@ -155,13 +156,17 @@ _TRUNCATED = ("file bounds", "corrupted or incomplete", "failed to read", "reach
 class Model:
     """Weights on loan from the native library."""
 
-    def __init__(self, path: Path, *, vocabulary_only: bool = False) -> None:
+    def __init__(self, path: Path, *, vocabulary_only: bool = False, gpu_layers: int | None = None) -> None:
         self.path = path
-        check_file(path)
+        self.parts = list_parts(path)
+        for part in self.parts:
+            check_file(part)
         self.library = binding.load()
         self.library.errors.clear()
         params = self.library.model_default_params()
         params.vocab_only = vocabulary_only
+        if gpu_layers is not None:
+            params.n_gpu_layers = gpu_layers
         self.pointer = self.library.model_load_from_file(str(path).encode(), params)
         if not self.pointer:
             raise ModelFileError(why_not_loaded(path, list(self.library.errors)))
@@ -186,7 +191,7 @@ class Model:
 
     @property
     def name(self) -> str:
-        return self.path.stem
+        return SPLIT.sub("", self.path.name).removesuffix(self.path.suffix)
 
     @property
     def trained_context(self) -> int:
@@ -272,6 +277,20 @@ def _text(fill: Callable[[ctypes.Array[ctypes.c_char], int], int]) -> str:
         buffer = ctypes.create_string_buffer(length + 1)
         fill(buffer, len(buffer))
     return buffer.value.decode(errors="replace")
+
+
+def list_parts(path: Path) -> list[Path]:
+    """All files of a model that was split, by its first: the library opens the others by itself."""
+    found = SPLIT.search(path.name)
+    if found is None:
+        return [path]
+    if int(found[1]) != 1:
+        raise ModelFileError(f"{path.name} is one part of a model; name the first, {_part(path, 1).name}.")
+    return [_part(path, number) for number in range(1, int(found[2]) + 1)]
+
+
+def _part(path: Path, number: int) -> Path:
+    return path.with_name(SPLIT.sub(lambda found: f"-{number:05}-of-{found[2]}", path.name))
 
 
 def check_file(path: Path) -> None:

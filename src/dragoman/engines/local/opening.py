@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dragoman.engines.local import machine
+from dragoman.engines.local import binding, machine
+from dragoman.engines.local.binding import GpuDevice
 from dragoman.engines.local.calibrated import RunnerChoice, choose_runner
 from dragoman.engines.local.llamacpp import LlamaRunner
 from dragoman.engines.local.machine import check_context, numerics, size_for
@@ -39,8 +40,9 @@ def open_model(path: Path, options: LocalOptions) -> OpenedModel:
     """Raises ModelFileError, SettingsError or BindingError when that is not possible."""
     if path.is_dir():
         return _open_folder(path, options)
-    if options.runner == "llamacpp":
-        return _open_llamacpp(path, options)
+    gpus = _gpus_for(options)
+    if options.runner == "llamacpp" or (options.runner == "auto" and gpus):
+        return _open_llamacpp(path, options, f"llama.cpp, on {gpus[0].description}" if gpus else "")
     try:
         found = _try_openvino(path, options)
     except NotForOpenVino as why:
@@ -51,10 +53,21 @@ def open_model(path: Path, options: LocalOptions) -> OpenedModel:
     return _open_llamacpp(path, options, found) if isinstance(found, str) else found
 
 
+def _gpus_for(options: LocalOptions) -> list[GpuDevice]:
+    """What llama.cpp is to compute on beside the processor."""
+    gpus = binding.load().gpus() if options.gpu_layers != 0 else []
+    if not gpus and (options.gpu_layers or 0) > 0:
+        message = f"`gpu_layers` is {options.gpu_layers}, but the installed llama.cpp finds no GPU"
+        raise SettingsError(f"{message}; `dragoman doctor` says what to install.", param="gpu_layers")
+    return gpus
+
+
 def _try_openvino(path: Path, options: LocalOptions) -> OpenedModel | str:
     """Opened, or why the other runner is chosen. Everything that costs nothing is asked first."""
     check_machine(options)
     model = Model(path, vocabulary_only=True)
+    if len(model.parts) > 1:
+        raise NotForOpenVino("its weights are in several files")
     shape = shape_of(model.metadata)
     check_context(options.context, model.trained_context)
     from dragoman.engines.local.openvino.adapters import read_adapters
@@ -68,7 +81,7 @@ def _try_openvino(path: Path, options: LocalOptions) -> OpenedModel | str:
 
 def _open_llamacpp(path: Path, options: LocalOptions, why: str = "") -> OpenedModel:
     options, price = _settle(options)
-    model = Model(path)
+    model = Model(path, gpu_layers=options.gpu_layers)
     check_context(options.context, model.trained_context)
     model.load_adapters(options.adapters)
     size = size_for(model, options)
@@ -84,8 +97,9 @@ def _open_llamacpp(path: Path, options: LocalOptions, why: str = "") -> OpenedMo
     # At 16 bits a number, and 8.5 where they are int8.
     kept = size.slots * size.context * model.token_bytes * (17 if options.kv_cache == "int8" else 32) // 32
     details = {"runner": f"llama.cpp{price}", "why": why, "threads": str(size.threads), "kv_bytes": str(kept)}
-    facts = (version("xllamacpp"), options.kv_cache, options.flash_attention, size.threads)
-    decided = numerics([path, *options.adapter_files], "llama.cpp", *facts)
+    gpus = [gpu.description for gpu in _gpus_for(options)]
+    facts = (version("xllamacpp"), options.kv_cache, options.flash_attention, size.threads, *gpus)
+    decided = numerics([*model.parts, *options.adapter_files], "llama.cpp", *facts)
     return _make_opened(model, runner, options, details, decided)
 
 

@@ -42,6 +42,8 @@ class LocalOptions(Struct, frozen=True, kw_only=True):
     """Most tokens that are guessed ahead in one step, from what was said before; 0 for none."""
     adapters: Mapping[str, str] = field(default_factory=dict)
     """LoRA adapters: public name to GGUF file."""
+    gpu_layers: int | None = None
+    """Layers that llama.cpp computes on a GPU, where its build has one; by default all, with 0 none."""
     flash_attention: bool = True
     """Fused attention where the architecture can do it: faster on every machine measured."""
 

@@ -98,7 +98,9 @@ def load(path: str, options: TransformersOptions) -> Loaded:
         writes = any(sign in name for name in config.architectures or () for sign in _WRITES)
         kind = AutoModelForCausalLM if writes else AutoModel
         dtype = options.dtype or ("float32" if on_cpu else "auto")
-        model = kind.from_pretrained(folder, dtype=dtype, trust_remote_code=False).to(device).eval()
+        # Nothing is unpickled, which could run anything.
+        model = kind.from_pretrained(folder, dtype=dtype, trust_remote_code=False, use_safetensors=True)
+        model = model.to(device).eval()
     except (OSError, ValueError, KeyError) as error:
         raise ModelFileError(f"transformers cannot load {path}: {_first_line(error)}") from error
     return _size(model, writes, on_cpu, options)

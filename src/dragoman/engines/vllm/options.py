@@ -61,6 +61,9 @@ def engine_args(model: str, options: VllmOptions) -> Any:
         raise SettingsError(f"`{min(twice)}` is given twice: in the engine's arguments and as a setting.")
     # Priorities are of no use otherwise, and nobody reads vLLM's own statistics here.
     usual: dict[str, Any] = {"scheduling_policy": "priority", "disable_log_stats": True}
+    if not model.endswith(".gguf"):
+        # `auto` would unpickle weights where there is nothing else.
+        usual["load_format"] = "safetensors"
     if options.loads_adapters:
         # What is not kept is read again when it is asked for, and its folder may be gone by then.
         usual |= {"enable_lora": True, "max_cpu_loras": MOST_ADAPTERS}
