@@ -160,14 +160,15 @@ def _to_use(found: "Gpu") -> str:
 
     if found.kind == "metal":
         return f"The usual wheel has Metal: pip install --force-reinstall --no-deps xllamacpp=={PINNED}"
-    wheels = {"cuda": CUDA_WHEELS, "rocm": ROCM_WHEELS}.get(found.kind, {})
-    fitting = [wheel for least, wheel in wheels.items() if least <= found.version]
+    fitting = [wheel for least, wheel in GPU_WHEELS.get(found.kind, ()) if least <= found.version]
     index = f"{WHEELS}/{fitting[0] if fitting else 'vulkan'}"
     return f"pip install --force-reinstall --no-deps xllamacpp=={PINNED} --index-url {index}"
 
 
-CUDA_WHEELS = {(13, 2): "cu132", (12, 8): "cu128"}
-ROCM_WHEELS = {(7,): "rocm-7.2.4", (6, 4): "rocm-6.4.1"}
+GPU_WHEELS: dict[str, tuple[tuple[tuple[int, ...], str], ...]] = {
+    "cuda": (((13, 2), "cu132"), ((12, 8), "cu128")),
+    "rocm": (((7,), "rocm-7.2.4"), ((6, 4), "rocm-6.4.1")),
+}
 """By the least version of the driver, newest first; older drivers have Vulkan."""
 
 
@@ -270,7 +271,7 @@ def _find_model(settings: Settings) -> Path | None:
     if name is None:
         return Path(settings.model).expanduser()
     cached = find_cached(name)
-    return cached and cached.path
+    return None if cached is None else cached.path
 
 
 async def speak(engine: "LocalEngine") -> tuple[int, float]:

@@ -333,3 +333,16 @@ def test_what_is_chosen_together_is_what_is_chosen_alone(
     for one, other in zip(together, alone, strict=True):
         for told, expected in zip(one, other, strict=True):
             assert [each.id for each in told.logprobs or []] == [each.id for each in expected.logprobs or []]
+
+
+def test_weights_are_not_unpickled(llama: Path, tmp_path: Path) -> None:
+    """Whatever a file of pickles says runs before anybody can look at it."""
+    import torch
+    from safetensors.torch import load_file
+
+    for file in llama.iterdir():
+        if file.suffix != ".safetensors":
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    torch.save(load_file(llama / "model.safetensors"), tmp_path / "pytorch_model.bin")
+    with pytest.raises(ModelFileError, match="safetensors"):
+        TransformersEngine.open(str(tmp_path), OPTIONS)
