@@ -1,6 +1,7 @@
 """dragoman around an engine that plays the model of an agent's loop: it says what the loop has it say."""
 
 import argparse
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,10 +12,12 @@ from dragoman.dialects.render import render
 from dragoman.engines.hf_tokenizer import HfTokenizer, card_of
 from dragoman.engines.steps import iterate
 from dragoman.http.server import serve
+from dragoman.prompt.encode import Encoder
 from dragoman.prompt.find import find_dialect
 from dragoman.settings import Settings
 from dragoman.types import Answer, Job, Sink, Step, ToolCall
 
+_MARKERS = re.compile(r"(?:<[^<>]*>\w*|\[[A-Z_]+\])*")
 UNUSUAL = 8
 """Characters at the beginning of an answer that are an id each: no encoder would choose these."""
 
@@ -38,8 +41,13 @@ class AgentEngine:
             for call in said["tool_calls"]
         ]
         text = render(dialect, Answer(text=said["content"], calls=calls if dialect.has_calls else []))
-        first = [id_ for char in text[:UNUSUAL] for id_ in self.tokenizer.encode(char)]
-        return [*first, *self.tokenizer.encode(text[UNUSUAL:]), min(self.tokenizer.end_ids)]
+        encode, end = Encoder(self.tokenizer).encode_special, min(self.tokenizer.end_ids)
+        # A model samples a marker as the one id that it is.
+        opening = _MARKERS.match(text)
+        start = opening.end() if opening else 0
+        first = [id_ for char in text[start : start + UNUSUAL] for id_ in self.tokenizer.encode(char)]
+        ids = [*encode(text[:start]), *first, *encode(text[start + UNUSUAL :], begins=False)]
+        return ids if ids[-1] in self.tokenizer.end_ids else [*ids, end]
 
     def submit(self, job: Job, sink: Sink) -> Uncancelled:
         answer = self._answers[len(self.prompts) % len(self._answers)]

@@ -6,6 +6,7 @@ says how long all others may have to wait. What is done here is done in pieces, 
 
 import re
 from collections.abc import Iterator
+from typing import TypeAlias
 
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits
@@ -14,16 +15,25 @@ PIECE_BYTES = 128 * 1024
 _ESCAPED = re.compile(rb"\\.", re.DOTALL)
 
 
+Amount: TypeAlias = tuple[int, int, int]
+"""How many values there are, lists and objects, and members of objects."""
+
+
+def count_amount(bare: bytes) -> Amount:
+    """Of what stands outside of strings; with strings, it is more than there is."""
+    return _values(bare), bare.count(b"[") + bare.count(b"{"), bare.count(b":")
+
+
 def check_amount(bare: bytes, limits: Limits, whose: str, param: str | None = None) -> None:
     """Raises where there is more than a request may have; `bare` is what stands outside of strings."""
-    found = {
-        "values": (_values(bare), limits.json_values),
-        "lists and objects": (bare.count(b"[") + bare.count(b"{"), limits.json_lists),
-        "members of objects": (bare.count(b":"), limits.json_names),
-    }
-    for what, (count, most) in found.items():
+    names = "values", "lists and objects", "members of objects"
+    for what, count, most in zip(names, count_amount(bare), most_amount(limits), strict=True):
         if count > most:
             raise too_much(whose, most, what, param)
+
+
+def most_amount(limits: Limits) -> Amount:
+    return limits.json_values, limits.json_lists, limits.json_names
 
 
 def values(body: bytes) -> int:

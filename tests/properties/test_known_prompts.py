@@ -16,7 +16,8 @@ from msgspec.structs import replace
 from dragoman.engines.protocol import ModelCard
 from dragoman.errors import BadRequest, TemplateError
 from dragoman.prompt import Prompter
-from dragoman.prompt.known import LEAST_MESSAGES, KnownPrompts
+from dragoman.prompt.known import KnownPrompts
+from dragoman.prompt.short import LEAST_MESSAGES
 from dragoman.types import Conversation, Message, ToolCall
 from tests.prompt.support import SHARED, TEMPLATES, ByteTokenizer, clock
 from tests.support.laws import examples, tried
@@ -27,7 +28,9 @@ SOURCES = {
 }
 OWN = {
     # They look at what is far away, each in another way.
-    "counting": "{% for m in messages %}<|im_start|>{{ loop.index }}{{ m.content }}{% endfor %}<|im_end|>",
+    "counting_from_the_end": (
+        "{% for m in messages %}<|im_start|>{{ loop.revindex }}{{ m.content }}{% endfor %}<|im_end|>"
+    ),
     "from_the_end": (
         "{% for m in messages %}<|im_start|>{{ m.content if loop.revindex < 9 else '-' }}{% endfor %}<|end|>"
     ),
@@ -45,6 +48,20 @@ OWN = {
         "{% for m in messages %}{{ m.role[0] }}{% endfor %}"
     ),
 }
+NUMBERED = {
+    "messages": "{% for m in messages %}<|im_start|>{{ loop.index }}{{ m.content }}{% endfor %}<|im_end|>",
+    "calls": (
+        "{% set ns = namespace(n=0) %}{% for m in messages %}<|im_start|>{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}{{ m.content }}{{ ns.n }}{% set ns.n = ns.n + 1 %}{% endfor %}"
+        "{% endfor %}<|im_end|>"
+    ),
+    "both": (
+        "{% set ns = namespace(n=0) %}{% for m in messages %}<|im_start|>{{ m.content }}|{{ loop.index0 }}"
+        "{% for c in m.tool_calls or [] %}:{{ ns.n }}{% set ns.n = ns.n + 1 %}{% endfor %}"
+        "{% endfor %}<|im_end|>"
+    ),
+}
+"""They number what a conversation has; what stands beside the numbers may be digits."""
 TOOLS = tuple(
     {
         "type": "function",
@@ -67,6 +84,8 @@ TEXTS = (
     "",
     "[INST]",
     "w",
+    "so 7",
+    "3",
 )
 
 
@@ -159,11 +178,11 @@ def recognized(prompter: Prompter, known: KnownPrompts, owner: str, conversation
 @cache
 def of_template(name: str) -> tuple[Prompter, KnownPrompts]:
     """Templates are tried once."""
-    return prompter_of({**SOURCES, **OWN}[name]), KnownPrompts(least_chars=0)
+    return prompter_of({**SOURCES, **OWN, **NUMBERED}[name]), KnownPrompts(least_chars=0)
 
 
 @pytest.mark.thorough
-@given(st.sampled_from(sorted({**SOURCES, **OWN})), st.integers(0, 2**32))
+@given(st.sampled_from(sorted({**SOURCES, **OWN, **NUMBERED})), st.integers(0, 2**32))
 @examples(25)
 def test_a_recognized_prompt_is_the_whole_one(name: str, seed: int) -> None:
     tried(check(*of_template(name), str(seed), requests(Random(seed), 40)) > 0)
@@ -175,13 +194,19 @@ def agents_loop(first: int, rounds: int) -> list[Conversation]:
     for number in range(rounds):
         call = ToolCall(id=f"{number:09d}", name="f0", arguments="{}")
         messages.append(Message(role="assistant", content="so", tool_calls=(call,)))
-        messages.append(Message(role="tool", content=f"r{number}", tool_call_id=call.id))
+        messages.append(Message(role="tool", content="r" * number, tool_call_id=call.id))
     return [Conversation(messages=tuple(messages[: 1 + 2 * n]), tools=TOOLS) for n in range(first, rounds)]
 
 
 @pytest.mark.parametrize("name", OWN)
 def test_templates_that_look_far_are_rendered_as_a_whole(name: str) -> None:
     assert not check(*of_template(name), "", agents_loop(40, 48))
+
+
+@pytest.mark.parametrize("name", ["messages", "kimi_k2"])
+def test_numbers_go_on_where_messages_were_left_out(name: str) -> None:
+    asked = agents_loop(10, 20)
+    assert check(*of_template(name), "", asked) == len(asked) - 1
 
 
 def test_a_turn_of_a_loop_is_not_rendered_as_a_whole() -> None:

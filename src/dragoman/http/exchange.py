@@ -125,14 +125,18 @@ class Exchange:
             text = f"The model '{name}' does not exist here, or this key may not use it."
             raise ModelNotFound(text, param=MODEL)
 
-    async def read(self, read: Callable[[bytes], R]) -> tuple[R, int]:
-        """What `read` makes of the body, once that is of a shape that a request may have; and its size."""
+    async def read(self, read: Callable[[bytes], R], *, checked: bool = True) -> tuple[R, int]:
+        """What `read` makes of the body, once that is of a shape that a request may have; and its size.
+
+        `checked`: whether that is found out here, or by `read` itself.
+        """
         body = await self._received()
         if self.fill is not None and (MARK in body or BASE64 in body):
             body = await self.fill(self.owner, body, self.aside)
             if self._held is not None:
                 self._held.be(len(body))
-        made = await self.aside(len(body), partial(_read, body, self._limits, read))
+        reading = partial(_read, body, self._limits, read) if checked else partial(read, body)
+        made = await self.aside(len(body), reading)
         if names := self.ignored.told:
             self.facts["ignored"] = names
         return made, len(body)

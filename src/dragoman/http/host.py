@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from dragoman._version import __version__
 from dragoman.api.batches import OpenAILines
+from dragoman.api.chat.known_bodies import KnownBodies
 from dragoman.api.messages.batches import MessageLines
 from dragoman.api.shared_fields import read_presets
 from dragoman.batches.desk import AnswerLine, BatchDesk
@@ -67,6 +68,7 @@ class Host:
         self.model = ServedModel(engine, settings, self.workers, self.admission.queue, presets, template)
         self.connections = ConnectionLimiter(room(self.limits.connections), keys)
         self.bodies = Budget(self.limits.bodies_bytes, keys, "The bodies of requests")
+        self.known_bodies = KnownBodies()
         self.replies = Replies(self.limits.replies_bytes, keys)
         self.turnstile = Turnstile()
         self.files = shelf_of(settings)

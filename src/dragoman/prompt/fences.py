@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from dragoman.errors import FINAL_MESSAGE, BadRequest
 from dragoman.prompt.encode import erase, find_marks
-from dragoman.prompt.known import Rendering
+from dragoman.prompt.short import Rendering
 
 _STRUCTURE = re.compile(r"[<\[{(]|.*[>\]})]$", re.DOTALL)
 """Some templates look at how such texts begin or end, and a fence would be in their way."""

@@ -40,7 +40,8 @@ from dragoman.prompt.encode import (
     replace_surrogates,
 )
 from dragoman.prompt.fences import cut_at_tag, fence_messages, tag_end
-from dragoman.prompt.known import LEAST_MESSAGES, KnownPrompt, KnownPrompts, Rendering
+from dragoman.prompt.known import KnownPrompt, KnownPrompts
+from dragoman.prompt.short import LEAST_MESSAGES, Rendering
 from dragoman.prompt.template import ChatTemplate, Clock
 from dragoman.prompt.traits import Messages, TemplateTraits, detect_traits
 from dragoman.types import Answer, Conversation, IdsPrompt, Message, Prompt, TextPrompt, ToolCall

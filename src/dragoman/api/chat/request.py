@@ -115,9 +115,9 @@ class MessageBody(Struct, forbid_unknown_fields=True):
     provider_specific_fields: Any = None
 
 
-def check_messages(messages: Sequence[MessageBody]) -> None:
-    """Raises where a part or a call cannot be used."""
-    for number, message in enumerate(messages):
+def check_messages(messages: Sequence[MessageBody], known: int = 0) -> None:
+    """Raises where a part or a call cannot be used. So many were looked at before."""
+    for number, message in enumerate(messages[known:], known):
         if message.images:
             raise _no_media("images", f"messages[{number}].images")
         if isinstance(message.content, list):
@@ -297,8 +297,11 @@ def read(body: bytes, limits: Limits, ignored: Ignored | None = None) -> ChatReq
     return request
 
 
-def check_request(request: ChatRequest, limits: Limits, ignored: Ignored | None = None) -> None:
-    check_conversation(request, limits)
+def check_request(
+    request: ChatRequest, limits: Limits, ignored: Ignored | None = None, known: int = 0
+) -> None:
+    """`known` are the messages that were looked at before."""
+    check_conversation(request, limits, known)
     check_shared(request, ignored)
     _check_chat(request)
     if request.stream_reasoning is False and ignored is not None:
@@ -312,13 +315,14 @@ def read_to_render(body: bytes, limits: Limits, ignored: Ignored | None = None) 
     return request
 
 
-def spec(request: ChatRequest) -> TurnSpec:
+def spec(request: ChatRequest, known: tuple[Message, ...] = ()) -> TurnSpec:
+    """`known` are the first of its messages as the template is given them."""
     most = request.max_completion_tokens or request.max_tokens
     alternatives = (request.top_logprobs or 0) if request.logprobs else None
     asked = sampling(request, max_tokens=most, logprobs=alternatives)
     return turn_spec(
         request,
-        (prompt(request),),
+        (prompt(request, known),),
         asked,
         request.n or 1,
         _reading(request),
@@ -369,7 +373,7 @@ def _check_chat(request: ChatRequest) -> None:
         raise BadRequest(message, param="add_special_tokens", code="unsupported_field")
 
 
-def check_conversation(request: ChatRequest, limits: Limits) -> None:
+def check_conversation(request: ChatRequest, limits: Limits, known: int = 0) -> None:
     if request.ids is not None:
         _check_ids(request, *request.ids)
     elif not request.messages:
@@ -378,7 +382,7 @@ def check_conversation(request: ChatRequest, limits: Limits) -> None:
         raise BadRequest("Send tools or functions, not both.", param="functions", code="invalid_value")
     check_tools(request.declared, limits)
     check_template(request, limits)
-    check_messages(request.messages or ())
+    check_messages(request.messages or (), known)
     if request.continues and request.add_generation_prompt:
         message = "continue_final_message and add_generation_prompt exclude each other."
         raise BadRequest(message, param="continue_final_message", code="invalid_value")
@@ -397,20 +401,20 @@ def _check_ids(request: ChatRequest, param: str, ids: list[int]) -> None:
             raise BadRequest(message, param=name, code="invalid_value")
 
 
-def prompt(request: ChatRequest) -> Prompt:
+def prompt(request: ChatRequest, known: tuple[Message, ...] = ()) -> Prompt:
     """Ids as they came, or what the template is to make of the messages."""
     if request.ids is None:
-        return conversation(request)
+        return conversation(request, known)
     param, ids = request.ids
     return IdsPrompt(tuple(ids), param)
 
 
-def conversation(request: ChatRequest) -> Conversation:
+def conversation(request: ChatRequest, known: tuple[Message, ...] = ()) -> Conversation:
     """The template's view: everything that does not belong into a prompt is gone."""
     continues = request.continues
     generates = not continues if request.add_generation_prompt is None else request.add_generation_prompt
     return Conversation(
-        messages=tuple(to_message(body) for body in request.messages or ()),
+        messages=known + tuple(map(to_message, (request.messages or ())[len(known) :])),
         tools=for_template(request.declared.functions),
         documents=tuple(request.documents or ()),
         add_generation_prompt=generates,

@@ -22,6 +22,7 @@ from dragoman.api.chat.request import (
 )
 from dragoman.api.chat.stored import KeptStream
 from dragoman.api.completions import CompletionRequest, CompletionSpelling, Echo, Unanswered
+from dragoman.api.read import check_shape
 from dragoman.api.reply import ChunkOptions, Head, Speller, StreamWriter, about_bytes, new_head, weight_field
 from dragoman.api.shared_fields import SharedFields
 from dragoman.engines.sound import check_sound, wrong_prompt_entries
@@ -36,11 +37,11 @@ from dragoman.mcp import McpFailure, McpTool
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.tool_loop import HiddenCalls, ServerWish, Toolbox, ToolLoop
 from dragoman.turns.turn import Turn, note_terms
-from dragoman.types import Answer, TokenLogprob, Usage
+from dragoman.types import Answer, Message, TokenLogprob, Usage
 
 
 async def chat(host: Host, exchange: Exchange) -> None:
-    (request, spec), size = await exchange.read(partial(_read_chat, host, exchange))
+    (request, spec), size = await exchange.read(partial(_read_chat, host, exchange), checked=False)
     exchange.visit.within(request.timeout)
     if request.store:
         host.desk.required("store")
@@ -69,8 +70,13 @@ async def chat(host: Host, exchange: Exchange) -> None:
 
 def _read_chat(host: Host, exchange: Exchange, body: bytes) -> tuple[ChatRequest, TurnSpec | None]:
     """What is asked, in one go: of much, each time that a thread is asked for something costs."""
-    request = chat_request.read(body, host.limits, exchange.ignored)
-    return request, None if has_servers(request) else chat_request.spec(request)
+    known: tuple[Message, ...] = ()
+    if host.workers.needed(len(body)):
+        request, known = host.known_bodies.read(body, exchange.owner, host.limits, exchange.ignored)
+    else:
+        check_shape(body, host.limits)
+        request = chat_request.read(body, host.limits, exchange.ignored)
+    return request, None if has_servers(request) else chat_request.spec(request, known)
 
 
 async def completions(host: Host, exchange: Exchange) -> None:

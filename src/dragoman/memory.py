@@ -1,0 +1,52 @@
+"""What was used lately is kept, owner by owner, within a weight for all of them together."""
+
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Iterator
+from typing import Generic, TypeVar
+
+V = TypeVar("V")
+
+
+class Lately(Generic[V]):
+    """Threads may share it. Of the owner with the most the least lately used go first."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._kept: dict[str, OrderedDict[Hashable, tuple[V, int]]] = {}
+        self._weights: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def __contains__(self, owner: str) -> bool:
+        return owner in self._kept
+
+    def get(self, owner: str, key: Hashable) -> V | None:
+        mine = self._kept.get(owner)
+        kept = mine.get(key) if mine else None
+        return kept[0] if kept else None
+
+    def all(self, owner: str) -> Iterator[tuple[Hashable, V]]:
+        with self._lock:
+            mine = [*self._kept.get(owner, {}).items()]
+        return ((key, value) for key, (value, _) in mine)
+
+    def put(self, owner: str, key: Hashable, value: V, weight: int, instead: Hashable = None) -> None:
+        """In the place of another one, if that is named: of what goes on, the last state is kept."""
+        with self._lock:
+            mine = self._kept.setdefault(owner, OrderedDict())
+            for each in (instead, key):
+                _, gone = mine.pop(each, (None, 0))
+                self._weights[owner] -= gone
+            mine[key] = value, weight
+            self._weights[owner] += weight
+            while self._weights.total() > self._most:
+                self._drop(max(self._weights, key=self._weights.__getitem__))
+
+    def _drop(self, owner: str) -> None:
+        _, (_, weight) = self._kept[owner].popitem(last=False)
+        self._weights[owner] -= weight
+        if not self._kept[owner]:
+            del self._kept[owner], self._weights[owner]
+
+    def __len__(self) -> int:
+        return sum(map(len, self._kept.values()))

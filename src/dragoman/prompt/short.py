@@ -1,0 +1,367 @@
+"""A conversation without its middle: rendered in the place of the whole, it tells what is new there.
+
+    the messages         head  middle ............  tail  new
+    known, as text       HHHH  MMMMMMMMMMMMMMMMMMM  TTTT  g       g: what asks for an answer
+    short, before        HHHH                       TTTT  g       `Short`
+    short, now           HHHH                       TTTT  NNNN g  the one rendering that is made
+    the prompt now       HHHH  MMMMMMMMMMMMMMMMMMM  TTTT  NNNN g  = known up to the change, and the new end
+
+What a template may look at is kept in the short conversation: what comes first, the last user's message with
+what stands around it, those tools that are called, and in the same places (before the last user's message or
+after it) a message of every shape that was left out.
+What would tell that a template is not of that kind leads back to the whole rendering:
+
+- the short text before must be the known text with parts left out, which a template that counts or
+  alternates does not give;
+- the short text now must be that of before up to the end of what was known: a template that writes old
+  messages differently once something new is there (most drop reasoning when a user speaks) does so here, too.
+
+Numbers. Some templates number all calls of a conversation, and have smaller numbers where some are left out.
+For these a second short conversation is rendered, with one round of calls more. What differs between the two
+are such numbers, all of them by as much as the calls that the one has more; and all of them differ from those
+of the known text by what was left out, which is to be added to those in the new end.
+"""
+
+import itertools
+import re
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from dragoman.types import Conversation, Message
+
+LEAST_TAIL, MOST_TAIL = 8, 20
+"""Messages at the end that a short conversation has."""
+LEAST_LEFT_OUT = 4
+"""With fewer messages in the middle, nothing is won."""
+LEAST_MESSAGES = LEAST_TAIL + LEAST_LEFT_OUT
+LONGEST_USE = MOST_TAIL - LEAST_TAIL
+"""Messages that may be added to a short conversation before it is made anew."""
+
+
+class Rendering(Struct, frozen=True):
+    """What a template writes for a conversation."""
+
+    text: str
+    """With marks in it."""
+    mark: str
+    chars: int
+    """Of what was rendered; that of two conversations differs by what one has more."""
+    order: tuple[tuple[str, bool], ...] = ()
+    """Where there are fences: the roles of the messages, and which of them have some."""
+
+
+Render: TypeAlias = Callable[[Conversation], Rendering]
+"""Renders all of a conversation."""
+
+
+class Numbering(Struct, frozen=True):
+    """How a template numbers what a conversation has: a second one shows it, with a round more."""
+
+    places: tuple[int, ...]
+    rendering: Rendering
+    step: int
+    """By how much the numbers are larger in the second one."""
+    shift: int
+    """By how much they are in the whole."""
+    behind: str
+    """The one character before each of them, which is no digit: else others' digits would count with it."""
+
+
+class NewEnd(Struct, frozen=True):
+    """What the text of a conversation has become at its end."""
+
+    text: str
+    instead_of: int
+    """Characters at the end that it comes instead of."""
+    mark: str
+    chars: int
+    order: tuple[tuple[str, bool], ...]
+    short: "Short"
+
+
+class Short(Struct, frozen=True):
+    """A conversation without its middle."""
+
+    places: tuple[int, ...]
+    """The messages of the known one that are in it, by their numbers."""
+    tools: tuple[dict[str, Any], ...]
+    """Those that are called in it."""
+    last: Message
+    made_at: int
+    """Messages of the known one when it was made."""
+    rendering: Rendering
+    tail: int
+    """Characters at its end that are those of the known text, too, but for numbers."""
+    numbering: Numbering | None = None
+
+    @property
+    def settled(self) -> int | None:
+        """Characters up to the end of what the last message says; None where it is not to be found.
+
+        What follows there asks for an answer, and is another text once that is given.
+        """
+        words = _WORD.findall(_last_text(self.last)[-LAST_WORDS:])
+        found = self.rendering.text.rfind(words[-1]) if words else -1
+        return found + len(words[-1]) if found >= len(self.rendering.text) - self.tail else None
+
+    def serves(self, now: Conversation, count: int, called: Iterable[str]) -> bool:
+        """Whether it is still short, beside so many known messages, and has the tools that are called."""
+        missing = {*called} - {*map(_tool_name, self.tools)}
+        return count <= self.made_at + LONGEST_USE and not (missing and _pick_tools(now.tools, missing))
+
+    def go_on(self, known: Sequence[Message], now: Conversation, render: Render) -> NewEnd | None:
+        """What comes at the end of the known messages' text; None where the whole has to be rendered."""
+        new = now.messages[len(known) :]
+        few = tuple(known[place] for place in self.places) + new
+        if any(message.role in _SYSTEM for message in new) or not _refers_to_itself(few):
+            return None
+        before, made = self.rendering, render(replace(now, messages=few, tools=self.tools))
+        same, settled = shared_start(before.text, made.text), self.settled
+        if before.mark != made.mark or settled is None or same < settled:
+            return None
+        instead_of, text, numbering = len(before.text) - same, made.text[same:], self.numbering
+        added = tuple(range(len(known), len(now.messages)))
+        if numbering is not None:
+            few = tuple(known[place] for place in numbering.places) + new
+            other = render(replace(now, messages=few, tools=self.tools))
+            numbered = _number_end(numbering, before.text, text, other.text, instead_of)
+            if numbered is None:
+                return None
+            text = numbered
+            numbering = replace(numbering, places=numbering.places + added, rendering=other)
+        tail = self.tail + len(made.text) - len(before.text)
+        more = now.messages[-1], self.made_at, made, tail, numbering
+        short = Short(self.places + added, self.tools, *more)
+        order = made.order[len(before.order) :]
+        return NewEnd(text, instead_of, made.mark, made.chars - before.chars, order, short)
+
+
+def shorten(
+    whole: Conversation, known: Rendering, before: Short | None, called: Iterable[str], render: Render
+) -> Short | None:
+    """`before` is the one that was used up to now. `called` are tools that the new messages call."""
+    places = _places(whole.messages)
+    if places is None:
+        return None
+    few = tuple(whole.messages[place] for place in places)
+    # With the tools that it had: a loop of calls goes around the same ones.
+    names = {*called, *(name for _, name in names_of(few)), *map(_tool_name, before.tools if before else ())}
+    tools = _pick_tools(whole.tools, names) or whole.tools[:1]
+    made = render(replace(whole, messages=few, tools=tools))
+    # The head, what is kept of the middle, and each of the tools, which may stand wherever they like.
+    runs = 1 + sum(after != before + 1 for before, after in itertools.pairwise(places)) + len(tools)
+    end = shared_end(made.text, known.text)
+    short = Short(places, tools, whole.messages[-1], len(whole.messages), made, end)
+    if _is_part(made.text[: len(made.text) - end], known.text, runs):
+        return short
+    return _find_numbering(short, whole, known.text, runs, render)
+
+
+def _pick_tools(tools: tuple[dict[str, Any], ...], names: Container[Any]) -> tuple[dict[str, Any], ...]:
+    return tuple(tool for tool in tools if _tool_name(tool) in names)
+
+
+def _tool_name(tool: dict[str, Any]) -> Any:
+    return tool.get("function", tool).get("name")
+
+
+# Numbers
+
+_DIGITS = re.compile(r"([0-9]+)")
+LONGEST_NUMBER = 9
+
+
+def _find_numbering(short: Short, whole: Conversation, known: str, runs: int, render: Render) -> Short | None:
+    roles = [message.role for message in whole.messages]
+    left_out = (place for place in range(len(roles)) if place not in short.places)
+    first = next((place for place in left_out if whole.messages[place].tool_calls), None)
+    if first is None:
+        return None
+    places = tuple(sorted({*short.places, *_round(roles, first)}))
+    if not _joins(roles, places):
+        return None
+    few = tuple(whole.messages[place] for place in places)
+    other = render(replace(whole, messages=few, tools=short.tools))
+    text = short.rendering.text
+    tail, numbers = _compare_ends(text, other.text, known[-2 * len(text) :])
+    if len(numbers) != 1 or not _is_part(_mask(text[: len(text) - tail]), _mask(known), runs):
+        return None
+    ((step, shift, behind),) = numbers
+    return replace(short, tail=tail, numbering=Numbering(places, other, step, shift, behind))
+
+
+def _compare_ends(short: str, other: str, known: str) -> tuple[int, set[tuple[int, int, str]]]:
+    """Characters of the short text that all three end with, but for numbers; and how these differ.
+
+    By which step, by which shift, and behind which character they stand.
+    """
+    tail, found = 0, set[tuple[int, int, str]]()
+    texts = [_DIGITS.split(text)[::-1] for text in (short, other, known)]
+    for place, (one, second, third) in enumerate(zip(*texts, strict=False)):
+        step, shift = _difference(one, second), _difference(one, third)
+        if one == second == third:
+            tail += len(one)
+        elif step and shift is not None and place + 1 < len(texts[0]):
+            tail += len(one)
+            found.add((step, shift, texts[0][place + 1][-1:]))
+        else:
+            return tail + min(shared_end(one, second), shared_end(one, third)), found
+    return tail, found
+
+
+def _difference(one: str, other: str) -> int | None:
+    """Of two numbers that are written as such."""
+    if max(len(one), len(other)) > LONGEST_NUMBER or not (one.isdecimal() and other.isdecimal()):
+        return None
+    plain = str(int(one)) == one and str(int(other)) == other
+    return int(other) - int(one) if plain else None
+
+
+def _number_end(numbering: Numbering, before: str, text: str, other: str, instead_of: int) -> str | None:
+    """The new end with the numbers of the whole, if what it comes instead of has none."""
+    old = numbering.rendering.text
+    kept = old[: len(old) - instead_of]
+    if before[len(before) - instead_of :] != old[len(kept) :] or not other.startswith(kept):
+        return None
+    pieces, others = _DIGITS.split(text), _DIGITS.split(other[len(kept) :])
+    if len(pieces) != len(others) or (text[:1].isdecimal() and kept[-1:].isdecimal()):
+        return None
+    stands_behind = kept
+    for place, (one, second) in enumerate(zip(pieces, others, strict=True)):
+        if one != second:
+            if _difference(one, second) != numbering.step or stands_behind[-1:] != numbering.behind:
+                return None
+            pieces[place] = str(int(one) + numbering.shift)
+        stands_behind = one or stands_behind
+    return "".join(pieces)
+
+
+def _mask(text: str) -> str:
+    return _DIGITS.sub("0", text)
+
+
+# What is left out
+
+
+def _is_part(short: str, whole: str, runs: int) -> bool:
+    """Whether a text is made of so many pieces of another one, in their order."""
+    at = 0
+    for _ in range(runs):
+        low, high, found = 0, len(short), at
+        while low < high:
+            middle = (low + high + 1) // 2
+            place = whole.find(short[:middle], at, None if at else middle)
+            low, high, found = (middle, high, place) if place >= 0 else (low, middle - 1, found)
+        short, at = short[low:], found + low
+    return not short
+
+
+def _places(messages: Sequence[Message]) -> tuple[int, ...] | None:
+    """The numbers of those that a short conversation has; None where it would not be short."""
+    roles = [message.role for message in messages]
+    count = len(roles)
+    if count < LEAST_MESSAGES or not {"assistant", "user"} <= {*roles}:
+        return None
+    head = _after_results(roles, roles.index("assistant") + 1)
+    user = count - 1 - roles[::-1].index("user")
+    asked = range(user - (roles[user - 1] == "assistant"), _after_results(roles, user + 2))
+    shapes = [_shape(message, place > user) for place, message in enumerate(messages)]
+    for tail in range(count - LEAST_TAIL, max(head, count - MOST_TAIL), -1):
+        if roles[tail - 1 : tail + 1] != roles[head - 1 : head + 1]:
+            continue
+        places = {*range(head), *asked, *range(tail, count)}
+        known = {shapes[place] for place in places}
+        for place in range(tail - 1, head - 1, -1):
+            if shapes[place] not in known:
+                places.update(_round(roles, place))
+                known.update(shapes[each] for each in _round(roles, place))
+        kept = sorted(places)
+        if count - len(kept) >= LEAST_LEFT_OUT and _joins(roles, kept):
+            return tuple(kept)
+    return None
+
+
+def _joins(roles: Sequence[str], places: Sequence[int]) -> bool:
+    """Whether what stands side by side in a short conversation has such neighbours in the whole one, too."""
+    return all(
+        after == before + 1 or roles[before : before + 2] == roles[after - 1 : after + 1]
+        for before, after in itertools.pairwise(places)
+    ) and not any(roles[place] in _SYSTEM for place in {*range(len(roles))} - {*places})
+
+
+def _round(roles: Sequence[str], place: int) -> range:
+    """A message, with the calls that it is the result of and with their other results."""
+    start = place
+    while roles[start] in _RESULTS and start:
+        start -= 1
+    return range(start, _after_results(roles, start + 1))
+
+
+_WORD = re.compile(r"\w+")
+LAST_WORDS = 256
+"""Characters in which the last word of a message is looked for."""
+
+
+def _last_text(message: Message) -> str:
+    if isinstance(message.content, str):
+        return message.content
+    texts = [part.get("text") for part in message.content or ()]
+    return next((text for text in reversed(texts) if isinstance(text, str)), "")
+
+
+_SYSTEM = ("system", "developer")
+_RESULTS = ("tool", "function")
+
+
+def _after_results(roles: Sequence[str], place: int) -> int:
+    """The first number from this one on that is not of what a tool says."""
+    while place < len(roles) and roles[place] in _RESULTS:
+        place += 1
+    return min(place, len(roles))
+
+
+def _shape(message: Message, late: bool) -> tuple[Any, ...]:
+    """What a template may go by when it writes one message in another way than the next."""
+    content, thought = (type(each) if each else repr(each) for each in (message.content, message.reasoning))
+    thinks = message.role == "assistant" and isinstance(message.content, str) and "think" in message.content
+    calls = min(len(message.tool_calls), 2)
+    return message.role, content, thought, thinks, calls, message.name is None, late
+
+
+def _refers_to_itself(messages: Sequence[Message]) -> bool:
+    """Whether all that stands in a short conversation is there that something in it refers to."""
+    calls = {call.id for message in messages for call in message.tool_calls}
+    return all(message.tool_call_id in calls for message in messages if message.tool_call_id is not None)
+
+
+def names_of(messages: Iterable[Message]) -> Iterator[tuple[str | None, str]]:
+    return ((call.id, call.name) for message in messages for call in message.tool_calls)
+
+
+def shared_start(one: str, other: str) -> int:
+    """How many characters two texts begin with in common."""
+    low, high = 0, min(len(one), len(other))
+    if one[:high] == other[:high]:
+        return high
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def shared_end(one: str, other: str) -> int:
+    """How many characters two texts end with in common."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one.endswith(other[len(other) - middle :]):
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,130 @@
+"""A body that is recognized says what the same bytes say to whoever reads them all, or is refused alike."""
+
+import json
+from random import Random
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dragoman.api.chat import request as chat_request
+from dragoman.api.chat.known_bodies import KnownBodies
+from dragoman.api.read import Ignored, check_shape
+from dragoman.errors import BadRequest
+from dragoman.limits import Limits
+from tests.support.laws import examples
+
+LIMITS = Limits(json_depth=12, json_lists=120, json_names=400, json_values=900)
+TEXTS = ("so", 'a "quoted" ], [{', "\\", "ünd \ud800", "", '","messages":[{"role":"user"}]', "{}")
+WRONG = (
+    {"role": "nobody", "content": "x"},
+    {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
+    {"role": "assistant", "tool_calls": [{"id": "c"}]},
+    {"role": "user", "content": "x", "colour": "red"},
+    {"role": "user", "content": "x", "name": 7},
+)
+
+
+def message(random: Random) -> dict[str, Any]:
+    text = random.choice(TEXTS)
+    if random.random() < 0.04:
+        return random.choice(WRONG)
+    if random.random() < 0.4:
+        function = {"name": "f", "arguments": json.dumps({"a": text})}
+        return {"role": "assistant", "content": text, "tool_calls": [{"id": "c", "function": function}]}
+    content = random.choice((text, [{"type": "text", "text": text}]))
+    return {"role": random.choice(("user", "tool", "assistant")), "content": content}
+
+
+def body(random: Random, messages: list[Any], first: dict[str, Any], last: dict[str, Any]) -> bytes:
+    """As clients write it: what stands before the messages, and after them."""
+    spaces = random.choice(((",", ":"), (", ", ": "), (" ,\n", " : ")))
+    made = json.dumps({**first, "messages": messages, **last}, separators=spaces).encode()
+    broken = random.random()
+    if broken < 0.02:
+        return made.replace(b"]", b",]", 1)
+    if broken < 0.04:
+        return made[: random.randrange(len(made))]
+    if broken < 0.06:
+        return made[:-1] + b',"messages":[]}'
+    return made
+
+
+def requests(random: Random) -> list[bytes]:
+    messages = [message(random) for _ in range(3)]
+    found = []
+    first: dict[str, Any] = random.choice(({}, {"model": "m", "cache_salt": "s"}))
+    last: dict[str, Any] = {"stream": True, "user": "u"}
+    for _ in range(12):
+        messages = [*messages, *(message(random) for _ in range(random.choice((0, 1, 2))))]
+        if random.random() < 0.2:
+            place = random.randrange(len(messages))
+            messages = [*messages[:place], message(random), *messages[place + 1 :]]
+        if random.random() < 0.1:
+            others: list[dict[str, Any]] = [
+                {},
+                {"cache_salt": "other"},
+                {"tools": [{"function": {"name": "f"}}]},
+            ]
+            last = random.choice(others)
+        found.append(body(random, messages, first, last))
+    return found
+
+
+def outcome(read: Any) -> Any:
+    ignored = Ignored()
+    try:
+        request, spec = read(ignored)
+    except BadRequest as error:
+        return error.message, error.param, error.code
+    return request, spec, ignored.told
+
+
+def whole(sent: bytes, ignored: Ignored) -> Any:
+    check_shape(sent, LIMITS)
+    request = chat_request.read(sent, LIMITS, ignored)
+    return request, chat_request.spec(request)
+
+
+def recognized(known: KnownBodies, sent: bytes, ignored: Ignored) -> Any:
+    request, messages = known.read(sent, "owner", LIMITS, ignored)
+    return request, chat_request.spec(request, messages)
+
+
+@given(st.integers(0, 2**32))
+@examples(60)
+def test_a_recognized_body_says_what_the_whole_one_says(seed: int) -> None:
+    known = KnownBodies()
+    for sent in requests(Random(seed)):
+        expected = outcome(lambda ignored, sent=sent: whole(sent, ignored))
+        assert outcome(lambda ignored, sent=sent: recognized(known, sent, ignored)) == expected
+
+
+def grown(count: int) -> bytes:
+    messages = [{"role": "user", "content": f"hello {number}"} for number in range(count)]
+    return json.dumps({"model": "m", "messages": messages, "stream": True}).encode()
+
+
+def test_what_was_read_before_is_not_read_again() -> None:
+    known = KnownBodies()
+    first, _ = known.read(grown(5), "a", Limits(), Ignored())
+    second, _ = known.read(grown(7), "a", Limits(), Ignored())
+    assert first.messages and second.messages and len(second.messages) == 7
+    assert all(one is other for one, other in zip(first.messages, second.messages[:5], strict=True))
+
+
+def test_what_one_key_sent_is_not_known_for_another() -> None:
+    known = KnownBodies()
+    first, _ = known.read(grown(5), "a", Limits(), Ignored())
+    second, _ = known.read(grown(7), "b", Limits(), Ignored())
+    assert first.messages and second.messages
+    assert first.messages[0] is not second.messages[0]
+
+
+def test_bodies_that_are_kept_are_bounded() -> None:
+    known = KnownBodies(most_bytes=3 * len(grown(5)))
+    first, _ = known.read(grown(5), "a", Limits(), Ignored())
+    known.read(b" " + grown(5), "a", Limits(), Ignored())
+    second, _ = known.read(grown(7), "a", Limits(), Ignored())
+    assert first.messages and second.messages
+    assert first.messages[0] is not second.messages[0]
