@@ -24,15 +24,15 @@ from dragoman.api.chat.request import ChatRequest, MessageBody
 from dragoman.api.choosing_fields import ConstraintFields, HarmlessFields, SamplerFields
 from dragoman.api.completions import CompletionRequest
 from dragoman.api.foreign_fields import CHANGED, HARMLESS_BY_REASON, REFUSED, RENAMED
-from dragoman.api.inspection import ParseCalls, ParseReasoning
+from dragoman.api.inspection import ParseAnswer, ParseCalls, ParseReasoning
 from dragoman.api.messages.blocks import BLOCKS, REFUSED_BLOCKS, WHERE
 from dragoman.api.messages.request import MessagesRequest
 from dragoman.api.responses.request import ResponseRequest
 from dragoman.api.shared_fields import SharedFields, TemplateFields
 from dragoman.api.vectors import EmbeddingRequest, RerankRequest, ScoreRequest
-from dragoman.cli.dialects import parts_of
 from dragoman.constrain.schema import rewrites
 from dragoman.constrain.schema.keywords import KEYWORDS
+from dragoman.dialects.describe import parts_of
 from dragoman.dialects.registry import list_dialects
 from dragoman.engines.local.options import LocalOptions
 from dragoman.engines.remote.pool import RemoteOptions
@@ -315,6 +315,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "embeddings": lambda: field_table(EmbeddingRequest, "embeddings"),
     "rerank": lambda: field_table(RerankRequest, "rerank"),
     "score": lambda: field_table(ScoreRequest, "score"),
+    "parse-answer": lambda: field_table(ParseAnswer, "parse-answer"),
     "parse-calls": lambda: field_table(ParseCalls, "parse-calls"),
     "parse-reasoning": lambda: field_table(ParseReasoning, "parse-reasoning"),
     "harmless": harmless,

@@ -91,6 +91,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/check_schema": {"schema": {"type": "object"}},
     "/detokenize": {"tokens": [104, 105]},
     "/v1/detokenize": {"tokens": [104, 105]},
+    "/parse": {"text": "hi"},
     "/parse/function_call": _CALLS,
     "/parse/reasoning": _REASONING,
     "/parse_function_call": _CALLS,

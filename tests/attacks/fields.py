@@ -42,6 +42,7 @@ TYPES: dict[str, tuple[str, ...]] = {
     "TokenizeChat": ("/v1/tokenize",),
     "Detokenize": ("/detokenize", "/v1/detokenize"),
     "CheckSchema": ("/v1/check_schema",),
+    "ParseAnswer": ("/parse",),
     "ParseCalls": ("/parse/function_call", "/parse_function_call"),
     "ParseReasoning": ("/parse/reasoning", "/separate_reasoning"),
     "CreateConversation": ("/v1/conversations",),

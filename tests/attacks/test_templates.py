@@ -173,6 +173,31 @@ def test_no_field_takes_a_template(frame: Frame, route: str) -> None:
         assert reply.status in (400, 404, 409, usual) and b"uid=" not in reply.body, (name, reply.body)
 
 
+@pytest.mark.parametrize("source", [CODE, ESCAPES[0], ENDLESS, GIANTS[0]])
+def test_a_template_that_is_looked_at_reaches_nothing(frame: Frame, source: str) -> None:
+    """One route takes a template, to show what it writes; it runs in a process that has nothing and ends."""
+    before = frame.server.memory()
+    with healthy(frame.server):
+        reply = frame.sent("/parse", {"text": "hi", "template": source})
+    told = json.loads(reply.body)
+    assert reply.status == 200 and told["template_error"] and told["prompt"] is None
+    assert b"uid=" not in reply.body
+    assert frame.server.memory() - before < 16 * 2**20
+
+
+def test_a_template_that_is_looked_at_can_open_nothing() -> None:
+    """Even if it could name what Python has."""
+    attempt = (
+        "import socket, os\n"
+        "from dragoman.prompt import look; look._bound()\n"
+        "for act in (lambda: open('/etc/passwd'), socket.socket, lambda: os.memfd_create('a')):\n"
+        "    try: act()\n"
+        "    except OSError: continue\n"
+        "    raise SystemExit('opened')\n"
+    )
+    subprocess.run([sys.executable, "-c", attempt], check=True, timeout=60)
+
+
 @pytest.mark.parametrize("name", ["chat_template", "chat_template_kwargs", "template_vars", "extra_body"])
 def test_a_template_that_would_count_is_refused(frame: Frame, name: str) -> None:
     route = "/v1/chat/completions"

@@ -1,9 +1,9 @@
 """The routes that only look: prompts to ids and back, and texts through the parsers of a dialect."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import Raw, Struct
+from msgspec import Meta, Raw, Struct
 
 from dragoman.api.chat.request import ChatRequest, check_conversation
 from dragoman.api.chat.request import prompt as chat_prompt
@@ -16,13 +16,16 @@ from dragoman.api.tools import Declared, Tool, check_tools, for_template
 from dragoman.constrain.schema.json_schema import prepare_schema
 from dragoman.constrain.schema.keywords import Problems
 from dragoman.dialects.declare import Dialect, begins_inside
-from dragoman.dialects.parser import parse
+from dragoman.dialects.parser import PIECE, parse
 from dragoman.dialects.registry import get_dialect
 from dragoman.errors import CONVERSATION, BadRequest, SettingsError
 from dragoman.limits import Limits, check_count
+from dragoman.prompt.look import Looked
 from dragoman.types import Answer, Prompt, TextPrompt
 
 ERRORS = OpenAIErrors({CONVERSATION: "messages"})
+MOST_CHUNKS = 16 * 1024
+"""Pieces in which a text is read."""
 
 
 # Prompts to ids and back, without generating.
@@ -44,6 +47,7 @@ class TokenizeChat(ChatRequest, kw_only=True, forbid_unknown_fields=True):
 class Detokenize(Struct, kw_only=True, forbid_unknown_fields=True):
     tokens: list[TokenId]
     model: str | None = None
+    return_token_strs: bool | None = None
 
 
 class CheckSchema(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -78,19 +82,22 @@ def prompt(request: TokenizeText | TokenizeChat) -> Prompt:
     return chat_prompt(request)
 
 
-def describe_tokens(
-    ids: Sequence[int], max_model_len: int | None, names: Sequence[str] | None
-) -> dict[str, Any]:
-    return {"count": len(ids), "max_model_len": max_model_len, "tokens": ids, "token_strs": names}
+def describe_tokens(ids: Sequence[int], max_model_len: int | None) -> dict[str, Any]:
+    return {"count": len(ids), "max_model_len": max_model_len, "tokens": ids, "token_strs": None}
 
 
 def read_detokenize(body: bytes, vocabulary: int, ignored: Ignored | None = None) -> Detokenize:
     request: Detokenize = _ids.read(body, ignored)
-    highest = max(request.tokens, default=0)
+    check_known(request.tokens, vocabulary, "tokens")
+    return request
+
+
+def check_known(ids: Sequence[int], vocabulary: int, param: str) -> None:
+    """Raises where an id is none of so many."""
+    highest = max(ids, default=0)
     if highest >= vocabulary:
         message = f"Token id {highest} is outside of the vocabulary (0 to {vocabulary - 1})."
-        raise BadRequest(message, param="tokens", code="invalid_token_id")
-    return request
+        raise BadRequest(message, param=param, code="invalid_token_id")
 
 
 def read_schema(body: bytes) -> Any:
@@ -123,6 +130,22 @@ class ParseReasoning(Struct, kw_only=True, forbid_unknown_fields=True):
     reasoning_parser: str | None = None
 
 
+class ParseAnswer(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What a model wrote, as text or as ids, and how it is to be read."""
+
+    text: str | None = None
+    token_ids: list[TokenId] | None = None
+    prompt_token_ids: list[TokenId] | None = None
+    model: str | None = None
+    dialect: str | None = None
+    template: str | None = None
+    tools: list[Tool] | None = None
+    starts_in_reasoning: bool | None = None
+    chunk: Annotated[int, Meta(ge=1, le=2**20)] | None = None
+    return_grammar: bool | None = None
+
+
+_answer = Reader.of(ParseAnswer)
 _calls = Reader.of(ParseCalls)
 _reasoning = Reader.of(ParseReasoning)
 
@@ -140,6 +163,43 @@ def read_reasoning(body: bytes, limits: Limits, ignored: Ignored | None = None) 
     return request
 
 
+def read_answer(body: bytes, limits: Limits, ignored: Ignored | None = None) -> ParseAnswer:
+    request: ParseAnswer = _answer.read(body, ignored)
+    text, ids = request.text or "", request.token_ids
+    check_count(len(text), limits.parsed_chars, "text", "characters")
+    check_count(len(ids or ()), limits.parsed_chars, "token_ids", "ids")
+    check_count(len(request.prompt_token_ids or ()), limits.parsed_chars, "prompt_token_ids", "ids")
+    check_count(len(request.template or ""), limits.parsed_chars, "template", "characters")
+    check_count(-(-len(text) // (request.chunk or PIECE)), MOST_CHUNKS, "chunk", "pieces of the text")
+    check_tools(Declared.of(request.tools), limits)
+    if request.dialect is not None and request.template is not None:
+        raise _excludes("dialect", "template")
+    for name in ("text", "dialect", "template", "chunk") if ids is not None else ():
+        if getattr(request, name) is not None:
+            raise _excludes("token_ids", name)
+    return request
+
+
+def _excludes(one: str, other: str) -> BadRequest:
+    message = f"'{one}' and '{other}' exclude each other; send one of them."
+    return BadRequest(message, param=other, code="invalid_value")
+
+
+def looked_at(request: ParseAnswer) -> Looked:
+    return Looked(
+        text=request.text or "",
+        template=request.template,
+        tools=tools_of(request),
+        starts_in_reasoning=request.starts_in_reasoning,
+        chunk=request.chunk,
+        grammar=bool(request.return_grammar),
+    )
+
+
+def tools_of(request: ParseAnswer | ParseCalls) -> tuple[dict[str, Any], ...]:
+    return for_template(Declared.of(request.tools).functions)
+
+
 def find_parser(name: str | None, param: str, own: Dialect) -> Dialect:
     """The dialect of a name; without one, that of the server's model."""
     try:
@@ -151,8 +211,7 @@ def find_parser(name: str | None, param: str, own: Dialect) -> Dialect:
 def parse_calls(request: ParseCalls, own: Dialect) -> Answer:
     """Reasoning is left in the text: who asks for calls is not asking for it to be taken away."""
     dialect = find_parser(request.tool_call_parser, "tool_call_parser", own)
-    tools = for_template(Declared.of(request.tools).functions)
-    return parse(request.text, dialect, tools, reasoning=False)
+    return parse(request.text, dialect, tools_of(request), reasoning=False)
 
 
 def parse_reasoning(request: ParseReasoning, own: Dialect) -> Answer:

@@ -10,9 +10,11 @@ from msgspec import Struct
 from dragoman.api.chat.request import ChatRequest
 from dragoman.api.completions import CompletionRequest, IdsRequest
 from dragoman.api.conversations import AddItems, ChangeMetadata, CreateConversation
+from dragoman.api.examples import EXAMPLES, Example
 from dragoman.api.inspection import (
     CheckSchema,
     Detokenize,
+    ParseAnswer,
     ParseCalls,
     ParseReasoning,
     TokenizeChat,
@@ -117,6 +119,8 @@ OPERATIONS: Sequence[Operation] = (
     Operation("get", "/tokenizer_info", "The tokenizer's special tokens, and the chat template"),
     Operation("post", "/v1/tokenize", "The same as /tokenize", (TokenizeText, TokenizeChat)),
     Operation("post", "/v1/detokenize", "The same as /detokenize", (Detokenize,)),
+    Operation("post", "/parse", "How an answer is read: dialect, events, parts, grammar", (ParseAnswer,)),
+    Operation("get", "/dialects", "The dialects there are, with examples, and that of the model"),
     Operation("post", "/parse/function_call", "Find the tool calls in a text", (ParseCalls,)),
     Operation("post", "/parse/reasoning", "Split a text into reasoning and answer", (ParseReasoning,)),
     Operation(
@@ -183,6 +187,32 @@ def document(version: str, operations: Sequence[Operation] = OPERATIONS) -> dict
 
 
 def _operation(operation: Operation, schemas: dict[type[Any], dict[str, Any]]) -> dict[str, Any]:
+    name = f"{operation.method} {operation.path}"
+    example = EXAMPLES.get(name) or Example()
+    described: dict[str, Any] = {
+        "summary": operation.summary,
+        "operationId": name,
+        "responses": {
+            "200": {"description": "OK", "content": _reply(operation)},
+            "default": {
+                "description": "What is wrong, and what to change",
+                "content": {"application/json": {"schema": operation.error or ERROR_REF}},
+            },
+        },
+    }
+    if example.note:
+        described["description"] = example.note
+    if parameters := list(_parameters(operation, example)):
+        described["parameters"] = parameters
+    if content := _request(operation, example, schemas):
+        described["requestBody"] = {"required": True, "content": content}
+    if example.before:
+        # What to send first, for there to be something that this one is about.
+        described["x-before"] = msgspec.to_builtins(example.before)
+    return described
+
+
+def _reply(operation: Operation) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": {"schema": {}}}
     if operation.path in PLAIN:
         content = {"text/plain": {"schema": {"type": "string"}}}
@@ -190,36 +220,30 @@ def _operation(operation: Operation, schemas: dict[type[Any], dict[str, Any]]) -
         content = {"application/octet-stream": {"schema": {}}}
     if operation.streams:
         content["text/event-stream"] = {"schema": {"type": "string"}}
-    described: dict[str, Any] = {
-        "summary": operation.summary,
-        "operationId": f"{operation.method} {operation.path}",
-        "responses": {
-            "200": {"description": "OK", "content": content},
-            "default": {
-                "description": "What is wrong, and what to change",
-                "content": {"application/json": {"schema": operation.error or ERROR_REF}},
-            },
-        },
-    }
-    if parameters := list(_parameters(operation)):
-        described["parameters"] = parameters
-    if operation.body:
-        some = [schemas[body] for body in operation.body]
-        schema = some[0] if len(some) == 1 else {"anyOf": some}
-        described["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    return content
+
+
+def _request(
+    operation: Operation, example: Example, schemas: dict[type[Any], dict[str, Any]]
+) -> dict[str, Any]:
     if operation.form:
-        form = {"multipart/form-data": {"schema": operation.form}}
-        described["requestBody"] = {"required": True, "content": form}
-    return described
+        return {"multipart/form-data": {"schema": operation.form, "example": example.form}}
+    if not operation.body:
+        return {}
+    some = [schemas[body] for body in operation.body]
+    schema = some[0] if len(some) == 1 else {"anyOf": some}
+    return {"application/json": {"schema": schema, "example": example.body}}
 
 
-def _parameters(operation: Operation) -> Iterator[dict[str, Any]]:
+def _parameters(operation: Operation, example: Example) -> Iterator[dict[str, Any]]:
     for name in re.findall(r"{(\w+)}", operation.path):
-        yield {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        shown = {"example": example.path[name]} if name in example.path else {}
+        yield {"name": name, "in": "path", "required": True, "schema": {"type": "string"}, **shown}
     for name in operation.query:
         if name == "metadata":
             # As `metadata[topic]=tea`.
             pairs = {"type": "object", "additionalProperties": {"type": "string"}}
             yield {"name": name, "in": "query", "style": "deepObject", "explode": True, "schema": pairs}
         else:
-            yield {"name": name, "in": "query", "schema": {"type": "string"}}
+            shown = {"example": example.query[name]} if name in example.query else {}
+            yield {"name": name, "in": "query", "schema": {"type": "string"}, **shown}

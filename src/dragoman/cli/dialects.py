@@ -3,7 +3,7 @@
 import argparse
 import shutil
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -36,12 +36,13 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from dragoman.cli.parse import dialect_of
+    from dragoman.dialects.describe import describe_dialect
     from dragoman.dialects.registry import list_dialects
 
     chosen = [dialect_of(args.name)] if args.name else list(list_dialects().values())
     examples = args.examples or args.name is not None
     if args.json:
-        found = [facts(dialect, examples) for dialect in chosen]
+        found = [describe_dialect(dialect, examples=examples) for dialect in chosen]
         shown = found[0] if args.name else found
         print(msgspec.json.format(msgspec.json.encode(shown), indent=2).decode())
     elif examples:
@@ -51,54 +52,22 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def facts(dialect: "Dialect", examples: bool) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "name": dialect.name,
-        "models": dialect.models,
-        "aliases": list(dialect.aliases),
-        "reasoning": "reasoning" in parts_of(dialect),
-        "calls": "calls" in parts_of(dialect),
-    }
-    return found | ({"example": example(dialect)} if examples else {})
-
-
-def parts_of(dialect: "Dialect") -> list[str]:
-    """What a dialect has beside text: `["reasoning", "calls"]`."""
-    channels = dialect.channels
-    reasoning = dialect.reasoning is not None or (channels is not None and bool(channels.reasoning))
-    # A channel that is neither for reasoning nor for text is a tool's.
-    calls = bool(dialect.calls) or channels is not None
-    return [name for name, has in (("reasoning", reasoning), ("calls", calls)) if has]
-
-
-def example(dialect: "Dialect") -> str:
-    from dragoman.dialects.render import render
-    from dragoman.types import Answer, ToolCall
-
-    parts = parts_of(dialect)
-    call = ToolCall(id=None, name="get_weather", arguments='{"city": "Paris"}')
-    return render(
-        dialect,
-        Answer(
-            reasoning="They ask for the weather." if "reasoning" in parts else "",
-            text="Let me look.",
-            calls=[call] if "calls" in parts else [],
-        ),
-    )
-
-
 def page(dialect: "Dialect") -> str:
     """One dialect with its example."""
+    from dragoman.dialects.describe import parts_of, write_example
+
     paint = Paint(sys.stdout)
     said = [("models", dialect.models), ("has", ", ".join(["text", *parts_of(dialect)]))]
     said += [("aliases", " ".join(dialect.aliases))] if dialect.aliases else []
     lines = [f"  {paint('dim', name.ljust(8))} {text}" for name, text in said]
-    spoken = ["    " + line for line in visible(example(dialect)).split("\n")]
+    spoken = ["    " + line for line in visible(write_example(dialect)).split("\n")]
     return "\n".join([paint("bold", dialect.name), *lines, "", *spoken])
 
 
 def listing(chosen: "list[Dialect]", paint: Paint) -> str:
     """The table; on a terminal its last columns are cut to fit."""
+    from dragoman.dialects.describe import parts_of
+
     head = ["name", "has", "models", "aliases"]
     rows = [[one.name, ", ".join(parts_of(one)), one.models, " ".join(one.aliases)] for one in chosen]
     if sys.stdout.isatty():

@@ -15,7 +15,7 @@ from dragoman.logs import Paint
 
 if TYPE_CHECKING:
     from dragoman.dialects.declare import Dialect
-    from dragoman.types import Answer, Event
+    from dragoman.types import Event
 
 SUMMARY = "read a model's raw output: text, reasoning and tool calls"
 EXAMPLE = """\
@@ -68,6 +68,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from dragoman.dialects.describe import spell_answer
     from dragoman.dialects.parser import Parser
     from dragoman.types import fold
 
@@ -147,22 +148,8 @@ def pieces_of(file: str) -> Iterator[str]:
     yield decoder.decode(b"", final=True)
 
 
-def spell_answer(answer: "Answer") -> dict[str, Any]:
-    calls = [{"id": call.id, "name": call.name, "arguments": call.arguments} for call in answer.calls]
-    return {"text": answer.text, "reasoning": answer.reasoning, "tool_calls": calls}
-
-
 def show(events: "list[Event]") -> None:
+    from dragoman.dialects.describe import spell_event
+
     for event in events:
-        print(msgspec.json.encode(line_of(event)).decode(), flush=True)
-
-
-def line_of(event: "Event") -> dict[str, Any]:
-    """`{"kind": "call_open", "call": 0, "id": "call_1", "name": "f"}`"""
-    if event.kind == "call_open":
-        return {"kind": event.kind, "call": event.call, "id": event.call_id, "name": event.text}
-    if event.kind == "call_arguments":
-        return {"kind": event.kind, "call": event.call, "arguments": event.text}
-    if event.kind == "call_close":
-        return {"kind": event.kind, "call": event.call}
-    return {"kind": event.kind, "text": event.text}
+        print(msgspec.json.encode(spell_event(event)).decode(), flush=True)

@@ -105,24 +105,34 @@ class Documents:
 
 
 async def read_pdf(data: bytes, most_chars: int) -> dict[str, str]:
-    """What the process that reads it says of it; it is gone when this returns."""
-    pipe = asyncio.subprocess.PIPE
-    command = (sys.executable, "-I", str(CHILD), str(PDF_PAGES), str(most_chars))
+    """What the process that reads it says of it."""
     try:
-        process = await asyncio.create_subprocess_exec(
-            *command, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.DEVNULL, env={}
-        )
-    except OSError as error:
-        raise Unavailable("No process can be begun to read a PDF; try again.") from error
-    try:
-        async with asyncio.timeout(PDF_S):
-            said, _ = await process.communicate(data)
+        said = await ask_process(data, PDF_S, str(CHILD), str(PDF_PAGES), str(most_chars))
         return msgspec.json.decode(said, type=dict[str, str])
     except TimeoutError:
         return {"error": "too_slow"}
     except msgspec.DecodeError:
         # It was ended for what it took.
         return {"error": "unreadable"}
+
+
+async def ask_process(data: bytes, seconds: float, *command: str) -> bytes:
+    """What a Python process of its own makes of what strangers sent; it is gone when this returns."""
+    pipe = asyncio.subprocess.PIPE
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", *command),
+            stdin=pipe,
+            stdout=pipe,
+            stderr=asyncio.subprocess.DEVNULL,
+            env={},
+        )
+    except OSError as error:
+        raise Unavailable("No process can be begun to look at this; try again.") from error
+    try:
+        async with asyncio.timeout(seconds):
+            said, _ = await process.communicate(data)
+        return said
     finally:
         if process.returncode is None:
             process.kill()

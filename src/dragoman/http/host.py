@@ -71,6 +71,7 @@ class Host:
         self.known_bodies = KnownBodies()
         self.replies = Replies(self.limits.replies_bytes, keys)
         self.turnstile = Turnstile()
+        self.looking_at_template = asyncio.Semaphore(1)
         self.files = shelf_of(settings)
         self.documents = Documents(self.files, self.limits)
         self.answer_line: AnswerLine

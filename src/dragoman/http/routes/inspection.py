@@ -1,19 +1,34 @@
 """The routes that look without generating: models, tokens, prompts, and what an answer reads as."""
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
+
+import msgspec
 
 from dragoman.api import completions as completion_bodies
 from dragoman.api import inspection
 from dragoman.api.chat import request as chat_request
+from dragoman.api.inspection import ParseAnswer
 from dragoman.api.messages.reply import HEADER, describe_model, list_page
 from dragoman.api.read import Ignored
+from dragoman.api.reply import encode_json
+from dragoman.dialects import registry
+from dragoman.dialects.describe import AnswerPart, PartFinder, Told, describe_dialect
 from dragoman.engines.protocol import check_has_ids
-from dragoman.errors import ModelNotFound
-from dragoman.http.exchange import Exchange, QueryString
+from dragoman.errors import BadRequest, ModelNotFound, Overloaded
+from dragoman.http.documents import ask_process
+from dragoman.http.exchange import Exchange, QueryString, unless_gone
 from dragoman.http.host import Host
-from dragoman.types import Answer, Prompt
+from dragoman.prompt import look
+from dragoman.prompt.find import FoundDialect
+from dragoman.prompt.look import Looked
+from dragoman.turns.queue import MUCH
+from dragoman.turns.reading import ChoiceReader, Detokenizer
+from dragoman.turns.spec import Reading, ids_opened_reasoning
+from dragoman.types import Answer, Event, FinishReason, Prompt, Step
 
 
 async def list_models(host: Host, exchange: Exchange) -> None:
@@ -92,10 +107,8 @@ def tokenize(host: Host, body: bytes, ignored: Ignored) -> dict[str, Any]:
     check_has_ids(host.card, "this route")
     request = inspection.read_tokenize(body, host.limits, ignored)
     _, ids = host.model.planner.render(request.model, inspection.prompt(request))
-    names = None
-    if request.return_token_strs:
-        names = [host.model.pieces.bytes[id_].decode("utf-8", "replace") for id_ in ids]
-    return inspection.describe_tokens(ids, host.card.max_model_len, names)
+    told = _describe_tokens(host, ids) if request.return_token_strs else {}
+    return inspection.describe_tokens(ids, host.card.max_model_len) | told
 
 
 async def check_schema(host: Host, exchange: Exchange) -> None:
@@ -131,7 +144,17 @@ def detokenize(host: Host, body: bytes, ignored: Ignored) -> dict[str, Any]:
     check_has_ids(host.card, "this route")
     request = inspection.read_detokenize(body, len(host.model.pieces), ignored)
     host.model.planner.adapter(request.model)
-    return {"prompt": host.model.pieces.text(request.tokens)}
+    told: dict[str, Any] = {"prompt": host.model.pieces.text(request.tokens)}
+    return told | (_describe_tokens(host, request.tokens) if request.return_token_strs else {})
+
+
+def _describe_tokens(host: Host, ids: Sequence[int]) -> dict[str, Any]:
+    """What each of them says, and the places of those that are special tokens."""
+    pieces = host.model.pieces
+    return {
+        "token_strs": [pieces.bytes[id_].decode("utf-8", "replace") for id_ in ids],
+        "special": [place for place, id_ in enumerate(ids) if id_ in pieces.special],
+    }
 
 
 @_answers
@@ -187,3 +210,99 @@ def _calls(host: Host, body: bytes, ignored: Ignored) -> Answer:
 def _reasoning(host: Host, body: bytes, ignored: Ignored) -> Answer:
     request = inspection.read_reasoning(body, host.limits, ignored)
     return inspection.parse_reasoning(request, host.model.found.dialect)
+
+
+# An answer read before one's eyes: as the dialect of the model does, as another, or as a template speaks for.
+
+
+TEMPLATE_S = 20.0
+PATIENCE_S = 5.0
+"""For the templates of others to be done."""
+
+
+async def list_dialects(host: Host, exchange: Exchange) -> None:
+    known = registry.list_dialects().values()
+    told = [describe_dialect(dialect, examples=True) for dialect in known]
+    own = {"name": host.model.found.name, "how": host.model.found.how}
+    await exchange.json({"object": "list", "model": own, "data": told})
+
+
+async def parse_answer(host: Host, exchange: Exchange) -> None:
+    request, _ = await exchange.read(lambda body: inspection.read_answer(body, host.limits, exchange.ignored))
+    host.model.planner.adapter(request.model)
+    if request.template is not None:
+        made = await _look_with_template(host, exchange, inspection.looked_at(request))
+    else:
+        look = _look_at_ids if request.token_ids is not None else _look_at_text
+        # However short it is: in pieces of a character it takes its time.
+        made = await exchange.aside(MUCH + 1, lambda: encode_json(look(host, request)))
+    await exchange.reply(made, b"application/json")
+
+
+async def _look_with_template(host: Host, exchange: Exchange, looked: Looked) -> bytes:
+    """In a process of its own: a template is a program, and this one is a stranger's."""
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            await host.looking_at_template.acquire()
+    except TimeoutError:
+        raise Overloaded("Templates of others are being looked at; try again soon.") from None
+    try:
+        asking = ask_process(msgspec.json.encode(looked), TEMPLATE_S, "-m", look.__name__)
+        with suppress(TimeoutError):
+            if said := await unless_gone(exchange, asking):
+                return said
+    finally:
+        host.looking_at_template.release()
+    message = "The template takes too long, or too much memory, to be looked at."
+    raise BadRequest(message, param="template", code="limit_exceeded")
+
+
+def _look_at_text(host: Host, request: ParseAnswer) -> dict[str, Any]:
+    found = host.model.found
+    if request.dialect is not None:
+        dialect = inspection.find_parser(request.dialect, "dialect", found.dialect)
+        found = FoundDialect(dialect, "named in the request")
+    return look.look_at(inspection.looked_at(request), found)
+
+
+def _look_at_ids(host: Host, request: ParseAnswer) -> dict[str, Any]:
+    """As the model's own answers are read: special tokens by their ids, and everything counted in tokens."""
+    check_has_ids(host.card, "this route")
+    model, ids, prompt = host.model, request.token_ids or [], request.prompt_token_ids or []
+    inspection.check_known(ids, len(model.pieces), "token_ids")
+    inspection.check_known(prompt, len(model.pieces), "prompt_token_ids")
+    reading = Reading(tools=inspection.tools_of(request))
+    dialect, tokenizer = model.found.dialect, host.engine.tokenizer
+    inside = request.starts_in_reasoning
+    if inside is None:
+        inside = ids_opened_reasoning(dialect, prompt, tokenizer)
+    reader = ChoiceReader(
+        0,
+        Detokenizer(model.language.pieces(reading), skip_special=True),
+        None,
+        model.language.readers(reading)(inside, prompt),
+        hidden_ids=tokenizer.end_ids,
+    )
+    told, parts = _read_ids(reader, ids, tokenizer.end_ids)
+    told_of = look.tell_reading(model.found, told, parts, inside=inside)
+    return {**told_of, "text": model.pieces.text(ids), **_describe_tokens(host, ids)}
+
+
+def _read_ids(
+    reader: ChoiceReader, ids: Sequence[int], end_ids: frozenset[int]
+) -> tuple[Told, list[AnswerPart]]:
+    told: Told = []
+    finder, begin = PartFinder(), 0
+    for place, id_ in enumerate(ids, 1):
+        events: list[Event] = []
+        ends: FinishReason = "stop" if id_ in end_ids else "length"
+        reader.read(Step([id_], finish=ends if place == len(ids) else None), events)
+        told += [(place, event) for event in events]
+    for _, event in told[:-1]:
+        end = begin + len(event.ids)
+        finder.add(event, None if event.begins is None else begin, end)
+        begin = end
+    # What is left has closed the last part, and the last of all may have ended the turn.
+    end = len(ids) - (1 if ids and ids[-1] in end_ids else 0)
+    ending = [AnswerPart("end", end, len(ids))] if end < len(ids) else []
+    return told, finder.done(end) + ending
