@@ -19,7 +19,7 @@ __all__ = ["main"]
 COMMANDS = (
     *("serve", "chat", "models", "pull", "list", "show", "rm", "ps"),
     *("dialects", "parse", "check-schema", "mcp", "store", "export"),
-    *("batch", "replay", "doctor", "bench", "completion"),
+    *("batch", "keys", "replay", "doctor", "bench", "completion"),
 )
 MODULES = {"list": "list_models"}
 """Of a command whose name is Python's own."""

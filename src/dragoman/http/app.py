@@ -334,6 +334,9 @@ class _Endpoint:
             await self._handler(self._host, exchange)
             return
         exchange.head |= self._host.admission.rates(exchange.owner, self._kind)
+        if self._host.keys.limited and self._kind == "asks" and exchange.key.is_limited:
+            exchange.head |= self._host.budgets.rates(exchange.key)
+            self._host.budgets.check(exchange.key)
         with self._host.admission.admitted(exchange.owner, self._kind) as exchange.visit:
             await self._handler(self._host, exchange)
 

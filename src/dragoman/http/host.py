@@ -21,10 +21,11 @@ from dragoman.http.connection.upgrade import Turnstile
 from dragoman.http.documents import Documents
 from dragoman.http.keys import Keys
 from dragoman.http.run_turn import Pump
+from dragoman.http.token_budgets import TokenBudgets
 from dragoman.mcp.config import servers_of
 from dragoman.responses.desk import Desk
 from dragoman.settings import Settings
-from dragoman.store import shelf_of
+from dragoman.store import kept_folder, shelf_of
 from dragoman.turns.adapters import AdapterChanges
 from dragoman.turns.queue import EngineQueue, Workers
 from dragoman.turns.turn import ServedModel
@@ -58,12 +59,14 @@ class Host:
         self.journal = Journal()
         self.workers = Workers()
         self.keys = Keys(settings)
-        self.keys.on_change = self._share_out
+        self.keys.on_change = self._take_keys
+        self.budgets = TokenBudgets(self.keys.get, kept_folder(settings))
         card, metrics = self.card, self.journal.metrics
         keys = len(self.keys)
         self.admission = Admission(
             settings, card.slots, metrics, self.workers, keys=keys, makes_way=card.makes_way
         )
+        self._set_meter()
         presets = read_presets(settings)
         self.model = ServedModel(engine, settings, self.workers, self.admission.queue, presets, template)
         self.connections = ConnectionLimiter(room(self.limits.connections), keys)
@@ -94,10 +97,21 @@ class Host:
         self._checking: asyncio.Future[None] | None = None
         self.fingerprint = "-".join(filter(None, ("dragoman", __version__, self.card.numerics)))
 
-    def _share_out(self) -> None:
+    def _take_keys(self) -> None:
         """There are more keys now, or fewer: of several each has a share, and one has all."""
         for each in (self.admission, self.connections, self.bodies, self.replies):
             each.share_between(len(self.keys))
+        self._set_meter()
+        self.budgets.forget(self.keys.get)
+
+    def _set_meter(self) -> None:
+        """Where no key has a budget, nothing is counted."""
+        self.admission.queue.meter = self.budgets.reserve if self.keys.limited else None
+
+    def charge(self, owner: str, tokens: int) -> None:
+        """Takes tokens of a key's budget for what is no turn. Raises where it has not so many left."""
+        if self.keys.limited and (settle := self.budgets.reserve(owner, tokens, 0)) is not None:
+            settle(tokens)
 
     def most_lines(self) -> int:
         """Of batches, that are at work at the same time."""
@@ -109,6 +123,7 @@ class Host:
             return await work()
 
     async def start(self) -> None:
+        await asyncio.to_thread(self.budgets.load)
         await self.desk.start()
         await self.files.start()
         await self.batches.start()
@@ -123,6 +138,7 @@ class Host:
         await self.admission.end_all()
         for close in (
             self.batches.stop,
+            self.budgets.close,
             self.desk.stop,
             self.files.close,
             self.mcp.close,

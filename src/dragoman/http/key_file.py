@@ -55,6 +55,11 @@ class ApiKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
     tokens_per_minute: Tokens = None
     tokens_per_day: Tokens = None
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether its tokens are counted."""
+        return self.tokens_per_minute is not None or self.tokens_per_day is not None
+
     def may_use(self, model: str) -> bool:
         return not self.models or self.admin or any(fnmatchcase(model, one) for one in self.models)
 

@@ -183,6 +183,7 @@ class Keys:
         # What the settings say holds, whatever the file says of the same key.
         self._known = {key.sha256: key for key in (*found, *self._fixed)}
         self.has_admin = any(key.admin for key in self._known.values())
+        self.limited = any(key.is_limited for key in self._known.values())
 
     def _look(self) -> None:
         """Reads the file again if it is another. One that cannot be read changes nothing."""
@@ -217,6 +218,9 @@ class Keys:
         if found is None:
             raise Unauthorized(KEY_NEEDED)
         return found
+
+    def get(self, owner: str) -> ApiKey | None:
+        return self._known.get(owner)
 
     def belonging_to(self, owner: str) -> ApiKey:
         """The key of work that goes on without a request; raises if it was revoked since."""

@@ -80,11 +80,15 @@ def folder_of(settings: Settings) -> Path:
     return Path(settings.data_dir).expanduser() if settings.data_dir else default_folder()
 
 
+def kept_folder(settings: Settings) -> Path | None:
+    """Where something is kept; None where nothing is."""
+    return None if settings.store in ("memory", "none") else folder_of(settings)
+
+
 def check_folder(settings: Settings) -> Path | None:
-    """Where something is kept, made and tried; None where nothing is. Raises if it cannot be."""
-    if settings.store in ("memory", "none"):
-        return None
-    return make_folder(folder_of(settings))
+    """The same, made and tried. Raises if it cannot be."""
+    folder = kept_folder(settings)
+    return None if folder is None else make_folder(folder)
 
 
 def shelf_of(settings: Settings) -> FileShelf:
@@ -93,8 +97,8 @@ def shelf_of(settings: Settings) -> FileShelf:
     quota = Quota(files=limits.files, bytes=limits.files_bytes, file_bytes=limits.file_bytes)
     if settings.files_dir:
         return FileShelf(Path(settings.files_dir).expanduser(), quota)
-    kept = settings.store not in ("memory", "none")
-    return FileShelf(folder_of(settings) / "files" if kept else None, quota)
+    folder = kept_folder(settings)
+    return FileShelf(None if folder is None else folder / "files", quota)
 
 
 def make_folder(folder: Path) -> Path:

@@ -9,10 +9,10 @@ model is told what is wrong with it and asked again, a few times, and then the t
 import asyncio
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 from msgspec.structs import replace
 
@@ -34,9 +34,13 @@ TRIES = 3
 
 
 def checked_turn(model: ServedModel, plan: TurnPlan, spec: TurnSpec, source: str) -> Turn:
-    """A turn of which something is asked that the engine is not held to."""
-    holds = must_hold(spec) is not None
+    """A turn of which something is asked that the engine is not held to, or whose key has a budget."""
+    if not plan.unenforced:
+        return model.made(MeteredTurn, plan, spec, source)
+    holds, metered = must_hold(spec) is not None, model.queue.meter is not None
     kind: type[CheckedTurn] = HeldTurn if holds else LookedTurn
+    if metered:
+        kind = MeteredHeldTurn if holds else MeteredLookedTurn
     turn = model.made(kind, plan, spec, source)
     turn.model, turn.spec, turn.source = model, spec, source
     turn.unenforced = "" if holds else plan.unenforced
@@ -183,6 +187,37 @@ class HeldTurn(CheckedTurn):
             Event("finish", choice, finish="error", error=error) for choice in range(self.choices)
         ]
         self.finishes = {event.choice: event for event in self._pending}
+
+
+class MeteredTurn(Turn):
+    """What it may take is set aside of the budget of its key; in the end, what it took is what counts."""
+
+    _settle: Callable[[int], None] | None = None
+
+    async def __aenter__(self) -> Self:
+        if self._queue.meter is not None:
+            answers = self._spec.sampling.max_tokens * self.choices or None
+            self._settle = self._queue.meter(self._spec.owner, sum(self._prompt_tokens), answers)
+        try:
+            return await super().__aenter__()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        super().close()
+        if (settle := self._settle) is not None:
+            self._settle = None
+            # What the engine was never given costs nothing.
+            settle(self.usage.prompt_tokens + self.usage.completion_tokens if self._started else 0)
+
+
+class MeteredLookedTurn(MeteredTurn, LookedTurn):
+    pass
+
+
+class MeteredHeldTurn(MeteredTurn, HeldTurn):
+    """Of several tries each counts."""
 
 
 def _fold(events: Sequence[Event], choices: int) -> list[Answer]:

@@ -88,6 +88,12 @@ class Ticket:
         return self.order is not None
 
 
+Meter: TypeAlias = Callable[[str, int, int | None], Callable[[int], None] | None]
+"""Sets tokens of a key's budget aside: those of a prompt, and of the answers at most, if that is said.
+
+Raises where so many are not left. What it gives is told in the end how many were taken."""
+
+
 class EngineQueue:
     """`places` answers are at work at the same time, or up to `most` where a key has less than its share.
 
@@ -100,6 +106,7 @@ class EngineQueue:
         self, places: int, most: int | None = None, *, several: bool = True, spare: int | None = None
     ) -> None:
         self.places = places
+        self.meter: Meter | None = None
         self._spare = min(spare or places, places)
         self._behind: dict[Ticket, None] = {}
         """Those of such work that have places, the last at the end."""

@@ -454,7 +454,7 @@ class ServedModel:
             any_name=settings.any_model,
             checks=settings.unconstrained == "check",
         )
-        self._queue = queue
+        self.queue = queue
         self._keeps_logprobs = settings.trajectories
         self._forced: dict[str, Language] = {}
 
@@ -472,7 +472,7 @@ class ServedModel:
         if owner:
             spec = replace(spec, owner=owner)
         plan = await self.planned(spec, body_bytes)
-        if not plan.unenforced:
+        if not plan.unenforced and self.queue.meter is None:
             return self.made(Turn, plan, spec, source)
         # Here for the cycle: what it makes are turns.
         from dragoman.turns.checked import checked_turn
@@ -486,7 +486,7 @@ class ServedModel:
 
     def made(self, kind: type[T], plan: TurnPlan, spec: TurnSpec, source: str) -> T:
         remember = None if behind.get() else partial(self.planner.remember, plan, spec)
-        rest = remember, source, self._queue, spec.owner
+        rest = remember, source, self.queue, spec.owner
         turn = kind(self.engine, plan, spec, self._language(plan.dialect), *rest, self.planner.adapters)
         turn.overridden = self.planner.defaults(spec.model).overruled(spec)
         return turn

@@ -78,11 +78,13 @@ HEADER = b"anthropic-version"
 def spell_head(head: Mapping[bytes, bytes], now: float) -> dict[bytes, bytes]:
     """What Anthropic's clients read of the headers of a reply, by the names that they know."""
     told = {b"request-id": head[b"x-request-id"]}
-    for name in (b"limit", b"remaining"):
-        if (value := head.get(b"x-ratelimit-%b-requests" % name)) is not None:
-            told[b"anthropic-ratelimit-requests-%b" % name] = value
-    if (wait := head.get(b"x-ratelimit-reset-requests")) is not None:
-        told[b"anthropic-ratelimit-requests-reset"] = _spell_time(now + int(wait.rstrip(b"s"))).encode()
+    for of in (b"requests", b"tokens"):
+        for name in (b"limit", b"remaining"):
+            if (value := head.get(b"x-ratelimit-%b-%b" % (name, of))) is not None:
+                told[b"anthropic-ratelimit-%b-%b" % (of, name)] = value
+        if (wait := head.get(b"x-ratelimit-reset-%b" % of)) is not None:
+            when = _spell_time(now + int(wait.rstrip(b"s")))
+            told[b"anthropic-ratelimit-%b-reset" % of] = when.encode()
     return told
 
 

@@ -173,7 +173,9 @@ class Socket:
 
     async def _answer(self, message: SocketMessage, facts: dict[str, Any], visit: Visit) -> None:
         body = message.body()
-        self._host.keys.belonging_to(self._owner)
+        key = self._host.keys.belonging_to(self._owner)
+        if key.is_limited:
+            self._host.budgets.check(key)
         ignored = Ignored(self._host.settings.unknown_fields)
         reading = partial(requests.read, body, self._host.limits, ignored)
         request = await self._host.workers.run(self._owner, len(body), reading)

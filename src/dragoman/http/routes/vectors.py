@@ -160,6 +160,7 @@ async def _compute(
     for_owner = method == "embed" and isinstance(host.engine, SharingEngine)
     call = ("embed_for", exchange.owner) if for_owner else (method,)
     wrong = wrong_scores if method == "score" else wrong_vectors
+    host.charge(exchange.owner, sum(map(size, given)))
 
     async def computed() -> list[Any]:
         found: list[Any] = []

@@ -1,0 +1,276 @@
+"""Tokens that a key may take in a minute and in a day."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dragoman.engines.protocol import ModelCard
+from dragoman.engines.scripted import CHATML, ScriptedEngine, say
+from dragoman.errors import BadRequest, Overloaded
+from dragoman.http import token_budgets
+from dragoman.http.key_file import ApiKey, add_key, describe_key, hash_key
+from dragoman.http.token_budgets import DAY_S, USUAL_ANSWER, TokenBudgets
+from tests.http.conftest import Serve
+from tests.support.http import HELLO, chunks, post
+from tests.support.laws import examples
+from tests.support.wait import becomes
+
+KEY, FREE = "sk-limited-0123456789-0123", "sk-free-0123456789-0123456"
+CHAT = "/v1/chat/completions"
+OWNER = "a" * 64
+NOON = 1000 * DAY_S + DAY_S / 2
+
+
+class Clock:
+    now = NOON
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def budgets(
+    minute: int | None = None, day: int | None = None, folder: Path | None = None
+) -> tuple[TokenBudgets, Clock]:
+    key, clock = ApiKey(name="x", sha256=OWNER, tokens_per_minute=minute, tokens_per_day=day), Clock()
+    return TokenBudgets(lambda owner: key if owner == OWNER else None, folder, clock), clock
+
+
+def left(made: TokenBudgets) -> int:
+    key = made._key_of(OWNER)
+    assert key is not None
+    return int(made.rates(key)[b"x-ratelimit-remaining-tokens"])
+
+
+def take(made: TokenBudgets, tokens: int, used: int | None = None) -> None:
+    settle = made.reserve(OWNER, tokens, 0)
+    assert settle is not None
+    settle(tokens if used is None else used)
+
+
+def test_a_minute_fills_up_again() -> None:
+    made, clock = budgets(minute=60)
+    take(made, 60)
+    with pytest.raises(Overloaded, match="60 tokens a minute: 0") as refused:
+        take(made, 10)
+    assert refused.value.retry_after == 10
+    clock.now += 10
+    take(made, 10)
+
+
+def test_a_day_begins_anew_at_midnight() -> None:
+    made, clock = budgets(day=100)
+    take(made, 100)
+    with pytest.raises(Overloaded, match="100 tokens a day") as refused:
+        take(made, 1)
+    assert refused.value.retry_after == DAY_S // 2
+    clock.now += DAY_S / 2
+    take(made, 100)
+
+
+def test_what_was_set_aside_and_not_used_is_given_back() -> None:
+    made, _ = budgets(day=USUAL_ANSWER + 10)
+    settle = made.reserve(OWNER, 10, None)
+    assert settle is not None and left(made) == 0
+    settle(12)
+    assert left(made) == USUAL_ANSWER - 2
+
+
+def test_what_came_to_be_longer_is_a_debt() -> None:
+    made, clock = budgets(minute=60)
+    take(made, 10, used=120)
+    clock.now += 59
+    with pytest.raises(Overloaded):
+        take(made, 1)
+    clock.now += 2
+    take(made, 1)
+
+
+def test_a_prompt_that_can_never_fit_is_no_reason_to_try_again() -> None:
+    made, _ = budgets(minute=60, day=1000)
+    with pytest.raises(BadRequest, match="never take more than 60"):
+        made.reserve(OWNER, 61, 0)
+    # An answer may be asked for that is longer than there is.
+    assert made.reserve(OWNER, 60, 1000) is not None
+
+
+def test_what_is_set_aside_on_one_day_is_not_the_next_one_s() -> None:
+    made, clock = budgets(day=100)
+    settle = made.reserve(OWNER, 50, 0)
+    clock.now += DAY_S
+    assert settle is not None and left(made) == 100
+    settle(70)
+    assert left(made) == 100
+
+
+def test_a_day_survives_a_restart(tmp_path: Path) -> None:
+    made, _ = budgets(day=100, folder=tmp_path / "new")
+    take(made, 40)
+    made.save()
+    again, clock = budgets(day=100, folder=tmp_path / "new")
+    again.load()
+    assert left(again) == 60
+    clock.now += DAY_S
+    assert left(again) == 100
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b'{"day": "x"}', b"[]"])
+def test_a_file_that_is_broken_is_no_reason_not_to_start(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / token_budgets.FILE).write_bytes(text)
+    made, _ = budgets(day=100, folder=tmp_path)
+    made.load()
+    assert left(made) == 100
+
+
+@examples(200)
+@given(
+    st.integers(10, 500),
+    st.lists(st.tuples(st.floats(0, 40), st.integers(0, 120), st.integers(0, 60), st.integers(0, 90))),
+)
+def test_over_any_time_no_more_is_taken_than_the_budget_gives(
+    minute: int, asked: list[tuple[float, int, int, int]]
+) -> None:
+    """And what one answer was longer than it was set aside for, which the next ones wait for."""
+    made, clock = budgets(minute=minute)
+    taken, longest = 0, 0
+    for pause, prompt, answer, said in asked:
+        clock.now += pause
+        try:
+            settle = made.reserve(OWNER, prompt, answer)
+        except (Overloaded, BadRequest):
+            continue
+        assert settle is not None
+        settle(prompt + said)
+        taken += prompt + said
+        longest = max(longest, prompt + said)
+    assert taken <= minute * (1 + (clock.now - NOON) / 60) + longest + 1
+
+
+# Over HTTP
+
+
+@pytest.fixture
+def limited(serve: Serve, tmp_path: Path) -> Callable[..., str]:
+    """The address of a server with one key that has these budgets, and one that has none."""
+
+    def started(engine: ScriptedEngine | None = None, **budget: int) -> str:
+        file = str(tmp_path / "keys")
+        add_key(file, describe_key(KEY, name="limited", **budget))
+        add_key(file, describe_key(FREE, name="free"))
+        engine = engine or ScriptedEngine(say("hello"))
+        return serve(engine, store="memory", api_key_file=file)
+
+    return started
+
+
+def ask(url: str, body: dict[str, Any] | None = None, path: str = CHAT, key: str = KEY) -> httpx.Response:
+    return post(url, path, {**(body or HELLO)}, authorization=f"Bearer {key}")
+
+
+def used(reply: httpx.Response) -> int:
+    return int(reply.json()["usage"]["total_tokens"])
+
+
+def remaining(reply: httpx.Response) -> int:
+    return int(reply.headers["x-ratelimit-remaining-tokens"])
+
+
+def test_answers_are_counted_and_then_refused(limited: Callable[..., str]) -> None:
+    url = limited(tokens_per_day=60)
+    first = ask(url, HELLO | {"max_tokens": 5})
+    assert first.status_code == 200 and remaining(first) == 60
+    assert first.headers["x-ratelimit-limit-tokens"] == "60"
+    second = ask(url, HELLO | {"max_tokens": 5})
+    assert remaining(second) == 60 - used(first)
+    while (reply := ask(url, HELLO | {"max_tokens": 5})).status_code == 200:
+        pass
+    error = reply.json()["error"]
+    assert (reply.status_code, error["type"], error["code"]) == (
+        429,
+        "rate_limit_error",
+        "rate_limit_exceeded",
+    )
+    assert 1 <= int(reply.headers["retry-after"]) <= DAY_S
+    # Others are none the poorer, and have no budget to tell of.
+    free = ask(url, key=FREE)
+    assert free.status_code == 200 and "x-ratelimit-limit-tokens" not in free.headers
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "header"),
+    [
+        ("/v1/messages", {**HELLO, "max_tokens": 5}, "anthropic-ratelimit-tokens-remaining"),
+        ("/v1/responses", {"input": "hi"}, "x-ratelimit-remaining-tokens"),
+        ("/v1/completions", {"prompt": "hi"}, "x-ratelimit-remaining-tokens"),
+        ("/api/chat", {**HELLO, "stream": False}, "x-ratelimit-remaining-tokens"),
+    ],
+)
+def test_every_api_counts_and_refuses_in_its_own_words(
+    limited: Callable[..., str], path: str, body: dict[str, Any], header: str
+) -> None:
+    url = limited(tokens_per_day=40)
+    named = {
+        **body,
+        "model": httpx.get(f"{url}/v1/models", headers={"x-api-key": FREE}).json()["data"][0]["id"],
+    }
+    replies = [ask(url, named, path) for _ in range(25)]
+    statuses = [reply.status_code for reply in replies]
+    assert statuses[0] == 200 and statuses[-1] == 429 and sorted(statuses) == statuses
+    assert replies[0].headers[header] == "40"
+    assert "tokens a day" in replies[-1].text
+
+
+def test_a_stream_that_is_left_counts_what_it_took(limited: Callable[..., str]) -> None:
+    engine = ScriptedEngine(say("x" * 1000), interval=0.005)
+    url = limited(engine, tokens_per_day=100_000)
+    with httpx.stream(
+        "POST", url + CHAT, json={**HELLO, "stream": True, "max_tokens": 900}, headers={"x-api-key": KEY}
+    ) as stream:
+        said = stream.iter_raw()
+        next(said)
+        # All that it might take is set aside meanwhile.
+        assert 99_000 < remaining(ask(url, HELLO | {"max_tokens": 1})) < 99_100
+    becomes(lambda: engine.live == 0)
+    assert remaining(ask(url, HELLO | {"max_tokens": 1})) > 99_500
+
+
+def test_what_is_refused_is_refused_before_a_stream_begins(limited: Callable[..., str]) -> None:
+    url = limited(tokens_per_minute=30)
+    body = {**HELLO, "stream": True, "max_tokens": 10}
+    first, second = ask(url, body), ask(url, body)
+    assert len(chunks(first)) > 1
+    assert second.status_code == 429 and 1 <= int(second.headers["retry-after"]) <= 60
+
+
+class Embedding(ScriptedEngine):
+    async def embed(self, prompts: Any) -> list[list[float]]:
+        return [[1.0, 2.0] for _ in prompts]
+
+
+def test_vectors_are_counted(limited: Callable[..., str]) -> None:
+    card = ModelCard(name="m", max_model_len=4096, templates={"default": CHATML})
+    url = limited(Embedding(say("hi"), card=card), tokens_per_day=25)
+    asked = [ask(url, {"input": "0123456789"}, "/v1/embeddings").status_code for _ in range(3)]
+    assert asked == [200, 200, 429]
+
+
+def test_a_response_in_the_background_is_its_keys(limited: Callable[..., str]) -> None:
+    url = limited(tokens_per_day=10_000)
+    made = ask(url, {"input": "hi", "background": True}, "/v1/responses")
+    assert made.status_code == 200
+    becomes(lambda: remaining(ask(url, HELLO | {"max_tokens": 1})) < 10_000)
+
+
+def test_a_budget_that_is_changed_holds_at_once(limited: Callable[..., str], tmp_path: Path) -> None:
+    url = limited(tokens_per_day=10_000)
+    assert ask(url).status_code == 200
+    file = tmp_path / "keys"
+    file.write_text(file.read_text().replace('"tokens_per_day":10000', '"tokens_per_day":20'))
+    time.sleep(0.06)
+    assert ask(url).status_code == 429
+    assert hash_key(KEY) in file.read_text()
