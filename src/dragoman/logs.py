@@ -4,12 +4,16 @@ Rules of this file: a prompt, an answer or a key never reaches a line. Numbers p
 known name; the text of a foreign exception does not pass at all, because it may quote what a client sent.
 """
 
+import io
 import logging
 import os
+import re
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Mapping
+from contextvars import ContextVar
 from typing import Any, TextIO
 
 import msgspec
@@ -18,6 +22,8 @@ from dragoman.errors import DragomanError
 
 ACCESS = "dragoman.access"
 TEXT_FIELDS = frozenset({"method", "path", "request_id", "model", "finish", "error", "code"})
+about: ContextVar[Mapping[str, str]] = ContextVar("about", default={})  # noqa: B039 (nobody changes it)
+"""What is done just now: the ids of a request and of its trace, which lines as JSON say as well."""
 LONGEST = 500
 STYLES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "blue": 34, "magenta": 35, "cyan": 36}
 LEVEL_STYLES = {"DEBUG": "dim", "INFO": "cyan", "WARNING": "yellow", "ERROR": "red", "CRITICAL": "red"}
@@ -37,8 +43,9 @@ class Paint:
 def setup(level: str, json: bool, stream: TextIO | None = None) -> None:
     """Send the lines of dragoman and uvicorn to one place. Calling it again replaces the former setup."""
     stream = sys.stderr if stream is None else stream
+    stream = stream.raw if isinstance(stream, JsonStream) else stream
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(JsonLines() if json else HumanLines(Paint(stream)))
+    handler.setFormatter(LINES if json else HumanLines(Paint(stream)))
     _route("dragoman", level.upper(), handler)
     # uvicorn tells of its start and stop at "info", which the banner says better.
     _route("uvicorn", "DEBUG" if level == "debug" else "WARNING", handler)
@@ -115,6 +122,9 @@ class JsonLines(logging.Formatter):
     """One object per line. The request's fields stand beside `time`, `level` and `logger`."""
 
     def format(self, record: logging.LogRecord) -> str:
+        return msgspec.json.encode(self.describe(record)).decode()
+
+    def describe(self, record: logging.LogRecord) -> dict[str, Any]:
         line: dict[str, Any] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
             + f".{int(record.msecs):03d}Z",
@@ -127,7 +137,61 @@ class JsonLines(logging.Formatter):
         sentence, places = trouble(record)
         if sentence:
             line |= {"exception": sentence, "at": places}
-        return msgspec.json.encode(line | request).decode()
+        return {**line, **about.get(), **request}
+
+
+LINES = JsonLines()
+
+
+# Where all that a process says is to be JSON: what others print, warn of, or fail with.
+
+
+class JsonStream(io.TextIOBase):
+    """In the place of stdout or stderr: a line that somebody writes becomes an object."""
+
+    def __init__(self, raw: TextIO, name: str) -> None:
+        self.raw = raw
+        self._name = name
+        self._rest = ""
+
+    def write(self, text: str) -> int:
+        *lines, self._rest = re.split(r"[\r\n]", self._rest + text)
+        for line in lines:
+            self.say(line)
+        return len(text)
+
+    def say(self, line: str, level: int = logging.INFO, hint: str = "") -> None:
+        if line.strip():
+            record = logging.LogRecord(self._name, level, "", 0, line.strip(), None, None)
+            told = LINES.describe(record) | ({"hint": hint} if hint else {})
+            self.raw.write(msgspec.json.encode(told).decode() + "\n")
+            self.raw.flush()
+
+    def flush(self) -> None:
+        self.raw.flush()
+
+    def writable(self) -> bool:
+        return True
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return "utf-8"
+
+
+def speak_json() -> None:
+    """Everything that this process says from now on is lines of JSON, whoever says it. Idempotent."""
+    if isinstance(sys.stderr, JsonStream):
+        return
+    sys.stdout, sys.stderr = JsonStream(sys.stdout, "stdout"), JsonStream(sys.stderr, "stderr")
+    handler = logging.StreamHandler(sys.stderr.raw)
+    handler.setFormatter(LINES)
+    # Of those who have no place of their own: other packages.
+    logging.getLogger().handlers[:] = [handler]
+    logging.captureWarnings(True)
+    logger = logging.getLogger("dragoman")
+    sys.excepthook = lambda kind, error, trace: logger.critical("The process ends", exc_info=error)
+    threading.excepthook = lambda told: logger.error("A thread has ended", exc_info=told.exc_value)
+    sys.unraisablehook = lambda told: logger.error("Something failed unheard", exc_info=told.exc_value)
 
 
 class HumanLines(logging.Formatter):

@@ -161,6 +161,13 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Literal["key", "open", "off"],
         Meta(description="who may read /metrics: those with a key, everybody (open), or nobody (off)"),
     ] = "key"
+    metrics_names: Annotated[
+        Literal["dragoman", "vllm"],
+        Meta(
+            description="vllm: /metrics has the figures also by the names that vLLM's dashboards and the "
+            "inference extension of Kubernetes' Gateway API read"
+        ),
+    ] = "dragoman"
     allow_host: Annotated[
         list[str],
         Meta(description="further names by which a server on the loopback may be called; * is any"),
@@ -375,6 +382,17 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     store_max_age: Annotated[int, Meta(ge=1, description="seconds after which what is stored is dropped")] = (
         30 * 24 * 3600
     )
+    otel: Annotated[
+        bool,
+        Meta(
+            description="traces and metrics by OpenTelemetry; where they go and how many are kept, the "
+            "OTEL_* variables say"
+        ),
+    ] = False
+    otel_endpoint: Annotated[
+        str | None,
+        Meta(description="the OTLP/HTTP collector for them, as http://HOST:4318; it turns otel on"),
+    ] = None
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="how much is logged")
     ] = "info"

@@ -194,6 +194,8 @@ class Job(Struct, frozen=True, kw_only=True):
     reuse_prefix: bool = True
     cache_salt: str = ""
     """Prefixes are shared only between jobs with the same salt."""
+    trace: Mapping[str, str] | None = None
+    """Headers of the trace that it belongs to (W3C), for engines that ask others or have spans themselves."""
 
     @property
     def adapter(self) -> str | None:

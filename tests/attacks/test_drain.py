@@ -113,7 +113,7 @@ def test_what_runs_and_what_waits_comes_to_its_end_within_the_grace() -> None:
     with ThreadPoolExecutor(8) as pool, still(shutdown_grace=FOREVER_S, limits={"in_flight": 1}) as server:
         body = changed(CHAT, "stream", True)
         asked = [pool.submit(server.client.post, CHAT, json=body) for _ in range(3)]
-        assert becomes(lambda: "answers_waiting 2.0" in server.client.get("/metrics").text)
+        assert becomes(lambda: 'answers_waiting{model="parrot"} 2.0' in server.client.get("/metrics").text)
         stop(server)
         assert server.client.post("/v1/engine/resume").status_code == 200
         assert all("[DONE]" in one.result().text for one in asked)

@@ -13,7 +13,7 @@ def test_a_flood_is_refused_and_the_rest_is_answered() -> None:
         assert load.unadvised == 0
         reply = server.client.get("/metrics").text
         assert f'dragoman_refused_total{{reason="queue"}} {float(load.statuses[429])}' in reply
-        assert "dragoman_answers_running 0.0" in reply
+        assert 'dragoman_answers_running{model="parrot"} 0.0' in reply
         assert server.state().live == 0
 
 

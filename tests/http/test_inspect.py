@@ -111,7 +111,7 @@ def test_metrics_count_tokens_under_fixed_labels(serve: Serve) -> None:
     post(url, "/v1/chat/completions", HELLO)
     httpx.get(url + "/odd/path")
     text = httpx.get(url + "/metrics").text
-    assert "dragoman_generation_tokens_total 3.0" in text
+    assert 'dragoman_generation_tokens_total{model="scripted"} 3.0' in text
     assert 'route="/v1/chat/completions",status="200"' in text
     assert "odd" not in text
 

@@ -21,7 +21,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "Once upon a time", **LONG},
 }
 ANSWER = {**STORY, "max_tokens": 16, "temperature": 0}
-BUSY = re.compile(r"^dragoman_answers_(?:running|waiting) (\d+)", re.MULTILINE)
+BUSY = re.compile(r"^dragoman_answers_(?:running|waiting)\{[^}]*\} (\d+)", re.MULTILINE)
 
 
 def run(scale: float = 1.0, seed: int = 1) -> list[Row]:

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from dragoman import logs
 from dragoman._version import __version__
 from dragoman.cli.parser import SETTING, CommandParser, nearest
 from dragoman.cli.problems import INTERRUPTED, USAGE, CommandError, Stopped, drop_stdout, leave, report
@@ -44,6 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _obey(arguments: list[str], owns_process: bool) -> int:
     debug = os.environ.get("DRAGOMAN_LOG_LEVEL") == "debug"
+    if owns_process and _wants_json(arguments):
+        # Before anything can be wrong: that is a line, too.
+        logs.speak_json()
     try:
         args = read(arguments)
         args.owns_process = owns_process
@@ -62,6 +66,13 @@ def _obey(arguments: list[str], owns_process: bool) -> int:
         return 0
     except DragomanError as error:
         return report(error, debug=debug)
+
+
+def _wants_json(arguments: Sequence[str]) -> bool:
+    """Whether what a server says is JSON, as far as that is known before its settings are."""
+    if arguments[:1] != ["serve"] or "--no-log-json" in arguments:
+        return False
+    return "--log-json" in arguments or os.environ.get("DRAGOMAN_LOG_JSON", "").lower() in ("true", "1")
 
 
 def read(arguments: Sequence[str]) -> argparse.Namespace:

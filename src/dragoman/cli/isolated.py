@@ -21,6 +21,8 @@ def main() -> int:
     die_with(lifeline)
     with socket.socket(fileno=link) as connection:
         settings = msgspec.msgpack.decode(wire.receive(connection), type=Settings)
+        if settings.log_json:
+            logs.speak_json()
         logs.setup(settings.log_level, settings.log_json)
         return child.serve(connection, lambda: engine_of(settings))
 

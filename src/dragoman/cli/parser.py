@@ -22,7 +22,7 @@ GROUPS: dict[str, frozenset[str]] = {
     ),
     "doors": frozenset(
         {"api_key", "api_key_file", "admin_key", "admin_key_file"}
-        | {"insecure", "metrics", "allow_host", "cors_origin"}
+        | {"insecure", "metrics", "metrics_names", "allow_host", "cors_origin"}
     ),
     "patience": frozenset({"header_timeout", "body_timeout", "write_timeout", "idle_timeout"}),
     "engine": frozenset(
@@ -35,7 +35,7 @@ GROUPS: dict[str, frozenset[str]] = {
         {"store", "data_dir", "files_dir", "store_max_bytes", "store_max_age", "trajectories"}
     ),
     "mcp": frozenset({"mcp_config", "mcp_allow", "mcp_timeout"}),
-    "logging": frozenset({"log_level", "log_json"}),
+    "logging": frozenset({"log_level", "log_json", "otel", "otel_endpoint"}),
     "limits": frozenset(o.name for o in settings.options() if o.path[0] == "limits"),
 }
 METAVARS = {
@@ -60,6 +60,7 @@ METAVARS = {
     "override": "JSON",
     "presets": "JSON",
     "upstream": "URL",
+    "otel_endpoint": "URL",
     "tokenizer": "FOLDER",
     "context": "N",
     "slots": "N",

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from dragoman.cli.terminal import visible
 from dragoman.errors import BindingError, DragomanError, ModelFileError, SettingsError
-from dragoman.logs import Paint
+from dragoman.logs import JsonStream, Paint
 
 # Errors: one line, what to do about it, and an exit code.
 
@@ -62,12 +62,15 @@ def _hint_on_servers(error: DragomanError) -> str:
 
 def report(error: DragomanError, *, debug: bool = False) -> int:
     """Tell of `error` on stderr; the answer is the process's exit code."""
-    paint = Paint(sys.stderr)
+    paint, hint = Paint(sys.stderr), hint_of(error)
     if debug:
         traceback.print_exception(error, file=sys.stderr)
-    print(f"{paint('red', 'error:')} {visible(error.message)}", file=sys.stderr)
-    if hint := hint_of(error):
-        print(f"{paint('dim', 'hint:')}  {hint}", file=sys.stderr)
+    if isinstance(sys.stderr, JsonStream):
+        sys.stderr.say(visible(error.message), logging.ERROR, hint)
+    else:
+        print(f"{paint('red', 'error:')} {visible(error.message)}", file=sys.stderr)
+        if hint:
+            print(f"{paint('dim', 'hint:')}  {hint}", file=sys.stderr)
     if isinstance(error, CommandError):
         return error.exit_code
     return USAGE if isinstance(error, SettingsError) else FAILED

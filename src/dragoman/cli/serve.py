@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dragoman import logs
+from dragoman._version import __version__
 from dragoman.cli.address import can_listen, host_in_url, next_free, own_key
 from dragoman.cli.parser import add_model_argument, add_settings, model_settings, stray_variables
 from dragoman.cli.problems import CommandError, load_interruptibly, stopped_by_signals
@@ -44,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _serve(args: argparse.Namespace) -> int:
     settings = model_settings(args)
+    if settings.log_json and args.owns_process:
+        logs.speak_json()
     logs.setup(settings.log_level, settings.log_json)
     for sentence in stray_variables(os.environ):
         logger.warning(sentence)
@@ -84,6 +87,9 @@ def _greet(engine: "Engine", settings: Settings, dialect: str) -> Callable[[str]
 
         port = url.rstrip("/").rpartition(":")[2]
         place = f"http://{host_in_url(settings.host)}:{port}"
+        if settings.log_json:
+            print(f"dragoman {__version__} serves {engine.card.name} at {place}/v1", flush=True)
+            return
         print(banner(engine.card, settings, place, logs.Paint(sys.stdout), dialect), flush=True)
 
     return greet

@@ -140,9 +140,9 @@ class AsyncStream(StreamState):
 
     async def _post(self) -> httpx.Response:
         request = self._reading.request
-        asked = self._http.build_request(
-            "POST", request.path, content=msgspec.json.encode(request.body), headers=requests.STREAM
-        )
+        headers = {**request.headers, **requests.STREAM}
+        content = msgspec.json.encode(request.body)
+        asked = self._http.build_request("POST", request.path, content=content, headers=headers)
         response = await self._http.send(asked, stream=True)
         self._reading.began(response)
         if response.is_success:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from dragoman.client.chunks import ChunkReader
@@ -33,6 +33,8 @@ class Request(Struct, frozen=True):
     body: Mapping[str, Any]
     raw: RawAnswer | None = None
     """How a completion is to be read, where it is more than text."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Beside those that every request has."""
 
     def reader(self) -> EventReader:
         if self.raw is not None:

@@ -130,7 +130,7 @@ class Stream(StreamState):
             "POST",
             request.path,
             content=msgspec.json.encode(request.body),
-            headers=requests.STREAM,
+            headers={**request.headers, **requests.STREAM},
             timeout=self._setup.patience(self._reading.left),
         )
         response = self._http.send(asked, stream=True)

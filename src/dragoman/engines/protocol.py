@@ -320,3 +320,9 @@ def weights_of(engine: Engine) -> str | None:
     """The version of the weights in place, where the engine has one. A number will do."""
     version = getattr(engine, "weight_version", None)
     return None if version is None else str(version)
+
+
+def kv_usage_of(engine: Engine) -> float | None:
+    """The part of its memory for keys and values that is in use, from 0 to 1, where it has a `kv_usage`."""
+    used: float | None = getattr(engine, "kv_usage", None)
+    return used

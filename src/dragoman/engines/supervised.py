@@ -12,7 +12,15 @@ from typing import Any
 
 from dragoman.engines.asked import ask_engine, close_engine, open_engine
 from dragoman.engines.border import start
-from dragoman.engines.protocol import Engine, Handle, LivingEngine, PulsingEngine, Tokenizer, weights_of
+from dragoman.engines.protocol import (
+    Engine,
+    Handle,
+    LivingEngine,
+    PulsingEngine,
+    Tokenizer,
+    kv_usage_of,
+    weights_of,
+)
 from dragoman.engines.steps import iterate
 from dragoman.errors import DragomanError, EngineFailed, Unavailable
 from dragoman.logs import describe
@@ -293,6 +301,10 @@ class Supervised:
     def weight_version(self) -> str | None:
         """An engine that was opened again has the weights that it was opened with."""
         return weights_of(self._engine) if self._engine is not None else None
+
+    @property
+    def kv_usage(self) -> float | None:
+        return kv_usage_of(self._engine) if self._engine is not None else None
 
     def submit(self, job: Job, sink: Sink) -> Live:
         """Start a job. What it says ends with an error if the engine fails on the way."""

@@ -10,90 +10,130 @@ import collections
 import logging
 import math
 import time
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from types import TracebackType
 from typing import Any, Literal, TypeAlias
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from msgspec import Struct
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from dragoman.engines.protocol import Engine
 from dragoman.errors import DeadlineExceeded, DragomanError, Overloaded, ServerFull, Unavailable
 from dragoman.settings import Settings
+from dragoman.tracing import Trace, Tracing, current
+from dragoman.turns.adapters import AdapterShelf
 from dragoman.turns.queue import EngineQueue, Workers
 
-# What is noted: a line in the access log, and figures for Prometheus.
+# What is noted: a line in the access log, and figures, which `http/metrics.py` writes for Prometheus.
+#
+# Figures of answers are plain numbers: they are added to on the event loop alone, and read there. So nothing
+# is paid for a token, and little for a request.
 
 
-_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
-_FINISHES = ("stop", "length", "error", "disconnect")
+SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+COUNTS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144)
+TOKENS = ("prompt_tokens", "cached_tokens", "restored_tokens", "completion_tokens")
+FINISHES = ("stop", "length", "error", "disconnect")
 
-CONTENT_TYPE = CONTENT_TYPE_LATEST.encode()
+
+class Spread:
+    """Numbers counted by the bounds they lie between, and their sum: a histogram."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def add(self, number: float) -> None:
+        self.counts[bisect_left(self.bounds, number)] += 1
+        self.total += number
+
+
+class ModelFigures:
+    """What is counted of the answers that one model has given, by the name that it was asked by."""
+
+    def __init__(self) -> None:
+        self.tokens: collections.Counter[str] = collections.Counter()
+        self.finishes: collections.Counter[str] = collections.Counter()
+        self.queue, self.first, self.prefill, self.decode, self.between, self.whole = (
+            Spread(SECONDS) for _ in range(6)
+        )
+        self.prompt, self.answer = Spread(COUNTS), Spread(COUNTS)
+
+    def add(self, facts: dict[str, Any], seconds: float) -> None:
+        for name in TOKENS:
+            self.tokens[name] += facts.get(name, 0)
+        for reason in facts.get("finish", "").split(","):
+            if reason in FINISHES:
+                self.finishes[reason] += 1
+        if "completion_tokens" not in facts:
+            return
+        self.whole.add(seconds)
+        self.prompt.add(facts["prompt_tokens"])
+        self.answer.add(facts["completion_tokens"])
+        if "queue_ms" in facts:
+            self.queue.add(facts["queue_ms"] / 1000)
+        if "ttft_ms" in facts:
+            self.first.add(facts["ttft_ms"] / 1000)
+            self.prefill.add(max(facts["ttft_ms"] - facts.get("queue_ms", 0), 0) / 1000)
+        if rate := facts.get("tokens_per_s"):
+            self.between.add(1 / rate)
+            self.decode.add((facts["completion_tokens"] - 1) / rate)
+
+
+class LiveModel(Struct, frozen=True):
+    """A model that is served, and what can be seen of it at any moment."""
+
+    queue: EngineQueue
+    engine: Engine
+    adapters: AdapterShelf
 
 
 class Metrics:
     """One registry per app, so that two apps in a process do not share their figures."""
 
     def __init__(self) -> None:
-        self._registry = registry = CollectorRegistry()
+        self.registry = registry = CollectorRegistry()
         self.in_flight = Gauge("dragoman_requests_in_flight", "Requests being served", registry=registry)
-        self.running = Gauge("dragoman_answers_running", "Answers the engine has", registry=registry)
-        self.waiting = Gauge("dragoman_answers_waiting", "Turns that wait for the engine", registry=registry)
         self.refused = Counter(
             "dragoman_refused", "Requests refused at the door, by reason", ["reason"], registry=registry
         )
         requests = Counter(
             "dragoman_requests", "Requests by route and status", ["route", "status"], registry=registry
         )
-        finishes = Counter("dragoman_finishes", "Answers by how they ended", ["reason"], registry=registry)
         # The labels are few, and looking for their figures each time takes longer than adding to them.
-        self._requests, self._finishes = cache(requests.labels), cache(finishes.labels)
-        self._tokens = {
-            "prompt_tokens": Counter("dragoman_prompt_tokens", "Prompt tokens", registry=registry),
-            "cached_tokens": Counter(
-                "dragoman_cached_tokens", "Prompt tokens not computed again", registry=registry
-            ),
-            "restored_tokens": Counter(
-                "dragoman_restored_reasoning_tokens",
-                "Prompt tokens of reasoning that clients had not sent",
-                registry=registry,
-            ),
-            "completion_tokens": Counter("dragoman_generation_tokens", "Generated tokens", registry=registry),
-        }
-        self._first = _histogram("dragoman_time_to_first_token_seconds", "Time to first token", registry)
-        self._between = _histogram("dragoman_inter_token_seconds", "Mean time between tokens", registry)
-        self._whole = _histogram("dragoman_request_seconds", "Whole request", registry)
+        self._requests = cache(requests.labels)
+        self.whole = Spread(SECONDS)
+        self.models: defaultdict[str, ModelFigures] = defaultdict(ModelFigures)
+        """By the names that models are asked by; whoever names one that is not there is answered by another
+        name, or not at all."""
+        self.live: dict[str, LiveModel] = {}
+        """By the names of the models that are served."""
+        self.listeners: list[Callable[[str, dict[str, Any], float], None]] = []
+        """Who else wants to know, of each request: its route, the facts, and how long it took."""
 
     def observe(self, route: str, status: int, facts: dict[str, Any], seconds: float) -> None:
         self._requests(route, str(status)).inc()
-        self._whole.observe(seconds)
-        for name, counter in self._tokens.items():
-            if count := facts.get(name):
-                counter.inc(count)
-        for reason in facts.get("finish", "").split(","):
-            if reason in _FINISHES:
-                self._finishes(reason).inc()
-        if "ttft_ms" in facts:
-            self._first.observe(facts["ttft_ms"] / 1000)
-        if facts.get("tokens_per_s"):
-            self._between.observe(1 / facts["tokens_per_s"])
-
-    def exposition(self) -> bytes:
-        return generate_latest(self._registry)
-
-
-def _histogram(name: str, text: str, registry: CollectorRegistry) -> Histogram:
-    return Histogram(name, text, buckets=_SECONDS, registry=registry)
+        self.whole.add(seconds)
+        if "prompt_tokens" in facts or "finish" in facts:
+            self.models[facts.get("model") or next(iter(self.live), "")].add(facts, seconds)
+        for listen in self.listeners:
+            listen(route, facts, seconds)
 
 
 access = logging.getLogger("dragoman.access")
 
 
 class Journal:
-    def __init__(self) -> None:
+    def __init__(self, tracing: Tracing | None = None) -> None:
         self.metrics = Metrics()
+        self.tracing = tracing
 
     def record(self, route: str, facts: dict[str, Any], seconds: float) -> None:
         """`facts` have a method, a path and a status; `route` is one of a fixed set of names."""
@@ -109,14 +149,31 @@ class Journal:
         began = time.monotonic()
         facts: dict[str, Any] = {"method": method, "path": path, "status": 200}
         self.metrics.in_flight.inc()
+        with self.traced(f"{method} {path}", facts, current.get()):
+            try:
+                yield facts
+            except DragomanError as error:
+                facts |= {"status": error.status, "error": error.message, "code": error.code}
+                raise
+            except asyncio.CancelledError:
+                facts.setdefault("finish", "cancelled")
+                raise
+            finally:
+                self.metrics.in_flight.dec()
+                self.record(f"{method} {path}", facts, time.monotonic() - began)
+
+    @contextmanager
+    def traced(self, name: str, facts: dict[str, Any], parent: Trace | None = None) -> Iterator[None]:
+        """Inside, it has a trace, where there are traces: its own, or a part of the parent's."""
+        if self.tracing is None:
+            yield
+            return
+        trace = self.tracing.begin(name, parent=parent, role="INTERNAL")
         try:
-            yield facts
-        except DragomanError as error:
-            facts |= {"status": error.status, "error": error.message}
-            raise
+            with self.tracing.following(trace):
+                yield
         finally:
-            self.metrics.in_flight.dec()
-            self.record(f"{method} {path}", facts, time.monotonic() - began)
+            trace.end(facts, {"dragoman.request_id": facts.get("request_id", "")})
 
 
 # Bytes that are held for clients, all of them together, and how much of it may be one key's.
@@ -310,8 +367,6 @@ class Admission:
         workers.others_wait = asking.has_others
         self._emptied: asyncio.Future[None] | None = None
         self._refused = metrics.refused
-        metrics.running.set_function(lambda: self.queue.running)
-        metrics.waiting.set_function(lambda: self.queue.waiting)
 
     def share_between(self, keys: int) -> None:
         """Of several keys each has half of a room; `limits.per_key` may say less, and of answers more."""

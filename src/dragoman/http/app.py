@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from typing import Any
@@ -10,26 +11,34 @@ import msgspec
 from starlette.routing import Match, Route
 from starlette.types import Message, Receive, Scope, Send
 
+from dragoman import logs
 from dragoman._version import __version__
 from dragoman.api.batches import Asked, LineReply
 from dragoman.api.messages.reply import HEADER, spell_head
 from dragoman.engines.protocol import Engine
 from dragoman.errors import DragomanError, EngineFailed, MethodNotAllowed, NotFound
-from dragoman.http.admission import CONTENT_TYPE, Budget, Replies, Room, Visit, VisitKind
+from dragoman.http.admission import Budget, Replies, Room, Visit, VisitKind
 from dragoman.http.connection.limiter import CountedConnection
 from dragoman.http.exchange import TOLD_FACTS, Exchange, advice
 from dragoman.http.host import Host
 from dragoman.http.keys import Guard, preflight
+from dragoman.http.metrics import CONTENT_TYPE, Exposition
 from dragoman.http.routes import table
 from dragoman.http.routes.responses_socket import Socket
 from dragoman.http.routes.table import METRICS, OPEN_PATHS, SOCKET, Api, Handler, errors_at
 from dragoman.http.upkeep import StallWatch
 from dragoman.settings import Settings
+from dragoman.tracing import Tracing, current
 from dragoman.turns.tool_loop import ClientGone
 
 logger = logging.getLogger("dragoman.http")
 
 ALLOWED = b"access-control-allow-origin"
+PARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+"""A header `traceparent`, as W3C has it."""
+UNTRACED = frozenset({"/health", "/healthz", "/ping", "/ready", METRICS})
+"""What is asked again and again, by machines."""
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
 LINES, LINE_BYTES = 2**31, 2**62
 """How many lines of batches are at work, and how large they are, is for who reads them to say."""
 
@@ -47,6 +56,9 @@ class App:
         self._line_bytes = Budget(LINE_BYTES, 0, "Lines"), Replies(LINE_BYTES, 0)
         self._guard = Guard(self.settings)
         self._keys = self.host.keys
+        meter = None if self.host.tracing is None else self.host.tracing.meter
+        vllm = self.settings.metrics_names == "vllm"
+        self._exposition = Exposition(self.host.journal.metrics, meter, vllm=vllm)
         self._open = OPEN_PATHS | ({METRICS} if self.settings.metrics == "open" else set())
         self._routes = [*self._api_routes(table.APIS), *self._own_routes()]
 
@@ -88,8 +100,7 @@ class App:
             await self._websocket(scope, receive, send)
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
+        began = asyncio.get_running_loop().time()
         host = self.host
         limits = self.settings.limits
         unknown = self.settings.unknown_fields
@@ -100,15 +111,38 @@ class App:
         if self.host.admission.draining:
             exchange.head[b"connection"] = b"close"
         scope["dragoman.exchange"] = exchange
+        told = {"request_id": exchange.request_id}
+        if host.tracing is not None and exchange.path not in UNTRACED:
+            logs.about.set(told)
+            await self._traced(exchange, began, host.tracing)
+            return
+        if given := PARENT.fullmatch(exchange.headers.get(b"traceparent", b"")):
+            # Whose trace it is, the log says all the same.
+            told["trace_id"] = given[1].decode()
+        logs.about.set(told)
+        await self._served(exchange, began)
+
+    async def _served(self, exchange: Exchange, began: float) -> None:
         self.host.journal.metrics.in_flight.inc()
         try:
             await self._guarded(exchange, self._answered(exchange))
         finally:
             exchange.over()
             self.host.journal.metrics.in_flight.dec()
-            self._record(exchange, loop.time() - began)
+            self._record(exchange, asyncio.get_running_loop().time() - began)
             # Each holds the other: a body would stay until garbage is looked for.
-            del scope["dragoman.exchange"]
+            del exchange.scope["dragoman.exchange"]
+
+    async def _traced(self, exchange: Exchange, began: float, tracing: Tracing) -> None:
+        trace = tracing.begin(exchange.method, exchange.headers)
+        exchange.head[b"traceresponse"] = trace.response
+        try:
+            with tracing.following(trace):
+                await self._served(exchange, began)
+        finally:
+            route = _route_name(self._routes, exchange.scope)
+            trace.span.update_name(f"{_method(exchange)} {route}" if route != "other" else _method(exchange))
+            trace.end({"status": exchange.status, **exchange.facts}, _describe_request(exchange, route))
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
@@ -125,6 +159,8 @@ class App:
             await _refuse(scope, send, error)
             return
         scope["dragoman.owner"] = owner
+        if self.host.tracing is not None:
+            current.set(self.host.tracing.remote(headers))
         await send({"type": "websocket.accept"})
         await Socket(self.host, owner, receive, send).serve()
 
@@ -143,14 +179,15 @@ class App:
                 await table.POST[asked.url](host, exchange)
 
         host.journal.metrics.in_flight.inc()
-        try:
-            await self._guarded(exchange, work())
-        finally:
-            exchange.over()
-            host.journal.metrics.in_flight.dec()
-        told = {"method": "BATCH", "path": asked.url, "status": exchange.status}
-        facts = {**told, "request_id": exchange.request_id, **exchange.facts}
-        host.journal.record(asked.url, facts, loop.time() - began)
+        facts: dict[str, Any] = {"method": "BATCH", "path": asked.url, "request_id": exchange.request_id}
+        with host.journal.traced(f"BATCH {asked.url}", facts):
+            try:
+                await self._guarded(exchange, work())
+            finally:
+                exchange.over()
+                host.journal.metrics.in_flight.dec()
+                facts |= {"status": exchange.status, **exchange.facts}
+            host.journal.record(asked.url, facts, loop.time() - began)
         return LineReply(exchange.status, exchange.request_id, caught.body, caught.told)
 
     async def _answered(self, exchange: Exchange) -> None:
@@ -284,7 +321,7 @@ class App:
         await exchange.json({"status": "ready", **known})
 
     async def _metrics(self, host: Host, exchange: Exchange) -> None:
-        await exchange.reply(host.journal.metrics.exposition(), CONTENT_TYPE)
+        await exchange.reply(self._exposition.write(), CONTENT_TYPE)
 
     async def _version(self, host: Host, exchange: Exchange) -> None:
         await exchange.json({"version": __version__})
@@ -339,6 +376,32 @@ class _Endpoint:
             self._host.budgets.check(exchange.key)
         with self._host.admission.admitted(exchange.owner, self._kind) as exchange.visit:
             await self._handler(self._host, exchange)
+
+
+def _method(exchange: Exchange) -> str:
+    """Never one that a client has made up."""
+    return exchange.method if exchange.method in METHODS else "HTTP"
+
+
+def _describe_request(exchange: Exchange, route: str) -> dict[str, Any]:
+    """As OpenTelemetry's conventions for HTTP have it."""
+    scope, headers = exchange.scope, exchange.headers
+    client, server = scope.get("client") or ("", 0), scope.get("server") or ("", 0)
+    told = {
+        "http.request.method": exchange.method if exchange.method in METHODS else "_OTHER",
+        "http.route": "" if route == "other" else route,
+        "http.response.status_code": exchange.status,
+        "url.path": _loggable(exchange.path),
+        "url.scheme": scope.get("scheme", "http"),
+        "network.protocol.version": scope.get("http_version", ""),
+        "client.address": client[0],
+        "server.address": server[0],
+        "server.port": server[1],
+        "user_agent.original": headers.get(b"user-agent", b"").decode("latin-1")[:200],
+        "http.request.body.size": exchange.body_bytes,
+        "dragoman.request_id": exchange.request_id,
+    }
+    return {name: value for name, value in told.items() if value}
 
 
 def _connection(scope: Scope) -> CountedConnection | None:

@@ -343,7 +343,7 @@ class Exchange:
     async def fail(self, error: DragomanError, errors: ErrorSpelling) -> None:
         """The error as a reply, or as the last event of a stream that has begun."""
         error.let_go()
-        self.facts["error"] = error.message
+        self.facts |= {"error": error.message, "code": error.code}
         if self._ended:
             return
         if self._streaming:

@@ -15,7 +15,7 @@ from dragoman.engines.asked import Brake, ask_engine, close_engine
 from dragoman.engines.protocol import Engine, LivingEngine
 from dragoman.engines.sound import as_engine
 from dragoman.errors import DragomanError, EngineFailed, Unavailable
-from dragoman.http.admission import PLACES_PER_SLOT, Admission, Budget, Journal, Replies
+from dragoman.http.admission import PLACES_PER_SLOT, Admission, Budget, Journal, LiveModel, Replies
 from dragoman.http.connection.limiter import ConnectionLimiter, room
 from dragoman.http.connection.upgrade import Turnstile
 from dragoman.http.documents import Documents
@@ -26,6 +26,7 @@ from dragoman.mcp.config import servers_of
 from dragoman.responses.desk import Desk
 from dragoman.settings import Settings
 from dragoman.store import kept_folder, shelf_of
+from dragoman.tracing import open_tracing
 from dragoman.turns.adapters import AdapterChanges
 from dragoman.turns.queue import EngineQueue, Workers
 from dragoman.turns.turn import ServedModel
@@ -56,7 +57,8 @@ class Host:
         self.limits = settings.limits
         self.card = engine.card
         self.pump = Pump()
-        self.journal = Journal()
+        self.tracing = open_tracing(settings)
+        self.journal = Journal(self.tracing)
         self.workers = Workers()
         self.keys = Keys(settings)
         self.keys.on_change = self._take_keys
@@ -93,6 +95,7 @@ class Host:
         self.desk = Desk.of(settings, self.model, self.mcp)
         self.brake = Brake(engine)
         planner = self.model.planner
+        metrics.live[card.name] = LiveModel(self.admission.queue, engine, planner.adapters)
         self.adapters = AdapterChanges(engine, planner.adapters, settings, planner.names)
         self._checking: asyncio.Future[None] | None = None
         self.fingerprint = "-".join(filter(None, ("dragoman", __version__, self.card.numerics)))
@@ -149,6 +152,8 @@ class Host:
             except Exception:
                 logger.exception("Something could not be closed")
         await close_engine(self.engine, stuck=False, seconds=STOP_TIMEOUT_S)
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.close)
 
     async def check(self, most: float = CHECK_TIMEOUT_S) -> None:
         """Whether the engine moves; raises Unavailable when there is no answer within the time."""

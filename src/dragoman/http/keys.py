@@ -85,7 +85,7 @@ class Guard:
         # Keys travel in a header that a page sets itself, so cookies and their like are never asked for.
         return {
             b"access-control-allow-origin": b"*" if self._any_origin else origin,
-            b"access-control-expose-headers": b"x-request-id, x-dragoman-ignored, retry-after",
+            b"access-control-expose-headers": b"x-request-id, traceresponse, x-dragoman-ignored, retry-after",
             **({} if self._any_origin else {b"vary": b"Origin"}),
         }
 

@@ -9,6 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import Context
 from typing import IO, Any, TypeAlias, TypeVar
 
 import anyio
@@ -69,7 +70,8 @@ class Connection:
         )
         self._listing = Listing(bounds)
         self._ready = asyncio.Event()
-        self._owner = asyncio.create_task(self._own(), name=f"mcp {spec.label}")
+        # It outlives the request that it is opened for, and is not that request's.
+        self._owner = asyncio.create_task(self._own(), name=f"mcp {spec.label}", context=Context())
         self._owner.add_done_callback(lambda _: self._ready.set())
         owners.add(self._owner)
         self._owner.add_done_callback(owners.discard)

@@ -29,6 +29,7 @@ from pydantic import ValidationError
 from dragoman.mcp import spec as specs
 from dragoman.mcp.servers import NotPublic, public_address
 from dragoman.mcp.spec import McpBounds, McpFailure, ServerSpec
+from dragoman.tracing import outgoing
 
 # What went wrong.
 
@@ -132,6 +133,8 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         is_message = request.method == "POST"
+        if (trace := outgoing.get()) is not None:
+            request.headers.update(trace)
         if request.method == "GET":
             await self._pace()
         try:

@@ -70,6 +70,11 @@ class AdapterShelf:
     def all(self) -> list[LoadedAdapter]:
         return list(self._by_name.values())
 
+    @property
+    def used(self) -> list[str]:
+        """The names of those that turns use now."""
+        return [each.name for each in self.all if self._users[each.key]]
+
     def get(self, name: str) -> LoadedAdapter | None:
         return self._by_name.get(name)
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from contextvars import ContextVar
+from contextvars import Context, ContextVar, copy_context
 from functools import partial
 from itertools import count
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -57,6 +57,10 @@ def _begin_nothing(places: int) -> None:
 
 def _end_nothing() -> None:
     """The same of what would step back."""
+
+
+def _in_context(context: Context, begin: Callable[[int], None]) -> Callable[[int], None]:
+    return lambda places: context.run(begin, places)
 
 
 class Ticket:
@@ -141,6 +145,8 @@ class EngineQueue:
             mine = ticket.wanted
             self._grant(ticket, mine)
         else:
+            # It begins when others have made room for it, and is not theirs for that.
+            ticket.begin = _in_context(copy_context(), ticket.begin)
             insort(self._waiting.setdefault(ticket.owner, []), ticket, key=_place)
             self.waiting += 1
             granted = self._grant_next()

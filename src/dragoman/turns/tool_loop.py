@@ -20,8 +20,10 @@ from msgspec.structs import replace
 
 from dragoman.mcp import CallResult, McpFailure, McpServers, McpSession, McpTool, ServerSpec
 from dragoman.mcp.servers import AllowedTools, RequireApproval, allows_tool, needs_approval, pin_of
+from dragoman.tracing import current
 from dragoman.turns.checked import note_fault
 from dragoman.turns.spec import TurnSpec
+from dragoman.turns.traced import trace_call, trace_list
 from dragoman.turns.turn import Turn, note_terms, note_turn
 from dragoman.types import (
     Answer,
@@ -164,7 +166,10 @@ class Toolbox:
 
     async def ask(self, label: str) -> list[McpTool]:
         """The tools that a server has, as far as they are allowed. Raises McpFailure."""
-        return self.take(label, await self._sessions[label].list_tools())
+        listing = self._sessions[label].list_tools()
+        if (trace := current.get()) is not None:
+            listing = trace_list(trace, label, listing)
+        return self.take(label, await listing)
 
     def take(self, label: str, tools: Sequence[McpTool]) -> list[McpTool]:
         """The same for a list that is known already."""
@@ -195,8 +200,11 @@ class Toolbox:
             # The model may call it again as it is now, which has to be approved again.
             message = f"The call was not made: the tool '{call.name}' has changed since it was approved."
             return McpFailure("protocol", message, INVALID_PARAMS)
+        calling = self._sessions[call.label].call_as_written(call.name, call.arguments)
+        if (trace := current.get()) is not None:
+            calling = trace_call(trace, call.label, call.name, call.arguments, calling)
         try:
-            return await self._sessions[call.label].call_as_written(call.name, call.arguments)
+            return await calling
         except McpFailure as failure:
             return failure
 

@@ -23,11 +23,13 @@ from dragoman.prompt.encode import replace_surrogates
 from dragoman.prompt.find import choose_dialect
 from dragoman.prompt.frames import choose_template
 from dragoman.settings import Settings
+from dragoman.tracing import current
 from dragoman.turns.adapters import AdapterShelf
 from dragoman.turns.plan import Planner, TurnPlan
 from dragoman.turns.queue import EngineQueue, Ticket, Workers, behind
 from dragoman.turns.reading import ChoiceReader, Detokenizer, Language, StopFinder
 from dragoman.turns.spec import PresetPair, TurnSpec, defaults_by_name, refuse_unsupported
+from dragoman.turns.traced import follow_turn
 from dragoman.types import Answer, Event, Fold, Sink, Step, TextStep, TokenLogprob, Traced, Usage, coalesce
 
 logger = logging.getLogger("dragoman.turns")
@@ -52,6 +54,8 @@ class Turn:
     """Whether no ids have come; where answers are text, none ever do."""
     overridden = ""
     """What the request says for nothing, because the operator has decided it."""
+    begun_at: float | None = None
+    """When the engine was given the first of it."""
 
     def __init__(
         self,
@@ -102,7 +106,8 @@ class Turn:
         self._cached = 0
         self._weights: str | None = None
         self._adapters = adapters
-        self._free_adapters: Callable[[], None] = lambda: None
+        self.on_close: list[Callable[[], None]] = []
+        """What is to be done when it is over, whatever its end."""
 
     @property
     def weight_version(self) -> str | None:
@@ -128,7 +133,7 @@ class Turn:
         self._loop = asyncio.get_running_loop()
         self.started_at = self._loop.time()
         if self._adapters is not None and (used := self.jobs[0].adapters):
-            self._free_adapters = self._adapters.hold(used)
+            self.on_close.append(self._adapters.hold(used))
         self._queue.ask(self._ticket)
         self._entered = True
         return self
@@ -144,7 +149,8 @@ class Turn:
                 handle.cancel()
         self._left = 0
         self._leave()
-        self._free_adapters()
+        while self.on_close:
+            self.on_close.pop()()
         self.wake()
         # Else it would hold itself, and all that was said would stay until garbage is looked for.
         self._handles, self._cancels, self.on_ready = [], {}, None
@@ -206,16 +212,14 @@ class Turn:
         """The whole turn, folded. Raises what made it fail."""
         fold = Fold(self.choices)
         while not self.over:
-            events = await self.next()
-            for event in events:
-                if event.error is not None:
-                    raise event.error
-            fold.add(events)
+            fold.add(await self.next())
+            self._raise_failure()
         return fold.done()
 
     def _begin(self, places: int) -> None:
         """Gives the engine as many more choices as there are places; of many long prompts some at a time."""
         given = 0
+        self.begun_at = self.begun_at or self._loop.time()
         try:
             while places and given < GIVEN_IDS and not self._closed:
                 given += len(self.jobs[self._started // self.jobs[0].n].prompt)
@@ -246,8 +250,7 @@ class Turn:
         self._started += count
         handle = start(self._engine, job, sink) if whole else start_one(self._engine, job, index, sink)
         self._handles.append(handle)
-        for part in range(count):
-            self._cancels[first + part] = partial(handle.cancel, part)
+        self._cancels |= {first + part: partial(handle.cancel, part) for part in range(count)}
         return count
 
     def _fail(self, error: BaseException) -> None:
@@ -336,8 +339,7 @@ class Turn:
         self._fresh = self._fresh and not step.ids
         if isinstance(step, TextStep):
             self._read_text(number, step, reader)
-        if step.cached_tokens is not None:
-            self._cached += step.cached_tokens
+        self._cached += step.cached_tokens or 0
         if step.prompt_logprobs is not None:
             self.prompt_logprobs[number] = step.prompt_logprobs
 
@@ -382,15 +384,13 @@ def _readers(
 
 def note_terms(facts: dict[str, Any], turn: Turn) -> None:
     """What is told of a turn before it begins: in what it is not what was asked for."""
-    for name in ("unenforced", "overridden"):
-        if told := getattr(turn, name):
-            facts[name] = told
+    terms = {"unenforced": turn.unenforced, "overridden": turn.overridden}
+    facts.update({name: told for name, told in terms.items() if told})
 
 
 def note_turn(facts: dict[str, Any], turn: Turn) -> None:
     """Of several turns, how the last one ended."""
     usage = turn.usage
-    now = asyncio.get_running_loop().time()
     facts.update(usage.facts())
     if turn.finishes and facts.get("finish") != "disconnect":
         reasons = {event.finish or "" for event in turn.finishes.values()}
@@ -400,9 +400,10 @@ def note_turn(facts: dict[str, Any], turn: Turn) -> None:
             # The text of a foreign exception may hold anything, so only our own words are logged.
             known = isinstance(event.error, DragomanError)
             facts["error"] = str(event.error) if known else "the engine failed"
+    facts.setdefault("queue_ms", round(((turn.begun_at or turn.started_at) - turn.started_at) * 1000, 1))
     if turn.first_token_at is not None:
         facts.setdefault("ttft_ms", round((turn.first_token_at - turn.started_at) * 1000, 1))
-        writing = now - turn.first_token_at
+        writing = asyncio.get_running_loop().time() - turn.first_token_at
         if usage.completion_tokens > 1 and writing > 0:
             facts["tokens_per_s"] = round((usage.completion_tokens - 1) / writing, 1)
 
@@ -433,29 +434,25 @@ class ServedModel:
         level = logging.WARNING if chosen.guessed else logging.INFO
         logger.log(level, "Conversations are written by %s", chosen.how)
         self.found = choose_dialect(settings, self.card, tokenizer, chosen.source)
-        logger.info("Answers are read as %s: %s", self.found.dialect.name, self.found.how)
+        dialect = self.found.dialect
+        logger.info("Answers are read as %s: %s", dialect.name, self.found.how)
         self.prompter = Prompter(
-            self.card,
-            tokenizer,
-            template=chosen.source,
-            limits=self.limits,
-            dialect=with_calls(self.found.dialect),
+            self.card, tokenizer, template=chosen.source, limits=self.limits, dialect=with_calls(dialect)
         )
-        self.language = Language(self.found.dialect, tokenizer)
+        self.language = Language(dialect, tokenizer)
         self.pieces = self.language.plain
         self.planner = Planner(
             self.card,
             tokenizer,
             self.prompter,
-            self.found.dialect,
+            dialect,
             settings.model_alias,
             self.limits,
             defaults_by_name(self.card, settings, *presets),
             any_name=settings.any_model,
             checks=settings.unconstrained == "check",
         )
-        self.queue = queue
-        self._keeps_logprobs = settings.trajectories
+        self.queue, self._keeps_logprobs = queue, settings.trajectories
         self._forced: dict[str, Language] = {}
 
     async def check(self, spec: TurnSpec, owner: str, body_bytes: int) -> None:
@@ -469,8 +466,7 @@ class ServedModel:
         """
         if self._keeps_logprobs and spec.sampling.logprobs is None:
             spec = replace(spec, sampling=replace(spec.sampling, logprobs=0))
-        if owner:
-            spec = replace(spec, owner=owner)
+        spec = replace(spec, owner=owner) if owner else spec
         plan = await self.planned(spec, body_bytes)
         if not plan.unenforced and self.queue.meter is None:
             return self.made(Turn, plan, spec, source)
@@ -481,7 +477,9 @@ class ServedModel:
 
     async def planned(self, spec: TurnSpec, body_bytes: int) -> TurnPlan:
         # A grammar may take its whole budget to compile.
-        planning = partial(self.planner.plan, spec)
+        planning: Callable[[], TurnPlan] = partial(self.planner.plan, spec)
+        if (trace := current.get()) is not None:
+            planning = trace.timing(planning)
         return await self.workers.run(spec.owner, body_bytes, planning, slow=spec.constrained)
 
     def made(self, kind: type[T], plan: TurnPlan, spec: TurnSpec, source: str) -> T:
@@ -489,6 +487,8 @@ class ServedModel:
         rest = remember, source, self.queue, spec.owner
         turn = kind(self.engine, plan, spec, self._language(plan.dialect), *rest, self.planner.adapters)
         turn.overridden = self.planner.defaults(spec.model).overruled(spec)
+        if (trace := current.get()) is not None:
+            follow_turn(trace, turn, plan, spec, source, self.card)
         return turn
 
     def _language(self, dialect: Dialect) -> Language:

@@ -169,5 +169,5 @@ def test_a_client_that_leaves_makes_room(tiny: Served) -> None:
 def said(server: Served) -> float:
     lines = httpx.get(server.url + "/metrics").text.splitlines()
     return next(
-        float(line.split()[1]) for line in lines if line.startswith("dragoman_generation_tokens_total ")
+        float(line.split()[1]) for line in lines if line.startswith("dragoman_generation_tokens_total{")
     )

@@ -45,10 +45,10 @@ class LocalEngine:
         self.tokenizer = tokenizer
         self._runner = runner
         threads = options.threads or machine.cores()
-        scheduler = Scheduler(
+        self._scheduler = Scheduler(
             runner, batch=options.batch, chunk=options.chunk, choosers=threads, guesses=options.guesses
         )
-        self._worker = Worker(runner, scheduler)
+        self._worker = Worker(runner, self._scheduler)
         self._loading = asyncio.Lock()
 
     @classmethod
@@ -109,6 +109,11 @@ class LocalEngine:
     def close(self) -> None:
         """`stop`, for those who have no event loop."""
         self._worker.stop()
+
+    @property
+    def kv_usage(self) -> float:
+        """The part of its memory for keys and values that running answers have."""
+        return self._scheduler.kv_usage
 
     @property
     def pulse(self) -> int:

@@ -23,6 +23,12 @@ class Memory(ABC):
         self.full = False
         """Whether the last one who was to be placed found no room; then the others need not try."""
 
+    @property
+    def used(self) -> float:
+        """The part that running sequences have, from 0 to 1; what is only kept for others is free."""
+        held = sum(slot.length for slot in self.slots if slot.sequence is not None)
+        return held / sum(slot.ids.size for slot in self.slots)
+
     @abstractmethod
     def place(self, sequence: Sequence) -> bool:
         """Give a waiting sequence a slot, or make it wait: for room, or a prefix that is being computed."""

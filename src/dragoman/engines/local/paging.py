@@ -177,6 +177,10 @@ class Paging(Memory):
         self._runner = runner
         self._store = PageStore(runner.pages, runner.page)
 
+    @property
+    def used(self) -> float:
+        return 1 - self._store.available / self._runner.pages
+
     def place(self, sequence: Sequence) -> bool:
         if self.must_wait(sequence):
             return False

@@ -78,6 +78,11 @@ class Scheduler:
     def busy(self) -> bool:
         return bool(self._waiting or self._running)
 
+    @property
+    def kv_usage(self) -> float:
+        """The part of the memory that running sequences have. Other threads may look."""
+        return self._memory.used
+
     def add(self, group: Group) -> None:
         arrival = next(self._arrivals)
         self.account.came(group.job.owner)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from dragoman.client import (
     CannotConnect,
@@ -346,7 +347,8 @@ class RemoteEngine:
     async def _ask(self, upstream: Upstream, job: Job) -> AsyncGenerator[Step, None]:
         assert upstream.traits is not None
         hearing = Hearing(job, self.tokenizer, sampled=upstream.traits.gives_ids)
-        stream = upstream.client.stream(request_of(job, upstream.traits, self.tokenizer))
+        asked = request_of(job, upstream.traits, self.tokenizer)
+        stream = upstream.client.stream(replace(asked, headers=job.trace or {}))
         with upstream.busy():
             async with aclosing(aiter(stream)) as events:
                 async for event in events:

@@ -39,6 +39,7 @@ class VllmGenerating:
                 job.id,
                 lora_request=self._model.adapter(job),
                 priority=job.priority,
+                trace_headers=job.trace,
             )
             first = True
             async with aclosing(outputs):

@@ -1,0 +1,272 @@
+"""What /metrics says: the figures of admission in Prometheus' words, under our names and, if wanted, vLLM's.
+
+Everything is written when somebody looks, out of numbers that are there anyhow. So another name for a figure
+costs nothing while nobody looks. The names of vLLM are also those that the inference extension of Kubernetes'
+Gateway API reads.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from dragoman._version import __version__
+from dragoman.engines.protocol import kv_usage_of
+from dragoman.http.admission import FINISHES, LiveModel, Metrics, ModelFigures, Spread
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import Meter, Observation
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST.encode()
+
+
+class Figure(Struct, frozen=True):
+    """One figure by its names: ours, and those that vLLM has for it."""
+
+    name: str
+    text: str
+    vllm: tuple[str, ...] = ()
+
+
+HISTOGRAMS: Mapping[str, Figure] = {
+    "queue": Figure(
+        "dragoman_queue_seconds", "Time an answer waited for the engine", ("request_queue_time_seconds",)
+    ),
+    "first": Figure(
+        "dragoman_time_to_first_token_seconds", "Time to first token", ("time_to_first_token_seconds",)
+    ),
+    "prefill": Figure(
+        "dragoman_prefill_seconds",
+        "Time from when the engine had the prompt to the first token",
+        ("request_prefill_time_seconds",),
+    ),
+    "decode": Figure(
+        "dragoman_decode_seconds",
+        "Time from the first token to the last",
+        ("request_decode_time_seconds",),
+    ),
+    "between": Figure(
+        "dragoman_inter_token_seconds",
+        "Mean time between the tokens of an answer",
+        ("inter_token_latency_seconds", "request_time_per_output_token_seconds"),
+    ),
+    "whole": Figure(
+        "dragoman_answer_seconds",
+        "Whole request that was answered by a model",
+        ("e2e_request_latency_seconds",),
+    ),
+    "prompt": Figure(
+        "dragoman_request_prompt_tokens", "Prompt tokens of a request", ("request_prompt_tokens",)
+    ),
+    "answer": Figure(
+        "dragoman_request_generation_tokens", "Generated tokens of a request", ("request_generation_tokens",)
+    ),
+}
+COUNTERS: Mapping[str, Figure] = {
+    "prompt_tokens": Figure(
+        "dragoman_prompt_tokens", "Prompt tokens", ("prompt_tokens", "prefix_cache_queries")
+    ),
+    "cached_tokens": Figure(
+        "dragoman_cached_tokens", "Prompt tokens not computed again", ("prefix_cache_hits",)
+    ),
+    "restored_tokens": Figure(
+        "dragoman_restored_reasoning_tokens", "Prompt tokens of reasoning that clients had not sent"
+    ),
+    "completion_tokens": Figure("dragoman_generation_tokens", "Generated tokens", ("generation_tokens",)),
+}
+GAUGES: tuple[tuple[Figure, Callable[[LiveModel], float | None]], ...] = (
+    (
+        Figure("dragoman_answers_running", "Answers the engine has", ("num_requests_running",)),
+        lambda live: live.queue.running,
+    ),
+    (
+        Figure("dragoman_answers_waiting", "Turns that wait for the engine", ("num_requests_waiting",)),
+        lambda live: live.queue.waiting,
+    ),
+    (
+        Figure(
+            "dragoman_kv_usage_ratio",
+            "Part of the key-value memory that answers use",
+            ("kv_cache_usage_perc",),
+        ),
+        lambda live: kv_usage_of(live.engine),
+    ),
+)
+FINISHED = Figure("dragoman_finishes", "Answers by how they ended", ("request_success",))
+VLLM_REASONS = {"disconnect": "abort"}
+
+
+class Naming(Struct, frozen=True):
+    """A way to name things: ours, or vLLM's."""
+
+    names: Callable[[Figure], Sequence[str]]
+    model: str
+    reason: str
+    reasons: Mapping[str, str]
+
+
+OURS = Naming(lambda figure: (figure.name,), "model", "reason", {})
+VLLM = Naming(
+    lambda figure: tuple(f"vllm:{name}" for name in figure.vllm),
+    "model_name",
+    "finished_reason",
+    VLLM_REASONS,
+)
+
+
+class Figures(Collector):
+    """What is known of models, written anew each time somebody looks."""
+
+    def __init__(self, metrics: Metrics, *, vllm: bool) -> None:
+        self._metrics = metrics
+        self._namings = (OURS, VLLM) if vllm else (OURS,)
+
+    def collect(self) -> Iterator[Metric]:
+        yield _histogram("dragoman_request_seconds", "Whole request", {(): self._metrics.whole}, ())
+        build = GaugeMetricFamily("dragoman_build_info", "The version that runs", labels=["version"])
+        build.add_metric([__version__], 1)
+        yield build
+        live, counted = self._metrics.live, self._metrics.models
+        # Models that have not answered yet have figures too: all of them 0.
+        models = {**{name: ModelFigures() for name in live}, **counted}
+        for naming in self._namings:
+            yield from _describe_live(naming, live)
+            yield from _describe_models(naming, models)
+        if VLLM in self._namings:
+            yield from _describe_adapters(live)
+
+
+def _describe_live(naming: Naming, live: Mapping[str, LiveModel]) -> Iterator[Metric]:
+    for figure, look in GAUGES:
+        seen = {name: found for name, model in live.items() if (found := look(model)) is not None}
+        for name in naming.names(figure) if seen else ():
+            gauge = GaugeMetricFamily(name, figure.text, labels=[naming.model])
+            for model, value in seen.items():
+                gauge.add_metric([model], value)
+            yield gauge
+
+
+def _describe_models(naming: Naming, models: Mapping[str, ModelFigures]) -> Iterator[Metric]:
+    for key, figure in COUNTERS.items():
+        for name in naming.names(figure):
+            counter = CounterMetricFamily(name, figure.text, labels=[naming.model])
+            for model, figures in models.items():
+                counter.add_metric([model], figures.tokens[key])
+            yield counter
+    for name in naming.names(FINISHED):
+        finished = CounterMetricFamily(name, FINISHED.text, labels=[naming.model, naming.reason])
+        for model, figures in models.items():
+            for reason in FINISHES:
+                finished.add_metric([model, naming.reasons.get(reason, reason)], figures.finishes[reason])
+        yield finished
+    for key, figure in HISTOGRAMS.items():
+        for name in naming.names(figure):
+            spreads: dict[tuple[str, ...], Spread] = {
+                (model,): getattr(figures, key) for model, figures in models.items()
+            }
+            yield _histogram(name, figure.text, spreads, (naming.model,))
+
+
+def _describe_adapters(live: Mapping[str, LiveModel]) -> Iterator[Metric]:
+    """As the inference extension wants to know them, in labels; the value is when they were looked at."""
+    shelves = [model.adapters for model in live.values() if model.adapters.all]
+    if not shelves:
+        return
+    labels = ["max_lora", "running_lora_adapters", "waiting_lora_adapters"]
+    info = GaugeMetricFamily("vllm:lora_requests_info", "Adapters in use", labels=labels)
+    used = sorted({name for shelf in shelves for name in shelf.used})
+    info.add_metric([str(sum(len(shelf.all) for shelf in shelves)), ",".join(used), ""], time.time())
+    yield info
+
+
+def _histogram(
+    name: str, text: str, spreads: Mapping[tuple[str, ...], Spread], labels: Iterable[str]
+) -> HistogramMetricFamily:
+    family = HistogramMetricFamily(name, text, labels=list(labels))
+    for values, spread in spreads.items():
+        seen, buckets = 0, []
+        for bound, count in zip((*map(str, map(float, spread.bounds)), "+Inf"), spread.counts, strict=True):
+            seen += count
+            buckets.append((bound, float(seen)))
+        family.add_metric(list(values), buckets, spread.total)
+    return family
+
+
+class Exposition:
+    """`write()` is the body of /metrics."""
+
+    def __init__(self, metrics: Metrics, meter: "Meter | None" = None, *, vllm: bool) -> None:
+        self._registry: CollectorRegistry = metrics.registry
+        self._registry.register(Figures(metrics, vllm=vllm))
+        # Processor time, memory and open files of this process, from /proc.
+        ProcessCollector(registry=self._registry)
+        if meter is not None:
+            Exported(meter, metrics)
+
+    def write(self) -> bytes:
+        return generate_latest(self._registry)
+
+
+# The same for OpenTelemetry, by its conventions for those who serve models.
+
+
+TEXT_COMPLETIONS = frozenset({"/v1/completions", "/api/generate", "/infill", "/completion"})
+VECTORS = frozenset({"/v1/embeddings", "/api/embed", "/api/embeddings"})
+
+
+class Exported:
+    """A listener of `Metrics`: it passes on what each request came to."""
+
+    def __init__(self, meter: "Meter", metrics: Metrics) -> None:
+        made = meter.create_histogram
+        self._request = made("http.server.request.duration", "s")
+        self._whole = made("gen_ai.server.request.duration", "s")
+        self._first = made("gen_ai.server.time_to_first_token", "s")
+        self._between = made("gen_ai.server.time_per_output_token", "s")
+        self._tokens = made("gen_ai.client.token.usage", "{token}")
+        for figure, look in GAUGES:
+            name = figure.name.replace("_", ".", 1)
+            meter.create_observable_gauge(name, [_watch(metrics, look)], description=figure.text)
+        metrics.listeners.append(self.hear)
+
+    def hear(self, route: str, facts: Mapping[str, Any], seconds: float) -> None:
+        failed = {"error.type": facts.get("code") or str(facts["status"])} if facts["status"] >= 500 else {}
+        told = {"http.request.method": facts["method"], "http.route": route, **failed}
+        self._request.record(seconds, {**told, "http.response.status_code": facts["status"]})
+        if "prompt_tokens" not in facts:
+            return
+        operation = "text_completion" if route in TEXT_COMPLETIONS else "chat"
+        named = {
+            "gen_ai.operation.name": "embeddings" if route in VECTORS else operation,
+            "gen_ai.provider.name": "dragoman",
+            "gen_ai.request.model": facts.get("model", ""),
+            "gen_ai.response.model": facts.get("model", ""),
+        }
+        self._whole.record(seconds, {**named, **failed})
+        if "ttft_ms" in facts:
+            self._first.record(facts["ttft_ms"] / 1000, named)
+        if rate := facts.get("tokens_per_s"):
+            self._between.record(1 / rate, named)
+        for kind, name in (("input", "prompt_tokens"), ("output", "completion_tokens")):
+            if count := facts.get(name):
+                self._tokens.record(count, {**named, "gen_ai.token.type": kind})
+
+
+def _watch(metrics: Metrics, look: Callable[[LiveModel], float | None]) -> Callable[..., list["Observation"]]:
+    def watch(options: object) -> list["Observation"]:
+        from opentelemetry.metrics import Observation
+
+        seen = {name: look(model) for name, model in metrics.live.items()}
+        return [Observation(value, {"model": name}) for name, value in seen.items() if value is not None]
+
+    return watch

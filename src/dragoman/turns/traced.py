@@ -1,0 +1,233 @@
+"""Spans of turns and of calls, by OpenTelemetry's conventions for generative models (`gen_ai.*`).
+
+A turn is one span, with spans under it for its parts: `prompt` (the template, the ids), `queue` (waiting for
+a place at the engine), `prefill` (to the first token), `decode` (to the last). Only a request that is traced
+comes here. What was asked and said is told only where the operator's environment says so, as the conventions
+want it.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec.structs import replace
+
+from dragoman.engines.protocol import ModelCard
+from dragoman.mcp import CallResult, McpFailure, McpTool
+from dragoman.tracing import SpanRole, Trace, asking, current, headers_of, mark_error, mark_failed
+from dragoman.turns.plan import TurnPlan
+from dragoman.turns.spec import TurnSpec
+from dragoman.types import Answer, Conversation, Event, Fold, Message, TextPrompt
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+    from dragoman.turns.turn import Turn
+
+PROVIDER = "dragoman"
+
+
+def follow_turn(
+    trace: Trace, turn: "Turn", plan: TurnPlan, spec: TurnSpec, source: str, card: ModelCard
+) -> None:
+    """From now on the turn has a span, which ends when the turn is closed. `source` is the answer's id."""
+    now = time.time_ns()
+    planned = trace.plans.pop(id(plan), (now, now))
+    operation = "chat" if isinstance(spec.prompts[0], Conversation) else "text_completion"
+    asked = spec.model or card.name
+    role: SpanRole = "CLIENT" if card.details.get("runner") == "upstream" else "INTERNAL"
+    span = trace.begin(f"{operation} {asked}", role, planned[0])
+    span.set_attributes(_asked(turn, spec, operation, asked, card.name))
+    if source:
+        span.set_attribute("gen_ai.response.id", source)
+    if trace.conversation:
+        span.set_attribute("gen_ai.conversation.id", trace.conversation)
+    trace.add("prompt", *planned, parent=span)
+    sent = headers_of(span)
+    turn.jobs = [replace(job, trace=sent) for job in turn.jobs]
+    said = _Said(turn) if trace.tracing.content else None
+    if said is not None:
+        span.set_attributes(_told(spec))
+    turn.on_close.append(lambda: _end(trace, span, turn, said))
+
+
+def _asked(turn: "Turn", spec: TurnSpec, operation: str, asked: str, answers: str) -> dict[str, Any]:
+    sampling = turn.jobs[0].sampling
+    wanted = spec.wanted is not None and spec.wanted.syntax in ("json_object", "json_schema")
+    given: dict[str, Any] = {
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": PROVIDER,
+        "gen_ai.request.model": asked,
+        "gen_ai.response.model": answers,
+        "gen_ai.request.max_tokens": sampling.most,
+        "gen_ai.request.temperature": sampling.temperature,
+        "gen_ai.request.top_p": sampling.top_p,
+        "gen_ai.request.top_k": sampling.top_k or None,
+        "gen_ai.request.seed": sampling.seed,
+        "gen_ai.request.presence_penalty": sampling.presence_penalty or None,
+        "gen_ai.request.frequency_penalty": sampling.frequency_penalty or None,
+        "gen_ai.request.stop_sequences": spec.stop or None,
+        "gen_ai.request.choice.count": turn.choices if turn.choices > 1 else None,
+        "gen_ai.output.type": "json" if wanted else "text",
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _end(trace: Trace, span: "Span", turn: "Turn", said: "_Said | None") -> None:
+    now, usage = time.time_ns(), turn.usage
+    _add_parts(trace, span, turn, now)
+    span.set_attribute("gen_ai.usage.input_tokens", usage.prompt_tokens)
+    span.set_attribute("gen_ai.usage.output_tokens", usage.completion_tokens)
+    span.set_attribute("gen_ai.usage.cache_read.input_tokens", usage.cached_tokens)
+    if usage.reasoning_tokens:
+        span.set_attribute("gen_ai.usage.reasoning.output_tokens", usage.reasoning_tokens)
+    if said is not None:
+        span.set_attribute("gen_ai.output.messages", said.messages())
+    ends = [turn.finishes[choice] for choice in sorted(turn.finishes)]
+    if len(ends) < turn.choices:
+        # Why, the end of the request tells; it may be another by now, with work in the background.
+        (current.get() or trace).cut_short(span, now)
+        return
+    span.set_attribute("gen_ai.response.finish_reasons", [_reason(event) for event in ends])
+    for event in ends:
+        if event.error is not None:
+            mark_error(span, event.error)
+    span.end(now)
+
+
+def _reason(event: Event) -> str:
+    return event.finish or "stop"
+
+
+def _add_parts(trace: Trace, span: "Span", turn: "Turn", now: int) -> None:
+    """Times are the loop's, which stands still at no time; the wall's is told."""
+    if not turn.started_at:
+        return
+    present = asyncio.get_running_loop().time()
+    begun, first = turn.begun_at, turn.first_token_at
+
+    def wall(at: float) -> int:
+        return now - int((present - at) * 1e9)
+
+    trace.add("queue", wall(turn.started_at), now if begun is None else wall(begun), span)
+    if begun is not None:
+        trace.add("prefill", wall(begun), now if first is None else wall(first), span)
+    if first is not None:
+        span.set_attribute("gen_ai.response.time_to_first_chunk", first - turn.started_at)
+        trace.add("decode", wall(first), now, span)
+
+
+# What was said, where the operator wants it.
+
+
+class _Said:
+    """Hears what the client hears."""
+
+    def __init__(self, turn: "Turn") -> None:
+        self._fold = Fold(turn.choices)
+        take = turn.take
+
+        def heard() -> list[Event]:
+            events = take()
+            self._fold.add(events)
+            return events
+
+        turn.take = heard  # type: ignore[method-assign]
+
+    def messages(self) -> str:
+        return _json([_answer(answer) for answer in self._fold.done()])
+
+
+def _told(spec: TurnSpec) -> dict[str, str]:
+    prompt = spec.prompts[0]
+    if isinstance(prompt, TextPrompt):
+        text = {"role": "user", "parts": [{"type": "text", "content": prompt.text}]}
+        return {"gen_ai.input.messages": _json([text])}
+    if not isinstance(prompt, Conversation):
+        return {}
+    told = {"gen_ai.input.messages": _json([_message(each) for each in prompt.messages])}
+    if prompt.tools:
+        told["gen_ai.tool.definitions"] = _json(prompt.tools)
+    return told
+
+
+def _message(message: Message) -> dict[str, Any]:
+    parts: list[dict[str, Any]] = []
+    if message.reasoning:
+        parts.append({"type": "reasoning", "content": message.reasoning})
+    if message.role == "tool":
+        parts.append({"type": "tool_call_response", "id": message.tool_call_id, "response": message.content})
+    elif isinstance(message.content, str):
+        parts.append({"type": "text", "content": message.content})
+    elif message.content:
+        parts += message.content
+    parts += [_call(call.id, call.name, call.arguments) for call in message.tool_calls]
+    return {"role": message.role, "parts": parts}
+
+
+def _answer(answer: Answer) -> dict[str, Any]:
+    parts: list[dict[str, Any]] = []
+    if answer.reasoning:
+        parts.append({"type": "reasoning", "content": answer.reasoning})
+    if answer.text:
+        parts.append({"type": "text", "content": answer.text})
+    parts += [_call(call.id, call.name, call.arguments) for call in answer.calls]
+    return {"role": "assistant", "parts": parts, "finish_reason": answer.finish or "stop"}
+
+
+def _call(id_: str | None, name: str, arguments: str) -> dict[str, Any]:
+    return {"type": "tool_call", "id": id_, "name": name, "arguments": arguments}
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+# Calls of tools.
+
+
+async def trace_call(
+    trace: Trace, label: str, name: str, arguments: str, calling: Awaitable[CallResult]
+) -> CallResult:
+    """A call that the server makes for the model: `execute_tool`, and to MCP `tools/call`."""
+    span = trace.begin(f"execute_tool {name}", "CLIENT")
+    span.set_attributes(
+        {
+            "gen_ai.operation.name": "execute_tool",
+            "gen_ai.tool.name": name,
+            "gen_ai.tool.type": "extension",
+            "mcp.method.name": "tools/call",
+            "dragoman.mcp.server": label,
+        }
+    )
+    if trace.tracing.content:
+        span.set_attribute("gen_ai.tool.call.arguments", arguments)
+    try:
+        with asking(span):
+            result = await calling
+        if result.is_error:
+            mark_failed(span, "tool_error", "")
+        if trace.tracing.content:
+            span.set_attribute("gen_ai.tool.call.result", result.text)
+        return result
+    except McpFailure as failure:
+        # What the server says of it is for the model; the kind is enough here.
+        mark_failed(span, failure.kind, "")
+        raise
+    finally:
+        span.end()
+
+
+async def trace_list(trace: Trace, label: str, listing: Awaitable[list[McpTool]]) -> list[McpTool]:
+    span = trace.begin("tools/list", "CLIENT")
+    span.set_attributes({"mcp.method.name": "tools/list", "dragoman.mcp.server": label})
+    try:
+        with asking(span):
+            return await listing
+    except McpFailure as failure:
+        mark_failed(span, failure.kind, "")
+        raise
+    finally:
+        span.end()
