@@ -384,10 +384,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     )
     otel: Annotated[
         bool,
-        Meta(
-            description="traces and metrics by OpenTelemetry; where they go and how many are kept, the "
-            "OTEL_* variables say"
-        ),
+        Meta(description="traces and metrics by OpenTelemetry; the OTEL_* variables say where they go"),
     ] = False
     otel_endpoint: Annotated[
         str | None,

@@ -250,6 +250,25 @@ def asking(span: "Span") -> Iterator[None]:
         outgoing.reset(sent)
 
 
+@contextmanager
+def traced(
+    tracing: Tracing | None, name: str, facts: Attributes, parent: Trace | None = None
+) -> Iterator[None]:
+    """Inside, work has a trace, where there are traces: its own, or a part of the parent's.
+
+    `facts` are what the access log says of it, once it is over.
+    """
+    if tracing is None:
+        yield
+        return
+    trace = tracing.begin(name, parent=parent, role="INTERNAL")
+    try:
+        with tracing.following(trace):
+            yield
+    finally:
+        trace.end(facts, {"dragoman.request_id": facts.get("request_id", "")})
+
+
 # From the settings and the environment.
 
 

@@ -21,10 +21,10 @@ from typing import Any, Literal, TypeAlias
 from msgspec import Struct
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from dragoman import tracing
 from dragoman.engines.protocol import Engine
 from dragoman.errors import DeadlineExceeded, DragomanError, Overloaded, ServerFull, Unavailable
 from dragoman.settings import Settings
-from dragoman.tracing import Trace, Tracing, current
 from dragoman.turns.adapters import AdapterShelf
 from dragoman.turns.queue import EngineQueue, Workers
 
@@ -131,9 +131,9 @@ access = logging.getLogger("dragoman.access")
 
 
 class Journal:
-    def __init__(self, tracing: Tracing | None = None) -> None:
+    def __init__(self, traces: tracing.Tracing | None = None) -> None:
         self.metrics = Metrics()
-        self.tracing = tracing
+        self.tracing = traces
 
     def record(self, route: str, facts: dict[str, Any], seconds: float) -> None:
         """`facts` have a method, a path and a status; `route` is one of a fixed set of names."""
@@ -149,7 +149,7 @@ class Journal:
         began = time.monotonic()
         facts: dict[str, Any] = {"method": method, "path": path, "status": 200}
         self.metrics.in_flight.inc()
-        with self.traced(f"{method} {path}", facts, current.get()):
+        with tracing.traced(self.tracing, f"{method} {path}", facts, tracing.current.get()):
             try:
                 yield facts
             except DragomanError as error:
@@ -161,19 +161,6 @@ class Journal:
             finally:
                 self.metrics.in_flight.dec()
                 self.record(f"{method} {path}", facts, time.monotonic() - began)
-
-    @contextmanager
-    def traced(self, name: str, facts: dict[str, Any], parent: Trace | None = None) -> Iterator[None]:
-        """Inside, it has a trace, where there are traces: its own, or a part of the parent's."""
-        if self.tracing is None:
-            yield
-            return
-        trace = self.tracing.begin(name, parent=parent, role="INTERNAL")
-        try:
-            with self.tracing.following(trace):
-                yield
-        finally:
-            trace.end(facts, {"dragoman.request_id": facts.get("request_id", "")})
 
 
 # Bytes that are held for clients, all of them together, and how much of it may be one key's.

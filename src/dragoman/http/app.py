@@ -28,7 +28,7 @@ from dragoman.http.routes.responses_socket import Socket
 from dragoman.http.routes.table import METRICS, OPEN_PATHS, SOCKET, Api, Handler, errors_at
 from dragoman.http.upkeep import StallWatch
 from dragoman.settings import Settings
-from dragoman.tracing import Tracing, current
+from dragoman.tracing import Tracing, current, traced
 from dragoman.turns.tool_loop import ClientGone
 
 logger = logging.getLogger("dragoman.http")
@@ -180,7 +180,7 @@ class App:
 
         host.journal.metrics.in_flight.inc()
         facts: dict[str, Any] = {"method": "BATCH", "path": asked.url, "request_id": exchange.request_id}
-        with host.journal.traced(f"BATCH {asked.url}", facts):
+        with traced(host.tracing, f"BATCH {asked.url}", facts):
             try:
                 await self._guarded(exchange, work())
             finally:
