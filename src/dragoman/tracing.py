@@ -1,9 +1,9 @@
 """Traces of requests, as OpenTelemetry has them. Where nobody wants them, nothing is imported or paid.
 
-A request has a `Trace`: a span for all of it, under which others stand. Whoever works for a request finds its
-trace in `current`, which goes along with tasks; without traces it is None, and that is all there is to pay.
-What happens again and again (tokens) leaves no span. What a span is about is known at its end, so most spans
-are made then, out of times that were noted: `Trace.add`.
+A request has a `RequestTrace`: a span for all of it, under which others stand. Whoever works for it finds
+it in `current`, which goes along with tasks; without traces it is None, and that is all there is to pay. What
+happens again and again (tokens) leaves no span. What a span is about is known at its end, so most spans are
+made then, out of times that were noted: `RequestTrace.add`.
 
 Where spans go, how many are kept and what the service is called is said by the environment variables that
 OpenTelemetry has for it (OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_TRACES_SAMPLER, OTEL_SERVICE_NAME and so on).
@@ -37,7 +37,7 @@ CLOSE_S = 5.0
 HEADERS = ("traceparent", "tracestate", "baggage")
 
 
-class Trace:
+class RequestTrace:
     """One request, or other work of its own. Spans that it adds stand under its own."""
 
     def __init__(self, tracing: "Tracing", span: "Span") -> None:
@@ -126,7 +126,7 @@ class Trace:
         self._cut.clear()
 
 
-current: ContextVar[Trace | None] = ContextVar("trace", default=None)
+current: ContextVar[RequestTrace | None] = ContextVar("trace", default=None)
 """That of the request which is being served."""
 outgoing: ContextVar[Mapping[str, str] | None] = ContextVar("outgoing", default=None)
 """The headers by which somebody else's spans stand under ours, while somebody else is asked."""
@@ -161,9 +161,9 @@ class Tracing:
         self,
         name: str,
         headers: Mapping[bytes, bytes] | None = None,
-        parent: Trace | None = None,
+        parent: RequestTrace | None = None,
         role: SpanRole = "SERVER",
-    ) -> Trace:
+    ) -> RequestTrace:
         """A trace of its own, under that of whoever has sent such headers, or under another of ours."""
         from opentelemetry import propagate
         from opentelemetry.context import Context
@@ -174,9 +174,9 @@ class Tracing:
         else:
             given = {each: (headers or {}).get(each.encode(), b"").decode("latin-1") for each in HEADERS}
             context = propagate.extract({each: text for each, text in given.items() if text}, Context())
-        return Trace(self, self._tracer.start_span(name, context, _kind(role)))
+        return RequestTrace(self, self._tracer.start_span(name, context, _kind(role)))
 
-    def remote(self, headers: Mapping[bytes, bytes]) -> Trace | None:
+    def remote(self, headers: Mapping[bytes, bytes]) -> RequestTrace | None:
         """The trace of somebody else, of whose requests there will be several."""
         trace = self.begin("", headers)
         parent = getattr(trace.span, "parent", None)
@@ -184,10 +184,10 @@ class Tracing:
             return None
         from opentelemetry.trace import NonRecordingSpan
 
-        return Trace(self, NonRecordingSpan(parent))
+        return RequestTrace(self, NonRecordingSpan(parent))
 
     @contextmanager
-    def following(self, trace: Trace) -> Iterator[Trace]:
+    def following(self, trace: RequestTrace) -> Iterator[RequestTrace]:
         """Inside, it is the trace that everything belongs to; so do log lines."""
         token = current.set(trace)
         told = logs.about.set({**logs.about.get(), **trace.ids})
@@ -252,7 +252,7 @@ def asking(span: "Span") -> Iterator[None]:
 
 @contextmanager
 def traced(
-    tracing: Tracing | None, name: str, facts: Attributes, parent: Trace | None = None
+    tracing: Tracing | None, name: str, facts: Attributes, parent: RequestTrace | None = None
 ) -> Iterator[None]:
     """Inside, work has a trace, where there are traces: its own, or a part of the parent's.
 

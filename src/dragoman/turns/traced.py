@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from dragoman.engines.protocol import ModelCard
 from dragoman.mcp import CallResult, McpFailure, McpTool
-from dragoman.tracing import SpanRole, Trace, asking, current, headers_of, mark_error, mark_failed
+from dragoman.tracing import RequestTrace, SpanRole, asking, current, headers_of, mark_error, mark_failed
 from dragoman.turns.plan import TurnPlan
 from dragoman.turns.spec import TurnSpec
 from dragoman.types import Answer, Conversation, Event, Fold, Message, TextPrompt
@@ -30,7 +30,7 @@ PROVIDER = "dragoman"
 
 
 def follow_turn(
-    trace: Trace, turn: "Turn", plan: TurnPlan, spec: TurnSpec, source: str, card: ModelCard
+    trace: RequestTrace, turn: "Turn", plan: TurnPlan, spec: TurnSpec, source: str, card: ModelCard
 ) -> None:
     """From now on the turn has a span, which ends when the turn is closed. `source` is the answer's id."""
     now = time.time_ns()
@@ -47,7 +47,7 @@ def follow_turn(
     trace.add("prompt", *planned, parent=span)
     sent = headers_of(span)
     turn.jobs = [replace(job, trace=sent) for job in turn.jobs]
-    said = _Said(turn) if trace.tracing.content else None
+    said = _Overheard(turn) if trace.tracing.content else None
     if said is not None:
         span.set_attributes(_told(spec))
     turn.on_close.append(lambda: _end(trace, span, turn, said))
@@ -75,7 +75,7 @@ def _asked(turn: "Turn", spec: TurnSpec, operation: str, asked: str, answers: st
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _end(trace: Trace, span: "Span", turn: "Turn", said: "_Said | None") -> None:
+def _end(trace: RequestTrace, span: "Span", turn: "Turn", said: "_Overheard | None") -> None:
     now, usage = time.time_ns(), turn.usage
     _add_parts(trace, span, turn, now)
     span.set_attribute("gen_ai.usage.input_tokens", usage.prompt_tokens)
@@ -101,7 +101,7 @@ def _reason(event: Event) -> str:
     return event.finish or "stop"
 
 
-def _add_parts(trace: Trace, span: "Span", turn: "Turn", now: int) -> None:
+def _add_parts(trace: RequestTrace, span: "Span", turn: "Turn", now: int) -> None:
     """Times are the loop's, which stands still at no time; the wall's is told."""
     if not turn.started_at:
         return
@@ -122,7 +122,7 @@ def _add_parts(trace: Trace, span: "Span", turn: "Turn", now: int) -> None:
 # What was said, where the operator wants it.
 
 
-class _Said:
+class _Overheard:
     """Hears what the client hears."""
 
     def __init__(self, turn: "Turn") -> None:
@@ -189,7 +189,7 @@ def _json(value: Any) -> str:
 
 
 async def trace_call(
-    trace: Trace, label: str, name: str, arguments: str, calling: Awaitable[CallResult]
+    trace: RequestTrace, label: str, name: str, arguments: str, calling: Awaitable[CallResult]
 ) -> CallResult:
     """A call that the server makes for the model: `execute_tool`, and to MCP `tools/call`."""
     span = trace.begin(f"execute_tool {name}", "CLIENT")
@@ -220,7 +220,7 @@ async def trace_call(
         span.end()
 
 
-async def trace_list(trace: Trace, label: str, listing: Awaitable[list[McpTool]]) -> list[McpTool]:
+async def trace_list(trace: RequestTrace, label: str, listing: Awaitable[list[McpTool]]) -> list[McpTool]:
     span = trace.begin("tools/list", "CLIENT")
     span.set_attributes({"mcp.method.name": "tools/list", "dragoman.mcp.server": label})
     try:
