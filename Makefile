@@ -10,7 +10,7 @@ PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist worksteal
 QUICK := tests/api tests/constrain tests/dialects tests/prompt tests/properties tests/turns tests/test_*.py \
   tests/http/test_chat.py
 
-.PHONY: help serve test quick torch vllm clients check lint types bench torture release clean
+.PHONY: help serve test quick torch vllm clients check lint types docs bench torture release clean
 
 help:  ## show what there is
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -33,7 +33,7 @@ vllm: $(VENV)/.test build/vllm/bin/dragoman  ## the tests of vLLM, which gets an
 clients: $(VENV)/.test  ## other people's clients, each in an environment of its own, as a table (ARGS="litellm llm")
 	$(BIN)/python -m tests.clients $(ARGS)
 
-check: lint types test torch vllm  ## everything that must be green
+check: lint types docs test torch vllm  ## everything that must be green
 
 lint: $(VENV)/.test  ## ruff: rules and formatting
 	$(BIN)/ruff check .
@@ -41,6 +41,10 @@ lint: $(VENV)/.test  ## ruff: rules and formatting
 
 types: $(VENV)/.test  ## mypy, strict
 	$(BIN)/mypy
+
+docs: build/docs/bin/mkdocs  ## the documentation as a site, in build/site (ARGS=--serve: while it is written, on 127.0.0.1:8001)
+	@$(if $(filter --serve,$(ARGS)),NO_MKDOCS_2_WARNING=1 build/docs/bin/mkdocs serve -a 127.0.0.1:8001,NO_MKDOCS_2_WARNING=1 build/docs/bin/mkdocs build --strict --quiet \
+	  && echo "build/site/index.html is the site")
 
 bench: $(VENV)/.bench  ## every figure of docs/figures.md, with tables and plots
 	$(BIN)/python -m bench
@@ -100,6 +104,12 @@ build/newest: $(VENV)/.test
 build/node: tests/conformance/node/package.json
 	@mkdir -p $@ && cp $< $@ && npm install --prefix $@ --silent && touch $@ \
 	  || { rm -rf $@; echo "the clients that need Node.js could not be fetched: their tests will be skipped"; }
+
+# An environment of its own: nothing that the site needs is seen by the tests.
+build/docs/bin/mkdocs: pyproject.toml
+	@$(PYTHON) -m venv build/docs && build/docs/bin/python -m pip install --quiet --disable-pip-version-check \
+	  $$($(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])') \
+	  && touch $@
 
 $(VENV)/.release: $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'build>=1.2' 'twine>=6'

@@ -23,7 +23,7 @@ check_for_update_on_startup = false
 analytics = { enabled = false }
 """
 ONCE = "request_max_retries = 0\nstream_max_retries = 0\n"
-[DOCUMENTED] = blocks("docs/agents.md", "toml")
+[DOCUMENTED] = blocks("docs/clients/codex.md", "toml")
 RAN = "Process exited with code 0"
 """What Codex tells the model of a command that went well."""
 

@@ -8,10 +8,16 @@ import numpy as np
 WIDTH, HEADS, INNER = 32, 2, 32
 
 
-def write_tiny(path: Path, template: str = "{{ messages[-1].content }}", *, tensors_a_file: int = 0) -> Path:
+def write_tiny(
+    path: Path,
+    template: str = "{{ messages[-1].content }}",
+    *,
+    tensors_a_file: int = 0,
+    context: int = 128,
+) -> Path:
     writer = gguf.GGUFWriter(str(path), "llama", split_max_tensors=tensors_a_file)
     writer.add_block_count(1)
-    writer.add_context_length(128)
+    writer.add_context_length(context)
     writer.add_embedding_length(WIDTH)
     writer.add_feed_forward_length(INNER)
     writer.add_head_count(HEADS)

@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 from tests.clients import cases, coding
-from tests.clients.cases import MODEL, case
+from tests.clients.cases import case
 
 WORDS = ("--print", "--output-format", "stream-json", "--verbose", "--dangerously-skip-permissions")
 
@@ -14,7 +14,7 @@ class Session:
     """A home and a folder to work in: what follows another question goes on with its conversation."""
 
     def __init__(self, url, home):
-        self._url, self._home, self._asked = url.removesuffix("/v1"), home, False
+        self._url, self._home, self._asked = url, home, False
         self._work = Path(home, "work")
         self._work.mkdir()
 
@@ -28,11 +28,7 @@ class Session:
             text,
             folder=str(self._work),
             HOME=self._home,
-            ANTHROPIC_BASE_URL=self._url,
-            ANTHROPIC_AUTH_TOKEN="none",
-            ANTHROPIC_MODEL=MODEL,
-            ANTHROPIC_SMALL_FAST_MODEL=MODEL,
-            CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
+            **coding.variables_from_page("claude_code", self._url),
             IS_SANDBOX="1",  # Root may skip what it would be asked.
         )
 

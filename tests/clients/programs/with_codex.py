@@ -6,31 +6,28 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from tests.clients import cases
-from tests.clients.cases import MODEL, case
+from tests.clients import cases, coding
+from tests.clients.cases import case
 
-CONFIG = """\
-model = "{model}"
-model_provider = "local"
+BEFORE = """\
 approval_policy = "never"
 sandbox_mode = "danger-full-access"
 check_for_update_on_startup = false
-analytics = {{ enabled = false }}
-
-[model_providers.local]
-name = "local"
-base_url = "{url}"
-wire_api = "responses"
-supports_websockets = {sockets}
-request_max_retries = 0
-stream_max_retries = 0
+analytics = { enabled = false }
 """
+AFTER = "request_max_retries = 0\nstream_max_retries = 0\n"
+
+
+def config_of(url, sockets):
+    """That of the page, so that nobody is asked, and nothing is tried twice."""
+    text = BEFORE + coding.from_page("codex", "toml", url) + AFTER
+    return text.replace("supports_websockets = true", f"supports_websockets = {sockets}")
 
 
 def codex(url, text, sockets="false"):
     """What it said of itself, and what it wrote."""
     with tempfile.TemporaryDirectory() as home:
-        Path(home, "config.toml").write_text(CONFIG.format(model=MODEL, url=url, sockets=sockets))
+        Path(home, "config.toml").write_text(config_of(url, sockets))
         work = Path(home, "work")
         work.mkdir()
         program = str(Path(os.environ["CLIENT_BIN"], "codex"))

@@ -4,28 +4,19 @@ import tempfile
 from pathlib import Path
 
 from tests.clients import cases, coding
-from tests.clients.cases import MODEL, case
-
-CONFIG = """\
-name: local
-version: 1.0.0
-schema: v1
-models:
-  - name: {model}
-    provider: {provider}
-    model: {model}
-    apiBase: {url}
-    apiKey: none
-    capabilities: [tool_use]
-    roles: [chat]
-"""
+from tests.clients.cases import case
 
 
 def cn(url, provider):
     def ask(text):
         with tempfile.TemporaryDirectory() as folder:
             config = Path(folder, "config.yaml")
-            config.write_text(CONFIG.format(model=MODEL, url=url, provider=provider))
+            text_of = coding.from_page("continue", "yaml", url)
+            if provider == "ollama":
+                text_of = text_of.replace("provider: openai", "provider: ollama").replace(
+                    url, url.removesuffix("/v1")
+                )
+            config.write_text(text_of)
             words = ["--config", str(config), "--auto", "-p", text]
             return coding.run("cn", *words, folder=folder, CONTINUE_TELEMETRY_ENABLED="0")
 
@@ -44,12 +35,12 @@ def tools(url):
 
 @case("ollama", "stream")
 def ollama_stream(url):
-    coding.stream(cn(url.removesuffix("/v1"), "ollama"))
+    coding.stream(cn(url, "ollama"))
 
 
 @case("ollama", "tools")
 def ollama_tools(url):
-    coding.tools(cn(url.removesuffix("/v1"), "ollama"))
+    coding.tools(cn(url, "ollama"))
 
 
 if __name__ == "__main__":

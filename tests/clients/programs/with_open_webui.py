@@ -12,7 +12,7 @@ import urllib.request
 import uuid
 from pathlib import Path
 
-from tests.clients import cases
+from tests.clients import cases, coding
 from tests.clients.cases import MODEL, case
 
 BEGIN_SECONDS, ANSWER_SECONDS = 240, 30
@@ -84,6 +84,7 @@ def page(url):
         port = probe.getsockname()[1]
     environment = {
         **os.environ,
+        **coding.variables_from_page("open_webui", url),
         "DATA_DIR": str(Path.cwd() / "data"),
         "WEBUI_SECRET_KEY": "none",
         "WEBUI_AUTH": "False",
@@ -106,21 +107,7 @@ def page(url):
     base = f"http://127.0.0.1:{port}"
     wait_for(running, base)
     made = Page(base)
-    configs = {
-        str(place): {
-            "enable": True,
-            "prefix_id": prefix,
-            "api_type": "responses" if api == "responses" else "",
-        }
-        for place, (api, prefix) in enumerate(OPENAI.items())
-    }
-    made.post(
-        "/openai/config/update",
-        ENABLE_OPENAI_API=True,
-        OPENAI_API_BASE_URLS=[url] * len(configs),
-        OPENAI_API_KEYS=["none"] * len(configs),
-        OPENAI_API_CONFIGS=configs,
-    )
+    made.post("/openai/config/update", **json.loads(coding.from_page("open_webui", "json", url)))
     made.post(
         "/ollama/config/update",
         ENABLE_OLLAMA_API=True,

@@ -7,16 +7,10 @@ from pathlib import Path
 from tests.clients import cases, coding
 from tests.clients.cases import MODEL, case
 
-PROVIDER = {
-    "npm": "@ai-sdk/openai-compatible",
-    "name": "local",
-    "models": {MODEL: {"name": MODEL, "tool_call": True, "reasoning": True}},
-}
-
 
 def opencode(url):
     config = {
-        "provider": {"local": {**PROVIDER, "options": {"baseURL": url, "apiKey": "none"}}},
+        **json.loads(coding.from_page("opencode", "json", url)),
         "autoupdate": False,
         "share": "disabled",
         "permission": {"bash": "allow", "edit": "allow"},
@@ -25,7 +19,7 @@ def opencode(url):
     def ask(text):
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "opencode.json").write_text(json.dumps(config))
-            return coding.run("opencode", "run", "-m", f"local/{MODEL}", text, folder=folder)
+            return coding.run("opencode", "run", "-m", f"dragoman/{MODEL}", text, folder=folder)
 
     return ask
 

@@ -11,18 +11,16 @@ import time
 import urllib.request
 from pathlib import Path
 
-from tests.clients import cases
+from tests.clients import cases, coding
 from tests.clients.cases import MODEL, case
 
 BEGIN_SECONDS = 120
 LOG = Path("sillytavern.log")
 CHAT = {
-    "chat_completion_source": "custom",
     "custom_prompt_post_processing": "",
     "custom_include_body": "",
     "custom_exclude_body": "",
     "custom_include_headers": "",
-    "model": MODEL,
     "temperature": 1,
     "frequency_penalty": 0,
     "presence_penalty": 0,
@@ -183,7 +181,8 @@ def events(text):
 
 
 def chat(url, *messages, **more):
-    body = {**CHAT, "custom_url": url, "messages": list(messages), **more}
+    named = json.loads(coding.from_page("sillytavern", "json", url))
+    body = {**CHAT, **named, "messages": list(messages), **more}
     return post("/api/backends/chat-completions/generate", **body)
 
 
