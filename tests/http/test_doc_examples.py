@@ -35,6 +35,10 @@ class _Engine(ScriptedEngine):
         pass
 
 
+def make_able_engine() -> ScriptedEngine:
+    return _Engine(_answer, interval=0.001)
+
+
 EXAMPLES = {f"{each.method} {each.path}": each for each in operations()}
 
 
@@ -43,7 +47,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("adapters")
     (folder / "poet").mkdir()
     settings = Settings(port=0, store="memory", lora_dir=str(folder), files_dir=str(folder / "files"))
-    with background(_Engine(_answer, interval=0.001), settings) as made:
+    with background(make_able_engine(), settings) as made:
         yield made
 
 

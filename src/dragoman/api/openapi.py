@@ -142,6 +142,7 @@ OPERATIONS: Sequence[Operation] = (
     Operation("get", "/ping", "The same as /health"),
     Operation("get", "/ready", "Whether the engine moves"),
     Operation("get", "/metrics", "Figures for Prometheus"),
+    Operation("get", "/operations", "What the server is doing", query=("request_id",)),
     Operation("get", "/version", "The server's version"),
 )
 

@@ -283,14 +283,14 @@ class Room:
         self.delay = delay
         """Seconds until there may be room again, about."""
         self.inside: set[Visit] = set()
-        self._of_key: collections.Counter[str] = collections.Counter()
+        self.of_key: collections.Counter[str] = collections.Counter()
 
     def full_for(self, owner: str) -> bool:
-        keys = len(self._of_key.keys() | {owner})
-        return len(self.inside) >= self.most and self._of_key.get(owner, 0) >= max(1, self.most // keys)
+        keys = len(self.of_key.keys() | {owner})
+        return len(self.inside) >= self.most and self.of_key.get(owner, 0) >= max(1, self.most // keys)
 
     def full_of(self, owner: str) -> bool:
-        return bool(owner) and self._of_key.get(owner, 0) >= self.most_of_key
+        return bool(owner) and self.of_key.get(owner, 0) >= self.most_of_key
 
     def limit(self, owner: str) -> int:
         """How many requests of this key may be inside."""
@@ -298,23 +298,23 @@ class Room:
 
     def left(self, owner: str) -> int:
         """How many more of this key would be let in now."""
-        mine, keys = self._of_key.get(owner, 0), len(self._of_key.keys() | {owner})
+        mine, keys = self.of_key.get(owner, 0), len(self.of_key.keys() | {owner})
         of_all = max(self.most - len(self.inside), max(1, self.most // keys) - mine)
         return max(0, min(of_all, self.most_of_key - mine) if owner else of_all)
 
     def has_others(self, owner: str) -> bool:
         """Than this key."""
-        return any(key != owner for key in self._of_key)
+        return any(key != owner for key in self.of_key)
 
     def add(self, visit: "Visit") -> None:
         self.inside.add(visit)
-        self._of_key[visit.owner] += 1
+        self.of_key[visit.owner] += 1
 
     def remove(self, visit: "Visit") -> None:
         self.inside.discard(visit)
-        self._of_key[visit.owner] -= 1
-        if not self._of_key[visit.owner]:
-            self._of_key.pop(visit.owner)
+        self.of_key[visit.owner] -= 1
+        if not self.of_key[visit.owner]:
+            self.of_key.pop(visit.owner)
 
 
 class Admission:
@@ -344,7 +344,7 @@ class Admission:
         self.draining = False
         queue, most = self.queue, places + limits.queue
         asking = Room(most, most, lambda: queue.pace * (queue.waiting + 1))
-        self._rooms: dict[VisitKind, Room] = {
+        self.rooms: dict[VisitKind, Room] = {
             "asks": asking,
             "looks": Room(limits.looking, limits.looking, lambda: workers.delay),
             "sends": Room(limits.uploads, limits.uploads, lambda: 1.0),
@@ -358,21 +358,21 @@ class Admission:
     def share_between(self, keys: int) -> None:
         """Of several keys each has half of a room; `limits.per_key` may say less, and of answers more."""
         self.queue.several = keys > 1
-        for kind, room in self._rooms.items():
+        for kind, room in self.rooms.items():
             share = room.most if keys < 2 else -(-room.most // 2)
             wanted = self._per_key or share
             room.most_of_key = wanted if kind == "asks" else min(wanted, share)
 
     @property
     def inside(self) -> int:
-        return sum(len(room.inside) for room in self._rooms.values())
+        return sum(len(room.inside) for room in self.rooms.values())
 
     def admitted(self, owner: str, kind: VisitKind = "asks") -> "Visit":
         """Refuses at once what there is no room for."""
         if self.draining:
             self._refused.labels("stopping").inc()
         self.check()
-        room = self._rooms[kind]
+        room = self.rooms[kind]
         if room.full_for(owner):
             raise self._refusal(
                 room, "queue", f"{room.most} requests are being served or wait; try again soon."
@@ -388,7 +388,7 @@ class Admission:
 
         Ours are of requests at a time: one that ends makes room for another, at whatever rate.
         """
-        room = self._rooms[kind]
+        room = self.rooms[kind]
         left = room.left(owner)
         return {
             b"x-ratelimit-limit-requests": b"%d" % room.limit(owner),
@@ -409,7 +409,7 @@ class Admission:
     async def end_all(self) -> None:
         """Nothing is let in any more, and everybody inside has a moment to tell why it ended."""
         self.draining = True
-        for visit in [visit for room in self._rooms.values() for visit in room.inside]:
+        for visit in [visit for room in self.rooms.values() for visit in room.inside]:
             visit.end(Unavailable("The server was stopped before the answer was done; try again."))
         await self.emptied(PATIENCE_S)
 

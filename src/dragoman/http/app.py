@@ -19,13 +19,14 @@ from dragoman.engines.protocol import Engine
 from dragoman.errors import DragomanError, EngineFailed, MethodNotAllowed, NotFound
 from dragoman.http.admission import Budget, Replies, Room, Visit, VisitKind
 from dragoman.http.connection.limiter import CountedConnection
-from dragoman.http.exchange import TOLD_FACTS, Exchange, advice
+from dragoman.http.exchange import TOLD_FACTS, Exchange, QueryString, advice
 from dragoman.http.host import Host
 from dragoman.http.keys import Guard, preflight
 from dragoman.http.metrics import CONTENT_TYPE, Exposition
+from dragoman.http.operations import QUIET, Operations
 from dragoman.http.routes import table
 from dragoman.http.routes.responses_socket import Socket
-from dragoman.http.routes.table import METRICS, OPEN_PATHS, SOCKET, Api, Handler, errors_at
+from dragoman.http.routes.table import BOARD, METRICS, OPEN_PATHS, SOCKET, Api, Handler, errors_at
 from dragoman.http.upkeep import StallWatch
 from dragoman.settings import Settings
 from dragoman.tracing import Tracing, current, traced
@@ -59,7 +60,8 @@ class App:
         meter = None if self.host.tracing is None else self.host.tracing.meter
         vllm = self.settings.metrics_names == "vllm"
         self._exposition = Exposition(self.host.journal.metrics, meter, vllm=vllm)
-        self._open = OPEN_PATHS | ({METRICS} if self.settings.metrics == "open" else set())
+        self._operations = Operations(self.host)
+        self._open = OPEN_PATHS | ({METRICS, BOARD} if self.settings.metrics == "open" else set())
         self._routes = [*self._api_routes(table.APIS), *self._own_routes()]
 
     def _api_routes(self, apis: Sequence[Api]) -> Iterator[Route]:
@@ -86,7 +88,7 @@ class App:
             "/healthz": self._health,
             "/ping": self._health,
             "/ready": self._ready,
-            **({} if self.settings.metrics == "off" else {METRICS: self._metrics}),
+            **({} if self.settings.metrics == "off" else {METRICS: self._metrics, BOARD: self._tell}),
             "/version": self._version,
         }
         return self._some("GET", own)
@@ -287,6 +289,8 @@ class App:
             **exchange.facts,
         }
         self.host.journal.record(_route_name(self._routes, exchange.scope), facts, seconds)
+        if facts["path"] not in QUIET:
+            self._operations.lately.append((exchange.owner, facts, seconds))
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
@@ -319,6 +323,10 @@ class App:
         # Which model it is, is for those to know who may ask it.
         known = {"model": host.card.name} if self._keys.has(exchange.headers) else {}
         await exchange.json({"status": "ready", **known})
+
+    async def _tell(self, host: Host, exchange: Exchange) -> None:
+        asked = QueryString(exchange).text("request_id")
+        await exchange.json(self._operations.tell(exchange.headers, asked))
 
     async def _metrics(self, host: Host, exchange: Exchange) -> None:
         await exchange.reply(self._exposition.write(), CONTENT_TYPE)

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from contextvars import Context, ContextVar, copy_context
 from functools import partial
 from itertools import count
+from operator import attrgetter
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from msgspec import Struct, field
@@ -47,6 +48,7 @@ behind: ContextVar[Callable[[], None] | None] = ContextVar("behind", default=Non
 Nobody goes on from it, either: what is remembered of answers is for those of people.
 """
 
+Begin: TypeAlias = Callable[[int], None]
 SMOOTHING = 0.2
 """How much the latest interval counts in the pace."""
 
@@ -59,7 +61,7 @@ def _end_nothing() -> None:
     """The same of what would step back."""
 
 
-def _in_context(context: Context, begin: Callable[[int], None]) -> Callable[[int], None]:
+def _in_context(context: Context, begin: Begin) -> Begin:
     return lambda places: context.run(begin, places)
 
 
@@ -67,15 +69,15 @@ class Ticket:
     """`weight` places that are asked for; `begin` is told how many of them there are now, until it has all.
 
     Given back one by one with `EngineQueue.give_back`, or all at once with `EngineQueue.leave`, be it their
-    time or not.
+    time or not. `work` is for those who look.
     """
 
-    __slots__ = ("begin", "held", "left", "order", "owner", "place", "step_back", "wanted")
+    __slots__ = ("begin", "held", "left", "order", "owner", "place", "step_back", "wanted", "work")
 
     def __init__(
-        self, begin: Callable[[int], None], owner: str = "", priority: int = 0, weight: int = 1
+        self, begin: Begin, owner: str = "", priority: int = 0, weight: int = 1, work: Any = None
     ) -> None:
-        self.begin = begin
+        self.begin, self.work = begin, work
         self.step_back = behind.get()
         """Of what stands behind all others."""
         self.owner = owner if self.step_back is None else behind_owner(owner)
@@ -119,6 +121,7 @@ class EngineQueue:
         self._most = most or places
         self.several = several
         self.running = 0
+        self.asked: dict[Ticket, None] = {}
         self.waiting = 0
         """Tickets that wait for a place, or for more."""
         self.pace = 0.0
@@ -137,6 +140,7 @@ class EngineQueue:
     def ask(self, ticket: Ticket) -> Ticket:
         """`begin` is called at once if there is a place, and may raise then; else later, from the loop."""
         ticket.place = (ticket.place[0], next(self._arrivals))
+        self.asked[ticket] = None
         if self._behind and ticket.step_back is None:
             self._press(ticket.wanted)
         room = self.places if ticket.step_back is None else self._spare
@@ -147,7 +151,7 @@ class EngineQueue:
         else:
             # It begins when others have made room for it, and is not theirs for that.
             ticket.begin = _in_context(copy_context(), ticket.begin)
-            insort(self._waiting.setdefault(ticket.owner, []), ticket, key=_place)
+            insort(self._waiting.setdefault(ticket.owner, []), ticket, key=attrgetter("place"))
             self.waiting += 1
             granted = self._grant_next()
             mine = granted.pop(ticket, 0)
@@ -184,7 +188,8 @@ class EngineQueue:
         """Idempotent."""
         if ticket.left:
             return
-        ticket.left = True
+        ticket.left, ticket.work = True, None
+        self.asked.pop(ticket, None)
         if ticket.wanted:
             self._take_out(ticket)
         self._behind.pop(ticket, None)
@@ -287,7 +292,7 @@ class EngineQueue:
     def _take_out(self, ticket: Ticket) -> None:
         self.waiting -= 1
         mine = self._waiting[ticket.owner]
-        del mine[bisect_left(mine, ticket.place, key=_place)]
+        del mine[bisect_left(mine, ticket.place, key=attrgetter("place"))]
         if not mine:
             del self._waiting[ticket.owner]
             self._forget(ticket.owner)
@@ -302,10 +307,6 @@ class EngineQueue:
             interval = now - self._served_at
             self.pace = self.pace + SMOOTHING * (interval - self.pace) if self.pace else interval
         self._served_at = now
-
-
-def _place(ticket: Ticket) -> tuple[int, int]:
-    return ticket.place
 
 
 # Threads for what would hold up the event loop, shared out fairly between the keys that have such work.

@@ -91,7 +91,7 @@ class Turn:
         self._readers = _readers(plan, spec, language, engine.tokenizer.end_ids)
         self._left = len(self._readers)
         self._queue = queue or EngineQueue(self._left)
-        self._ticket = Ticket(self._begin, owner, spec.priority, self._left)
+        self._ticket = Ticket(self._begin, owner, spec.priority, self._left, self)
         self._entered = False
         self._begun: asyncio.Future[None] | None = None
         self._started = 0

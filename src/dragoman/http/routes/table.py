@@ -274,7 +274,7 @@ UNCOUNTED = frozenset(path for api in APIS for path in api.uncounted)
 SOCKET = "/v1/responses"
 OPEN_PATHS = frozenset({"/health", "/healthz", "/ping", "/ready", "/openapi.json", "/api/hello", *page.OPEN})
 """GET is answered without a key: a supervisor can ask, and a browser gets the page that asks for one."""
-METRICS = "/metrics"
+METRICS, BOARD = "/metrics", "/operations"
 
 
 def operations() -> list[Operation]:

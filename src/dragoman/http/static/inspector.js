@@ -4,7 +4,7 @@
 import { ApiError, fetchOk, request, stream } from "./api.js";
 import { fill, h, openDialog } from "./dom.js";
 import { convertRequest, TARGETS } from "./convert.js";
-import { asCode, showJson, tabs, textOfEvent } from "./views.js";
+import { asCode, showJson, svg, tabs, textOfEvent } from "./views.js";
 
 const RECORDED = { return_token_ids: true, logprobs: true, top_logprobs: 5 };
 const CHAT = "v1/chat/completions";
@@ -377,16 +377,6 @@ function drawAnswerToken(token) {
 function drawPromptToken(token) {
   const said = [token.special && "a special token", token.cached ? "from the cache" : "computed for this answer", token.sampled && "as it was sampled"].filter(Boolean).join(", ");
   return [h("p", { class: "big" }, visible(token.text)), h("p", { class: "hint" }, `id ${token.id}, token ${token.at + 1}`), h("p", {}, said)];
-}
-
-const SVG = "http://www.w3.org/2000/svg";
-
-/** An element of a drawing. */
-export function svg(tag, attributes, ...children) {
-  const made = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  made.append(...children);
-  return made;
 }
 
 function meter(part) {

@@ -279,9 +279,9 @@ const mark = (text) => (text ? h("span", { class: "marker" }, text) : null);
 
 function drawAnswer(message) {
   return h("div", { class: "stack" },
-    message.reasoning && [h("h3", {}, "Reasoning"), h("pre", { tabindex: "0" }, message.reasoning)],
-    message.text && [h("h3", {}, "Text"), h("pre", { tabindex: "0" }, message.text)],
-    message.tool_calls.map((call) => [h("h3", {}, "Call of ", h("code", {}, call.name)), h("div", { class: "code-block" }, showJson(pretty(call.arguments)), copyButton(() => call.arguments, "Copy arguments"))]),
+    message.reasoning && [h("h2", { class: "part-head" }, "Reasoning"), h("pre", { tabindex: "0" }, message.reasoning)],
+    message.text && [h("h2", { class: "part-head" }, "Text"), h("pre", { tabindex: "0" }, message.text)],
+    message.tool_calls.map((call) => [h("h2", { class: "part-head" }, "Call of ", h("code", {}, call.name)), h("div", { class: "code-block" }, showJson(pretty(call.arguments)), copyButton(() => call.arguments, "Copy arguments"))]),
     !message.reasoning && !message.text && !message.tool_calls.length && h("p", { class: "hint" }, "Nothing was said."));
 }
 

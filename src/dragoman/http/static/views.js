@@ -181,3 +181,13 @@ export function textOfEvent(data) {
   if (data.message && "content" in data.message && !data.type) return { text: data.message.content, reasoning: data.message.thinking };
   return typeof data.response === "string" ? { text: data.response, reasoning: data.thinking } : {};
 }
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** An element of a drawing. */
+export function svg(tag, attributes, ...children) {
+  const made = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}

@@ -1,0 +1,180 @@
+"""What the server is doing, for people who look after it: `GET /operations`, which the page draws.
+
+The figures are those of /metrics. Beside them is what happens at this moment: which answers are at work or
+wait, whose they are, and which requests came lately. Of others' keys nobody is told but administrators; where
+no key is needed, everybody is.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from resource import getpagesize
+from typing import Any
+
+from dragoman._version import __version__
+from dragoman.engines.protocol import is_behind, kv_usage_of
+from dragoman.errors import Unauthorized
+from dragoman.http.admission import FINISHES, TOKENS, LiveModel, ModelFigures, Spread
+from dragoman.http.host import Host
+from dragoman.turns.turn import Turn
+
+LATELY = 512
+"""Requests that are remembered, of all keys."""
+MOST_TOLD = 50
+MOST_ANSWERS = 200
+QUIET = frozenset({"/operations", "/metrics", "/health", "/healthz", "/ping", "/ready", "/"})
+"""What is asked again and again, and would hide the rest."""
+FACTS = (
+    *("method", "path", "status", "request_id", "model", "finish", "code"),
+    *("queue_ms", "ttft_ms", "tokens_per_s", "prompt_tokens", "cached_tokens", "completion_tokens"),
+)
+"""What is told of a request that is over: of the line in the log, what is no text of anybody's."""
+
+
+class Operations:
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._began = time.time()
+        self.lately: deque[tuple[str, Mapping[str, Any], float]] = deque(maxlen=LATELY)
+        """Requests that are over: whose, what the access log says of it, and how long it took."""
+
+    def tell(self, headers: Mapping[bytes, bytes], request_id: str | None = None) -> dict[str, Any]:
+        host, metrics = self._host, self._host.journal.metrics
+        reader = _Reader(host, headers)
+        answers = [one for name, live in metrics.live.items() for one in _answers(name, live)]
+        tokens = {name: sum(each.tokens[name] for each in metrics.models.values()) for name in TOKENS}
+        # Those of answers under way count too, or a long one would come all at once.
+        for name in ("prompt_tokens", "cached_tokens", "completion_tokens"):
+            tokens[name] += sum(told[name] for _, told in answers if told["completion_tokens"])
+        return {
+            "object": "operations",
+            "version": __version__,
+            "uptime_s": round(time.time() - self._began, 1),
+            "draining": host.admission.draining,
+            "requests_in_flight": int(metrics.in_flight._value.get()),
+            "tokens": tokens,
+            "models": [_describe_model(name, live, metrics.models) for name, live in metrics.live.items()],
+            "memory": {
+                "resident_bytes": _resident_bytes(),
+                "bodies_bytes": host.bodies.held,
+                "replies_bytes": host.replies.held,
+            },
+            "keys": [*reader.shares(host)],
+            "answers": [reader.told(*one) for one in answers if reader.sees(one[0])][:MOST_ANSWERS],
+            "requests": [*islice(self._requests(reader, request_id), MOST_TOLD)],
+        }
+
+    def _requests(self, reader: "_Reader", request_id: str | None) -> Iterator[dict[str, Any]]:
+        """The latest first."""
+        for owner, facts, seconds in reversed(self.lately):
+            if not reader.sees(owner) or request_id not in (None, facts["request_id"]):
+                continue
+            told = {name: facts[name] for name in FACTS if name in facts}
+            yield reader.told(owner, {**told, "duration_ms": round(seconds * 1000, 1)})
+
+
+class _Reader:
+    """Who asks, and what is for them to know."""
+
+    def __init__(self, host: Host, headers: Mapping[bytes, bytes]) -> None:
+        self._keys = host.keys
+        # The route may be open to those who have no key: they are told figures, as of /metrics.
+        key = host.keys.of(headers) if host.keys.has(headers) else None
+        self._owner = key.sha256 if key else None
+        self._all = key is not None and (key.admin or not host.keys.closed)
+
+    def sees(self, owner: str) -> bool:
+        return self._all or (self._owner is not None and owner.lstrip("\0") == self._owner)
+
+    def told(self, owner: str, what: dict[str, Any]) -> dict[str, Any]:
+        return {**what, "key": self.name(owner)} if self._keys.closed else what
+
+    def name(self, owner: str) -> str:
+        """As people know the key, or the beginning of its hash."""
+        owner = owner.lstrip("\0")
+        try:
+            return self._keys.belonging_to(owner).name or owner[:8]
+        except Unauthorized:
+            return owner[:8]
+
+    def shares(self, host: Host) -> Iterator[dict[str, Any]]:
+        """How many requests each key has inside, and answers with the engine."""
+        if not self._keys.closed:
+            return
+        inside = {kind: room.of_key for kind, room in host.admission.rooms.items()}
+        queues = [live.queue for live in host.journal.metrics.live.values()]
+        tickets = [ticket for queue in queues for ticket in queue.asked]
+        owners = {owner for counts in inside.values() for owner in counts} | {one.owner for one in tickets}
+        every = sum(len(room.inside) for room in host.admission.rooms.values())
+        for owner in sorted({owner.lstrip("\0") for owner in owners} | {self._owner or ""} - {""}):
+            if not owner or not self.sees(owner):
+                continue
+            mine = sum(counts.get(owner, 0) for counts in inside.values())
+            own = [ticket for ticket in tickets if ticket.owner.lstrip("\0") == owner]
+            yield {
+                "name": self.name(owner),
+                "you": owner == self._owner,
+                "inside": mine,
+                "share": round(mine / every, 3) if every else 0.0,
+                "running": sum(ticket.held for ticket in own),
+                "waiting": sum(ticket.wanted for ticket in own),
+            }
+
+
+def _answers(name: str, live: LiveModel) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Those at work and those that wait, each with its owner."""
+    now = asyncio.get_running_loop().time()
+    for ticket in live.queue.asked:
+        turn = ticket.work
+        if not isinstance(turn, Turn):
+            continue
+        used, first = turn.usage, turn.first_token_at
+        rate = (used.completion_tokens - 1) / (now - first) if first and now > first else None
+        yield (
+            ticket.owner,
+            {
+                "model": name,
+                "state": "running" if ticket.held else "waiting",
+                "batch": is_behind(ticket.owner),
+                "seconds": round(now - turn.started_at, 3),
+                "prompt_tokens": used.prompt_tokens,
+                "cached_tokens": used.cached_tokens,
+                "completion_tokens": used.completion_tokens,
+                "tokens_per_s": round(rate, 1) if rate else None,
+            },
+        )
+
+
+def _describe_model(name: str, live: LiveModel, counted: Mapping[str, ModelFigures]) -> dict[str, Any]:
+    figures = counted.get(name) or ModelFigures()
+    return {
+        "name": name,
+        "running": live.queue.running,
+        "waiting": live.queue.waiting,
+        "places": live.queue.places,
+        "kv_usage": kv_usage_of(live.engine),
+        "tokens": {each: figures.tokens[each] for each in TOKENS},
+        "answers": {reason: figures.finishes[reason] for reason in FINISHES},
+        "mean_ms": {
+            "queue": _mean_ms(figures.queue),
+            "first_token": _mean_ms(figures.first),
+            "between_tokens": _mean_ms(figures.between),
+            "whole": _mean_ms(figures.whole),
+        },
+    }
+
+
+def _mean_ms(spread: Spread) -> float | None:
+    count = sum(spread.counts)
+    return round(1000 * spread.total / count, 2) if count else None
+
+
+def _resident_bytes() -> int:
+    """Of this process."""
+    try:
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * getpagesize()
+    except (OSError, ValueError, IndexError):
+        return 0
