@@ -14,6 +14,7 @@ def write_tiny(
     *,
     tensors_a_file: int = 0,
     context: int = 128,
+    seed: int = 1,
 ) -> Path:
     writer = gguf.GGUFWriter(str(path), "llama", split_max_tensors=tensors_a_file)
     writer.add_block_count(1)
@@ -34,7 +35,7 @@ def write_tiny(
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
     writer.add_chat_template(template)
-    chance = np.random.default_rng(1)
+    chance = np.random.default_rng(seed)
     square = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
     shapes: dict[str, tuple[int, ...]] = {f"blk.0.{name}.weight": (WIDTH, WIDTH) for name in square}
     shapes |= {f"blk.0.{name}.weight": (WIDTH,) for name in ("attn_norm", "ffn_norm")}

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from dragoman.cli.terminal import size
 from dragoman.settings import Settings
@@ -241,9 +241,12 @@ def model(patient: Patient) -> Iterator[Finding]:
         return
     if settings.engine != "local" or (settings.model is None and not file.exists()) or is_safetensors(file):
         return
+    if settings.draft is not None and _find_model(replace(settings, model=settings.draft)) is None:
+        yield Finding("model", "warning", f"the draft {settings.draft} is not on this machine yet")
+        settings = replace(settings, draft=None)
     begun = time.perf_counter()
     # By its name, because asking for the default would fetch it anew where it is damaged.
-    patient.engine = engine = local(msgspec.structs.replace(patient.settings, model=str(file)))
+    patient.engine = engine = local(replace(settings, model=str(file)))
     took = time.perf_counter() - begun
     yield Finding(
         "model",

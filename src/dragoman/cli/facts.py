@@ -148,6 +148,8 @@ def _room(card: ModelCard) -> str:
     if card.details.get("kv_bytes", "").isdecimal():
         counted.append(f"up to {size(int(card.details['kv_bytes']))} for keys and values")
     adapters = [f"adapters {', '.join(card.adapters)}"] if card.adapters else []
+    if card.details.get("draft"):
+        counted.append(f"draft {card.details['draft']} ({size(int(card.details['draft_bytes']))})")
     return " · ".join([f"context {card.max_model_len or 'as the engine has it'}", *counted, *adapters])
 
 

@@ -37,6 +37,7 @@ def local(settings: Settings) -> "LocalEngine":
         kv_cache=settings.kv_cache,
         deterministic=settings.deterministic,
         gpu_layers=settings.gpu_layers,
+        draft=_find_draft(settings),
         guesses=LocalOptions().guesses if settings.guesses is None else settings.guesses,
     )
     return LocalEngine.open(model_file(settings), options)
@@ -131,7 +132,7 @@ def rollout(settings: Settings) -> "Engine":
 
 
 def _leave_to_local(settings: Settings) -> None:
-    for name in ("runner", "readers", "kv_memory", "kv_cache", "gpu_layers", "guesses"):
+    for name in ("runner", "readers", "kv_memory", "kv_cache", "gpu_layers", "draft", "guesses"):
         if getattr(settings, name) not in ("auto", None):
             raise SettingsError(f"`{name}` is for the engine `local`; leave it out.")
 
@@ -164,6 +165,8 @@ def settle(settings: Settings) -> Settings:
 
     `hf:org/repo` with safetensors alone is for transformers or vLLM, whichever is there.
     """
+    if settings.draft is not None and settings.engine == "local":
+        settings = msgspec.structs.replace(settings, draft=_find_draft(settings))
     if settings.model is None or settings.engine not in ("local", "transformers", "vllm"):
         return settings
     from dragoman.hub import find_name
@@ -195,6 +198,13 @@ def _fetch(settings: Settings, name: "ModelName") -> Settings:
     found = locate(name, progress, room=room, check=check)
     public = settings.model_name or found.name.public
     return msgspec.structs.replace(settings, model=str(found.path), model_name=public)
+
+
+def _find_draft(settings: Settings) -> str | None:
+    """A draft may be given by its name, too."""
+    if settings.draft is None:
+        return None
+    return str(model_file(msgspec.structs.replace(settings, model=settings.draft, draft=None)))
 
 
 def is_safetensors(path: Path) -> bool:

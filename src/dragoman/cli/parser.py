@@ -27,7 +27,7 @@ GROUPS: dict[str, frozenset[str]] = {
     "patience": frozenset({"header_timeout", "body_timeout", "write_timeout", "idle_timeout"}),
     "engine": frozenset(
         {"engine", "engine_args", "context", "slots", "threads", "runner", "guesses"}
-        | {"kv_memory", "kv_cache", "gpu_layers", "readers", "deterministic", "unconstrained"}
+        | {"kv_memory", "kv_cache", "gpu_layers", "draft", "readers", "deterministic", "unconstrained"}
     ),
     "requests": frozenset({"sampling", "override", "presets", "restore_reasoning"}),
     "upstreams": frozenset({"upstream", "upstream_key", "tokenizer"}),
@@ -68,8 +68,9 @@ METAVARS = {
     "guesses": "N",
     "readers": "N",
     "gpu_layers": "N",
+    "draft": "MODEL",
 }
-ALIASES = {"gpu_layers": ("-ngl", "--n-gpu-layers")}
+ALIASES = {"gpu_layers": ("-ngl", "--n-gpu-layers"), "draft": ("-md", "--model-draft")}
 """What llama-server calls a flag."""
 # Variables that are read elsewhere than in the settings.
 OTHER_VARIABLES = frozenset({ENV_PREFIX + "CONFIG", ENV_PREFIX + "CACHE"})

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from dragoman.engines.local.drafting import Drafter
 from dragoman.engines.local.runner import Rows
 from dragoman.engines.local.scheduler import Scheduler
 from tests.engines.local.scripted import ScriptedRunner
@@ -48,7 +49,15 @@ class PagedDesk(Desk):
 
     runner: FakePagedRunner  # type: ignore[assignment]
 
-    def __init__(self, *, batch: int = 32, chunk: int = 8, guesses: int = 0, **runner: Any) -> None:
+    def __init__(
+        self,
+        *,
+        batch: int = 32,
+        chunk: int = 8,
+        guesses: int = 0,
+        drafter: Drafter | None = None,
+        **runner: Any,
+    ) -> None:
         super().__init__()
         self.runner = FakePagedRunner(**runner)
-        self.scheduler = Scheduler(self.runner, batch=batch, chunk=chunk, guesses=guesses)
+        self.scheduler = Scheduler(self.runner, batch=batch, chunk=chunk, guesses=guesses, drafter=drafter)

@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from dragoman.engines.local.drafting import Drafter
 from dragoman.engines.local.runner import Rows
 from dragoman.engines.local.scheduler import Scheduler, make_group
 from dragoman.engines.local.sequence import Group
@@ -60,9 +61,17 @@ class FakeRunner(ScriptedRunner):
 class Desk:
     """A scheduler over a fake runner, driven by hand."""
 
-    def __init__(self, *, batch: int = 32, chunk: int = 8, **runner: Any) -> None:
+    def __init__(
+        self,
+        *,
+        batch: int = 32,
+        chunk: int = 8,
+        guesses: int = 0,
+        drafter: Drafter | None = None,
+        **runner: Any,
+    ) -> None:
         self.runner = FakeRunner(**runner)
-        self.scheduler = Scheduler(self.runner, batch=batch, chunk=chunk)
+        self.scheduler = Scheduler(self.runner, batch=batch, chunk=chunk, guesses=guesses, drafter=drafter)
         self.said: list[tuple[Group, Step]] = []
 
     def ask(self, prompt: Sequence[int], count: int = 4, **kinds: Any) -> Group:

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
 from dragoman.engines.local import machine
+from dragoman.engines.local.drafting import Drafter
 from dragoman.engines.local.opening import open_model
 from dragoman.engines.local.options import LocalOptions, check_job, check_prompt
 from dragoman.engines.local.runner import AnyRunner
@@ -38,7 +39,12 @@ class LocalEngine:
     """
 
     def __init__(
-        self, runner: AnyRunner, tokenizer: Tokenizer, card: ModelCard, options: LocalOptions | None = None
+        self,
+        runner: AnyRunner,
+        tokenizer: Tokenizer,
+        card: ModelCard,
+        options: LocalOptions | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         options = options or LocalOptions()
         self.card = card
@@ -46,7 +52,12 @@ class LocalEngine:
         self._runner = runner
         threads = options.threads or machine.cores()
         self._scheduler = Scheduler(
-            runner, batch=options.batch, chunk=options.chunk, choosers=threads, guesses=options.guesses
+            runner,
+            batch=options.batch,
+            chunk=options.chunk,
+            choosers=threads,
+            guesses=options.guesses,
+            drafter=drafter,
         )
         self._worker = Worker(runner, self._scheduler)
         self._loading = asyncio.Lock()
@@ -59,7 +70,7 @@ class LocalEngine:
         """
         options = options or LocalOptions()
         opened = open_model(Path(path).expanduser(), options)
-        return cls(opened.runner, opened.tokenizer, opened.card, options)
+        return cls(opened.runner, opened.tokenizer, opened.card, options, opened.drafter)
 
     def submit(self, job: Job, sink: Sink) -> LocalHandle:
         """Start a job; `sink` is called on the running event loop's thread."""

@@ -3,7 +3,8 @@
 A pass over the weights costs as much as many rows in it. So where few sequences run, a sequence may add rows
 for tokens it only guesses: those that its constraint leaves no way around, or those that followed when its
 two newest tokens last stood together, in its own prompt and answer or else in other answers. That is often
-right where an answer repeats a prompt, a name or itself, or says what models say often.
+right where an answer repeats a prompt, a name or itself, or says what models say often. With a draft (see
+`drafting.py`) a smaller model guesses, which is right more often, and takes time of its own.
 
 Nothing of what is said changes. Each row is chosen from as ever, and the next row counts only if the choice
 was the guess.
@@ -14,6 +15,7 @@ from collections.abc import Sequence as Ordered
 import numpy as np
 
 from dragoman.engines.choosing import Ids
+from dragoman.engines.local.drafting import Drafter
 from dragoman.engines.local.memory import Memory
 from dragoman.engines.local.runner import AnyRunner, PagedRunner
 from dragoman.engines.local.sequence import Sequence, StepPiece
@@ -34,18 +36,25 @@ _SHORT_S, _OLD = 0.002, 2000
 _NEWS, _MOMENT = 0.2, 2.0
 # Pairs of ids of which is known what followed, some megabytes of them.
 _PHRASES = 1 << 15
+# As many rows as a step of llama.cpp costs by itself, before that was seen.
+_SLOT_ROWS = 4
 
 
 class Guesser:
     """All sequences of a step guess the same number of tokens, so that steps have the same number of rows.
 
-    Only with pages, where a token that was guessed wrong is written over by the right one.
+    With pages a token that was guessed wrong is written over by the right one. Slots have to be cut back, and
+    rows cost more there, so without a draft nothing is guessed.
     """
 
-    def __init__(self, runner: AnyRunner, memory: Memory, most: int) -> None:
+    def __init__(self, runner: AnyRunner, memory: Memory, most: int, drafter: Drafter | None = None) -> None:
         self._runner = runner
         self._memory = memory
-        self._pass_rows = runner.pass_rows if isinstance(runner, PagedRunner) else 0
+        self._drafter = drafter
+        self._in_pages = isinstance(runner, PagedRunner)
+        self._pass_rows = (
+            runner.pass_rows if isinstance(runner, PagedRunner) else _SLOT_ROWS if drafter else 0
+        )
         self.most = most if self._pass_rows else 0
         self._phrases = Phrases(_PHRASES)
         self._costs = StepCosts(self._pass_rows)
@@ -67,16 +76,31 @@ class Guesser:
             self._each = self._best([self._usual if trust is None else trust for trust in trusts])
         self._left -= 1
         if self._each and all(self._has_room(piece, self._each) for piece in pieces):
-            for piece in pieces:
-                piece.guess(self._guess(piece))
-        elif not self._each:
+            self._add_guesses(pieces)
+        elif not self._each and self._in_pages:
             self._add_foreseen(pieces)
+
+    def _add_guesses(self, pieces: list[StepPiece]) -> None:
+        known = [self._known(piece) for piece in pieces]
+        drafted: list[list[int]] | None = None
+        if self._drafter is not None:
+            drafted = self._drafter.guess([piece.sequence for piece in pieces], known, self._each)
+            if not (self._in_pages if drafted is None else all(drafted)):
+                # The draft is still reading, or has no place for them and nothing else is worth the rows.
+                return
+        for piece, ids, draft in zip(pieces, known, drafted or [[]] * len(pieces), strict=True):
+            piece.guess(self._guess(piece, ids, draft))
 
     def took(self, pieces: list[StepPiece], seconds: float) -> None:
         """Note how long a step took in which nothing was read."""
         each = len(pieces[0].guesses)
         if self.most and all(p.newest is not None and len(p.guesses) == each for p in pieces):
-            self._costs.note(len(pieces), each, seconds)
+            drafting = self._drafter.seconds if self._drafter is not None and each else 0.0
+            self._costs.note(len(pieces), each, seconds + drafting)
+
+    def close(self) -> None:
+        if self._drafter is not None:
+            self._drafter.close()
 
     def _add_foreseen(self, pieces: list[StepPiece]) -> None:
         """Where nothing else is guessed, what constraints make come is worth a step with more rows.
@@ -110,15 +134,20 @@ class Guesser:
         assert slot is not None
         return end <= self._runner.context and self._memory.extend(slot, end)
 
-    def _guess(self, piece: StepPiece) -> list[int]:
+    def _known(self, piece: StepPiece) -> Ids:
         slot = piece.sequence.slot
         assert slot is not None and piece.newest is not None
         # The newest token is not in memory yet, but its place among the ids is free.
         slot.ids[slot.length] = piece.newest
-        known = slot.ids[: slot.length + 1]
-        guesses = piece.sequence.answer.foreseen[: self._each] or find_repeated(known, self._each)
+        return slot.ids[: slot.length + 1]
+
+    def _guess(self, piece: StepPiece, known: Ids, drafted: list[int]) -> list[int]:
+        slot = piece.sequence.slot
+        assert slot is not None and piece.newest is not None
+        guesses = drafted or piece.sequence.answer.foreseen[: self._each] or find_repeated(known, self._each)
         newest = [*known[-2:].tolist(), *guesses][-2:]
-        guesses += self._phrases.after(slot.chain[0], newest, self._each - len(guesses))
+        if self._in_pages:
+            guesses = guesses + self._phrases.after(slot.chain[0], newest, self._each - len(guesses))
         return guesses + [piece.newest] * (self._each - len(guesses))
 
     def learn(self, piece: StepPiece, said: list[int], right: int) -> None:
@@ -131,7 +160,7 @@ class Guesser:
         if piece.guesses and sequence.trust is not None:
             self._usual = max(_LEAST, self._usual + _HABIT * (sequence.trust - self._usual))
         # Who shares no prefix with others does not share this either.
-        if sequence.group.job.reuse_prefix:
+        if sequence.group.job.reuse_prefix and self._in_pages:
             before = slot.ids[max(0, piece.start - 1) : piece.start].tolist()
             self._phrases.note(slot.chain[0], [*before, piece.newest, *said])
 

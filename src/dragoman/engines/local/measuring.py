@@ -76,7 +76,7 @@ def _is_new(path: Path) -> bool:
 
 def measure(path: Path, options: LocalOptions, readers: int) -> Measured:
     """Without guesses: what they bring depends on the text."""
-    options = replace(options, slots=readers, context=CONTEXT, kv_memory=None, guesses=0)
+    options = replace(options, slots=readers, context=CONTEXT, kv_memory=None, guesses=0, draft=None)
     opened = open_model(path, options)
     spans = _time_steps(opened.runner)
     engine = LocalEngine(opened.runner, opened.tokenizer, opened.card, options)

@@ -40,6 +40,9 @@ class Memory(ABC):
     def written(self, slot: Slot) -> None:  # noqa: B027 (a slot's own memory needs no telling)
         """What a step has added to a slot can be relied on."""
 
+    def cut_back(self, slot: Slot) -> None:  # noqa: B027 (pages are written over)
+        """Something was computed behind the tokens of a slot that does not count."""
+
     def gather(self) -> bool:
         """Bring running sequences next to each other where that pays; whether one has moved."""
         return False
@@ -148,6 +151,9 @@ class Slots(Memory):
         moved.index, gap.index = gap.index, moved.index
         self.slots[moved.index], self.slots[gap.index] = moved, gap
         return True
+
+    def cut_back(self, slot: Slot) -> None:
+        self._runner.keep(slot.index, slot.length)
 
     def release(self, slot: Slot) -> None:
         """The sequence has ended; its tokens stay."""

@@ -13,12 +13,13 @@ from msgspec.structs import replace
 from dragoman.engines.local import binding, machine
 from dragoman.engines.local.binding import GpuDevice
 from dragoman.engines.local.calibrated import RunnerChoice, choose_runner
+from dragoman.engines.local.drafting import Drafter, open_draft
 from dragoman.engines.local.llamacpp import LlamaRunner
 from dragoman.engines.local.machine import check_context, numerics, size_for
 from dragoman.engines.local.model import LlamaTokenizer, Model
 from dragoman.engines.local.openvino.family import NotForOpenVino, shape_of
 from dragoman.engines.local.options import LocalOptions
-from dragoman.engines.local.runner import AnyRunner
+from dragoman.engines.local.runner import AnyRunner, PagedRunner
 from dragoman.engines.model_files import LLAMA_CPP, in_gguf
 from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.errors import ModelFileError, SettingsError
@@ -34,10 +35,30 @@ class OpenedModel(Struct):
     runner: AnyRunner
     tokenizer: Tokenizer
     card: ModelCard
+    drafter: Drafter | None = None
 
 
 def open_model(path: Path, options: LocalOptions) -> OpenedModel:
     """Raises ModelFileError, SettingsError or BindingError when that is not possible."""
+    opened = _open_alone(path, options)
+    if options.draft is None:
+        return opened
+    runner, draft = opened.runner, Path(options.draft).expanduser()
+    try:
+        if not isinstance(runner, PagedRunner) and not runner.rewinds:
+            raise ModelFileError(
+                f"{path.name} has layers that cannot be set back: no draft can guess for it."
+            )
+        opened.drafter = open_draft(draft, options, opened.tokenizer, path.name, runner.context)
+    except BaseException:
+        runner.close()
+        raise
+    told = {"draft": draft.name, "draft_bytes": str(opened.drafter.bytes)}
+    opened.card = replace(opened.card, details={**opened.card.details, **told})
+    return opened
+
+
+def _open_alone(path: Path, options: LocalOptions) -> OpenedModel:
     if path.is_dir():
         return _open_folder(path, options)
     gpus = _gpus_for(options)

@@ -40,6 +40,8 @@ class LocalOptions(Struct, frozen=True, kw_only=True):
     """Whether an answer may not depend on others beside it: then llama.cpp keeps keys and values in int8."""
     guesses: int = 7
     """Most tokens that are guessed ahead in one step, from what was said before; 0 for none."""
+    draft: str | None = None
+    """A GGUF file of a smaller model with the same vocabulary, which guesses ahead."""
     adapters: Mapping[str, str] = field(default_factory=dict)
     """LoRA adapters: public name to GGUF file."""
     gpu_layers: int | None = None

@@ -43,6 +43,7 @@ from itertools import count
 from dragoman.engines.choosing import Logits
 from dragoman.engines.choosing.sampler import logprob
 from dragoman.engines.choosing.together import Choosers, Continuation, TokenChoice
+from dragoman.engines.local.drafting import Drafter
 from dragoman.engines.local.guessing import Guesser
 from dragoman.engines.local.memory import Memory, Slots
 from dragoman.engines.local.paging import Paging
@@ -57,13 +58,20 @@ _log = logging.getLogger("dragoman.engine")
 
 class Scheduler:
     def __init__(
-        self, runner: AnyRunner, *, batch: int, chunk: int, choosers: int = 1, guesses: int = 0
+        self,
+        runner: AnyRunner,
+        *,
+        batch: int,
+        chunk: int,
+        choosers: int = 1,
+        guesses: int = 0,
+        drafter: Drafter | None = None,
     ) -> None:
         self._runner = runner
         self._batch = batch
         self._chunk = chunk
         self._memory: Memory = Paging(runner) if isinstance(runner, PagedRunner) else Slots(runner)
-        self._guesser = Guesser(runner, self._memory, guesses)
+        self._guesser = Guesser(runner, self._memory, guesses, drafter)
         self._choosers = Choosers(choosers, self._guesser.most)
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
@@ -104,6 +112,7 @@ class Scheduler:
 
     def close(self) -> None:
         self._choosers.close()
+        self._guesser.close()
 
     def take(self) -> list[tuple[Group, Step]]:
         """What there is to say since the last time."""
@@ -219,8 +228,11 @@ class Scheduler:
     def _keep_followed(self, piece: StepPiece, step: Step) -> None:
         """Of what was computed, the newest token can be relied on, and guesses that were said then."""
         sequence = piece.sequence
-        self._guesser.learn(piece, step.ids, piece.followed(step.ids))
+        right = piece.followed(step.ids)
+        self._guesser.learn(piece, step.ids, right)
         assert sequence.slot is not None
+        if right < len(piece.guesses):
+            self._memory.cut_back(sequence.slot)
         self._memory.written(sequence.slot)
 
     def _read_prompt(self, piece: StepPiece, logits: Logits) -> None:

@@ -1,0 +1,182 @@
+"""A draft: a smaller model of the same vocabulary that guesses what a larger one will say.
+
+The larger one then computes all guesses in one pass (see `guessing.py`), which takes little longer than one
+token does. Nothing of what is said changes, whatever the draft says; only how much a step brings.
+
+The draft has a few places of its own for sequences, and is told each time all ids that are known. What it has
+computed beyond those, or otherwise, it cuts off; what it lacks, it reads. So nobody has to tell it of answers
+that end, are broken off, step back or move: it finds out, and places that nobody comes back for are given to
+others.
+"""
+
+import logging
+import time
+from collections.abc import Sequence as Ordered
+from pathlib import Path
+
+import numpy as np
+
+from dragoman.engines.choosing import Ids, Logits
+from dragoman.engines.local.llamacpp import LlamaRunner
+from dragoman.engines.local.machine import check_memory, cores
+from dragoman.engines.local.memory import common
+from dragoman.engines.local.model import LlamaTokenizer, Model
+from dragoman.engines.local.options import LocalOptions
+from dragoman.engines.local.runner import Rows, SlotRunner, StepFailed, StepInterrupted
+from dragoman.engines.local.sequence import Sequence
+from dragoman.engines.protocol import Tokenizer
+from dragoman.errors import ModelFileError
+
+PLACES = 4
+"""Sequences that a draft guesses for. With more a step is full of rows without guesses."""
+READ_ROWS = 128
+"""Tokens that it reads before one step; meanwhile the others wait."""
+_UNLIKE = 128
+"""Tokens that one vocabulary may have beyond the other: padding, mostly."""
+_log = logging.getLogger("dragoman.engine")
+
+
+class _Place:
+    """What the draft knows of one sequence."""
+
+    __slots__ = ("ids", "index", "length", "sequence", "used")
+
+    def __init__(self, index: int, context: int) -> None:
+        self.index = index
+        self.ids: Ids = np.zeros(context, np.int32)
+        self.length = 0
+        self.sequence: Sequence | None = None
+        self.used = 0
+
+    def add_to(self, rows: Rows, tokens: Ordered[int], wanted: bool) -> None:
+        """Compute these next; `wanted` are the logits of the last one."""
+        outputs = [False] * (len(tokens) - 1) + [wanted]
+        rows.extend(self.index, self.length, tokens, outputs, said=True)
+        rows.adapters[self.index] = ()
+        self.ids[self.length : self.length + len(tokens)] = tokens
+        self.length += len(tokens)
+
+
+class Drafter:
+    """For the engine's thread alone."""
+
+    def __init__(self, runner: SlotRunner, vocabulary: int, bytes: int = 0) -> None:
+        self._runner = runner
+        self.bytes = bytes
+        """Of its weights, and of its keys and values."""
+        self._vocabulary = min(vocabulary, runner.vocabulary)
+        self._places = [_Place(index, runner.context) for index in range(runner.slots)]
+        self._clock = 0
+        self._failed = False
+        self.seconds = 0.0
+        """That the last guesses took; none where it was reading."""
+
+    @property
+    def places(self) -> int:
+        return len(self._places)
+
+    def guess(self, sequences: Ordered[Sequence], known: Ordered[Ids], count: int) -> list[list[int]] | None:
+        """What may follow the known ids of each; nothing for those that the draft has yet to read.
+
+        None where it has no room for them.
+        """
+        self.seconds = 0.0
+        if (
+            self._failed
+            or len(sequences) > self.places
+            or any(ids.size + count > self._runner.context for ids in known)
+        ):
+            return None
+        self._clock += 1
+        began = time.perf_counter()
+        found: list[list[int]] = [[] for _ in sequences]
+        places = [self._place(one, ids) for one, ids in zip(sequences, known, strict=True)]
+        order = sorted(range(len(places)), key=lambda at: places[at].index)
+        try:
+            self._guess([places[at] for at in order], [known[at] for at in order],
+                        [found[at] for at in order], count)  # fmt: skip
+        except (StepFailed, StepInterrupted):
+            _log.warning("The draft could not compute a step, and guesses no more.")
+            self._failed = True
+            return None
+        if all(found):
+            self.seconds = time.perf_counter() - began
+        return found
+
+    def _guess(self, places: list[_Place], known: Ordered[Ids], found: list[list[int]], count: int) -> None:
+        rows, ready = Rows(), []
+        for place, ids, guesses in zip(places, known, found, strict=True):
+            tokens = ids[place.length : place.length + READ_ROWS // len(places)].tolist()
+            is_last = place.length + len(tokens) == ids.size
+            place.add_to(rows, tokens, is_last)
+            if is_last:
+                ready.append((place, guesses))
+        logits = self._runner.step(rows)
+        if ready:
+            self._choose(logits, ready)
+        for _ in range(count - 1 if ready else 0):
+            rows = Rows()
+            for place, guesses in ready:
+                place.add_to(rows, guesses[-1:], True)
+            self._choose(self._runner.step(rows), ready)
+
+    def _choose(self, logits: Logits, ready: list[tuple[_Place, list[int]]]) -> None:
+        """The likeliest of each."""
+        for row, (_, guesses) in zip(logits[:, : self._vocabulary].argmax(axis=1), ready, strict=True):
+            guesses.append(int(row))
+
+    def _place(self, sequence: Sequence, known: Ids) -> _Place:
+        """The sequence's own, or else the one that has most of it, or that nobody came back for."""
+        mine = [place for place in self._places if place.sequence is sequence]
+        free = [place for place in self._places if place.used < self._clock]
+        place = mine[0] if mine else max(free, key=lambda one: (_shared(one, known), -one.used))
+        place.sequence, place.used = sequence, self._clock
+        # The last one is read again: what follows it is wanted.
+        self._cut(place, min(_shared(place, known), known.size - 1))
+        return place
+
+    def _cut(self, place: _Place, length: int) -> None:
+        if length < place.length:
+            self._runner.keep(place.index, length)
+            place.length = length
+
+    def close(self) -> None:
+        self._runner.close()
+
+
+def _shared(place: _Place, known: Ids) -> int:
+    return common(place.ids[: place.length], known)
+
+
+def open_draft(path: Path, options: LocalOptions, tokenizer: Tokenizer, name: str, context: int) -> Drafter:
+    """Raises ModelFileError or SettingsError where it cannot be a draft of this model."""
+    model = Model(path, gpu_layers=options.gpu_layers)
+    if not model.rewinds:
+        raise ModelFileError(f"{path.name} has layers that cannot be set back, so it is no draft.")
+    check_vocabulary(LlamaTokenizer(model).pieces, tokenizer.pieces, path.name, name)
+    places = min(PLACES, options.slots or PLACES)
+    length = min(context, model.trained_context or context)
+    kept = places * length * model.token_bytes
+    check_memory(kept, f"{places} sequences of {length} tokens of the draft")
+    runner = LlamaRunner(
+        model,
+        slots=places,
+        context=length,
+        batch=READ_ROWS,
+        threads=options.threads or cores(),
+        flash_attention=options.flash_attention,
+    )
+    weights = sum(part.stat().st_size for part in model.parts)
+    return Drafter(runner, len(tokenizer.pieces), weights + kept)
+
+
+def check_vocabulary(draft: Ordered[bytes], target: Ordered[bytes], draft_name: str, name: str) -> None:
+    """Raise where an id is not the same token for both."""
+    advice = "a draft has to be of the same family of models"
+    if abs(len(draft) - len(target)) > _UNLIKE:
+        counts = f"{len(draft)} tokens and {len(target)}"
+        raise ModelFileError(f"{draft_name} and {name} do not share a vocabulary ({counts}); {advice}.")
+    for token, (one, other) in enumerate(zip(draft, target, strict=False)):
+        if one != other:
+            which = f"token {token} is {one[:20]!r} in one and {other[:20]!r} in the other"
+            raise ModelFileError(f"{draft_name} and {name} do not share a vocabulary: {which}; {advice}.")
