@@ -237,10 +237,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Literal["auto", "int8", "bf16"],
         Meta(description="how the engine local keeps keys and values; int8 takes half the memory"),
     ] = "auto"
-    draft: Annotated[
-        str | None,
-        Meta(description="a smaller model of the same vocabulary that guesses ahead for the engine local"),
-    ] = None
+    draft: Annotated[str | None, Meta(description="a smaller model of its family, to guess ahead")] = None
     gpu_layers: Annotated[
         Annotated[int, Meta(ge=-1)] | None,
         Meta(

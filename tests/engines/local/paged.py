@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from dragoman.engines.local.drafting import Drafter
 from dragoman.engines.local.runner import Rows
 from dragoman.engines.local.scheduler import Scheduler
 from tests.engines.local.scripted import ScriptedRunner
@@ -55,7 +54,7 @@ class PagedDesk(Desk):
         batch: int = 32,
         chunk: int = 8,
         guesses: int = 0,
-        drafter: Drafter | None = None,
+        drafter: Any = None,
         **runner: Any,
     ) -> None:
         super().__init__()

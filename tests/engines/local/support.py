@@ -8,7 +8,6 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.engines.local.drafting import Drafter
 from dragoman.engines.local.runner import Rows
 from dragoman.engines.local.scheduler import Scheduler, make_group
 from dragoman.engines.local.sequence import Group
@@ -67,7 +66,7 @@ class Desk:
         batch: int = 32,
         chunk: int = 8,
         guesses: int = 0,
-        drafter: Drafter | None = None,
+        drafter: Any = None,
         **runner: Any,
     ) -> None:
         self.runner = FakeRunner(**runner)

@@ -137,7 +137,7 @@ def test_a_real_draft_of_a_real_model(tmp_path: Path) -> None:
     answers = []
     for guessing in (None, draft, target):
         options = LocalOptions(
-            runner="llamacpp", context=128, slots=2, threads=1, draft=guessing and str(guessing)
+            runner="llamacpp", context=128, slots=2, threads=1, draft=str(guessing) if guessing else None
         )
         engine = LocalEngine.open(target, options)
         answers.append([asyncio.run(answer(engine, seed)) for seed in range(3)])
