@@ -202,8 +202,8 @@ def test_an_answer_ends_some_time(fake: Fake, capsys: Capture) -> None:
 
 
 def test_an_answer_that_was_cut_off_is_told() -> None:
-    assert "cut off at 9 tokens" in advice(PrintedAnswer(finish="length"), {"max_tokens": 9})
-    assert not advice(PrintedAnswer(finish="stop"), {})
+    assert "cut off at 9 tokens" in advice(PrintedAnswer(finish="length"), {"max_tokens": 9}, "")
+    assert not advice(PrintedAnswer(finish="stop"), {}, "")
 
 
 def test_lines_are_remembered_within_bounds(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     file = write_tiny(folder / "tiny.gguf", TEMPLATE, context=4096)
     engine = LocalEngine.open(file, LocalOptions(runner="llamacpp", context=4096, slots=2))
     # A dialect with calls and without reasoning, or it would think forever.
-    settings: dict[str, Any] = {"dialect": "granite4", "sampling": {"max_tokens": 150}}
+    settings: dict[str, Any] = {"dialect": "granite4", "sampling": {"max_tokens": 400, "seed": 1}}
     settings["model_alias"] = ["SmolLM2-135M-Instruct.Q4_1"]
     with dragoman.background(engine, data_dir=str(folder), **settings) as url:
         yield url

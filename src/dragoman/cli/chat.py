@@ -100,7 +100,10 @@ def _once(talk: "Talk", question: tuple[str, str]) -> int:
     answer = talk.ask(*question)
     print()
     paint = Paint(sys.stderr)
-    for said in (figures(answer) if paint.on else "", advice(answer, talk.fields)):
+    for said in (
+        figures(answer) if paint.on else "",
+        advice(answer, talk.fields, "--max-tokens N asks for more."),
+    ):
         if said:
             print(paint("dim", said), file=sys.stderr)
     return INTERRUPTED if answer.stopped else 0
@@ -172,6 +175,8 @@ def _own_server(settings: "Settings") -> Iterator[str]:
         slots=settings.slots or 1,
         shutdown_grace=1,
     )
+    if sys.stderr.isatty():
+        print(Paint(sys.stderr)("dim", "No server is used: the model is loaded here."), file=sys.stderr)
     logs.setup("error" if settings.log_level != "debug" else "debug", settings.log_json)
     with background(engine_of(settings), settings) as url:
         yield url

@@ -161,7 +161,7 @@ class Talk:
             return
         print(file=self._out)
         self._say("" if self.quiet else figures(answer))
-        self._say(advice(answer, self.fields))
+        self._say(advice(answer, self.fields, "Say go on, or /set max_tokens N for longer ones."))
 
     def _say(self, text: str) -> None:
         if text:
@@ -400,13 +400,13 @@ def _shown(value: Any) -> str:
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()[:1000]
 
 
-def advice(answer: PrintedAnswer, fields: Mapping[str, Any]) -> str:
-    """What to do about an answer that is none, or not all of one."""
+def advice(answer: PrintedAnswer, fields: Mapping[str, Any], remedy: str) -> str:
+    """What to do about an answer that is not all of one."""
     if answer.finish != "length" or answer.stopped:
         return ""
     most = fields.get("max_tokens") or fields.get("max_completion_tokens")
     length = f"{most} tokens" if most else "the longest that the server gives"
-    return f"The answer was cut off at {length}: say go on, or ask for more (/set max_tokens, --max-tokens)."
+    return f"The answer was cut off at {length}. {remedy}"
 
 
 def figures(answer: PrintedAnswer) -> str:
