@@ -10,7 +10,7 @@ PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist worksteal
 QUICK := tests/api tests/constrain tests/dialects tests/prompt tests/properties tests/turns tests/test_*.py \
   tests/http/test_chat.py
 
-.PHONY: help serve test quick torch vllm clients check lint types docs bench torture release clean
+.PHONY: help serve test quick torch vllm clients check lint types docs bench torture pictures release clean
 
 help:  ## show what there is
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -18,7 +18,7 @@ help:  ## show what there is
 serve: $(VENV)/.core  ## set up and serve the default model on 127.0.0.1:8000 (ARGS="--port 9000")
 	@$(BIN)/dragoman serve $(ARGS)
 
-test: $(VENV)/.test build/schema_suite build/newest build/node  ## set up and run the tests, but not those of vLLM and torch (ARGS="-k name")
+test: $(VENV)/.test build/schema_suite build/newest build/node build/chromium  ## set up and run the tests, but not those of vLLM and torch (ARGS="-k name")
 	$(PYTEST) --ignore=tests/engines/vllm $(ARGS)
 
 quick: $(VENV)/.test  ## the tests of what needs no socket, and a few that do: a minute
@@ -54,6 +54,9 @@ torture: $(VENV)/.test build/torch  ## the long runs: laws with new examples, ev
 	SCHEMATHESIS_EXAMPLES=1000 $(BIN)/python -m pytest --hypothesis-profile=random tests/conformance/test_schemathesis.py
 	$(BIN)/python -m tests.torture $(ARGS)
 	PYTHONPATH=build/torch $(BIN)/python -m tests.torture trajectories transformers schemas $(ARGS)
+
+pictures: $(VENV)/.test build/chromium  ## the pictures of the page, for the README and docs/page.md
+	$(BIN)/python -m tests.page.pictures
 
 release: $(VENV)/.release  ## build, check and tag the version in _version.py (ARGS=--no-tag: without the tag)
 	$(BIN)/python -m tools.release $(ARGS)
@@ -110,6 +113,13 @@ build/docs/bin/mkdocs: pyproject.toml
 	@$(PYTHON) -m venv build/docs && build/docs/bin/python -m pip install --quiet --disable-pip-version-check \
 	  $$($(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])') \
 	  && touch $@
+
+# Debian's, where it is not there and may be installed.
+build/chromium:
+	@mkdir -p build && { command -v chromium || command -v google-chrome; } > $@ \
+	  || { [ "$$(id -u)" = 0 ] && { apt-get update && apt-get install -y chromium; } > /dev/null 2>&1 \
+	    && command -v chromium > $@; } \
+	  || { rm -f $@; echo "Chromium could not be installed: the tests of the page will be skipped"; }
 
 $(VENV)/.release: $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'build>=1.2' 'twine>=6'

@@ -72,7 +72,7 @@ class ChatView {
     this.thread = h("div", { class: "thread" });
     this.scroller = h("div", { class: "scroller", onscroll: () => this.#scrolled(), tabindex: "0", role: "region", "aria-label": "Conversation" }, this.thread);
     this.jump = iconButton("down", "To the end", () => this.#toEnd(), { class: "icon-button jump", hidden: true });
-    const middle = h("section", { class: "middle", "aria-label": "Chat" }, this.#toolbar(), this.scroller, this.jump, this.#composer());
+    const middle = h("section", { class: "middle", "aria-label": "Chat" }, h("h1", { class: "unseen" }, "Chat"), this.#toolbar(), this.scroller, this.jump, this.#composer());
     fill(this.root, side, middle);
     this.#dropTarget(middle);
   }
@@ -230,7 +230,7 @@ class ChatView {
 
   #welcome() {
     return h("div", { class: "welcome" },
-      h("h1", {}, "What shall we ask?"),
+      h("h2", {}, "What shall we ask?"),
       h("p", { class: "hint" }, "Answers come from ", this.welcomeModel = h("strong", {}, this.app.model ?? "the model"), " on this server. Nothing leaves it."),
       h("div", { class: "ideas" }, IDEAS.map(([label, text, settings]) => h("button", {
         type: "button", class: "idea", onclick: () => {
@@ -315,14 +315,15 @@ class ChatView {
 
   // Asking.
 
-  #submit() {
+  async #submit() {
     const content = this.input.value.trim();
     if (!content && !this.files.length) return;
+    if (!this.app.model) await this.app.refreshModels();
     if (!this.app.model) {
-      toast("There is no model yet.", "error");
-      this.app.refreshModels();
+      toast(this.app.trouble?.message ?? "This server has no model.", "error");
       return;
     }
+    if (this.running) return;
     const last = this.tree.path().at(-1);
     const made = this.tree.add(last?.id, { role: "user", content, ...(this.files.length ? { files: this.files } : {}) });
     this.input.value = "";

@@ -11,6 +11,8 @@ const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^`\s]*)[^`]*$/;
 const HEADING = /^ {0,3}(#{1,6})\s+(\S.*)$/;
 const RULE = /^ {0,3}([-*_])[ \t]*(?:\1[ \t]*){2,}$/;
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])(\s+)(?=\S)/;
+/** What may become an item yet. */
+const BEGUN = /^\s*(?:[-*+]|\d{1,9}[.)]?)?\s*$/;
 const QUOTE = /^ {0,3}>/;
 const DELIMITER = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
 const MOST_NESTED = 12;
@@ -39,7 +41,7 @@ function parseBlock(lines, at, open) {
   if (heading) return [{ kind: "heading", level: heading[1].length, text: heading[2].trimEnd().replace(/(^|\s)#+$/, "") }, at + 1];
   if (sure && RULE.test(line)) return [{ kind: "rule" }, at + 1];
   if (QUOTE.test(line)) return parseQuote(lines, at);
-  if (ITEM.test(line)) return parseList(lines, at);
+  if (ITEM.test(line)) return parseList(lines, at, open);
   if (line.includes("|") && DELIMITER.test(lines[at + 1] ?? "") && (lines[at + 1] ?? "").includes("-")) return parseTable(lines, at);
   return parseParagraph(lines, at, open);
 }
@@ -60,7 +62,7 @@ function parseQuote(lines, at) {
   return [{ kind: "quote", text: lines.slice(at, end).map((line) => line.replace(/^ {0,3}> ?/, "")).join("\n") }, end];
 }
 
-function parseList(lines, at) {
+function parseList(lines, at, open) {
   const [, indent, marker] = ITEM.exec(lines[at]);
   const ordered = /\d/.test(marker);
   const items = [];
@@ -80,10 +82,12 @@ function parseList(lines, at) {
       while (next < lines.length && !lines[next].trim()) next += 1;
       const follows = lines[next] ?? "";
       const goesOn = follows.search(/\S|$/) >= Math.min(width, indent.length + 2) || ITEM.exec(follows)?.[2].length && /\d/.test(ITEM.exec(follows)[2]) === ordered;
-      if (next < lines.length && !goesOn) break;
+      const mayGoOn = open && next === lines.length - 1 && BEGUN.test(follows);
+      if (next < lines.length && !goesOn && !mayGoOn) break;
       items.at(-1).push("");
     } else if (depth > indent.length || !beginsBlock(line)) {
-      if (depth <= indent.length && !lines[end - 1].trim()) break;
+      const begun = open && end === lines.length - 1 && BEGUN.test(line);
+      if (depth <= indent.length && !lines[end - 1].trim() && !begun) break;
       items.at(-1).push(line.slice(Math.min(width, depth)));
     } else break;
   }
@@ -97,7 +101,7 @@ function beginsBlock(line) {
 
 function parseTable(lines, at) {
   let end = at + 2;
-  while (end < lines.length && lines[end].includes("|")) end += 1;
+  while (end < lines.length && lines[end].trim() && !beginsBlock(lines[end])) end += 1;
   const aligned = cells(lines[at + 1]).map((cell) => (cell.endsWith(":") ? (cell.startsWith(":") ? "center" : "right") : null));
   const rows = [lines[at], ...lines.slice(at + 2, end)].map(cells);
   return [{ kind: "table", aligned, rows }, end];
@@ -119,9 +123,9 @@ function parseParagraph(lines, at, open) {
 
 // Blocks to elements.
 
-function draw(block, depth = 0) {
+function draw(block, depth = 0, outline = null) {
   switch (block.kind) {
-    case "heading": return h(`h${Math.min(block.level + 2, 6)}`, {}, inline(block.text));
+    case "heading": return h(outline ? placeHeading(outline, block.level) : "p", {}, outline ? inline(block.text) : h("strong", {}, inline(block.text)));
     case "rule": return h("hr");
     case "code": return drawCode(block);
     case "quote": return h("blockquote", {}, drawAll(block.text, depth + 1));
@@ -129,6 +133,13 @@ function draw(block, depth = 0) {
     case "table": return drawTable(block);
     default: return h("p", {}, inline(block.text));
   }
+}
+
+/** A message is headed by an h2, and no level is left out: `#` and `###` after it are h3 and h4. */
+function placeHeading(outline, level) {
+  while (outline.length && outline.at(-1) >= level) outline.pop();
+  outline.push(level);
+  return `h${Math.min(outline.length + 2, 6)}`;
 }
 
 function drawAll(text, depth) {
@@ -280,7 +291,8 @@ function picture(found, at) {
 
 /** All of a text, as an element. */
 export function render(text) {
-  return append(h("div", { class: "markdown" }), drawAll(text, 0));
+  const outline = [];
+  return append(h("div", { class: "markdown" }), parse(text, false).map((block) => draw(block, 0, outline)));
 }
 
 /** `view.update(text)` draws a text that has grown since; `view.update(text, true)` one that is whole. */
@@ -294,6 +306,7 @@ export class MarkdownView {
     this.element.replaceChildren();
     this.text = "";
     this.final = 0;
+    this.outline = [];
     this.live = null;
     this.block = null;
   }
@@ -304,10 +317,10 @@ export class MarkdownView {
     this.text = text;
     const blocks = parse(text.slice(this.final), !whole);
     const last = blocks.pop();
-    for (const block of blocks) this.#replace(block);
+    for (const block of blocks) this.#replace(block, this.outline);
     if (!last) return;
     if (blocks.length) this.#settle(last.start);
-    this.#replace(blocks.length ? { ...last, start: 0 } : last);
+    this.#replace(blocks.length ? { ...last, start: 0 } : last, [...this.outline]);
   }
 
   /** What was drawn for the last block is final now. */
@@ -317,13 +330,13 @@ export class MarkdownView {
     this.block = null;
   }
 
-  #replace(block) {
+  #replace(block, outline) {
     const before = this.block;
     if (this.live && before?.start !== block.start) this.live = null;
     if (this.live && before.kind === "code" && block.kind === "code" && block.language === before.language && block.text.startsWith(before.text)) {
       this.live.querySelector("code").firstChild.appendData(block.text.slice(before.text.length));
     } else {
-      const made = draw(block);
+      const made = draw(block, 0, outline);
       if (this.live) this.live.replaceWith(made);
       else this.element.append(made);
       this.live = made;

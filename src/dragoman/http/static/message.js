@@ -34,7 +34,7 @@ export class MessageView {
   draw() {
     this.drawn = true;
     const body = { user: () => this.#user(), tool: () => this.#results(), assistant: () => this.#assistant() }[this.node.role]();
-    fill(this.element, body, this.foot = h("div", { class: "foot" }));
+    fill(this.element, h("h2", { class: "unseen" }, WHO[this.node.role]), body, this.foot = h("div", { class: "foot" }));
     this.#drawFoot();
   }
 

@@ -1,0 +1,34 @@
+"""One browser and one server for all tests of the page; a tab for each."""
+
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from dragoman.http.server import background
+from dragoman.settings import Settings
+from tests.http.conftest import Served
+from tests.page.browser import WAIT_MS, Tab, launched, opened
+from tests.page.model import make_model
+
+expect.set_options(timeout=WAIT_MS)
+
+
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Browser]:
+    with launched() as found:
+        yield found
+
+
+@pytest.fixture(scope="package")
+def served() -> Iterator[Served]:
+    engine = make_model()
+    with background(engine, Settings(port=0, store="memory")) as url:
+        yield Served(engine, url)
+
+
+@pytest.fixture
+def tab(browser: Browser, served: Served) -> Iterator[Tab]:
+    with opened(browser) as tab:
+        tab.open(served.url)
+        yield tab

@@ -1,0 +1,22 @@
+"""One conversation with the model that everybody has."""
+
+from playwright.sync_api import Browser, expect
+
+from dragoman.engines.local import LocalEngine, LocalOptions
+from dragoman.engines.weights import default_model
+from dragoman.http.server import background
+from dragoman.settings import Settings
+from tests.page.browser import opened
+
+
+def test_the_default_model(browser: Browser) -> None:
+    options = LocalOptions(runner="llamacpp", name="smollm2", context=1024, slots=2, threads=1)
+    engine = LocalEngine.open(default_model(), options)
+    with background(engine, Settings(port=0, store="memory")) as url, opened(browser) as tab:
+        page = tab.open(url)
+        tab.set_up("Sampling")
+        page.get_by_label("Most tokens").fill("12")
+        page.get_by_label("Temperature").fill("0")
+        answer = tab.say("What is the capital of France?")
+        expect(answer.locator(".markdown")).not_to_be_empty()
+        expect(answer.locator(".facts")).to_contain_text("smollm2")
