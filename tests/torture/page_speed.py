@@ -36,7 +36,11 @@ FIRST_ID = END_ID + 1
 WATCH = """() => {
   window.frames_ = [];
   let last = performance.now();
-  const next = (now) => { window.frames_.push(now - last); last = now; window.frame_ = requestAnimationFrame(next); };
+  const next = (now) => {
+    window.frames_.push(now - last);
+    last = now;
+    window.frame_ = requestAnimationFrame(next);
+  };
   window.frame_ = requestAnimationFrame(next);
 }"""
 SEEN = "() => { cancelAnimationFrame(window.frame_); return window.frames_.slice(2); }"
@@ -48,7 +52,8 @@ KEEP = """async ([count, text]) => {
   const tree = new Tree();
   let parent;
   for (let at = 0; at < count; at += 1) {
-    parent = tree.add(parent, at % 2 ? { role: "assistant", content: text, reasoning: "", calls: [] } : { role: "user", content: `${at}` }).id;
+    const answer = { role: "assistant", content: text, reasoning: "", calls: [] };
+    parent = tree.add(parent, at % 2 ? answer : { role: "user", content: `${at}` }).id;
   }
   tree.title = "long";
   await new BrowserHistory().save(tree);
