@@ -8,7 +8,7 @@ from playwright.sync_api import Browser, Page, expect
 from tests.http.conftest import Served
 from tests.page.browser import Tab, opened, violations
 
-VIEWS = ("lab", "api")
+VIEWS = ("lab", "operations", "api")
 
 
 def see_conversation(tab: Tab) -> None:
