@@ -47,7 +47,10 @@ CALLS_SECTION = (
 )
 PLAIN = TOOLS_SECTION + CHATML.replace("{{ message.content }}", CALLS_SECTION)
 """ChatML with tools and calls, for those who have no folder of templates."""
-_CONTROL = re.compile(r"<[|｜][^<>\s'\"{}]{1,40}[|｜]>|</?(?:start|end)_of_turn>|\[/?[A-Z][A-Z_]+\]|</?s>")
+_CONTROL = re.compile(
+    r"<[|｜][^<>\s'\"{}]{1,40}[|｜]>|</?(?:start|end)_of_turn>|\[/?[A-Z][A-Z_]+\]|</?s>"
+    r"|</?seed:\w+>|\]~!?b[\]\[]|\[e~\["
+)
 TOKENIZER = ROOT / "build" / "vllm_models" / "smollm2"
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bench.agent_loop import Loop, make_loop
 from bench.servers.scripted import Uncancelled
-from dragoman.dialects.declare import Dialect
+from dragoman.dialects.declare import Dialect, starts_in_reasoning
 from dragoman.dialects.render import render
 from dragoman.engines.hf_tokenizer import HfTokenizer, card_of
 from dragoman.engines.steps import iterate
@@ -18,6 +18,8 @@ from dragoman.settings import Settings
 from dragoman.types import Answer, Job, Sink, Step, ToolCall
 
 _MARKERS = re.compile(r"(?:<[^<>]*>\w*|\[[A-Z_]+\])*")
+LAST = 64
+"""Ids of a prompt that say whether it has opened reasoning."""
 UNUSUAL = 8
 """Characters at the beginning of an answer that are an id each: no encoder would choose these."""
 
@@ -31,8 +33,9 @@ class AgentEngine:
         self.prompts: list[int] = []
         """How many ids each prompt had."""
         source = self.card.templates["default"]
-        dialect = find_dialect(template=source, model="agent").dialect
+        self._dialect = dialect = find_dialect(template=source, model="agent").dialect
         self._answers = [self._ids(loop, turn, dialect) for turn in range(1, turns + 1)]
+        self._thought = self._think(dialect)
 
     def _ids(self, loop: Loop, turn: int, dialect: Dialect) -> list[int]:
         said = loop.said(turn)
@@ -49,8 +52,16 @@ class AgentEngine:
         ids = [*encode(text[:start]), *first, *encode(text[start + UNUSUAL :], begins=False)]
         return ids if ids[-1] in self.tokenizer.end_ids else [*ids, end]
 
+    def _think(self, dialect: Dialect) -> list[int]:
+        """What is said first where the prompt has opened reasoning."""
+        close = dialect.reasoning.close[0] if dialect.reasoning else ""
+        return Encoder(self.tokenizer).encode_special(f"So be it.{close}")
+
     def submit(self, job: Job, sink: Sink) -> Uncancelled:
         answer = self._answers[len(self.prompts) % len(self._answers)]
+        end = b"".join(self.tokenizer.pieces[id_] for id_ in job.prompt[-LAST:]).decode(errors="replace")
+        if starts_in_reasoning(self._dialect, end):
+            answer = self._thought + answer
         self.prompts.append(len(job.prompt))
         sink(Step(answer[:-1]))
         sink(Step(answer[-1:], finish="stop"))

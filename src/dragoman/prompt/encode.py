@@ -35,6 +35,8 @@ MOST_KEPT = 1024
 AT_ONCE = 256 * 1024
 BORDERS = 32
 """Places behind control tokens that are kept, the last ones."""
+Borders: TypeAlias = list[tuple[int, int]]
+"""How many characters and ids are before each."""
 
 
 def replace_surrogates(text: str) -> str:
@@ -50,8 +52,7 @@ class Encoded(Struct, frozen=True):
     """The ids of a text, and where those of a longer one may go on from."""
 
     ids: tuple[int, ...]
-    borders: Sequence[tuple[int, int]]
-    """Places behind control tokens: characters before it, ids before it."""
+    borders: Borders
     margin: int
     """Characters of the longest control token: one may begin where a shorter one does."""
 
@@ -93,25 +94,22 @@ class Encoder:
         self.bos = self._piece(tokenizer.bos_id)
         self.eos = self._piece(tokenizer.eos_id)
 
-    def encode_special(self, text: str, mark: str | None = None, *, begins: bool = True) -> list[int]:
+    def encode_special(
+        self, text: str, mark: str | None = None, *, begins: bool = True, borders: Borders | None = None
+    ) -> list[int]:
         """Ids of a text in which control tokens count as such: `<s>a` gives that of `<s>` first.
 
         A text of more ids than anybody has a use for is refused before anything is made of them. One that
-        does not `begin` a prompt stands behind other ids.
+        does not `begin` a prompt stands behind other ids. `borders`: places behind control tokens are told.
         """
-        return self._encode_pieces(replace_surrogates(text), mark, [], begins=begins)
-
-    def _encode_pieces(
-        self, text: str, mark: str | None, borders: list[tuple[int, int]], *, begins: bool
-    ) -> list[int]:
-        """`borders` are told the places behind control tokens: how many characters and ids are before."""
         ids: list[int] = []
         end = 0
-        for id, piece in self.special.split(text):
+        for id, piece in self.special.split(replace_surrogates(text)):
             end += len(piece)
             if id is not None:
                 ids.append(id)
-                borders.append((end, len(ids)))
+                if borders is not None:
+                    borders.append((end, len(ids)))
             elif plain := erase(piece, mark) if mark else piece:
                 encode = self._encode_short if len(plain) <= SHORT else self._encode_piece
                 found = encode(plain, begins and not ids)
@@ -124,8 +122,8 @@ class Encoder:
     def encode_on_from(self, text: str, mark: str | None, known: Encoded | None) -> Encoded:
         """The ids of a text of which the beginning is known, up to the last border."""
         start, count = known.borders[-1] if known and known.borders else (0, 0)
-        found: list[tuple[int, int]] = []
-        new = self._encode_pieces(text[start:], mark, found, begins=not count)
+        found: Borders = []
+        new = self.encode_special(text[start:], mark, begins=not count, borders=found)
         self._check_most(count + len(new))
         before, borders = (known.ids[:count], [*known.borders]) if known and count else ((), [])
         borders += [(start + chars, count + ids) for chars, ids in found[-BORDERS:]]

@@ -12,7 +12,7 @@ Ids are kept up to a control token: no tokenizer joins anything across one.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from jinja2 import nodes
@@ -22,9 +22,9 @@ from msgspec.structs import replace
 from dragoman.errors import TemplateError
 from dragoman.memory import Lately
 from dragoman.prompt.encode import Encoded, MessageChain
-from dragoman.prompt.short import LEAST_TAIL, Render, Rendering, Short, names_of, shorten
+from dragoman.prompt.short import LEAST_TAIL, Render, Rendering, Short, names_of, shared_start, shorten
 from dragoman.prompt.traits import TRIAL_TOOLS, counts_messages, trial_messages
-from dragoman.types import Conversation, Message
+from dragoman.types import Conversation, Message, Traced
 
 MOST_CHARS = 48 * 1024 * 1024
 """Characters of texts that are kept, those of messages and of prompts, and ids."""
@@ -36,6 +36,41 @@ NEW = 12
 _encode = msgspec.msgpack.Encoder().encode
 
 
+class KeptTurns(Protocol):
+    """The turns that are kept."""
+
+    def answers(self, chain: bytes, salt: str) -> Sequence[Traced]: ...
+
+    def begins(self, turn: Traced, text: str, salt: str) -> int | None: ...
+
+    def same_frame(self, turn: Traced, frame: bytes) -> bool: ...
+
+
+class Joint(NamedTuple):
+    """A place in a prompt from which on it can be encoded by itself."""
+
+    chars: int
+    """Before it in the text that was rendered, with its marks."""
+    plain: int
+    """Without these."""
+    ids: int
+    number: int
+    """Of the first message behind it that has to be looked at."""
+    margin: int = 0
+    """Characters behind it that must be the same, too."""
+
+
+class StitchedIds(Struct, frozen=True):
+    """The ids of a prompt in which those of answers were kept (seams.py)."""
+
+    ids: tuple[int, ...]
+    cuts: tuple[Joint, ...]
+
+    def upto(self, chars: int) -> "StitchedIds":
+        """For a text that has so many characters in common with this one."""
+        return StitchedIds(self.ids, tuple(cut for cut in self.cuts if cut.chars + cut.margin <= chars))
+
+
 class KnownPrompt(Struct):
     conversation: Conversation
     rendering: Rendering
@@ -44,13 +79,19 @@ class KnownPrompt(Struct):
     chain: MessageChain
     short: Short | None = None
     encoded: Encoded | None = None
+    stitched: StitchedIds | None = None
     fenced: "dict[bool, KnownPrompt]" = field(default_factory=dict)
     """The same with fences, by how careful these were set, or those that it goes on from."""
 
     @property
     def weight(self) -> int:
-        ids = len(self.encoded.ids) * 8 if self.encoded else 0
-        return self.rendering.chars + 2 * len(self.rendering.text) + ids
+        # With as many ids as there may be: they are made later.
+        return self.rendering.chars + 4 * len(self.rendering.text)
+
+    def keep(self, before: "KnownPrompt", chars: int) -> None:
+        """The ids of another one that has so many characters in common."""
+        self.encoded = before.encoded and before.encoded.upto(chars)
+        self.stitched = before.stitched and before.stitched.upto(chars)
 
     def fence(self, careful: bool, render: Render) -> "KnownPrompt":
         """The same with fences, which `render` sets."""
@@ -80,6 +121,8 @@ class KnownPrompts:
             made = extend(before, conversation, render)
         if made is None:
             made = _whole(conversation, render(conversation))
+            if before is not None and before.rendering.mark == made.rendering.mark:
+                made.keep(before, shared_start(before.rendering.text, made.rendering.text))
         if len(made.rendering.text) >= self._least:
             # Of a conversation the last one is kept.
             instead = before and _key_of(before)
@@ -150,10 +193,10 @@ def extend(known: KnownPrompt, now: Conversation, render: Render) -> KnownPrompt
     text = known.rendering.text[:kept] + more.text
     whole = Rendering(text, more.mark, known.rendering.chars + more.chars, known.rendering.order + more.order)
     messages = before + new
-    encoded = known.encoded and known.encoded.upto(kept)
-    rest = more.short, encoded, dict(known.fenced)
     chain, whole_now = known.chain.upto(messages), replace(now, messages=messages)
-    return KnownPrompt(whole_now, whole, known.names | names, chain, *rest)
+    made = KnownPrompt(whole_now, whole, known.names | names, chain, more.short, fenced=dict(known.fenced))
+    made.keep(known, kept)
+    return made
 
 
 # A template that is tried

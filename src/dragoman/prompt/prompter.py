@@ -32,6 +32,7 @@ from dragoman.errors import (
 from dragoman.json_amount import check_amount, outside_of_strings
 from dragoman.limits import Limits, check_count
 from dragoman.prompt.encode import (
+    Borders,
     Encoder,
     MessageChain,
     choose_marks,
@@ -304,7 +305,7 @@ class Prompter:
         if isinstance(tokenizer, TextTokenizer):
             tokenizer.read_templates(sources.values())
         self._encoder = Encoder(tokenizer, max(self._limits.encoded_tokens, card.max_model_len or 0))
-        self.share = self._encoder.share
+        self.share, self.margin = self._encoder.share, self._encoder.special.longest
         own = {"bos_token": self._encoder.bos, "eos_token": self._encoder.eos}
         known = {name: text for name, text in own.items() if text is not None}
         self.special = {**own, **card.special_tokens, **known}
@@ -365,9 +366,11 @@ class Prompter:
         apart = self._card.takes_text and plain != text
         return self._encoder.special.keep_apart(text, mark) if apart else plain
 
-    def encode_special(self, text: str, mark: str | None = None, *, begins: bool = True) -> list[int]:
+    def encode_special(
+        self, text: str, mark: str | None = None, *, begins: bool = True, borders: Borders | None = None
+    ) -> list[int]:
         """Ids of a text in which control tokens count as such, unless a mark stands in them."""
-        return self._encoder.encode_special(text, mark, begins=begins)
+        return self._encoder.encode_special(text, mark, begins=begins, borders=borders)
 
     def split_special(self, text: str) -> Iterator[tuple[int | None, str]]:
         """Pieces of a text: control tokens with their ids, and what stands between them with None."""

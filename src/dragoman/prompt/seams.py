@@ -1,9 +1,8 @@
 """A prompt that goes on from what the model itself wrote, in the very ids that it sampled.
 
-The problem. A model samples ids, a client gets text, and the client's next request holds that text as a
-message. If the whole conversation is rendered and tokenized again, the model's own words mostly come out
-as other ids than those that it sampled: `" wea" "ther"` comes back as `" weather"`. The engine's cache of
-the answer is lost then, and whoever trains on the conversation trains on ids that nobody sampled.
+The problem. A model samples ids, and the client's next request holds their text as a message. If that is
+tokenized again, the model's own words mostly come out as other ids than it sampled: `" wea" "ther"` comes
+back as `" weather"`. The engine's cache of the answer is lost then, and who trains on it is misled.
 
 The cure. A turn that was answered is kept as it was, prompt ids and sampled ids (`turns/plan.py`). When
 the conversation comes back it is rendered once, as it is now, and its answers are looked for in that text:
@@ -21,18 +20,16 @@ the conversation comes back it is rendered once, as it is now, and its answers a
    it has edited is not the model's.
 3. What the model wrote last is mostly the end of its turn. Where the template writes that, it is kept;
    where it writes another one, or none, the template's counts, and the model's is left out.
-4. Answers after that place stand in a text that was changed: many templates drop old reasoning once a user
-   speaks again, and a client may have edited something. Of these the ids are kept as far back from their
-   ends as the template writes the same text. To find them the conversation is rendered once more, with
-   marks around what others than the model said (fences): an answer is looked for between two of these.
+4. Answers after that place stand in a text that was changed, by the template (many drop old reasoning) or by
+   the client. Their ids are kept as far back from their ends as the template writes the same text. To find
+   them, all is rendered once more with marks around what others said (fences): they stand between these.
 
-So the ids always say what the template has written, with the one exception of answers that read alike.
-
+So the ids say what the template has written, with the one exception of answers that read alike.
 With `history: "sampled"` nothing counts but what was sampled: the ids of the latest turn whose messages are
 those of the conversation, whatever the template has made of them, and then what the template writes after
 that answer (`_find_tail`).
 
-The rest is tokenized with the marks in it that keep a client's text from being a control token (encode.py).
+Where the text is that of the prompt before, its ids are taken (`_find_cut`): a turn costs what is new.
 """
 
 import re
@@ -40,16 +37,16 @@ from bisect import bisect_left
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct
 
 from dragoman.dialects.declare import Dialect, begins_inside, starts_in_reasoning
 from dragoman.dialects.parser import Parser, parse
-from dragoman.prompt.encode import chain_messages, digest_frame, erase, find_marks, meaning_of
+from dragoman.prompt.encode import Borders, chain_messages, digest_frame, erase, find_marks, meaning_of
 from dragoman.prompt.fences import Region, find_regions
-from dragoman.prompt.known import KnownPrompt
+from dragoman.prompt.known import Joint, KeptTurns, KnownPrompt, StitchedIds
 from dragoman.types import Answer, Message, Traced, fold
 
 if TYPE_CHECKING:
@@ -58,19 +55,9 @@ if TYPE_CHECKING:
 _OPENING_IDS = 64
 """The last ids of a prompt: they say whether it has opened reasoning."""
 _FEW = 32
-"""Characters by which the words of a message are known."""
+"""Characters by which the words of a message are known; and places that are."""
 _CLOSES = re.compile(r"(?!.*header)(?:.*end|.*eo[stm]|.*return|</s>)", re.IGNORECASE | re.DOTALL)
 """Control tokens that end a message, by their names, where the tokenizer does not say so."""
-
-
-class KeptTurns(Protocol):
-    """The turns that are kept."""
-
-    def answers(self, chain: bytes, salt: str) -> Sequence[Traced]: ...
-
-    def begins(self, turn: Traced, text: str, salt: str) -> int | None: ...
-
-    def same_frame(self, turn: Traced, frame: bytes) -> bool: ...
 
 
 class Marked:
@@ -83,9 +70,9 @@ class Marked:
 
     def slice(self, start: int, end: int | None = None) -> str:
         """What says `plain[start:end]`, with its marks."""
-        return self.text[self._place(start) : None if end is None else self._place(end)]
+        return self.text[self.place(start) : None if end is None else self.place(end)]
 
-    def _place(self, at: int) -> int:
+    def place(self, at: int) -> int:
         return at + self._sizes[bisect_left(self._before, at)]
 
 
@@ -120,9 +107,6 @@ class Stitched(Struct, frozen=True):
     ids: tuple[int, ...]
     after: GoneOn | None
     split: Split = ""
-
-
-# What a model wrote
 
 
 class Wrote:
@@ -220,23 +204,30 @@ class Seams:
     # As the template writes it
 
     def stitch(self) -> Stitched:
-        base = self._find_base()
-        if base is None:
-            base = _Base(GoneOn(Traced(prompt=(), ids=()), 0), 0, 0)
-        return self._stitch(base)
+        made = self._stitch(self._find_base(), cuts := list[Joint]())
+        self._known.stitched = StitchedIds(made.ids, tuple(cuts))
+        return made
 
-    def _stitch(self, base: _Base) -> Stitched:
-        kept_ids = base.after.ids
-        ids: list[int] = []
-        place = base.rest
-        for start, end, kept in self._find_kept(base):
+    def _stitch(self, base: _Base, cuts: list[Joint]) -> Stitched:
+        """`cuts` are told from where on the prompt can be made anew."""
+        kept_ids, place, ids, borders = base.after.ids, base.rest, list[int](), Borders()
+        cuts.append(Joint(self.now.place(place), place, len(kept_ids), base.number))
+        for start, end, kept, number in self._find_kept(base):
             ids += self._encode(place, start, not (kept_ids or ids))
             ids += kept
             place = end
-        ids += self._encode(place, None, not (kept_ids or ids))
+            cuts.append(Joint(self.now.place(place), place, len(kept_ids) + len(ids), number + 1))
+        ids += self._encode(place, None, not (kept_ids or ids), borders)
+        cuts += self._cuts_behind(cuts[-1], borders[-_FEW:])
         shown = self._prompter.show(self.now.text, self.now.mark)
         made = kept_ids + self._prompter.share(ids)
         return Stitched(shown, made, self._after(base), self._why_split(base))
+
+    def _cuts_behind(self, last: Joint, borders: Borders) -> Iterator[Joint]:
+        """Behind control tokens, where no marks stand between. All answers up to here were looked at."""
+        if len(self.now.text) - last.chars == len(self.now.plain) - last.plain:
+            seen = len(self._conversation.messages), self._prompter.margin
+            yield from (Joint(last.chars + at, last.plain + at, last.ids + ids, *seen) for at, ids in borders)
 
     def _after(self, base: _Base) -> GoneOn | None:
         """The last answer, if it is known. Of ids that the prompt has from other turns nothing is said."""
@@ -266,12 +257,15 @@ class Seams:
         numbers = self._numbers[:-1] if begun else self._numbers
         return numbers[-1] if numbers else None
 
-    def _encode(self, start: int, end: int | None, begins: bool) -> list[int]:
+    def _encode(self, start: int, end: int | None, begins: bool, borders: Borders | None = None) -> list[int]:
         text = self.now.slice(start, end)
-        return self._prompter.encode_special(text, self.now.mark, begins=begins) if text else []
+        return self._prompter.encode_special(text, self.now.mark, begins=begins, borders=borders)
 
-    def _find_base(self) -> _Base | None:
+    def _find_base(self) -> _Base:
+        before = self._find_cut()
         for number in reversed(self._numbers):
+            if number < before.number:
+                break
             fits = self._fitting(number)
             seams = [seam for wrote, at in fits if (seam := self._seam(wrote, at, number)) is not None]
             if seams:
@@ -280,7 +274,13 @@ class Seams:
             if fits:
                 wrote, at = fits[0]
                 return _Base(GoneOn(wrote.turn, len(wrote.turn.prompt)), at, number)
-        return None
+        return before
+
+    def _find_cut(self) -> _Base:
+        """The last place before the last answer up to which the ids are those of the prompt before."""
+        known, last = self._known.stitched or StitchedIds((), ()), self._last or 0
+        cut = next((cut for cut in reversed(known.cuts) if cut.number <= last), Joint(0, 0, 0, 0))
+        return _Base(GoneOn(Traced(prompt=known.ids[: cut.ids], ids=()), cut.ids), cut.plain, cut.number)
 
     def _fitting(self, number: int) -> list[tuple[Wrote, int]]:
         """The answers whose prompt is what the text begins with now, and where that ends."""
@@ -381,7 +381,7 @@ class Seams:
                 base = self._find_tail(wrote, number) if self._framed(wrote) else None
                 if base is not None:
                     before = self.decode(wrote.turn.all[: base.after.kept])
-                    made = self._stitch(base)
+                    made = self._stitch(base, [])
                     return msgspec.structs.replace(made, text=before + self.now.plain[base.rest :])
         return None
 
@@ -442,8 +442,8 @@ class Seams:
 
     # Answers in a text that was changed
 
-    def _find_kept(self, base: _Base) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-        """Of answers after the base: from where to where which ids are kept."""
+    def _find_kept(self, base: _Base) -> Iterator[tuple[int, int, tuple[int, ...], int]]:
+        """Of answers after the base: from where to where which ids are kept, and the message."""
         place = base.rest
         for number in self._numbers:
             if number < base.number:
@@ -455,7 +455,7 @@ class Seams:
             found = self._find_suffix(said, max(region.start, place), region)
             if found is not None:
                 place = found[1]
-                yield found
+                yield *found, number
 
     def _find_suffix(
         self, wrote: Wrote, start: int, region: Region

@@ -7,7 +7,7 @@ it is loaded.
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from jinja2 import nodes
@@ -207,7 +207,19 @@ def counts_messages(tree: nodes.Template) -> bool:
     messages.
     """
     kinds = (nodes.Compare, nodes.Slice, nodes.BinExpr, nodes.Getitem)
-    return any(_is_large(node) and not _is_length(node) for node in tree.find_all(kinds))
+    assigned = [(each.target, each.node) for each in tree.find_all(nodes.Assign)]
+    named = [(target.name, value) for target, value in assigned if isinstance(target, nodes.Name)]
+    lists = {name for name, value in named if not isinstance(value, nodes.Dict)}
+    tables = {name for name, _ in named} - lists
+    return any(
+        _is_large(node) and not _is_length(node) and not _is_looked_up(node, tables)
+        for node in tree.find_all(kinds)
+    )
+
+
+def _is_looked_up(node: nodes.Node, tables: Container[str]) -> bool:
+    """In a table that the template itself has written: `budgets[16384]`."""
+    return isinstance(node, nodes.Getitem) and isinstance(node.node, nodes.Name) and node.node.name in tables
 
 
 def _is_large(node: nodes.Node) -> bool:

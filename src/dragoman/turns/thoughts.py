@@ -23,11 +23,12 @@ is given those of others. There is room for so many thoughts and so many bytes; 
 key with the most loses its least lately used.
 """
 
+import itertools
 import json
 import re
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Container, Sequence
+from collections.abc import Container, Hashable, Sequence
 from functools import cache, partial
 from hashlib import blake2b
 from sys import getsizeof
@@ -36,11 +37,16 @@ from typing import TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dragoman.prompt.encode import chain_messages, meaning_of
+from dragoman.memory import Lately
+from dragoman.prompt.encode import MessageChain, chain_messages, meaning_of
 from dragoman.turns.reading import INPUT
 from dragoman.turns.spec import TurnSpec
 from dragoman.types import Conversation, Message, Prompt, Restoring, Saying, ToolCall
 
+MOST_CHARS = 32 * 1024 * 1024
+"""Of conversations that were given their thoughts lately."""
+LEAST_KEPT = 12
+"""Messages of one that is kept."""
 OVERHEAD = 1024
 """Bytes that a thought takes beside its text."""
 _MADE_HERE = re.compile(r"call_[0-9a-f]{24}")
@@ -74,6 +80,20 @@ Given: TypeAlias = list[tuple[str, int]]
 """Thoughts that one conversation was given, with their tokens, in the order of its messages."""
 
 
+class Restored(Struct, frozen=True, kw_only=True):
+    """A conversation that was given all its thoughts. One that goes on from it asks for what is new."""
+
+    told: tuple[Message, ...] = ()
+    made: tuple[Message, ...] = ()
+    given: Given
+    chain: MessageChain
+    ids: frozenset[str | None] = frozenset()
+    """Of the calls."""
+    terms: tuple[Restoring | None, str, int]
+    """How it was asked for, and how many thoughts had been dropped by then."""
+    chars: int = 0
+
+
 class Thoughts:
     """Threads may share it."""
 
@@ -84,6 +104,9 @@ class Thoughts:
         """By owner, the least lately used first."""
         self._bytes: Counter[str] = Counter()
         self._number = 0
+        self._dropped = 0
+        self._keys = itertools.count()
+        self._restored_lately = Lately[Restored](MOST_CHARS)
         self.count = 0
         """How many there are."""
         self._lock = threading.Lock()
@@ -97,20 +120,56 @@ class Thoughts:
     def _restored(self, told: Prompt, spec: TurnSpec) -> tuple[Prompt, Given]:
         if not isinstance(told, Conversation) or not (wanted := _wanted(told, spec.restore_reasoning)):
             return told, []
-        messages, given = list(told.messages), list[tuple[str, int]]()
+        terms = (spec.restore_reasoning, spec.between_thoughts, self._dropped)
+        key, before = self._find_restored(told, spec, terms)
+        count = len(before.told)
+        messages, given = [*before.made, *told.messages[count:]], [*before.given]
         copied = _copied_ids(messages)
         # Mostly the ids of calls are enough, and no message before them has to be looked at.
-        links = cache(partial(chain_messages, told.messages[: wanted[-1]]))
+        chained = cache(partial(before.chain.upto, told.messages[: wanted[-1]]))
+        missing = False
         for number in wanted:
+            if number < count:
+                continue
             said = _said(messages[number])
             found = self._find_call(messages[number], said, spec.salt, copied)
-            found = found or self._found.get(_answer_key(spec.salt, links()[number], said))
+            found = found or self._found.get(_answer_key(spec.salt, chained().links[number], said))
+            missing = missing or found is None
             if found is not None:
                 self._use(found)
                 thought = spec.between_thoughts.join(found.runs)
                 messages[number] = replace(messages[number], reasoning=thought)
                 given.append((thought, found.tokens))
-        return replace(told, messages=tuple(messages)), given
+        made = tuple(messages)
+        if not (missing or copied) and len(made) >= LEAST_KEPT:
+            chain, new = chained() if chained.cache_info().currsize else before.chain, made[count:]
+            now = Restored(
+                told=told.messages,
+                made=made,
+                given=given,
+                chain=chain,
+                ids=before.ids.union(call.id for message in new for call in message.tool_calls),
+                terms=terms,
+                chars=before.chars + sum(len(str(message.content)) for message in new),
+            )
+            self._restored_lately.put(_owner(spec), next(self._keys), now, now.chars, key)
+        return replace(told, messages=made), given
+
+    def _find_restored(
+        self, told: Conversation, spec: TurnSpec, terms: tuple[Restoring | None, str, int]
+    ) -> tuple[Hashable, Restored]:
+        """The longest that this one goes on from, as long as nothing new changes what came before it."""
+        found = [
+            (key, each)
+            for key, each in self._restored_lately.all(_owner(spec))
+            if each.terms == terms and each.told == told.messages[: len(each.told)]
+        ]
+        nothing = Restored(given=[], chain=MessageChain(), terms=terms)
+        key, before = max(found, key=lambda each: len(each[1].told), default=(None, nothing))
+        new = told.messages[len(before.told) :]
+        asked = spec.restore_reasoning != "all" and any(message.role == "user" for message in new)
+        called = {call.id for message in new for call in message.tool_calls}
+        return (key, nothing) if asked or called & before.ids else (key, before)
 
     def _find_call(
         self, message: Message, said: "SaidAloud", scope: str, copied: frozenset[str | None]
@@ -208,6 +267,7 @@ class Thoughts:
         self._drop(next(iter(self._of[owner].values())))
 
     def _drop(self, thought: Thought) -> None:
+        self._dropped += 1
         for key in thought.keys:
             if self._found.get(key) is thought:
                 del self._found[key]
@@ -235,6 +295,10 @@ def _wanted(told: Conversation, restoring: Restoring | None) -> list[int]:
         and not message.reasoning
         and (message.tool_calls or restoring == "all")
     ]
+
+
+def _owner(spec: TurnSpec) -> str:
+    return f"{spec.owner}\0{spec.salt}"
 
 
 def tokens_in(text: str, given: Given) -> int:
