@@ -1,6 +1,6 @@
 """How far a request walks through the source: `python -m tools.walks` prints files and functions for a few.
 
-    chat "hi"                     30 files   297 functions   (aim: 30 files)
+    chat "hi"                     32 files   360 functions   (aim: 32 files)
 
 It fails where a walk is longer than its aim. `--files` names the files too. The app is asked in this process,
 without a socket, with an engine of a script. Each request is made once before it is counted: what is made
@@ -101,7 +101,7 @@ def forced(description: str) -> dict[str, Any]:
 
 SUMS = {"type": "mcp", "server_label": "sums", "require_approval": "never"}
 HI, FORCED, MCP, TOKEN = 'chat "hi"', "forced call", "response with an MCP call", "streamed token"
-AIMS = {HI: 30, FORCED: 45, MCP: 50, TOKEN: 8}
+AIMS = {HI: 32, FORCED: 47, MCP: 52, TOKEN: 8}
 REQUESTS: dict[str, tuple[str, list[dict[str, Any]]]] = {
     HI: (CHAT, [chat("hi"), chat("hi, you"), chat("hi, they")]),
     FORCED: (CHAT, [forced("one"), forced("other"), forced("third")]),

@@ -26,6 +26,7 @@
     │   └── ConstraintFailed      500  server_error            constraint_failed
     ├── UnfitAnswer               500  server_error            unfit_answer
     ├── Unavailable               503  server_error            unavailable
+    │   ├── Loading               503  server_error            loading
     │   └── StoreUnavailable      503  server_error            store_unavailable
     ├── SettingsError             (command line) a setting is wrong
     ├── ModelFileError            (loading)      a model file cannot be used
@@ -324,6 +325,12 @@ class Unavailable(DragomanError):
     status = 503
     code = "unavailable"
     retry_after = 1
+
+
+class Loading(Unavailable):
+    """The model is not there yet."""
+
+    code = "loading"
 
 
 class StoreUnavailable(Unavailable):

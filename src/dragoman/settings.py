@@ -12,6 +12,7 @@ from msgspec import Meta, Struct, field
 
 from dragoman.errors import SettingsError
 from dragoman.limits import Limits
+from dragoman.pool_settings import PoolSettings
 
 # Settings as flags and environment variables know them, read off the types of a struct.
 
@@ -88,7 +89,7 @@ class PresetSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     override: dict[str, Any] = field(default_factory=dict)
 
 
-class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Settings(PoolSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: Annotated[
         str | None,
         Meta(description="a GGUF file, or a name as hf:ORG/REPO; without one small weights are fetched once"),

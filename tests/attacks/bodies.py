@@ -14,7 +14,7 @@ OVER = frozenset(
         "/v1/uploads/{id}/complete",
         "/v1/uploads/{id}/cancel",
         "/api/create",
-        "/api/copy",
+        "/models/unload",
         "/v1/batches/{id}/cancel",
         "/v1/messages/batches/{id}/cancel",
     }
@@ -50,7 +50,11 @@ GOOD: dict[str, dict[str, Any]] = {
     "/api/show": _NAMED,
     "/api/pull": _NAMED,
     "/api/create": {},
-    "/api/copy": {},
+    "/api/copy": {"source": "parrot", "destination": "copied"},
+    "/models/load": _NAMED,
+    "/models/unload": _NAMED,
+    "/v1/model/load": _NAMED,
+    "/v1/model/unload": {},
     "/v1/rerank": _RANK,
     "/rerank": _RANK,
     "/v1/score": _SCORE,
@@ -98,7 +102,9 @@ GOOD: dict[str, dict[str, Any]] = {
     "/separate_reasoning": _REASONING,
 }
 """By the path of the route. The ids in paths are those of records that every attacked server has."""
-BODILESS = frozenset({*OVER, "/v1/engine/pause"} - {"/v1/uploads/{id}/complete"})
+BODILESS = frozenset(
+    {*OVER, "/v1/engine/pause", "/v1/model/unload"} - {"/v1/uploads/{id}/complete", "/models/unload"}
+)
 """Routes that need no body, and look at none or at an empty one."""
 WITH_BODY = tuple(path for path in GOOD if path not in BODILESS)
 GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", SOCKET)

@@ -16,8 +16,9 @@ from dragoman.engines import border as drive
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import ByteTokenizer
 from dragoman.errors import SettingsError, Unavailable
-from dragoman.http import host, upkeep
+from dragoman.http import upkeep
 from dragoman.http.server import background
+from dragoman.models import loaded, pool
 from dragoman.types import Job, Step
 from tests.attacks.unruly import LOGPROBS, MENDED, RAISED, STEPS, A, Calling, Dead, Unruly
 
@@ -345,7 +346,7 @@ def test_a_check_that_raises_is_a_503(error: BaseException) -> None:
 
 @pytest.mark.parametrize("how", ["hang", "never let go"])
 def test_a_check_that_hangs_is_not_waited_for(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "ALIVE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(loaded, "ALIVE_TIMEOUT_S", 0.05)
     over.clear()
     with background(Living(check=how)) as url:
         for _ in range(3):
@@ -358,7 +359,7 @@ def test_a_check_that_hangs_is_not_waited_for(how: str, monkeypatch: pytest.Monk
 def test_a_stop_that_hangs_or_raises_does_not_keep_the_server(
     how: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "STOP_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(pool, "STOP_TIMEOUT_S", 0.05)
     with background(Living(stop=how)) as url:
         assert ask(url, "good").status_code == 200
 

@@ -141,7 +141,7 @@ def test_no_tool_of_a_request_starts_a_process(watched: Attacked, log: Audited, 
 
 @pytest.mark.parametrize(
     "path",
-    ["/slots/0?action=save", "/slots/0?action=restore", "/models/load", "/models/unload",
+    ["/slots/0?action=save", "/slots/0?action=restore",
      "/update_weights", "/load_weights", "/collective_rpc", "/invocations", "/prompts/test", "/shutdown",
      "/props"],
 )  # fmt: skip

@@ -185,7 +185,7 @@ def test_a_request_that_is_done_leaves_no_trace(narrow: Narrow) -> None:
 def test_the_threads_know_whether_other_keys_wait_for_answers() -> None:
     async def play() -> None:
         workers = Workers()
-        admission = Admission(Settings(), 1, Metrics(), workers, keys=2)
+        admission = Admission(Settings(), Metrics(), workers, keys=2)
         assert not workers.others_wait("a")
         with admission.admitted("a"), admission.admitted("b", "looks"):
             assert not workers.others_wait("a")

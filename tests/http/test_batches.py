@@ -329,9 +329,11 @@ def test_what_people_said_is_not_pushed_out_of_memory(tmp_path: Path) -> None:
         told = behind.set(lambda: None)
         reply = await app.host.answer_line("", asked)
         behind.reset(told)
-        assert reply.status == 200 and not app.host.model.planner.trails._kept
+        loaded = app.host.pool.default.loaded
+        assert loaded is not None
+        assert reply.status == 200 and not loaded.model.planner.trails._kept
         await app.host.answer_line("", asked)
-        assert app.host.model.planner.trails._kept
+        assert loaded.model.planner.trails._kept
         await app.host.stop()
 
     asyncio.run(scenario())

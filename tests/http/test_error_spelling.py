@@ -58,7 +58,8 @@ class Upside:
 
 
 async def answer(host: Host, exchange: Exchange) -> None:
-    await exchange.answer(json.loads)
+    told, size = await exchange.read(json.loads)
+    await exchange.answer(size, lambda: told)
 
 
 async def broken(host: Host, exchange: Exchange) -> None:

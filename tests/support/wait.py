@@ -1,3 +1,4 @@
+import asyncio
 import time
 from collections.abc import Callable
 
@@ -8,3 +9,10 @@ def becomes(condition: Callable[[], bool]) -> bool:
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
     return condition()
+
+
+async def becomes_async(condition: Callable[[], bool]) -> None:
+    """The same on an event loop; fails where it does not."""
+    async with asyncio.timeout(120):
+        while not condition():
+            await asyncio.sleep(0.002)

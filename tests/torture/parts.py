@@ -24,6 +24,7 @@ PAGE: dict[str, str] = {
     "drain": "SIGTERM with requests in flight",
     "stops": "signals at any moment, to both runners",
     "engine_crashes": "engines that are killed, crash and hang",
+    "model_changes": "models loaded and unloaded beside streams, and woken",
     "overload": "four times as much as there is room for",
     "fairness": "a flood by one key, and what another notices",
     "batches": "a batch as long as may be, and a chat beside it",

@@ -86,9 +86,8 @@ def describe_tokens(ids: Sequence[int], max_model_len: int | None) -> dict[str, 
     return {"count": len(ids), "max_model_len": max_model_len, "tokens": ids, "token_strs": None}
 
 
-def read_detokenize(body: bytes, vocabulary: int, ignored: Ignored | None = None) -> Detokenize:
+def read_detokenize(body: bytes, limits: Limits, ignored: Ignored | None = None) -> Detokenize:
     request: Detokenize = _ids.read(body, ignored)
-    check_known(request.tokens, vocabulary, "tokens")
     return request
 
 

@@ -139,13 +139,12 @@ def _check_own(place: Path) -> None:
 async def _answer_all(app: "App", source: Path, good: Path, bad: Path) -> Any:
     from dragoman.api.batches import OpenAILines
     from dragoman.batches.lines import LinesRun
-    from dragoman.http.host import check_model
 
     host = app.host
     await host.start()
     try:
         spelling = OpenAILines()
-        total = _check_all(source, spelling, host.limits, lambda name: check_model(host.model, name))
+        total = _check_all(source, spelling, host.limits, host.pool.check)
         run = LinesRun(
             *(source, good, bad, spelling),
             lambda asked: host.answer_line("", asked),

@@ -108,6 +108,25 @@ def banner(card: ModelCard, settings: Settings, url: str, paint: Paint, dialect:
     return "\n".join(["", *body, paint("dim", "Ctrl-C to stop"), ""])
 
 
+def announcement(url: str, model: str) -> str:
+    """What is said while the first model is being loaded: the port answers already."""
+    return f"dragoman {__version__}: {url} is open, and answers when {model} is loaded"
+
+
+def list_of_models(names: list[str], settings: Settings, url: str, paint: Paint) -> str:
+    """The banner of a server that loads its models when they are asked for."""
+    shown = ", ".join(names[:MANY]) + (f" and {len(names) - MANY} more" if len(names) > MANY else "")
+    rows = [
+        ("models", f"{shown}; each is loaded when it is first asked for"),
+        ("api", paint("cyan", f"{url}/v1")),
+        ("docs", f"{url}/docs"),
+        ("key", _key(settings, paint)),
+    ]
+    lines = [f"  {paint('dim', name.ljust(8))} {text}" for name, text in rows]
+    head = f"{paint('bold', 'dragoman')} {__version__}"
+    return "\n".join(["", head, "", *lines, "", paint("dim", "Ctrl-C to stop"), ""])
+
+
 def _on_port(url: str, port: int) -> str:
     return f"{url.rpartition(':')[0]}:{port}"
 

@@ -95,8 +95,15 @@ def _server(args: argparse.Namespace) -> int:
 
 
 def print_models(models: list[dict[str, Any]]) -> None:
-    rows = [(m["id"], str(m.get("max_model_len") or "-"), str(m.get("owned_by") or "-")) for m in models]
-    print(table(("model", "context", "owner"), rows, Paint(sys.stdout)))
+    rows = [(m["id"], str(m.get("max_model_len") or "-"), _state(m)) for m in models]
+    print(table(("model", "context", "state"), rows, Paint(sys.stdout)))
+
+
+def _state(model: dict[str, Any]) -> str:
+    """`loading 40%`; of servers that do not say it, whose model it is."""
+    status = model.get("status") or {}
+    done = f" {status['progress']:.0%}" if status.get("progress") else ""
+    return f"{status['value']}{done}" if "value" in status else str(model.get("owned_by") or "-")
 
 
 def _here(args: argparse.Namespace) -> int:

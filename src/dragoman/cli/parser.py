@@ -14,6 +14,10 @@ GROUPS: dict[str, frozenset[str]] = {
     "model": frozenset(
         {"model", "model_name", "model_alias", "any_model", "chat_template", "lora", "lora_dir"}
     ),
+    "several models": frozenset(
+        {"models", "models_dir", "models_from_cache", "models_max", "models_autoload"}
+        | {"memory_limit", "sleep_idle_seconds", "while_loading"}
+    ),
     "dialect": frozenset(
         {"dialect", "tool_call_parser", "reasoning_parser", "reasoning_open", "reasoning_close"}
     ),
@@ -59,6 +63,9 @@ METAVARS = {
     "sampling": "JSON",
     "override": "JSON",
     "presets": "JSON",
+    "models": "JSON",
+    "models_dir": "FOLDER",
+    "memory_limit": "MIB",
     "upstream": "URL",
     "otel_endpoint": "URL",
     "tokenizer": "FOLDER",

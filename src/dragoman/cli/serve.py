@@ -1,24 +1,25 @@
 """Serve a model over the OpenAI API. Without a file the default weights are fetched once and cached."""
 
 import argparse
+import asyncio
 import logging
 import os
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dragoman import logs
 from dragoman._version import __version__
 from dragoman.cli.address import can_listen, host_in_url, next_free, own_key
 from dragoman.cli.parser import add_model_argument, add_settings, model_settings, stray_variables
-from dragoman.cli.problems import CommandError, load_interruptibly, stopped_by_signals
+from dragoman.cli.problems import CommandError, stopped_by_signals
 from dragoman.settings import Settings
 
 if TYPE_CHECKING:
-    from dragoman.engines.protocol import Engine
+    from dragoman.models import ModelPool
 
 logger = logging.getLogger("dragoman.cli")
 
+PROGRESS_S = 0.2
 SUMMARY = "serve a model over the OpenAI API"
 EXAMPLE = """\
 examples:
@@ -60,8 +61,9 @@ def _serve(args: argparse.Namespace) -> int:
     from dragoman.http.keys import check_closed
     from dragoman.http.server import serve
     from dragoman.http.upkeep import keep_less
-    from dragoman.prompt.find import check_names, choose_dialect
-    from dragoman.prompt.frames import check_template, choose_template
+    from dragoman.models.catalog import build_pool
+    from dragoman.prompt.find import check_names
+    from dragoman.prompt.frames import check_template
     from dragoman.store import check_folder
 
     check_closed(settings)
@@ -70,29 +72,71 @@ def _serve(args: argparse.Namespace) -> int:
     read_presets(settings)
     check_template(settings.chat_template)
     keep_less()
-    # Engines of others may want the main thread.
-    own = settings.engine == "local"
-    engine = load_interruptibly(lambda: make_served_engine(settings)) if own else make_served_engine(settings)
-    template = choose_template(settings.chat_template, engine.card, engine.tokenizer)
-    found = choose_dialect(settings, engine.card, engine.tokenizer, template.source)
-    dialect = f"{found.dialect.name} · {found.how}"
-    greet = _greet(engine, settings, dialect)
-    serve(engine, settings, on_ready=greet, owns_process=args.owns_process)
+    pool = build_pool(settings, make_served_engine)
+    greeter = _Greeter(pool, settings)
+    serve(
+        pool,
+        settings,
+        on_ready=greeter.greet,
+        on_listen=greeter.announce,
+        owns_process=args.owns_process,
+    )
     return 0
 
 
-def _greet(engine: "Engine", settings: Settings, dialect: str) -> Callable[[str], None]:
-    def greet(url: str) -> None:
-        from dragoman.cli.facts import banner
+class _Greeter:
+    """Says where the server is, how far the first model is, and what there is once it answers."""
 
-        port = url.rstrip("/").rpartition(":")[2]
-        place = f"http://{host_in_url(settings.host)}:{port}"
-        if settings.log_json:
-            print(f"dragoman {__version__} serves {engine.card.name} at {place}/v1", flush=True)
+    def __init__(self, pool: "ModelPool", settings: Settings) -> None:
+        self._pool = pool
+        self._settings = settings
+        self._timer: asyncio.TimerHandle | None = None
+        self._shown = False
+
+    def announce(self, url: str) -> None:
+        from dragoman.cli.facts import announcement
+
+        if self._settings.log_json:
             return
-        print(banner(engine.card, settings, place, logs.Paint(sys.stdout), dialect), flush=True)
+        first = self._pool.first
+        print(announcement(self._place(url), first.name if first else ""), flush=True)
+        self._show()
 
-    return greet
+    def _show(self) -> None:
+        """A line that is written over, where a person looks at it."""
+        first = self._pool.first
+        if first is None or not sys.stderr.isatty():
+            return
+        if first.progress:
+            self._shown = True
+            sys.stderr.write(f"\r  loading {first.name}: {first.progress:4.0%}")
+            sys.stderr.flush()
+        self._timer = asyncio.get_running_loop().call_later(PROGRESS_S, self._show)
+
+    def greet(self, url: str) -> None:
+        from dragoman.cli.facts import banner, list_of_models
+
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._shown:
+            sys.stderr.write("\r\x1b[K")
+        paint, place = logs.Paint(sys.stdout), self._place(url)
+        served = next((model for model in self._pool.served if model.loaded is not None), None)
+        if served is None or served.loaded is None:
+            print(list_of_models(list(self._pool.models), self._settings, place, paint), flush=True)
+            return
+        if self._settings.log_json:
+            print(f"dragoman {__version__} serves {served.name} at {place}/v1", flush=True)
+            return
+        found = served.loaded.model.found
+        dialect = f"{found.dialect.name} · {found.how}"
+        print(banner(served.loaded.card, self._settings, place, paint, dialect), flush=True)
+        if len(self._pool.models) > 1:
+            print(f"{len(self._pool.models) - 1} more: {place}/v1/models lists them\n", flush=True)
+
+    def _place(self, url: str) -> str:
+        port = url.rstrip("/").rpartition(":")[2]
+        return f"http://{host_in_url(self._settings.host)}:{port}"
 
 
 def check_port(host: str, port: int, flag: str = "--port") -> None:

@@ -11,6 +11,7 @@ import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import ContextVar
 from typing import Any
 
 from dragoman.engines.protocol import Engine, LivingEngine, PulsingEngine, TrainedEngine
@@ -56,6 +57,8 @@ def is_interrupt(error: BaseException) -> bool:
 
 _log = logging.getLogger("dragoman.engine")
 _STOP_S = 10.0
+report_progress: ContextVar[Callable[[float], None] | None] = ContextVar("report_progress", default=None)
+"""Set in a thread that opens an engine, where somebody wants to know how much of it is done: 0 to 1."""
 
 
 async def open_engine(open: Callable[[], Engine]) -> Engine:

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequen
 from typing import Protocol, runtime_checkable
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from dragoman.errors import BadRequest
 from dragoman.types import UNBOUNDED, Job, Sampling, Sink, SourceForm, Step
@@ -88,6 +89,10 @@ class ModelCard(Struct, kw_only=True):
     `system_fingerprint`."""
     details: Mapping[str, str] = field(default_factory=dict)
     """For people: architecture, quantization, parameters, runner."""
+
+    def named(self, name: str | None) -> "ModelCard":
+        """The same by another name, where there is one."""
+        return self if name is None or name == self.name else replace(self, name=name)
 
     @property
     def refused(self) -> frozenset[str]:

@@ -22,11 +22,12 @@ from msgspec import Struct
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from dragoman import tracing
-from dragoman.engines.protocol import Engine
+from dragoman.engines.protocol import Engine, ModelCard
 from dragoman.errors import DeadlineExceeded, DragomanError, Overloaded, ServerFull, Unavailable
+from dragoman.models.loaded import make_queue
 from dragoman.settings import Settings
 from dragoman.turns.adapters import AdapterShelf
-from dragoman.turns.queue import EngineQueue, Workers
+from dragoman.turns.queue import EngineQueue, Meter, Workers
 
 # What is noted: a line in the access log, and figures, which `http/metrics.py` writes for Prometheus.
 #
@@ -261,10 +262,6 @@ class Holding:
 # Who is let in, until when, and one way to end those who are inside.
 
 
-PLACES_PER_SLOT = 2
-"""Answers that the engine is given for each that it computes: it never waits, and the rest has an order."""
-PLACES = 1024
-"""Where an engine does not say how much it computes at the same time."""
 LONGEST_RETRY_S = 30
 PATIENCE_S = 0.4
 """What those who are ended get to tell it to their clients."""
@@ -318,49 +315,60 @@ class Room:
 
 
 class Admission:
-    """The queue of what is computed, the requests that stand in it or are about to, and those that look."""
+    """The queues of what is computed, the requests that stand in one or are about to, and those that look."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        slots: int | None,
-        metrics: Metrics,
-        workers: Workers,
-        *,
-        keys: int = 1,
-        makes_way: bool = False,
-    ) -> None:
-        limits = settings.limits
-        places = limits.in_flight or (PLACES_PER_SLOT * slots if slots else PLACES)
-        # What the operator says is kept to; else there may be more, so that every key has its share.
-        self.queue = EngineQueue(
-            places,
-            limits.in_flight or 2 * places,
-            several=keys > 1,
-            # What nobody waits for is given to an engine as far as it computes it at once, lest others wait.
-            spare=None if makes_way else slots,
-        )
+    def __init__(self, settings: Settings, metrics: Metrics, workers: Workers, *, keys: int = 1) -> None:
+        self._limits = limits = settings.limits
+        self._keys = keys
+        self._queues: list[EngineQueue] = []
+        self._meter: Meter | None = None
         self.timeout = settings.request_timeout
         self.draining = False
-        queue, most = self.queue, places + limits.queue
-        asking = Room(most, most, lambda: queue.pace * (queue.waiting + 1))
+        asking = Room(limits.queue, limits.queue, self._delay)
         self.rooms: dict[VisitKind, Room] = {
             "asks": asking,
             "looks": Room(limits.looking, limits.looking, lambda: workers.delay),
             "sends": Room(limits.uploads, limits.uploads, lambda: 1.0),
         }
-        self._per_key = limits.per_key
         self.share_between(keys)
         workers.others_wait = asking.has_others
         self._emptied: asyncio.Future[None] | None = None
         self._refused = metrics.refused
 
+    def open_queue(self, card: ModelCard) -> EngineQueue:
+        """Of a model that is loaded now: there is room for more requests by what it computes."""
+        queue = make_queue(card, self._limits.in_flight, several=self._keys > 1)
+        queue.meter = self._meter
+        self._queues.append(queue)
+        self.share_between(self._keys)
+        return queue
+
+    def set_meter(self, meter: Meter | None) -> None:
+        """What counts the tokens of all answers."""
+        self._meter = meter
+        for queue in self._queues:
+            queue.meter = meter
+
+    def close_queue(self, queue: EngineQueue) -> None:
+        self._queues.remove(queue)
+        self.share_between(self._keys)
+
+    @property
+    def places(self) -> int:
+        return sum(queue.places for queue in self._queues)
+
+    def _delay(self) -> float:
+        return max((queue.pace * (queue.waiting + 1) for queue in self._queues), default=1.0)
+
     def share_between(self, keys: int) -> None:
         """Of several keys each has half of a room; `limits.per_key` may say less, and of answers more."""
-        self.queue.several = keys > 1
+        self._keys = keys
+        self.rooms["asks"].most = self.places + self._limits.queue
+        for queue in self._queues:
+            queue.several = keys > 1
         for kind, room in self.rooms.items():
             share = room.most if keys < 2 else -(-room.most // 2)
-            wanted = self._per_key or share
+            wanted = self._limits.per_key or share
             room.most_of_key = wanted if kind == "asks" else min(wanted, share)
 
     @property

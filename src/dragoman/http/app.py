@@ -28,6 +28,7 @@ from dragoman.http.routes import table
 from dragoman.http.routes.responses_socket import Socket
 from dragoman.http.routes.table import BOARD, METRICS, OPEN_PATHS, SOCKET, Api, Handler, errors_at
 from dragoman.http.upkeep import StallWatch
+from dragoman.models import ModelPool
 from dragoman.settings import Settings
 from dragoman.tracing import Tracing, current, traced
 from dragoman.turns.tool_loop import ClientGone
@@ -45,10 +46,14 @@ LINES, LINE_BYTES = 2**31, 2**62
 
 
 class App:
-    """`App(engine)` is an ASGI app for any server or test."""
+    """`App(engine)` is an ASGI app for any server or test, `App({"name": engine})` one of several models."""
 
     def __init__(
-        self, engine: Engine, settings: Settings | None = None, *, template: str | None = None
+        self,
+        engine: Engine | Mapping[str, Engine] | ModelPool,
+        settings: Settings | None = None,
+        *,
+        template: str | None = None,
     ) -> None:
         self.settings = settings or Settings()
         self.host = Host(engine, self.settings, template)
@@ -173,7 +178,7 @@ class App:
         scope = {"type": "http", "method": "POST", "path": asked.url, "headers": [], "query_string": b""}
         rest = self.settings.limits, host.workers, *self._line_bytes, self.settings.unknown_fields
         exchange = Exchange(scope, caught.receive, caught.send, *rest)
-        exchange.owner, exchange.fill = owner, host.documents.fill
+        exchange.owner, exchange.fill, exchange.waits = owner, host.documents.fill, True
 
         async def work() -> None:
             exchange.key = host.keys.belonging_to(owner)
@@ -204,7 +209,7 @@ class App:
             exchange.facts["finish"] = "disconnect"
         except EngineFailed as error:
             begun = exchange.facts.get("completion_tokens")
-            await _fail(exchange, error if begun else await self.host.cause(error))
+            await _fail(exchange, error if begun or exchange.cause is None else await exchange.cause(error))
         except DragomanError as error:
             await _fail(exchange, error)
         except Exception:
@@ -314,14 +319,20 @@ class App:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _health(self, host: Host, exchange: Exchange) -> None:
+        if (first := host.pool.first) is not None:
+            # As llama-server says it.
+            loading = {"status": "loading model", "progress": round(first.progress, 3)}
+            await exchange.json(loading, 503, advice(first.loading_error()))
+            return
         await host.check_alive()
         await exchange.json({"status": "ok"})
 
     async def _ready(self, host: Host, exchange: Exchange) -> None:
         host.admission.check()
+        host.pool.check_started()
         await host.check()
         # Which model it is, is for those to know who may ask it.
-        known = {"model": host.card.name} if self._keys.has(exchange.headers) else {}
+        known = {"model": host.pool.default.name} if self._keys.has(exchange.headers) else {}
         await exchange.json({"status": "ready", **known})
 
     async def _tell(self, host: Host, exchange: Exchange) -> None:
@@ -378,6 +389,7 @@ class _Endpoint:
         if self._kind is None:
             await self._handler(self._host, exchange)
             return
+        self._host.pool.check_started()
         exchange.head |= self._host.admission.rates(exchange.owner, self._kind)
         if self._host.keys.limited and self._kind == "asks" and exchange.key.is_limited:
             exchange.head |= self._host.budgets.rates(exchange.key)

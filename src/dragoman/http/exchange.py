@@ -15,8 +15,7 @@ from collections.abc import (
 from contextlib import aclosing
 from functools import partial
 from os import urandom
-from typing import Any, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar
-from urllib.parse import parse_qsl
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
@@ -26,17 +25,17 @@ from dragoman.api.multipart import FORM_BYTES, MEDIA
 from dragoman.api.read import Ignored, Unknown, check_shape
 from dragoman.api.reply import ErrorSpelling, encode_json, page
 from dragoman.errors import (
-    MODEL,
     BadRequest,
     BodyTooLarge,
     DragomanError,
+    EngineFailed,
     MethodNotAllowed,
-    ModelNotFound,
     UnsupportedMedia,
 )
 from dragoman.http.admission import Budget, Holding, Replies, Visit
 from dragoman.http.connection.uvicorn_parts import has_left, together
 from dragoman.http.key_file import ANYBODY
+from dragoman.http.query_string import QueryString as QueryString
 from dragoman.limits import Limits
 from dragoman.store import Record, StoredItem
 from dragoman.turns.queue import Aside, Workers
@@ -58,6 +57,13 @@ Fill: TypeAlias = Callable[[str, bytes, Aside], Awaitable[bytes]]
 
 
 class Exchange:
+    waits = False
+    """For a model that is being loaded, whatever the settings say: nobody else would try again."""
+    cause: Callable[[EngineFailed], Awaitable[DragomanError]] | None = None
+    """Says what the failure of an engine comes from."""
+    release_model: Callable[[], None] = staticmethod(lambda: None)
+    """Lets go of the model that is held for it."""
+
     def __init__(
         self,
         scope: Scope,
@@ -121,9 +127,7 @@ class Exchange:
 
     def check_model(self, name: str) -> None:
         """Raises unless the key may use the model that is listed by this name: to others it is not there."""
-        if not self.key.may_use(name):
-            text = f"The model '{name}' does not exist here, or this key may not use it."
-            raise ModelNotFound(text, param=MODEL)
+        self.key.check_use(name)
 
     async def read(self, read: Callable[[bytes], R], *, checked: bool = True) -> tuple[R, int]:
         """What `read` makes of the body, once that is of a shape that a request may have; and its size.
@@ -141,10 +145,10 @@ class Exchange:
             self.facts["ignored"] = names
         return made, len(body)
 
-    async def answer(self, work: Callable[[bytes], Any]) -> None:
-        """The reply is what `work` makes of the body, all in one go: read, looked at, and written as JSON."""
+    async def answer(self, size: int, work: Callable[[], Any]) -> None:
+        """The reply is what `work` makes of a body of so many bytes: made and written as JSON in one go."""
         self._changes_nothing = True
-        made, _ = await self.read(lambda body: self.encoder(len(body))(work(body)))
+        made = await self.aside(size, lambda: self.encoder(size)(work()))
         await self.reply(made, b"application/json")
 
     def encoder(self, size: int) -> Callable[[Any], bytes]:
@@ -199,8 +203,14 @@ class Exchange:
         held, self._held = self._held, None
         return held
 
+    def hand_model_on(self) -> Callable[[], None]:
+        """What lets go of the model, for work that goes on when this is over."""
+        release, self.release_model = self.release_model, Exchange.release_model
+        return release
+
     def over(self) -> None:
         """Nothing of the request is needed any more."""
+        self.hand_model_on()()
         if self._held is not None:
             self._held.end()
 
@@ -302,6 +312,10 @@ class Exchange:
 
     async def start_stream(self, first: bytes, media: bytes = SSE) -> None:
         """Headers and the first bytes leave at once: the client sees that it was heard."""
+        if self._streaming:
+            # It has begun: it was said what is waited for.
+            await self.write(first)
+            return
         self._streaming = True
         headers = {
             b"content-type": media,
@@ -423,71 +437,3 @@ async def unless_gone(exchange: Exchange, work: Coroutine[Any, Any, R]) -> R:
         watcher.cancel()
         # What it leaves behind is in order before anything else goes on.
         await asyncio.gather(working, watcher, return_exceptions=True)
-
-
-# What stands behind the question mark of a path.
-
-
-Order: TypeAlias = Literal["asc", "desc"]
-LONGEST_PAGE = 100
-USUAL_PAGE = 20
-
-
-class Cut(TypedDict):
-    """Which piece of a list is asked for, as the store takes it."""
-
-    after: str | None
-    limit: int
-    descending: bool
-
-
-class QueryString:
-    def __init__(self, exchange: Exchange) -> None:
-        raw = exchange.scope.get("query_string", b"")
-        try:
-            pairs = parse_qsl(raw.decode(), keep_blank_values=True, max_num_fields=128)
-        except ValueError:
-            raise BadRequest("The query of the path cannot be read.", code="invalid_value") from None
-        self._pairs = pairs
-        self._given = dict(pairs)
-
-    def text(self, name: str) -> str | None:
-        return self._given.get(name)
-
-    def texts(self, name: str) -> list[str]:
-        """`include=a&include[]=b` gives `["a", "b"]`."""
-        return [value for key, value in self._pairs if key in (name, f"{name}[]")]
-
-    def flag(self, name: str) -> bool:
-        given = self._given.get(name, "false").lower()
-        if given not in ("true", "false", "1", "0", ""):
-            raise _wrong(name, "must be true or false")
-        return given in ("true", "1")
-
-    def integer(self, name: str, default: int, least: int, most: int) -> int:
-        given = self._given.get(name)
-        if given is None:
-            return default
-        if not (given.isascii() and given.isdigit() and len(given) < 16 and least <= int(given) <= most):
-            raise _wrong(name, f"must be a number from {least} to {most}")
-        return int(given)
-
-    def pairs(self, name: str) -> dict[str, str]:
-        """`metadata[a]=b` gives `{"a": "b"}`."""
-        start = f"{name}["
-        return {
-            key[len(start) : -1]: value
-            for key, value in self._given.items()
-            if key.startswith(start) and key.endswith("]")
-        }
-
-    def cut(self, default: Order, usual: int = USUAL_PAGE, longest: int = LONGEST_PAGE) -> Cut:
-        order: str = self._given.get("order", default)
-        if order not in ("asc", "desc"):
-            raise _wrong("order", "must be asc or desc")
-        limit = self.integer("limit", usual, 1, longest)
-        return Cut(after=self.text("after"), limit=limit, descending=order == "desc")
-
-
-def _wrong(name: str, what: str) -> BadRequest:
-    return BadRequest(f"'{name}' {what}.", param=name, code="invalid_value")

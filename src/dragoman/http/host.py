@@ -1,61 +1,55 @@
-"""What all routes share: the engine and everything derived from it once."""
+"""What all routes share: the models, the store, the doors; and one of the models, for requests about it."""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import TypeVar
+from weakref import WeakKeyDictionary
 
-from dragoman._version import __version__
 from dragoman.api.batches import OpenAILines
 from dragoman.api.chat.known_bodies import KnownBodies
 from dragoman.api.messages.batches import MessageLines
-from dragoman.api.shared_fields import read_presets
 from dragoman.batches.desk import AnswerLine, BatchDesk
-from dragoman.engines.asked import Brake, ask_engine, close_engine
-from dragoman.engines.protocol import Engine, LivingEngine
-from dragoman.engines.sound import as_engine
-from dragoman.errors import DragomanError, EngineFailed, Unavailable
-from dragoman.http.admission import PLACES_PER_SLOT, Admission, Budget, Journal, LiveModel, Replies
+from dragoman.engines.protocol import Engine
+from dragoman.errors import Forbidden
+from dragoman.http.admission import Admission, Budget, Journal, LiveModel, Replies
 from dragoman.http.connection.limiter import ConnectionLimiter, room
 from dragoman.http.connection.upgrade import Turnstile
 from dragoman.http.documents import Documents
+from dragoman.http.exchange import Exchange, unless_gone
 from dragoman.http.keys import Keys
 from dragoman.http.run_turn import Pump
 from dragoman.http.token_budgets import TokenBudgets
 from dragoman.mcp.config import servers_of
+from dragoman.models import ModelPool, PooledModel
+from dragoman.models.loaded import LoadedModel
 from dragoman.responses.desk import Desk
 from dragoman.settings import Settings
 from dragoman.store import kept_folder, shelf_of
 from dragoman.tracing import open_tracing
-from dragoman.turns.adapters import AdapterChanges
-from dragoman.turns.queue import EngineQueue, Workers
-from dragoman.turns.turn import ServedModel
+from dragoman.turns.queue import Workers
 
 logger = logging.getLogger("dragoman.http")
-
-CHECK_TIMEOUT_S = 5.0
-STOP_TIMEOUT_S = 30.0
-ALIVE_TIMEOUT_S = 0.5
-"""A dead engine says so at once; one that is busy is alive."""
 
 R = TypeVar("R")
 WAITING_LINES = 8
 """Lines of batches that are ready when a place comes free."""
 MOST_LINES = 256
 """That are at work at the same time, however many answers an engine takes."""
-
-
-def check_model(model: ServedModel, name: str) -> None:
-    """Raises if there is no model of this name."""
-    model.planner.adapter(name)
+FIRST_COMMENT_S = 1.0
+"""After so long a stream begins, and says that the model is being loaded; a failure before has a status."""
 
 
 class Host:
-    def __init__(self, engine: Engine, settings: Settings, template: str | None = None) -> None:
-        self.engine = engine = as_engine(engine)
+    def __init__(
+        self,
+        engines: Engine | Mapping[str, Engine] | ModelPool,
+        settings: Settings,
+        template: str | None = None,
+    ) -> None:
         self.settings = settings
         self.limits = settings.limits
-        self.card = engine.card
         self.pump = Pump()
         self.tracing = open_tracing(settings)
         self.journal = Journal(self.tracing)
@@ -63,14 +57,11 @@ class Host:
         self.keys = Keys(settings)
         self.keys.on_change = self._take_keys
         self.budgets = TokenBudgets(self.keys.get, kept_folder(settings))
-        card, metrics = self.card, self.journal.metrics
         keys = len(self.keys)
-        self.admission = Admission(
-            settings, card.slots, metrics, self.workers, keys=keys, makes_way=card.makes_way
-        )
+        self.admission = Admission(settings, self.journal.metrics, self.workers, keys=keys)
         self._set_meter()
-        presets = read_presets(settings)
-        self.model = ServedModel(engine, settings, self.workers, self.admission.queue, presets, template)
+        self.pool = ModelPool.of(engines, settings)
+        self.pool.attach(self.workers, self.admission, template)
         self.connections = ConnectionLimiter(room(self.limits.connections), keys)
         self.bodies = Budget(self.limits.bodies_bytes, keys, "The bodies of requests")
         self.known_bodies = KnownBodies()
@@ -87,18 +78,23 @@ class Host:
             lambda owner, asked: self.answer_line(owner, asked),
             self.most_lines,
             self.limits,
-            lambda name: check_model(self.model, name),
+            self.pool.check,
         )
-        places = PLACES_PER_SLOT * (self.card.embeds_at_once or 0)
-        self._vectors = EngineQueue(places, 2 * places) if places else self.admission.queue
         self.mcp = servers_of(settings)
-        self.desk = Desk.of(settings, self.model, self.mcp)
-        self.brake = Brake(engine)
-        planner = self.model.planner
-        metrics.live[card.name] = LiveModel(self.admission.queue, engine, planner.adapters)
-        self.adapters = AdapterChanges(engine, planner.adapters, settings, planner.names)
-        self._checking: asyncio.Future[None] | None = None
-        self.fingerprint = "-".join(filter(None, ("dragoman", __version__, self.card.numerics)))
+        self.desk = Desk.of(settings, self.workers, self.mcp)
+        self.desk.list_models = lambda: [each.loaded.model for each in self.pool.served if each.loaded]
+        self._views: WeakKeyDictionary[LoadedModel, ModelHost] = WeakKeyDictionary()
+        self.pool.on_change = self._list_live
+        self._list_live()
+
+    def _list_live(self) -> None:
+        """What figures are about: the models that are loaded now."""
+        served = [(model.name, model.loaded) for model in self.pool.served]
+        self.journal.metrics.live = {
+            name: LiveModel(loaded.queue, loaded.engine, loaded.model.planner.adapters)
+            for name, loaded in served
+            if loaded is not None
+        }
 
     def _take_keys(self) -> None:
         """There are more keys now, or fewer: of several each has a share, and one has all."""
@@ -109,7 +105,7 @@ class Host:
 
     def _set_meter(self) -> None:
         """Where no key has a budget, nothing is counted."""
-        self.admission.queue.meter = self.budgets.reserve if self.keys.limited else None
+        self.admission.set_meter(self.budgets.reserve if self.keys.limited else None)
 
     def charge(self, owner: str, tokens: int) -> None:
         """Takes tokens of a key's budget for what is no turn. Raises where it has not so many left."""
@@ -118,23 +114,81 @@ class Host:
 
     def most_lines(self) -> int:
         """Of batches, that are at work at the same time."""
-        return min(self.admission.queue.places + WAITING_LINES, MOST_LINES)
+        return min(self.admission.places + WAITING_LINES, MOST_LINES)
 
-    async def computed(self, owner: str, work: Callable[[], Awaitable[R]]) -> R:
-        """What the engine makes of something that is no turn; it waits for its place like one."""
-        async with self._vectors.place(owner):
-            return await work()
+    # A model for a request
+
+    async def serving(self, name: str | None, exchange: Exchange, *, streams: bool = False) -> "ModelHost":
+        """The model that a request names, which is loaded first if it is not; its own until it is over.
+
+        `streams`: whether the reply will be a stream of events, which can say meanwhile what it waits for.
+        """
+        pool = self.pool
+        model = pool.find(name)
+        if model is None or (pool.find_more is not None and name not in model.names):
+            model = await pool.look_for(name)
+        if exchange.key.models:
+            exchange.check_model(name if name in model.names else model.name)
+        loaded = pool.take(model)
+        if loaded is None:
+            loaded = await self._loaded(model, exchange, streams=streams)
+        exchange.release_model, exchange.cause = partial(pool.release, model), loaded.cause
+        return self.view(loaded)
+
+    def view(self, loaded: LoadedModel) -> "ModelHost":
+        found = self._views.get(loaded)
+        if found is None:
+            found = self._views[loaded] = ModelHost(self, loaded)
+        return found
+
+    async def _loaded(self, model: PooledModel, exchange: Exchange, *, streams: bool) -> LoadedModel:
+        self.check_may_load(model)
+        if self.settings.while_loading == "refuse" and not exchange.waits:
+            loading = asyncio.ensure_future(self.pool.load(model))
+            loading.add_done_callback(lambda done: done.cancelled() or done.exception())
+            # A failure that is known already is told instead.
+            await asyncio.sleep(0)
+            if loading.done():
+                loading.result()
+            raise model.loading_error()
+        holding = asyncio.ensure_future(self.pool.hold(model))
+        try:
+            await unless_gone(exchange, self._told(model, holding, exchange, streams=streams))
+            return holding.result()
+        except BaseException:
+            if not holding.cancel() and holding.exception() is None:
+                self.pool.release(model)
+            raise
+
+    async def _told(
+        self, model: PooledModel, holding: "asyncio.Future[LoadedModel]", exchange: Exchange, *, streams: bool
+    ) -> None:
+        """Returns when it is loaded. A stream is told meanwhile that it is being, and how far."""
+        pause = min(FIRST_COMMENT_S, self.settings.keep_alive)
+        while not (await asyncio.wait({holding}, timeout=pause if streams else None))[0]:
+            await exchange.start_stream(b": loading %d%%\n\n" % (100 * model.progress))
+
+    def check_may_load(self, model: PooledModel) -> None:
+        """Raises where requests do not load models, unless it only sleeps."""
+        if (
+            model.loaded is None
+            and model.state in ("unloaded", "failed")
+            and not self.settings.models_autoload
+        ):
+            raise Forbidden(
+                f"The model '{model.name}' is not loaded, and requests do not load models here; "
+                "POST /models/load does, with an admin key.",
+                code="model_not_loaded",
+            )
+
+    # The life of the server
 
     async def start(self) -> None:
         await asyncio.to_thread(self.budgets.load)
         await self.desk.start()
         await self.files.start()
         await self.batches.start()
-        if isinstance(self.engine, LivingEngine):
-            await ask_engine(self.engine, "start")
-        if self.card.constrains:
-            # Now, because it would hold up the answers of others later.
-            await asyncio.to_thread(self.model.planner.warm_up)
+        await self.pool.start()
 
     async def stop(self) -> None:
         """In this order, and all of it: nobody inside, what they stored, whom they called, who computed."""
@@ -151,41 +205,34 @@ class Host:
                 await close()
             except Exception:
                 logger.exception("Something could not be closed")
-        await close_engine(self.engine, stuck=False, seconds=STOP_TIMEOUT_S)
+        await self.pool.stop()
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
 
-    async def check(self, most: float = CHECK_TIMEOUT_S) -> None:
-        """Whether the engine moves; raises Unavailable when there is no answer within the time."""
-        if not isinstance(self.engine, LivingEngine):
-            return
-        if self._checking is None or self._checking.done():
-            self._checking = asyncio.ensure_future(ask_engine(self.engine, "check"))
-        checking = self._checking
-        await asyncio.wait({checking}, timeout=most)
-        if not checking.done():
-            # One that does not even end when it is cancelled is waited for by all who ask after it.
-            checking.cancel()
-        try:
-            if not checking.done() or checking.cancelled():
-                raise Unavailable(f"The engine has not moved for {most:.0f} seconds.")
-            checking.result()
-        except EngineFailed as error:
-            # The question was answered well: the answer is no, which probes know as 503.
-            raise Unavailable(error.message, code=error.code) from error
-
-    async def cause(self, error: EngineFailed) -> DragomanError:
-        """Why an answer failed that had not begun: a dead engine fails all of them, which is a 503."""
-        try:
-            await self.check_alive()
-        except Unavailable as dead:
-            return dead
-        return error
+    async def check(self) -> None:
+        """Whether all engines that are there move; raises Unavailable otherwise."""
+        for model in self.pool.served:
+            if model.loaded is not None:
+                await model.loaded.check()
 
     async def check_alive(self) -> None:
-        """Raises when nothing but another process will help: the engine is dead, and will stay so."""
-        try:
-            await self.check(ALIVE_TIMEOUT_S)
-        except Unavailable as error:
-            if error.code == EngineFailed.code:
-                raise
+        """Raises when nothing but another process will help: an engine is dead, and will stay so."""
+        for model in self.pool.served:
+            if model.loaded is not None:
+                await model.loaded.check_alive()
+
+
+class ModelHost:
+    """A host and one of its models: what a request for that model is answered with."""
+
+    def __init__(self, host: Host, loaded: LoadedModel) -> None:
+        self.settings, self.limits = host.settings, host.limits
+        self.pump, self.workers, self.mcp, self.desk = host.pump, host.workers, host.mcp, host.desk
+        self.journal, self.charge = host.journal, host.charge
+        self.loaded = loaded
+        self.model, self.engine, self.card = loaded.model, loaded.engine, loaded.card
+        self.brake, self.adapters, self.fingerprint = loaded.brake, loaded.adapters, loaded.fingerprint
+
+    async def computed(self, owner: str, work: Callable[[], Awaitable[R]]) -> R:
+        """What the engine makes of something that is no turn; it waits for its place like one."""
+        return await self.loaded.computed(owner, work)

@@ -26,7 +26,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct, field
 
-from dragoman.errors import SettingsError
+from dragoman.errors import MODEL, ModelNotFound, SettingsError
 
 PREFIX = "sk-dgm-"
 """Scanners for secrets can look for it."""
@@ -62,6 +62,12 @@ class ApiKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
 
     def may_use(self, model: str) -> bool:
         return not self.models or self.admin or any(fnmatchcase(model, one) for one in self.models)
+
+    def check_use(self, model: str) -> None:
+        """Raises unless it may use the model that is listed by this name: to others it is not there."""
+        if not self.may_use(model):
+            text = f"The model '{model}' does not exist here, or this key may not use it."
+            raise ModelNotFound(text, param=MODEL)
 
 
 ANYBODY = ApiKey()

@@ -24,7 +24,7 @@ from dragoman.turns.turn import Turn, note_terms, note_turn
 from dragoman.types import Answer, Event, Fold
 
 if TYPE_CHECKING:
-    from dragoman.http.host import Host
+    from dragoman.http.host import ModelHost
 
 
 # The last yards to the socket.
@@ -216,7 +216,7 @@ class Writer(Protocol):
     def end(self) -> bytes: ...
 
 
-async def plan(host: "Host", exchange: Exchange, spec: TurnSpec, body_bytes: int, id_: str = "") -> Turn:
+async def plan(host: "ModelHost", exchange: Exchange, spec: TurnSpec, body_bytes: int, id_: str = "") -> Turn:
     """A client that leaves while it is planned is not planned for any longer, where that takes its time."""
     planning = host.model.turn(spec, exchange.owner, body_bytes, id_)
     takes_time = spec.constrained or host.workers.needed(body_bytes)

@@ -7,11 +7,11 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, TypeAlias
 
 from dragoman import logs
 from dragoman.engines.protocol import Engine
@@ -22,10 +22,12 @@ from dragoman.http.connection.protocol import StrictProtocol
 from dragoman.http.connection.uvicorn_parts import Config, Server, pass_on
 from dragoman.http.keys import check_closed, is_open
 from dragoman.http.upkeep import Garbage, SpareMemory, keep_less
+from dragoman.models import ModelPool
 from dragoman.settings import Settings, change_settings
 
 logger = logging.getLogger("dragoman.http")
 
+Engines: TypeAlias = Engine | Mapping[str, Engine] | ModelPool
 STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 UNSENT_BYTES = 32 * 1024
 ACCEPTED_AT_ONCE = 16
@@ -34,23 +36,27 @@ there so many times: otherwise whoever connects waits as many turns as others ca
 
 
 def serve(
-    engine: Engine,
+    engine: Engines,
     settings: Settings | None = None,
     *,
     template: str | None = None,
     on_ready: Callable[[str], None] | None = None,
+    on_listen: Callable[[str], None] | None = None,
     owns_process: bool = False,
     **changes: Any,
 ) -> None:
     """Serves until a signal says stop, and returns: `serve(engine, port=9000, api_key=["secret"])`.
 
-    `engine` is an Engine, or an object with `generate_request`. `template` is a chat template to use instead
-    of the model's, as `chat_template` is among the settings: a file, a name or its text. `on_ready` gets the
-    address once requests are answered; without it, the address is printed. With `owns_process` the third
-    signal ends the process, whatever it does; else `serve` returns then, and what is stuck is left behind.
+    `engine` is an Engine, or an object with `generate_request`; several are served by the names that a
+    mapping has for them. `template` is a chat template to use instead of the model's, as `chat_template` is
+    among the settings: a file, a name or its text. `on_ready` gets the address once requests are answered;
+    without it, the address is printed. `on_listen` gets it before, when the first model is yet to be loaded.
+    With `owns_process` the third signal ends the process, whatever it does; else `serve` returns then, and
+    what is stuck is left behind.
     """
     _log_safely()
     server, listener = _prepare(engine, settings, template, on_ready, changes)
+    server.on_listen = on_listen
     server.third_ends_process = owns_process
     server.garbage = Garbage()
     try:
@@ -61,7 +67,7 @@ def serve(
 
 
 async def aserve(
-    engine: Engine,
+    engine: Engines,
     settings: Settings | None = None,
     *,
     template: str | None = None,
@@ -124,7 +130,7 @@ def _described(engine: Any, more: dict[str, Any]) -> Engine:
 
 @contextmanager
 def background(
-    engine: Engine, settings: Settings | None = None, *, template: str | None = None, **changes: Any
+    engine: Engines, settings: Settings | None = None, *, template: str | None = None, **changes: Any
 ) -> Iterator[str]:
     """Serves in a thread of its own while the block runs, and gives the address: a free port by default."""
     ready = threading.Event()
@@ -159,7 +165,7 @@ def _joined(thread: threading.Thread, server: "_Server") -> None:
 
 
 def _prepare(
-    engine: Engine,
+    engine: Engines,
     settings: Settings | None,
     template: str | None,
     on_ready: Callable[[str], None] | None,
@@ -185,6 +191,8 @@ def _log_safely() -> None:
 
 
 def _check_started(server: "_Server") -> None:
+    if server.failure is not None:
+        raise server.failure
     if not server.started:
         raise Unavailable("The engine did not start; the log says why.")
 
@@ -245,7 +253,12 @@ class _Server(Server):
         self.third_ends_process = False
         self._grace = app.settings.shutdown_grace
         self._address = address(listener)
+        self.failure: Exception | None = None
+        """Why the first model could not be loaded."""
+        self.on_listen: Callable[[str], None] | None = None
         self._on_ready = on_ready or self._print_place
+        self._waiting: asyncio.Task[None] | None = None
+        """For the first model."""
         self._listeners = [listener, *others]
         self._doors: list[socket.socket] = []
         self._others: OtherHandlers | None = None
@@ -262,10 +275,27 @@ class _Server(Server):
             if not self.started:
                 for door in self._doors:
                     door.close()
-        if self.started and self.garbage is not None:
+        if self.started and self._app.host.pool.first is None:
+            self._begin()
+        elif self.started:
+            self._waiting = asyncio.create_task(self._wait_for_first())
+
+    def _begin(self) -> None:
+        if self.garbage is not None:
             self.garbage.begin()
-        if self.started:
-            asyncio.get_running_loop().call_soon(self._on_ready, self._address)
+            self._app.host.pool.after_unload = self.garbage.renew
+        asyncio.get_running_loop().call_soon(self._on_ready, self._address)
+
+    async def _wait_for_first(self) -> None:
+        """The port answers meanwhile. What cannot be loaded ends the server, if there is nothing else."""
+        if self.on_listen is not None:
+            self.on_listen(self._address)
+        try:
+            await self._app.host.pool.ready()
+        except Exception as error:
+            self.failure, self.should_exit = error, True
+        else:
+            self._begin()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -281,7 +311,7 @@ class _Server(Server):
         return await super().on_tick(counter)
 
     def _print_place(self, url: str) -> None:
-        sys.stdout.write(f"dragoman serves {self._app.host.card.name} at {url}/v1, see {url}/docs\n")
+        sys.stdout.write(f"dragoman serves {self._app.host.pool.default.name} at {url}/v1, see {url}/docs\n")
         sys.stdout.flush()
 
     async def _notified(self) -> None:
@@ -307,6 +337,8 @@ class _Server(Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         admission = self._app.host.admission
         admission.draining = True
+        if self._waiting is not None:
+            self._waiting.cancel()
         if admission.inside:
             logger.info("Stopping: %d requests have %d seconds to end", admission.inside, self._grace)
         deadline = time.monotonic() + self._grace

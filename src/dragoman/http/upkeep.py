@@ -86,6 +86,14 @@ class Garbage:
         gc.freeze()
         self._looked()
 
+    def renew(self) -> None:
+        """Something large that was there at the start has gone. Not for the event loop."""
+        if self._usual is not None:
+            gc.unfreeze()
+            gc.collect()
+            gc.freeze()
+            self._looked()
+
     def end(self) -> None:
         if self._usual is not None:
             gc.set_threshold(*self._usual)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -17,14 +17,14 @@ from dragoman.api.responses.items import ToldItems, normalise, references, tell_
 from dragoman.api.responses.output import END, Written
 from dragoman.api.responses.request import ResponseRequest
 from dragoman.errors import BadRequest, Conflict, MissingRecord, NotFound
-from dragoman.limits import check_count
+from dragoman.limits import Limits, check_count
 from dragoman.mcp import McpServers
 from dragoman.responses.context import Context, make_record, new_id
 from dragoman.responses.seal import Sealer, seal_key
 from dragoman.settings import Settings
 from dragoman.store import Most, Record, Store, StoreBounds, StoredConversation, StoredItem, store_of
 from dragoman.store.sqlite import SqliteStore
-from dragoman.turns.queue import Aside
+from dragoman.turns.queue import Aside, Workers
 from dragoman.turns.turn import ServedModel
 from dragoman.types import Traced
 
@@ -142,17 +142,19 @@ _decode = msgspec.json.Decoder().decode
 
 class Desk:
     @classmethod
-    def of(cls, settings: Settings, model: ServedModel, mcp: McpServers) -> Self:
+    def of(cls, settings: Settings, workers: Workers, mcp: McpServers) -> Self:
         store = store_of(settings)
         memory = SqliteStore(None, StoreBounds())
-        made = cls(store or memory, Sealer(seal_key(settings)), model, mcp, keeps=store is not None)
+        rest = Sealer(seal_key(settings)), settings.limits, workers, mcp
+        made = cls(store or memory, *rest, keeps=store is not None)
         made.keeps_ids = settings.trajectories
         return made
 
     def __init__(
-        self, store: Store, sealer: Sealer, model: ServedModel, mcp: McpServers, *, keeps: bool
+        self, store: Store, sealer: Sealer, limits: Limits, workers: Workers, mcp: McpServers, *, keeps: bool
     ) -> None:
-        self.model = model
+        self.list_models: Callable[[], Sequence[ServedModel]] = lambda: ()
+        """Those that are loaded, which remember what they have thought."""
         self.mcp = mcp
         self.store = store
         self.keeps = keeps
@@ -162,8 +164,8 @@ class Desk:
         self.live: dict[str, Making] = {}
         """Responses that are being made in the background, or are stored when they are done."""
         self.sealer = sealer
-        self._limits = limits = model.limits
-        self._workers = model.workers
+        self.limits = limits
+        self._workers = workers
         self._most = Most(items=limits.messages, bytes=limits.context_bytes)
         self._tasks: set[asyncio.Task[None]] = set()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -254,7 +256,7 @@ class Desk:
 
         What they stand for is in what came before, or in anything stored.
         """
-        inputs = await aside(size, partial(normalise, given, new_id, field, self._limits))
+        inputs = await aside(size, partial(normalise, given, new_id, field, self.limits))
         meant = Counter(references(inputs))
         found = {item.id: item.body for item in before if item.id in meant}
         missing = {id_: times for id_, times in meant.items() if id_ not in found}
@@ -264,7 +266,7 @@ class Desk:
         held = sum(map(len, stored)) + sum(len(body) * meant[id_] for id_, body in found.items())
         check_count(held, self._most.bytes, field, "bytes of stored items")
         size += held
-        return await aside(size, partial(tell_items, stored, inputs, found, self._limits, field, size))
+        return await aside(size, partial(tell_items, stored, inputs, found, self.limits, field, size))
 
     async def _chain(self, id_: str | None, owner: str) -> Sequence[StoredItem]:
         if id_ is None:
@@ -351,7 +353,8 @@ class Desk:
 
     async def forget_ids(self, owner: str, id_: str) -> None:
         """With an answer goes what it was trained on, and what was thought for it."""
-        self.model.planner.thoughts.forget(id_, owner)
+        for model in self.list_models():
+            model.planner.thoughts.forget(id_, owner)
         await self.store.delete("trajectory", owner, id_)
 
 

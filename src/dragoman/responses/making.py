@@ -91,6 +91,7 @@ class Making:
     def __init__(
         self,
         desk: "Desk",
+        model: ServedModel,
         request: ResponseRequest,
         context: Context,
         offering: Offering,
@@ -106,10 +107,11 @@ class Making:
         self.reason: Callable[[], Exception | None] = lambda: None
         """Why the work was ended from outside; then it has failed, rather than being cancelled."""
         self._desk = desk
+        self._model = model
         self._wire = Wire(obfuscates=request.wants_obfuscation)
         self._writer = ResponseWriter(self._wire, manner)
         self._offering = offering
-        most = desk.model.planner.defaults(request.model).most_tokens(request.max_output_tokens)
+        most = model.planner.defaults(request.model).most_tokens(request.max_output_tokens)
         self._loop = ToolLoop(offering.toolbox, most)
         self._triggered = is_triggered(context.inputs)
         self._first: Turn | None = None
@@ -153,7 +155,7 @@ class Making:
             # A choice may speak of tools that are not known yet.
             request = replace(self.request, tool_choice=None) if unknown else self.request
             asked = await self._asked(request, self._items())
-            await self._desk.model.check(asked, self.context.owner, self.context.size)
+            await self._model.check(asked, self.context.owner, self.context.size)
             return
         try:
             self._first = await self.plan()
@@ -219,7 +221,7 @@ class Making:
     async def _planned(self, items: Sequence[dict[str, Any]]) -> Turn:
         asked = await self._asked(self.request, items)
         asked = replace(asked, room=self._loop.room)
-        return await self._desk.model.turn(asked, self.context.owner, self.context.size, self.id)
+        return await self._model.turn(asked, self.context.owner, self.context.size, self.id)
 
     async def _asked(self, request: ResponseRequest, items: Sequence[dict[str, Any]]) -> TurnSpec:
         first = all(item["type"] in BEFORE_THE_MODEL for item in self._writer.items)
@@ -260,8 +262,7 @@ class Making:
         """What was said becomes a summary, if it is longer than the client wants, or the client says so."""
         if not self._triggered and await self._count() <= (self.request.compact_threshold or 0):
             return
-        model = self._desk.model
-        summing_up = summarise(model, self.request, self.context, self._said)
+        summing_up = summarise(self._model, self.request, self.context, self._said)
         made, used = await self._outlet.wait(summing_up, self)
         self._loop.used += used
         place = ItemPlace(self._wire, self._writer.place(PREFIX).index, made.item["id"])
@@ -273,7 +274,7 @@ class Making:
         """Tokens of the prompt. One that was planned is counted; it may be the shorter for truncation."""
         if self._first is not None and self.request.truncation != "auto":
             return len(self._first.jobs[0].prompt)
-        model, offer = self._desk.model, self._offering.offer
+        model, offer = self._model, self._offering.offer
         counting = partial(count_tokens, model, self.request, self.context, self._said, offer)
         return await self.context.aside(self.context.size, counting)
 
@@ -391,9 +392,9 @@ REPEATED = ("tools", "tool_choice", "text")
 """Fields of a request that are told again, as they came, with each event of a response's life."""
 
 
-async def begin_making(desk: Desk, request: ResponseRequest, context: Context) -> Making:
+async def begin_making(desk: Desk, model: ServedModel, request: ResponseRequest, context: Context) -> Making:
     """Raises for what is wrong with the request itself."""
-    model, store = desk.model, _keeps(desk, request)
+    store = _keeps(desk, request)
     limits = model.limits
 
     def work() -> tuple[Offer, ResponseObject]:
@@ -413,15 +414,15 @@ async def begin_making(desk: Desk, request: ResponseRequest, context: Context) -
     most = min(request.max_tool_calls or limits.tool_calls, limits.tool_calls)
     toolbox = Toolbox(desk.mcp, [declared.wish for declared in offer.mcp], most)
     offering = Offering(toolbox, offer, context.all)
-    return Making(desk, request, context, offering, _manner(desk, request, context), response)
+    return Making(desk, model, request, context, offering, _manner(model, request, context), response)
 
 
-def _manner(desk: Desk, request: ResponseRequest, context: Context) -> Manner:
+def _manner(model: ServedModel, request: ResponseRequest, context: Context) -> Manner:
     return Manner(
         new_id=new_id,
         summary=request.wants_summary,
         seal=context.seal if request.wants_encrypted_reasoning else None,
-        speller=Speller(desk.model.pieces) if request.logprobs is not None else None,
+        speller=Speller(model.pieces) if request.logprobs is not None else None,
         token_ids=bool(request.return_token_ids),
     )
 

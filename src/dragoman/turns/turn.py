@@ -426,7 +426,7 @@ class ServedModel:
         """`presets`: those of all requests, and further ones by the name that a request has for the model."""
         self.engine = engine
         self.limits = settings.limits
-        self.card = engine.card
+        self.card = engine.card.named(settings.model_name)
         self.workers = workers
         tokenizer = engine.tokenizer
         named = settings.chat_template if template is None else template

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from dragoman.engines.asked import report_progress
 from dragoman.engines.local import binding
 from dragoman.errors import ModelFileError
 from dragoman.hub.names import SPLIT
@@ -153,6 +154,21 @@ _NAMED = {
 _TRUNCATED = ("file bounds", "corrupted or incomplete", "failed to read", "reached end")
 
 
+_Progress = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_float, ctypes.c_void_p)
+
+
+def _told_progress() -> "ctypes._FuncPointer | None":
+    """What the library calls while it loads, where somebody wants to know; true has it go on."""
+    report = report_progress.get()
+
+    def tell(done: float, _: object) -> bool:
+        if report is not None:
+            report(done)
+        return True
+
+    return None if report is None else _Progress(tell)
+
+
 class Model:
     """Weights on loan from the native library."""
 
@@ -167,6 +183,8 @@ class Model:
         params.vocab_only = vocabulary_only
         if gpu_layers is not None:
             params.n_gpu_layers = gpu_layers
+        told = None if vocabulary_only else _told_progress()
+        params.progress_callback = told and ctypes.cast(told, ctypes.c_void_p)
         self.pointer = self.library.model_load_from_file(str(path).encode(), params)
         if not self.pointer:
             raise ModelFileError(why_not_loaded(path, list(self.library.errors)))

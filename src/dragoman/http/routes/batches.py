@@ -13,8 +13,9 @@ from dragoman.api.messages import batches as message_bodies
 from dragoman.api.messages.batches import describe_message_batch
 from dragoman.batches.desk import OVER
 from dragoman.errors import NotFound
-from dragoman.http.exchange import USUAL_PAGE, Exchange, QueryString
+from dragoman.http.exchange import Exchange
 from dragoman.http.host import Host
+from dragoman.http.query_string import USUAL_PAGE, QueryString
 from dragoman.store.files import FileShelf
 from dragoman.store.records import StoredBatch
 

@@ -7,8 +7,9 @@ from dragoman.api import conversations
 from dragoman.api.conversations import check_items, describe_conversation, unknown_conversation, unknown_item
 from dragoman.api.responses.request import check_include
 from dragoman.errors import BadRequest
-from dragoman.http.exchange import Exchange, QueryString
+from dragoman.http.exchange import Exchange
 from dragoman.http.host import Host
+from dragoman.http.query_string import QueryString
 from dragoman.responses.context import new_id, pack_items
 from dragoman.store import StoredConversation, StoredItem
 

@@ -7,8 +7,9 @@ from dragoman.api import files as bodies
 from dragoman.api.files import describe_file, describe_page, describe_upload
 from dragoman.api.multipart import FORM_BYTES, FieldBegins, FieldEnds, FormReader, boundary_of
 from dragoman.errors import BadRequest
-from dragoman.http.exchange import Exchange, QueryString
+from dragoman.http.exchange import Exchange
 from dragoman.http.host import Host
+from dragoman.http.query_string import QueryString
 from dragoman.store.files import CONTENT, IncomingFile
 
 BEGINNING_BYTES = 64 * 1024

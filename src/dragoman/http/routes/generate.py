@@ -29,7 +29,7 @@ from dragoman.engines.sound import check_sound, wrong_prompt_entries
 from dragoman.errors import Unavailable
 from dragoman.http import run_turn
 from dragoman.http.exchange import Exchange, unless_gone
-from dragoman.http.host import Host
+from dragoman.http.host import Host, ModelHost
 from dragoman.http.routes import stored_chat
 from dragoman.http.run_turn import AnyTurn, Writer
 from dragoman.limits import check_count
@@ -40,11 +40,12 @@ from dragoman.turns.turn import Turn, note_terms
 from dragoman.types import Answer, Message, TokenLogprob, Usage
 
 
-async def chat(host: Host, exchange: Exchange) -> None:
-    (request, spec), size = await exchange.read(partial(_read_chat, host, exchange), checked=False)
+async def chat(shared: Host, exchange: Exchange) -> None:
+    (request, spec), size = await exchange.read(partial(_read_chat, shared, exchange), checked=False)
     exchange.visit.within(request.timeout)
     if request.store:
-        host.desk.required("store")
+        shared.desk.required("store")
+    host = await shared.serving(request.model, exchange, streams=bool(request.stream))
     async with AsyncExitStack() as stack:
         head = _head(host, exchange, "chatcmpl-", request)
         if spec is not None:
@@ -79,11 +80,12 @@ def _read_chat(host: Host, exchange: Exchange, body: bytes) -> tuple[ChatRequest
     return request, None if has_servers(request) else chat_request.spec(request, known)
 
 
-async def completions(host: Host, exchange: Exchange) -> None:
+async def completions(shared: Host, exchange: Exchange) -> None:
     request, size = await exchange.read(
-        partial(completion_bodies.read, limits=host.limits, ignored=exchange.ignored)
+        partial(completion_bodies.read, limits=shared.limits, ignored=exchange.ignored)
     )
     exchange.visit.within(request.timeout)
+    host = await shared.serving(request.model, exchange, streams=bool(request.stream))
     spec = await exchange.aside(size, partial(completion_bodies.spec, request))
     turn = await run_turn.plan(host, exchange, spec, size)
     head = _head(host, exchange, "cmpl-", request)
@@ -94,11 +96,12 @@ async def completions(host: Host, exchange: Exchange) -> None:
     await (made.stream() if request.stream else made.whole())
 
 
-async def generate(host: Host, exchange: Exchange) -> None:
+async def generate(shared: Host, exchange: Exchange) -> None:
     """vLLM's route for programs that have ids and want ids."""
-    reading = partial(completion_bodies.read_generate, limits=host.limits)
+    reading = partial(completion_bodies.read_generate, limits=shared.limits)
     (request, given), size = await exchange.read(reading)
     exchange.visit.within(request.timeout)
+    host = await shared.serving(request.model, exchange)
     spec = await exchange.aside(size, partial(completion_bodies.generate_spec, request))
     turn = await run_turn.plan(host, exchange, spec, size)
     head = _head(host, exchange, "", request)
@@ -110,7 +113,7 @@ async def generate(host: Host, exchange: Exchange) -> None:
 class _RoutedAnswer(Struct, frozen=True):
     """An answer on its way to the client."""
 
-    host: Host
+    host: ModelHost
     exchange: Exchange
     request: SharedFields
     turn: AnyTurn
@@ -307,12 +310,12 @@ class _IdsAnswer(_CompletionAnswer, frozen=True):
         return reply | weight_field(turn.weight_version)
 
 
-def _head(host: Host, exchange: Exchange, prefix: str, request: SharedFields) -> Head:
+def _head(host: ModelHost, exchange: Exchange, prefix: str, request: SharedFields) -> Head:
     model = exchange.facts["model"] = host.model.planner.name(request.model)
     return new_head(prefix, model, host.fingerprint)
 
 
-def _speller(host: Host, request: SharedFields) -> Speller:
+def _speller(host: ModelHost, request: SharedFields) -> Speller:
     return Speller(
         host.model.pieces,
         as_ids=bool(request.return_tokens_as_token_ids),
@@ -321,7 +324,12 @@ def _speller(host: Host, request: SharedFields) -> Speller:
 
 
 async def plan_with_servers(
-    host: Host, exchange: Exchange, request: ChatRequest, body_bytes: int, id_: str, stack: AsyncExitStack
+    host: ModelHost,
+    exchange: Exchange,
+    request: ChatRequest,
+    body_bytes: int,
+    id_: str,
+    stack: AsyncExitStack,
 ) -> HiddenCalls:
     """An answer for which the server runs tools; its connections are the stack's."""
 
@@ -343,7 +351,7 @@ async def plan_with_servers(
 
 
 async def ask_servers(
-    host: Host,
+    host: ModelHost,
     exchange: Exchange,
     asked: Sequence[ServerWish],
     known: TurnSpec,

@@ -1,111 +1,67 @@
-"""The routes that look without generating: models, tokens, prompts, and what an answer reads as."""
+"""The routes that look without generating: tokens, prompts, and what an answer reads as."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from dragoman.api import completions as completion_bodies
 from dragoman.api import inspection
 from dragoman.api.chat import request as chat_request
-from dragoman.api.inspection import ParseAnswer
-from dragoman.api.messages.reply import HEADER, describe_model, list_page
+from dragoman.api.chat.request import ChatRequest
+from dragoman.api.completions import CompletionRequest
+from dragoman.api.inspection import (
+    Detokenize,
+    ParseAnswer,
+    ParseCalls,
+    ParseReasoning,
+    TokenizeChat,
+    TokenizeText,
+)
 from dragoman.api.read import Ignored
 from dragoman.api.reply import encode_json
 from dragoman.dialects import registry
 from dragoman.dialects.describe import AnswerPart, PartFinder, Told, describe_dialect
 from dragoman.engines.protocol import check_has_ids
-from dragoman.errors import BadRequest, ModelNotFound, Overloaded
+from dragoman.errors import BadRequest, Overloaded
 from dragoman.http.documents import ask_process
-from dragoman.http.exchange import Exchange, QueryString, unless_gone
-from dragoman.http.host import Host
+from dragoman.http.exchange import Exchange, unless_gone
+from dragoman.http.host import Host, ModelHost
+from dragoman.http.query_string import QueryString
+from dragoman.limits import Limits
 from dragoman.prompt import look
 from dragoman.prompt.find import FoundDialect
 from dragoman.prompt.look import Looked
 from dragoman.turns.queue import MUCH
 from dragoman.turns.reading import ChoiceReader, Detokenizer
 from dragoman.turns.spec import Reading, ids_opened_reasoning
-from dragoman.types import Answer, Event, FinishReason, Prompt, Step
+from dragoman.types import Event, FinishReason, Prompt, Step
+
+Asked = TypeVar("Asked")
 
 
-async def list_models(host: Host, exchange: Exchange) -> None:
-    names = [*host.model.planner.names, *host.card.adapters]
-    if HEADER in exchange.headers:
-        await exchange.json(_page_for_anthropic(host, exchange, names))
-        return
-    await exchange.json({"object": "list", "data": [_model(host, name) for name in names]})
+def _answers(
+    read: Callable[[bytes, Limits, Ignored], Asked],
+) -> Callable[[Callable[[ModelHost, Asked], Any]], Callable[[Host, Exchange], Awaitable[None]]]:
+    """A route whose reply is what it makes of what `read` makes of the body, with the model it names."""
+
+    def decorate(work: Callable[[ModelHost, Asked], Any]) -> Callable[[Host, Exchange], Awaitable[None]]:
+        async def handle(shared: Host, exchange: Exchange) -> None:
+            request, size = await exchange.read(lambda body: read(body, shared.limits, exchange.ignored))
+            host = await shared.serving(getattr(request, "model", None), exchange)
+            await exchange.answer(size, lambda: work(host, request))
+
+        return handle
+
+    return decorate
 
 
-async def get_model(host: Host, exchange: Exchange) -> None:
-    name = exchange.path_params["model"].rstrip("/")
-    if not name:
-        await list_models(host, exchange)
-        return
-    try:
-        host.model.planner.adapter(name)
-    except ModelNotFound:
-        raise ModelNotFound(f"The model '{name}' does not exist here.", param="model") from None
-    describe = _model_for_anthropic if HEADER in exchange.headers else _model
-    await exchange.json(describe(host, host.model.planner.name(name)))
-
-
-def _page_for_anthropic(host: Host, exchange: Exchange, names: list[str]) -> dict[str, Any]:
-    """The list as Anthropic's clients ask for it: in pieces, behind one name or before another."""
-    query = QueryString(exchange)
-    most = query.integer("limit", 20, 1, 1000)
-    after, before = query.text("after_id"), query.text("before_id")
-    if after in names:
-        names = names[names.index(after) + 1 :]
-    if before in names:
-        names = names[: names.index(before)]
-    told = [_model_for_anthropic(host, name) for name in names[:most]]
-    return list_page(told, more=len(names) > most)
-
-
-def _model_for_anthropic(host: Host, name: str) -> dict[str, Any]:
-    return describe_model(name, host.card.created, host.card.max_model_len)
-
-
-def _model(host: Host, name: str) -> dict[str, Any]:
-    adapter = host.model.planner.adapters.get(name)
-    return {
-        "id": name,
-        "object": "model",
-        "created": host.card.created,
-        "owned_by": "dragoman",
-        "root": host.card.name,
-        "parent": host.card.name if adapter else None,
-        # The number by which `lora` may name it, as in llama-server.
-        **({"lora_id": adapter.id} if adapter else {}),
-        "max_model_len": host.card.max_model_len,
-        "token_ids": _describe_ids(host),
-        "dialect": host.model.found.dialect.name,
-    }
-
-
-def _describe_ids(host: Host) -> str:
-    """What is known of the ids of answers: those that were sampled, counts by a tokenizer, or nothing."""
-    if host.card.samples_ids:
-        return "sampled"
-    return "counted" if host.card.has_ids else "none"
-
-
-def _answers(work: Callable[[Host, bytes, Ignored], Any]) -> Callable[[Host, Exchange], Awaitable[None]]:
-    """A route whose reply is what `work` makes of the body."""
-
-    async def handle(host: Host, exchange: Exchange) -> None:
-        await exchange.answer(lambda body: work(host, body, exchange.ignored))
-
-    return handle
-
-
-@_answers
-def tokenize(host: Host, body: bytes, ignored: Ignored) -> dict[str, Any]:
+@_answers(inspection.read_tokenize)
+def tokenize(host: ModelHost, request: TokenizeText | TokenizeChat) -> dict[str, Any]:
     check_has_ids(host.card, "this route")
-    request = inspection.read_tokenize(body, host.limits, ignored)
     _, ids = host.model.planner.render(request.model, inspection.prompt(request))
     told = _describe_tokens(host, ids) if request.return_token_strs else {}
     return inspection.describe_tokens(ids, host.card.max_model_len) | told
@@ -124,8 +80,9 @@ async def list_mcp_servers(host: Host, exchange: Exchange) -> None:
     await exchange.json({"object": "list", "data": found})
 
 
-async def tokenizer_info(host: Host, exchange: Exchange) -> None:
+async def tokenizer_info(shared: Host, exchange: Exchange) -> None:
     """What a program needs that writes prompts by itself, as vLLM tells it."""
+    host = await shared.serving(QueryString(exchange).text("model"), exchange)
     check_has_ids(host.card, "this route")
     tokenizer, prompter = host.engine.tokenizer, host.model.prompter
     told = {
@@ -139,16 +96,16 @@ async def tokenizer_info(host: Host, exchange: Exchange) -> None:
     await exchange.json(told)
 
 
-@_answers
-def detokenize(host: Host, body: bytes, ignored: Ignored) -> dict[str, Any]:
+@_answers(inspection.read_detokenize)
+def detokenize(host: ModelHost, request: Detokenize) -> dict[str, Any]:
     check_has_ids(host.card, "this route")
-    request = inspection.read_detokenize(body, len(host.model.pieces), ignored)
+    inspection.check_known(request.tokens, len(host.model.pieces), "tokens")
     host.model.planner.adapter(request.model)
     told: dict[str, Any] = {"prompt": host.model.pieces.text(request.tokens)}
     return told | (_describe_tokens(host, request.tokens) if request.return_token_strs else {})
 
 
-def _describe_tokens(host: Host, ids: Sequence[int]) -> dict[str, Any]:
+def _describe_tokens(host: ModelHost, ids: Sequence[int]) -> dict[str, Any]:
     """What each of them says, and the places of those that are special tokens."""
     pieces = host.model.pieces
     return {
@@ -157,59 +114,46 @@ def _describe_tokens(host: Host, ids: Sequence[int]) -> dict[str, Any]:
     }
 
 
-@_answers
-def render_chat(host: Host, body: bytes, ignored: Ignored) -> dict[str, Any]:
-    request = chat_request.read_to_render(body, host.limits, ignored)
+@_answers(chat_request.read_to_render)
+def render_chat(host: ModelHost, request: ChatRequest) -> dict[str, Any]:
     return _render(host, request.model, chat_request.prompt(request))
 
 
-@_answers
-def render_completions(host: Host, body: bytes, ignored: Ignored) -> list[dict[str, Any]]:
-    request = completion_bodies.read(body, host.limits, ignored)
+@_answers(completion_bodies.read)
+def render_completions(host: ModelHost, request: CompletionRequest) -> list[dict[str, Any]]:
     return [_render(host, request.model, prompt) for prompt in completion_bodies.prompts(request)]
 
 
-def _render(host: Host, model: str | None, prompt: Prompt) -> dict[str, Any]:
+def _render(host: ModelHost, model: str | None, prompt: Prompt) -> dict[str, Any]:
     text, ids = host.model.planner.render(model, prompt)
     return {"prompt": text, "prompt_token_ids": ids if host.card.has_ids else None}
 
 
-@_answers
-def count_chat(host: Host, body: bytes, ignored: Ignored) -> dict[str, Any]:
+@_answers(chat_request.read_to_render)
+def count_chat(host: ModelHost, request: ChatRequest) -> dict[str, Any]:
     check_has_ids(host.card, "this route")
-    request = chat_request.read_to_render(body, host.limits, ignored)
     _, ids = host.model.planner.render(request.model, chat_request.prompt(request))
     return {"object": "chat.completion.input_tokens", "input_tokens": len(ids)}
 
 
-@_answers
-def function_call(host: Host, body: bytes, ignored: Ignored) -> Any:
-    return inspection.calls_reply(_calls(host, body, ignored))
+@_answers(inspection.read_calls)
+def function_call(host: ModelHost, request: ParseCalls) -> Any:
+    return inspection.calls_reply(inspection.parse_calls(request, host.model.found.dialect))
 
 
-@_answers
-def function_call_sglang(host: Host, body: bytes, ignored: Ignored) -> Any:
-    return inspection.calls_reply_sglang(_calls(host, body, ignored))
+@_answers(inspection.read_calls)
+def function_call_sglang(host: ModelHost, request: ParseCalls) -> Any:
+    return inspection.calls_reply_sglang(inspection.parse_calls(request, host.model.found.dialect))
 
 
-@_answers
-def reasoning(host: Host, body: bytes, ignored: Ignored) -> Any:
-    return inspection.reasoning_reply(_reasoning(host, body, ignored))
+@_answers(inspection.read_reasoning)
+def reasoning(host: ModelHost, request: ParseReasoning) -> Any:
+    return inspection.reasoning_reply(inspection.parse_reasoning(request, host.model.found.dialect))
 
 
-@_answers
-def reasoning_sglang(host: Host, body: bytes, ignored: Ignored) -> Any:
-    return inspection.reasoning_reply_sglang(_reasoning(host, body, ignored))
-
-
-def _calls(host: Host, body: bytes, ignored: Ignored) -> Answer:
-    request = inspection.read_calls(body, host.limits, ignored)
-    return inspection.parse_calls(request, host.model.found.dialect)
-
-
-def _reasoning(host: Host, body: bytes, ignored: Ignored) -> Answer:
-    request = inspection.read_reasoning(body, host.limits, ignored)
-    return inspection.parse_reasoning(request, host.model.found.dialect)
+@_answers(inspection.read_reasoning)
+def reasoning_sglang(host: ModelHost, request: ParseReasoning) -> Any:
+    return inspection.reasoning_reply_sglang(inspection.parse_reasoning(request, host.model.found.dialect))
 
 
 # An answer read before one's eyes: as the dialect of the model does, as another, or as a template speaks for.
@@ -223,15 +167,19 @@ PATIENCE_S = 5.0
 async def list_dialects(host: Host, exchange: Exchange) -> None:
     known = registry.list_dialects().values()
     told = [describe_dialect(dialect, examples=True) for dialect in known]
-    own = {"name": host.model.found.name, "how": host.model.found.how}
+    served = host.pool.default.loaded
+    own = {"name": served.model.found.name, "how": served.model.found.how} if served else None
     await exchange.json({"object": "list", "model": own, "data": told})
 
 
-async def parse_answer(host: Host, exchange: Exchange) -> None:
-    request, _ = await exchange.read(lambda body: inspection.read_answer(body, host.limits, exchange.ignored))
+async def parse_answer(shared: Host, exchange: Exchange) -> None:
+    request, _ = await exchange.read(
+        lambda body: inspection.read_answer(body, shared.limits, exchange.ignored)
+    )
+    host = await shared.serving(request.model, exchange)
     host.model.planner.adapter(request.model)
     if request.template is not None:
-        made = await _look_with_template(host, exchange, inspection.looked_at(request))
+        made = await _look_with_template(shared, exchange, inspection.looked_at(request))
     else:
         look = _look_at_ids if request.token_ids is not None else _look_at_text
         # However short it is: in pieces of a character it takes its time.
@@ -257,7 +205,7 @@ async def _look_with_template(host: Host, exchange: Exchange, looked: Looked) ->
     raise BadRequest(message, param="template", code="limit_exceeded")
 
 
-def _look_at_text(host: Host, request: ParseAnswer) -> dict[str, Any]:
+def _look_at_text(host: ModelHost, request: ParseAnswer) -> dict[str, Any]:
     found = host.model.found
     if request.dialect is not None:
         dialect = inspection.find_parser(request.dialect, "dialect", found.dialect)
@@ -265,7 +213,7 @@ def _look_at_text(host: Host, request: ParseAnswer) -> dict[str, Any]:
     return look.look_at(inspection.looked_at(request), found)
 
 
-def _look_at_ids(host: Host, request: ParseAnswer) -> dict[str, Any]:
+def _look_at_ids(host: ModelHost, request: ParseAnswer) -> dict[str, Any]:
     """As the model's own answers are read: special tokens by their ids, and everything counted in tokens."""
     check_has_ids(host.card, "this route")
     model, ids, prompt = host.model, request.token_ids or [], request.prompt_token_ids or []

@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from dragoman.api.messages import request as requests
 from dragoman.api.messages.batches import MESSAGE_BATCH_OPERATIONS
-from dragoman.api.messages.blocks import Unseal
 from dragoman.api.messages.context import Edited, ask_summary, edit, with_summary, write_summary
 from dragoman.api.messages.reply import MessageTerms, MessageWriter
 from dragoman.api.messages.request import AskedMessage, ContextEdit, MessagesRequest
@@ -19,7 +18,7 @@ from dragoman.api.tools import check_tools
 from dragoman.engines.protocol import check_has_ids
 from dragoman.http import run_turn
 from dragoman.http.exchange import Exchange, unless_gone
-from dragoman.http.host import Host
+from dragoman.http.host import Host, ModelHost
 from dragoman.http.routes.generate import ask_servers
 from dragoman.http.run_turn import AnyTurn
 from dragoman.turns.spec import TurnSpec
@@ -53,9 +52,11 @@ def batch_operations() -> list[Operation]:
     return [replace(operation, error=ERROR) for operation in MESSAGE_BATCH_OPERATIONS]
 
 
-async def create(host: Host, exchange: Exchange) -> None:
-    asked, size = await exchange.read(partial(_read, host, exchange))
+async def create(shared: Host, exchange: Exchange) -> None:
+    asked, size = await exchange.read(partial(_read, shared, exchange))
     exchange.visit.within(asked.request.timeout)
+    host = await shared.serving(asked.request.model, exchange, streams=bool(asked.request.stream))
+    _check_thinking(host, exchange, asked)
     head = new_head("msg_", host.model.planner.name(asked.request.model), host.fingerprint)
     exchange.facts["model"] = head.model
     edited = await exchange.aside(size, partial(edit, asked, partial(_count, host), host.card.longest))
@@ -76,7 +77,7 @@ async def create(host: Host, exchange: Exchange) -> None:
 
 
 async def _answer(
-    host: Host, exchange: Exchange, asked: AskedMessage, head: Head, told: MessageTerms, size: int
+    host: ModelHost, exchange: Exchange, asked: AskedMessage, head: Head, told: MessageTerms, size: int
 ) -> None:
     request = asked.request
     async with AsyncExitStack() as stack:
@@ -99,7 +100,7 @@ async def _answer(
 
 
 async def _tell(
-    host: Host, exchange: Exchange, turn: AnyTurn, writer: MessageWriter, head: Head, *, stream: bool
+    host: ModelHost, exchange: Exchange, turn: AnyTurn, writer: MessageWriter, head: Head, *, stream: bool
 ) -> None:
 
     async def keep() -> None:
@@ -133,7 +134,7 @@ class ShownCalls(HiddenCalls):
 
 
 async def _plan_with_servers(
-    host: Host, exchange: Exchange, asked: AskedMessage, head: Head, size: int, stack: AsyncExitStack
+    host: ModelHost, exchange: Exchange, asked: AskedMessage, head: Head, size: int, stack: AsyncExitStack
 ) -> ShownCalls:
     """An answer for which the server runs tools; its connections are the stack's."""
 
@@ -153,7 +154,7 @@ async def _plan_with_servers(
 
 
 async def _summarise(
-    host: Host, exchange: Exchange, edited: Edited, told: MessageTerms, size: int
+    host: ModelHost, exchange: Exchange, edited: Edited, told: MessageTerms, size: int
 ) -> tuple[AskedMessage, MessageTerms]:
     """The conversation as the model makes it short, and what is told of that."""
     asked, wish = edited.asked, edited.asked.request.compaction or edited.compacts
@@ -175,37 +176,37 @@ async def _reply_at_once(exchange: Exchange, writer: MessageWriter, asked: Asked
     await exchange.end_stream(writer.end())
 
 
-def _count(host: Host, asked: AskedMessage) -> int:
+def _count(host: ModelHost, asked: AskedMessage) -> int:
     _, ids = host.model.planner.render(asked.request.model, requests.conversation(asked))
     return len(ids)
 
 
-def _read(host: Host, exchange: Exchange, body: bytes) -> AskedMessage:
-    ignored = exchange.ignored
-    asked = requests.read(body, host.limits, _unseal(host, exchange), ignored)
+def _read(host: Host, exchange: Exchange, body: bytes, *, counts: bool = False) -> AskedMessage:
+    unseal = partial(host.desk.sealer.open, owner=exchange.owner)
+    return requests.read(body, host.limits, unseal, exchange.ignored, counts=counts)
+
+
+def _check_thinking(host: ModelHost, exchange: Exchange, asked: AskedMessage) -> None:
     thinking = asked.request.thinking
     if thinking is not None and thinking.budget_tokens is not None and not host.card.constrains:
-        ignored.add("thinking.budget_tokens")
-    return asked
+        exchange.ignored.add("thinking.budget_tokens")
+        exchange.facts["ignored"] = exchange.ignored.told
 
 
-def _unseal(host: Host, exchange: Exchange) -> Unseal:
-    return partial(host.desk.sealer.open, owner=exchange.owner)
-
-
-async def count_tokens(host: Host, exchange: Exchange) -> None:
+async def count_tokens(shared: Host, exchange: Exchange) -> None:
     """Those of the prompt that the same body would have as a question."""
+    asked, size = await exchange.read(partial(_read, shared, exchange, counts=True))
+    host = await shared.serving(asked.request.model, exchange)
     check_has_ids(host.card, "this route")
 
-    def count(body: bytes) -> dict[str, Any]:
-        asked = requests.read(body, host.limits, _unseal(host, exchange), exchange.ignored, counts=True)
+    def count() -> dict[str, Any]:
         edited = edit(asked, partial(_count, host), host.card.longest)
         counted = {"input_tokens": _count(host, edited.asked)}
         if edited.applied is None:
             return counted
         return {**counted, "context_management": {"original_input_tokens": _count(host, asked)}}
 
-    await exchange.answer(count)
+    await exchange.answer(size, count)
 
 
 async def hello(host: Host, exchange: Exchange) -> None:

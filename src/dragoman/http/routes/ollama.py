@@ -1,7 +1,7 @@
 """The routes of Ollama's API: answers in lines, vectors, and what models there are."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -9,10 +9,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dragoman.api import ollama as bodies
+from dragoman.api.model_changes import read_copy, read_keep_alive, tell_pull
 from dragoman.api.ollama import (
     LATEST,
     LineWriter,
     OllamaChat,
+    OllamaModel,
     OllamaPrompt,
     OllamaSpelling,
     Timing,
@@ -21,12 +23,14 @@ from dragoman.api.read import Ignored
 from dragoman.api.reply import Speller, about_bytes
 from dragoman.api.vectors import shorten_vector
 from dragoman.engines.protocol import EmbeddingEngine
-from dragoman.errors import BadRequest, Forbidden
+from dragoman.errors import BadRequest, Forbidden, ModelFileError, ModelNotFound
 from dragoman.http import run_turn
-from dragoman.http.exchange import Exchange
-from dragoman.http.host import Host
+from dragoman.http.exchange import Exchange, unless_gone
+from dragoman.http.host import Host, ModelHost
+from dragoman.http.routes import models
 from dragoman.http.routes.vectors import FLOAT_BYTES, embed_all
 from dragoman.limits import Limits
+from dragoman.models import PooledModel
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.turn import Turn
 from dragoman.types import IdsPrompt, TextPrompt
@@ -47,12 +51,18 @@ async def generate(host: Host, exchange: Exchange) -> None:
 
 
 async def _answer(
-    host: Host, exchange: Exchange, read: Callable[[bytes, Limits, Ignored], OllamaChat]
+    shared: Host, exchange: Exchange, read: Callable[[bytes, Limits, Ignored], OllamaChat]
 ) -> None:
     began = asyncio.get_running_loop().time()
-    request, size = await exchange.read(lambda body: read(body, host.limits, exchange.ignored))
+    request, size = await exchange.read(lambda body: read(body, shared.limits, exchange.ignored))
     exchange.visit.within(request.timeout)
-    request = replace(request, model=known_name(host, request.model))
+    request = replace(request, model=known_name(shared, request.model))
+    if _keep(shared, exchange, request.model, request.keep_alive) == 0 and bodies.asks_nothing(request):
+        told = request.model or shared.pool.default.name
+        await _reply(exchange, bodies.loaded(request, told), streams=bodies.streams(request))
+        return
+    host = await shared.serving(request.model, exchange)
+    host.model.planner.adapter(request.model)
     told = request.model or host.card.name
     if bodies.asks_nothing(request):
         await _reply(exchange, bodies.loaded(request, told), streams=bodies.streams(request))
@@ -62,7 +72,7 @@ async def _answer(
     await _OllamaAnswer(host, exchange, request, turn, told, began).send()
 
 
-async def _spec(host: Host, exchange: Exchange, request: OllamaChat, size: int) -> TurnSpec:
+async def _spec(host: ModelHost, exchange: Exchange, request: OllamaChat, size: int) -> TurnSpec:
     spec = await exchange.aside(size, partial(bodies.spec, request))
     if not isinstance(request, OllamaPrompt) or not request.context:
         return spec
@@ -70,14 +80,14 @@ async def _spec(host: Host, exchange: Exchange, request: OllamaChat, size: int) 
     return replace(spec, prompts=(IdsPrompt((*request.context, *new), "context"),))
 
 
-def _continue(host: Host, request: OllamaPrompt) -> tuple[int, ...]:
+def _continue(host: ModelHost, request: OllamaPrompt) -> tuple[int, ...]:
     """What is new, behind ids that begin a text already."""
     ids = host.model.planner.render(request.model, bodies.conversation(request))[1]
     return ids[1:] if ids[0] == host.engine.tokenizer.bos_id else ids
 
 
 class _OllamaAnswer(Struct, frozen=True):
-    host: Host
+    host: ModelHost
     exchange: Exchange
     request: OllamaChat
     turn: Turn
@@ -140,13 +150,16 @@ async def embeddings(host: Host, exchange: Exchange) -> None:
 
 
 async def _embed(
-    host: Host, exchange: Exchange, shape: Callable[[list[list[float]], dict[str, Any]], dict[str, Any]]
+    shared: Host, exchange: Exchange, shape: Callable[[list[list[float]], dict[str, Any]], dict[str, Any]]
 ) -> None:
     began = asyncio.get_running_loop().time()
     request, size = await exchange.read(
-        partial(bodies.read_texts, limits=host.limits, ignored=exchange.ignored)
+        partial(bodies.read_texts, limits=shared.limits, ignored=exchange.ignored)
     )
-    model, texts = known_name(host, request.model), bodies.texts(request)
+    model, texts = known_name(shared, request.model), bodies.texts(request)
+    _keep(shared, exchange, model, request.keep_alive)
+    host = await shared.serving(model, exchange)
+    host.model.planner.adapter(model)
     given = [TextPrompt(text, param=f"input[{number}]") for number, text in enumerate(texts)]
     vectors: list[list[float]] = []
     tokens = 0
@@ -171,17 +184,25 @@ async def show_version(host: Host, exchange: Exchange) -> None:
 
 
 async def list_models(host: Host, exchange: Exchange) -> None:
-    await exchange.json({"models": [_describe(host, name) for name in _names(host)]})
+    models = host.pool.models.values()
+    await exchange.json({"models": [_describe(model, name) for model in models for name in model.names]})
 
 
 async def list_loaded(host: Host, exchange: Exchange) -> None:
-    more = {"expires_at": FOREVER, "size_vram": 0, "context_length": host.card.max_model_len or 0}
-    await exchange.json({"models": [{**_describe(host, name), **more} for name in _names(host)]})
+    told = []
+    for model in host.pool.served:
+        until = FOREVER if model.keep_until is None else bodies.stamp(model.keep_until)
+        context = model.loaded.card.max_model_len if model.loaded else 0
+        more = {"expires_at": until, "size_vram": 0, "context_length": context or 0}
+        told += [{**_describe(model, name), **more} for name in model.names]
+    await exchange.json({"models": told})
 
 
-async def show(host: Host, exchange: Exchange) -> None:
+async def show(shared: Host, exchange: Exchange) -> None:
     request, _ = await exchange.read(partial(bodies.read_model, ignored=exchange.ignored))
-    name = known_name(host, request.meant)
+    name = known_name(shared, request.meant)
+    host = await shared.serving(name, exchange)
+    host.model.planner.adapter(name)
     card = host.card
     family = card.details.get("architecture", "unknown")
     info = {
@@ -191,7 +212,7 @@ async def show(host: Host, exchange: Exchange) -> None:
         f"{family}.context_length": card.max_model_len or 0,
         f"{family}.embedding_length": card.dimensions or 0,
     }
-    described = _describe(host, name or card.name)
+    described = _describe(shared.pool.get(name), name or card.name)
     await exchange.json(
         {
             "license": "",
@@ -206,7 +227,7 @@ async def show(host: Host, exchange: Exchange) -> None:
     )
 
 
-def _capabilities(host: Host) -> list[str]:
+def _capabilities(host: ModelHost) -> list[str]:
     dialect = host.model.found.dialect
     said = {
         "completion": True,
@@ -218,44 +239,94 @@ def _capabilities(host: Host) -> list[str]:
 
 
 async def pull(host: Host, exchange: Exchange) -> None:
-    """What is here already is pulled at once. Nothing is fetched for a client."""
+    """What is here already is pulled at once. Only for an administrator anything is fetched."""
     request, _ = await exchange.read(partial(bodies.read_model, ignored=exchange.ignored))
-    known_name(host, request.meant)
+    try:
+        known_name(host, request.meant)
+    except ModelNotFound:
+        if host.pool.describe is None:
+            raise
+        models.check_admin(host, exchange)
+        await unless_gone(exchange, _pull(host, exchange, request))
+        return
     await _reply(exchange, {"status": "success"}, streams=bodies.streams(request))
 
 
-def _refuses(what: str) -> Callable[[Host, Exchange], Awaitable[None]]:
-    async def refuse(host: Host, exchange: Exchange) -> None:
-        await exchange.read(partial(bodies.read_model, ignored=exchange.ignored))
-        raise Forbidden(f"Models are not {what} over HTTP: restart the server with what it is to serve.",
-                        code="not_allowed")  # fmt: skip
+async def _pull(host: Host, exchange: Exchange, request: OllamaModel) -> None:
+    """A client that leaves ends it; what came is gone on with the next time."""
+    done, gone = (0, 0), False
 
-    return refuse
+    def count(*counted: int) -> None:
+        nonlocal done
+        if gone:
+            raise ModelFileError("Nobody waits for it any more.")
+        done = counted[0], counted[1]
+
+    async def tell() -> None:
+        if bodies.streams(request):
+            await exchange.start_stream(bodies.line(tell_pull(request.meant, *done)), bodies.MEDIA)
+
+    try:
+        await models.tell_meanwhile(models.pull_model(host, request.meant, count), tell)
+    finally:
+        gone = True
+    if bodies.streams(request):
+        await exchange.start_stream(bodies.line({"status": "success"}), bodies.MEDIA)
+        await exchange.end_stream()
+    else:
+        await exchange.json({"status": "success"})
 
 
-create, copy = _refuses("made"), _refuses("renamed")
+async def create(host: Host, exchange: Exchange) -> None:
+    models.check_admin(host, exchange)
+    await exchange.read(partial(bodies.read_model, ignored=exchange.ignored))
+    message = "Models are not made over HTTP: a table [models.NAME] of the settings file describes one."
+    raise Forbidden(message, code="not_allowed")
+
+
+async def copy(host: Host, exchange: Exchange) -> None:
+    """Another name for a model, which holds while the server runs."""
+    models.check_admin(host, exchange)
+    request, _ = await exchange.read(partial(read_copy, ignored=exchange.ignored))
+    models.copy_model(host, known_name(host, request.source) or "", request.destination.removesuffix(LATEST))
+    await exchange.json({})
 
 
 async def delete(host: Host, exchange: Exchange) -> None:
-    message = "Models are not deleted over HTTP: delete the file."
-    raise Forbidden(message, code="not_allowed")
+    models.check_admin(host, exchange)
+    request, _ = await exchange.read(partial(bodies.read_model, ignored=exchange.ignored))
+    await models.delete_model(host, known_name(host, request.meant) or "")
+    await exchange.json({})
+
+
+def _keep(host: Host, exchange: Exchange, name: str | None, given: Any) -> float | None:
+    """How long a model stays after this, where models come and go here; -1 if that is not said."""
+    if given is None or not host.pool.comes_and_goes:
+        return -1
+    seconds = read_keep_alive(given)
+    host.pool.keep(host.pool.get(name), seconds)
+    left = [name for name in exchange.ignored.told.split(", ") if name != "keep_alive"]
+    if left:
+        exchange.facts["ignored"] = ", ".join(left)
+    else:
+        exchange.facts.pop("ignored", None)
+    return seconds
 
 
 def known_name(host: Host, given: str | None) -> str | None:
     """The name of a model as it is known here; with or without the tag that Ollama adds to names."""
     if given is None:
         raise BadRequest("'model' is required.", param="model", code="missing_field")
-    known = _names(host)
-    name = given.removesuffix(LATEST) if given not in known else given
-    host.model.planner.adapter(name)
+    known = any(given in model.names for model in host.pool.models.values())
+    name = given if known else given.removesuffix(LATEST)
+    host.pool.check(name)
     return name
 
 
-def _names(host: Host) -> list[str]:
-    return [*host.model.planner.names, *host.card.adapters]
-
-
-def _describe(host: Host, name: str) -> dict[str, Any]:
-    card = host.card
+def _describe(model: PooledModel, name: str) -> dict[str, Any]:
+    status = {"status": model.status}
+    if model.loaded is None:
+        return bodies.describe_model(name, 0, model.size(), "", {}) | status
+    card = model.loaded.card
     size = int(card.details.get("bytes") or 0)
-    return bodies.describe_model(name, card.created, size, card.numerics, card.details)
+    return bodies.describe_model(name, card.created, size, card.numerics, card.details) | status

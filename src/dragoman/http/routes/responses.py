@@ -17,8 +17,9 @@ from dragoman.api.responses.tools import offer_tools
 from dragoman.engines.protocol import check_has_ids
 from dragoman.errors import BadRequest
 from dragoman.http.admission import Visit
-from dragoman.http.exchange import Exchange, QueryString, unless_gone
-from dragoman.http.host import Host
+from dragoman.http.exchange import Exchange, unless_gone
+from dragoman.http.host import Host, ModelHost
+from dragoman.http.query_string import QueryString
 from dragoman.http.run_turn import Sse
 from dragoman.responses.context import new_id
 from dragoman.responses.desk import place_of, unknown_response
@@ -26,20 +27,24 @@ from dragoman.responses.making import Making, begin_making, count_tokens, summar
 from dragoman.turns.tool_loop import ClientGone, Quiet
 
 
-async def create(host: Host, exchange: Exchange) -> None:
-    request, size = await exchange.read(partial(requests.read, limits=host.limits, ignored=exchange.ignored))
-    exchange.facts["model"] = host.model.planner.name(request.model)
+async def create(shared: Host, exchange: Exchange) -> None:
+    request, size = await exchange.read(
+        partial(requests.read, limits=shared.limits, ignored=exchange.ignored)
+    )
     if not request.background:
         exchange.visit.within(request.timeout)
+    host = await shared.serving(request.model, exchange, streams=bool(request.stream))
+    exchange.facts["model"] = host.model.planner.name(request.model)
     async with AsyncExitStack() as stack:
         context = await stack.enter_async_context(
             host.desk.context(request, exchange.owner, size, exchange.aside)
         )
-        making = await begin_making(host.desk, request, context)
+        making = await begin_making(host.desk, host.model, request, context)
         await making.prepare(streams=bool(request.stream))
         if request.background:
             if held := exchange.hand_on():
                 stack.callback(held.end)
+            stack.callback(exchange.hand_model_on())
             await in_background(host, exchange.visit, making, stack)
             if request.stream:
                 await follow(exchange, making, host.settings.keep_alive)
@@ -49,7 +54,7 @@ async def create(host: Host, exchange: Exchange) -> None:
             await in_foreground(host, exchange, making)
 
 
-async def in_foreground(host: Host, exchange: Exchange, making: Making) -> None:
+async def in_foreground(host: ModelHost, exchange: Exchange, making: Making) -> None:
     """The client waits: if it leaves, the work ends."""
     making.facts, making.reason = exchange.facts, lambda: exchange.visit.error
     if not making.request.stream:
@@ -70,7 +75,7 @@ async def in_foreground(host: Host, exchange: Exchange, making: Making) -> None:
     await exchange.end_stream()
 
 
-async def in_background(host: Host, visit: Visit, making: Making, stack: AsyncExitStack) -> None:
+async def in_background(host: ModelHost, visit: Visit, making: Making, stack: AsyncExitStack) -> None:
     """It is known before the client is answered, and made whether or not the client stays."""
     making.response.status = "queued"
     await making.context.save(making.response, b"")
@@ -102,11 +107,14 @@ async def follow(exchange: Exchange, making: Making, keep_alive: float, after: i
     await unless_gone(exchange, pass_on())
 
 
-async def compact(host: Host, exchange: Exchange) -> None:
-    request, size = await exchange.read(partial(requests.read, limits=host.limits, ignored=exchange.ignored))
+async def compact(shared: Host, exchange: Exchange) -> None:
+    request, size = await exchange.read(
+        partial(requests.read, limits=shared.limits, ignored=exchange.ignored)
+    )
     if request.model is None:
         raise BadRequest("'model' is required.", param="model", code="missing_field")
     exchange.visit.within(request.timeout)
+    host = await shared.serving(request.model, exchange)
     async with host.desk.context(request, exchange.owner, size, exchange.aside) as context:
         made, used = await unless_gone(exchange, summarise(host.model, request, context, context.all))
     exchange.facts["model"] = host.model.planner.name(request.model)
@@ -115,9 +123,12 @@ async def compact(host: Host, exchange: Exchange) -> None:
     await exchange.json(body, size=context.size)
 
 
-async def input_tokens(host: Host, exchange: Exchange) -> None:
+async def input_tokens(shared: Host, exchange: Exchange) -> None:
+    request, size = await exchange.read(
+        partial(requests.read, limits=shared.limits, ignored=exchange.ignored)
+    )
+    host = await shared.serving(request.model, exchange)
     check_has_ids(host.card, "this route")
-    request, size = await exchange.read(partial(requests.read, limits=host.limits, ignored=exchange.ignored))
     host.model.planner.adapter(request.model)
     async with host.desk.context(request, exchange.owner, size, exchange.aside) as context:
         offer = await exchange.aside(context.size, partial(offer_tools, request.tools, host.limits))

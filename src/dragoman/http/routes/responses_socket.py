@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -185,8 +185,16 @@ class Socket:
         known = None
         if self._last is not None and request.previous_response_id == self._last[0]:
             known = self._last[1]
-        async with self._host.desk.context(request, self._owner, len(body), known=known) as context:
-            making = await begin_making(self._host.desk, request, context)
+        async with AsyncExitStack() as stack:
+            model = await self._host.pool.look_for(request.model)
+            key.check_use(request.model if request.model in model.names else model.name)
+            self._host.check_may_load(model)
+            loaded = await self._host.pool.hold(model)
+            stack.callback(self._host.pool.release, model)
+            context = await stack.enter_async_context(
+                self._host.desk.context(request, self._owner, len(body), known=known)
+            )
+            making = await begin_making(self._host.desk, loaded.model, request, context)
             making.reason = lambda: visit.error
             facts |= {"model": making.response.fields["model"], "request_id": making.id}
             making.generates = message.said("generate") is not False

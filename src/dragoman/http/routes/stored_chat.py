@@ -10,15 +10,16 @@ from dragoman.api import conversations
 from dragoman.api.chat.request import ChatRequest
 from dragoman.api.chat.stored import describe_deleted, read_calls, record, relabel, unknown_completion
 from dragoman.engines.protocol import count_text
-from dragoman.http.exchange import Exchange, QueryString
-from dragoman.http.host import Host
+from dragoman.http.exchange import Exchange
+from dragoman.http.host import Host, ModelHost
+from dragoman.http.query_string import QueryString
 from dragoman.store import Record
 from dragoman.turns.spec import TurnSpec
 from dragoman.types import Traced
 
 
 async def save(
-    host: Host,
+    host: ModelHost,
     exchange: Exchange,
     request: ChatRequest,
     reply: dict[str, Any],
@@ -44,7 +45,7 @@ LATEST = 64
 """Stored answers that are looked through for thoughts which this process does not remember."""
 
 
-async def recall(host: Host, exchange: Exchange, spec: TurnSpec) -> None:
+async def recall(host: ModelHost, exchange: Exchange, spec: TurnSpec) -> None:
     """Has the thoughts of stored calls be found, by a server that was started again, too."""
     planner = host.model.planner
     asked = replace(planner.defaults(spec.model).settle(spec), owner=exchange.owner)

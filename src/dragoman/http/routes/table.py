@@ -14,6 +14,7 @@ from dragoman.api import completions
 from dragoman.api import conversations as conversation_bodies
 from dragoman.api import files as file_bodies
 from dragoman.api import inspection as inspection_bodies
+from dragoman.api import model_changes as model_bodies
 from dragoman.api import vectors as vector_bodies
 from dragoman.api.chat import reply as chat_reply
 from dragoman.api.messages import reply as message_reply
@@ -30,6 +31,7 @@ from dragoman.http.routes import (
     generate,
     inspection,
     messages,
+    models,
     ollama,
     page,
     responses,
@@ -239,18 +241,26 @@ OTHERS = Api(
         "/v1/load_lora_adapter": training.load_adapter,
         "/v1/unload_lora_adapter": training.unload_adapter,
         "/lora-adapters": training.weigh_adapters,
+        "/models/load": models.load,
+        "/models/unload": models.unload,
+        "/v1/model/load": models.load_for_tabby,
+        "/v1/model/unload": models.unload_for_tabby,
     },
     get={
         "/v1/trajectories/{id}": training.retrieve,
         "/tokenizer_info": inspection.tokenizer_info,
         "/v1/mcp_servers": inspection.list_mcp_servers,
         "/dialects": inspection.list_dialects,
-        "/v1/models": inspection.list_models,
+        "/v1/models": models.list_models,
         "/lora-adapters": training.list_adapters,
-        "/v1/models/{model:path}": inspection.get_model,
+        "/models/sse": models.watch,
+        "/v1/model": models.show_default,
+        "/v1/model/list": models.list_models,
+        "/v1/models/{model:path}": models.get_model,
         "/openapi.json": show_openapi,
         **page.GET,
     },
+    operations=model_bodies.OPERATIONS,
 )
 APIS: Sequence[Api] = (
     *(CHAT, COMPLETIONS, RESPONSES, CONVERSATIONS, MESSAGES, GENERATE, EMBEDDINGS),

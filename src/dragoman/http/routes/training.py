@@ -17,7 +17,8 @@ from dragoman.api.training import (
 from dragoman.engines.protocol import weights_of
 from dragoman.errors import TrajectoryTooLarge
 from dragoman.http.exchange import Exchange
-from dragoman.http.host import Host
+from dragoman.http.host import Host, ModelHost
+from dragoman.http.query_string import QueryString
 from dragoman.store import Record, Store
 
 
@@ -25,15 +26,22 @@ async def pause(host: Host, exchange: Exchange) -> None:
     """Answered when nothing computes any more."""
     host.keys.check_operator(exchange.headers)
     await exchange.read(read_pause)
-    await host.brake.pause()
-    await exchange.json(describe_engine(paused=True, version=weights_of(host.engine)))
+    model = await _trained(host, exchange)
+    await model.brake.pause()
+    await exchange.json(describe_engine(paused=True, version=weights_of(model.engine)))
 
 
 async def resume(host: Host, exchange: Exchange) -> None:
     host.keys.check_operator(exchange.headers)
     request, _ = await exchange.read(read_resume)
-    await host.brake.resume(request.weight_version)
-    await exchange.json(describe_engine(paused=False, version=weights_of(host.engine)))
+    model = await _trained(host, exchange)
+    await model.brake.resume(request.weight_version)
+    await exchange.json(describe_engine(paused=False, version=weights_of(model.engine)))
+
+
+async def _trained(host: Host, exchange: Exchange) -> ModelHost:
+    """The model that the path names as `?model=`; without it, that of requests which name none."""
+    return await host.serving(QueryString(exchange).text("model"), exchange)
 
 
 # The routes of LoRA adapters: vLLM's, which load and unload them, and llama-server's, which weighs them.
@@ -43,7 +51,8 @@ async def load_adapter(host: Host, exchange: Exchange) -> None:
     """Answered when requests may name it."""
     host.keys.check_operator(exchange.headers)
     request, _ = await exchange.read(read_load)
-    await host.adapters.load(request.lora_name, request.lora_path, in_place=bool(request.load_inplace))
+    adapters = (await _trained(host, exchange)).adapters
+    await adapters.load(request.lora_name, request.lora_path, in_place=bool(request.load_inplace))
     await _say(exchange, f"Success: LoRA adapter '{request.lora_name}' added successfully.")
 
 
@@ -51,14 +60,15 @@ async def unload_adapter(host: Host, exchange: Exchange) -> None:
     """Answers that are being written with it come to their end."""
     host.keys.check_operator(exchange.headers)
     request, _ = await exchange.read(read_unload)
-    await host.adapters.unload(request.lora_name)
+    await (await _trained(host, exchange)).adapters.unload(request.lora_name)
     await _say(exchange, f"Success: LoRA adapter '{request.lora_name}' removed successfully.")
 
 
 async def list_adapters(host: Host, exchange: Exchange) -> None:
+    model = (await _trained(host, exchange)).model
     told = [
         {"id": each.id, "path": each.path, "scale": each.scale, "name": each.name}
-        for each in host.model.planner.adapters.all
+        for each in model.planner.adapters.all
     ]
     await exchange.json(told)
 
@@ -66,7 +76,7 @@ async def list_adapters(host: Host, exchange: Exchange) -> None:
 async def weigh_adapters(host: Host, exchange: Exchange) -> None:
     host.keys.check_operator(exchange.headers)
     scales, _ = await exchange.read(read_scales)
-    host.adapters.set_scales(scales)
+    (await _trained(host, exchange)).adapters.set_scales(scales)
     await exchange.json({"success": True})
 
 

@@ -17,7 +17,7 @@ from dragoman.engines.protocol import EmbeddingEngine, ScoringEngine, SharingEng
 from dragoman.engines.sound import check_sound, wrong_scores, wrong_vectors
 from dragoman.errors import BadRequest, ContextOverflow, EngineFailed
 from dragoman.http.exchange import Exchange, unless_gone
-from dragoman.http.host import Host
+from dragoman.http.host import Host, ModelHost
 from dragoman.limits import Limits
 from dragoman.types import Prompt, TextPrompt
 
@@ -30,11 +30,12 @@ LONGEST_TOKEN = 16
 """Characters, on the average: of what is to be cut, nothing behind so many for each token is looked at."""
 
 
-async def embed(host: Host, exchange: Exchange) -> None:
+async def embed(shared: Host, exchange: Exchange) -> None:
     (request, given), size = await exchange.read(
-        partial(_read_embed, limits=host.limits, ignored=exchange.ignored)
+        partial(_read_embed, limits=shared.limits, ignored=exchange.ignored)
     )
     exchange.visit.within(request.timeout)
+    host = await shared.serving(request.model, exchange)
     vectors, tokens = await embed_all(host, exchange, request.model, given, request.dimensions, size)
     model, size = host.model.planner.name(request.model), FLOAT_BYTES * len(vectors) * len(vectors[0])
     make = partial(bodies.reply, request, model, vectors, tokens, weights_of(host.engine))
@@ -42,7 +43,7 @@ async def embed(host: Host, exchange: Exchange) -> None:
 
 
 async def embed_all(
-    host: Host,
+    host: ModelHost,
     exchange: Exchange,
     model: str | None,
     given: Sequence[Prompt],
@@ -71,11 +72,12 @@ def _read_embed(body: bytes, limits: Limits, ignored: Ignored) -> tuple[Embeddin
     return request, bodies.prompts(request)
 
 
-async def rerank(host: Host, exchange: Exchange) -> None:
+async def rerank(shared: Host, exchange: Exchange) -> None:
     (request, pairs), size = await exchange.read(
-        partial(_read_rerank, limits=host.limits, ignored=exchange.ignored)
+        partial(_read_rerank, limits=shared.limits, ignored=exchange.ignored)
     )
     exchange.visit.within(request.timeout)
+    host = await shared.serving(request.model, exchange)
     scores, tokens = await _scores(host, exchange, pairs, request.model, size)
     head = new_head("rerank-", host.model.planner.name(request.model), host.fingerprint)
     await exchange.json(
@@ -88,11 +90,12 @@ def _read_rerank(body: bytes, limits: Limits, ignored: Ignored) -> tuple[RerankR
     return request, bodies.pairs(request, limits)
 
 
-async def score(host: Host, exchange: Exchange) -> None:
+async def score(shared: Host, exchange: Exchange) -> None:
     (request, pairs), size = await exchange.read(
-        partial(_read_score, limits=host.limits, ignored=exchange.ignored)
+        partial(_read_score, limits=shared.limits, ignored=exchange.ignored)
     )
     exchange.visit.within(request.timeout)
+    host = await shared.serving(request.model, exchange)
     scores, tokens = await _scores(host, exchange, pairs, request.model, size)
     head = new_head("score-", host.model.planner.name(request.model), host.fingerprint)
     await exchange.json(bodies.describe_scores(head, scores, tokens, weights_of(host.engine)))
@@ -104,7 +107,7 @@ def _read_score(body: bytes, limits: Limits, ignored: Ignored) -> tuple[ScoreReq
 
 
 async def _scores(
-    host: Host, exchange: Exchange, pairs: Sequence[Pair], model: str | None, body_bytes: int
+    host: ModelHost, exchange: Exchange, pairs: Sequence[Pair], model: str | None, body_bytes: int
 ) -> tuple[list[float], int]:
     """One for each pair, and the tokens that were read for them."""
     _check_model(host, model)
@@ -122,7 +125,7 @@ async def _scores(
 
 
 async def _read_together(
-    host: Host, exchange: Exchange, pairs: Sequence[Pair], body_bytes: int
+    host: ModelHost, exchange: Exchange, pairs: Sequence[Pair], body_bytes: int
 ) -> tuple[list[float], int]:
     """By a model that reads both texts of a pair, and puts its own tokens around them."""
     ids = await _ids(host, exchange, pairs, body_bytes, add_special_tokens=False)
@@ -134,7 +137,7 @@ async def _read_together(
 
 
 async def _compare(
-    host: Host, exchange: Exchange, pairs: Sequence[Pair], body_bytes: int
+    host: ModelHost, exchange: Exchange, pairs: Sequence[Pair], body_bytes: int
 ) -> tuple[list[float], int]:
     """By the cosine of the angle between their vectors."""
     ids = await _ids(host, exchange, pairs, body_bytes, add_special_tokens=True)
@@ -149,12 +152,14 @@ def _cosines(vectors: Mapping[str, Sequence[float]], pairs: Sequence[Pair]) -> l
     return [sum(map(mul, vectors[one.text], vectors[other.text])) for one, other in pairs]
 
 
-async def _vectors(host: Host, exchange: Exchange, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
+async def _vectors(
+    host: ModelHost, exchange: Exchange, prompts: Sequence[Sequence[int]]
+) -> list[list[float]]:
     return await _compute(host, exchange, "embed", prompts, len)
 
 
 async def _compute(
-    host: Host, exchange: Exchange, method: str, given: Sequence[Any], size: Callable[[Any], int]
+    host: ModelHost, exchange: Exchange, method: str, given: Sequence[Any], size: Callable[[Any], int]
 ) -> list[Any]:
     """What the engine makes of all that is given, unless the client leaves. Each piece waits for its turn."""
     for_owner = method == "embed" and isinstance(host.engine, SharingEngine)
@@ -187,7 +192,7 @@ def _pieces(given: Sequence[Any], size: Callable[[Any], int]) -> Iterator[list[A
 
 
 async def _ids(
-    host: Host, exchange: Exchange, pairs: Sequence[Pair], body_bytes: int, *, add_special_tokens: bool
+    host: ModelHost, exchange: Exchange, pairs: Sequence[Pair], body_bytes: int, *, add_special_tokens: bool
 ) -> dict[str, tuple[int, ...]]:
     """Of every text, once."""
     places: dict[str, str] = {}
@@ -199,12 +204,12 @@ async def _ids(
 
 
 async def _encode_all(
-    host: Host, exchange: Exchange, prompts: Sequence[Prompt], body_bytes: int
+    host: ModelHost, exchange: Exchange, prompts: Sequence[Prompt], body_bytes: int
 ) -> list[tuple[int, ...]]:
     return await exchange.aside(body_bytes, partial(_encode, host, prompts))
 
 
-def _encode(host: Host, prompts: Sequence[Prompt], *, cuts: bool = False) -> list[tuple[int, ...]]:
+def _encode(host: ModelHost, prompts: Sequence[Prompt], *, cuts: bool = False) -> list[tuple[int, ...]]:
     found = []
     most = host.model.prompter.most_tokens
     for prompt in prompts:
@@ -217,13 +222,13 @@ def _encode(host: Host, prompts: Sequence[Prompt], *, cuts: bool = False) -> lis
     return found
 
 
-def _check_length(host: Host, tokens: int, place: str) -> None:
+def _check_length(host: ModelHost, tokens: int, place: str) -> None:
     most = host.model.prompter.most_tokens
     if tokens > most:
         raise ContextOverflow.of(tokens, most, place)
 
 
-def _check_model(host: Host, name: str | None) -> None:
+def _check_model(host: ModelHost, name: str | None) -> None:
     check_has_ids(host.card, "this route")
     if host.model.planner.adapter(name) is not None:
         message = "Adapters have no embeddings; ask the model itself."

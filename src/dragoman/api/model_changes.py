@@ -1,0 +1,117 @@
+"""What the routes are asked that load, unload and fetch models, and how they tell how far it is.
+
+llama-server's names and TabbyAPI's; Ollama's are in `ollama`.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from dragoman.api.openapi import OLLAMA_ERROR, Operation
+from dragoman.api.read import Ignored, Reader
+from dragoman.errors import BadRequest
+
+Name = Annotated[str, Meta(min_length=1, max_length=512)]
+_encode = msgspec.json.Encoder().encode
+
+
+class ChangeModel(Struct, kw_only=True, forbid_unknown_fields=True):
+    """TabbyAPI says `model_name`, and older clients `name`."""
+
+    model: Name | None = None
+    model_name: Name | None = None
+    name: Name | None = None
+    stream: bool | None = None
+    """Whether it is told how far it is, as events, until it is done."""
+
+    @property
+    def meant(self) -> str | None:
+        return self.model or self.model_name or self.name
+
+
+class CopyModel(Struct, kw_only=True, forbid_unknown_fields=True):
+    source: Name
+    destination: Name
+
+
+_change, _copy = Reader.of(ChangeModel), Reader.of(CopyModel)
+OPERATIONS: Sequence[Operation] = (
+    Operation("post", "/models/load", "Load a model, for administrators", (ChangeModel,), streams=True),
+    Operation("post", "/models/unload", "Unload a model", (ChangeModel,)),
+    Operation("get", "/models/sse", "The states of all models, as they change", streams=True),
+    Operation("get", "/v1/model", "The model of requests that name none"),
+    Operation("get", "/v1/model/list", "The same as /v1/models, as TabbyAPI has it"),
+    Operation("post", "/v1/model/load", "Load a model, as TabbyAPI has it", (ChangeModel,), streams=True),
+    Operation("post", "/v1/model/unload", "Unload a model, as TabbyAPI has it", (ChangeModel,)),
+    Operation("post", "/api/copy", "Another name for a model", (CopyModel,), error=OLLAMA_ERROR),
+    Operation("delete", "/api/delete", "Delete a model of the cache", error=OLLAMA_ERROR),
+)
+
+
+def read_change(body: bytes, ignored: Ignored | None = None) -> ChangeModel:
+    request: ChangeModel = _change.read(body or b"{}", ignored)
+    return request
+
+
+def read_named(body: bytes, ignored: Ignored | None = None) -> ChangeModel:
+    request = read_change(body, ignored)
+    if request.meant is None:
+        raise BadRequest("'model' is required.", param="model", code="missing_field")
+    return request
+
+
+def read_copy(body: bytes, ignored: Ignored | None = None) -> CopyModel:
+    request: CopyModel = _copy.read(body, ignored)
+    return request
+
+
+# How long a model stays, as Ollama's clients say it.
+
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"(-?)((?:\d{1,9}(?:\.\d{1,9})?(?:ms|s|m|h))+)")
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
+LONGEST_S = 10.0**9
+
+
+def read_keep_alive(given: Any) -> float | None:
+    """Seconds; None is for ever.
+
+    >>> read_keep_alive("5m"), read_keep_alive("1h30m"), read_keep_alive(0), read_keep_alive(-1)
+    (300.0, 5400.0, 0.0, None)
+    """
+    if isinstance(given, str) and (found := _DURATION.fullmatch(given)):
+        seconds = sum(float(amount) * _UNITS[unit] for amount, unit in _PART.findall(found[2]))
+        return None if found[1] else min(seconds, LONGEST_S)
+    if isinstance(given, str) and re.fullmatch(r"-?\d{1,9}", given):
+        given = int(given)
+    if isinstance(given, bool) or not isinstance(given, int | float) or given != given:
+        message = "'keep_alive' is a number of seconds, or a time as 5m; below 0 is for ever."
+        raise BadRequest(message, param="keep_alive", code="invalid_value")
+    return None if given < 0 else min(float(given), LONGEST_S)
+
+
+# How far it is.
+
+
+def tell_status(name: str, status: Mapping[str, object]) -> bytes:
+    """An event for those who watch the states of models."""
+    return b"data: %s\n\n" % _encode({"model": name, "status": status})
+
+
+def tell_tabby(name: str, status: Mapping[str, object]) -> bytes:
+    """As TabbyAPI tells how many of a model's parts are loaded: here they are hundredths."""
+    done = 100 if status["value"] == "loaded" else int(100 * float(str(status.get("progress") or 0)))
+    said = "finished" if status["value"] == "loaded" else "processing"
+    told: dict[str, object] = {"model_type": "model", "module": done, "modules": 100, "status": said}
+    if "error" in status:
+        told = {"error": {"message": status["error"]}}
+    return b"data: %s\n\n" % _encode(told)
+
+
+def tell_pull(name: str, done: int, total: int) -> dict[str, Any]:
+    """A line of Ollama's, of a model that is being fetched."""
+    return {"status": f"pulling {name}", "digest": "", "total": total, "completed": done}

@@ -1,0 +1,73 @@
+"""What stands behind the question mark of a path."""
+
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
+from urllib.parse import parse_qsl
+
+from dragoman.errors import BadRequest
+
+if TYPE_CHECKING:
+    from dragoman.http.exchange import Exchange
+
+Order: TypeAlias = Literal["asc", "desc"]
+LONGEST_PAGE = 100
+USUAL_PAGE = 20
+
+
+class Cut(TypedDict):
+    """Which piece of a list is asked for, as the store takes it."""
+
+    after: str | None
+    limit: int
+    descending: bool
+
+
+class QueryString:
+    def __init__(self, exchange: "Exchange") -> None:
+        raw = exchange.scope.get("query_string", b"")
+        try:
+            pairs = parse_qsl(raw.decode(), keep_blank_values=True, max_num_fields=128)
+        except ValueError:
+            raise BadRequest("The query of the path cannot be read.", code="invalid_value") from None
+        self._pairs = pairs
+        self._given = dict(pairs)
+
+    def text(self, name: str) -> str | None:
+        return self._given.get(name)
+
+    def texts(self, name: str) -> list[str]:
+        """`include=a&include[]=b` gives `["a", "b"]`."""
+        return [value for key, value in self._pairs if key in (name, f"{name}[]")]
+
+    def flag(self, name: str) -> bool:
+        given = self._given.get(name, "false").lower()
+        if given not in ("true", "false", "1", "0", ""):
+            raise _wrong(name, "must be true or false")
+        return given in ("true", "1")
+
+    def integer(self, name: str, default: int, least: int, most: int) -> int:
+        given = self._given.get(name)
+        if given is None:
+            return default
+        if not (given.isascii() and given.isdigit() and len(given) < 16 and least <= int(given) <= most):
+            raise _wrong(name, f"must be a number from {least} to {most}")
+        return int(given)
+
+    def pairs(self, name: str) -> dict[str, str]:
+        """`metadata[a]=b` gives `{"a": "b"}`."""
+        start = f"{name}["
+        return {
+            key[len(start) : -1]: value
+            for key, value in self._given.items()
+            if key.startswith(start) and key.endswith("]")
+        }
+
+    def cut(self, default: Order, usual: int = USUAL_PAGE, longest: int = LONGEST_PAGE) -> Cut:
+        order: str = self._given.get("order", default)
+        if order not in ("asc", "desc"):
+            raise _wrong("order", "must be asc or desc")
+        limit = self.integer("limit", usual, 1, longest)
+        return Cut(after=self.text("after"), limit=limit, descending=order == "desc")
+
+
+def _wrong(name: str, what: str) -> BadRequest:
+    return BadRequest(f"'{name}' {what}.", param=name, code="invalid_value")

@@ -1,0 +1,284 @@
+"""The routes about models: which there are and in which state, and for administrators what changes that."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+from msgspec.structs import replace
+
+from dragoman.api import model_changes as bodies
+from dragoman.api.messages.reply import HEADER, describe_model, list_page
+from dragoman.api.model_changes import ChangeModel
+from dragoman.engines.protocol import ModelCard
+from dragoman.errors import BadRequest, Conflict, DragomanError, Forbidden, ModelFileError, ModelNotFound
+from dragoman.http.exchange import Exchange, unless_gone
+from dragoman.http.host import Host
+from dragoman.http.keys import is_loopback
+from dragoman.http.query_string import QueryString
+from dragoman.models import ModelPool, PooledModel
+
+R = TypeVar("R")
+LOOK_S = 0.25
+"""Between two looks at how far something is."""
+QUIET_S = 15.0
+"""Without a change, after which a stream of states says that it lives."""
+LONGEST_ALIASES = 64
+
+# Which there are.
+
+
+async def list_models(host: Host, exchange: Exchange) -> None:
+    models, may_use = host.pool.models.values(), exchange.key.may_use
+    named = [(name, model) for model in models for name in model.names if may_use(name)]
+    if HEADER in exchange.headers:
+        await exchange.json(_page_for_anthropic(exchange, dict(named)))
+        return
+    await exchange.json({"object": "list", "data": [_describe(name, model) for name, model in named]})
+
+
+async def get_model(host: Host, exchange: Exchange) -> None:
+    name = exchange.path_params["model"].rstrip("/")
+    if not name:
+        await list_models(host, exchange)
+        return
+    try:
+        model = host.pool.get(name)
+        exchange.check_model(name if name in model.names else model.name)
+        if model.loaded is not None:
+            model.loaded.model.planner.adapter(name)
+            name = model.loaded.model.planner.name(name)
+        elif name not in model.names:
+            raise host.pool.unknown(name)
+    except ModelNotFound:
+        raise ModelNotFound(f"The model '{name}' does not exist here.", param="model") from None
+    describe = _describe_for_anthropic if HEADER in exchange.headers else _describe
+    await exchange.json(describe(name, model))
+
+
+def _page_for_anthropic(exchange: Exchange, named: dict[str, PooledModel]) -> dict[str, Any]:
+    """The list as Anthropic's clients ask for it: in pieces, behind one name or before another."""
+    query, names = QueryString(exchange), list(named)
+    most = query.integer("limit", 20, 1, 1000)
+    after, before = query.text("after_id"), query.text("before_id")
+    if after in names:
+        names = names[names.index(after) + 1 :]
+    if before in names:
+        names = names[: names.index(before)]
+    told = [_describe_for_anthropic(name, named[name]) for name in names[:most]]
+    return list_page(told, more=len(names) > most)
+
+
+def _describe_for_anthropic(name: str, model: PooledModel) -> dict[str, Any]:
+    card = model.loaded.card if model.loaded else None
+    return describe_model(name, card.created if card else 0, card.max_model_len if card else None)
+
+
+def _describe(name: str, model: PooledModel) -> dict[str, Any]:
+    """What is known only of a model that is loaded is not told of others."""
+    told = {"id": name, "object": "model", "created": 0, "owned_by": "dragoman", "status": model.status}
+    if model.loaded is None:
+        return {**told, "root": model.name, "parent": None, "max_model_len": None}
+    card, adapter = model.loaded.card, model.loaded.model.planner.adapters.get(name)
+    return {
+        **told,
+        "created": card.created,
+        "root": card.name,
+        "parent": card.name if adapter else None,
+        # The number by which `lora` may name it, as in llama-server.
+        **({"lora_id": adapter.id} if adapter else {}),
+        "max_model_len": card.max_model_len,
+        "token_ids": _describe_ids(card),
+        "dialect": model.loaded.model.found.dialect.name,
+    }
+
+
+def _describe_ids(card: ModelCard) -> str:
+    """What is known of the ids of answers: those that were sampled, counts by a tokenizer, or nothing."""
+    if card.samples_ids:
+        return "sampled"
+    return "counted" if card.has_ids else "none"
+
+
+# What changes that. It is for administrators; where nobody needs a key, for whoever is on this machine.
+
+
+def check_admin(host: Host, exchange: Exchange) -> None:
+    keys = host.keys
+    if keys.closed or keys.has_admin or not is_loopback(host.settings.host):
+        keys.require_admin(exchange.headers)
+
+
+async def load(host: Host, exchange: Exchange) -> None:
+    """As llama-server does: it has begun when this is answered. With `stream` it is told how far it is."""
+    model, request = await _asked(host, exchange)
+    if request.stream:
+        await _stream_load(host, exchange, model, bodies.tell_status)
+        return
+    loading = asyncio.ensure_future(host.pool.load(model))
+    loading.add_done_callback(lambda done: done.cancelled() or done.exception())
+    await asyncio.sleep(0)
+    if loading.done():
+        loading.result()
+    await exchange.json({"success": True})
+
+
+async def unload(host: Host, exchange: Exchange) -> None:
+    """Answers that run get as long as when the server stops; then they end with an error."""
+    model, _ = await _asked(host, exchange)
+    await host.pool.unload(model, grace=host.settings.shutdown_grace)
+    await exchange.json({"success": True})
+
+
+async def load_for_tabby(host: Host, exchange: Exchange) -> None:
+    model, _ = await _asked(host, exchange)
+    await _stream_load(host, exchange, model, bodies.tell_tabby)
+
+
+async def unload_for_tabby(host: Host, exchange: Exchange) -> None:
+    """Without a name, all that are loaded."""
+    check_admin(host, exchange)
+    request, _ = await exchange.read(partial(bodies.read_change, ignored=exchange.ignored))
+    all_of_them = [model for model in host.pool.served if model.can_unload]
+    if request.meant:
+        host.pool.check(request.meant)
+    for model in [host.pool.get(request.meant)] if request.meant else all_of_them:
+        await host.pool.unload(model, grace=host.settings.shutdown_grace)
+    await exchange.json({"success": True})
+
+
+async def show_default(host: Host, exchange: Exchange) -> None:
+    await exchange.json(_describe(host.pool.default.name, host.pool.default))
+
+
+async def _asked(host: Host, exchange: Exchange) -> tuple[PooledModel, ChangeModel]:
+    check_admin(host, exchange)
+    request, _ = await exchange.read(partial(bodies.read_named, ignored=exchange.ignored))
+    model = await host.pool.look_for(request.meant)
+    host.pool.check(request.meant or "")
+    return model, request
+
+
+async def _stream_load(
+    host: Host,
+    exchange: Exchange,
+    model: PooledModel,
+    tell: Callable[[str, Mapping[str, object]], bytes],
+) -> None:
+    """Events until it is loaded, or cannot be. Who leaves does not end it."""
+
+    async def follow() -> None:
+        loading = asyncio.ensure_future(host.pool.load(model))
+        loading.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.sleep(0)
+        await exchange.start_stream(tell(model.name, model.status))
+        last = dict(model.status)
+        while not (await asyncio.wait({loading}, timeout=LOOK_S))[0]:
+            if model.status != last:
+                last = dict(model.status)
+                await exchange.write(tell(model.name, last))
+        await exchange.end_stream(tell(model.name, model.status))
+
+    await unless_gone(exchange, follow())
+
+
+async def watch(host: Host, exchange: Exchange) -> None:
+    """The states of all models, and again of each that has changed, for as long as the client stays."""
+    may_use = exchange.key.may_use
+
+    async def follow() -> None:
+        told: dict[str, object] = {}
+        await exchange.start_stream(b"")
+        while not host.admission.draining:
+            news = {name: model.status for name, model in host.pool.models.items() if may_use(name)}
+            changed = [(name, status) for name, status in news.items() if told.get(name) != status]
+            if changed:
+                await exchange.write(b"".join(bodies.tell_status(*each) for each in changed))
+                told = dict(news)
+            await _pause(host.pool)
+        await exchange.end_stream()
+
+    await unless_gone(exchange, follow())
+
+
+async def _pause(pool: ModelPool) -> None:
+    """Until something may be new: while one is loaded, its progress is."""
+    is_loading = any(model.state == "loading" for model in pool.models.values())
+    changed = asyncio.ensure_future(pool.changed.wait())
+    try:
+        await asyncio.wait({changed}, timeout=LOOK_S if is_loading else QUIET_S)
+    finally:
+        changed.cancel()
+
+
+# Other names, and what is on the disk.
+
+
+def copy_model(host: Host, source: str, destination: str) -> None:
+    """Another name for a model, for as long as the server runs."""
+    model = host.pool.get(source)
+    if source not in model.names:
+        raise host.pool.unknown(source)
+    if destination in model.names:
+        return
+    if any(destination in other.names for other in host.pool.models.values()):
+        raise Conflict(f"There is a model '{destination}' already.", param="destination")
+    if not destination.isprintable() or len(model.settings.model_alias) >= LONGEST_ALIASES:
+        message = f"A model has at most {LONGEST_ALIASES} names, of characters that can be printed."
+        raise BadRequest(message, param="destination", code="invalid_value")
+    model.settings = replace(model.settings, model_alias=[*model.settings.model_alias, destination])
+    if model.loaded is not None:
+        planner = model.loaded.model.planner
+        planner.names = (*planner.names, destination)
+
+
+async def pull_model(host: Host, name: str, told: Callable[[int, int], None]) -> None:
+    """Fetched from the hub, in a thread, and served from then on."""
+    from dragoman.hub import pull, read_name
+
+    assert host.pool.describe is not None
+    plain = name.removesuffix(":latest")
+    # With a mark it is a name, whatever lies in the folder of the server.
+    marked = plain if plain.startswith(("hf:", "hf.co/", "https://")) else f"hf:{plain}"
+    try:
+        meant = read_name(marked)
+    except ModelFileError as error:
+        raise BadRequest(error.message, param="model", code="invalid_value") from error
+    if meant is None:
+        raise host.pool.unknown(name)
+    try:
+        cached = await asyncio.to_thread(pull, meant, told)
+    except ModelFileError as error:
+        raise DragomanError(error.message, code="not_fetched") from error
+    added = host.pool.describe(cached)
+    host.pool.models.setdefault(added.name, added)
+    host.pool.tell()
+
+
+async def delete_model(host: Host, name: str) -> None:
+    """Of the cache; files that the server was given are not touched."""
+    from dragoman.hub.cache import list_cached, remove
+
+    cached = [each for each in await asyncio.to_thread(list_cached) if str(each.name) == name]
+    model = host.pool.models.get(name)
+    if model is None or not cached:
+        message = "Only models that lie in the hub's cache are deleted over HTTP; delete the file."
+        raise Forbidden(message, code="not_allowed")
+    await host.pool.unload(model, grace=host.settings.shutdown_grace)
+    del host.pool.models[name]
+    host.pool.tell()
+    try:
+        await asyncio.to_thread(remove, cached[0])
+    except ModelFileError as error:
+        raise Forbidden(error.message, code="not_allowed") from error
+
+
+async def tell_meanwhile(work: Awaitable[R], tell: Callable[[], Awaitable[None]]) -> R:
+    """`await work`, and `tell()` again and again until it is done."""
+    working = asyncio.ensure_future(work)
+    try:
+        while not (await asyncio.wait({working}, timeout=LOOK_S))[0]:
+            await tell()
+        return await working
+    finally:
+        working.cancel()
