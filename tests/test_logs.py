@@ -23,7 +23,7 @@ REQUEST = {
     "duration_ms": 1120.0,
     "tokens_per_s": 118.3,
 }
-LOGGERS = ("dragoman", "uvicorn", "uvicorn.error", "uvicorn.access")
+LOGGERS = ("dragoman", "uvicorn", "uvicorn.error", "uvicorn.access", "opentelemetry")
 
 
 class Tty(io.StringIO):

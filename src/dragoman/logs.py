@@ -50,6 +50,8 @@ def setup(level: str, json: bool, stream: TextIO | None = None) -> None:
     # uvicorn tells of its start and stop at "info", which the banner says better.
     _route("uvicorn", "DEBUG" if level == "debug" else "WARNING", handler)
     _inherit("uvicorn.error")
+    # It tells of collectors that do not answer, among others.
+    _route("opentelemetry", "WARNING", handler)
     # Each request has one line already: ours, which knows of tokens.
     access = logging.getLogger("uvicorn.access")
     access.handlers.clear()

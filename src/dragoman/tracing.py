@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from dragoman import logs
@@ -34,6 +35,7 @@ CONTENT = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 """The variable by which what was said becomes part of spans; the conventions have it so."""
 CLOSE_S = 5.0
 """What a collector gets for the last spans before the process goes."""
+MISSING = "`otel` needs packages that are not installed: pip install 'dragoman[otel]'."
 HEADERS = ("traceparent", "tracestate", "baggage")
 
 
@@ -174,7 +176,9 @@ class Tracing:
         else:
             given = {each: (headers or {}).get(each.encode(), b"").decode("latin-1") for each in HEADERS}
             context = propagate.extract({each: text for each, text in given.items() if text}, Context())
-        return RequestTrace(self, self._tracer.start_span(name, context, _kind(role)))
+        trace = RequestTrace(self, self._tracer.start_span(name, context, _kind(role)))
+        trace.conversation = parent.conversation if parent is not None else ""
+        return trace
 
     def remote(self, headers: Mapping[bytes, bytes]) -> RequestTrace | None:
         """The trace of somebody else, of whose requests there will be several."""
@@ -272,6 +276,12 @@ def traced(
 # From the settings and the environment.
 
 
+def check_tracing(settings: Settings) -> None:
+    """Raises where traces are wanted and cannot be had."""
+    if (settings.otel or settings.otel_endpoint is not None) and find_spec("opentelemetry") is None:
+        raise SettingsError(MISSING)
+
+
 def open_tracing(settings: Settings) -> Tracing | None:
     """None where nobody wants traces. A program that has set OpenTelemetry up itself keeps its own ways."""
     if not settings.otel and settings.otel_endpoint is None:
@@ -284,8 +294,7 @@ def open_tracing(settings: Settings) -> Tracing | None:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
-        message = "`otel` needs packages that are not installed: pip install 'dragoman[otel]'."
-        raise SettingsError(message) from error
+        raise SettingsError(MISSING) from error
     content = os.environ.get(CONTENT, "").strip().lower() in ("true", "1", "span_only", "span_and_event")
     theirs = trace.get_tracer_provider()
     if isinstance(theirs, TracerProvider):

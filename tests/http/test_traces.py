@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,8 +13,10 @@ import pytest
 from dragoman.engines.protocol import Engine
 from dragoman.engines.remote import RemoteEngine
 from dragoman.engines.scripted import ScriptedEngine, say
+from dragoman.errors import SettingsError
 from dragoman.http.server import background
 from dragoman.settings import Settings
+from dragoman.tracing import check_tracing
 from tests.mcp.support import raw_server
 from tests.support.collector import Collector, collecting
 from tests.support.http import HELLO, get, post, stream
@@ -24,6 +26,11 @@ from tests.support.wait import becomes
 
 CHAT = "/v1/chat/completions"
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+class Embedder(ScriptedEngine):
+    async def embed(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
+        return [[1.0, 0.0] for _ in prompts]
 
 
 @contextmanager
@@ -140,6 +147,45 @@ def test_what_was_said_is_told_where_the_environment_says_so(monkeypatch: pytest
     assert (answer["parts"], answer["finish_reason"]) == ([{"type": "text", "content": "hello"}], "stop")
 
 
+def test_a_conversation_is_named_also_in_the_background() -> None:
+    with traced(ScriptedEngine(say("hi"))) as (url, collector):
+        kept = post(url, "/v1/conversations", {}).json()["id"]
+        asked = {"input": "hi", "conversation": kept, "background": True}
+        made = post(url, "/v1/responses", asked).json()["id"]
+        assert becomes(lambda: get(url, f"/v1/responses/{made}").json()["status"] == "completed")
+    told = collector.one("chat scripted").attributes
+    assert (told["gen_ai.conversation.id"], told["gen_ai.response.id"]) == (kept, made)
+
+
+def test_vectors_have_a_span() -> None:
+    with traced(Embedder(say("hi"))) as (url, collector):
+        assert post(url, "/v1/embeddings", {"input": "x"}).status_code == 200
+    span = collector.one("embeddings scripted")
+    assert span.attributes["gen_ai.operation.name"] == "embeddings"
+    assert span.parent == collector.one("POST /v1/embeddings").id
+
+
+HOSTILE = [
+    "00-00000000000000000000000000000000-b7ad6b7169203331-01",
+    "ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+    "00-" + "a" * 10_000,
+    "00-0AF7651916CD43DD8448EB211C80319C-B7AD6B7169203331-01\t; x",
+    "\xff\xfe",
+    "",
+]
+
+
+def test_a_header_that_is_no_trace_begins_a_new_one() -> None:
+    with traced(ScriptedEngine(say("hi"))) as (url, collector):
+        for parent in HOSTILE:
+            given = {"traceparent": parent.encode("latin-1"), "tracestate": b"=,=" * 1000, "baggage": b"\xff"}
+            headers = [(name.encode(), value) for name, value in given.items()]
+            assert httpx.post(url + CHAT, json=HELLO, headers=headers).status_code == 200
+    requests = [span for span in collector.spans if span.kind == "server"]
+    assert {span.parent for span in requests} == {""}
+    assert len({span.trace for span in requests}) == len(HOSTILE)
+
+
 # How work ends.
 
 
@@ -236,3 +282,10 @@ def test_calls_of_mcp_servers_are_spans_that_the_servers_are_told_of() -> None:
     told = f"00-{call.trace}-{call.id}-"
     assert any(each.get("traceparent", "").startswith(told) for each in server.headers)
     assert server.params[0]["_meta"]["traceparent"].startswith(told)
+
+
+def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dragoman.tracing.find_spec", lambda name: None)
+    with pytest.raises(SettingsError, match=r"dragoman\[otel\]"):
+        check_tracing(Settings(otel=True))
+    check_tracing(Settings())

@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -334,3 +335,24 @@ def test_who_was_told_to_step_back_is_counted_on() -> None:
     for _ in range(2):
         queue.ask(Ticket(nothing))
     assert pressed == [3, 2]
+
+
+def test_what_waited_begins_in_the_context_of_who_asked() -> None:
+    """Not in that of who made room for it: log lines and traces of the one would be the other's."""
+    who = ContextVar("who", default="")
+    began: list[str] = []
+
+    async def ask(queue: EngineQueue, name: str) -> Ticket:
+        who.set(name)
+        return queue.ask(Ticket(lambda places: began.append(who.get())))
+
+    async def work() -> None:
+        queue = EngineQueue(1)
+        first = await asyncio.create_task(ask(queue, "first"))
+        await asyncio.create_task(ask(queue, "second"))
+        who.set("another")
+        queue.leave(first)
+        await moved_on()
+
+    in_loop(work)
+    assert began == ["first", "second"]

@@ -65,8 +65,10 @@ def _serve(args: argparse.Namespace) -> int:
     from dragoman.prompt.find import check_names
     from dragoman.prompt.frames import check_template
     from dragoman.store import check_folder
+    from dragoman.tracing import check_tracing
 
     check_closed(settings)
+    check_tracing(settings)
     check_folder(settings)
     check_names(settings)
     read_presets(settings)

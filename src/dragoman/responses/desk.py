@@ -24,6 +24,7 @@ from dragoman.responses.seal import Sealer, seal_key
 from dragoman.settings import Settings
 from dragoman.store import Most, Record, Store, StoreBounds, StoredConversation, StoredItem, store_of
 from dragoman.store.sqlite import SqliteStore
+from dragoman.tracing import current
 from dragoman.turns.queue import Aside, Workers
 from dragoman.turns.turn import ServedModel
 from dragoman.types import Traced
@@ -214,6 +215,8 @@ class Desk:
             before = known if known is not None else await self._chain(request.previous_response_id, owner)
             yield await self._context(request, owner, size, aside, before)
             return
+        if (trace := current.get()) is not None:
+            trace.conversation = request.conversation_id
         async with self._lock(owner, request.conversation_id):
             found = await self.conversation(owner, request.conversation_id)
             items = await self.store.all_items(owner, found.id, self._most)

@@ -9,7 +9,7 @@ want it.
 import asyncio
 import time
 from collections.abc import Awaitable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from dragoman.turns.turn import Turn
 
+T = TypeVar("T")
 PROVIDER = "dragoman"
 
 
@@ -183,6 +184,28 @@ def _call(id_: str | None, name: str, arguments: str) -> dict[str, Any]:
 
 def _json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
+
+
+# Vectors and scores.
+
+
+async def trace_vectors(
+    trace: RequestTrace, operation: str, model: str, tokens: int, computing: Awaitable[T]
+) -> T:
+    span = trace.begin(f"{operation} {model}")
+    names = {"gen_ai.operation.name": operation, "gen_ai.provider.name": PROVIDER}
+    span.set_attributes({**names, "gen_ai.request.model": model, "gen_ai.usage.input_tokens": tokens})
+    try:
+        found = await computing
+    except asyncio.CancelledError:
+        trace.cut_short(span, time.time_ns())
+        raise
+    except Exception as error:
+        mark_error(span, error)
+        span.end()
+        raise
+    span.end()
+    return found
 
 
 # Calls of tools.

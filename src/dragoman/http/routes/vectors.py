@@ -19,6 +19,8 @@ from dragoman.errors import BadRequest, ContextOverflow, EngineFailed
 from dragoman.http.exchange import Exchange, unless_gone
 from dragoman.http.host import Host, ModelHost
 from dragoman.limits import Limits
+from dragoman.tracing import current
+from dragoman.turns.traced import trace_vectors
 from dragoman.types import Prompt, TextPrompt
 
 PIECE_TOKENS = 1024
@@ -175,7 +177,11 @@ async def _compute(
             found += made
         return found
 
-    return await unless_gone(exchange, computed())
+    computing = computed()
+    if (trace := current.get()) is not None:
+        operation = "rerank" if method == "score" else "embeddings"
+        computing = trace_vectors(trace, operation, host.card.name, sum(map(size, given)), computing)
+    return await unless_gone(exchange, computing)
 
 
 def _pieces(given: Sequence[Any], size: Callable[[Any], int]) -> Iterator[list[Any]]:
