@@ -24,8 +24,9 @@ test: $(VENV)/.test build/schema_suite build/newest build/node build/chromium  #
 quick: $(VENV)/.test  ## the tests of what needs no socket, and a few that do: a minute
 	$(PYTEST) -m 'not thorough' $(QUICK) $(ARGS)
 
-torch: build/torch  ## the tests of the engine over transformers, which need torch
-	PYTHONPATH=build/torch $(BIN)/python -m pytest tests/engines/transformers tests/http/test_minilm.py $(ARGS)
+torch: build/torch  ## the tests of what needs torch: its runner, and the engine over transformers
+	PYTHONPATH=build/torch $(BIN)/python -m pytest tests/engines/transformers tests/engines/local/pytorch tests/http/test_minilm.py $(ARGS)
+	PYTHONPATH=build/torch $(BIN)/python -m pytest tests/engines/local/contract -k torch $(ARGS)
 
 vllm: $(VENV)/.test build/vllm/bin/dragoman  ## the tests of vLLM, which gets an environment of its own: 3.5 GB
 	$(BIN)/python -m pytest tests/engines/vllm $(ARGS)

@@ -1,4 +1,4 @@
-"""What dragoman costs on a GPU: random weights in `transformers`, with HTTP before them and without.
+"""What dragoman costs on a GPU: random weights in an engine, with HTTP before them and without.
 
 Server and engine share a process, as with `dragoman serve`; the client has one of its own. The jobs that came
 by HTTP are then given to the same engine once more, with nothing before it. Only steps in which every stream
@@ -23,14 +23,14 @@ from bench import machine
 from bench.drive import KINDS, drive
 from bench.errors import BenchError, told
 from bench.figures import Load
-from bench.gpu_watch import Pace, WatchedEngine
+from bench.gpu_watch import Pace, WatchedEngine, open_torch, open_transformers
 from bench.servers.llama import SHAPES, Shape, make
 from bench.tables import Table, keep
-from dragoman.engines.transformers import TransformersOptions
 from dragoman.http.server import background
 from dragoman.settings import Settings
 
 HTTP, ALONE = "HTTP", "no server"
+ENGINES = {"torch": open_torch, "transformers": open_transformers}
 
 
 class Options(Struct, frozen=True):
@@ -38,6 +38,7 @@ class Options(Struct, frozen=True):
     tokens: int = 192
     rounds: int = 3
     shape: str = "1b"
+    engine: str = "torch"
 
 
 class Round(Struct, frozen=True):
@@ -60,29 +61,27 @@ def body(tokens: int, kind: str) -> str:
 
 
 def over_http(engine: WatchedEngine, port: int, options: Options, kind: str) -> Round:
-    engine.watch()
+    engine.watch.clear()
     command = [sys.executable, "-m", "bench.gpu_client", str(port), str(options.streams)]
     done = subprocess.run([*command, body(options.tokens, kind)], stdout=subprocess.PIPE, check=False)
     if done.returncode:
         raise BenchError("The client failed; see above.")
     load = msgspec.json.decode(done.stdout, type=Load)
-    return Round(kind, HTTP, engine.pace(options.streams), load)
+    return Round(kind, HTTP, engine.watch.pace(options.streams), load)
 
 
 def alone(engine: WatchedEngine, options: Options, kind: str, name: str) -> Round:
     """What came by HTTP last, once more."""
-    jobs = [replace(job, id=f"{name}-{number}") for number, job in enumerate(engine.jobs)]
-    engine.watch()
+    jobs = [replace(job, id=f"{name}-{number}") for number, job in enumerate(engine.watch.jobs)]
+    engine.watch.clear()
     asyncio.run(drive(engine, jobs))
-    return Round(kind, ALONE, engine.pace(options.streams), None)
+    return Round(kind, ALONE, engine.watch.pace(options.streams), None)
 
 
 def run(options: Options, folder: Path, device: str) -> list[Round]:
     make(folder, SHAPES[options.shape], device)
     print("gpu: loading", flush=True)
-    engine = WatchedEngine.open(
-        str(folder), TransformersOptions(slots=options.streams, context=1024, device=device)
-    )
+    engine = ENGINES[options.engine](str(folder), options.streams, device)
     rounds = []
     with background(engine, Settings(port=0)) as url:
         port = int(url.rpartition(":")[2])
@@ -95,7 +94,7 @@ def run(options: Options, folder: Path, device: str) -> list[Round]:
     return rounds
 
 
-def table(rounds: Sequence[Round], shape: Shape, where: str) -> Table:
+def table(rounds: Sequence[Round], shape: Shape, where: str, engine: str) -> Table:
     rows = [_row(rounds, kind, way) for kind in KINDS for way in (HTTP, ALONE)]
     head = ("sampling", "driven by", "tokens/s", "step ms", "event loop ms", "of a step", "tokens/s kept")
     streams, count = rounds[0].pace.streams, len(rounds) // len(rows)
@@ -104,7 +103,7 @@ def table(rounds: Sequence[Round], shape: Shape, where: str) -> Table:
         "`event loop ms` is the processor time of the event loop's thread for one step;"
         " `tokens/s kept` is the rate over that without a server.",
     ]
-    return Table(f"{streams} streams on a GPU", head, rows, notes)
+    return Table(f"{streams} streams on a GPU, by {engine}", head, rows, notes)
 
 
 def _row(rounds: Sequence[Round], kind: str, way: str) -> list[str]:
@@ -140,7 +139,7 @@ def main(options: Options) -> None:
     where = describe(device)
     with tempfile.TemporaryDirectory() as folder:
         rounds = run(options, Path(folder), device)
-    keep("gpu", rounds, [table(rounds, SHAPES[options.shape], where)])
+    keep("gpu", rounds, [table(rounds, SHAPES[options.shape], where, options.engine)])
 
 
 def cli() -> None:
@@ -148,9 +147,10 @@ def cli() -> None:
     parser.add_argument("--streams", type=int, default=256, help="streams at the same time [default: 256]")
     parser.add_argument("--tokens", type=int, default=192, help="tokens of an answer [default: 192]")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each way [default: 3]")
+    parser.add_argument("--engine", choices=ENGINES, default="torch", help="what computes [default: torch]")
     parser.add_argument("--shape", choices=SHAPES, default="1b", help="shape of the model [default: 1b]")
     args = parser.parse_args()
-    main(Options(args.streams, args.tokens, args.rounds, args.shape))
+    main(Options(args.streams, args.tokens, args.rounds, args.shape, args.engine))
 
 
 if __name__ == "__main__":

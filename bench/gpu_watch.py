@@ -1,15 +1,19 @@
-"""The engine over `transformers` with a clock on every step."""
+"""Engines on a GPU with a clock on every step."""
 
 import threading
 import time
+from typing import TypeAlias
 
 from msgspec import Struct
 
 from bench.errors import BenchError
+from dragoman.engines.local import LocalEngine, LocalOptions
+from dragoman.engines.local.engine import LocalHandle
+from dragoman.engines.local.sequence import Group
 from dragoman.engines.protocol import Handle
-from dragoman.engines.transformers import TransformersEngine
+from dragoman.engines.transformers import TransformersEngine, TransformersOptions
 from dragoman.engines.transformers.engine import Said
-from dragoman.types import Job, Sink
+from dragoman.types import Job, Sink, Step
 
 
 class Beat(Struct, frozen=True):
@@ -43,27 +47,26 @@ class Pace(Struct, frozen=True, kw_only=True):
         return self.loop_ms / self.step_ms
 
 
-class WatchedEngine(TransformersEngine):
+class Watch:
     """Reads the clocks of both threads at each step, and keeps the jobs."""
 
-    jobs: list[Job]
-    beats: list[Beat]
-    _loop_clock: int
+    def __init__(self) -> None:
+        self.jobs: list[Job] = []
+        self.beats: list[Beat] = []
+        self._loop_clock = 0
 
-    def watch(self) -> None:
+    def clear(self) -> None:
         """Forget what was seen so far."""
         self.jobs, self.beats = [], []
 
-    def submit(self, job: Job, sink: Sink) -> Handle:
+    def asked(self, job: Job) -> None:
         # Jobs come on the event loop's thread.
         self._loop_clock = time.pthread_getcpuclockid(threading.get_ident())
         self.jobs.append(job)
-        return super().submit(job, sink)
 
-    def said(self, steps: list[Said]) -> None:
+    def stepped(self, rows: int) -> None:
         loop_s = time.clock_gettime(self._loop_clock)
-        self.beats.append(Beat(len(steps), time.perf_counter(), time.thread_time(), loop_s))
-        super().said(steps)
+        self.beats.append(Beat(rows, time.perf_counter(), time.thread_time(), loop_s))
 
     def pace(self, streams: int) -> Pace:
         """Raises BenchError if the streams were never all under way."""
@@ -80,3 +83,53 @@ class WatchedEngine(TransformersEngine):
             engine_ms=(last.engine_s - first.engine_s) / steps * 1000,
             loop_ms=(last.loop_s - first.loop_s) / steps * 1000,
         )
+
+
+class WatchedTransformers(TransformersEngine):
+    watch: Watch
+
+    def submit(self, job: Job, sink: Sink) -> Handle:
+        self.watch.asked(job)
+        return super().submit(job, sink)
+
+    def said(self, steps: list[Said]) -> None:
+        self.watch.stepped(len(steps))
+        super().said(steps)
+
+
+class WatchedLocal(LocalEngine):
+    watch: Watch
+
+    def submit(self, job: Job, sink: Sink) -> LocalHandle:
+        self.watch.asked(job)
+        return super().submit(job, sink)
+
+    def follow(self) -> None:
+        """Count the steps of the scheduler."""
+        scheduler = self._worker._scheduler
+        take = scheduler.take
+
+        def counted() -> list[tuple[Group, Step]]:
+            out = take()
+            if out:
+                self.watch.stepped(len(out))
+            return out
+
+        scheduler.take = counted  # type: ignore[method-assign]
+
+
+WatchedEngine: TypeAlias = WatchedTransformers | WatchedLocal
+
+
+def open_transformers(folder: str, streams: int, device: str) -> WatchedEngine:
+    made = WatchedTransformers.open(folder, TransformersOptions(slots=streams, context=1024, device=device))
+    made.watch = Watch()
+    return made
+
+
+def open_torch(folder: str, streams: int, device: str) -> WatchedEngine:
+    made = WatchedLocal.open(folder, LocalOptions(runner="torch", slots=streams, context=1024))
+    assert isinstance(made, WatchedLocal)
+    made.watch = Watch()
+    made.follow()
+    return made

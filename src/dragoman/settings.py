@@ -216,7 +216,7 @@ class Settings(PoolSettings, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Annotated[int, Meta(ge=1, le=1024)] | None, Meta(description="threads of the engine")
     ] = None
     runner: Annotated[
-        Literal["auto", "llamacpp", "openvino"],
+        Literal["auto", "llamacpp", "openvino", "torch"],
         Meta(
             description="what computes in the engine local; auto is the one that is faster here, as measured"
         ),

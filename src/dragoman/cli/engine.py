@@ -123,7 +123,7 @@ def _takes_one(maker: Callable[..., Any]) -> bool:
 # The engine of a server.
 
 
-_RUNNERS = {"llama.cpp": "llamacpp", "OpenVINO": "openvino"}
+_RUNNERS = {"llama.cpp": "llamacpp", "OpenVINO": "openvino", "PyTorch": "torch"}
 """By the first word of what is said of them."""
 # Not from the folder it is started in: what lies there is not what is to be run.
 CHILD = (sys.executable, "-P", "-m", "dragoman.cli.isolated")

@@ -175,10 +175,23 @@ def settle(settings: Settings) -> Settings:
     if name is not None:
         settings = _fetch(settings, name)
     path = Path(settings.model or "").expanduser()
-    if settings.engine == "local" and is_safetensors(path):
-        _check_safetensors(path.name)
-        return msgspec.structs.replace(settings, engine=_runs_safetensors()[0])
-    return settings
+    if settings.engine != "local" or not is_safetensors(path) or settings.runner == "torch":
+        return settings
+    if settings.runner == "auto" and _suits_torch(path):
+        return msgspec.structs.replace(settings, runner="torch")
+    _check_safetensors(path.name)
+    return msgspec.structs.replace(settings, engine=_runs_safetensors()[0])
+
+
+def _suits_torch(path: Path) -> bool:
+    """Whether the embedded engine can run it, on a GPU."""
+    if find_spec("torch") is None or find_spec("safetensors") is None:
+        return False
+    import torch
+
+    from dragoman.engines.local.pytorch.opening import is_known
+
+    return torch.cuda.is_available() and is_known(path)
 
 
 def _fetch(settings: Settings, name: "ModelName") -> Settings:
@@ -191,7 +204,7 @@ def _fetch(settings: Settings, name: "ModelName") -> Settings:
     progress = partial(show_progress, doing=f"fetching {name.repo}", did=f"fetched {name.repo}")
 
     def check(variant: "Variant") -> None:
-        if settings.engine == "local" and variant.label == "safetensors":
+        if settings.engine == "local" and settings.runner != "torch" and variant.label == "safetensors":
             _check_safetensors(name.repo)
 
     room = int(ROOM * machine.free_memory())

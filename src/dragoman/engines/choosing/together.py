@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from msgspec import Struct
@@ -244,7 +245,11 @@ class TokenChoice(Struct):
 
     def advance(self, logits: Logits, token: int | None = None) -> Step:
         """The next id, if it is not chosen yet; and as long as that was guessed, the one after it."""
-        step = self.answer.advance(logits[self.row], token)
+        if token is not None and self.answer.sampling.logprobs is None:
+            # The row may be far away, and nobody asks for more.
+            step = self.answer.take(token)
+        else:
+            step = self.answer.advance(logits[self.row], token)
         for row, guess in enumerate(self.guesses, self.row + 1):
             if step.finish is not None or step.ids[-1] != guess:
                 break
@@ -260,12 +265,19 @@ class Choosers:
         self._begun: list[Future[None]] = []
 
     def advance(
-        self, choices: Sequence[TokenChoice], logits: Logits, maxima: Logits | None = None
+        self,
+        choices: Sequence[TokenChoice],
+        logits: Logits,
+        maxima: Logits | None = None,
+        drawer: "Drawer | None" = None,
     ) -> list[Step]:
         """The next step of each continuation, in order; `maxima` are the largest of each block of a row."""
         for begun in self._begun:
             begun.result()
-        chosen = {} if maxima is None else _chosen(choices, logits, maxima)
+        if drawer is not None:
+            chosen = _drawn(choices, drawer)
+        else:
+            chosen = {} if maxima is None else _chosen(choices, logits, maxima)
         steps = [choice.advance(logits, chosen.get(choice.row)) for choice in choices]
         going_on = (c.answer for c, step in zip(choices, steps, strict=True) if step.finish is None)
         self._begin([answer for answer in going_on if answer.constrained])
@@ -282,6 +294,25 @@ class Choosers:
         """What was begun is done, and its threads are gone."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
+
+
+@runtime_checkable
+class Drawer(Protocol):
+    """Chooses from the rows of the last step itself, where they are."""
+
+    def draw(
+        self, rows: Sequence[int], asked: Sequence[Sampling], uniforms: Sequence[float]
+    ) -> list[int | None]:
+        """What `sampler.draw` gives for each of these rows, or `argmax`; None where nothing is left."""
+
+
+def _drawn(choices: Sequence[TokenChoice], drawer: Drawer) -> dict[int, int | None]:
+    """What no rule of our own decides about, by row."""
+    plain = {choice.row: choice.answer for choice in choices if choice.answer.plain}
+    if not plain:
+        return {}
+    asked, uniforms = [one.sampling for one in plain.values()], [one.uniform() for one in plain.values()]
+    return dict(zip(plain, drawer.draw([*plain], asked, uniforms), strict=True))
 
 
 def _chosen(choices: Sequence[TokenChoice], logits: Logits, maxima: Logits) -> dict[int, int | None]:

@@ -64,13 +64,13 @@ class LocalEngine:
 
     @classmethod
     def open(cls, path: str | Path, options: LocalOptions | None = None) -> "LocalEngine":
-        """Load a GGUF file, or a folder that was exported for OpenVINO.
+        """Load a GGUF file, a folder that was exported for OpenVINO, or one of safetensors for `torch`.
 
         Raises ModelFileError or BindingError when that is not possible.
         """
         options = options or LocalOptions()
         opened = open_model(Path(path).expanduser(), options)
-        return cls(opened.runner, opened.tokenizer, opened.card, options, opened.drafter)
+        return cls(opened.runner, opened.tokenizer, opened.card, opened.options, opened.drafter)
 
     def submit(self, job: Job, sink: Sink) -> LocalHandle:
         """Start a job; `sink` is called on the running event loop's thread."""

@@ -35,6 +35,8 @@ class OpenedModel(Struct):
     runner: AnyRunner
     tokenizer: Tokenizer
     card: ModelCard
+    options: LocalOptions
+    """With what this runner makes of them."""
     drafter: Drafter | None = None
 
 
@@ -59,6 +61,8 @@ def open_model(path: Path, options: LocalOptions) -> OpenedModel:
 
 
 def _open_alone(path: Path, options: LocalOptions) -> OpenedModel:
+    if options.runner == "torch":
+        return _open_torch(path, options)
     if path.is_dir():
         return _open_folder(path, options)
     gpus = _gpus_for(options)
@@ -170,7 +174,22 @@ def _open_folder(path: Path, options: LocalOptions) -> OpenedModel:
     except NotForOpenVino as why:
         raise ModelFileError(f"{path} cannot be run by OpenVINO: {why}.") from None
     card, tokenizer = card_and_tokenizer(path, runner, options.name, details)
-    return OpenedModel(runner, tokenizer, card)
+    return OpenedModel(runner, tokenizer, card, options)
+
+
+def _open_torch(path: Path, options: LocalOptions) -> OpenedModel:
+    """A folder of safetensors."""
+    if find_spec("torch") is None or find_spec("safetensors") is None:
+        raise ModelFileError("The runner torch is not installed: pip install 'dragoman[torch]'.")
+    if not path.is_dir():
+        raise ModelFileError(f"{path} is a file; the runner torch needs a folder of safetensors.")
+    if options.draft is not None:
+        raise SettingsError("The runner torch takes no draft yet.", param="draft")
+    from dragoman.engines.local.pytorch.opening import open_torch, settle_torch
+
+    options = settle_torch(options)
+    runner, tokenizer, card = open_torch(path, options)
+    return OpenedModel(runner, tokenizer, card, options)
 
 
 def check_machine(options: LocalOptions, any_cpu: bool = False) -> None:
@@ -217,4 +236,4 @@ def _make_opened(
         numerics=decided,
         details={**model.details, "slots": str(runner.slots), **details},
     )
-    return OpenedModel(runner, tokenizer, card)
+    return OpenedModel(runner, tokenizer, card, options)

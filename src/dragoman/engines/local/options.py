@@ -9,7 +9,7 @@ from msgspec import Struct, field
 from dragoman.errors import ANSWERS, MODEL, PROMPT, BadRequest, ContextOverflow, Part
 from dragoman.types import Job
 
-RunnerName: TypeAlias = Literal["auto", "llamacpp", "openvino"]
+RunnerName: TypeAlias = Literal["auto", "llamacpp", "openvino", "torch"]
 KvCache: TypeAlias = Literal["auto", "int8", "bf16"]
 
 

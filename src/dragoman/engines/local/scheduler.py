@@ -42,7 +42,7 @@ from itertools import count
 
 from dragoman.engines.choosing import Logits
 from dragoman.engines.choosing.sampler import logprob
-from dragoman.engines.choosing.together import Choosers, Continuation, TokenChoice
+from dragoman.engines.choosing.together import Choosers, Continuation, Drawer, TokenChoice
 from dragoman.engines.local.drafting import Drafter
 from dragoman.engines.local.guessing import Guesser
 from dragoman.engines.local.memory import Memory, Slots
@@ -73,6 +73,7 @@ class Scheduler:
         self._memory: Memory = Paging(runner) if isinstance(runner, PagedRunner) else Slots(runner)
         self._guesser = Guesser(runner, self._memory, guesses, drafter)
         self._choosers = Choosers(choosers, self._guesser.most)
+        self._drawer = runner if isinstance(runner, Drawer) else None
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         self._turns = Turns()
@@ -217,7 +218,7 @@ class Scheduler:
                     TokenChoice(piece.sequence.answer, end - 1 - len(piece.guesses), piece.guesses)
                 )
             row = end
-        steps = self._choosers.advance(choices, logits, self._runner.maxima)
+        steps = self._choosers.advance(choices, logits, self._runner.maxima, self._drawer)
         for piece, step in zip(answering, steps, strict=True):
             if piece.newest is not None:
                 self._keep_followed(piece, step)

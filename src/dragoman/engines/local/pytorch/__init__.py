@@ -1,0 +1,1 @@
+"""The runner over PyTorch: weights of a safetensors folder, on a GPU."""

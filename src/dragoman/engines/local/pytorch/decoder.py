@@ -1,0 +1,111 @@
+"""The forward pass: rows of ids to hidden states, and those to logits."""
+
+from types import ModuleType
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dragoman.engines.local.pytorch.batch import StepBatch
+from dragoman.engines.local.pytorch.family import Decoder, Rotary
+from dragoman.engines.local.pytorch.weights import Layer, Weights
+
+
+class Forward:
+    """With memory for keys and values in pages. `operations` is `plain` or `kernels`."""
+
+    def __init__(self, weights: Weights, operations: ModuleType, pages: int, page: int, context: int) -> None:
+        shape = self._shape = weights.shape
+        self._weights = weights
+        self._do = operations
+        self.keys, self.values = (
+            weights.embedding.new_zeros(shape.layers, pages, page, shape.kv_heads, shape.head)
+            for _ in range(2)
+        )
+        device = weights.embedding.device
+        known: dict[Rotary, Tensor] = {}
+        self._waves = []
+        for layer in range(shape.layers):
+            rotary = shape.rotary_of(layer)
+            if rotary not in known:
+                known[rotary] = _waves(rotary, context).to(device)
+            self._waves.append(known[rotary])
+
+    def states(self, batch: StepBatch) -> Tensor:
+        """The last hidden states of all rows, normed."""
+        shape, weights, do = self._shape, self._weights, self._do
+        states = weights.embedding[batch.ids]
+        if shape.embedding_scale != 1:
+            # Rounded to what weights are kept in, as those were who trained it.
+            states = states * torch.tensor(shape.embedding_scale, dtype=states.dtype, device=states.device)
+        normed = do.norm(states, weights.layers[0].attention_norm, shape.epsilon, shape.norm_from_one)
+        following = [layer.attention_norm for layer in weights.layers[1:]] + [weights.norm]
+        for number, (layer, after) in enumerate(zip(weights.layers, following, strict=True)):
+            more = self._attention(normed, layer, number, batch)
+            more = self._outer(more, layer.outer_attention_norm)
+            states, normed = do.add_norm(states, more, layer.inner_norm, shape.epsilon, shape.norm_from_one)
+            more = self._outer(self._inner(normed, layer), layer.outer_inner_norm)
+            states, normed = do.add_norm(states, more, after, shape.epsilon, shape.norm_from_one)
+        return normed
+
+    def logits(self, states: Tensor) -> Tensor:
+        """In float32: in 16 bits a logit of 20 would be known to a sixteenth."""
+        head = self._weights.head
+        if head.dtype == torch.float32:
+            return F.linear(states, head)
+        if head.is_cuda:
+            return torch.mm(states, head.t(), out_dtype=torch.float32)
+        return F.linear(states.float(), head.float())
+
+    def copy_page(self, source: int, target: int) -> None:
+        for kept in (self.keys, self.values):
+            kept[:, target] = kept[:, source]
+
+    def _outer(self, more: Tensor, weight: Tensor | None) -> Tensor:
+        shape = self._shape
+        return more if weight is None else self._do.norm(more, weight, shape.epsilon, shape.norm_from_one)
+
+    def _attention(self, normed: Tensor, layer: Layer, number: int, batch: StepBatch) -> Tensor:
+        shape, do = self._shape, self._do
+        joined = F.linear(normed, layer.projection, layer.bias)
+        keys, values = self.keys[number], self.values[number]
+        norms = None
+        if layer.query_norm is not None:
+            norms = (layer.query_norm, layer.key_norm, shape.epsilon, shape.norm_from_one)
+        queries = do.rotate_and_keep(joined, keys, values, self._waves[number], batch, shape.heads, norms)
+        found = do.attend(queries, keys, values, batch, shape.attention_scale, shape.window_of(number))
+        return F.linear(found.view(len(found), -1), layer.output)
+
+    def _inner(self, normed: Tensor, layer: Layer) -> Tensor:
+        shape = self._shape
+        if layer.up is not None and layer.down is not None:
+            return F.linear(self._do.gate(F.linear(normed, layer.up), shape.gelu), layer.down)
+        assert layer.router is not None and layer.experts_up is not None and layer.experts_down is not None
+        likely = F.linear(normed, layer.router).float().softmax(-1)
+        shares, chosen = likely.topk(shape.used_experts, -1)
+        if shape.shares_add_to_one:
+            shares = shares / shares.sum(-1, keepdim=True)
+        found = torch.zeros_like(normed, dtype=torch.float32)
+        for expert in range(shape.experts):
+            row, place = (chosen == expert).nonzero(as_tuple=True)
+            if len(row):
+                raised = F.linear(normed[row], layer.experts_up[expert])
+                mixed = F.linear(self._do.gate(raised, shape.gelu), layer.experts_down[expert])
+                found.index_add_(0, row, mixed.float() * shares[row, place, None])
+        return found.to(normed.dtype)
+
+
+def _waves(rotary: Rotary, context: int) -> Tensor:
+    """Cosines and sines of each position, side by side."""
+    speeds = torch.tensor(rotary.speeds, dtype=torch.float32)
+    angles = torch.arange(context, dtype=torch.float32)[:, None] * speeds[None]
+    return torch.cat([angles.cos(), angles.sin()], -1) * rotary.strength
+
+
+def dtype_of(shape: Decoder, name: str | None, device: torch.device) -> torch.dtype:
+    """bfloat16 on a GPU, whatever the file has, unless that is told; float32 on a CPU."""
+    if name is not None:
+        found = getattr(torch, name)
+        assert isinstance(found, torch.dtype)
+        return found
+    return torch.bfloat16 if device.type == "cuda" else torch.float32

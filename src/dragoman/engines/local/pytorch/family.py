@@ -1,0 +1,205 @@
+"""Which folders the runner takes, and the measures of their models. Nothing of PyTorch is imported here.
+
+All are decoders with normed inputs, rotated heads and gated layers between; how they differ is what is in
+`Decoder`. A family is a function that reads it from a `config.json`.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from msgspec import Struct
+
+from dragoman.errors import ModelFileError
+
+Config: TypeAlias = Mapping[str, Any]
+
+
+class Rotary(Struct, frozen=True):
+    """Radians that each pair of numbers of a head turns by with each position."""
+
+    speeds: tuple[float, ...]
+    strength: float = 1.0
+    """What cosines and sines are multiplied with."""
+
+
+class Decoder(Struct, frozen=True, kw_only=True):
+    layers: int
+    width: int
+    inner: int
+    heads: int
+    kv_heads: int
+    head: int
+    vocabulary: int
+    context: int
+    epsilon: float
+    rotary: Rotary
+    attention_scale: float
+    tied: bool
+    """Whether the head's weights are those of the embedding."""
+    bias: bool = False
+    """Of queries, keys and values."""
+    head_norms: bool = False
+    """Whether queries and keys are normed before they are rotated."""
+    outer_norms: bool = False
+    """Whether what a layer adds is normed too."""
+    norm_from_one: bool = False
+    """Whether the weights of norms are kept as what they differ from 1."""
+    gelu: bool = False
+    embedding_scale: float = 1.0
+    windows: tuple[int, ...] = ()
+    """Tokens that each layer sees, 0 for all; none where all layers see all."""
+    local_rotary: Rotary | None = None
+    """Of layers that see a window, where it is another."""
+    experts: int = 0
+    used_experts: int = 0
+    shares_add_to_one: bool = True
+    expert_inner: int = 0
+
+    def window_of(self, layer: int) -> int:
+        return self.windows[layer] if self.windows else 0
+
+    def rotary_of(self, layer: int) -> Rotary:
+        local = self.local_rotary if self.window_of(layer) else None
+        return self.rotary if local is None else local
+
+
+def decoder_of(config: Config) -> Decoder:
+    """Raises ModelFileError for what the runner does not know."""
+    kind = str(config.get("model_type"))
+    if kind not in FAMILIES:
+        raise ModelFileError(
+            f"The runner torch has no {kind} models, only {', '.join(FAMILIES)}; use --engine transformers."
+        )
+    if config.get("quantization_config"):
+        raise ModelFileError("The runner torch takes weights that are not quantized; use --engine vllm.")
+    return FAMILIES[kind](config)
+
+
+def _llama(config: Config, **more: Any) -> Decoder:
+    width, heads = _integer(config, "hidden_size"), _integer(config, "num_attention_heads")
+    head = int(config.get("head_dim") or width // heads)
+    known: dict[str, Any] = {
+        "layers": _integer(config, "num_hidden_layers"),
+        "width": width,
+        "inner": _integer(config, "intermediate_size"),
+        "heads": heads,
+        "kv_heads": int(config.get("num_key_value_heads") or heads),
+        "head": head,
+        "vocabulary": _integer(config, "vocab_size"),
+        "context": int(config.get("max_position_embeddings") or 2048),
+        "epsilon": float(config.get("rms_norm_eps", 1e-6)),
+        "rotary": _rotary(config, head),
+        "attention_scale": head**-0.5,
+        "tied": bool(config.get("tie_word_embeddings", False)),
+        "bias": bool(config.get("attention_bias", False)),
+    }
+    return Decoder(**known | more)
+
+
+def _mistral(config: Config) -> Decoder:
+    window = int(config.get("sliding_window") or 0)
+    windows = (window,) * _integer(config, "num_hidden_layers") if window else ()
+    return _llama(config, windows=windows)
+
+
+def _qwen2(config: Config) -> Decoder:
+    if config.get("use_sliding_window"):
+        raise ModelFileError("The runner torch has no qwen2 models with sliding windows.")
+    return _llama(config, bias=True)
+
+
+def _qwen3(config: Config, **more: Any) -> Decoder:
+    return _llama(config, head_norms=True, **more)
+
+
+def _qwen3_moe(config: Config) -> Decoder:
+    if config.get("mlp_only_layers") or int(config.get("decoder_sparse_step", 1)) != 1:
+        raise ModelFileError("The runner torch has no mixtures in which some layers are plain.")
+    return _qwen3(
+        config,
+        experts=_integer(config, "num_experts" if "num_experts" in config else "num_local_experts"),
+        used_experts=_integer(config, "num_experts_per_tok"),
+        shares_add_to_one=bool(config.get("norm_topk_prob", False)),
+        expert_inner=_integer(config, "moe_intermediate_size"),
+    )
+
+
+def _gemma3(config: Config) -> Decoder:
+    layers, head = _integer(config, "num_hidden_layers"), int(config.get("head_dim") or 256)
+    window, every = int(config.get("sliding_window") or 0), int(config.get("sliding_window_pattern") or 6)
+    kinds = config.get("layer_types") or [
+        "sliding_attention" if (layer + 1) % every else "full_attention" for layer in range(layers)
+    ]
+    if config.get("final_logit_softcapping") or config.get("attn_logit_softcapping"):
+        raise ModelFileError("The runner torch has no models with soft caps.")
+    local = _rope_parameters(config, "sliding_attention").get("rope_theta") or config.get(
+        "rope_local_base_freq", 10000.0
+    )
+    return _llama(
+        config,
+        head=head,
+        rotary=_rotary(config, head),
+        local_rotary=Rotary(_speeds(float(local), head)),
+        tied=bool(config.get("tie_word_embeddings", True)),
+        head_norms=True,
+        outer_norms=True,
+        norm_from_one=True,
+        gelu=True,
+        embedding_scale=_integer(config, "hidden_size") ** 0.5,
+        attention_scale=float(config.get("query_pre_attn_scalar", head)) ** -0.5,
+        windows=tuple(window if kind == "sliding_attention" else 0 for kind in kinds),
+    )
+
+
+FAMILIES: Mapping[str, Callable[[Config], Decoder]] = {
+    "llama": _llama,
+    "mistral": _mistral,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "qwen3_moe": _qwen3_moe,
+    "gemma3_text": _gemma3,
+}
+
+
+def _integer(config: Config, key: str) -> int:
+    value = config.get(key)
+    if not isinstance(value, int):
+        raise ModelFileError(f"The model's config.json does not say its {key}.")
+    return value
+
+
+def _rope_parameters(config: Config, kind: str = "full_attention") -> Config:
+    """Newer files have them in one place, and some for each kind of layer."""
+    found = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    inner = found.get(kind) if isinstance(found.get(kind), Mapping) else None
+    return inner if inner is not None else found
+
+
+def _speeds(base: float, width: int) -> tuple[float, ...]:
+    return tuple(base ** (-2 * pair / width) for pair in range(width // 2))
+
+
+def _rotary(config: Config, head: int) -> Rotary:
+    if float(config.get("partial_rotary_factor") or 1.0) != 1.0:
+        raise ModelFileError("The runner torch has no models that rotate a part of a head.")
+    scaling = _rope_parameters(config)
+    base = float(scaling.get("rope_theta") or config.get("rope_theta") or 10000.0)
+    kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
+    speeds = _speeds(base, head)
+    if kind == "default":
+        return Rotary(speeds)
+    factor = float(scaling.get("factor", 1.0))
+    if kind == "linear":
+        return Rotary(tuple(speed / factor for speed in speeds))
+    if kind == "llama3":
+        return Rotary(tuple(_stretch_llama3(speed, scaling) for speed in speeds))
+    raise ModelFileError(f"The runner torch does not know how positions are scaled here ({kind}).")
+
+
+def _stretch_llama3(speed: float, scaling: Config) -> float:
+    """What turns often within the trained length stays as it is, and what turns seldom is slowed."""
+    factor, low, high = (float(scaling[key]) for key in ("factor", "low_freq_factor", "high_freq_factor"))
+    turns = float(scaling["original_max_position_embeddings"]) * speed / (2 * math.pi)
+    kept = min(1.0, max(0.0, (turns - low) / (high - low)))
+    return kept * speed + (1 - kept) * speed / factor

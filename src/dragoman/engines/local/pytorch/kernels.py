@@ -1,0 +1,339 @@
+"""What a layer computes beside its products, as kernels in Triton: the same functions as in `plain.py`.
+
+Attention is one kernel for prompts and answers. A program has some rows of one piece and the heads that share
+a head of keys and values, and goes through the pages of the piece from the first to the last. So what a row
+adds up, and in which order, depends on its own sequence alone: neither on how many rows there are beside it,
+nor on how long others are. The number of rows a program takes differs between pieces of prompts and rows of
+answers, which is why keys and values of an answer count as others than those of a prompt.
+"""
+
+# Kernels are a language of their own in the form of Python: their arguments are pointers and constants.
+# mypy: disable-error-code="no-untyped-def, no-any-return"
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from dragoman.engines.local.pytorch.batch import StepBatch
+from dragoman.engines.local.pytorch.plain import Norms
+
+PROMPT_ROWS = 64
+"""Rows, times the heads that share keys, that a program has of a prompt."""
+_TILE = 64
+
+
+@triton.jit
+def _norm_kernel(
+    states, more, weight, added, normed, width, epsilon, FROM_ONE: tl.constexpr, ADD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    column = tl.arange(0, BLOCK)
+    inside = column < width
+    place = row * width + column
+    value = tl.load(states + place, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        value += tl.load(more + place, mask=inside, other=0.0).to(tl.float32)
+        rounded = value.to(added.dtype.element_ty)
+        tl.store(added + place, rounded, mask=inside)
+        value = rounded.to(tl.float32)
+    scale = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    if FROM_ONE:
+        scale += 1.0
+    mean = tl.sum(value * value, 0) / width
+    tl.store(
+        normed + place, (value * tl.rsqrt(mean + epsilon) * scale).to(normed.dtype.element_ty), mask=inside
+    )
+
+
+def norm(states: Tensor, weight: Tensor, epsilon: float, from_one: bool) -> Tensor:
+    normed = torch.empty_like(states)
+    rows, width = states.shape
+    _norm_kernel[(rows,)](
+        states, states, weight, states, normed, width, epsilon, from_one, False, triton.next_power_of_2(width)
+    )
+    return normed
+
+
+def add_norm(
+    states: Tensor, more: Tensor, weight: Tensor, epsilon: float, from_one: bool
+) -> tuple[Tensor, Tensor]:
+    added, normed = torch.empty_like(states), torch.empty_like(states)
+    rows, width = states.shape
+    _norm_kernel[(rows,)](
+        states, more, weight, added, normed, width, epsilon, from_one, True, triton.next_power_of_2(width)
+    )
+    return added, normed
+
+
+@triton.jit
+def _gate_kernel(raised, opened, inner, GELU: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < inner
+    first = tl.load(raised + row * 2 * inner + column, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(raised + row * 2 * inner + inner + column, mask=inside, other=0.0).to(tl.float32)
+    if GELU:
+        bent = 0.7978845608028654 * (first + 0.044715 * first * first * first)
+        value = first * tl.sigmoid(2 * bent)
+    else:
+        value = first * tl.sigmoid(first)
+    value = value.to(opened.dtype.element_ty).to(tl.float32) * second
+    tl.store(opened + row * inner + column, value.to(opened.dtype.element_ty), mask=inside)
+
+
+def gate(raised: Tensor, gelu: bool) -> Tensor:
+    rows, inner = raised.shape[0], raised.shape[1] // 2
+    opened = raised.new_empty(rows, inner)
+    _gate_kernel[(rows, triton.cdiv(inner, 1024))](raised, opened, inner, gelu, 1024)
+    return opened
+
+
+@triton.jit
+def _keep_kernel(
+    joined, queries, keys, values, waves, positions, pieces, tables, table_width, query_norm, key_norm,
+    epsilon, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, PAGE: tl.constexpr,
+    NORMS: tl.constexpr, FROM_ONE: tl.constexpr,
+):  # fmt: skip
+    row, number = tl.program_id(0), tl.program_id(1)
+    half = tl.arange(0, HALF)
+    start = joined + (row * (HEADS + 2 * KV_HEADS) + number) * 2 * HALF
+    position = tl.load(positions + row)
+    first, second = tl.load(start + half), tl.load(start + HALF + half)
+    if number < HEADS + KV_HEADS:
+        low, high = first.to(tl.float32), second.to(tl.float32)
+        if NORMS:
+            weight = query_norm if number < HEADS else key_norm
+            mean = (tl.sum(low * low, 0) + tl.sum(high * high, 0)) / (2 * HALF)
+            factor = tl.rsqrt(mean + epsilon)
+            low_scale = tl.load(weight + half).to(tl.float32)
+            high_scale = tl.load(weight + HALF + half).to(tl.float32)
+            if FROM_ONE:
+                low_scale += 1.0
+                high_scale += 1.0
+            low = (low * factor * low_scale).to(first.dtype).to(tl.float32)
+            high = (high * factor * high_scale).to(first.dtype).to(tl.float32)
+        cosine = tl.load(waves + position * 2 * HALF + half)
+        sine = tl.load(waves + position * 2 * HALF + HALF + half)
+        first = (low * cosine - high * sine).to(first.dtype)
+        second = (high * cosine + low * sine).to(second.dtype)
+    if number < HEADS:
+        target = queries + (row * HEADS + number) * 2 * HALF
+    else:
+        page = tl.load(tables + tl.load(pieces + row) * table_width + position // PAGE).to(tl.int64)
+        place = page * PAGE + position % PAGE
+        if number < HEADS + KV_HEADS:
+            target = keys + (place * KV_HEADS + number - HEADS) * 2 * HALF
+        else:
+            target = values + (place * KV_HEADS + number - HEADS - KV_HEADS) * 2 * HALF
+    tl.store(target + half, first)
+    tl.store(target + HALF + half, second)
+
+
+def rotate_and_keep(
+    joined: Tensor, keys: Tensor, values: Tensor, waves: Tensor, batch: StepBatch, heads: int, norms: Norms
+) -> Tensor:
+    page, kv_heads, head = keys.shape[1:]
+    rows = len(joined)
+    queries = joined.new_empty(rows, heads, head)
+    weights: tuple[Any, Any, float, bool] = norms or (waves, waves, 0.0, False)
+    _keep_kernel[(rows, heads + 2 * kv_heads)](
+        joined,
+        queries,
+        keys,
+        values,
+        waves,
+        batch.positions,
+        batch.pieces,
+        batch.tables,
+        batch.tables.stride(0),
+        weights[0],
+        weights[1],
+        weights[2],
+        heads,
+        kv_heads,
+        head // 2,
+        page,
+        norms is not None,
+        weights[3],
+        num_warps=1,
+    )
+    return queries
+
+
+@triton.jit
+def _attend_kernel(
+    found, queries, keys, values, positions, begins, tables, table_width, blocks, scale, window,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, PAGE: tl.constexpr,
+    LINES: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    SHARED: tl.constexpr = HEADS // KV_HEADS
+    block, kv_head = tl.program_id(0), tl.program_id(1)
+    piece, first = tl.load(blocks + 2 * block), tl.load(blocks + 2 * block + 1)
+    start, end = tl.load(begins + piece), tl.load(begins + piece + 1)
+    line, number = tl.arange(0, LINES), tl.arange(0, HEAD)
+    row = start + first + line // SHARED
+    inside = (row < end) & (line < (LINES // SHARED) * SHARED)
+    place = (row * HEADS + kv_head * SHARED + line % SHARED)[:, None] * HEAD + number[None]
+    query = tl.load(queries + place, mask=inside[:, None], other=0.0)
+    position = tl.load(positions + row, mask=inside, other=-1)
+    last = tl.max(position, 0)
+    earliest = tl.load(positions + start + first)
+    begin = 0
+    if window > 0:
+        begin = tl.maximum(0, earliest - window + 1) // TILE * TILE
+    most = tl.full([LINES], -1e30, tl.float32)
+    total = tl.zeros([LINES], tl.float32)
+    sums = tl.zeros([LINES, HEAD], tl.float32)
+    for tile in range(begin, last + 1, TILE):
+        token = tile + tl.arange(0, TILE)
+        known = token <= last
+        page = tl.load(tables + piece * table_width + token // PAGE, mask=known, other=0).to(tl.int64)
+        where = ((page * PAGE + token % PAGE) * KV_HEADS + kv_head) * HEAD
+        key = tl.load(keys + where[None] + number[:, None], mask=known[None], other=0.0)
+        score = tl.dot(query, key, input_precision="ieee") * scale
+        seen = token[None] <= position[:, None]
+        if window > 0:
+            seen &= position[:, None] - token[None] < window
+        score = tl.where(seen, score, -1e30)
+        larger = tl.maximum(most, tl.max(score, 1))
+        weight = tl.where(seen, tl.exp(score - larger[:, None]), 0.0)
+        shrunk = tl.exp(most - larger)
+        total = total * shrunk + tl.sum(weight, 1)
+        value = tl.load(values + where[:, None] + number[None], mask=known[:, None], other=0.0)
+        sums = sums * shrunk[:, None] + tl.dot(weight.to(value.dtype), value, input_precision="ieee")
+        most = larger
+    result = sums / tl.maximum(total, 1e-30)[:, None]
+    tl.store(found + place, result.to(found.dtype.element_ty), mask=inside[:, None])
+
+
+def lines_of(single: bool, shared: int) -> int:
+    """Of a program: rows, times the heads that share keys. A product on the card has 16 at least."""
+    return max(16 if single else PROMPT_ROWS, triton.next_power_of_2(shared))
+
+
+def attend(
+    queries: Tensor, keys: Tensor, values: Tensor, batch: StepBatch, scale: float, window: int
+) -> Tensor:
+    found = torch.empty_like(queries)
+    page, kv_heads, head = keys.shape[1:]
+    heads = queries.shape[1]
+    lines = lines_of(batch.single, heads // kv_heads)
+    _attend_kernel[(len(batch.blocks), kv_heads)](
+        found,
+        queries,
+        keys,
+        values,
+        batch.positions,
+        batch.begins,
+        batch.tables,
+        batch.tables.stride(0),
+        batch.blocks,
+        scale,
+        window,
+        heads,
+        kv_heads,
+        head,
+        page,
+        lines,
+        _TILE,
+        num_warps=4,
+        num_stages=2,
+    )
+    return found
+
+
+# Choices from rows of logits. A program has one row, and goes through it some forty times. The edge of top-k
+# and of top-p is found two bits at a time: weights are at most 1 and not negative, so as whole numbers they
+# are in the same order, and the two highest bits are none.
+
+
+@triton.jit
+def _weights(logits, start, size, peak, heat, floor, WIDE: tl.constexpr):
+    """How likely each of the next ids is against the likeliest; 0 below the floor."""
+    column = start + tl.arange(0, WIDE)
+    weight = tl.exp((tl.load(logits + column, mask=column < size, other=float("-inf")) - peak) * heat)
+    return tl.where(weight >= floor, weight, 0.0)
+
+
+@triton.jit
+def _edge(logits, size, peak, heat, floor, wanted, BY_WEIGHT: tl.constexpr, WIDE: tl.constexpr):
+    """The largest weight of which what is not below adds up to what is wanted."""
+    edge = tl.full([], 0, tl.int32)
+    for level in range(15):
+        step = 1 << (28 - 2 * level)
+        one = tl.zeros([WIDE], tl.float32)
+        two = tl.zeros([WIDE], tl.float32)
+        three = tl.zeros([WIDE], tl.float32)
+        for start in range(0, size, WIDE):
+            weight = _weights(logits, start, size, peak, heat, floor, WIDE)
+            counted = weight if BY_WEIGHT else (weight > 0).to(tl.float32)
+            bits = weight.to(tl.int32, bitcast=True) - edge
+            one += tl.where(bits >= step, counted, 0.0)
+            two += tl.where(bits >= 2 * step, counted, 0.0)
+            three += tl.where(bits >= 3 * step, counted, 0.0)
+        enough = (tl.sum(one, 0) >= wanted).to(tl.int32)
+        enough += (tl.sum(two, 0) >= wanted).to(tl.int32) + (tl.sum(three, 0) >= wanted).to(tl.int32)
+        edge += enough * step
+    return edge
+
+
+@triton.jit
+def _draw_kernel(logits, found, asked, size, row_stride, WIDE: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * row_stride
+    heat, min_p, top_k, top_p, uniform = (
+        tl.load(asked + 5 * row),
+        tl.load(asked + 5 * row + 1),
+        tl.load(asked + 5 * row + 2),
+        tl.load(asked + 5 * row + 3),
+        tl.load(asked + 5 * row + 4),
+    )
+    highest = tl.full([WIDE], float("-inf"), tl.float32)
+    for start in range(0, size, WIDE):
+        column = start + tl.arange(0, WIDE)
+        highest = tl.maximum(highest, tl.load(logits + column, mask=column < size, other=float("-inf")))
+    peak = tl.max(highest, 0)
+    floor = min_p
+    if top_k > 0:
+        edge = _edge(logits, size, peak, heat, floor, top_k, False, WIDE)
+        floor = tl.maximum(floor, edge.to(tl.float32, bitcast=True))
+    if top_p < 1:
+        total = tl.zeros([WIDE], tl.float32)
+        for start in range(0, size, WIDE):
+            total += _weights(logits, start, size, peak, heat, floor, WIDE)
+        edge = _edge(logits, size, peak, heat, floor, top_p * tl.sum(total, 0), True, WIDE)
+        floor = tl.maximum(floor, edge.to(tl.float32, bitcast=True))
+    # The running sum, block by block: first all of it, then up to where it passes its part of that.
+    whole = tl.full([], 0.0, tl.float32)
+    for start in range(0, size, WIDE):
+        whole += tl.sum(_weights(logits, start, size, peak, heat, floor, WIDE), 0)
+    target, reached, before = uniform * whole, tl.full([], 0.0, tl.float32), tl.full([], 0.0, tl.float32)
+    place, last = tl.full([], -1, tl.int32), tl.full([], 0, tl.int32)
+    for start in range(0, size, WIDE):
+        more = tl.sum(_weights(logits, start, size, peak, heat, floor, WIDE), 0)
+        if more > 0:
+            last = start
+        if (place < 0) & (reached + more > target):
+            place, before = start, reached
+        reached += more
+    if place < 0:
+        # Rounding does not carry it past the last one that adds to the sum.
+        place, before = last, float("-inf")
+    column = place + tl.arange(0, WIDE)
+    weight = _weights(logits, place, size, peak, heat, floor, WIDE)
+    passed = (before + tl.cumsum(weight, 0) > target) & (weight > 0)
+    first = tl.min(tl.where(passed, column, 2147483647), 0)
+    final = tl.max(tl.where(weight > 0, column, -1), 0)
+    chosen = tl.where(first < 2147483647, first, final)
+    tl.store(found + row, tl.where(peak > float("-inf"), chosen, -1))
+
+
+def draw(logits: Tensor, asked: Tensor) -> Tensor:
+    """An id for each row, as `drawing.draw` says; `asked` has what is asked for, row by row."""
+    found = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
+    _draw_kernel[(len(logits),)](logits, found, asked, logits.shape[1], logits.stride(0), 4096, num_warps=8)
+    return found

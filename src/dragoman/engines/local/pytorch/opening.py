@@ -1,0 +1,112 @@
+"""From a folder of safetensors to a runner, with its tokenizer and card."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from msgspec.structs import replace
+
+from dragoman.engines.hf_tokenizer import HfTokenizer, card_of
+from dragoman.engines.local.machine import numerics
+from dragoman.engines.local.options import LocalOptions
+from dragoman.engines.local.pytorch.decoder import dtype_of
+from dragoman.engines.local.pytorch.family import Decoder, decoder_of
+from dragoman.engines.local.pytorch.runner import PAGE, TorchRunner
+from dragoman.engines.local.pytorch.weights import Weights, files_of
+from dragoman.engines.model_files import LLAMA_CPP, in_folder
+from dragoman.engines.protocol import ModelCard
+from dragoman.errors import ModelFileError, SettingsError
+
+_SLOTS, _BATCH, _CHUNK = 256, 8192, 2048
+_SHARE = 0.85
+"""Of a card's free memory may go to keys and values, where nobody says how much."""
+_ON_CPU = 256 << 20
+
+
+def settle_torch(options: LocalOptions) -> LocalOptions:
+    """Where nobody says otherwise, steps are as large as suits a GPU."""
+    usual = LocalOptions()
+    batch = _BATCH if options.batch == usual.batch else options.batch
+    chunk = _CHUNK if options.chunk == usual.chunk else options.chunk
+    return replace(options, batch=batch, chunk=min(batch, chunk))
+
+
+def open_torch(path: Path, options: LocalOptions) -> tuple[TorchRunner, HfTokenizer, ModelCard]:
+    """Raises ModelFileError or SettingsError where that is not possible."""
+    shape = decoder_of(_config(path))
+    if options.adapters:
+        raise SettingsError("The runner torch takes no adapters yet.", param="adapters")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if options.threads and device.type == "cpu":
+        torch.set_num_threads(options.threads)
+    weights = Weights(shape, device, dtype_of(shape, None, device))
+    weights.load(path)
+    slots, context, pages = _sizes(shape, weights, options)
+    runner = TorchRunner(weights, slots=slots, context=context, pages=pages, batch=options.batch)
+    where = torch.cuda.get_device_name() if device.type == "cuda" else "this CPU, which is slow"
+    kind = str(weights.embedding.dtype).removeprefix("torch.")
+    tokenizer = HfTokenizer(path, size=shape.vocabulary)
+    card = card_of(
+        tokenizer,
+        name=options.name or path.name,
+        max_model_len=context,
+        slots=slots,
+        constrains=True,
+        has_samplers=True,
+        sampling={**LLAMA_CPP, **in_folder(path)},
+        created=int(time.time()),
+        details={
+            "name": path.name,
+            "slots": str(slots),
+            "runner": f"PyTorch {torch.__version__}, {kind}, on {where}",
+            "kv_bytes": str(pages * _page_bytes(shape, weights)),
+        },
+    )
+    card.numerics = numerics(files_of(path), card.details["runner"])
+    return runner, tokenizer, card
+
+
+def is_known(path: Path) -> bool:
+    """Whether it is a folder of a family that there is here."""
+    try:
+        decoder_of(_config(path))
+    except ModelFileError:
+        return False
+    return True
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode((path / "config.json").read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError):
+        raise ModelFileError(f"{path} has no config.json that can be read.") from None
+
+
+def _page_bytes(shape: Decoder, weights: Weights) -> int:
+    size: int = weights.embedding.element_size()
+    return 2 * shape.layers * PAGE * shape.kv_heads * shape.head * size
+
+
+def _sizes(shape: Decoder, weights: Weights, options: LocalOptions) -> tuple[int, int, int]:
+    """Slots, context and pages."""
+    context = options.context or shape.context
+    if context > shape.context:
+        message = (
+            f"`context` is {context}, but this model was made for {shape.context} tokens; set that or less."
+        )
+        raise SettingsError(message, param="context")
+    free = _ON_CPU
+    if weights.embedding.is_cuda:
+        free = int(torch.cuda.mem_get_info()[0] * _SHARE)
+    each, page = -(-context // PAGE), _page_bytes(shape, weights)
+    slots = options.slots or _SLOTS
+    pages = min((options.kv_memory or free) // page, slots * each)
+    if pages < each:
+        raise SettingsError(
+            f"A context of {context} tokens takes {each * page / 1e9:.1f} GB for keys and values, and there"
+            f" are {pages * page / 1e9:.1f}; set a shorter `context`.",
+            param="context",
+        )
+    return slots, context, pages

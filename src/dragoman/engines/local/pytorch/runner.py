@@ -1,0 +1,299 @@
+"""The runner over PyTorch: one step is one forward pass over all rows.
+
+On a GPU a step of answers alone is a recorded graph: hundreds of kernels are begun at once, and Python has
+nothing to do meanwhile. There is one for each of a few numbers of rows; rows that nobody reads fill it up.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dragoman.engines.choosing import Logits
+from dragoman.engines.local.pytorch import drawing, plain
+from dragoman.engines.local.pytorch.batch import StepBatch
+from dragoman.engines.local.pytorch.decoder import Forward
+from dragoman.engines.local.pytorch.weights import Weights
+from dragoman.engines.local.runner import Rows, StepFailed, StepInterrupted
+from dragoman.errors import BadRequest
+from dragoman.types import Sampling
+
+PAGE = 32
+_EXTRA_OUTPUTS = 64
+_EMBED_ROWS = 512
+_FEW, _EVEN = 8, 16
+"""Up to so many rows each power of two has a graph; above, each multiple of this."""
+
+
+class TorchRunner:
+    equal_pieces = False
+    mixes_adapters = False
+    rereads = True
+    adapters: tuple[str, ...] = ()
+    maxima: Logits | None = None
+    page = PAGE
+    pass_rows = 0
+
+    def __init__(self, weights: Weights, *, slots: int, context: int, pages: int, batch: int) -> None:
+        self.slots = slots
+        self.context = context
+        self.pages = pages
+        self.vocabulary = weights.shape.vocabulary
+        self.max_rows = batch + slots
+        self.max_outputs = slots + _EXTRA_OUTPUTS
+        self._device = weights.embedding.device
+        self._weights = weights
+        # Embeddings have pages of their own, behind those of the sequences; the last one nobody reads.
+        each = -(-context // PAGE)
+        self._spare = list(range(pages, pages + each))
+        operations: Any = plain
+        self._draw = drawing.draw
+        if self._device.type == "cuda":
+            from dragoman.engines.local.pytorch import kernels
+
+            operations, self._draw = kernels, kernels.draw
+        shared = weights.shape.heads // weights.shape.kv_heads
+        self._rows_at_once = 1 << 30 if operations is plain else operations.lines_of(False, shared) // shared
+        self._forward: Forward | None = Forward(weights, operations, pages + each + 1, PAGE, context)
+        self._layout = _Layout(slots, each, pages + each, self._device)
+        self._graphs: dict[int, _Graph] = {}
+        self._logits: Tensor | None = None
+        self._interrupted = False
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        rows = Rows()
+        rows.add(0, 0, 0)
+        rows.tables[0] = self._spare[:1]
+        self.step(rows)
+        if self._device.type == "cuda":
+            for count in reversed(_counts(self.slots)):
+                self._graph(count)
+
+    @torch.inference_mode()
+    def step(self, rows: Rows) -> Logits:
+        self._interrupted = False
+        try:
+            states = self._states(rows)
+            wanted = np.flatnonzero(rows.outputs)
+            if len(wanted) < len(rows):
+                states = states[torch.from_numpy(wanted).to(self._device)]
+            assert self._forward is not None
+            self._logits = self._forward.logits(states).float()
+        except torch.cuda.OutOfMemoryError as error:
+            raise StepFailed("The GPU has too little memory for this step.") from error
+        if self._interrupted:
+            raise StepInterrupted
+        return cast(Logits, RowsOnCard(self._logits))
+
+    @torch.inference_mode()
+    def draw(
+        self, rows: Sequence[int], asked: Sequence[Sampling], uniforms: Sequence[float]
+    ) -> list[int | None]:
+        """The ids of rows of the last step, of which nothing but `asked` decides."""
+        assert self._logits is not None
+        logits = self._logits
+        if len(rows) < len(logits):
+            logits = logits[torch.tensor(rows, device=self._device)]
+        if all(one.temperature <= 0 for one in asked):
+            found = logits.argmax(-1)
+        else:
+            found = self._draw(logits, drawing.as_rows(asked, uniforms).to(self._device, non_blocking=True))
+        return [None if id_ < 0 else id_ for id_ in found.tolist()]
+
+    def copy_page(self, source: int, target: int) -> None:
+        assert self._forward is not None
+        self._forward.copy_page(source, target)
+
+    def interrupt(self) -> None:
+        """A step on a card is short, and cannot be broken off: what comes of it does not count."""
+        self._interrupted = True
+
+    @torch.inference_mode()
+    def update_weights(self, named: Iterator[tuple[str, Tensor]]) -> None:
+        self._weights.update(named)
+
+    def embed(self, prompts: Sequence[Sequence[int]]) -> Iterator[list[float] | None]:
+        for prompt in prompts:
+            total: NDArray[np.float64] = np.zeros(self._weights.shape.width)
+            for start in range(0, len(prompt), _EMBED_ROWS):
+                if start:
+                    yield None
+                total = total + self._sum(prompt[start : start + _EMBED_ROWS], start)
+            yield (total / np.linalg.norm(total)).tolist()
+
+    def read_adapter(self, name: str, path: Path) -> Callable[[], None]:
+        raise BadRequest("The runner torch takes no adapters yet.", code="unsupported_model")
+
+    def drop_adapter(self, name: str) -> None:
+        raise AssertionError("there are none")
+
+    def close(self) -> None:
+        self._graphs.clear()
+        self._forward = self._logits = None
+
+    @torch.inference_mode()
+    def _sum(self, tokens: Sequence[int], start: int) -> NDArray[np.float64]:
+        rows = Rows()
+        rows.extend(0, start, tokens, [False] * len(tokens))
+        rows.tables[0] = self._spare
+        found: NDArray[np.float64] = self._states(rows).double().sum(0).cpu().numpy()
+        return found
+
+    def _states(self, rows: Rows) -> Tensor:
+        assert self._forward is not None
+        if all(rows.said) and self._device.type == "cuda" and len(rows) <= self.slots:
+            graph = self._graph(_count_of(len(rows), self.slots))
+            self._layout.fill(graph.batch, rows)
+            return graph.run()[: len(rows)]
+        return self._forward.states(self._layout.of(rows, self._rows_at_once))
+
+    def _graph(self, count: int) -> "_Graph":
+        if count not in self._graphs:
+            assert self._forward is not None
+            self._graphs[count] = _Graph(self._forward, self._layout.empty(count))
+        return self._graphs[count]
+
+
+class RowsOnCard:
+    """Rows of logits that are fetched when somebody looks at one."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self._logits = logits
+
+    def __len__(self) -> int:
+        return len(self._logits)
+
+    def __getitem__(self, which: int | slice) -> Logits:
+        found: Logits = self._logits[which].cpu().numpy()
+        return found
+
+
+class _Graph:
+    """A forward pass over a fixed number of rows of answers, recorded once."""
+
+    _pool: Any = None
+    _lock = threading.Lock()
+
+    def __init__(self, forward: Forward, batch: StepBatch) -> None:
+        self.batch = batch
+        # Kernels are compiled, and libraries set up, before anything is recorded.
+        forward.states(batch)
+        torch.cuda.synchronize()
+        self._recorded = torch.cuda.CUDAGraph()
+        with _Graph._lock, torch.cuda.graph(self._recorded, pool=_Graph._pool):
+            self._states = forward.states(batch)
+        _Graph._pool = _Graph._pool or self._recorded.pool()
+
+    def run(self) -> Tensor:
+        self._recorded.replay()
+        return self._states
+
+
+def _counts(slots: int) -> list[int]:
+    """Numbers of rows that are recorded.
+
+    >>> _counts(40)
+    [1, 2, 4, 8, 16, 32, 40]
+    """
+    few = [1 << power for power in range(_FEW.bit_length()) if 1 << power <= slots]
+    return sorted({*few, *range(_EVEN, slots + 1, _EVEN), slots})
+
+
+def _count_of(rows: int, slots: int) -> int:
+    """The least of them that is enough.
+
+    >>> _count_of(3, 40), _count_of(17, 40), _count_of(33, 40)
+    (4, 32, 40)
+    """
+    return next(count for count in _counts(slots) if count >= rows)
+
+
+class _Layout:
+    """Rows as tensors on the device. What goes there in a step is one copy."""
+
+    def __init__(self, slots: int, most_pages: int, unread: int, device: torch.device) -> None:
+        self._device = device
+        self._unread = unread
+        self._width = most_pages
+        self._tables = np.full((slots, most_pages), unread, np.int32)
+        """Pages of each slot, as they were told the last time."""
+        self._known: dict[int, list[int]] = {}
+
+    def of(self, rows: Rows, rows_at_once: int) -> StepBatch:
+        """Pieces of prompts, and rows of answers between them."""
+        slots, said = np.array(rows.slots), np.array(rows.said)
+        first = np.concatenate(([True], (slots[1:] != slots[:-1]) | said[1:]))
+        begins = [*np.flatnonzero(first).tolist(), len(rows)]
+        tables = np.full((len(begins) - 1, self._width), self._unread, np.int32)
+        blocks = []
+        for number, (start, end) in enumerate(pairwise(begins)):
+            pages = rows.tables[rows.slots[start]][: self._width]
+            tables[number, : len(pages)] = pages
+            blocks += [(number, block) for block in range(0, end - start, rows_at_once)]
+        pieces = np.cumsum(first) - 1
+        return self._batch(
+            np.array(rows.tokens),
+            np.array(rows.positions),
+            pieces,
+            np.array(begins),
+            tables,
+            np.array(blocks),
+        )
+
+    def empty(self, count: int) -> StepBatch:
+        """Rows that nobody reads."""
+        numbers = np.arange(count + 1)
+        tables = np.full((count, self._width), self._unread, np.int32)
+        blocks = np.stack([numbers[:-1], np.zeros(count, np.int64)], 1)
+        none = np.zeros(count, np.int64)
+        batch = self._batch(none, none, numbers[:-1], numbers, tables, blocks)
+        batch.single = True
+        return batch
+
+    def fill(self, batch: StepBatch, rows: Rows) -> None:
+        """Put rows of answers into a batch that was made for as many, or more."""
+        count, most = len(rows), len(batch.ids)
+        for slot in {*rows.slots}:
+            self._note(slot, rows.tables[slot])
+        ids, positions = np.zeros(most, np.int64), np.zeros(most, np.int32)
+        ids[:count], positions[:count] = rows.tokens, rows.positions
+        tables = np.full((most, self._width), self._unread, np.int32)
+        tables[:count] = self._tables[rows.slots]
+        for target, values in ((batch.ids, ids), (batch.positions, positions), (batch.tables, tables)):
+            target.copy_(torch.from_numpy(values), non_blocking=True)
+
+    def _note(self, slot: int, pages: Sequence[int]) -> None:
+        known = self._known.get(slot)
+        if known is None or known != pages:
+            self._known[slot] = [*pages]
+            self._tables[slot] = self._unread
+            self._tables[slot, : len(pages)] = pages[: self._width]
+
+    def _batch(
+        self,
+        ids: NDArray[Any],
+        positions: NDArray[Any],
+        pieces: NDArray[Any],
+        begins: NDArray[Any],
+        tables: NDArray[np.int32],
+        blocks: NDArray[Any],
+    ) -> StepBatch:
+        def put(values: NDArray[Any], kind: Any = np.int32) -> Tensor:
+            return torch.from_numpy(np.ascontiguousarray(values, kind)).to(self._device)
+
+        return StepBatch(
+            ids=put(ids, np.int64),
+            positions=put(positions),
+            pieces=put(pieces),
+            begins=put(begins),
+            tables=put(tables),
+            blocks=put(blocks),
+            single=False,
+        )

@@ -1,0 +1,175 @@
+"""The weights of a decoder, as few large matrices, and where each tensor of a file is in them.
+
+What is multiplied by the same states is one matrix. A tensor of a file is a part of it: a view, by the name
+that files give it. So loading is copying into views, and so is changing the weights of a model that runs.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import Tensor
+
+from dragoman.engines.local.pytorch.family import Decoder
+from dragoman.errors import BadRequest, ModelFileError
+
+
+class Layer:
+    """One layer's tensors. Those that a model has not are None."""
+
+    __slots__ = (
+        "attention_norm",
+        "bias",
+        "down",
+        "experts_down",
+        "experts_up",
+        "inner_norm",
+        "key_norm",
+        "outer_attention_norm",
+        "outer_inner_norm",
+        "output",
+        "projection",
+        "query_norm",
+        "router",
+        "up",
+    )
+
+    def __init__(self, shape: Decoder, make: "_Make") -> None:
+        queries, kept = shape.heads * shape.head, shape.kv_heads * shape.head
+        self.attention_norm = make(shape.width)
+        self.inner_norm = make(shape.width)
+        self.projection = make(queries + 2 * kept, shape.width)
+        self.bias = make(queries + 2 * kept) if shape.bias else None
+        self.output = make(shape.width, queries)
+        self.query_norm = make(shape.head) if shape.head_norms else None
+        self.key_norm = make(shape.head) if shape.head_norms else None
+        self.outer_attention_norm = make(shape.width) if shape.outer_norms else None
+        self.outer_inner_norm = make(shape.width) if shape.outer_norms else None
+        dense = not shape.experts
+        self.up = make(2 * shape.inner, shape.width) if dense else None
+        self.down = make(shape.width, shape.inner) if dense else None
+        self.router = None if dense else make(shape.experts, shape.width)
+        self.experts_up = None if dense else make(shape.experts, 2 * shape.expert_inner, shape.width)
+        self.experts_down = None if dense else make(shape.experts, shape.width, shape.expert_inner)
+
+    def places(self, shape: Decoder) -> Iterator[tuple[str, Tensor]]:
+        """The names of files, and the views that they stand for."""
+        queries, kept = shape.heads * shape.head, shape.kv_heads * shape.head
+        before = "post_attention_layernorm" if not shape.outer_norms else "pre_feedforward_layernorm"
+        yield "input_layernorm.weight", self.attention_norm
+        yield f"{before}.weight", self.inner_norm
+        for kind, whole in (("weight", self.projection), ("bias", self.bias)):
+            if whole is not None:
+                for name, part in zip("qkv", whole.split([queries, kept, kept]), strict=True):
+                    yield f"self_attn.{name}_proj.{kind}", part
+        yield "self_attn.o_proj.weight", self.output
+        if self.query_norm is not None and self.key_norm is not None:
+            yield "self_attn.q_norm.weight", self.query_norm
+            yield "self_attn.k_norm.weight", self.key_norm
+        if self.outer_attention_norm is not None and self.outer_inner_norm is not None:
+            yield "post_attention_layernorm.weight", self.outer_attention_norm
+            yield "post_feedforward_layernorm.weight", self.outer_inner_norm
+        if self.up is not None and self.down is not None:
+            yield "mlp.gate_proj.weight", self.up[: shape.inner]
+            yield "mlp.up_proj.weight", self.up[shape.inner :]
+            yield "mlp.down_proj.weight", self.down
+        if self.router is not None and self.experts_up is not None and self.experts_down is not None:
+            yield "mlp.gate.weight", self.router
+            for number in range(shape.experts):
+                up = self.experts_up[number]
+                yield f"mlp.experts.{number}.gate_proj.weight", up[: shape.expert_inner]
+                yield f"mlp.experts.{number}.up_proj.weight", up[shape.expert_inner :]
+                yield f"mlp.experts.{number}.down_proj.weight", self.experts_down[number]
+
+
+class Weights:
+    def __init__(self, shape: Decoder, device: torch.device, dtype: torch.dtype) -> None:
+        make = _Make(device, dtype)
+        self.shape = shape
+        self.embedding = make(shape.vocabulary, shape.width)
+        self.head = self.embedding if shape.tied else make(shape.vocabulary, shape.width)
+        self.norm = make(shape.width)
+        self.layers = [Layer(shape, make) for _ in range(shape.layers)]
+        self._places = {"model.embed_tokens.weight": self.embedding, "model.norm.weight": self.norm}
+        if not shape.tied:
+            self._places["lm_head.weight"] = self.head
+        for number, layer in enumerate(self.layers):
+            for name, view in layer.places(shape):
+                self._places[f"model.layers.{number}.{name}"] = view
+
+    @torch.no_grad()
+    def update(self, named: Iterable[tuple[str, Tensor]]) -> set[str]:
+        """Copy tensors to their places; the names of those that were there.
+
+        All are compared before any is copied where they come as a mapping's items.
+        """
+        done = set()
+        for name, tensor in named:
+            place = self._places.get(name)
+            if place is None:
+                if name in _DERIVED or (self.shape.tied and name == "lm_head.weight"):
+                    continue
+                raise BadRequest(f"The model has no tensor {name!r}.", param=None)
+            if place.shape != tensor.shape:
+                raise BadRequest(
+                    f"The tensor {name!r} has the shape {[*tensor.shape]} instead of {[*place.shape]}.",
+                    param=None,
+                )
+            place.copy_(tensor)
+            done.add(name)
+        return done
+
+    def load(self, folder: Path) -> None:
+        missing = self._places.keys() - self.update(read_tensors(folder))
+        if missing:
+            raise ModelFileError(f"{folder} lacks {len(missing)} tensors, {min(missing)} among them.")
+
+    @property
+    def bytes(self) -> int:
+        return sum(place.numel() * place.element_size() for place in self._places.values())
+
+
+# Files have these beside the weights, or as what they are made of.
+_DERIVED = frozenset({"model.rotary_emb.inv_freq"})
+
+
+class _Make:
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self._device = device
+        self._dtype = dtype
+
+    def __call__(self, *shape: int) -> Tensor:
+        return torch.empty(shape, device=self._device, dtype=self._dtype)
+
+
+def read_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Of all files of a folder, one after the other. They are mapped, so none is in memory as a whole."""
+    from safetensors import SafetensorError, safe_open
+
+    for file in files_of(folder):
+        try:
+            with safe_open(str(file), framework="pt") as found:
+                for name in found.keys():  # noqa: SIM118  (it is no mapping)
+                    yield name, found.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise ModelFileError(f"{file} cannot be read ({type(error).__name__}).") from None
+
+
+def files_of(folder: Path) -> list[Path]:
+    """The files that the index names, or all."""
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return sorted(folder.glob("*.safetensors"))
+    try:
+        found = msgspec.json.decode(index.read_bytes(), type=_Index)
+    except (OSError, msgspec.DecodeError):
+        raise ModelFileError(f"{index} cannot be read.") from None
+    names = sorted({*found.weight_map.values()})
+    if any(Path(name).name != name for name in names):
+        raise ModelFileError(f"{index} names files outside of its folder.")
+    return [folder / name for name in names]
+
+
+class _Index(msgspec.Struct):
+    weight_map: Mapping[str, str]

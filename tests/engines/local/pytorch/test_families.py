@@ -1,0 +1,70 @@
+"""Each family gives the logits that `transformers` gives, however the prompt is cut."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="TORCH IS NOT INSTALLED: make torch")
+
+from dragoman.engines.choosing import Logits  # noqa: E402
+from dragoman.engines.local.options import LocalOptions  # noqa: E402
+from dragoman.engines.local.pytorch.family import decoder_of  # noqa: E402
+from dragoman.engines.local.pytorch.opening import open_torch  # noqa: E402
+from dragoman.engines.local.pytorch.runner import TorchRunner  # noqa: E402
+from dragoman.engines.local.runner import Rows  # noqa: E402
+from dragoman.errors import ModelFileError  # noqa: E402
+from tests.engines.local.pytorch.models import FAMILIES, VOCABULARY, make  # noqa: E402
+
+OPTIONS = LocalOptions(runner="torch", slots=4, context=256, batch=128, threads=1)
+IDS = np.random.default_rng(3).integers(0, VOCABULARY, 75).tolist()
+
+
+def read(runner: TorchRunner, cuts: list[int]) -> Logits:
+    """All logits of a prompt that is cut at these places, and of what is said after the last."""
+    found = []
+    for start, end in pairwise([0, *cuts]):
+        rows = Rows()
+        rows.extend(0, start, IDS[start:end], [True] * (end - start))
+        rows.tables[0] = range(9)
+        found.append(runner.step(rows)[:])
+    for place in range(cuts[-1], len(IDS)):
+        rows = Rows()
+        rows.add(0, place, IDS[place])
+        rows.tables[0] = range(9)
+        found.append(runner.step(rows)[:])
+    return np.concatenate(found)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    model = make(tmp_path, family)
+    with torch.no_grad():
+        expected = model(torch.tensor([IDS])).logits[0].numpy()
+    runner, _, _ = open_torch(tmp_path, OPTIONS)
+    np.testing.assert_allclose(read(runner, [40, 41, 70]), expected, atol=1e-3)
+
+
+def test_a_row_does_not_depend_on_others(tmp_path: Path) -> None:
+    make(tmp_path)
+    runner, _, _ = open_torch(tmp_path, OPTIONS)
+    alone = read(runner, [64])
+    rows = Rows()
+    rows.extend(0, 0, IDS[:64], [True] * 64)
+    rows.extend(1, 0, IDS[9:49], [True] * 40)
+    rows.tables = {0: range(9), 1: range(10, 14)}
+    assert np.array_equal(runner.step(rows)[:64].argmax(1), alone[:64].argmax(1))
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"model_type": "mamba"}, "has no mamba models"),
+        ({"model_type": "llama", "quantization_config": {"bits": 4}}, "not quantized"),
+        ({"model_type": "llama"}, "does not say its hidden_size"),
+    ],
+)
+def test_what_it_cannot_run_is_told(config: dict[str, object], said: str) -> None:
+    with pytest.raises(ModelFileError, match=said):
+        decoder_of(config)
