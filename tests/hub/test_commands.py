@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from dragoman.cli import main, own_engines
+from dragoman.cli.facts import offer
 from dragoman.cli.own_engines import local, model_file, settle
+from dragoman.engines.local import machine
 from dragoman.engines.local.model import Model
 from dragoman.errors import ModelFileError
 from dragoman.settings import Settings
@@ -128,3 +130,15 @@ def test_what_is_no_name_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 def test_nothing_is_served_here(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ps", "--url", "http://127.0.0.1:9"]) == 0
     assert "Nothing is served" in capsys.readouterr().out
+
+
+def test_who_names_no_model_is_offered_what_is_here_and_fits(
+    hub: SmallHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "free_memory", lambda: 8_000_000_000)
+    [suggested] = offer()
+    assert "hf:Qwen/Qwen3-8B-GGUF:Q4_K_M" in suggested and not hub.asked
+    assert main(["pull", NAME]) == 0
+    assert "hf:org/repo:Q8_0" in offer()[0] and len(offer()) == 2
+    monkeypatch.setattr(machine, "free_memory", lambda: 1000)
+    assert offer() == []

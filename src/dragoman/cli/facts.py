@@ -100,6 +100,7 @@ def banner(card: ModelCard, settings: Settings, url: str, paint: Paint, dialect:
         ("docs", f"{url}/docs"),
         *([] if settings.metrics == "off" else [("metrics", f"{url}/metrics")]),
         ("key", _key(settings, paint)),
+        *([("others", text) for text in offer()] if _is_default(settings) else []),
     ]
     lines = [f"  {paint('dim', name.ljust(8))} {text}" for name, text in rows]
     head = f"{paint('bold', 'dragoman')} {__version__}"
@@ -125,6 +126,40 @@ def list_of_models(names: list[str], settings: Settings, url: str, paint: Paint)
     lines = [f"  {paint('dim', name.ljust(8))} {text}" for name, text in rows]
     head = f"{paint('bold', 'dragoman')} {__version__}"
     return "\n".join(["", head, "", *lines, "", paint("dim", "Ctrl-C to stop"), ""])
+
+
+SUGGESTED = (
+    (5_000_000_000, "hf:Qwen/Qwen3-8B-GGUF:Q4_K_M"),
+    (2_500_000_000, "hf:Qwen/Qwen3-4B-GGUF:Q4_K_M"),
+    (1_900_000_000, "hf:Qwen/Qwen3-1.7B-GGUF:Q8_0"),
+    (700_000_000, "hf:Qwen/Qwen3-0.6B-GGUF:Q8_0"),
+)
+"""Models that are worth talking to, and the bytes of their weights."""
+OFFERED = 3
+
+
+def _is_default(settings: Settings) -> bool:
+    return settings.model is None and settings.engine == "local"
+
+
+def offer() -> list[str]:
+    """To who has named no model: what is here and fits, and how to get a good one. Nobody is asked."""
+    from dragoman.engines.local import machine
+    from dragoman.hub import ROOM
+    from dragoman.hub.cache import list_cached
+
+    room = int(ROOM * machine.free_memory())
+    try:
+        here = [each for each in list_cached() if each.size <= room and each.path.is_file()]
+    except OSError:
+        here = []
+    here.sort(key=lambda each: -each.size)
+    names = [f"{each.name} ({size(each.size)})" for each in here[:OFFERED]]
+    found = [f"on this machine, to be served by name: {', '.join(names)}"] if names else []
+    best = next((name for needed, name in SUGGESTED if needed <= room), None)
+    if best and not any(str(each.name) == best for each in here):
+        found.append(f"this one is small; a better one, fetched when you ask for it: dragoman serve {best}")
+    return found
 
 
 def _on_port(url: str, port: int) -> str:
