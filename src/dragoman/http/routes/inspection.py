@@ -176,14 +176,14 @@ async def parse_answer(shared: Host, exchange: Exchange) -> None:
     request, _ = await exchange.read(
         lambda body: inspection.read_answer(body, shared.limits, exchange.ignored)
     )
-    host = await shared.serving(request.model, exchange)
-    host.model.planner.adapter(request.model)
     if request.template is not None:
         made = await _look_with_template(shared, exchange, inspection.looked_at(request))
     else:
-        look = _look_at_ids if request.token_ids is not None else _look_at_text
+        # One that is named needs no model, which would have to be loaded.
+        host = None if request.dialect is not None else await shared.serving(request.model, exchange)
+        look_at = _look_at_text if host is None or request.token_ids is None else _look_at_ids
         # However short it is: in pieces of a character it takes its time.
-        made = await exchange.aside(MUCH + 1, lambda: encode_json(look(host, request)))
+        made = await exchange.aside(MUCH + 1, lambda: encode_json(look_at(host, request)))
     await exchange.reply(made, b"application/json")
 
 
@@ -205,16 +205,19 @@ async def _look_with_template(host: Host, exchange: Exchange, looked: Looked) ->
     raise BadRequest(message, param="template", code="limit_exceeded")
 
 
-def _look_at_text(host: ModelHost, request: ParseAnswer) -> dict[str, Any]:
-    found = host.model.found
-    if request.dialect is not None:
-        dialect = inspection.find_parser(request.dialect, "dialect", found.dialect)
-        found = FoundDialect(dialect, "named in the request")
+def _look_at_text(host: ModelHost | None, request: ParseAnswer) -> dict[str, Any]:
+    found = _find_named(request) if host is None else host.model.found
     return look.look_at(inspection.looked_at(request), found)
 
 
-def _look_at_ids(host: ModelHost, request: ParseAnswer) -> dict[str, Any]:
+def _find_named(request: ParseAnswer) -> FoundDialect:
+    dialect = inspection.find_parser(request.dialect, "dialect", registry.get_dialect("plain"))
+    return FoundDialect(dialect, "named in the request")
+
+
+def _look_at_ids(host: ModelHost | None, request: ParseAnswer) -> dict[str, Any]:
     """As the model's own answers are read: special tokens by their ids, and everything counted in tokens."""
+    assert host is not None
     check_has_ids(host.card, "this route")
     model, ids, prompt = host.model, request.token_ids or [], request.prompt_token_ids or []
     inspection.check_known(ids, len(model.pieces), "token_ids")

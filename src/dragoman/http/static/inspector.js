@@ -104,7 +104,7 @@ class Inspector {
   async #render() {
     const { request: body, path } = this.answer;
     if (this.record.promptIds) {
-      const told = await request("detokenize", { body: { tokens: this.record.promptIds, return_token_strs: true }, quiet: true });
+      const told = await request("detokenize", { body: { tokens: this.record.promptIds, return_token_strs: true, model: this.answer.model }, quiet: true });
       return { ...told, ids: this.record.promptIds, exact: true };
     }
     if (!body) return null;
@@ -112,7 +112,7 @@ class Inspector {
     if (!asked) return null;
     const rendered = await request(`${CHAT}/render`, { body: withoutStream(asked), quiet: true });
     if (!rendered.prompt_token_ids) return { prompt: rendered.prompt, ids: null };
-    const told = await request("detokenize", { body: { tokens: rendered.prompt_token_ids, return_token_strs: true }, quiet: true });
+    const told = await request("detokenize", { body: { tokens: rendered.prompt_token_ids, return_token_strs: true, model: body.model }, quiet: true });
     return { ...told, ids: rendered.prompt_token_ids, exact: false };
   }
 
@@ -167,7 +167,8 @@ class Inspector {
     const server = told?.requests?.find((each) => each.request_id === requestId);
     const rows = [];
     if (server) {
-      rows.push(["queue", server.queue_ms, "it waited for a place in the engine"], ["first token", server.ttft_ms, "from the request to the first token, by the server"],
+      const reading = server.ttft_ms === undefined ? null : server.ttft_ms - (server.queue_ms ?? 0);
+      rows.push(["queue", server.queue_ms, "it waited for a place in the engine"], ["prompt", reading, "the engine read the prompt, as far as it was not in the cache"], ["first token", server.ttft_ms, "from the request to the first token, by the server"],
         ["whole", server.duration_ms, "of the request, by the server"], ["rate", server.tokens_per_s, "tokens a second, after the first"]);
     }
     if (times?.sent) {
@@ -179,7 +180,7 @@ class Inspector {
     const first = times?.first ? times.first - times.sent : server?.ttft_ms;
     const whole = times?.last ? times.last - times.sent : server?.duration_ms;
     return h("div", { class: "stack" }, whole ? timeline(Math.min(server?.queue_ms ?? 0, first ?? whole), first ?? whole, whole) : null,
-      h("table", {}, h("tbody", {}, shown.map(([name, value, what]) => h("tr", {}, h("th", {}, name), h("td", {}, name === "rate" ? `${value}` : `${value.toFixed(1)} ms`), h("td", { class: "hint" }, what))))),
+      h("table", {}, h("tbody", {}, shown.map(([name, value, what]) => h("tr", {}, h("th", {}, name), h("td", {}, name === "rate" ? `${value}` : value < 10_000 ? `${value.toFixed(1)} ms` : `${(value / 1000).toFixed(2)} s`), h("td", { class: "hint" }, what))))),
       usage && showJson({ usage }));
   }
 
@@ -233,7 +234,7 @@ class Inspector {
     if (path.startsWith("api/")) await lines(path, body, hear);
     else await stream(path, body, { onEvent: hear });
     const same = said.text === (this.answer.text ?? "");
-    out.append(h("p", { class: `verdict ${same ? "" : "no"}` }, same ? "The text is the same." : "The text is another.", ` ${Math.round(performance.now() - began)} ms`));
+    out.append(h("p", { class: `verdict ${same ? "" : "no"}` }, same ? "The text is the same." : `The text is another${body.temperature === 0 || body.seed !== undefined ? "." : ": without a seed, words are drawn anew."}`, ` ${Math.round(performance.now() - began)} ms`));
   }
 }
 

@@ -80,7 +80,7 @@ class Lab {
     this.#own = known.model;
     for (const each of known.data) this.#examples.set(each.name, each.example);
     const options = known.data.map((each) => h("option", { value: each.name }, `${each.name}: ${each.models}`));
-    fill(this.dialect, h("option", { value: OWN }, `This server's model (${known.model.name})`), h("option", { value: TEMPLATE }, "A chat template of mine"), h("optgroup", { label: "A dialect" }, options));
+    fill(this.dialect, h("option", { value: OWN }, known.model ? `This server's model (${known.model.name})` : "This server's model"), h("option", { value: TEMPLATE }, "A chat template of mine"), h("optgroup", { label: "A dialect" }, options));
     try {
       const { text = "", dialect = OWN, template = "" } = JSON.parse(this.saved.get() ?? "{}");
       Object.assign(this.text, { value: text });
@@ -109,7 +109,7 @@ class Lab {
   async example() {
     const name = this.dialect.value === OWN ? this.#own?.name : this.dialect.value;
     this.text.value = this.#examples.get(name) ?? this.#examples.get("hermes") ?? "";
-    if (this.dialect.value === TEMPLATE && !this.template.value) this.template.value = await ownTemplate();
+    if (this.dialect.value === TEMPLATE && !this.template.value) this.template.value = await ownTemplate(this.app.model);
     this.ask();
   }
 
@@ -135,6 +135,7 @@ class Lab {
     const body = { text: this.text.value, tools, return_grammar: true };
     if (chosen === TEMPLATE) body.template = this.template.value;
     else if (chosen !== OWN) body.dialect = chosen;
+    else if (this.app.model) body.model = this.app.model;
     if (this.inside.value) body.starts_in_reasoning = this.inside.value === "true";
     this.saved.set(JSON.stringify({ text: this.text.value.slice(0, 100_000), dialect: chosen, template: this.template.value.slice(0, 100_000) }));
     const chunk = SIZES[this.size.value];
@@ -220,8 +221,8 @@ class Lab {
   }
 }
 
-async function ownTemplate() {
-  return (await request("tokenizer_info").catch(() => null))?.chat_template ?? "";
+async function ownTemplate(model) {
+  return (await request(`tokenizer_info${model ? `?model=${encodeURIComponent(model)}` : ""}`).catch(() => null))?.chat_template ?? "";
 }
 
 function drawFound(told) {
