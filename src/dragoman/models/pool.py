@@ -456,7 +456,7 @@ class ModelPool:
 
     async def _unload(self, model: PooledModel, grace: float | None, state: ModelState) -> None:
         try:
-            await asyncio.wait_for(model.idle.wait(), grace)
+            await asyncio.wait_for(model.idle.wait(), grace if model.users else None)
         except TimeoutError:
             logger.warning("The model %s is unloaded while %d requests use it", model.name, model.users)
         try:
