@@ -64,11 +64,14 @@ class StitchedIds(Struct, frozen=True):
     """The ids of a prompt in which those of answers were kept (seams.py)."""
 
     ids: tuple[int, ...]
+    text: str
     cuts: tuple[Joint, ...]
 
     def upto(self, chars: int) -> "StitchedIds":
         """For a text that has so many characters in common with this one."""
-        return StitchedIds(self.ids, tuple(cut for cut in self.cuts if cut.chars + cut.margin <= chars))
+        return StitchedIds(
+            self.ids, self.text, tuple(cut for cut in self.cuts if cut.chars + cut.margin <= chars)
+        )
 
 
 class KnownPrompt(Struct):

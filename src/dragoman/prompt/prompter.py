@@ -360,9 +360,9 @@ class Prompter:
             known.encoded = encoded
         return shown, encoded.ids
 
-    def show(self, text: str, mark: str) -> str:
-        """A rendered text without its marks, as the engine is to see it."""
-        plain = erase(text, mark)
+    def show(self, text: str, mark: str, plain: str | None = None) -> str:
+        """A rendered text without its marks, as the engine is to see it; `plain` where that is known."""
+        plain = erase(text, mark) if plain is None else plain
         apart = self._card.takes_text and plain != text
         return self._encoder.special.keep_apart(text, mark) if apart else plain
 

@@ -29,7 +29,7 @@ With `history: "sampled"` nothing counts but what was sampled: the ids of the la
 those of the conversation, whatever the template has made of them, and then what the template writes after
 that answer (`_find_tail`).
 
-Where the text is that of the prompt before, its ids are taken (`_find_cut`): a turn costs what is new.
+Where the text is that of the prompt before, its ids are taken (`_find_base`): a turn costs what is new.
 """
 
 import re
@@ -83,11 +83,10 @@ class GoneOn(Struct, frozen=True):
     kept: int
     """How many of its ids the prompt begins with."""
 
-    @property
-    def ids(self) -> tuple[int, ...]:
-        """These."""
+    def followed_by(self, new: tuple[int, ...]) -> tuple[int, ...]:
+        """These and others. They may be very many, which are copied once."""
         turn, sampled = self.turn, self.kept - len(self.turn.prompt)
-        return turn.prompt + turn.ids[:sampled] if sampled > 0 else turn.prompt[: self.kept]
+        return turn.prompt + (turn.ids[:sampled] + new) if sampled > 0 else turn.prompt[: self.kept] + new
 
     @property
     def cut(self) -> tuple[int, ...]:
@@ -205,22 +204,22 @@ class Seams:
 
     def stitch(self) -> Stitched:
         made = self._stitch(self._find_base(), cuts := list[Joint]())
-        self._known.stitched = StitchedIds(made.ids, tuple(cuts))
+        self._known.stitched = StitchedIds(made.ids, made.text, tuple(cuts))
         return made
 
     def _stitch(self, base: _Base, cuts: list[Joint]) -> Stitched:
         """`cuts` are told from where on the prompt can be made anew."""
-        kept_ids, place, ids, borders = base.after.ids, base.rest, list[int](), Borders()
-        cuts.append(Joint(self.now.place(place), place, len(kept_ids), base.number))
+        kept_ids, place, ids, borders = base.after.kept, base.rest, list[int](), Borders()
+        cuts.append(Joint(self.now.place(place), place, kept_ids, base.number))
         for start, end, kept, number in self._find_kept(base):
             ids += self._encode(place, start, not (kept_ids or ids))
             ids += kept
             place = end
-            cuts.append(Joint(self.now.place(place), place, len(kept_ids) + len(ids), number + 1))
+            cuts.append(Joint(self.now.place(place), place, kept_ids + len(ids), number + 1))
         ids += self._encode(place, None, not (kept_ids or ids), borders)
         cuts += self._cuts_behind(cuts[-1], borders[-_FEW:])
-        shown = self._prompter.show(self.now.text, self.now.mark)
-        made = kept_ids + self._prompter.share(ids)
+        shown = self._prompter.show(self.now.text, self.now.mark, self.now.plain)
+        made = base.after.followed_by(self._prompter.share(ids))
         return Stitched(shown, made, self._after(base), self._why_split(base))
 
     def _cuts_behind(self, last: Joint, borders: Borders) -> Iterator[Joint]:
@@ -262,9 +261,11 @@ class Seams:
         return self._prompter.encode_special(text, self.now.mark, begins=begins, borders=borders)
 
     def _find_base(self) -> _Base:
-        before = self._find_cut()
+        known, last = self._known.stitched or StitchedIds((), "", ()), self._last or 0
+        # The last place before the last answer up to which the ids are those of the prompt before.
+        cut = next((cut for cut in reversed(known.cuts) if cut.number <= last), Joint(0, 0, 0, 0))
         for number in reversed(self._numbers):
-            if number < before.number:
+            if number < cut.number:
                 break
             fits = self._fitting(number)
             seams = [seam for wrote, at in fits if (seam := self._seam(wrote, at, number)) is not None]
@@ -274,23 +275,21 @@ class Seams:
             if fits:
                 wrote, at = fits[0]
                 return _Base(GoneOn(wrote.turn, len(wrote.turn.prompt)), at, number)
-        return before
-
-    def _find_cut(self) -> _Base:
-        """The last place before the last answer up to which the ids are those of the prompt before."""
-        known, last = self._known.stitched or StitchedIds((), ()), self._last or 0
-        cut = next((cut for cut in reversed(known.cuts) if cut.number <= last), Joint(0, 0, 0, 0))
         return _Base(GoneOn(Traced(prompt=known.ids[: cut.ids], ids=()), cut.ids), cut.plain, cut.number)
 
     def _fitting(self, number: int) -> list[tuple[Wrote, int]]:
         """The answers whose prompt is what the text begins with now, and where that ends."""
-        places: dict[bytes, int | None] = {}
-        for wrote in self._answers(number):
-            key = wrote.turn.key
-            if key not in places:
-                places[key] = self._memory.begins(wrote.turn, self.now.plain, self._salt)
+        turns = {wrote.turn.key: wrote.turn for wrote in self._answers(number)}
+        places = {key: self._begins(turn) for key, turn in turns.items()}
         found = ((wrote, places[wrote.turn.key]) for wrote in self._answers(number))
         return [(wrote, at) for wrote, at in found if at is not None]
+
+    def _begins(self, turn: Traced) -> int | None:
+        """How many characters of the text are those of the turn's prompt, if it begins with them."""
+        before, plain = self._known.stitched, self.now.plain
+        if before is not None and turn.prompt is before.ids:
+            return len(before.text) if plain.startswith(before.text) else None
+        return self._memory.begins(turn, plain, self._salt)
 
     def _seam(self, wrote: Wrote, at: int, number: int) -> tuple[tuple[int, int], GoneOn, int] | None:
         """Where the rest begins, if the answer stands at this place; the less comes first, the better."""
