@@ -22,7 +22,7 @@ OpenEngine: TypeAlias = Callable[[Settings], Engine]
 OWN = frozenset(
     {"model", "model_name", "model_alias", "lora", "lora_dir", "chat_template", "tokenizer", "engine_args"}
     | {"dialect", "tool_call_parser", "reasoning_parser", "reasoning_open", "reasoning_close", "presets"}
-    | {"upstream", "upstream_key"}
+    | {"upstream", "upstream_key", "draft"}
 )
 """What is said of one model, and never of another that does not say it."""
 INHERITED = frozenset(
