@@ -37,7 +37,7 @@ from dragoman.dialects.registry import list_dialects
 from dragoman.engines.local.options import LocalOptions
 from dragoman.engines.remote.pool import RemoteOptions
 from dragoman.http.routes import table as routing
-from dragoman.settings import Option
+from dragoman.options import Option
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "dragoman"

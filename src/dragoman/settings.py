@@ -2,79 +2,17 @@
 
 import os
 import tomllib
-import types
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct, field
 
 from dragoman.errors import SettingsError
 from dragoman.limits import Limits
+from dragoman.options import ENV_PREFIX, Option, options_of
 from dragoman.pool_settings import PoolSettings
-
-# Settings as flags and environment variables know them, read off the types of a struct.
-
-
-ENV_PREFIX = "DRAGOMAN_"
-
-
-class Option(Struct, frozen=True):
-    """One setting as flags and environment variables know it."""
-
-    name: str
-    """`port`, or `limit_messages` for a field of Limits."""
-    path: tuple[str, ...]
-    help: str
-    default: Any
-    is_bool: bool
-    is_list: bool
-    is_object: bool
-    choices: tuple[str, ...]
-
-    @property
-    def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
-
-    @property
-    def env(self) -> str:
-        return ENV_PREFIX + self.name.upper()
-
-
-def options_of(struct: type[Struct], path: tuple[str, ...], prefix: str) -> Iterator[Option]:
-    hints = get_type_hints(struct, include_extras=True)
-    for spec in msgspec.structs.fields(struct):
-        if spec.name == "limits":
-            continue
-        plain, description = _unwrap(hints[spec.name])
-        default = spec.default_factory() if callable(spec.default_factory) else spec.default
-        yield Option(
-            name=prefix + spec.name,
-            path=(*path, spec.name),
-            help=description,
-            default=default,
-            is_bool=plain is bool,
-            is_list=get_origin(plain) is list,
-            is_object=get_origin(plain) is dict,
-            choices=get_args(plain) if get_origin(plain) is Literal else (),
-        )
-
-
-def _unwrap(hint: Any) -> tuple[Any, str]:
-    """`Annotated[int | None, Meta(description="x")]` gives `(int, "x")`."""
-    if get_origin(hint) in (types.UnionType, Union):
-        return _unwrap(next(arg for arg in get_args(hint) if arg is not type(None)))
-    if get_origin(hint) is not Annotated:
-        return hint, ""
-    inner, *extras = get_args(hint)
-    plain, inner_description = _unwrap(inner)
-    described = (extra.description for extra in extras if isinstance(extra, Meta) and extra.description)
-    return plain, next(described, inner_description)
-
-
-# The settings.
-
 
 DEFAULT_FILE = "dragoman.toml"
 SECRETS = frozenset({"api_key", "api_key_file", "admin_key", "admin_key_file", "upstream_key"})
@@ -137,12 +75,43 @@ class Settings(PoolSettings, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         str | None,
         Meta(description="the model's tokenizer, a folder or a GGUF file, for engines that do not bring one"),
     ] = None
-    host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
+    host: Annotated[str, Meta(description="address to listen on; several with commas between them")] = (
+        "127.0.0.1"
+    )
     port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0 takes a free one")] = 8000
     ollama_port: Annotated[
         Annotated[int, Meta(ge=1, le=65535)] | None,
         Meta(description="a second port to listen on, where clients of Ollama look: 11434"),
     ] = None
+    reuse_port: Annotated[
+        bool, Meta(description="let other servers listen on the same port: the system shares connections out")
+    ] = False
+    uds: Annotated[
+        str | None, Meta(description="listen on a unix socket at this path, instead of a host and a port")
+    ] = None
+    uds_mode: Annotated[
+        str, Meta(pattern="^0?[0-7]{3}$", description="who may use the unix socket, as chmod takes it")
+    ] = "600"
+    tls_cert: Annotated[
+        str | None,
+        Meta(description="a certificate with its chain, as PEM: HTTPS is spoken, and nothing else"),
+    ] = None
+    tls_key: Annotated[
+        str | None, Meta(description="the key of the certificate, as PEM; default: it is in the same file")
+    ] = None
+    root_path: Annotated[
+        str,
+        Meta(
+            pattern="^(/[A-Za-z0-9._~/-]*[A-Za-z0-9._~-])?$", description="where a proxy has the server: /llm"
+        ),
+    ] = ""
+    forwarded_allow_ips: Annotated[
+        list[str],
+        Meta(
+            description="proxies whose X-Forwarded-For, X-Forwarded-Proto and Forwarded are believed: "
+            "addresses or networks; * is any"
+        ),
+    ] = field(default_factory=list)
     api_key: Annotated[
         list[str],
         Meta(description="keys that clients may use; without one the server is open to its address"),

@@ -16,7 +16,8 @@ from dragoman.engines.scripted import ScriptedEngine, say
 from dragoman.errors import Unavailable
 from dragoman.http import server
 from dragoman.http.app import App
-from dragoman.http.server import aserve, background, bind, serve
+from dragoman.http.listen import bind
+from dragoman.http.server import aserve, background, serve
 from dragoman.settings import Settings
 from dragoman.types import Job, Sink
 from tests.support.http import HELLO

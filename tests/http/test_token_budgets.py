@@ -235,7 +235,7 @@ def test_a_stream_that_is_left_counts_what_it_took(limited: Callable[..., str]) 
         next(said)
         # All that it might take is set aside meanwhile.
         assert 99_000 < remaining(ask(url, HELLO | {"max_tokens": 1})) < 99_100
-    becomes(lambda: engine.live == 0)
+    assert becomes(lambda: engine.live == 0)
     assert remaining(ask(url, HELLO | {"max_tokens": 1})) > 99_500
 
 
@@ -263,7 +263,7 @@ def test_a_response_in_the_background_is_its_keys(limited: Callable[..., str]) -
     url = limited(tokens_per_day=10_000)
     made = ask(url, {"input": "hi", "background": True}, "/v1/responses")
     assert made.status_code == 200
-    becomes(lambda: remaining(ask(url, HELLO | {"max_tokens": 1})) < 10_000)
+    assert becomes(lambda: remaining(ask(url, HELLO | {"max_tokens": 1})) < 10_000)
 
 
 def test_a_budget_that_is_changed_holds_at_once(limited: Callable[..., str], tmp_path: Path) -> None:

@@ -165,7 +165,8 @@ _ERROR = {
 }
 
 
-def document(version: str, operations: Sequence[Operation] = OPERATIONS) -> dict[str, Any]:
+def document(version: str, operations: Sequence[Operation] = OPERATIONS, root: str = "") -> dict[str, Any]:
+    """`root` is the path at which a proxy has the server."""
     bodies = list(dict.fromkeys(body for operation in operations for body in operation.body))
     schemas, components = msgspec.json.schema_components(bodies, ref_template="#/components/schemas/{name}")
     by_body = dict(zip(bodies, schemas, strict=True))
@@ -178,6 +179,7 @@ def document(version: str, operations: Sequence[Operation] = OPERATIONS) -> dict
     return {
         "openapi": "3.1.0",
         "info": {"title": "dragoman", "version": version, "license": {"name": "Apache-2.0"}},
+        **({"servers": [{"url": root}]} if root else {}),
         "security": [{}, {"key": []}],
         "paths": paths,
         "components": {

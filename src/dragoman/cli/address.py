@@ -9,6 +9,7 @@ from dragoman.cli.problems import CommandError
 
 if TYPE_CHECKING:
     from dragoman.client import Client
+    from dragoman.settings import Settings
 
 LOOK_S = 1.0
 
@@ -27,6 +28,15 @@ def host_in_url(host: str) -> str:
     """`host_in_url("::1")` is `[::1]`; "all addresses" is reached through the loopback."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
     return f"[{host}]" if ":" in host else host
+
+
+def own_url(settings: "Settings", port: int | None = None) -> str:
+    """Where a server with these settings is, for who asks from this machine."""
+    if settings.uds is not None:
+        return f"unix:{settings.uds}"
+    scheme = "http" if settings.tls_cert is None else "https"
+    host = host_in_url(settings.host.partition(",")[0].strip())
+    return f"{scheme}://{host}:{settings.port if port is None else port}{settings.root_path}"
 
 
 def can_listen(host: str, port: int) -> bool:

@@ -137,12 +137,12 @@ def _model(args: argparse.Namespace, client: "Client") -> dict[str, Any]:
 @contextmanager
 def _client(args: argparse.Namespace) -> Iterator["Client"]:
     """A client of the server that is meant, which may be one that lives only as long as this command."""
-    from dragoman.cli.address import host_in_url, is_dragoman, key_of
+    from dragoman.cli.address import is_dragoman, key_of, own_url
     from dragoman.client import Client
     from dragoman.http.keys import keys_of
 
     settings = read_settings(args, model=args.model if _is_file(args.model) else None)
-    usual = f"http://{host_in_url(settings.host)}:{settings.port}"
+    usual = own_url(settings)
     # OpenAI's key goes only where the person points: anybody may sit on the usual port.
     key = key_of(args.api_key) if args.url else args.api_key or next(iter(keys_of(settings)), None)
     if args.url is None and not _is_file(args.model) and is_dragoman(usual, key):
@@ -170,6 +170,9 @@ def _own_server(settings: "Settings") -> Iterator[str]:
         port=0,
         api_key=[],
         api_key_file=None,
+        uds=None,
+        tls_cert=None,
+        root_path="",
         admin_key=[],
         admin_key_file=None,
         slots=settings.slots or 1,

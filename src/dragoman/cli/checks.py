@@ -345,7 +345,9 @@ def port(patient: Patient) -> Iterator[Finding]:
     from dragoman.cli.problems import CommandError, hint_of
     from dragoman.cli.serve import check_port
 
-    host, number = patient.settings.host, patient.settings.port
+    host, number = patient.settings.host.partition(",")[0].strip(), patient.settings.port
+    if patient.settings.uds is not None:
+        return
     try:
         check_port(host, number)
     except CommandError as error:

@@ -6,7 +6,7 @@ from typing import Any
 from dragoman._version import __version__
 from dragoman.cli.terminal import size
 from dragoman.engines.protocol import ModelCard
-from dragoman.http.keys import is_loopback, needs_key
+from dragoman.http.keys import is_for_this_machine, needs_key
 from dragoman.logs import Paint
 from dragoman.settings import Settings
 
@@ -95,16 +95,20 @@ def banner(card: ModelCard, settings: Settings, url: str, paint: Paint, dialect:
         ("", _room(card)),
         *([("runner", card.details["why"])] if card.details.get("why") else []),
         ("dialect", dialect),
-        ("api", paint("cyan", f"{url}/v1")),
+        ("api", paint("cyan", url if settings.uds else f"{url}/v1")),
         *([("ollama", _on_port(url, settings.ollama_port))] if settings.ollama_port else []),
-        ("docs", f"{url}/docs"),
-        *([] if settings.metrics == "off" else [("metrics", f"{url}/metrics")]),
+        *([] if settings.uds else [("docs", f"{url}/docs")]),
+        *([] if settings.metrics == "off" or settings.uds else [("metrics", f"{url}/metrics")]),
         ("key", _key(settings, paint)),
         *([("others", text) for text in offer()] if _is_default(settings) else []),
     ]
     lines = [f"  {paint('dim', name.ljust(8))} {text}" for name, text in rows]
     head = f"{paint('bold', 'dragoman')} {__version__}"
-    hello = [*_curl(card.name, settings, url), "", *_python(card.name, settings, url)]
+    hello = [
+        *_curl(card.name, settings, url),
+        "",
+        *([] if settings.uds else _python(card.name, settings, url)),
+    ]
     body = [head, "", *lines, "", *(f"  {line}" if line else "" for line in hello), ""]
     return "\n".join(["", *body, paint("dim", "Ctrl-C to stop"), ""])
 
@@ -169,7 +173,7 @@ def _on_port(url: str, port: int) -> str:
 def _key(settings: Settings, paint: Paint) -> str:
     if needs_key(settings):
         return "needed"
-    if is_loopback(settings.host):
+    if is_for_this_machine(settings):
         return "none; only this machine reaches the address"
     return paint("yellow", "none, and other machines may reach this address: set DRAGOMAN_API_KEY")
 
@@ -210,8 +214,9 @@ def _room(card: ModelCard) -> str:
 def _curl(model: str, settings: Settings, url: str) -> list[str]:
     key = [' -H "Authorization: Bearer $DRAGOMAN_API_KEY" \\'] if needs_key(settings) else []
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+    place = f"--unix-socket {settings.uds} http://localhost{settings.root_path}" if settings.uds else url
     return [
-        f"curl {url}/v1/chat/completions \\",
+        f"curl {place}/v1/chat/completions \\",
         *key,
         "  -H 'Content-Type: application/json' \\",
         f"  -d '{body}'",

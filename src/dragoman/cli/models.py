@@ -126,14 +126,14 @@ def _here(args: argparse.Namespace) -> int:
 
 def running_models(url: str | None, given: str | None) -> tuple[str, list[dict[str, Any]]]:
     """Of the server at an address, or of the one that the settings of this folder name."""
-    from dragoman.cli.address import host_in_url, key_of, own_models
+    from dragoman.cli.address import key_of, own_models, own_url
     from dragoman.http.keys import keys_of
     from dragoman.settings import load
 
     settings = load()
     if url is not None:
         return url, own_models(url, key_of(given))
-    url = f"http://{host_in_url(settings.host)}:{settings.port}"
+    url = own_url(settings)
     key = given or next(iter(keys_of(settings)), None)
     return url, own_models(url, key)
 

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from dragoman import settings
 from dragoman.cli.problems import USAGE, CommandError
-from dragoman.settings import ENV_PREFIX, Option
+from dragoman.options import ENV_PREFIX, Option
 
 SETTING = "setting_"
 GROUPS: dict[str, frozenset[str]] = {
@@ -22,11 +22,12 @@ GROUPS: dict[str, frozenset[str]] = {
         {"dialect", "tool_call_parser", "reasoning_parser", "reasoning_open", "reasoning_close"}
     ),
     "server": frozenset(
-        {"host", "port", "ollama_port", "unknown_fields", "keep_alive", "request_timeout", "shutdown_grace"}
+        {"host", "port", "ollama_port", "uds", "uds_mode", "reuse_port", "tls_cert", "tls_key", "root_path"}
+        | {"unknown_fields", "keep_alive", "request_timeout", "shutdown_grace"}
     ),
     "doors": frozenset(
         {"api_key", "api_key_file", "admin_key", "admin_key_file"}
-        | {"insecure", "metrics", "metrics_names", "allow_host", "cors_origin"}
+        | {"insecure", "metrics", "metrics_names", "allow_host", "cors_origin", "forwarded_allow_ips"}
     ),
     "patience": frozenset({"header_timeout", "body_timeout", "write_timeout", "idle_timeout"}),
     "engine": frozenset(
@@ -47,6 +48,10 @@ METAVARS = {
     "model": "FILE",
     "api_key_file": "FILE",
     "admin_key_file": "FILE",
+    "tls_cert": "FILE",
+    "tls_key": "FILE",
+    "uds": "PATH",
+    "forwarded_allow_ips": "ADDRESS",
     "chat_template": "FILE_OR_NAME",
     "lora": "NAME=FILE",
     "lora_dir": "FOLDER",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dragoman import logs
 from dragoman._version import __version__
-from dragoman.cli.address import can_listen, host_in_url, next_free, own_key
+from dragoman.cli.address import can_listen, host_in_url, next_free, own_key, own_url
 from dragoman.cli.parser import add_model_argument, add_settings, model_settings, stray_variables
 from dragoman.cli.problems import CommandError, stopped_by_signals
 from dragoman.settings import Settings
@@ -52,12 +52,15 @@ def _serve(args: argparse.Namespace) -> int:
     for sentence in stray_variables(os.environ):
         logger.warning(sentence)
     # Before the weights are fetched and loaded: what cannot be served should be known at once.
-    check_port(settings.host, settings.port)
-    if settings.ollama_port is not None:
-        check_port(settings.host, settings.ollama_port, "--ollama-port")
+    for host in map(str.strip, settings.host.split(",")):
+        if settings.uds is None and not settings.reuse_port:
+            check_port(host, settings.port)
+        if settings.ollama_port is not None:
+            check_port(host, settings.ollama_port, "--ollama-port")
 
     from dragoman.api.shared_fields import read_presets
     from dragoman.cli.engine import make_served_engine
+    from dragoman.http.connection.tls import Certificate
     from dragoman.http.keys import check_closed
     from dragoman.http.server import serve
     from dragoman.http.upkeep import keep_less
@@ -69,6 +72,8 @@ def _serve(args: argparse.Namespace) -> int:
 
     check_closed(settings)
     check_tracing(settings)
+    if settings.tls_cert is not None:
+        Certificate(settings.tls_cert, settings.tls_key)
     check_folder(settings)
     check_names(settings)
     read_presets(settings)
@@ -128,7 +133,8 @@ class _Greeter:
             print(list_of_models(list(self._pool.models), self._settings, place, paint), flush=True)
             return
         if self._settings.log_json:
-            print(f"dragoman {__version__} serves {served.name} at {place}/v1", flush=True)
+            api = place if self._settings.uds else f"{place}/v1"
+            print(f"dragoman {__version__} serves {served.name} at {api}", flush=True)
             return
         found = served.loaded.model.found
         dialect = f"{found.dialect.name} · {found.how}"
@@ -137,8 +143,8 @@ class _Greeter:
             print(f"{len(self._pool.models) - 1} more: {place}/v1/models lists them\n", flush=True)
 
     def _place(self, url: str) -> str:
-        port = url.rstrip("/").rpartition(":")[2]
-        return f"http://{host_in_url(self._settings.host)}:{port}"
+        settings = self._settings
+        return own_url(settings, None if settings.uds else int(url.rpartition(":")[2]))
 
 
 def check_port(host: str, port: int, flag: str = "--port") -> None:

@@ -143,6 +143,9 @@ S = TypeVar("S")
 class Asking(ABC, Generic[S]):
     """`S` is the stream that an answer comes in."""
 
+    _transport: type[Any]
+    """What unix sockets are reached by."""
+
     def __init__(
         self,
         url: str = "http://127.0.0.1:8000",
@@ -153,7 +156,7 @@ class Asking(ABC, Generic[S]):
         failures: str | Path | None = None,
     ) -> None:
         self._setup = setup_of(url, key, timeouts, retries, failures)
-        self._connect(self._setup.options())
+        self._connect(self._setup.options(self._transport))
 
     @property
     def url(self) -> str:

@@ -22,6 +22,8 @@ _REST_S = 1.0
 class AsyncClient(Asking["AsyncStream"]):
     """`Client`, with `await` and `async for`."""
 
+    _transport = httpx.AsyncHTTPTransport
+
     def _connect(self, options: dict[str, Any]) -> None:
         self._http = httpx.AsyncClient(**options)
 

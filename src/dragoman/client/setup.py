@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from dragoman.client.problems import BadAddress, ClientError, Refused
 
+UNIX = "unix:"
 _LONGEST_PAUSE_S = 30.0
 _FIRST_PAUSE_S = 0.25
 
@@ -39,10 +40,12 @@ class Setup(Struct, frozen=True, kw_only=True):
     failures: Path | None
     """The folder in which failed requests are kept."""
 
-    def options(self) -> dict[str, Any]:
-        """The arguments of an httpx client."""
+    def options(self, transport: type[Any] = httpx.HTTPTransport) -> dict[str, Any]:
+        """The arguments of an httpx client; `transport` is what it has unix sockets by."""
+        path = self.url.removeprefix(UNIX) if self.url.startswith(UNIX) else None
         return {
-            "base_url": self.url,
+            "base_url": self.url if path is None else "http://localhost",
+            **({} if path is None else {"transport": transport(uds=path, verify=False)}),
             "headers": headers_of(self.key),
             "timeout": self.patience(None),
             # Where nothing is encrypted there is nothing to verify, and to load certificates takes long.
@@ -93,7 +96,9 @@ def setup_of(
 
 
 def root_of(url: str) -> str:
-    """`root_of("localhost:8000/v1/")` is `http://localhost:8000`."""
+    """`root_of("localhost:8000/v1/")` is `http://localhost:8000`; a unix socket is `unix:/its/path`."""
+    if url.startswith(UNIX) and len(url) > len(UNIX):
+        return UNIX + url.removeprefix(UNIX).removeprefix("//")
     root = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
     try:
         parts = urlsplit(root)

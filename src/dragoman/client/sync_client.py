@@ -25,6 +25,8 @@ class Client(Asking["Stream"]):
     which requests that fail are kept, without keys, for `dragoman replay`.
     """
 
+    _transport = httpx.HTTPTransport
+
     def _connect(self, options: dict[str, Any]) -> None:
         self._http = httpx.Client(**options)
 

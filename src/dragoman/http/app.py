@@ -21,7 +21,7 @@ from dragoman.http.admission import Budget, Replies, Room, Visit, VisitKind
 from dragoman.http.connection.limiter import CountedConnection
 from dragoman.http.exchange import TOLD_FACTS, Exchange, QueryString, advice
 from dragoman.http.host import Host
-from dragoman.http.keys import Guard, preflight
+from dragoman.http.keys import Forwarded, Guard, is_known_here, preflight
 from dragoman.http.metrics import CONTENT_TYPE, Exposition
 from dragoman.http.operations import QUIET, Operations
 from dragoman.http.routes import table
@@ -61,6 +61,8 @@ class App:
         self._line_room = Room(LINES, LINES, lambda: 1.0)
         self._line_bytes = Budget(LINE_BYTES, 0, "Lines"), Replies(LINE_BYTES, 0)
         self._guard = Guard(self.settings)
+        self._forwarded = Forwarded(self.settings)
+        self._root = self.settings.root_path
         self._keys = self.host.keys
         meter = None if self.host.tracing is None else self.host.tracing.meter
         vllm = self.settings.metrics_names == "vllm"
@@ -99,6 +101,10 @@ class App:
         return self._some("GET", own)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._root and scope["type"] != "lifespan":
+            _strip_root(scope, self._root)
+        if self._forwarded and scope["type"] != "lifespan":
+            self._forwarded.apply(scope)
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         elif scope["type"] == "http":
@@ -291,6 +297,7 @@ class App:
             "path": _loggable(exchange.path),
             "status": exchange.status,
             "request_id": exchange.request_id,
+            **_client_told(exchange.scope),
             **exchange.facts,
         }
         self.host.journal.record(_route_name(self._routes, exchange.scope), facts, seconds)
@@ -434,6 +441,21 @@ def _sent_path(scope: Scope) -> str:
     """The path as it was sent, which nothing else in a request can change."""
     raw: bytes | None = scope.get("raw_path")
     return str(scope["path"]) if raw is None else raw.decode("latin-1")
+
+
+def _strip_root(scope: Scope, root: str) -> None:
+    """A proxy may have taken its own part off the path, or not."""
+    raw: bytes = scope.get("raw_path") or scope["path"].encode()
+    # Written in another way it is not what the proxy was told to let through.
+    if raw == root.encode() or raw.startswith(f"{root}/".encode()):
+        scope["path"] = scope["path"][len(root) :] or "/"
+        scope["raw_path"] = raw[len(root) :] or b"/"
+
+
+def _client_told(scope: Scope) -> dict[str, str]:
+    """Where a request comes from, if that is another machine."""
+    client = scope.get("client")
+    return {} if client is None or is_known_here(client[0]) else {"client": client[0]}
 
 
 def _unknown_path(sent: str, meant: str | None) -> NotFound:

@@ -45,7 +45,7 @@ ANY = "*"
 class Guard:
     def __init__(self, settings: Settings) -> None:
         self._names = _OWN_NAMES | {name.lower() for name in settings.allow_host}
-        self._by_name = is_loopback(settings.host) and ANY not in self._names
+        self._by_name = is_for_this_machine(settings) and settings.uds is None and ANY not in self._names
         self._origins = frozenset(origin.lower().rstrip("/").encode() for origin in settings.cors_origin)
         self._any_origin = ANY.encode() in self._origins
 
@@ -118,13 +118,24 @@ def is_loopback(host: str) -> bool:
     return bool((mapped or address).is_loopback)
 
 
-_is_loopback = lru_cache(maxsize=256)(is_loopback)
+def hosts_of(settings: Settings) -> list[str]:
+    """`127.0.0.1, ::1` are two."""
+    return [each.strip() for each in settings.host.split(",")]
+
+
+def is_for_this_machine(settings: Settings) -> bool:
+    """Whether nobody on another machine reaches the server."""
+    return settings.uds is not None or all(map(is_loopback, hosts_of(settings)))
+
+
+is_known_here = lru_cache(maxsize=256)(is_loopback)
+"""The same, for what is asked of each request."""
 
 
 def _came_by_loopback(scope: Scope) -> bool:
     """Another ASGI server may listen elsewhere than the settings say."""
     server = scope.get("server")
-    return server is not None and _is_loopback(server[0])
+    return server is not None and is_known_here(server[0])
 
 
 def _check_single(scope: Scope) -> None:
@@ -132,6 +143,81 @@ def _check_single(scope: Scope) -> None:
     for name in _ONCE:
         if names.count(name) > 1:
             raise BadRequest(f"The header {name.decode()} is there twice.", code="invalid_header")
+
+
+# From where, if a proxy says so.
+
+
+MOST_HOPS = 32
+_FORWARDED_FOR = re.compile(r'(?i)(?:^|;)\s*for\s*=\s*"?([^";]*)')
+_FORWARDED_PROTO = re.compile(r'(?i)(?:^|;)\s*proto\s*=\s*"?(https?)')
+
+
+class Forwarded:
+    """Whom the proxies say they ask for. Of others, what is said is not listened to."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._any = ANY in settings.forwarded_allow_ips
+        try:
+            names = [each for each in settings.forwarded_allow_ips if each != ANY]
+            self._networks = [ipaddress.ip_network(each, strict=False) for each in names]
+        except ValueError as error:
+            raise SettingsError(f"`forwarded_allow_ips`: {error}.", param="forwarded_allow_ips") from error
+
+    def __bool__(self) -> bool:
+        return self._any or bool(self._networks)
+
+    def _trusts(self, host: str) -> bool:
+        if self._any:
+            return True
+        try:
+            address = ipaddress.ip_address(host)
+        except ValueError:
+            return False
+        address = getattr(address, "ipv4_mapped", None) or address
+        return any(address in network for network in self._networks)
+
+    def apply(self, scope: Scope) -> None:
+        """The client and the scheme become those that the first proxy saw whom we trust."""
+        peer = scope.get("client")
+        # Whoever reaches a unix socket is let in by its mode.
+        if peer is not None and not self._trusts(peer[0]):
+            return
+        names = (b"forwarded", b"x-forwarded-for", b"x-forwarded-proto")
+        said = {name: value.decode("latin-1") for name, value in scope["headers"] if name in names}
+        hops = said.get(b"forwarded", said.get(b"x-forwarded-for", "")).split(",")[-MOST_HOPS:]
+        standard = b"forwarded" in said
+        client, proto = "", said.get(b"x-forwarded-proto", "").rpartition(",")[2].strip().lower()
+        for hop in reversed(hops):
+            host = _host_of(_part(_FORWARDED_FOR, hop) if standard else hop)
+            if host is None:
+                break
+            client = host
+            proto = (_part(_FORWARDED_PROTO, hop) or proto) if standard else proto
+            if not self._trusts(host):
+                break
+        if client:
+            scope["client"] = (client, 0)
+        if proto in ("http", "https"):
+            scope["scheme"] = proto.replace("http", "ws") if scope["type"] == "websocket" else proto
+
+
+def _part(pattern: re.Pattern[str], hop: str) -> str:
+    found = pattern.search(hop)
+    return found[1] if found else ""
+
+
+def _host_of(text: str) -> str | None:
+    """`_host_of('[2001:db8::1]:4711')` is `2001:db8::1`; None where it is no address."""
+    text = text.strip().strip('"')
+    if text.startswith("["):
+        text = text[1:].partition("]")[0]
+    elif text.count(":") == 1:
+        text = text.partition(":")[0]
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        return None
 
 
 # With whose key.
@@ -293,7 +379,7 @@ def needs_key(settings: Settings) -> bool:
 
 def is_open(settings: Settings) -> bool:
     """Whether other machines may ask without a key."""
-    return not Keys(settings).closed and not is_loopback(settings.host)
+    return not Keys(settings).closed and not is_for_this_machine(settings)
 
 
 def check_closed(settings: Settings) -> None:

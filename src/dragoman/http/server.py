@@ -16,11 +16,14 @@ from typing import Any, TypeAlias
 from dragoman import logs
 from dragoman.engines.protocol import Engine
 from dragoman.engines.sound import as_engine
-from dragoman.errors import SettingsError, Unavailable
+from dragoman.errors import Unavailable
 from dragoman.http.app import App
+from dragoman.http.connection.limiter import CountedConnection
 from dragoman.http.connection.protocol import StrictProtocol
+from dragoman.http.connection.tls import Certificate, TlsDoor
 from dragoman.http.connection.uvicorn_parts import Config, Server, pass_on
 from dragoman.http.keys import check_closed, is_open
+from dragoman.http.listen import UNIX, UnixName, address_of, open_listeners
 from dragoman.http.upkeep import Garbage, SpareMemory, keep_less
 from dragoman.models import ModelPool
 from dragoman.settings import Settings, change_settings
@@ -29,7 +32,6 @@ logger = logging.getLogger("dragoman.http")
 
 Engines: TypeAlias = Engine | Mapping[str, Engine] | ModelPool
 STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-UNSENT_BYTES = 32 * 1024
 ACCEPTED_AT_ONCE = 16
 """Connections that are taken in one turn of the event loop. It takes one of each listener, so the socket is
 there so many times: otherwise whoever connects waits as many turns as others came before."""
@@ -144,7 +146,7 @@ def background(
         while not ready.wait(0.05):
             if not thread.is_alive():
                 _check_started(server)
-        yield address(listener)
+        yield server.address
     finally:
         server.should_exit = True
         _joined(thread, server)
@@ -176,11 +178,14 @@ def _prepare(
     if is_open(chosen):
         logger.warning("Everybody who reaches %s may ask, and sees what all others store", chosen.host)
     keep_less()
+    tls = None if chosen.tls_cert is None else Certificate(chosen.tls_cert, chosen.tls_key)
     with ExitStack() as doors:
-        ports = filter(None, [chosen.ollama_port])
-        listener, *others = (doors.enter_context(bind(chosen.host, port)) for port in (chosen.port, *ports))
-        server = _Server(App(engine, chosen, template=template), listener, on_ready, others)
+        listener, *others = [doors.enter_context(each) for each in open_listeners(chosen)]
+        name = UnixName(listener)
+        doors.callback(name.remove)
+        server = _Server(App(engine, chosen, template=template), listener, on_ready, others, tls)
         doors.pop_all()
+    server.name = name
     return server, listener
 
 
@@ -197,27 +202,6 @@ def _check_started(server: "_Server") -> None:
         raise Unavailable("The engine did not start; the log says why.")
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """Taken before anything else, so that a port in use is known at once."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
-        # Its connections inherit it: of what a client does not read yet the system keeps little, too.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise SettingsError(f"Cannot listen on {host}:{port}: {error.strerror}.", param="port") from error
-    return listener
-
-
-def address(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
 class _Server(Server):
     """On a signal it refuses new work, lets what runs come to its end, and only then closes its doors."""
 
@@ -227,6 +211,7 @@ class _Server(Server):
         listener: socket.socket,
         on_ready: Callable[[str], None] | None,
         others: Sequence[socket.socket] = (),
+        certificate: Certificate | None = None,
     ) -> None:
         config = Config(
             app,
@@ -252,7 +237,10 @@ class _Server(Server):
         self.passes_signals_on = False
         self.third_ends_process = False
         self._grace = app.settings.shutdown_grace
-        self._address = address(listener)
+        self.address = address_of(listener, app.settings)
+        self.name: UnixName | None = None
+        self._certificate = certificate
+        self._tls_doors: list[TlsDoor] = []
         self.failure: Exception | None = None
         """Why the first model could not be loaded."""
         self.on_listen: Callable[[str], None] | None = None
@@ -265,7 +253,8 @@ class _Server(Server):
         """Who else wants the signals that the server takes."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self._doors = [each.dup() for each in self._listeners for _ in range(ACCEPTED_AT_ONCE)]
+        if self._certificate is None:
+            self._doors = [each.dup() for each in self._listeners for _ in range(ACCEPTED_AT_ONCE)]
         try:
             await super().startup(self._doors)
         except SystemExit:
@@ -275,6 +264,8 @@ class _Server(Server):
             if not self.started:
                 for door in self._doors:
                     door.close()
+        if self.started and self._certificate is not None:
+            self._open_tls(self._certificate)
         if self.started and self._app.host.pool.first is None:
             self._begin()
         elif self.started:
@@ -284,18 +275,29 @@ class _Server(Server):
         if self.garbage is not None:
             self.garbage.begin()
             self._app.host.pool.after_unload = self.garbage.renew
-        asyncio.get_running_loop().call_soon(self._on_ready, self._address)
+        asyncio.get_running_loop().call_soon(self._on_ready, self.address)
 
     async def _wait_for_first(self) -> None:
         """The port answers meanwhile. What cannot be loaded ends the server, if there is nothing else."""
         if self.on_listen is not None:
-            self.on_listen(self._address)
+            self.on_listen(self.address)
         try:
             await self._app.host.pool.ready()
         except Exception as error:
             self.failure, self.should_exit = error, True
         else:
             self._begin()
+
+    def _open_tls(self, certificate: Certificate) -> None:
+        app = self._app
+
+        def make(counted: CountedConnection) -> StrictProtocol:
+            protocol = StrictProtocol(self.config, self.server_state, self.lifespan.state)
+            protocol.counted = counted
+            return protocol
+
+        rest = app.host.connections, make, app.settings.header_timeout
+        self._tls_doors = [TlsDoor(each.dup(), certificate, *rest) for each in self._listeners]
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -311,7 +313,9 @@ class _Server(Server):
         return await super().on_tick(counter)
 
     def _print_place(self, url: str) -> None:
-        sys.stdout.write(f"dragoman serves {self._app.host.pool.default.name} at {url}/v1, see {url}/docs\n")
+        root = self._app.settings.root_path
+        place = url if url.startswith(UNIX) else f"{url}{root}/v1, see {url}{root}/docs"
+        sys.stdout.write(f"dragoman serves {self._app.host.pool.default.name} at {place}\n")
         sys.stdout.flush()
 
     async def _notified(self) -> None:
@@ -352,6 +356,10 @@ class _Server(Server):
             if connection.transport.get_write_buffer_size():
                 # Its client does not take what it is sent, and would keep the server from ending.
                 connection.transport.abort()
+        for door in self._tls_doors:
+            door.close()
+        if self.name is not None:
+            self.name.remove()
         await super().shutdown([*self._doors, *self._listeners[1:], *(sockets or [])])
         if self._others is not None:
             self._others.tell()

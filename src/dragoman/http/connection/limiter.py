@@ -112,6 +112,10 @@ class CountedConnection:
         self.leave()
         self._close()
 
+    def become(self, give_way: Callable[[], None]) -> None:
+        """Another looks after the connection from now on."""
+        self._close = give_way
+
     def _forget(self) -> None:
         limiter, owner = self._limiter, self._owner
         if owner is None:

@@ -73,7 +73,8 @@ class StrictProtocol(HttpToolsProtocol):
         app: Any = config.app
         self._settings: Settings = app.settings
         self._host: Host = app.host
-        self._counted: CountedConnection | None = None
+        self.counted: CountedConnection | None = None
+        """Given by who has counted it before there was anything to be said on it."""
         self._stage: Stage = "idle"
         self._number = 0
         """Of the message that is being read, so that each has deadlines of its own."""
@@ -104,8 +105,11 @@ class StrictProtocol(HttpToolsProtocol):
         patient = PatientTransport(transport, self._mid_request, self._settings.write_timeout)
         self._stall = Stall(self.loop, patient, self._settings.write_timeout)
         super().connection_made(patient)
-        self._counted = self._host.connections.enter(patient.abort)
-        if self._counted is None:
+        if self.counted is None:
+            self.counted = self._host.connections.enter(patient.abort)
+        else:
+            self.counted.become(patient.abort)
+        if self.counted is None:
             self.connections.discard(self)
             self._say(Unavailable("The server has as many connections as it takes; try again soon."))
         else:
@@ -115,8 +119,8 @@ class StrictProtocol(HttpToolsProtocol):
         self._deadline.let_go()
         self._stall.end()
         self.transport.lost()
-        if self._counted is not None:
-            self._counted.leave()
+        if self.counted is not None:
+            self.counted.leave()
         # uvicorn tells only the last of several requests.
         for cycle in (self._running, *(waiting for waiting, _ in self.pipeline)):
             if cycle is not None and not cycle.response_complete:
@@ -170,10 +174,10 @@ class StrictProtocol(HttpToolsProtocol):
         if self._accept is None:
             # We stay with HTTP/1.1; what else was sent is meant for another protocol.
             self._stop_listening()
-        elif self._answering() or self._counted is None:
+        elif self._answering() or self.counted is None:
             self.transport.abort()
         else:
-            self._become_socket(self._accept, self._counted, rest)
+            self._become_socket(self._accept, self.counted, rest)
 
     def _become_socket(self, accept: bytes, counted: CountedConnection, rest: bytes) -> None:
         url = httptools.parse_url(self.url)
@@ -221,7 +225,7 @@ class StrictProtocol(HttpToolsProtocol):
         self._number += 1
         self._head_bytes = self._pieces = self._body_bytes = self._seen_bytes = self._unread = 0
         self._accept = None
-        self.scope["dragoman.connection"] = self._counted  # type: ignore[typeddict-unknown-key]
+        self.scope["dragoman.connection"] = self.counted  # type: ignore[typeddict-unknown-key]
 
     def on_url(self, url: bytes) -> None:
         self._count(len(url))
@@ -248,8 +252,8 @@ class StrictProtocol(HttpToolsProtocol):
             self._check_handshake(version)
             return
         super().on_headers_complete()
-        if self._counted is not None:
-            self._counted.works()
+        if self.counted is not None:
+            self.counted.works()
         # uvicorn would read nothing more before its turn comes, and so not hear that the client has left.
         self.flow.resume_reading()
         self._stage = "body"
@@ -268,8 +272,8 @@ class StrictProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._counted is not None and not self._answering():
-            self._counted.rests()
+        if self.counted is not None and not self._answering():
+            self.counted.rests()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
@@ -371,6 +375,7 @@ class StrictProtocol(HttpToolsProtocol):
     def _say(self, error: DragomanError) -> None:
         # Of a head that is not whole, what there is of the path.
         path = unquote(self.url.partition(b"?")[0].decode("latin-1"))
+        path = path.removeprefix(self._settings.root_path)
         body = msgspec.json.encode(errors_at(path).body(error))
         self.transport.write(_reply(error, body, self.server_state.default_headers))
         self.transport.close()

@@ -75,12 +75,12 @@ class Api(Struct, frozen=True):
 
 
 @cache
-def _openapi() -> bytes:
-    return msgspec.json.encode(document(__version__, operations()))
+def _openapi(root: str) -> bytes:
+    return msgspec.json.encode(document(__version__, operations(), root))
 
 
 async def show_openapi(host: Host, exchange: Exchange) -> None:
-    await exchange.reply(_openapi(), b"application/json")
+    await exchange.reply(_openapi(host.settings.root_path), b"application/json")
 
 
 # All of them.
