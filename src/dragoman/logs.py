@@ -4,6 +4,7 @@ Rules of this file: a prompt, an answer or a key never reaches a line. Numbers p
 known name; the text of a foreign exception does not pass at all, because it may quote what a client sent.
 """
 
+import atexit
 import io
 import logging
 import os
@@ -155,12 +156,18 @@ class JsonStream(io.TextIOBase):
         self.raw = raw
         self._name = name
         self._rest = ""
+        self._lock = threading.Lock()
 
     def write(self, text: str) -> int:
-        *lines, self._rest = re.split(r"[\r\n]", self._rest + text)
+        with self._lock:
+            *lines, self._rest = re.split(r"[\r\n]", self._rest + text)
         for line in lines:
             self.say(line)
         return len(text)
+
+    def end(self) -> None:
+        """What has no end yet is a line as well."""
+        self.write("\n")
 
     def say(self, line: str, level: int = logging.INFO, hint: str = "") -> None:
         if line.strip():
@@ -185,6 +192,8 @@ def speak_json() -> None:
     if isinstance(sys.stderr, JsonStream):
         return
     sys.stdout, sys.stderr = JsonStream(sys.stdout, "stdout"), JsonStream(sys.stderr, "stderr")
+    for stream in (sys.stdout, sys.stderr):
+        atexit.register(stream.end)
     handler = logging.StreamHandler(sys.stderr.raw)
     handler.setFormatter(LINES)
     # Of those who have no place of their own: other packages.

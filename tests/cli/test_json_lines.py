@@ -26,6 +26,7 @@ from dragoman.engines.scripted import ScriptedEngine, say
 print("on stdout")
 sys.stderr.write("half a ")
 sys.stderr.write("line\\n")
+sys.stdout.write("no end")
 warnings.warn("beware")
 logging.getLogger("other").error("of another package")
 thread = threading.Thread(target=lambda: 1 / 0)
@@ -137,6 +138,7 @@ def test_what_others_print_warn_of_and_fail_with_is_json_too(tmp_path: Path) -> 
     said = lines(log.read_text())
     told = [line.get("message", "") for line in said]
     assert {"on stdout", "half a line", "of another package"} <= set(told)
+    assert any(message.startswith("no end") for message in told)
     assert any("beware" in message for message in told)
     [thread] = [line for line in said if line.get("exception")]
     assert thread["exception"] == "ZeroDivisionError"

@@ -158,5 +158,7 @@ def leave(code: int) -> None:
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
+            if isinstance(stream, JsonStream):
+                stream.end()
             stream.flush()
     os._exit(code)
