@@ -113,7 +113,6 @@ class ModelPool:
     def attach(self, workers: Workers, queues: QueueMaker, template: str | None) -> None:
         """To the server that they are for. What was given is made ready at once."""
         self._workers, self._queues = workers, queues
-        self._most = int(SHARE * _free_memory())
         while self._given:
             model, engine = self._given.popitem()
             queue = queues.open_queue(engine.card)
@@ -420,6 +419,7 @@ class ModelPool:
         if most is not None and len(others) >= most:
             return f"{most} models may be loaded at a time, and none of them can be unloaded."
         limit = self.settings.memory_limit
+        self._most = self._most or int(SHARE * _free_memory())
         room = (limit << 20 if limit else self._most) - sum(other.take_bytes(0) for other in others)
         if not limit:
             room = min(room, int(SHARE * _free_memory()))
