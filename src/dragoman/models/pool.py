@@ -20,27 +20,22 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec.structs import replace
 
 from dragoman.engines.asked import close_engine, open_engine, report_progress
 from dragoman.engines.protocol import Engine, ModelCard
 from dragoman.engines.sound import as_engine
-from dragoman.errors import (
-    MODEL,
-    Conflict,
-    DragomanError,
-    ModelFileError,
-    ModelNotFound,
-    Unavailable,
-)
-from dragoman.hub.cache import CachedModel
+from dragoman.errors import MODEL, Conflict, DragomanError, ModelFileError, ModelNotFound, Unavailable
 from dragoman.logs import describe
 from dragoman.models.loaded import LoadedModel
 from dragoman.models.pooled import ModelState, PooledModel
 from dragoman.settings import Settings
 from dragoman.turns.queue import EngineQueue, Workers
+
+if TYPE_CHECKING:
+    from dragoman.hub.cache import CachedModel
 
 logger = logging.getLogger("dragoman.models")
 
