@@ -75,6 +75,9 @@ class RequestTrace:
         self, name: str, start: int, end: int, parent: "Span | None" = None, error: Exception | None = None
     ) -> None:
         """A span of something that is over; times are in nanoseconds, as `time.time_ns()` has them."""
+        if not self.span.is_recording():
+            # Nobody will see it: most samplers keep few requests.
+            return
         span = self.tracing.start(name, "INTERNAL", {}, parent or self.span, start)
         if error is not None:
             mark_error(span, error)
