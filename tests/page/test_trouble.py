@@ -136,3 +136,18 @@ def test_a_slow_stream_is_drawn_as_it_comes(browser: Browser) -> None:
         expect(live.locator(".call pre").first).to_contain_text('{"ci')
         tab.page.keyboard.press("Escape")
         expect(tab.answers.last.locator(".facts")).to_contain_text("stopped")
+
+
+def test_an_engine_without_token_ids_answers_all_the_same(tab: Tab) -> None:
+    """The inspector shows less then."""
+    tab.expected = {400}
+
+    def answer(route: Route) -> None:
+        if '"logprobs":true' in (route.request.post_data or ""):
+            error = {"message": "There are no token ids.", "code": "unsupported_field", "param": "logprobs"}
+            route.fulfill(status=400, json={"error": error})
+        else:
+            route.continue_()
+
+    tab.page.route("**/v1/chat/completions", answer)
+    expect(tab.say("hello").locator(".markdown")).to_have_text("hello")

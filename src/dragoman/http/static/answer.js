@@ -26,6 +26,13 @@ function chatRequest(nodes, settings, model, tools) {
   return { path: CHAT, body };
 }
 
+/** Whether a request was refused for asking what the inspector wants to know, which not every engine can tell; then it no longer does. */
+export function forgetTokens(body, { param, message }) {
+  if (!body.logprobs || !/token.ids|logprobs/.test(`${param} ${message}`)) return false;
+  for (const name of ["return_token_ids", "logprobs", "top_logprobs"]) delete body[name];
+  return true;
+}
+
 function responseRequest(nodes, settings, model, tools) {
   const body = { model, input: responseItems(nodes), stream: true, store: false, ...sampling(settings) };
   if (settings.system) body.instructions = settings.system;

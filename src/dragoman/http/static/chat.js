@@ -1,15 +1,16 @@
 // The chat: conversations at the left, one of them in the middle, its settings at the right.
 
-import { buildRequest, inspected, streamAnswer } from "./answer.js";
+import { buildRequest, forgetTokens, inspected, streamAnswer } from "./answer.js";
 import { describeProgress } from "./app.js";
 import { announce, confirmDialog, download, fill, h, icon, iconButton, kept, openDialog, toast } from "./dom.js";
 import { readFiles } from "./files.js";
 import { BrowserHistory } from "./history.js";
-import { MessageView } from "./message.js";
+import { estimateHeight, MessageView } from "./message.js";
 import { EXAMPLE_SCHEMA, EXAMPLE_TOOLS, settingsPanel, USUAL } from "./settings.js";
 import { describeFile, Tree, toMarkdown } from "./tree.js";
 
 const IDLE_MS = 8;
+const STRETCH = 10;
 const NEAR_END_PX = 90;
 const SAVE_MS = 1500;
 const PHONE = matchMedia("(max-width: 50rem)");
@@ -33,10 +34,11 @@ class ChatView {
     /** What the inspector is given, of answers that were made while this page is open, by their nodes. */
     this.answers = new Map();
     this.views = new Map();
+    /** Their messages, by the elements that hold them. */
+    this.stretches = new Map();
     this.running = null;
     this.files = [];
     this.atEnd = true;
-    this.near = new IntersectionObserver((seen) => this.#approach(seen), { root: null, rootMargin: "1200px 0px" });
     this.tree = this.#newTree();
   }
 
@@ -71,6 +73,7 @@ class ChatView {
       h("p", { class: "hint kept" }, "Kept in this browser only."));
     this.thread = h("div", { class: "thread" });
     this.scroller = h("div", { class: "scroller", onscroll: () => this.#scrolled(), tabindex: "0", role: "region", "aria-label": "Conversation" }, this.thread);
+    this.near = new IntersectionObserver((seen) => this.#approach(seen), { root: this.scroller, rootMargin: "1500px 0px" });
     this.jump = iconButton("down", "To the end", () => this.#toEnd(), { class: "icon-button jump", hidden: true });
     const middle = h("section", { class: "middle", "aria-label": "Chat" }, h("h1", { class: "unseen" }, "Chat"), this.#toolbar(), this.scroller, this.jump, this.#composer());
     fill(this.root, side, middle);
@@ -198,34 +201,43 @@ class ChatView {
     this.views.clear();
     const actions = this.actions ??= this.#actions();
     for (const node of path) this.views.set(node.id, new MessageView(node, this.tree, actions));
-    fill(this.thread, path.length ? [...this.views.values()].map((view) => view.element) : this.#welcome());
+    const views = [...this.views.values()];
+    this.stretches.clear();
+    for (let at = 0; at < views.length; at += STRETCH) this.#addStretch(views.slice(at, at + STRETCH));
+    fill(this.thread, path.length ? [...this.stretches.keys()] : this.#welcome());
     // The last ones at once, those that come near when they do, and the others when nothing else is to be done: so that
     // they can be searched and read out, too.
-    for (const view of [...this.views.values()].slice(-12)) view.show();
-    for (const view of this.views.values()) if (!view.drawn) this.near.observe(view.element);
-    this.#drawRest([...this.views.values()].filter((view) => !view.drawn).reverse());
+    const shown = [...this.stretches.keys()];
+    for (const element of shown.splice(-2)) this.#showStretch(element);
+    for (const element of shown) this.near.observe(element);
+    this.#drawRest(shown.reverse());
     this.#toEnd();
   }
 
-  #drawRest(views) {
-    if (!views.length) return;
+  /** Messages that are laid out and painted together, or, far from the screen, not at all: few enough to be kept an eye on. */
+  #addStretch(views) {
+    const height = views.reduce((sum, view) => sum + estimateHeight(view.node), 0);
+    const style = { "contain-intrinsic-size": `auto ${height}px` };
+    this.stretches.set(h("div", { class: "stretch", style }, views.map((view) => view.element)), views);
+  }
+
+  #showStretch(element) {
+    this.near.unobserve(element);
+    for (const view of this.stretches.get(element) ?? []) view.show();
+  }
+
+  #drawRest(elements) {
+    if (!elements.length) return;
     const later = window.requestIdleCallback ?? ((work) => setTimeout(work, 50));
-    later(() => {
-      const until = performance.now() + IDLE_MS;
-      while (views.length && performance.now() < until) {
-        const view = views.shift();
-        if (this.views.get(view.node.id) === view) view.show();
-      }
-      this.#drawRest(views);
+    later((deadline) => {
+      const until = performance.now() + Math.min(IDLE_MS, deadline?.timeRemaining() ?? IDLE_MS);
+      do this.#showStretch(elements.shift()); while (elements.length && performance.now() < until);
+      if (this.stretches.has(elements[0])) this.#drawRest(elements);
     });
   }
 
   #approach(seen) {
-    for (const { target, isIntersecting } of seen) {
-      if (!isIntersecting) continue;
-      this.near.unobserve(target);
-      this.views.get(target.dataset.id)?.show();
-    }
+    for (const { target, isIntersecting } of seen) if (isIntersecting) this.#showStretch(target);
   }
 
   #welcome() {
@@ -362,6 +374,10 @@ class ChatView {
     const { signal } = this.running;
     for (;;) {
       const answer = await streamAnswer(node, asked, { signal, onChange: () => { this.#drawSoon(view); this.#saveSoon(); } });
+      if (node.error?.status === 400 && forgetTokens(asked.body, node.error)) {
+        delete node.error;
+        continue;
+      }
       const waits = node.error?.status === 503 && /loading|starting|waking/.test(`${node.error.code} ${node.error.message}`);
       if (!waits || signal.aborted) return answer;
       // The model is on its way: ask again until it is there.

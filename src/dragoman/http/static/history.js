@@ -2,11 +2,16 @@
 
 const NAME = "dragoman";
 const CHATS = "chats";
+const TITLES = "titles";
 
 function opened() {
   return new Promise((resolve, reject) => {
     const asked = indexedDB.open(NAME, 1);
-    asked.onupgradeneeded = () => asked.result.createObjectStore(CHATS, { keyPath: "id" }).createIndex("updated", "updated");
+    asked.onupgradeneeded = () => {
+      asked.result.createObjectStore(CHATS, { keyPath: "id" });
+      // A list of all is drawn often, and conversations are long: their titles stand apart.
+      asked.result.createObjectStore(TITLES, { keyPath: "id" });
+    };
     asked.onsuccess = () => resolve(asked.result);
     asked.onerror = () => reject(asked.error);
   });
@@ -24,45 +29,36 @@ export class BrowserHistory {
   #database = null;
   #here = new Map();
 
-  async #store(mode) {
+  /** {chats, titles}, or null. */
+  async #stores(mode) {
     this.#database ??= opened().catch(() => null);
-    const database = await this.#database;
-    return database?.transaction(CHATS, mode).objectStore(CHATS) ?? null;
+    const taken = (await this.#database)?.transaction([CHATS, TITLES], mode);
+    return taken ? { chats: taken.objectStore(CHATS), titles: taken.objectStore(TITLES) } : null;
   }
 
   /** Titles and times of all, the newest first. */
   async list() {
-    const store = await this.#store("readonly");
-    if (!store) return [...this.#here.values()].map(summary).sort(newestFirst);
-    const found = [];
-    await new Promise((resolve, reject) => {
-      const walk = store.index("updated").openCursor(null, "prev");
-      walk.onerror = () => reject(walk.error);
-      walk.onsuccess = () => {
-        if (!walk.result) return resolve();
-        found.push(summary(walk.result.value));
-        walk.result.continue();
-      };
-    });
-    return found;
+    const stores = await this.#stores("readonly");
+    const found = stores ? await done(stores.titles.getAll()) : [...this.#here.values()].map(summary);
+    return found.sort(newestFirst);
   }
 
   async load(id) {
-    const store = await this.#store("readonly");
-    return (store ? await done(store.get(id)) : this.#here.get(id)) ?? null;
+    const stores = await this.#stores("readonly");
+    return (stores ? await done(stores.chats.get(id)) : this.#here.get(id)) ?? null;
   }
 
   async save(tree) {
     const plain = JSON.parse(JSON.stringify(tree));
-    const store = await this.#store("readwrite");
-    if (store) await done(store.put(plain));
-    else this.#here.set(plain.id, plain);
+    const stores = await this.#stores("readwrite");
+    if (!stores) this.#here.set(plain.id, plain);
+    else await Promise.all([done(stores.chats.put(plain)), done(stores.titles.put(summary(plain)))]);
   }
 
   async remove(id) {
-    const store = await this.#store("readwrite");
-    if (store) await done(store.delete(id));
-    else this.#here.delete(id);
+    const stores = await this.#stores("readwrite");
+    if (!stores) this.#here.delete(id);
+    else await Promise.all([done(stores.chats.delete(id)), done(stores.titles.delete(id))]);
   }
 }
 

@@ -8,7 +8,7 @@ const LINE_PX = 26;
 const LINE_CHARS = 78;
 
 /** How high it will be, about: what is not drawn yet takes so much room. */
-function estimateHeight({ content = "", reasoning, calls = [], results = {} }) {
+export function estimateHeight({ content = "", reasoning, calls = [], results = {} }) {
   const texts = [content, ...calls.map((call) => call.arguments), ...Object.values(results)];
   const lines = texts.join("\n").split("\n").reduce((sum, line) => sum + Math.ceil(line.length / LINE_CHARS + 0.4), 0);
   return 60 + lines * LINE_PX + (reasoning ? 40 : 0) + calls.length * 60;
@@ -22,7 +22,6 @@ export class MessageView {
     Object.assign(this, { node, tree, actions, live: false, drawn: false });
     this.element = h("article", {
       class: `message ${node.role}`, "aria-label": WHO[node.role], dataset: { id: node.id },
-      style: { "contain-intrinsic-size": `auto ${Math.min(estimateHeight(node), 4000)}px` },
     });
   }
 
