@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 
 from dragoman.cli.engine import make_served_engine
+from dragoman.engines.scripted import ScriptedEngine, say
 from dragoman.engines.weights import default_model
 from dragoman.http.server import background
 from dragoman.http.upkeep import give_back, resident
@@ -33,6 +34,7 @@ MOST_GROWN = 8 << 20
 MOST_GROWN_NATIVE = 48 << 20
 """Of weights of 135 MB that were loaded 200 times, a load that was lost would be seen at once."""
 WAKE_RATIO = 1.2
+SWITCHES, SWITCH_RATIO = 2000, 1.05
 
 
 def run(scale: float = 1.0, seed: int = 1) -> list[Row]:
@@ -56,7 +58,11 @@ def run(scale: float = 1.0, seed: int = 1) -> list[Row]:
         )
         pool = build_pool(own, make_served_engine)
         rows += _change(pool, own, scaled(NATIVE_CHANGES, scale), seed, "GGUF")
-    return [*rows, asyncio.run(_wake(scaled(WAKES, scale, least=2)))]
+    return [
+        *rows,
+        _switch(scaled(SWITCHES, scale, least=200)),
+        asyncio.run(_wake(scaled(WAKES, scale, least=2))),
+    ]
 
 
 def _change(pool: ModelPool, settings: Settings, changes: int, seed: int, what: str) -> list[Row]:
@@ -122,6 +128,24 @@ def _end(reply: httpx.Response) -> str:
     if reply.text.endswith("data: [DONE]\n\n"):
         return "whole"
     return "told" if '"error":{' in reply.text else "lost"
+
+
+def _switch(times: int) -> Row:
+    """Requests for two models in turns against requests for one of them."""
+    engines = {name: ScriptedEngine(say("hi")) for name in NAMES[:2]}
+    settings = Settings(port=0, store="none", log_level="error")
+    with background(engines, settings) as url, httpx.Client(base_url=url, verify=False) as client:
+
+        def ask(name: str) -> float:
+            began = time.perf_counter()
+            client.post("/v1/chat/completions", json={**HELLO, "model": name}).raise_for_status()
+            return time.perf_counter() - began
+
+        taken = [(ask("a"), ask(NAMES[number % 2])) for number in range(times)]
+    same, turns = (statistics.median(each) for each in zip(*taken, strict=True))
+    told = f"{turns / same:.2f} ({turns * 1e6:.0f} µs against {same * 1e6:.0f} µs)"
+    target = f"at most {SWITCH_RATIO}"
+    return Row("requests for two models in turns against one", told, target, turns / same <= SWITCH_RATIO)
 
 
 async def _wake(times: int) -> Row:
