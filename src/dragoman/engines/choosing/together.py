@@ -245,11 +245,7 @@ class TokenChoice(Struct):
 
     def advance(self, logits: Logits, token: int | None = None) -> Step:
         """The next id, if it is not chosen yet; and as long as that was guessed, the one after it."""
-        if token is not None and self.answer.sampling.logprobs is None:
-            # The row may be far away, and nobody asks for more.
-            step = self.answer.take(token)
-        else:
-            step = self.answer.advance(logits[self.row], token)
+        step = self.answer.advance(logits[self.row], token)
         for row, guess in enumerate(self.guesses, self.row + 1):
             if step.finish is not None or step.ids[-1] != guess:
                 break
@@ -274,11 +270,16 @@ class Choosers:
         """The next step of each continuation, in order; `maxima` are the largest of each block of a row."""
         for begun in self._begun:
             begun.result()
-        if drawer is not None:
-            chosen = _drawn(choices, drawer)
-        else:
+        if drawer is None:
             chosen = {} if maxima is None else _chosen(choices, logits, maxima)
-        steps = [choice.advance(logits, chosen.get(choice.row)) for choice in choices]
+            steps = [choice.advance(logits, chosen.get(choice.row)) for choice in choices]
+        else:
+            drawn = _drawn(choices, drawer)
+            steps = [
+                # Rows are far away: where all is known of one, nobody looks at it.
+                choice.answer.take(*drawn[choice.row]) if choice.row in drawn else choice.advance(logits)
+                for choice in choices
+            ]
         going_on = (c.answer for c, step in zip(choices, steps, strict=True) if step.finish is None)
         self._begin([answer for answer in going_on if answer.constrained])
         return steps
@@ -298,21 +299,21 @@ class Choosers:
 
 @runtime_checkable
 class Drawer(Protocol):
-    """Chooses from the rows of the last step itself, where they are."""
+    """Chooses from the rows of the last step itself, where they are. Of guesses it knows nothing."""
 
-    def draw(
+    def choose(
         self, rows: Sequence[int], asked: Sequence[Sampling], uniforms: Sequence[float]
-    ) -> list[int | None]:
-        """What `sampler.draw` gives for each of these rows, or `argmax`; None where nothing is left."""
+    ) -> list[tuple[int, TokenLogprob | None]]:
+        """The id of each of these rows, and its log probability where that is asked for."""
 
 
-def _drawn(choices: Sequence[TokenChoice], drawer: Drawer) -> dict[int, int | None]:
+def _drawn(choices: Sequence[TokenChoice], drawer: Drawer) -> dict[int, tuple[int, TokenLogprob | None]]:
     """What no rule of our own decides about, by row."""
     plain = {choice.row: choice.answer for choice in choices if choice.answer.plain}
     if not plain:
         return {}
     asked, uniforms = [one.sampling for one in plain.values()], [one.uniform() for one in plain.values()]
-    return dict(zip(plain, drawer.draw([*plain], asked, uniforms), strict=True))
+    return dict(zip(plain, drawer.choose([*plain], asked, uniforms), strict=True))
 
 
 def _chosen(choices: Sequence[TokenChoice], logits: Logits, maxima: Logits) -> dict[int, int | None]:

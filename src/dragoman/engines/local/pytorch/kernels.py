@@ -10,8 +10,10 @@ answers, which is why keys and values of an answer count as others than those of
 # Kernels are a language of their own in the form of Python: their arguments are pointers and constants.
 # mypy: disable-error-code="no-untyped-def, no-any-return"
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -19,6 +21,7 @@ from torch import Tensor
 
 from dragoman.engines.local.pytorch.batch import StepBatch
 from dragoman.engines.local.pytorch.plain import Norms
+from dragoman.types import Sampling
 
 PROMPT_ROWS = 64
 """Rows, times the heads that share keys, that a program has of a prompt."""
@@ -329,11 +332,19 @@ def _draw_kernel(logits, found, asked, size, row_stride, WIDE: tl.constexpr):
     first = tl.min(tl.where(passed, column, 2147483647), 0)
     final = tl.max(tl.where(weight > 0, column, -1), 0)
     chosen = tl.where(first < 2147483647, first, final)
-    tl.store(found + row, tl.where(peak > float("-inf"), chosen, -1))
+    tl.store(found + row, chosen)
 
 
-def draw(logits: Tensor, asked: Tensor) -> Tensor:
-    """An id for each row, as `drawing.draw` says; `asked` has what is asked for, row by row."""
-    found = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
-    _draw_kernel[(len(logits),)](logits, found, asked, logits.shape[1], logits.stride(0), 4096, num_warps=8)
+def draw(rows: Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float]) -> Tensor:
+    """What `tensors.draw_rows` gives, but for where rounding decides."""
+    asked = np.array(
+        [
+            (1 / one.temperature, one.min_p, max(one.top_k, 0), one.top_p, uniform)
+            for one, uniform in zip(samplings, uniforms, strict=True)
+        ],
+        np.float32,
+    )
+    found = torch.empty(len(rows), dtype=torch.int64, device=rows.device)
+    there = torch.from_numpy(asked).to(rows.device, non_blocking=True)
+    _draw_kernel[(len(rows),)](rows, found, there, rows.shape[1], rows.stride(0), 4096, num_warps=8)
     return found

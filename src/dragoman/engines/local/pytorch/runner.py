@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dragoman.engines.choosing import Logits
-from dragoman.engines.local.pytorch import drawing, plain
+from dragoman.engines.choosing.tensors import Chosen, Draw, at, choose
+from dragoman.engines.local.pytorch import plain
 from dragoman.engines.local.pytorch.batch import StepBatch
 from dragoman.engines.local.pytorch.decoder import Forward
 from dragoman.engines.local.pytorch.weights import Weights
@@ -53,7 +54,7 @@ class TorchRunner:
         each = -(-context // PAGE)
         self._spare = list(range(pages, pages + each))
         operations: Any = plain
-        self._draw = drawing.draw
+        self._draw: Draw | None = None
         if self._device.type == "cuda":
             from dragoman.engines.local.pytorch import kernels
 
@@ -93,19 +94,12 @@ class TorchRunner:
         return cast(Logits, RowsOnCard(self._logits))
 
     @torch.inference_mode()
-    def draw(
+    def choose(
         self, rows: Sequence[int], asked: Sequence[Sampling], uniforms: Sequence[float]
-    ) -> list[int | None]:
-        """The ids of rows of the last step, of which nothing but `asked` decides."""
+    ) -> list[Chosen]:
+        """From rows of the last step, of which nothing but `asked` decides."""
         assert self._logits is not None
-        logits = self._logits
-        if len(rows) < len(logits):
-            logits = logits[torch.tensor(rows, device=self._device)]
-        if all(one.temperature <= 0 for one in asked):
-            found = logits.argmax(-1)
-        else:
-            found = self._draw(logits, drawing.as_rows(asked, uniforms).to(self._device, non_blocking=True))
-        return [None if id_ < 0 else id_ for id_ in found.tolist()]
+        return choose(at(self._logits, [*rows]), asked, uniforms, self._draw)
 
     def copy_page(self, source: int, target: int) -> None:
         assert self._forward is not None

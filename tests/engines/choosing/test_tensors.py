@@ -32,9 +32,9 @@ several = st.lists(st.tuples(st.integers(0, 2**32 - 1).map(spaced), samplings), 
 
 
 def drawn(rows: Any, asked: list[Sampling], numbers: list[float]) -> list[int]:
-    from dragoman.engines.transformers.batching import draw
+    from dragoman.engines.choosing.tensors import draw_rows
 
-    ids: list[int] = draw(torch.tensor(np.array(rows, np.float32)), asked, numbers).tolist()
+    ids: list[int] = draw_rows(torch.tensor(np.array(rows, np.float32)), asked, numbers).tolist()
     return ids
 
 
@@ -90,7 +90,7 @@ def test_what_cannot_come_does_not_come_at_either_end() -> None:
 
 
 def test_log_probabilities_are_told_of_those_that_ask() -> None:
-    from dragoman.engines.transformers.batching import choose
+    from dragoman.engines.choosing.tensors import choose
 
     rows = np.random.default_rng(0).normal(size=(3, 50)).astype(np.float32)
     asked = [Sampling(max_tokens=1, temperature=0.0, logprobs=count) for count in (None, 0, 4)]
@@ -106,7 +106,7 @@ def test_log_probabilities_are_told_of_those_that_ask() -> None:
 
 
 def test_equally_likely_ids_are_told_in_their_order() -> None:
-    from dragoman.engines.transformers.batching import choose
+    from dragoman.engines.choosing.tensors import choose
 
     asked = [Sampling(max_tokens=1, temperature=0.0, logprobs=3)]
     ((_, told),) = choose(torch.tensor([[1.0, 2.0, 2.0]]), asked, [0.0])
