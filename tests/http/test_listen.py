@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from dragoman.client import AsyncClient, Client
 from dragoman.engines.scripted import ScriptedEngine, say
 from dragoman.errors import SettingsError
-from dragoman.http.keys import Forwarded, is_open
+from dragoman.http.keys import Forwarded, is_open, is_private
 from dragoman.http.listen import bind, bind_unix
 from dragoman.http.server import background
 from dragoman.settings import Settings, load
@@ -122,6 +122,24 @@ def test_one_address_that_others_reach_opens_all() -> None:
 
 
 # Behind a proxy
+
+
+@pytest.mark.parametrize(
+    ("settings", "private"),
+    [
+        ({}, True),
+        ({"host": "127.0.0.1,::1"}, True),
+        ({"host": "0.0.0.0"}, False),
+        ({"uds": "/x"}, False),
+        ({"root_path": "/llm"}, False),
+        ({"forwarded_allow_ips": ["127.0.0.1"]}, False),
+    ],
+)
+def test_who_asks_through_a_proxy_is_not_taken_for_somebody_on_this_machine(
+    settings: dict[str, Any], private: bool
+) -> None:
+    """Without any key, those on this machine may load and unload models; others may not."""
+    assert is_private(Settings(**settings)) is private
 
 
 @pytest.fixture(scope="module")

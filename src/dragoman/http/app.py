@@ -61,7 +61,7 @@ class App:
         self._line_room = Room(LINES, LINES, lambda: 1.0)
         self._line_bytes = Budget(LINE_BYTES, 0, "Lines"), Replies(LINE_BYTES, 0)
         self._guard = Guard(self.settings)
-        self._forwarded = Forwarded(self.settings)
+        self._forwarded = Forwarded(self.settings) or None
         self._root = self.settings.root_path
         self._keys = self.host.keys
         meter = None if self.host.tracing is None else self.host.tracing.meter
@@ -103,7 +103,7 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._root and scope["type"] != "lifespan":
             _strip_root(scope, self._root)
-        if self._forwarded and scope["type"] != "lifespan":
+        if self._forwarded is not None and scope["type"] != "lifespan":
             self._forwarded.apply(scope)
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
@@ -339,8 +339,9 @@ class App:
         host.pool.check_started()
         await host.check()
         # Which model it is, is for those to know who may ask it.
-        known = {"model": host.pool.default.name} if self._keys.has(exchange.headers) else {}
-        await exchange.json({"status": "ready", **known})
+        name, keys = host.pool.default.name, self._keys
+        may_know = keys.has(exchange.headers) and keys.of(exchange.headers).may_use(name)
+        await exchange.json({"status": "ready", **({"model": name} if may_know else {})})
 
     async def _tell(self, host: Host, exchange: Exchange) -> None:
         asked = QueryString(exchange).text("request_id")
@@ -464,7 +465,7 @@ def _unknown_path(sent: str, meant: str | None) -> NotFound:
 
 
 async def _fail(exchange: Exchange, error: DragomanError) -> None:
-    await exchange.fail(error, errors_at(exchange.scope["path"], exchange.headers))
+    await exchange.fail(exchange.key.tell(error), errors_at(exchange.scope["path"], exchange.headers))
 
 
 async def _refuse(scope: Scope, send: Send, error: DragomanError) -> None:

@@ -26,7 +26,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct, field
 
-from dragoman.errors import MODEL, ModelNotFound, SettingsError
+from dragoman.errors import MODEL, DragomanError, ModelNotFound, SettingsError
 
 PREFIX = "sk-dgm-"
 """Scanners for secrets can look for it."""
@@ -39,6 +39,9 @@ MOST_BYTES = 4 * 1024 * 1024
 """Of a file. It is read while requests wait."""
 
 Tokens = Annotated[int, Meta(ge=1)] | None
+
+
+NOT_FOR_THIS_KEY = "This model does not exist here, or this key may not use it; /v1/models lists what it may."
 
 
 class ApiKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -66,8 +69,13 @@ class ApiKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
     def check_use(self, model: str) -> None:
         """Raises unless it may use the model that is listed by this name: to others it is not there."""
         if not self.may_use(model):
-            text = f"The model '{model}' does not exist here, or this key may not use it."
-            raise ModelNotFound(text, param=MODEL)
+            raise ModelNotFound(NOT_FOR_THIS_KEY, param=MODEL)
+
+    def tell(self, error: DragomanError) -> DragomanError:
+        """What somebody with this key is told of an error: not which other models there are."""
+        if self.models and not self.admin and isinstance(error, ModelNotFound):
+            return ModelNotFound(NOT_FOR_THIS_KEY, param=error.param)
+        return error
 
 
 ANYBODY = ApiKey()

@@ -128,6 +128,12 @@ def is_for_this_machine(settings: Settings) -> bool:
     return settings.uds is not None or all(map(is_loopback, hosts_of(settings)))
 
 
+def is_private(settings: Settings) -> bool:
+    """Whether only people on this machine ask, as far as can be known: a proxy asks for others."""
+    by_proxy = settings.uds is not None or settings.forwarded_allow_ips or settings.root_path
+    return is_for_this_machine(settings) and not by_proxy
+
+
 is_known_here = lru_cache(maxsize=256)(is_loopback)
 """The same, for what is asked of each request."""
 

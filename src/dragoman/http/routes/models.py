@@ -14,7 +14,7 @@ from dragoman.engines.protocol import ModelCard
 from dragoman.errors import BadRequest, Conflict, DragomanError, Forbidden, ModelFileError, ModelNotFound
 from dragoman.http.exchange import Exchange, unless_gone
 from dragoman.http.host import Host
-from dragoman.http.keys import is_loopback
+from dragoman.http.keys import is_private
 from dragoman.http.query_string import QueryString
 from dragoman.models import ModelPool, PooledModel
 
@@ -105,7 +105,7 @@ def _describe_ids(card: ModelCard) -> str:
 
 def check_admin(host: Host, exchange: Exchange) -> None:
     keys = host.keys
-    if keys.closed or keys.has_admin or not is_loopback(host.settings.host):
+    if keys.closed or keys.has_admin or not is_private(host.settings):
         keys.require_admin(exchange.headers)
 
 
@@ -148,6 +148,7 @@ async def unload_for_tabby(host: Host, exchange: Exchange) -> None:
 
 
 async def show_default(host: Host, exchange: Exchange) -> None:
+    exchange.check_model(host.pool.default.name)
     await exchange.json(_describe(host.pool.default.name, host.pool.default))
 
 

@@ -184,8 +184,9 @@ async def show_version(host: Host, exchange: Exchange) -> None:
 
 
 async def list_models(host: Host, exchange: Exchange) -> None:
-    models = host.pool.models.values()
-    await exchange.json({"models": [_describe(model, name) for model in models for name in model.names]})
+    models, may_use = host.pool.models.values(), exchange.key.may_use
+    told = [_describe(model, name) for model in models for name in model.names if may_use(name)]
+    await exchange.json({"models": told})
 
 
 async def list_loaded(host: Host, exchange: Exchange) -> None:
@@ -194,7 +195,7 @@ async def list_loaded(host: Host, exchange: Exchange) -> None:
         until = FOREVER if model.keep_until is None else bodies.stamp(model.keep_until)
         context = model.loaded.card.max_model_len if model.loaded else 0
         more = {"expires_at": until, "size_vram": 0, "context_length": context or 0}
-        told += [{**_describe(model, name), **more} for name in model.names]
+        told += [{**_describe(model, name), **more} for name in model.names if exchange.key.may_use(name)]
     await exchange.json({"models": told})
 
 
@@ -242,7 +243,7 @@ async def pull(host: Host, exchange: Exchange) -> None:
     """What is here already is pulled at once. Only for an administrator anything is fetched."""
     request, _ = await exchange.read(partial(bodies.read_model, ignored=exchange.ignored))
     try:
-        known_name(host, request.meant)
+        exchange.check_model(known_name(host, request.meant) or "")
     except ModelNotFound:
         if host.pool.describe is None:
             raise

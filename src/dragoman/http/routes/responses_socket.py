@@ -18,6 +18,7 @@ from dragoman.errors import BadRequest, BodyTooLarge, DragomanError, Overloaded
 from dragoman.http.admission import Holding, Visit
 from dragoman.http.exchange import told_headers
 from dragoman.http.host import Host
+from dragoman.http.key_file import ANYBODY
 from dragoman.limits import Limits
 from dragoman.responses.context import pack_items
 from dragoman.responses.making import Making, begin_making
@@ -163,7 +164,8 @@ class Socket:
             raise
         except DragomanError as error:
             self._forget(message.said("previous_response_id"))
-            await self._fail(error, self._marks)
+            key = self._host.keys.get(self._owner) or ANYBODY
+            await self._fail(key.tell(error), self._marks)
         except Exception:
             logger.exception("A request on a socket failed")
             failed = DragomanError("The server failed; its log says why.", code="internal_error")
