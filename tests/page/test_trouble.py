@@ -112,7 +112,7 @@ def test_a_server_whose_first_model_is_being_loaded(browser: Browser, served: Se
     def answer(route: Route) -> None:
         asked.append(route.request.url)
         if len(asked) < 3:
-            error = {"message": "The model is loading: 10 %.", "code": "model_loading", "type": "unavailable"}
+            error = {"message": "'parrot' is being loaded (10%); try again soon.", "code": "loading"}
             route.fulfill(status=503, json={"error": error})
         else:
             route.continue_()
@@ -121,7 +121,7 @@ def test_a_server_whose_first_model_is_being_loaded(browser: Browser, served: Se
         tab.expected = {503}
         tab.page.route("**/v1/models", answer)
         tab.page.goto(served.url)
-        expect(tab.page.locator(".model-state")).to_contain_text("is being loaded")
+        expect(tab.page.locator(".model-state")).to_contain_text("is being loaded, 10 %")
         expect(tab.page.get_by_label("The model is ready")).to_be_visible()
 
 

@@ -146,9 +146,10 @@ function modelPicker(app) {
 
 /** ", 42 %" of a model that is being loaded, as far as the server says. */
 export function describeProgress(app) {
-  const told = app.modelEntry()?.status?.progress ?? app.trouble?.body?.error?.progress;
-  const part = typeof told === "number" ? told : told?.value;
-  return typeof part === "number" ? `, ${Math.round(part <= 1 ? part * 100 : part)} %` : "";
+  const part = app.modelEntry()?.status?.progress;
+  // Before the list of models can be told, the error says it.
+  const percent = typeof part === "number" ? Math.round(part * 100) : /\((\d+)%\)/.exec(app.trouble?.message ?? "")?.[1];
+  return percent === undefined ? "" : `, ${percent} %`;
 }
 
 function themeButton() {
