@@ -97,7 +97,7 @@ def banner(card: ModelCard, settings: Settings, url: str, paint: Paint, dialect:
         ("dialect", dialect),
         ("api", paint("cyan", url if settings.uds else f"{url}/v1")),
         *([("ollama", _on_port(url, settings.ollama_port))] if settings.ollama_port else []),
-        *([] if settings.uds else [("docs", f"{url}/docs")]),
+        *([] if settings.uds else [("page", f"{url}/"), ("docs", f"{url}/docs")]),
         *([] if settings.metrics == "off" or settings.uds else [("metrics", f"{url}/metrics")]),
         ("key", _key(settings, paint)),
         *([("others", text) for text in offer()] if _is_default(settings) else []),
@@ -124,6 +124,7 @@ def list_of_models(names: list[str], settings: Settings, url: str, paint: Paint)
     rows = [
         ("models", f"{shown}; each is loaded when it is first asked for"),
         ("api", paint("cyan", f"{url}/v1")),
+        ("page", f"{url}/"),
         ("docs", f"{url}/docs"),
         ("key", _key(settings, paint)),
     ]
