@@ -1,7 +1,9 @@
 """Several models in one server, over a socket: who answers, what is said meanwhile, who may change it."""
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -318,3 +320,15 @@ def test_a_batch_loads_the_model_it_names(shop: Shop, tmp_path: Any) -> None:
         counts = get(url, f"/v1/batches/{batch}").json()["request_counts"]
         assert (counts["completed"], counts["failed"]) == (2, 0)
         assert sorted(shop.times) == ["a", "b"]
+
+
+def test_nothing_of_an_unloaded_model_stays(shop: Shop) -> None:
+    settings = Settings(port=0, store="memory")
+    pool = shop.pool("a", "b", settings=settings)
+    with background(pool, settings) as url:
+        for path, body in ((CHAT, HELLO), ("/v1/responses", {"input": "hi"}), ("/api/chat", HELLO)):
+            assert post(url, path, {**body, "model": "a"}).status_code == 200
+            gone = weakref.ref(pool.get("a").loaded)
+            assert gone() is not None
+            assert post(url, "/models/unload", {"model": "a"}).status_code == 200
+            assert becomes(lambda gone=gone: gc.collect() is not None and gone() is None)  # type: ignore[misc]

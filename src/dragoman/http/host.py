@@ -5,7 +5,6 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TypeVar
-from weakref import WeakKeyDictionary
 
 from dragoman.api.batches import OpenAILines
 from dragoman.api.chat.known_bodies import KnownBodies
@@ -83,7 +82,6 @@ class Host:
         self.mcp = servers_of(settings)
         self.desk = Desk.of(settings, self.workers, self.mcp)
         self.desk.list_models = lambda: [each.loaded.model for each in self.pool.served if each.loaded]
-        self._views: WeakKeyDictionary[LoadedModel, ModelHost] = WeakKeyDictionary()
         self.pool.on_change = self._list_live
         self._list_live()
 
@@ -136,9 +134,9 @@ class Host:
         return self.view(loaded)
 
     def view(self, loaded: LoadedModel) -> "ModelHost":
-        found = self._views.get(loaded)
+        found: ModelHost | None = loaded.view
         if found is None:
-            found = self._views[loaded] = ModelHost(self, loaded)
+            found = loaded.view = ModelHost(self, loaded)
         return found
 
     async def _loaded(self, model: PooledModel, exchange: Exchange, *, streams: bool) -> LoadedModel:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from dragoman._version import __version__
 from dragoman.api.shared_fields import read_presets
@@ -60,6 +60,8 @@ class LoadedModel:
         self.fingerprint = "-".join(filter(None, ("dragoman", __version__, self.card.numerics)))
         places = PLACES_PER_SLOT * (self.card.embeds_at_once or 0)
         self._vectors = EngineQueue(places, 2 * places) if places else queue
+        self.view: Any = None
+        """What the routes of a server see of it; it goes with the model."""
         self._checking: asyncio.Future[None] | None = None
 
     @property

@@ -188,6 +188,7 @@ class Socket:
         if self._last is not None and request.previous_response_id == self._last[0]:
             known = self._last[1]
         async with AsyncExitStack() as stack:
+            self._host.pool.check_started()
             model = await self._host.pool.look_for(request.model)
             key.check_use(request.model if request.model in model.names else model.name)
             self._host.check_may_load(model)
