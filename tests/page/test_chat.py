@@ -116,6 +116,17 @@ def test_esc_stops_and_the_answer_can_be_made_again(tab: Tab, served: Served) ->
     expect(tab.page.get_by_role("button", name="Send")).to_be_visible()
 
 
+def test_an_answer_that_is_left_is_stopped_and_kept(tab: Tab, served: Served) -> None:
+    tab.input.fill("beginning HANG")
+    tab.input.press("Enter")
+    expect(tab.answers.last).to_contain_text("beginning")
+    tab.page.get_by_role("button", name="New chat", exact=True).click()
+    assert becomes(lambda: served.engine.live == 0)
+    expect(tab.say("another").locator(".markdown")).to_have_text("another")
+    tab.page.get_by_role("link", name="beginning HANG").click()
+    expect(tab.answers.last.locator(".facts")).to_contain_text("stopped")
+
+
 def test_an_edited_message_is_a_branch_and_the_other_is_not_lost(tab: Tab) -> None:
     tab.say("one")
     tab.say("two")

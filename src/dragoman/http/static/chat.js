@@ -355,14 +355,19 @@ class ChatView {
     this.#drawThread();
     const view = this.views.get(node.id);
     view.setLive(true);
-    this.running = new AbortController();
+    const own = this.running = new AbortController();
     this.#drawSend();
     this.#toEnd();
     announce("The model answers.");
     const answer = await this.#stream(node, asked, view);
     this.answers.set(node.id, answer);
-    this.running = null;
+    if (this.running === own) this.running = null;
     view.setLive(false);
+    if (tree !== this.tree) {
+      // Somebody went to another conversation meanwhile.
+      this.history.save(tree).then(() => this.#drawList());
+      return;
+    }
     if (this.atEnd) this.#toEnd();
     this.#drawSend();
     this.#save();
