@@ -33,6 +33,7 @@ READ_ROWS = 128
 """Tokens that it reads before one step; meanwhile the others wait."""
 _UNLIKE = 128
 """Tokens that one vocabulary may have beyond the other: padding, mostly."""
+_LEARNING = 0.3
 _log = logging.getLogger("dragoman.engine")
 
 
@@ -70,6 +71,8 @@ class Drafter:
         self._failed = False
         self.seconds = 0.0
         """That the last guesses took; none where it was reading."""
+        self.one_guess = 0.0
+        """That one guess for each takes, as it was lately."""
 
     @property
     def places(self) -> int:
@@ -101,6 +104,7 @@ class Drafter:
             return None
         if all(found):
             self.seconds = time.perf_counter() - began
+            self.one_guess += _LEARNING * (self.seconds / count - self.one_guess)
         return found
 
     def _guess(self, places: list[_Place], known: Ordered[Ids], found: list[list[int]], count: int) -> None:

@@ -38,6 +38,7 @@ _NEWS, _MOMENT = 0.2, 2.0
 _PHRASES = 1 << 15
 # As many rows as a step of llama.cpp costs by itself, before that was seen.
 _SLOT_ROWS = 4
+_FIRST = 3
 
 
 class Guesser:
@@ -60,6 +61,8 @@ class Guesser:
         self._costs = StepCosts(self._pass_rows)
         self._usual = _UNKNOWN
         """How far sequences trusted guesses lately: a new one begins there."""
+        self._plain: dict[int, int] = {}
+        """Steps without guesses, by the sequences in them, where there is a draft."""
         self._streams: list[tuple[int, int, int]] = []
         """The sequences of the last such step, by their order of service."""
         self._each = 0
@@ -74,6 +77,11 @@ class Guesser:
             self._streams, self._left = streams, _WHILE
             trusts = (piece.sequence.trust for piece in pieces)
             self._each = self._best([self._usual if trust is None else trust for trust in trusts])
+            if self._drafter is not None and self._plain.get(len(pieces), 0) < _FIRST:
+                # What a step takes without a draft has to be known, to weigh the draft against it.
+                self._each = self._left = 0
+                self._plain[len(pieces)] = self._plain.get(len(pieces), 0) + 1
+                return
         self._left -= 1
         if self._each and all(self._has_room(piece, self._each) for piece in pieces):
             self._add_guesses(pieces)
@@ -124,7 +132,10 @@ class Guesser:
         def gain(each: int) -> float:
             """Tokens of a step, for what it costs. A guess counts only if those before it are right too."""
             tokens = sum(trust**place for trust in trusts for place in range(1 + each))
-            return tokens / self._costs.of(streams, each)
+            cost = self._costs.of(streams, each)
+            if self._drafter is not None and (plain := self._costs.seconds(streams)):
+                cost = max(cost, plain + each * self._drafter.one_guess)
+            return tokens / cost
 
         best = max((each for each in _COUNTS if each <= min(self.most, room)), key=gain, default=0)
         return best if gain(best) > _WORTHWHILE * gain(0) else 0
@@ -197,6 +208,10 @@ class StepCosts:
         if not plain:
             return rows
         return self._known(streams, each) or plain * rows / self._rows(streams, 0)
+
+    def seconds(self, streams: int) -> float:
+        """Of a step without guesses; 0 where none was seen lately."""
+        return self._known(streams, 0)
 
     def _known(self, streams: int, each: int) -> float:
         seconds, when = self._seen.get((streams, each), (0.0, 0))
