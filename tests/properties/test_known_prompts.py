@@ -55,6 +55,11 @@ NUMBERED = {
         "{% for c in m.tool_calls or [] %}{{ m.content }}{{ ns.n }}{% set ns.n = ns.n + 1 %}{% endfor %}"
         "{% endfor %}<|im_end|>"
     ),
+    "calls_apart": (
+        "{% set ns = namespace(n=0) %}{% for m in messages %}<|im_start|>{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}:{{ ns.n }}{% set ns.n = ns.n + 1 %}{% endfor %}"
+        "{% endfor %}<|im_end|>"
+    ),
     "both": (
         "{% set ns = namespace(n=0) %}{% for m in messages %}<|im_start|>{{ m.content }}|{{ loop.index0 }}"
         "{% for c in m.tool_calls or [] %}:{{ ns.n }}{% set ns.n = ns.n + 1 %}{% endfor %}"
@@ -203,10 +208,23 @@ def test_templates_that_look_far_are_rendered_as_a_whole(name: str) -> None:
     assert not check(*of_template(name), "", agents_loop(40, 48))
 
 
-@pytest.mark.parametrize("name", ["messages", "kimi_k2"])
+@pytest.mark.parametrize("name", ["messages", "calls_apart", "kimi_k2"])
 def test_numbers_go_on_where_messages_were_left_out(name: str) -> None:
     asked = agents_loop(10, 20)
     assert check(*of_template(name), "", asked) == len(asked) - 1
+
+
+def test_a_call_after_much_talk_has_its_number() -> None:
+    """Nothing in the talk shows that calls are numbered."""
+    *_, loop = agents_loop(5, 7)
+    words = ({"role": "assistant", "content": "so"}, {"role": "user", "content": "and?"})
+    messages = [*loop.messages, *(Message(**one) for _ in range(8) for one in words)]  # type: ignore[arg-type]
+    call = ToolCall(id="987654321", name="f0", arguments="{}")
+    result = Message(role="tool", content="r", tool_call_id=call.id)
+    calling = [*messages, Message(role="assistant", content="so", tool_calls=(call,)), result]
+    growing = [messages[:-4], messages[:-2], messages, calling]
+    asked = [Conversation(messages=tuple(each), tools=TOOLS) for each in growing]
+    assert check(*of_template("calls_apart"), "talk", asked)
 
 
 def test_a_turn_of_a_loop_is_not_rendered_as_a_whole() -> None:

@@ -6,6 +6,7 @@ answer. Another mark tells where a message ends that the model is to go on with.
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 from msgspec import Struct
@@ -90,8 +91,12 @@ def find_regions(text: str, mark: str, size: int, render: Callable[[bool], Rende
     """
     for careful in (False, True):
         made = render(careful)
-        places, _ = find_marks(erase(made.text, mark), made.mark)
         fenced = 2 * sum(fenced for _, fenced in made.order)
+        pieces = made.text.split(made.mark)
+        if len(text) == size and len(pieces) == fenced + 1 and "".join(pieces) == text:
+            # As it mostly is: there are no other marks, and these are written as they are.
+            return list(_regions_between([*accumulate(map(len, pieces[:-1]))], made.order, size))
+        places, _ = find_marks(erase(made.text, mark), made.mark)
         if erase(made.text, made.mark) == text and len(places) == fenced:
             return list(_regions_between(places, made.order, size))
     return []

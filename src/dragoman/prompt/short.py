@@ -95,6 +95,8 @@ class Short(Struct, frozen=True):
     rendering: Rendering
     tail: int
     """Characters at its end that are those of the known text, too, but for numbers."""
+    unseen: frozenset[tuple[str, bool]]
+    """Kinds of messages that were left out, and of which none stands behind: they may have a number."""
     numbering: Numbering | None = None
 
     @property
@@ -116,7 +118,9 @@ class Short(Struct, frozen=True):
         """What comes at the end of the known messages' text; None where the whole has to be rendered."""
         new = now.messages[len(known) :]
         few = tuple(known[place] for place in self.places) + new
-        if any(message.role in _SYSTEM for message in new) or not _refers_to_itself(few):
+        if any(message.role in _SYSTEM or _kind(message) in self.unseen for message in new):
+            return None
+        if not _refers_to_itself(few):
             return None
         before, made = self.rendering, render(replace(now, messages=few, tools=self.tools))
         same, settled = shared_start(before.text, made.text), self.settled
@@ -133,7 +137,7 @@ class Short(Struct, frozen=True):
             text = numbered
             numbering = replace(numbering, places=numbering.places + added, rendering=other)
         tail = self.tail + len(made.text) - len(before.text)
-        more = now.messages[-1], self.made_at, made, tail, numbering
+        more = now.messages[-1], self.made_at, made, tail, self.unseen, numbering
         short = Short(self.places + added, self.tools, *more)
         order = made.order[len(before.order) :]
         return NewEnd(text, instead_of, made.mark, made.chars - before.chars, order, short)
@@ -154,10 +158,24 @@ def shorten(
     # The head, what is kept of the middle, and each of the tools, which may stand wherever they like.
     runs = 1 + sum(after != before + 1 for before, after in itertools.pairwise(places)) + len(tools)
     end = shared_end(made.text, known.text)
-    short = Short(places, tools, whole.messages[-1], len(whole.messages), made, end)
-    if _is_part(made.text[: len(made.text) - end], known.text, runs):
-        return short
-    return _find_numbering(short, whole, known.text, runs, render)
+    more = len(whole.messages), made, end, _unseen(whole.messages, places)
+    short = Short(places, tools, whole.messages[-1], *more)
+    numbered = _with_a_round_more(whole.messages, places)
+    if numbered is None:
+        return short if _is_part(made.text[: len(made.text) - end], known.text, runs) else None
+    few = tuple(whole.messages[place] for place in numbered)
+    other = render(replace(whole, messages=few, tools=tools))
+    return _check_numbers(short, numbered, other, known.text, runs)
+
+
+def _unseen(messages: Sequence[Message], places: Sequence[int]) -> frozenset[tuple[str, bool]]:
+    behind = 1 + max({*range(len(messages))} - {*places}, default=-1)
+    left_out = {_kind(message) for place, message in enumerate(messages[:behind]) if place not in places}
+    return frozenset(left_out - {*map(_kind, messages[behind:])})
+
+
+def _kind(message: Message) -> tuple[str, bool]:
+    return message.role, bool(message.tool_calls)
 
 
 def _pick_tools(tools: tuple[dict[str, Any], ...], names: Container[Any]) -> tuple[dict[str, Any], ...]:
@@ -174,20 +192,26 @@ _DIGITS = re.compile(r"([0-9]+)")
 LONGEST_NUMBER = 9
 
 
-def _find_numbering(short: Short, whole: Conversation, known: str, runs: int, render: Render) -> Short | None:
-    roles = [message.role for message in whole.messages]
-    left_out = (place for place in range(len(roles)) if place not in short.places)
-    first = next((place for place in left_out if whole.messages[place].tool_calls), None)
+def _with_a_round_more(messages: Sequence[Message], places: Sequence[int]) -> tuple[int, ...] | None:
+    """With the first calls that were left out; None where there are none."""
+    roles = [message.role for message in messages]
+    left_out = (place for place in range(len(roles)) if place not in places)
+    first = next((place for place in left_out if messages[place].tool_calls), None)
     if first is None:
         return None
-    places = tuple(sorted({*short.places, *_round(roles, first)}))
-    if not _joins(roles, places):
-        return None
-    few = tuple(whole.messages[place] for place in places)
-    other = render(replace(whole, messages=few, tools=short.tools))
+    more = tuple(sorted({*places, *_round(roles, first)}))
+    return more if _joins(roles, more) else None
+
+
+def _check_numbers(
+    short: Short, places: tuple[int, ...], other: Rendering, known: str, runs: int
+) -> Short | None:
+    """The short conversation, with its numbers if there are any; None where it is no part of the known."""
     text = short.rendering.text
     tail, numbers = _compare_ends(text, other.text, known[-2 * len(text) :])
-    if len(numbers) != 1 or not _is_part(_mask(text[: len(text) - tail]), _mask(known), runs):
+    if not numbers:
+        return short if _is_part(text[: len(text) - short.tail], known, runs) else None
+    if len(numbers) > 1 or not _is_part(_mask(text[: len(text) - tail]), _mask(known), runs):
         return None
     ((step, shift, behind),) = numbers
     return replace(short, tail=tail, numbering=Numbering(places, other, step, shift, behind))
