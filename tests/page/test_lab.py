@@ -8,6 +8,7 @@ from playwright.sync_api import Browser, Page, expect
 from tests.http.conftest import Served
 from tests.http.test_parse_answer import TEMPLATE
 from tests.page.browser import Tab, opened, violations
+from tests.page.overflow import wider
 
 
 @pytest.fixture
@@ -83,6 +84,6 @@ def test_tools_that_are_no_json_are_told_of(page: Page) -> None:
 def test_it_is_for_everybody(browser: Browser, served: Served, size: str, theme: str) -> None:
     with opened(browser, size, theme) as tab:  # type: ignore[arg-type]
         page = start(tab, served)
-        assert not violations(page)
+        assert not violations(page) + wider(page)
         page.get_by_role("tab", name="Events").click()
-        assert not violations(page)
+        assert not violations(page) + wider(page)

@@ -8,6 +8,7 @@ from dragoman.settings import Settings
 from tests.http.conftest import Served
 from tests.http.test_operations import answering, slow
 from tests.page.browser import opened, violations
+from tests.page.overflow import wider
 from tests.support.http import HELLO, post
 
 
@@ -47,4 +48,4 @@ def test_it_is_for_everybody(browser: Browser, served: Served, size: str, theme:
     with opened(browser, size, theme) as tab:  # type: ignore[arg-type]
         tab.page.goto(f"{served.url}/#operations")
         expect(tab.page.get_by_label("Lately").locator("tbody tr").first).to_be_visible()
-        assert not violations(tab.page)
+        assert not violations(tab.page) + wider(tab.page)
