@@ -363,7 +363,7 @@ class StreamWriter {
   #say(kind, text) {
     if (this.#kind !== kind) {
       this.#kind = kind;
-      this.#open = h("span", { class: `said ${kind}` });
+      this.#open = h("span", { class: `spoken ${kind}` });
       this.text.append(this.#open);
     }
     this.#open.append(text);
@@ -376,7 +376,7 @@ function fieldTables(schema, api) {
   const some = (schema.anyOf ?? [schema]).map((each) => resolve(each, api)).filter((each) => each.properties);
   return h("details", { class: "fields" }, h("summary", {}, "Fields"), some.map((each) => {
     const required = new Set(each.required ?? []);
-    return h("div", { class: "scroller", tabindex: "0", role: "region", "aria-label": "Fields" }, h("table", {}, h("thead", {}, h("tr", {}, h("th", {}, "field"), h("th", {}, "type"))),
+    return h("div", { class: "sideways", tabindex: "0", role: "region", "aria-label": "Fields" }, h("table", {}, h("thead", {}, h("tr", {}, h("th", {}, "field"), h("th", {}, "type"))),
       h("tbody", {}, Object.entries(each.properties).map(([name, field]) => h("tr", {},
         h("td", {}, h("code", {}, name), required.has(name) && h("span", { class: "badge amber" }, "required")),
         h("td", {}, typeName(field)))))));

@@ -21,7 +21,7 @@ class Inspector {
 
   constructor(app, answer) {
     this.app = app;
-    this.facts = h("dl", { class: "facts" });
+    this.facts = h("dl", { class: "told-facts" });
     this.body = h("div", { class: "tabbed-holder" });
     this.elements = [this.facts, this.body];
     this.take(answer);
@@ -216,7 +216,7 @@ class Inspector {
     draw();
     return h("div", { class: "again" },
       h("div", {}, h("label", { for: "again-api" }, "Through"), target, where, input, h("div", { class: "row" }, send), problem),
-      h("div", {}, h("h3", {}, "What comes back"), out, h("h3", {}, "What came the first time"), h("pre", { tabindex: "0" }, this.answer.reasoning && h("span", { class: "said reasoning" }, this.answer.reasoning), this.answer.text, (this.answer.calls ?? []).map((call) => h("span", { class: "said call" }, `\n${call.name}(${call.arguments})`)))));
+      h("div", {}, h("h3", {}, "What comes back"), out, h("h3", {}, "What came the first time"), h("pre", { tabindex: "0" }, this.answer.reasoning && h("span", { class: "spoken reasoning" }, this.answer.reasoning), this.answer.text, (this.answer.calls ?? []).map((call) => h("span", { class: "spoken call" }, `\n${call.name}(${call.arguments})`)))));
   }
 
   async #sendAgain(path, body, out) {
@@ -229,7 +229,7 @@ class Inspector {
       said.reasoning += reasoning ?? "";
       said.text += text ?? "";
       said.call += (name ? `\n${name}(` : "") + (call ?? "");
-      fill(pre, said.reasoning && h("span", { class: "said reasoning" }, said.reasoning), said.text, said.call && h("span", { class: "said call" }, `${said.call})`));
+      fill(pre, said.reasoning && h("span", { class: "spoken reasoning" }, said.reasoning), said.text, said.call && h("span", { class: "spoken call" }, `${said.call})`));
     };
     if (path.startsWith("api/")) await lines(path, body, hear);
     else await stream(path, body, { onEvent: hear });

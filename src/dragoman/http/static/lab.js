@@ -294,7 +294,7 @@ function drawEvents(told, read) {
   const rows = told.events.slice(0, SHOWN_EVENTS).map((event) => h("tr", { hidden: event.at > read },
     h("td", {}, String(event.at)), h("td", {}, event.kind), h("td", {}, event.name ?? event.arguments ?? event.text ?? "")));
   const rest = told.events.length + told.left_out - rows.length;
-  return h("div", { class: "scroller" }, h("table", { class: "events" },
+  return h("div", { class: "sideways" }, h("table", { class: "events" },
     h("thead", {}, h("tr", {}, h("th", {}, "at"), h("th", {}, "event"), h("th", {}, "what"))), h("tbody", {}, rows)),
   rest > 0 && h("p", { class: "hint" }, `and ${rest} more`));
 }

@@ -155,7 +155,7 @@ function gauge(part, warns) {
 function table(title, names, rows, empty) {
   if (!rows.length && !empty) return null;
   return h("section", {}, h("h2", {}, title), rows.length
-    ? h("div", { class: "scroller", tabindex: "0", role: "region", "aria-label": title }, h("table", {}, h("thead", {}, h("tr", {}, names.map((name) => h("th", {}, name)))),
+    ? h("div", { class: "sideways", tabindex: "0", role: "region", "aria-label": title }, h("table", {}, h("thead", {}, h("tr", {}, names.map((name) => h("th", {}, name)))),
       h("tbody", {}, rows.map((row) => h("tr", {}, row.map((value) => h("td", {}, value ?? "–")))))))
     : h("p", { class: "hint" }, empty));
 }
