@@ -9,12 +9,12 @@ from dragoman.engines.scripted import ScriptedEngine, say
 from dragoman.http.server import background
 from dragoman.settings import Settings
 from tests.http.conftest import Served
-from tests.http.test_doc_examples import make_able_engine
+from tests.http.test_doc_examples import MANAGING, make_able_engine
 from tests.page.browser import Tab, opened, violations
 from tests.page.overflow import wider
 
 STREAMED = "post /v1/chat/completions"
-APART = {"post /v1/engine/pause", "ws /v1/responses"}
+APART = {"post /v1/engine/pause", "ws /v1/responses", *MANAGING}
 """The engine would do nothing any more; and a socket has no status."""
 
 
@@ -46,7 +46,10 @@ def choose(page: Page, name: str) -> None:
 
 TRY_ALL = """async (apart) => {
   const failed = [];
-  const until = async (test) => { while (!test()) await new Promise((done) => setTimeout(done, 4)); };
+  const until = async (test) => {
+    const most = performance.now() + 15000;
+    while (!test() && performance.now() < most) await new Promise((done) => setTimeout(done, 4));
+  };
   const find = (what) => document.querySelector(what);
   for (const link of document.querySelectorAll(".operation-link")) {
     const name = decodeURIComponent(link.hash.slice(5));

@@ -111,6 +111,7 @@ def _about(step: ExampleStep, *more: ExampleStep, body: Any = None, note: str = 
     return Example(body, path=_BY_ID, query=query, before=(step, *more), note=note)
 
 
+_ADMIN_NOTE = "It takes an admin key."
 _IDS_NOTE = "Ids mean something else to every model: /tokenize gives yours."
 EXAMPLES: Mapping[str, Example] = {
     "post /v1/chat/completions": Example({"messages": _ASK, "max_tokens": 64, "stream": True}),
@@ -199,6 +200,12 @@ EXAMPLES: Mapping[str, Example] = {
         note="The server needs --lora-dir, and an adapter of this name in it.",
     ),
     "post /lora-adapters": Example({"adapters": []}),
+    "post /models/load": Example({"model": MODEL}, note=_ADMIN_NOTE),
+    "post /models/unload": Example({"model": MODEL}, note=_ADMIN_NOTE),
+    "post /v1/model/load": Example({"model_name": MODEL}, note=_ADMIN_NOTE),
+    "post /v1/model/unload": Example({"model_name": MODEL}, note=_ADMIN_NOTE),
+    "post /api/copy": Example({"source": MODEL, "destination": "my-model"}, note=_ADMIN_NOTE),
+    "get /models/sse": Example(note="It goes on until you stop it."),
     "get /v1/models/{model}": Example(path={"model": MODEL}),
     "post /v1/files": Example(form=_FILE),
     "get /v1/files": Example(query={"limit": "5"}),
