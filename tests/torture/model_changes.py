@@ -31,8 +31,8 @@ CHANGES, NATIVE_CHANGES, WAKES = 1000, 200, 10
 NAMES = ("a", "b", "c", "d")
 STREAMS = 8
 MOST_GROWN = 8 << 20
-MOST_GROWN_NATIVE = 48 << 20
-"""Of weights of 135 MB that were loaded 200 times, a load that was lost would be seen at once."""
+MOST_GROWN_NATIVE = 16 << 20
+"""A load that is lost has keys and values of as much."""
 WAKE_RATIO = 1.2
 SWITCHES, SWITCH_RATIO = 2000, 1.05
 
