@@ -120,5 +120,9 @@ def violations(page: Page) -> list[str]:
     if not AXE.exists():
         pytest.skip("ACCESSIBILITY WAS NOT TESTED: axe-core comes with `make build/node`")
     page.evaluate(AXE.read_text())
+    # What is still fading in has another contrast than in a moment.
+    page.evaluate(
+        "document.getAnimations().forEach((one) => { try { one.finish(); } catch { one.cancel(); } })"
+    )
     found = page.evaluate("async () => (await axe.run(document, {resultTypes: ['violations']})).violations")
     return [f"{one['id']}: {one['help']} {[node['target'] for node in one['nodes']][:3]}" for one in found]

@@ -4,7 +4,7 @@ import socket
 from collections.abc import Callable, Iterator
 
 from tests.attacks.frame import Attacked
-from tests.torture.battery.case import LIMITS, Case, Shot, ask
+from tests.torture.battery.case import LIMITS, Case, Shot, ask, changed
 
 ROOM = LIMITS.header_bytes - 512
 
@@ -33,6 +33,10 @@ def cases() -> Iterator[Case]:
         ("a host of 60 KB", {"host": "a." * (ROOM // 2 - 1024)}),
     ):
         yield Case("GET any", name, _asked("/v1/models", headers))
+    for path in ("/dialects", "/v1/model", "/v1/model/list"):
+        yield Case(f"GET {path}", "as it is", _asked(path, {}))
+    for route in ("/models/load", "/models/unload", "/v1/model/load", "/v1/model/unload"):
+        yield changed(route, "a name of 1 MB", lambda: {"model": "a" * 1_000_000})
     yield Case("GET any", "1,000 requests at once on one connection", _pipelined)
     yield Case("POST any", "a body in 30,000 chunks", _chunked)
 

@@ -204,6 +204,15 @@ def _parsers() -> Iterator[Case]:
                 piece,
                 tools,
             )
+    for what, piece in HARD.items():
+        yield changed(
+            "/parse",
+            f"as long a text as there may be, of {what}, in as many pieces",
+            lambda p: {"text": p * (LIMITS.parsed_chars // len(p)), "chunk": 64, "return_grammar": True},
+            piece,
+        )
+    yield changed("/parse", "a template of 1 MB", lambda: {"template": "{{ 'a' }}" * 110_000})
+    yield changed("/parse", "as many ids as there may be", lambda: {"token_ids": [97] * LIMITS.parsed_chars})
     for what, tool_set in tool_sets():
         yield changed("/parse/function_call", what, lambda t: {"tools": t}, tool_set)
     for name in list_dialects():

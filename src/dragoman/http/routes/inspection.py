@@ -181,6 +181,8 @@ async def parse_answer(shared: Host, exchange: Exchange) -> None:
     else:
         # One that is named needs no model, which would have to be loaded.
         host = None if request.dialect is not None else await shared.serving(request.model, exchange)
+        if host is not None:
+            host.model.planner.adapter(request.model)
         look_at = _look_at_text if host is None or request.token_ids is None else _look_at_ids
         # However short it is: in pieces of a character it takes its time.
         made = await exchange.aside(MUCH + 1, lambda: encode_json(look_at(host, request)))
