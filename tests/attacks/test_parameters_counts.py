@@ -9,8 +9,9 @@ from msgspec import Struct
 from tests.attacks.bodies import CHATTING, GENERATING, VECTORS, changed
 from tests.attacks.frame import Frame
 
-MEMORY_MB = 32
-"""Many small values leave gaps behind, which the next ones fill."""
+MEMORY_MB = 96
+"""Bodies that are kept, in case that they go on; and gaps that many small values leave behind, which the next
+ones fill."""
 MANY = 100_000
 FEWER = 30_000
 """Within what the JSON of a body may hold."""

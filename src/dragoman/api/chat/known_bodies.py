@@ -29,8 +29,11 @@ from dragoman.memory import Lately
 from dragoman.types import Message
 
 MOST_BYTES = 64 * 1024 * 1024
-WEIGHT = 3
-"""Bytes that are kept for each of a body: itself, what was decoded, and what a template is given."""
+WEIGHT, VALUE = 3, 300
+"""Bytes that are kept for each of a body: itself, what was decoded, and what a template is given; and for
+each value in it, which is an object twice over."""
+SHARE = 8
+"""One body has at most so small a part of all."""
 _SPACE = b" \t\r\n"
 _FIELD = "messages"
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -41,8 +44,8 @@ class KnownBody(Struct):
     """Up to the end of the last message."""
     first: int
     """Where the messages begin."""
-    amount: Amount | None
-    """Of the messages; None while nobody has asked for it."""
+    amount: Amount
+    """Of the messages."""
     bodies: list[MessageBody]
     messages: tuple[Message, ...]
     salt: str | None
@@ -53,6 +56,7 @@ class KnownBodies:
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._kept = Lately[KnownBody](most_bytes)
+        self._largest = most_bytes // SHARE
         self._numbers = count()
 
     def read(
@@ -67,7 +71,9 @@ class KnownBodies:
                 made = _go_on(known, body, limits, ignored)
         request, now = made or _read_whole(body, limits, ignored)
         if now is not None and _FIELD not in ignored.told:
-            self._kept.put(owner, next(self._numbers), now, WEIGHT * len(now.start), number)
+            weight = WEIGHT * len(now.start) + VALUE * now.amount[0]
+            if weight <= self._largest:
+                self._kept.put(owner, next(self._numbers), now, weight, number)
         return request, now.messages if now else ()
 
     def _find(self, body: bytes, owner: str) -> tuple[Hashable, KnownBody | None]:
@@ -85,7 +91,8 @@ def _read_whole(body: bytes, limits: Limits, ignored: Ignored) -> tuple[ChatRequ
         return request, None
     first, end = place
     messages = tuple(map(to_message, request.messages))
-    return request, KnownBody(body[:end], first, None, request.messages, messages, request.cache_salt)
+    amount = count_amount(outside_of_strings(body[first:end]))
+    return request, KnownBody(body[:end], first, amount, request.messages, messages, request.cache_salt)
 
 
 def _go_on(
@@ -97,7 +104,7 @@ def _go_on(
     if not rest.startswith(b"{" if more else b"]"):
         return None
     new = body[: known.first] + rest
-    amount = known.amount or count_amount(outside_of_strings(known.start[known.first :]))
+    amount = known.amount
     if not _fits(_sum(amount, count_amount(new), (1, 0, 0)), limits):
         return None
     check_shape(new, limits)
