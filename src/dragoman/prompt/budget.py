@@ -12,6 +12,7 @@ Rules of this file:
 - processor time is looked at as well, for the few operations that spend nothing.
 """
 
+import gc
 import re
 import time
 from collections.abc import Callable, ItemsView, Iterable, KeysView, Sized, ValuesView
@@ -29,7 +30,8 @@ LOOK_EVERY = 1024
 MAX_WEIGHT = 32_000_000
 MAX_INT_BITS = 4096
 BASE_SECONDS = 1.0
-"""Of the thread, in which a large process may also collect its garbage."""
+"""Of the thread. Where a large process collects its garbage in it, which may take as long, it gets them once
+more."""
 SECONDS_PER_INPUT = 0.5e-6
 
 _CONTAINERS = (list, tuple, dict, ItemsView, KeysView, ValuesView)
@@ -46,6 +48,7 @@ class RenderBudget:
         self._left = BASE_UNITS
         self._look = BASE_UNITS
         self._deadline = time.thread_time() + BASE_SECONDS
+        self._collections: int | None = _count_collections()
         self._weights: dict[int, int] = {}
         self._inputs: dict[int, Any] = {}
         self._made: list[Any] = []
@@ -64,9 +67,17 @@ class RenderBudget:
     def spend(self, units: int) -> None:
         self._left -= units + STEP
         if self._left < self._look:
-            if self._left < 0 or time.thread_time() > self._deadline:
+            if self._left < 0 or (time.thread_time() > self._deadline and not self._has_reason()):
                 raise Exhausted("the chat template takes too long or makes too much text")
             self._look = max(0, self._left - LOOK_EVERY)
+
+    def _has_reason(self) -> bool:
+        """Whether it may go on for once, because it was not the template that took so long."""
+        before, self._collections = self._collections, None
+        if before is None or before == _count_collections():
+            return False
+        self._deadline = time.thread_time() + BASE_SECONDS
+        return True
 
     def take(self, value: Any) -> Any:
         """Spend for a value that an operation has just made: `'ab' + 'c'` costs 3 and a step."""
@@ -293,3 +304,9 @@ def _filter(node: nodes.Node, name: str) -> nodes.Filter:
     made = nodes.Filter(node, name, [], [], None, None)
     made.set_lineno(node.lineno or 1)
     return made
+
+
+def _count_collections() -> int:
+    """Full ones, of all there is."""
+    count: int = gc.get_stats()[2]["collections"]
+    return count
