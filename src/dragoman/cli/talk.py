@@ -1,8 +1,11 @@
 """One conversation in a terminal: questions in, answers printed as they come, a history between them."""
 
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -49,6 +52,24 @@ class PrintedAnswer(Struct):
     """The last thing that was printed is reasoning."""
 
 
+@contextmanager
+def _stopped_by_ctrl_c(answer: PrintedAnswer) -> Iterator[None]:
+    """Ctrl-C is noted, beside what it raises: that may come where a library catches everything."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def note(number: int, frame: object) -> None:
+        answer.stopped = True
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 class Talk:
     """`Talk(client, {"model": "m"}).ask("hi")` prints the answer and remembers both."""
 
@@ -76,17 +97,20 @@ class Talk:
     def _listen(self, messages: list[dict[str, Any]]) -> PrintedAnswer:
         answer, start = PrintedAnswer(), time.perf_counter()
         stream = self.client.chat(messages, **self.fields)
-        try:
-            for event in stream:
-                if answer.first_s is None and isinstance(event, Text | Reasoning):
-                    answer.first_s = time.perf_counter() - start
-                self._hear(event, answer)
-        except KeyboardInterrupt:
-            answer.stopped = True
-        finally:
-            # Hangs up, which is what makes the engine stop.
-            stream.close()
-            answer.seconds = time.perf_counter() - start
+        with _stopped_by_ctrl_c(answer):
+            try:
+                for event in stream:
+                    if answer.first_s is None and isinstance(event, Text | Reasoning):
+                        answer.first_s = time.perf_counter() - start
+                    self._hear(event, answer)
+                    if answer.stopped:
+                        break
+            except KeyboardInterrupt:
+                answer.stopped = True
+            finally:
+                # Hangs up, which is what makes the engine stop.
+                stream.close()
+                answer.seconds = time.perf_counter() - start
         return answer
 
     def _hear(self, event: StreamEvent, answer: PrintedAnswer) -> None:
