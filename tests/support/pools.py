@@ -3,23 +3,31 @@
 import threading
 from collections.abc import Callable
 
-from dragoman.engines.protocol import Engine, ModelCard
+from dragoman.engines.protocol import Engine, Handle, ModelCard
 from dragoman.engines.scripted import ScriptedEngine, say
+from dragoman.errors import Unavailable
 from dragoman.models import ModelPool, PooledModel
 from dragoman.settings import Settings
 from dragoman.turns.queue import EngineQueue
+from dragoman.types import Job, Sink
 
 MB = 1 << 20
 
 
 class Opened(ScriptedEngine):
-    """Says its own name; `stop` ends what it is saying."""
+    """Says its own name; `stop` ends what it is saying, and after that it says nothing, as real ones do."""
 
     def __init__(self, name: str, shop: "Shop", size: int) -> None:
         super().__init__(say(f"I am {name}. " + shop.more), interval=shop.interval)
         self.card.name = name
         self.card.details = {"bytes": str(size)}
         self._shop = shop
+        self._stopped = False
+
+    def submit(self, job: Job, sink: Sink) -> Handle:
+        if self._stopped:
+            raise Unavailable("The engine has been stopped.")
+        return super().submit(job, sink)
 
     async def start(self) -> None:
         await super().start()
@@ -27,6 +35,7 @@ class Opened(ScriptedEngine):
 
     async def stop(self) -> None:
         await super().stop()
+        self._stopped = True
         self._shop.open.remove(self.card.name)
 
 
