@@ -87,7 +87,7 @@ class Server:
         return int(peak.split()[1]) / 1024
 
     def _wait(self) -> str:
-        """Its model's name, as soon as it answers."""
+        """Its model's name, as soon as that can be asked."""
         until = time.monotonic() + START_LIMIT_S
         while time.monotonic() < until:
             if self._process.poll() is not None:
@@ -98,8 +98,10 @@ class Server:
                 time.sleep(POLL_S)
                 continue
             if response.status_code == 200:
-                models: list[dict[str, Any]] = response.json()["data"]
-                return str(models[0]["id"])
+                model: dict[str, Any] = response.json()["data"][0]
+                # A server may answer while it loads its model.
+                if model.get("status", {}).get("value", "loaded") == "loaded":
+                    return str(model["id"])
             time.sleep(POLL_S)
         raise BenchError(f"{self.name} did not start; its last words:\n{self._last_words()}")
 
