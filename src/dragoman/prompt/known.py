@@ -20,7 +20,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from dragoman.errors import TemplateError
-from dragoman.memory import Lately
+from dragoman.lately import Lately
 from dragoman.prompt.encode import Encoded, MessageChain
 from dragoman.prompt.short import LEAST_TAIL, Render, Rendering, Short, names_of, shared_start, shorten
 from dragoman.prompt.traits import TRIAL_TOOLS, counts_messages, trial_messages

@@ -37,7 +37,7 @@ from typing import TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dragoman.memory import Lately
+from dragoman.lately import Lately
 from dragoman.prompt.encode import MessageChain, chain_messages, meaning_of
 from dragoman.turns.reading import INPUT
 from dragoman.turns.spec import TurnSpec

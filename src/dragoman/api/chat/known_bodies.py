@@ -24,8 +24,8 @@ from dragoman.api.chat.request import READER, ChatRequest, MessageBody, check_re
 from dragoman.api.read import Ignored, check_shape
 from dragoman.errors import BadRequest
 from dragoman.json_amount import Amount, count_amount, most_amount, outside_of_strings
+from dragoman.lately import Lately
 from dragoman.limits import Limits
-from dragoman.memory import Lately
 from dragoman.types import Message
 
 MOST_BYTES = 64 * 1024 * 1024

@@ -4,7 +4,6 @@ On a GPU a step of answers alone is a recorded graph: hundreds of kernels are be
 nothing to do meanwhile. There is one for each of a few numbers of rows; rows that nobody reads fill it up.
 """
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -109,10 +108,6 @@ class TorchRunner:
         """A step on a card is short, and cannot be broken off: what comes of it does not count."""
         self._interrupted = True
 
-    @torch.inference_mode()
-    def update_weights(self, named: Iterator[tuple[str, Tensor]]) -> None:
-        self._weights.update(named)
-
     def embed(self, prompts: Sequence[Sequence[int]]) -> Iterator[list[float] | None]:
         for prompt in prompts:
             total: NDArray[np.float64] = np.zeros(self._weights.shape.width)
@@ -151,7 +146,9 @@ class TorchRunner:
     def _graph(self, count: int) -> "_Graph":
         if count not in self._graphs:
             assert self._forward is not None
-            self._graphs[count] = _Graph(self._forward, self._layout.empty(count))
+            # They are never run at the same time, so they share their memory.
+            pool = next((graph.pool for graph in self._graphs.values()), None)
+            self._graphs[count] = _Graph(self._forward, self._layout.empty(count), pool)
         return self._graphs[count]
 
 
@@ -170,20 +167,18 @@ class RowsOnCard:
 
 
 class _Graph:
-    """A forward pass over a fixed number of rows of answers, recorded once."""
+    """A forward pass over a fixed number of rows of answers, recorded once, in the memory of another one."""
 
-    _pool: Any = None
-    _lock = threading.Lock()
-
-    def __init__(self, forward: Forward, batch: StepBatch) -> None:
+    def __init__(self, forward: Forward, batch: StepBatch, pool: Any = None) -> None:
         self.batch = batch
         # Kernels are compiled, and libraries set up, before anything is recorded.
         forward.states(batch)
         torch.cuda.synchronize()
         self._recorded = torch.cuda.CUDAGraph()
-        with _Graph._lock, torch.cuda.graph(self._recorded, pool=_Graph._pool):
+        # Other models of this process may compute meanwhile, on threads of their own.
+        with torch.cuda.graph(self._recorded, pool=pool, capture_error_mode="thread_local"):
             self._states = forward.states(batch)
-        _Graph._pool = _Graph._pool or self._recorded.pool()
+        self.pool = self._recorded.pool()
 
     def run(self) -> Tensor:
         self._recorded.replay()

@@ -100,10 +100,8 @@ class Weights:
 
     @torch.no_grad()
     def update(self, named: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """Copy tensors to their places; the names of those that were there.
-
-        All are compared before any is copied where they come as a mapping's items.
-        """
+        """Copy tensors to their places, one after the other; their names. Raises BadRequest at the first that
+        has none."""
         done = set()
         for name, tensor in named:
             place = self._places.get(name)
