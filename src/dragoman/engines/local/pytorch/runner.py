@@ -68,10 +68,13 @@ class TorchRunner:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        rows = Rows()
-        rows.add(0, 0, 0)
-        rows.tables[0] = self._spare[:1]
-        self.step(rows)
+        # Kernels are compiled when they are first used: for prompts, for choices, and for answers.
+        for said in (False, True):
+            rows = Rows()
+            rows.extend(0, 0, [0, 0], [True, True], said=said)
+            rows.tables[0] = self._spare[:1]
+            self.step(rows)
+        self.choose([0], [Sampling(max_tokens=1, temperature=1.0, top_k=2, top_p=0.5)], [0.5])
         if self._device.type == "cuda":
             for count in reversed(_counts(self.slots)):
                 self._graph(count)
