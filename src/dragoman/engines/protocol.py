@@ -8,7 +8,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from dragoman.errors import BadRequest
-from dragoman.types import UNBOUNDED, Job, Sampling, Sink, SourceForm, Step
+from dragoman.types import UNBOUNDED, Job, Media, MediaKind, Sampling, Sink, SourceForm, Step
 
 UNSUPPORTABLE = frozenset(Sampling.__struct_fields__) - {"max_tokens", "samplers"} | {
     "priority",
@@ -77,6 +77,8 @@ class ModelCard(Struct, kw_only=True):
     """Whether it honours `Sampling.samplers`. If not, requests that ask for one of them are refused."""
     sampling: Mapping[str, int | float] = field(default_factory=dict)
     """Fields of Sampling as the model's makers recommend them, for requests that leave them open."""
+    modalities: frozenset[MediaKind] = frozenset()
+    """What it takes beside text. The engine is a MediaEngine then."""
     samples_ids: bool = True
     """False where answers are text: then no ids of them are given out, for nobody has seen any sampled."""
     has_ids: bool = True
@@ -270,6 +272,18 @@ class PulsingEngine(LivingEngine, Protocol):
 
     def abandon(self) -> None:
         """Let go of an engine that is stuck, at once. Its jobs hear no more of it."""
+
+
+@runtime_checkable
+class MediaEngine(Engine, Protocol):
+    """An engine whose model sees or hears. Its jobs say in `media` where in the prompt that is."""
+
+    def place(self, media: Media) -> Sequence[int]:
+        """The ids that stand in a prompt for a picture or a sound: one for each position that it takes, and
+        those that the model wants before, between and behind them.
+
+        From any thread. It may take milliseconds, and raises BadRequest for what the model cannot take.
+        """
 
 
 @runtime_checkable
