@@ -35,8 +35,13 @@ class SmallHub(Struct):
     asked: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     """Paths and headers, as they came."""
     url: str = ""
-    given: int = 0
-    """Bytes of contents."""
+    sent: list[int] = field(default_factory=list)
+    """The sizes of all pieces of contents: each is counted before whoever reads it can go on."""
+
+    @property
+    def given(self) -> int:
+        """Bytes of contents."""
+        return sum(self.sent)
 
     def describe(self) -> dict[str, Any]:
         return {"id": self.repo, "sha": COMMIT, "siblings": [self._sibling(name) for name in self.files]}
@@ -114,8 +119,8 @@ def _give(hub: SmallHub, asked: BaseHTTPRequestHandler, name: str) -> None:
     end = len(body) if hub.cut is None else min(len(body), begin + hub.cut)
     step = 1 << 16 if hub.slow_s else max(1, end - begin)
     for at in range(begin, end, step):
+        hub.sent.append(min(end, at + step) - at)
         asked.wfile.write(memoryview(body)[at : min(end, at + step)])
-        hub.given += min(end, at + step) - at
         time.sleep(hub.slow_s)
     asked.close_connection = end < len(body)
 
