@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeAlias, get_args, runtim
 from msgspec import Struct, field
 
 from dragoman.errors import CONVERSATION, PROMPT
+from dragoman.media import Media, MediaSpan
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
 Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -19,7 +20,6 @@ LARK_LINE = "%llguidance {}\n"
 """The first line of a grammar that is Lark, whatever the others look like."""
 Restoring: TypeAlias = Literal["off", "tools", "all"]
 """To which messages thoughts are given back: none, those with calls since the last user's, or all."""
-MediaKind: TypeAlias = Literal["image", "audio"]
 UNBOUNDED = 2**31 - 1
 """Tokens, where nobody knows how many there may be: as `max_tokens`, as many as the engine likes."""
 Adapters: TypeAlias = tuple[tuple[str, float], ...]
@@ -176,30 +176,6 @@ class JobConstraint(Protocol):
         """The same as text, in one of the forms that the engine's card names; None if it names none."""
 
 
-class Media(Struct, frozen=True, kw_only=True):
-    """A picture or a sound as its file is: its kind and measures are known from its first bytes, and were
-    compared with the limits; it is not decoded."""
-
-    kind: MediaKind
-    format: str
-    """By its content: png, jpeg, webp, gif; wav, mp3, flac."""
-    data: bytes
-    digest: str
-    """SHA-256 of the file, in hexadecimal: what a prompt knows it by, and every cache."""
-    width: int = 0
-    height: int = 0
-    seconds: float = 0.0
-    detail: str = "auto"
-
-
-class MediaSpan(Struct, frozen=True):
-    """Where a picture or a sound stands in a prompt: all ids there are those that the engine wants for it."""
-
-    media: Media
-    start: int
-    count: int
-
-
 class Job(Struct, frozen=True, kw_only=True):
     """What an engine is asked: `n` continuations of one prompt."""
 
@@ -209,7 +185,7 @@ class Job(Struct, frozen=True, kw_only=True):
     text: str = ""
     """The prompt as text, for engines whose card says that they take it."""
     media: tuple[MediaSpan, ...] = ()
-    """What the prompt shows and plays, in order; only for engines whose card names the modality."""
+    """What the prompt shows and plays, in order."""
     n: int = 1
     constraint: JobConstraint | None = None
     """Only for engines whose card says that they constrain, or what sources they take."""
@@ -319,8 +295,7 @@ class Answer(Struct):
 class Message(Struct, frozen=True, kw_only=True):
     role: Role
     content: str | list[dict[str, Any]] | None = None
-    """Parts are kept as parts, because some templates want them so. A picture or a sound is
-    `{"type": "image", "media": DIGEST}`, and the conversation has it under that digest."""
+    """Parts are kept as parts, because some templates want them so: `{"type": "image", "media": DIGEST}`."""
     name: str | None = None
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()

@@ -8,7 +8,8 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from dragoman.errors import BadRequest
-from dragoman.types import UNBOUNDED, Job, Media, MediaKind, Sampling, Sink, SourceForm, Step
+from dragoman.media import Media, MediaKind
+from dragoman.types import UNBOUNDED, Job, Sampling, Sink, SourceForm, Step
 
 UNSUPPORTABLE = frozenset(Sampling.__struct_fields__) - {"max_tokens", "samplers"} | {
     "priority",

@@ -1,0 +1,31 @@
+"""Pictures and sounds: what is known of one, and where it stands in a prompt."""
+
+from typing import Literal, TypeAlias
+
+from msgspec import Struct
+
+MediaKind: TypeAlias = Literal["image", "audio"]
+
+
+class Media(Struct, frozen=True, kw_only=True):
+    """A picture or a sound as its file is: its kind and measures are known from its first bytes, and were
+    compared with the limits; it is not decoded."""
+
+    kind: MediaKind
+    format: str
+    """By its content: png, jpeg, webp, gif; wav, mp3, flac."""
+    data: bytes
+    digest: str
+    """SHA-256 of the file, in hexadecimal: what a prompt knows it by, and every cache."""
+    width: int = 0
+    height: int = 0
+    seconds: float = 0.0
+    detail: str = "auto"
+
+
+class MediaSpan(Struct, frozen=True):
+    """Where a picture or a sound stands in a prompt: all ids there are those that the engine wants for it."""
+
+    media: Media
+    start: int
+    count: int
