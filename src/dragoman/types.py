@@ -317,6 +317,8 @@ class Conversation(Struct, frozen=True, kw_only=True):
     """The name of one of the model's templates, for models that have several."""
     media: Mapping[str, Media] = field(default_factory=dict)
     """What parts of its messages show and play, by their digests."""
+    places: Mapping[str, str] = field(default_factory=dict)
+    """Where the request has them, by their digests: what is wrong with one is told of its field."""
 
     @property
     def before(self) -> tuple[Message, ...]:

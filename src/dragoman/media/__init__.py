@@ -1,10 +1,15 @@
 """Pictures and sounds: what is known of one, and where it stands in a prompt."""
 
+from collections.abc import Set
 from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
+from dragoman.errors import BadRequest
+
 MediaKind: TypeAlias = Literal["image", "audio"]
+NAMES = {"image": "images", "audio": "audio", "file": "files", "video": "video"}
+"""In words."""
 
 
 class Media(Struct, frozen=True, kw_only=True):
@@ -29,3 +34,12 @@ class MediaSpan(Struct, frozen=True):
     media: Media
     start: int
     count: int
+
+
+def unsupported(kind: str, modalities: Set[MediaKind], place: str) -> BadRequest:
+    """`unsupported("audio", {"image"}, "messages[0].content[1]")`: what a model without ears says."""
+    taken = " and ".join(NAMES[each] for each in sorted(modalities, reverse=True))
+    takes = f"text and {taken}" if taken else "text only"
+    verb = "are" if NAMES[kind].endswith("s") else "is"
+    message = f"This model takes {takes}; {NAMES[kind]} {verb} not supported."
+    return BadRequest(message, param=place, code="unsupported_content")
