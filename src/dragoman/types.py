@@ -316,9 +316,8 @@ class Conversation(Struct, frozen=True, kw_only=True):
     template: str | None = None
     """The name of one of the model's templates, for models that have several."""
     media: Mapping[str, Media] = field(default_factory=dict)
-    """What parts of its messages show and play, by their digests."""
     places: Mapping[str, str] = field(default_factory=dict)
-    """Where the request has them, by their digests: what is wrong with one is told of its field."""
+    """What its messages show and play, and the fields of the request that have it, both by digests."""
 
     @property
     def before(self) -> tuple[Message, ...]:
@@ -339,7 +338,6 @@ class TextPrompt(Struct, frozen=True):
 class IdsPrompt(Struct, frozen=True):
     ids: tuple[int, ...]
     param: str = PROMPT
-    """The field that they came in."""
 
 
 Prompt: TypeAlias = Conversation | TextPrompt | IdsPrompt
