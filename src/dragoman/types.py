@@ -183,7 +183,8 @@ class Job(Struct, frozen=True, kw_only=True):
     prompt: tuple[int, ...]
     sampling: Sampling
     text: str = ""
-    """The prompt as text, for engines whose card says that they take it."""
+    conversation: "Conversation | None" = None
+    """The prompt as text, and as messages where it has media, for engines whose cards say so."""
     media: tuple[MediaSpan, ...] = ()
     """What the prompt shows and plays, in order."""
     n: int = 1
@@ -264,8 +265,7 @@ class Event(Struct):
     call_id: str = ""
     """On a call_open: the id the model wrote, or one made up."""
     begins: int | None = None
-    """On the first event of a part, from the reader of a dialect: how many characters before the end of what
-    was read the part begins, with the marker that opens it."""
+    """On the first event of a part: how many characters of what was read are its own, with its marker."""
 
 
 class ToolCall(Struct, frozen=True, kw_only=True):

@@ -86,6 +86,8 @@ class ModelCard(Struct, kw_only=True):
     """False where there is no tokenizer either: then requests that are about ids are refused."""
     takes_text: bool = False
     """Whether jobs are to have their prompt as text, too."""
+    takes_chat: bool = False
+    """Whether jobs with pictures or sounds are to have the conversation that their prompt was made of."""
     created: int = 0
     numerics: str = ""
     """Stands for what decides the answers to a request: weights, kernels, precision. It goes into
