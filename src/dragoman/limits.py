@@ -29,6 +29,15 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     document_bytes: Annotated[Cap, Meta(description="bytes of all files that are parts of one request")] = (
         32 * 1024 * 1024
     )
+    media_bytes: Annotated[Cap, Meta(description="bytes of one picture or sound")] = 16 * 1024 * 1024
+    media_pixels: Annotated[Cap, Meta(description="pixels of one picture, width times height")] = (
+        32 * 1024 * 1024
+    )
+    media_seconds: Annotated[Cap, Meta(description="seconds of one sound")] = 1800
+    media_files: Annotated[Cap, Meta(description="pictures and sounds of one request")] = 256
+    media_total_bytes: Annotated[Cap, Meta(description="bytes of all pictures and sounds of one request")] = (
+        64 * 1024 * 1024
+    )
     batches: Annotated[Cap, Meta(description="batches of one key, those of the last 30 days included")] = 1024
     batch_lines: Annotated[Cap, Meta(description="requests of one batch")] = 50_000
     header_bytes: Annotated[Cap, Meta(description="bytes of the head of a request")] = 64 * 1024
