@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent / "src" / "dragoman"
-FILES, FILE_LINES, FUNCTION_LINES = 337, 500, 50
+FILES, FILE_LINES, FUNCTION_LINES = 340, 500, 50
 ROOMS = [
     "cli",
     "http",
@@ -25,6 +25,7 @@ ROOMS = [
     "constrain",
     "dialects",
     "mcp",
+    "routing",
     "media",
     "hub",
 ]
