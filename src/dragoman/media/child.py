@@ -1,0 +1,351 @@
+"""What opens the files of strangers: a process that can do nothing else.
+
+Libraries that decode pictures, sounds and PDF files are written in C, or slow, and their files come from
+strangers. So a process has one kind of work (`image`, `audio`, `pdf`), loads the library for it, and gives up
+the rest before it sees a byte: no file, no process, no more memory than it is told, and for each file so much
+time of the processor. It has one socket, which is its standard input. It ends with its server, or when it has
+been idle for a while. It is run by its path, and imports nothing of ours.
+
+A question and an answer are each a frame: two lengths, an object of JSON, and bytes. An answer is
+`{"error": WORD}` where something is wrong: what a library says of it is for nobody.
+"""
+
+import json
+import os
+import resource
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from io import BytesIO
+from typing import Any
+
+HEAD = struct.Struct(">II")
+MOST_BYTES = (1 << 32) - 1
+IDLE_S = 60.0
+PICTURES = {
+    "png": ("PngImagePlugin", "PngImageFile"),
+    "jpeg": ("JpegImagePlugin", "JpegImageFile"),
+    "webp": ("WebPImagePlugin", "WebPImageFile"),
+    "gif": ("GifImagePlugin", "GifImageFile"),
+}
+SOUNDS = {"wav": ("WAV", "WAVEX"), "mp3": ("MP3", "MPEG"), "flac": ("FLAC",)}
+SAMPLES = {
+    "PCM_U8",
+    "PCM_S8",
+    "PCM_16",
+    "PCM_24",
+    "PCM_32",
+    "FLOAT",
+    "DOUBLE",
+    "ULAW",
+    "ALAW",
+    "MPEG_LAYER_III",
+}
+ORIENTATION = 0x0112
+PAGE_QUALITY = 90
+
+
+class Refused(Exception):
+    """The word for what is wrong."""
+
+
+# The link.
+
+
+def receive(
+    link: socket.socket, until: float | None = None, most: int = MOST_BYTES
+) -> tuple[Any, bytes] | None:
+    """The next frame; None where there will be none. OSError (a TimeoutError is one) if it cannot be had."""
+    if (head := _take(link, HEAD.size, until)) is None:
+        return None
+    about, size = HEAD.unpack(head)
+    if about > MOST_BYTES or size > most:
+        raise OSError("a frame that is too large")
+    said, data = _take(link, about, until), _take(link, size, until)
+    return None if said is None or data is None else (json.loads(said), data)
+
+
+def _take(link: socket.socket, size: int, until: float | None) -> bytes | None:
+    taken = bytearray(size)
+    view, at = memoryview(taken), 0
+    while at < size:
+        _wait(link, until)
+        if not (came := link.recv_into(view[at:])):
+            return None
+        at += came
+    return bytes(taken)
+
+
+def _wait(link: socket.socket, until: float | None) -> None:
+    if until is not None:
+        link.settimeout(max(0.001, until - time.monotonic()))
+
+
+def send(link: socket.socket, said: Any, data: bytes = b"", until: float | None = None) -> None:
+    about = json.dumps(said).encode()
+    for part in (HEAD.pack(len(about), len(data)) + about, data):
+        _wait(link, until)
+        link.sendall(part)
+
+
+def bound(memory: int) -> None:
+    """From here on: no more memory than this, no file, no other socket, no process."""
+    for kind, most in (
+        (resource.RLIMIT_AS, memory),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NPROC, 0),
+        (resource.RLIMIT_NOFILE, 3),
+    ):
+        resource.setrlimit(kind, (most, most))
+
+
+def allow(seconds: int) -> None:
+    """So much time of the processor for what comes now; the system ends a process that takes more."""
+    used = sum(os.times()[:2])
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(used) + seconds + 1, hard))
+
+
+# Pictures.
+
+
+def load_image() -> None:
+    from PIL import Image, ImageFile
+
+    for module, _ in PICTURES.values():
+        __import__(f"PIL.{module}")
+    # The size is compared with what was asked.
+    Image.MAX_IMAGE_PIXELS = None
+    ImageFile.LOAD_TRUNCATED_IMAGES = False
+    # Whatever is imported at its first use is imported now: later no file can be opened.
+    exif = Image.Exif()
+    exif[ORIENTATION] = 6
+    for name in PICTURES:
+        for mode in ("RGB", "P", "I;16") if name == "png" else ("RGB",):
+            written = BytesIO()
+            Image.new(mode, (2, 2)).save(written, name, exif=exif)
+            for data in (written.getvalue(), written.getvalue()[:-20]):
+                with suppress(Exception):
+                    decode_image({"format": name, "pixels": 4}, data)
+
+
+def decode_image(asked: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+    """RGB, from above and from the left, as it is meant to be seen."""
+    module, name = PICTURES[asked["format"]]
+    image = getattr(sys.modules[f"PIL.{module}"], name)(BytesIO(data))
+    if image.width * image.height > asked["pixels"]:
+        raise Refused("too_large")
+    image.load()
+    turned = _upright(_flat(image))
+    return {"width": turned.width, "height": turned.height}, turned.tobytes()
+
+
+def _flat(image: Any) -> Any:
+    """Over white, where it can be seen through."""
+    from PIL import Image
+
+    if image.mode.startswith("I"):
+        # 16 bits of grey: all others are brought to 8 by the library itself.
+        image = image.point(lambda value: value / 257).convert("L")
+    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+        seen = image.convert("RGBA")
+        flat = Image.new("RGB", seen.size, "white")
+        flat.paste(seen, mask=seen.getchannel("A"))
+    else:
+        flat = image.convert("RGB")
+    flat.info["orientation"] = _orientation(image)
+    return flat
+
+
+def _orientation(image: Any) -> int:
+    try:
+        return int(image.getexif().get(ORIENTATION, 1))
+    except Exception:
+        # Notes beside a picture that are damaged leave it as it is.
+        return 1
+
+
+def _upright(image: Any) -> Any:
+    from PIL.Image import Transpose
+
+    turns = (
+        Transpose.FLIP_LEFT_RIGHT,
+        Transpose.ROTATE_180,
+        Transpose.FLIP_TOP_BOTTOM,
+        Transpose.TRANSPOSE,
+        Transpose.ROTATE_270,
+        Transpose.TRANSVERSE,
+        Transpose.ROTATE_90,
+    )
+    at = image.info["orientation"] - 2
+    return image.transpose(turns[at]) if 0 <= at < len(turns) else image
+
+
+# Sounds.
+
+
+def load_audio() -> None:
+    import numpy
+    import soundfile
+
+    # As above: everything is used once.
+    tone = BytesIO()
+    soundfile.write(tone, numpy.zeros(64, "float32"), 8000, format="FLAC")
+    tone.seek(0)
+    with soundfile.SoundFile(tone) as file:
+        file.read(64, dtype="float32", always_2d=True)
+    _Resampler(8000, 16000).feed(numpy.zeros(40_000, "float32"))
+
+
+def decode_audio(asked: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+    """Mono, at the rate that was asked for, as 32-bit floats."""
+    import soundfile
+
+    with soundfile.SoundFile(BytesIO(data)) as file:
+        if file.format not in SOUNDS[asked["format"]] or file.subtype not in SAMPLES:
+            raise Refused("unreadable")
+        left = most = int(asked["seconds"] * file.samplerate + 1)
+        if most * file.channels > asked["samples"]:
+            raise Refused("too_large")
+        resampler = _Resampler(file.samplerate, asked["rate"])
+        while left and len(block := file.read(min(left, file.samplerate), dtype="float32", always_2d=True)):
+            left -= len(block)
+            resampler.feed(block.mean(axis=1))
+    heard = resampler.end()
+    if not len(heard):
+        raise Refused("unreadable")
+    return {}, heard.astype("<f4").tobytes()
+
+
+class _Resampler:
+    """Another rate by way of the spectrum, four seconds at a time, of which the middle two are kept.
+
+    Four seconds are a whole number of samples at every rate. What wraps around at their ends does not reach
+    the middle, since the spectrum ends softly.
+    """
+
+    def __init__(self, rate: int, wanted: int) -> None:
+        import numpy
+
+        self._rate, self._wanted = rate, wanted
+        self._came = 0
+        self._waiting = numpy.zeros(rate, "float32")
+        self._made: list[Any] = []
+        kept = 2 * min(rate, wanted) + 1
+        soft = max(1, kept // 25)
+        self._soft = numpy.ones(kept, "float32")
+        self._soft[-soft:] = 0.5 + 0.5 * numpy.cos(numpy.linspace(0, numpy.pi, soft, dtype="float32"))
+
+    def feed(self, samples: Any) -> None:
+        import numpy
+
+        self._came += len(samples)
+        if self._rate == self._wanted:
+            self._made.append(samples)
+            return
+        self._waiting = numpy.concatenate((self._waiting, samples))
+        while len(self._waiting) >= 4 * self._rate:
+            spectrum = numpy.fft.rfft(self._waiting[: 4 * self._rate])[: len(self._soft)] * self._soft
+            made = numpy.fft.irfft(spectrum, 4 * self._wanted) * (self._wanted / self._rate)
+            self._made.append(made[self._wanted : 3 * self._wanted].astype("float32"))
+            self._waiting = self._waiting[2 * self._rate :]
+
+    def end(self) -> Any:
+        import numpy
+
+        length = round(self._came * self._wanted / self._rate)
+        self.feed(numpy.zeros(4 * self._rate, "float32"))
+        return numpy.concatenate(self._made)[:length]
+
+
+# PDF files: their text by a library in Python, and where the model sees, their pages by one that draws them.
+
+
+def load_pdf() -> None:
+    import pypdf  # noqa: F401
+
+
+def load_pages() -> None:
+    import PIL.JpegImagePlugin  # noqa: F401
+    import pypdfium2  # noqa: F401
+
+    load_pdf()
+
+
+def read_pdf(asked: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+    from pypdf import PdfReader
+
+    reader = PdfReader(BytesIO(data))
+    if reader.is_encrypted and not reader.decrypt(""):
+        raise Refused("encrypted")
+    if len(reader.pages) > asked["pages"]:
+        raise Refused("too_many_pages")
+    texts: list[str] = []
+    for page in reader.pages:
+        texts.append(page.extract_text())
+        if sum(map(len, texts)) > asked["chars"]:
+            raise Refused("too_much_text")
+    drawn = _draw(data, asked["side"], asked["bytes"]) if len(texts) <= asked["pictures"] else []
+    return {"texts": texts, "sizes": [len(page) for page in drawn]}, b"".join(drawn)
+
+
+def _draw(data: bytes, side: int, most_bytes: int) -> list[bytes]:
+    import pypdfium2
+
+    drawn: list[bytes] = []
+    document = pypdfium2.PdfDocument(data)
+    for page in document:
+        scale = side / max(*page.get_size(), 1.0)
+        written = BytesIO()
+        page.render(scale=scale).to_pil().convert("RGB").save(written, "JPEG", quality=PAGE_QUALITY)
+        page.close()
+        drawn.append(written.getvalue())
+        if sum(map(len, drawn)) > most_bytes:
+            raise Refused("too_large")
+    return drawn
+
+
+WORK: dict[
+    str, tuple[Callable[[], None], Callable[[dict[str, Any], bytes], tuple[dict[str, Any], bytes]]]
+] = {
+    "image": (load_image, decode_image),
+    "audio": (load_audio, decode_audio),
+    "pdf": (load_pdf, read_pdf),
+    "pages": (load_pages, read_pdf),
+}
+
+
+def answer(link: socket.socket, work: str, memory: int) -> None:
+    load, do = WORK[work]
+    missing = False
+    try:
+        load()
+    except ImportError:
+        missing = True
+    bound(memory)
+    link.settimeout(IDLE_S)
+    while (frame := receive(link)) is not None:
+        asked, data = frame
+        allow(asked["cpu"])
+        link.settimeout(None)
+        try:
+            made = ({"error": "missing"}, b"") if missing else do(asked, data)
+        except Refused as refused:
+            made = {"error": str(refused)}, b""
+        except Exception:
+            # Whatever it is: the text of it is for nobody.
+            made = {"error": "unreadable"}, b""
+        send(link, *made)
+        link.settimeout(IDLE_S)
+
+
+if __name__ == "__main__":
+    try:
+        answer(socket.socket(fileno=0), sys.argv[1], int(sys.argv[2]))
+    except OSError:
+        # Idle for too long, or its server is gone.
+        os._exit(0)

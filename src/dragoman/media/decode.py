@@ -1,0 +1,236 @@
+"""Pixels and samples of files, decoded by processes of their own (`src/dragoman/media/child.py`).
+
+    with Decoder(limits) as decoder:
+        pixels = decoder.decode_image(media)     # in a thread; `await decoder.adecode_image(media)` elsewhere
+
+A process is begun when there is something to decode and none is free, serves for many files, and is replaced
+when it has died or has to be killed. Nothing but BadRequest and Unavailable is raised.
+"""
+
+import asyncio
+import importlib.util
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+from msgspec import Struct
+
+from dragoman.errors import CONVERSATION, BadRequest, SettingsError, Unavailable
+from dragoman.limits import Limits
+from dragoman.media import Media, MediaKind
+from dragoman.media.child import receive, send
+from dragoman.media.read import SAMPLES_A_SECOND, WORDS
+
+CHILD = Path(__file__).with_name("child.py")
+PACKAGES: dict[MediaKind, str] = {"image": "PIL", "audio": "soundfile"}
+IMAGE_S, AUDIO_S = 20.0, 60.0
+PATIENCE_S = 60.0
+"""How long one waits for others' files."""
+USES = 256
+"""Files that one process opens before another takes its place: libraries may keep what they should not."""
+BASE_MEMORY = 768 * 1024 * 1024
+PIXEL_MEMORY = 12
+"""Bytes that a picture may take for each pixel, with all copies that are made on the way."""
+REASONS = {
+    "missing": "this server decodes none: whoever runs it has to install dragoman[media]",
+    "too_large": "it is larger than its header says",
+    "too_slow": "decoding it takes too long",
+}
+DAMAGED = "it is damaged, or cut off; save it anew"
+
+
+class Pixels(Struct, frozen=True):
+    """A picture: rows from above, pixels from the left, red, green and blue, one byte each."""
+
+    width: int
+    height: int
+    rgb: bytes
+
+
+class Samples(Struct, frozen=True):
+    """A sound: 32-bit floats, little endian, of one channel."""
+
+    rate: int
+    data: bytes
+
+
+class Failure(Exception):
+    """What a process says is wrong with a file, in a word."""
+
+
+def check_installed(kind: MediaKind) -> None:
+    """For those who open an engine that will want it: better now than with the first picture."""
+    if importlib.util.find_spec(PACKAGES[kind]) is None:
+        raise SettingsError(f"To decode {WORDS[kind][0]}, install dragoman[media].")
+
+
+class Child:
+    """A process with one socket. It answers questions one after another, or is killed."""
+
+    def __init__(self, *command: str) -> None:
+        self.asked = 0
+        self._link, theirs = socket.socketpair()
+        try:
+            self._process = subprocess.Popen(
+                (sys.executable, "-I", *command),
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={"OPENBLAS_NUM_THREADS": "1"},
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._link.close()
+            raise Unavailable("No process can be begun to look at this; try again.") from error
+        finally:
+            theirs.close()
+
+    def ask(self, question: Any, data: bytes, seconds: float, most: int) -> tuple[Any, bytes]:
+        """What it says, and at most so many bytes; TimeoutError, or another OSError where it has died."""
+        self.asked += 1
+        until = time.monotonic() + seconds
+        send(self._link, question, data, until)
+        if (answer := receive(self._link, until, most)) is None:
+            raise OSError("it is gone")
+        return answer
+
+    def kill(self) -> None:
+        """From any thread: whoever waits for its answer is told that it is gone."""
+        self._process.kill()
+        self._process.wait()
+        with suppress(OSError):
+            self._link.shutdown(socket.SHUT_RDWR)
+        self._link.close()
+
+
+class Decoder:
+    """A few processes, each for one kind of file, begun when they are needed. For any number of threads."""
+
+    def __init__(self, limits: Limits | None = None, processes: int = 2) -> None:
+        self._limits = limits or Limits()
+        self._memory = BASE_MEMORY + PIXEL_MEMORY * self._limits.media_pixels
+        self._places = threading.BoundedSemaphore(processes)
+        self._lock = threading.Lock()
+        self._idle: list[tuple[str, Child]] = []
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self.close)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for _, child in idle:
+            child.kill()
+
+    async def adecode_image(self, media: Media) -> Pixels:
+        return await asyncio.to_thread(self.decode_image, media)
+
+    async def adecode_audio(self, media: Media, rate: int) -> Samples:
+        return await asyncio.to_thread(self.decode_audio, media, rate)
+
+    def decode_image(self, media: Media) -> Pixels:
+        pixels = self._limits.media_pixels
+        asked = {"format": media.format, "pixels": pixels}
+        try:
+            said, rgb = self.ask("image", asked, media.data, IMAGE_S, 3 * pixels)
+            width, height = int(said["width"]), int(said["height"])
+        except (Failure, KeyError, TypeError, ValueError) as error:
+            raise _unreadable(media, f"{media.width} × {media.height}", str(error)) from None
+        if len(rgb) != 3 * width * height or not rgb:
+            raise _unreadable(media, f"{media.width} × {media.height}", "")
+        return Pixels(width, height, rgb)
+
+    def decode_audio(self, media: Media, rate: int) -> Samples:
+        samples = self._limits.media_seconds * SAMPLES_A_SECOND
+        asked = {"format": media.format, "seconds": media.seconds, "samples": samples, "rate": rate}
+        most = 4 * int((media.seconds + 1) * rate)
+        try:
+            _, data = self.ask("audio", asked, media.data, AUDIO_S, most)
+        except Failure as error:
+            raise _unreadable(media, f"{media.seconds:.1f} s", str(error)) from None
+        return Samples(rate, data)
+
+    def ask(
+        self, work: str, asked: dict[str, Any], data: bytes, seconds: float, most: int
+    ) -> tuple[Any, bytes]:
+        """What a process for that work makes of a file; Failure with the word for what is wrong."""
+        if not self._places.acquire(timeout=PATIENCE_S):
+            raise Unavailable("Too many files are being decoded; try again soon.", retry_after=10)
+        try:
+            # One that was idle may be gone by now, and whatever ended one may have been meant for another.
+            try:
+                return self._ask_one(self._take(work), work, asked, data, seconds, most)
+            except OSError:
+                return self._ask_one(self._start(work), work, asked, data, seconds, most)
+        except OSError:
+            raise Failure("unreadable") from None
+        finally:
+            self._places.release()
+
+    def _ask_one(
+        self, child: Child, work: str, asked: dict[str, Any], data: bytes, seconds: float, most: int
+    ) -> tuple[Any, bytes]:
+        keep = False
+        try:
+            said, made = child.ask({**asked, "cpu": int(seconds)}, data, seconds, most)
+            keep = child.asked < USES
+        except TimeoutError:
+            raise Failure("too_slow") from None
+        except ValueError:
+            raise OSError("it does not make sense") from None
+        finally:
+            self._give_back(work, child, keep)
+        if not isinstance(said, dict) or "error" in said:
+            raise Failure(str(said["error"]) if isinstance(said, dict) else "unreadable")
+        return said, made
+
+    def _take(self, work: str) -> Child:
+        with self._lock:
+            for at, (kind, child) in enumerate(self._idle):
+                if kind == work:
+                    del self._idle[at]
+                    return child
+        return self._start(work)
+
+    def _start(self, work: str) -> Child:
+        return Child(str(CHILD), work, str(self._memory))
+
+    def _give_back(self, work: str, child: Child, keep: bool) -> None:
+        with self._lock:
+            keep = keep and not self._closed
+            if keep:
+                self._idle.append((work, child))
+        if not keep:
+            child.kill()
+
+
+def _unreadable(media: Media, measures: str, word: str) -> BadRequest:
+    what = WORDS[media.kind][0].partition(" ")[2]
+    message = f"The {what} ({media.format}, {measures}) cannot be decoded: {REASONS.get(word, DAMAGED)}."
+    return BadRequest(message, param=CONVERSATION, code="unsupported_content")
+
+
+async def ask_once(data: bytes, seconds: float, most: int, *command: str) -> bytes:
+    """What a process that is begun for this alone makes of a stranger's bytes; it is gone when this ends."""
+    child = Child(*command)
+    try:
+        _, made = await asyncio.to_thread(child.ask, {}, data, seconds, most)
+        return made
+    finally:
+        child.kill()
