@@ -135,7 +135,7 @@ class Border:
                 and step.cached_tokens is None
                 and step.prompt_logprobs is None
                 and step.error is None
-                and step.weight_version is None
+                and ((version := step.weight_version) is None or type(version) is str)
                 and type(index) is int
                 and (room := self._room.get(index, 0))
             ):

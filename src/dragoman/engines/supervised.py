@@ -254,7 +254,10 @@ async def _check(engine: Engine) -> None:
 
 # Around an engine: watches it, ends its jobs when it fails, and opens it again.
 
-_OPTIONAL = ("embed", "embed_for", "score", "pause", "resume", "load_adapter", "unload_adapter")
+_OPTIONAL = (
+    *("embed", "embed_for", "score", "pause", "resume", "update_weights"),
+    *("load_adapter", "unload_adapter"),
+)
 STUCK_S = 30.0
 """Seconds without a sign after which an engine with a pulse is stuck."""
 _RESTARTING = "The engine has failed and is being restarted; try again soon."

@@ -21,7 +21,10 @@ from dragoman.types import Sink, Step
 
 _log = logging.getLogger("dragoman.engine")
 TEXT = "An engine that gives text cannot be in a process of its own; leave out `isolate_engine`."
-METHODS = ("embed", "embed_for", "score", "pause", "resume", "load_adapter", "unload_adapter")
+METHODS = (
+    *("embed", "embed_for", "score", "pause", "resume", "update_weights"),
+    *("load_adapter", "unload_adapter"),
+)
 
 
 def leave_signals_to_the_server() -> None:

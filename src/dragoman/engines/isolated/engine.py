@@ -21,7 +21,7 @@ from dragoman.engines.isolated.wire import recipe_of
 from dragoman.engines.local.options import check_job
 from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.engines.steps import iterate
-from dragoman.errors import DragomanError, EngineFailed, Unavailable
+from dragoman.errors import BadRequest, DragomanError, EngineFailed, Unavailable
 from dragoman.types import FinishReason, Job, Sink, Step
 
 # The process: how it is begun and ended, and whether it is stuck.
@@ -362,6 +362,9 @@ class IsolatedEngine:
     def _asking(self, method: str) -> Callable[..., Any]:
         async def ask(*args: Any) -> Any:
             self._check_failure()
+            if method == "update_weights" and args and not isinstance(args[0], str | Path):
+                message = "Tensors cannot be given to an engine in a process of its own; give a path."
+                raise BadRequest(message, code="unsupported_model")
             id = next(self._ids)
             answered = self._asked[id] = asyncio.get_running_loop().create_future()
             try:

@@ -5,6 +5,7 @@ import hashlib
 import socket
 from collections.abc import Callable
 from functools import cached_property
+from pathlib import PurePath
 from typing import Any, TypeAlias
 
 import msgspec
@@ -175,6 +176,8 @@ News: TypeAlias = EngineOpened | NotOpened | Said | Answered | Pong
 def _plain(value: Any) -> Any:
     if isinstance(value, BaseException):
         return Told.of(value)
+    if isinstance(value, PurePath):
+        return str(value)
     raise NotImplementedError
 
 

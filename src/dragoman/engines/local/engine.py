@@ -1,20 +1,25 @@
 """The embedded engine: weights in this process, one thread that computes, steps handed to the event loop."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from dragoman.engines.local import machine
 from dragoman.engines.local.drafting import Drafter
 from dragoman.engines.local.opening import open_model
 from dragoman.engines.local.options import LocalOptions, check_job, check_prompt
-from dragoman.engines.local.runner import AnyRunner
+from dragoman.engines.local.runner import AnyRunner, TrainableRunner
 from dragoman.engines.local.scheduler import Scheduler, make_group
 from dragoman.engines.local.sequence import Group
 from dragoman.engines.local.worker import Embedding, Worker
 from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.engines.steps import iterate
 from dragoman.types import Job, Sink, Step
+
+if TYPE_CHECKING:
+    from dragoman.engines.local.pytorch.training import WeightSource
 
 
 class LocalHandle:
@@ -63,14 +68,18 @@ class LocalEngine:
         self._loading = asyncio.Lock()
 
     @classmethod
-    def open(cls, path: str | Path, options: LocalOptions | None = None) -> "LocalEngine":
+    def open(cls, path: str | Path, options: LocalOptions | None = None) -> Self:
         """Load a GGUF file, a folder that was exported for OpenVINO, or one of safetensors for `torch`.
 
         Raises ModelFileError or BindingError when that is not possible.
         """
         options = options or LocalOptions()
         opened = open_model(Path(path).expanduser(), options)
-        return cls(opened.runner, opened.tokenizer, opened.card, opened.options, opened.drafter)
+        kind: type[LocalEngine] = cls
+        if cls is LocalEngine and isinstance(opened.runner, TrainableRunner):
+            kind = TrainableEngine
+        made = kind(opened.runner, opened.tokenizer, opened.card, opened.options, opened.drafter)
+        return cast(Self, made)
 
     def submit(self, job: Job, sink: Sink) -> LocalHandle:
         """Start a job; `sink` is called on the running event loop's thread."""
@@ -146,3 +155,44 @@ class LocalEngine:
         self._worker.post(answer)
         await answered.wait()
         self._worker.check()
+
+
+class TrainableEngine(LocalEngine):
+    """One whose weights can be changed while it serves: that over the runner `torch`."""
+
+    def __init__(self, runner: AnyRunner, *args: Any, **more: Any) -> None:
+        super().__init__(runner, *args, **more)
+        assert isinstance(runner, TrainableRunner)
+        self._trained = runner
+
+    @property
+    def weight_version(self) -> str | None:
+        return self._scheduler.weight_version
+
+    async def pause(self) -> None:
+        """Return when no step is being computed. Jobs at work stand still, and new ones wait."""
+        await self._worker.pause(True)
+
+    async def resume(self, weight_version: str | None = None) -> None:
+        """Go on. With another version of the weights nothing is used that was computed before."""
+        if weight_version is not None and weight_version != self.weight_version:
+            await self._worker.do(partial(self._change, lambda: None, weight_version))
+        await self._worker.pause(False)
+
+    async def update_weights(self, source: "WeightSource", weight_version: str | None = None) -> None:
+        """Put these in the place of those with the same names, between two steps: all of them, or none.
+
+        `source` has tensors by the names that Hugging Face's files give them, or is the path of such a file
+        or folder. Answers at work go on with the new weights, whether or not they are paused. Raises
+        BadRequest or ModelFileError, with nothing changed, for what is not this model's.
+        """
+        async with self._loading:
+            put = await asyncio.to_thread(self._trained.read_weights, source)
+            await self._worker.do(partial(self._change, put, weight_version))
+
+    def _change(self, put: Callable[[], None], weight_version: str | None) -> None:
+        # Before anything is put in place: that may fail in the midst.
+        self._scheduler.start_over()
+        put()
+        if weight_version is not None:
+            self._scheduler.weight_version = weight_version

@@ -56,6 +56,11 @@ class Memory(ABC):
     def forget(self, slot: Slot) -> None:
         """Nothing that a slot got in this step can be relied on."""
 
+    def clear(self) -> None:
+        """Nothing that is kept for others can be relied on; no sequence runs."""
+        for slot in self.slots:
+            self.forget(slot)
+
     def must_wait(self, sequence: Sequence) -> bool:
         """The first continuation of a job reports about the prompt, in the job's first step."""
         group = sequence.group

@@ -236,6 +236,9 @@ class Paging(Memory):
         self._leave(slot.pages[::-1])
         slot.pages, slot.chain, slot.length = [], [], 0
 
+    def clear(self) -> None:
+        self._store = PageStore(self._runner.pages, self._runner.page)
+
     def _fill(self, slot: Slot, found: KnownPrefix, owner: str) -> None:
         """Let a slot read the pages that were found, and write into a copy of the last."""
         slot.pages, slot.chain = found.pages, found.chain

@@ -4,7 +4,7 @@ import ctypes
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from dragoman.engines.choosing import Logits
 from dragoman.engines.local.binding import Library
@@ -139,6 +139,17 @@ class PagedRunner(Runner, Protocol):
 
 
 AnyRunner: TypeAlias = SlotRunner | PagedRunner
+
+
+@runtime_checkable
+class TrainableRunner(Protocol):
+    """A runner whose weights can be changed while it serves."""
+
+    def read_weights(self, source: Any) -> Callable[[], None]:
+        """From any thread, while steps are computed: what puts them in place, for the thread that computes.
+
+        Raises ModelFileError or BadRequest, with nothing changed, for what is not this model's.
+        """
 
 
 # Whether a step that is being computed gets on, and how to break it off.

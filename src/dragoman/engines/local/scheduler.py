@@ -80,6 +80,8 @@ class Scheduler:
         self.account = Account()
         self._arrivals = count()
         self._out: list[tuple[Group, Step]] = []
+        self.weight_version: str | None = None
+        """Which weights are in place, where somebody has said."""
         self.in_step: list[Sequence] = []
         """The sequences in the step that is being computed. Other threads may read it."""
 
@@ -154,6 +156,13 @@ class Scheduler:
         self.account.stepped(plan.pieces, took)
         self._guesser.took(plan.pieces, took)
         self._read(plan, logits)
+
+    def start_over(self) -> None:
+        """The weights are others, so nothing counts that was computed with those before. Answers at work read
+        their prompts again, and what they have said."""
+        for sequence in [*self._running]:
+            self._step_back(sequence)
+        self._memory.clear()
 
     def _admit(self) -> None:
         """Give slots to those who wait."""
@@ -251,6 +260,7 @@ class Scheduler:
 
     def _say(self, sequence: Sequence, step: Step) -> None:
         group = sequence.group
+        step.weight_version = self.weight_version
         if not group.reported:
             group.reported = True
             step.cached_tokens = sequence.cached

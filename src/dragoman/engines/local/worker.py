@@ -97,6 +97,7 @@ class Worker:
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._stopping = False
+        self._paused = False
         self._turns = 0
         self.failure: DragomanError | None = None
         """Why the engine takes no more work; None while it lives."""
@@ -149,6 +150,14 @@ class Worker:
 
         self.post(mail)
         await done
+
+    async def pause(self, paused: bool) -> None:
+        """Compute nothing once this returns, until it is called with False. What comes meanwhile waits."""
+
+        def hold() -> None:
+            self._paused = paused
+
+        await self.do(hold)
 
     def submit(self, group: Group) -> None:
         self.post(lambda: self._scheduler.add(group))
@@ -231,13 +240,13 @@ class Worker:
 
     def _turn(self) -> None:
         self._turns += 1
-        self._read_mail(wait=not (self._scheduler.busy or self._embeddings))
+        self._read_mail(wait=self._paused or not (self._scheduler.busy or self._embeddings))
         if self._stopping:
             return
-        if self._scheduler.busy:
+        if self._scheduler.busy and not self._paused:
             self._scheduler.step({embedding.owner for embedding in self._embeddings})
         self._deliver(self._scheduler.take())
-        if (embedding := self._next_embedding()) is not None:
+        if not self._paused and (embedding := self._next_embedding()) is not None:
             self._advance(embedding)
 
     def check_unused(self, adapter: str) -> None:

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dragoman.engines.local.pytorch.batch import StepBatch
 from dragoman.engines.local.pytorch.family import Decoder, Rotary
+from dragoman.engines.local.pytorch.plain import StepBatch
 from dragoman.engines.local.pytorch.weights import Layer, Weights
 
 

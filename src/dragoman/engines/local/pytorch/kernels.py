@@ -19,8 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dragoman.engines.local.pytorch.batch import StepBatch
-from dragoman.engines.local.pytorch.plain import Norms
+from dragoman.engines.local.pytorch.plain import Norms, StepBatch
 from dragoman.types import Sampling
 
 PROMPT_ROWS = 64

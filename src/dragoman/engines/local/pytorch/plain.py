@@ -1,13 +1,30 @@
-"""What a layer computes beside its products, in PyTorch's own operations: for CPUs, and as what kernels are
-compared with. `kernels.py` has the same functions for GPUs."""
+"""The rows of a step, and what a layer computes of them beside its products, in PyTorch's own operations: for
+CPUs, and as what kernels are compared with. `kernels.py` has the same functions for GPUs."""
 
 from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
+from msgspec import Struct
 from torch import Tensor
 
-from dragoman.engines.local.pytorch.batch import StepBatch
+
+class StepBatch(Struct):
+    """Rows are in pieces, each of one sequence. A row of an answer is a piece of its own, and so is a guess:
+    all keys and values are in their pages before anything looks at them."""
+
+    ids: Tensor
+    positions: Tensor
+    pieces: Tensor
+    """Of each row, the number of its piece."""
+    begins: Tensor
+    """Where each piece begins, and the last one ends."""
+    tables: Tensor
+    """Of each piece, its pages."""
+    blocks: Tensor
+    """Of each piece of work that attention is cut into: the number of the piece, and its first row there."""
+    single: bool
+    """Whether every piece is one row."""
 
 
 def norm(states: Tensor, weight: Tensor, epsilon: float, from_one: bool) -> Tensor:

@@ -17,8 +17,9 @@ from torch import Tensor
 from dragoman.engines.choosing import Logits
 from dragoman.engines.choosing.tensors import Chosen, Draw, at, choose
 from dragoman.engines.local.pytorch import plain
-from dragoman.engines.local.pytorch.batch import StepBatch
 from dragoman.engines.local.pytorch.decoder import Forward
+from dragoman.engines.local.pytorch.plain import StepBatch
+from dragoman.engines.local.pytorch.training import WeightSource, read_weights
 from dragoman.engines.local.pytorch.weights import Weights
 from dragoman.engines.local.runner import Rows, StepFailed, StepInterrupted
 from dragoman.errors import BadRequest
@@ -125,6 +126,9 @@ class TorchRunner:
 
     def drop_adapter(self, name: str) -> None:
         raise AssertionError("there are none")
+
+    def read_weights(self, source: WeightSource) -> Callable[[], None]:
+        return read_weights(self._weights, source)
 
     def close(self) -> None:
         self._graphs.clear()

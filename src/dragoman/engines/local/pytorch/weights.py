@@ -4,7 +4,8 @@ What is multiplied by the same states is one matrix. A tensor of a file is a par
 that files give it. So loading is copying into views, and so is changing the weights of a model that runs.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -98,24 +99,40 @@ class Weights:
             for name, view in layer.places(shape):
                 self._places[f"model.layers.{number}.{name}"] = view
 
+    def place(self, name: str, shape: Sequence[int]) -> Tensor | None:
+        """Where a tensor of this name belongs; None where it is another one's copy. Raises BadRequest for one
+        that the model has not."""
+        place = self._places.get(name)
+        if place is None:
+            place = self._joined(name)
+        if place is None:
+            if name in _DERIVED or (self.shape.tied and name == "lm_head.weight"):
+                return None
+            raise BadRequest(f"The model has no tensor {name!r}.", param=None)
+        if [*place.shape] != [*shape]:
+            raise BadRequest(
+                f"The tensor {name!r} has the shape {[*shape]} instead of {[*place.shape]}.", param=None
+            )
+        return place
+
+    def _joined(self, name: str) -> Tensor | None:
+        """The experts of a layer as one tensor, which is how models have them that are trained."""
+        found = _EXPERTS.fullmatch(name)
+        layer = self.layers[int(found[1])] if found and int(found[1]) < len(self.layers) else None
+        if found is None or layer is None:
+            return None
+        return layer.experts_down if found[2] == "down_proj" else layer.experts_up
+
     @torch.no_grad()
     def update(self, named: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Copy tensors to their places, one after the other; their names. Raises BadRequest at the first that
         has none."""
         done = set()
         for name, tensor in named:
-            place = self._places.get(name)
-            if place is None:
-                if name in _DERIVED or (self.shape.tied and name == "lm_head.weight"):
-                    continue
-                raise BadRequest(f"The model has no tensor {name!r}.", param=None)
-            if place.shape != tensor.shape:
-                raise BadRequest(
-                    f"The tensor {name!r} has the shape {[*tensor.shape]} instead of {[*place.shape]}.",
-                    param=None,
-                )
-            place.copy_(tensor)
-            done.add(name)
+            place = self.place(name, tensor.shape)
+            if place is not None:
+                place.copy_(tensor)
+                done.add(name)
         return done
 
     def load(self, folder: Path) -> None:
@@ -130,6 +147,7 @@ class Weights:
 
 # Files have these beside the weights, or as what they are made of.
 _DERIVED = frozenset({"model.rotary_emb.inv_freq"})
+_EXPERTS = re.compile(r"model\.layers\.(\d{1,6})\.mlp\.experts\.(gate_up_proj|down_proj)")
 
 
 class _Make:
@@ -155,7 +173,9 @@ def read_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def files_of(folder: Path) -> list[Path]:
-    """The files that the index names, or all."""
+    """The files that the index names, or all; of one file, that."""
+    if folder.is_file():
+        return [folder]
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return sorted(folder.glob("*.safetensors"))
