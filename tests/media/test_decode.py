@@ -14,7 +14,7 @@ from PIL import Image
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits
 from dragoman.media import Media, decode
-from dragoman.media.decode import CHILD, Child, Decoder, Failure, ask_once
+from dragoman.media.decode import CHILD, DecodeFailure, MediaDecoder, WorkProcess, ask_once
 from dragoman.media.read import read_media
 from tests.media.samples import PICTURES, SOUNDS, picture, saved, sound
 
@@ -30,8 +30,8 @@ while (frame := receive(link)) is not None:
 
 
 @pytest.fixture(scope="module")
-def decoder() -> Iterator[Decoder]:
-    with Decoder() as made:
+def decoder() -> Iterator[MediaDecoder]:
+    with MediaDecoder() as made:
         yield made
 
 
@@ -43,57 +43,57 @@ def audio(data: bytes) -> Media:
     return read_media(data, "audio", LIMITS, "x")
 
 
-def colour_at(decoder: Decoder, data: bytes, x: int = 0, y: int = 0) -> tuple[int, ...]:
+def colour_at(decoder: MediaDecoder, data: bytes, x: int = 0, y: int = 0) -> tuple[int, ...]:
     pixels = decoder.decode_image(image(data))
     at = 3 * (y * pixels.width + x)
     return tuple(pixels.rgb[at : at + 3])
 
 
-def refusal(decoder: Decoder, media: Media) -> str:
+def refusal(decoder: MediaDecoder, media: Media) -> str:
     with pytest.raises(BadRequest) as caught:
         decoder.decode_image(media) if media.kind == "image" else decoder.decode_audio(media, 16_000)
     return caught.value.message
 
 
-def children_of(decoder: Decoder) -> list[int]:
+def children_of(decoder: MediaDecoder) -> list[int]:
     return [child._process.pid for _, child in decoder._idle]
 
 
-class Unruly(Decoder):
+class Unruly(MediaDecoder):
     """The first processes are others than they should be."""
 
     def __init__(self, *does: str) -> None:
         super().__init__()
         self.does = list(does)
 
-    def _start(self, work: str) -> Child:
+    def _start(self, work: str) -> WorkProcess:
         if not self.does:
             return super()._start(work)
-        return Child("-c", ANSWERS.format(folder=str(CHILD.parent), does=self.does.pop(0)))
+        return WorkProcess("-c", ANSWERS.format(folder=str(CHILD.parent), does=self.does.pop(0)))
 
 
 @pytest.mark.parametrize("form", PICTURES)
-def test_a_picture_becomes_pixels(decoder: Decoder, form: str) -> None:
+def test_a_picture_becomes_pixels(decoder: MediaDecoder, form: str) -> None:
     pixels = decoder.decode_image(image(picture(form, 6, 4, "blue")))
     assert (pixels.width, pixels.height, len(pixels.rgb)) == (6, 4, 72)
     assert all(abs(a - b) < 3 for a, b in zip(pixels.rgb[:3], (0, 0, 255), strict=True))
 
 
 @pytest.mark.parametrize("form", ["png", "webp", "gif"])
-def test_what_can_be_seen_through_is_over_white(decoder: Decoder, form: str) -> None:
+def test_what_can_be_seen_through_is_over_white(decoder: MediaDecoder, form: str) -> None:
     clear = Image.new("RGBA", (4, 4), (255, 0, 0, 0))
     assert colour_at(decoder, saved(clear, form)) == (255, 255, 255)
 
 
 @pytest.mark.parametrize("form", ["png", "webp", "gif"])
-def test_of_moving_pictures_the_first_is_taken(decoder: Decoder, form: str) -> None:
+def test_of_moving_pictures_the_first_is_taken(decoder: MediaDecoder, form: str) -> None:
     frames = [Image.new("RGB", (4, 4), colour) for colour in ("red", "lime")]
     how: dict[str, Any] = {"lossless": True} if form == "webp" else {}
     moving = saved(frames[0], form, save_all=True, append_images=frames[1:], duration=50, **how)
     assert colour_at(decoder, moving) == (255, 0, 0)
 
 
-def test_a_picture_is_turned_as_its_notes_say(decoder: Decoder) -> None:
+def test_a_picture_is_turned_as_its_notes_say(decoder: MediaDecoder) -> None:
     notes = Image.Exif()
     notes[0x0112] = 6
     drawn = Image.new("RGB", (8, 4), "white")
@@ -103,7 +103,7 @@ def test_a_picture_is_turned_as_its_notes_say(decoder: Decoder) -> None:
     assert pixels.rgb[9:12] == b"\0\0\0" and pixels.rgb[:3] == b"\xff\xff\xff"
 
 
-def test_grey_of_16_bits_and_four_inks_are_seen(decoder: Decoder) -> None:
+def test_grey_of_16_bits_and_four_inks_are_seen(decoder: MediaDecoder) -> None:
     grey = Image.new("I;16", (4, 4), 0x8080)
     assert colour_at(decoder, saved(grey, "png")) == (128, 128, 128)
     ink = Image.new("CMYK", (8, 8), (0, 0, 0, 255))
@@ -112,7 +112,7 @@ def test_grey_of_16_bits_and_four_inks_are_seen(decoder: Decoder) -> None:
 
 @pytest.mark.parametrize("form", SOUNDS)
 @pytest.mark.parametrize("rate", [8_000, 22_050, 44_100])
-def test_a_sound_becomes_samples_at_another_rate(decoder: Decoder, form: str, rate: int) -> None:
+def test_a_sound_becomes_samples_at_another_rate(decoder: MediaDecoder, form: str, rate: int) -> None:
     samples = decoder.decode_audio(audio(sound(form, 2.5, rate, 2)), 16_000)
     heard = numpy.frombuffer(samples.data, "<f4")
     assert len(heard) == pytest.approx(2.5 * 16_000, abs=3_000)
@@ -121,14 +121,14 @@ def test_a_sound_becomes_samples_at_another_rate(decoder: Decoder, form: str, ra
     assert numpy.abs(numpy.fft.rfft(middle)).argmax() == 440
 
 
-def test_samples_at_another_rate_are_those_of_the_same_sound(decoder: Decoder) -> None:
+def test_samples_at_another_rate_are_those_of_the_same_sound(decoder: MediaDecoder) -> None:
     heard = numpy.frombuffer(decoder.decode_audio(audio(sound("wav", 6.3, 11_025)), 16_000).data, "<f4")
     tone = 0.5 * numpy.sin(2 * numpy.pi * 440 * numpy.arange(len(heard)) / 16_000)
     assert numpy.abs(heard - tone)[500:-500].max() < 0.001
 
 
 @pytest.mark.parametrize("form", PICTURES)
-def test_a_picture_that_is_cut_off_is_refused(decoder: Decoder, form: str) -> None:
+def test_a_picture_that_is_cut_off_is_refused(decoder: MediaDecoder, form: str) -> None:
     whole = saved(Image.effect_noise((64, 64), 90).convert("RGB"), form)
     media = image(whole)
     cut = Media(**{**{name: getattr(media, name) for name in media.__struct_fields__}, "data": whole[:-900]})
@@ -137,18 +137,18 @@ def test_a_picture_that_is_cut_off_is_refused(decoder: Decoder, form: str) -> No
 
 
 def test_a_header_that_lied_is_refused_by_what_is_found() -> None:
-    with Decoder(Limits(media_pixels=100)) as strict:
+    with MediaDecoder(Limits(media_pixels=100)) as strict:
         assert "larger than its header" in refusal(strict, image(picture("png", 20, 20)))
 
 
-def test_a_file_of_another_kind_reaches_no_other_decoder(decoder: Decoder) -> None:
+def test_a_file_of_another_kind_reaches_no_other_decoder(decoder: MediaDecoder) -> None:
     """Only the one that its first bytes name is asked, whatever else the file may be."""
     media = image(picture("png"))
     fields = {name: getattr(media, name) for name in media.__struct_fields__}
     assert "damaged" in refusal(decoder, Media(**{**fields, "format": "gif"}))
 
 
-def test_a_sound_is_no_longer_than_it_said(decoder: Decoder) -> None:
+def test_a_sound_is_no_longer_than_it_said(decoder: MediaDecoder) -> None:
     media = audio(sound("flac", 2.0))
     fields = {name: getattr(media, name) for name in media.__struct_fields__}
     short = decoder.decode_audio(Media(**{**fields, "seconds": 0.5}), 16_000)
@@ -156,7 +156,7 @@ def test_a_sound_is_no_longer_than_it_said(decoder: Decoder) -> None:
 
 
 def test_processes_serve_again_and_are_few() -> None:
-    with Decoder(processes=1) as one:
+    with MediaDecoder(processes=1) as one:
         for form in PICTURES:
             one.decode_image(image(picture(form)))
         first = children_of(one)
@@ -165,7 +165,7 @@ def test_processes_serve_again_and_are_few() -> None:
 
 
 def test_a_process_that_has_died_is_replaced() -> None:
-    with Decoder() as lively:
+    with MediaDecoder() as lively:
         lively.decode_image(image(picture("png")))
         _, child = lively._idle[0]
         child._process.kill()
@@ -210,9 +210,9 @@ def test_a_process_that_was_taken_over_tells_nothing(does: str) -> None:
 
 
 def test_without_the_packages_the_error_says_what_to_install() -> None:
-    class Bare(Decoder):
-        def _start(self, work: str) -> Child:
-            return Child("-S", str(CHILD), work, str(self._memory))
+    class Bare(MediaDecoder):
+        def _start(self, work: str) -> WorkProcess:
+            return WorkProcess("-S", str(CHILD), work, str(self._memory))
 
     with Bare() as bare:
         assert "install dragoman[media]" in refusal(bare, image(picture("png")))
@@ -236,7 +236,7 @@ for does in (lambda: open("/etc/passwd"), lambda: socket.socket(), lambda: bytea
 
 def test_it_can_be_awaited() -> None:
     async def both() -> tuple[int, int]:
-        async with Decoder() as made:
+        async with MediaDecoder() as made:
             pixels = await made.adecode_image(image(picture("png")))
             return pixels.width, len((await made.adecode_audio(audio(sound("wav")), 16_000)).data)
 
@@ -248,11 +248,11 @@ def test_a_process_that_is_asked_once_is_gone_afterwards() -> None:
     assert asyncio.run(ask_once(b"abc", 10.0, 100, "-c", says)) == b"cba"
 
 
-def test_closing_ends_all(decoder: Decoder) -> None:
-    made = Decoder()
+def test_closing_ends_all(decoder: MediaDecoder) -> None:
+    made = MediaDecoder()
     made.decode_image(image(picture("png")))
     (pid,) = children_of(made)
     made.close()
     assert not Path(f"/proc/{pid}").exists()
-    with pytest.raises(Failure):
+    with pytest.raises(DecodeFailure):
         decoder.ask("image", {"format": "png", "pixels": 1}, picture("png"), 5.0, 10)

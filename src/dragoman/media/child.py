@@ -48,7 +48,7 @@ ORIENTATION = 0x0112
 PAGE_QUALITY = 90
 
 
-class Refused(Exception):
+class Unfit(Exception):
     """The word for what is wrong."""
 
 
@@ -138,7 +138,7 @@ def decode_image(asked: dict[str, Any], data: bytes) -> tuple[dict[str, Any], by
     module, name = PICTURES[asked["format"]]
     image = getattr(sys.modules[f"PIL.{module}"], name)(BytesIO(data))
     if image.width * image.height > asked["pixels"]:
-        raise Refused("too_large")
+        raise Unfit("too_large")
     image.load()
     turned = _upright(_flat(image))
     return {"width": turned.width, "height": turned.height}, turned.tobytes()
@@ -207,17 +207,17 @@ def decode_audio(asked: dict[str, Any], data: bytes) -> tuple[dict[str, Any], by
 
     with soundfile.SoundFile(BytesIO(data)) as file:
         if file.format not in SOUNDS[asked["format"]] or file.subtype not in SAMPLES:
-            raise Refused("unreadable")
+            raise Unfit("unreadable")
         left = most = int(asked["seconds"] * file.samplerate + 1)
         if most * file.channels > asked["samples"]:
-            raise Refused("too_large")
+            raise Unfit("too_large")
         resampler = _Resampler(file.samplerate, asked["rate"])
         while left and len(block := file.read(min(left, file.samplerate), dtype="float32", always_2d=True)):
             left -= len(block)
             resampler.feed(block.mean(axis=1))
     heard = resampler.end()
     if not len(heard):
-        raise Refused("unreadable")
+        raise Unfit("unreadable")
     return {}, heard.astype("<f4").tobytes()
 
 
@@ -281,14 +281,14 @@ def read_pdf(asked: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]
 
     reader = PdfReader(BytesIO(data))
     if reader.is_encrypted and not reader.decrypt(""):
-        raise Refused("encrypted")
+        raise Unfit("encrypted")
     if len(reader.pages) > asked["pages"]:
-        raise Refused("too_many_pages")
+        raise Unfit("too_many_pages")
     texts: list[str] = []
     for page in reader.pages:
         texts.append(page.extract_text())
         if sum(map(len, texts)) > asked["chars"]:
-            raise Refused("too_much_text")
+            raise Unfit("too_much_text")
     drawn = _draw(data, asked["side"], asked["bytes"]) if len(texts) <= asked["pictures"] else []
     return {"texts": texts, "sizes": [len(page) for page in drawn]}, b"".join(drawn)
 
@@ -305,7 +305,7 @@ def _draw(data: bytes, side: int, most_bytes: int) -> list[bytes]:
         page.close()
         drawn.append(written.getvalue())
         if sum(map(len, drawn)) > most_bytes:
-            raise Refused("too_large")
+            raise Unfit("too_large")
     return drawn
 
 
@@ -334,8 +334,8 @@ def answer(link: socket.socket, work: str, memory: int) -> None:
         link.settimeout(None)
         try:
             made = ({"error": "missing"}, b"") if missing else do(asked, data)
-        except Refused as refused:
-            made = {"error": str(refused)}, b""
+        except Unfit as unfit:
+            made = {"error": str(unfit)}, b""
         except Exception:
             # Whatever it is: the text of it is for nobody.
             made = {"error": "unreadable"}, b""

@@ -1,6 +1,6 @@
 """Pixels and samples of files, decoded by processes of their own (`src/dragoman/media/child.py`).
 
-    with Decoder(limits) as decoder:
+    with MediaDecoder(limits) as decoder:
         pixels = decoder.decode_image(media)     # in a thread; `await decoder.adecode_image(media)` elsewhere
 
 A process is begun when there is something to decode and none is free, serves for many files, and is replaced
@@ -59,7 +59,7 @@ class Samples(Struct, frozen=True):
     data: bytes
 
 
-class Failure(Exception):
+class DecodeFailure(Exception):
     """What a process says is wrong with a file, in a word."""
 
 
@@ -69,7 +69,7 @@ def check_installed(kind: MediaKind) -> None:
         raise SettingsError(f"To decode {WORDS[kind][0]}, install dragoman[media].")
 
 
-class Child:
+class WorkProcess:
     """A process with one socket. It answers questions one after another, or is killed."""
 
     def __init__(self, *command: str) -> None:
@@ -108,7 +108,7 @@ class Child:
         self._link.close()
 
 
-class Decoder:
+class MediaDecoder:
     """A few processes, each for one kind of file, begun when they are needed. For any number of threads."""
 
     def __init__(self, limits: Limits | None = None, processes: int = 2) -> None:
@@ -116,7 +116,7 @@ class Decoder:
         self._memory = BASE_MEMORY + PIXEL_MEMORY * self._limits.media_pixels
         self._places = threading.BoundedSemaphore(processes)
         self._lock = threading.Lock()
-        self._idle: list[tuple[str, Child]] = []
+        self._idle: list[tuple[str, WorkProcess]] = []
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -150,7 +150,7 @@ class Decoder:
         try:
             said, rgb = self.ask("image", asked, media.data, IMAGE_S, 3 * pixels)
             width, height = int(said["width"]), int(said["height"])
-        except (Failure, KeyError, TypeError, ValueError) as error:
+        except (DecodeFailure, KeyError, TypeError, ValueError) as error:
             raise _unreadable(media, f"{media.width} × {media.height}", str(error)) from None
         if len(rgb) != 3 * width * height or not rgb:
             raise _unreadable(media, f"{media.width} × {media.height}", "")
@@ -162,14 +162,14 @@ class Decoder:
         most = 4 * int((media.seconds + 1) * rate)
         try:
             _, data = self.ask("audio", asked, media.data, AUDIO_S, most)
-        except Failure as error:
+        except DecodeFailure as error:
             raise _unreadable(media, f"{media.seconds:.1f} s", str(error)) from None
         return Samples(rate, data)
 
     def ask(
         self, work: str, asked: dict[str, Any], data: bytes, seconds: float, most: int
     ) -> tuple[Any, bytes]:
-        """What a process for that work makes of a file; Failure with the word for what is wrong."""
+        """What a process for that work makes of a file; DecodeFailure with the word for what is wrong."""
         if not self._places.acquire(timeout=PATIENCE_S):
             raise Unavailable("Too many files are being decoded; try again soon.", retry_after=10)
         try:
@@ -179,28 +179,28 @@ class Decoder:
             except OSError:
                 return self._ask_one(self._start(work), work, asked, data, seconds, most)
         except OSError:
-            raise Failure("unreadable") from None
+            raise DecodeFailure("unreadable") from None
         finally:
             self._places.release()
 
     def _ask_one(
-        self, child: Child, work: str, asked: dict[str, Any], data: bytes, seconds: float, most: int
+        self, child: WorkProcess, work: str, asked: dict[str, Any], data: bytes, seconds: float, most: int
     ) -> tuple[Any, bytes]:
         keep = False
         try:
             said, made = child.ask({**asked, "cpu": int(seconds)}, data, seconds, most)
             keep = child.asked < USES
         except TimeoutError:
-            raise Failure("too_slow") from None
+            raise DecodeFailure("too_slow") from None
         except ValueError:
             raise OSError("it does not make sense") from None
         finally:
             self._give_back(work, child, keep)
         if not isinstance(said, dict) or "error" in said:
-            raise Failure(str(said["error"]) if isinstance(said, dict) else "unreadable")
+            raise DecodeFailure(str(said["error"]) if isinstance(said, dict) else "unreadable")
         return said, made
 
-    def _take(self, work: str) -> Child:
+    def _take(self, work: str) -> WorkProcess:
         with self._lock:
             for at, (kind, child) in enumerate(self._idle):
                 if kind == work:
@@ -208,10 +208,10 @@ class Decoder:
                     return child
         return self._start(work)
 
-    def _start(self, work: str) -> Child:
-        return Child(str(CHILD), work, str(self._memory))
+    def _start(self, work: str) -> WorkProcess:
+        return WorkProcess(str(CHILD), work, str(self._memory))
 
-    def _give_back(self, work: str, child: Child, keep: bool) -> None:
+    def _give_back(self, work: str, child: WorkProcess, keep: bool) -> None:
         with self._lock:
             keep = keep and not self._closed
             if keep:
@@ -228,7 +228,7 @@ def _unreadable(media: Media, measures: str, word: str) -> BadRequest:
 
 async def ask_once(data: bytes, seconds: float, most: int, *command: str) -> bytes:
     """What a process that is begun for this alone makes of a stranger's bytes; it is gone when this ends."""
-    child = Child(*command)
+    child = WorkProcess(*command)
     try:
         _, made = await asyncio.to_thread(child.ask, {}, data, seconds, most)
         return made
