@@ -18,7 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
 
 from dragoman.errors import CONVERSATION, BadRequest, SettingsError, Unavailable
 from dragoman.limits import Limits
@@ -51,12 +53,20 @@ class Pixels(Struct, frozen=True):
     height: int
     rgb: bytes
 
+    @property
+    def array(self) -> NDArray[np.uint8]:
+        return np.frombuffer(self.rgb, np.uint8).reshape(self.height, self.width, 3)
+
 
 class Samples(Struct, frozen=True):
     """A sound: 32-bit floats, little endian, of one channel."""
 
     rate: int
     data: bytes
+
+    @property
+    def array(self) -> NDArray[np.float32]:
+        return np.frombuffer(self.data, "<f4")
 
 
 class DecodeFailure(Exception):

@@ -5,7 +5,7 @@ few of the parameters and no constraints. A processor of ours sees the logits of
 and leaves rows in which they are the largest.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -125,3 +125,19 @@ class _Status(BackgroundThreadStatus):  # type: ignore[misc]
     def mark_as_stopped(self) -> None:
         super().mark_as_stopped()
         self._listener.ended()
+
+
+# Vectors of prompts: the mean of the last hidden states.
+
+
+def mean_vectors(model: Any, prompts: Iterable[Sequence[int]]) -> list[list[float]]:
+    """One vector of length one per prompt; one at a time, because padding would change them."""
+    with torch.no_grad():
+        return [_vector(model.base_model, torch.tensor([list(ids)], device=model.device)) for ids in prompts]
+
+
+def _vector(model: Any, ids: Any) -> list[float]:
+    states = model(input_ids=ids).last_hidden_state[0].float()
+    mean = states.mean(dim=0)
+    vector: list[float] = (mean / mean.norm().clamp(min=1e-12)).tolist()
+    return vector

@@ -31,6 +31,7 @@ from dragoman.errors import (
     ModelFileError,
     Unavailable,
 )
+from dragoman.media import Media
 from dragoman.types import FinishReason, Job, Sampling, Sink, Step, TokenLogprob
 
 # What can be set.
@@ -75,13 +76,15 @@ class Loaded(Struct, kw_only=True):
     rows: int
     pages: int | None
     """Pages of key-value memory; None leaves it to the library, which knows the GPU."""
+    senses: Any = None
 
 
 def load(path: str, options: TransformersOptions) -> Loaded:
     """Raises ModelFileError where the library or the model cannot be used."""
     try:
         import torch
-        from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+        from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMultimodalLM
+        from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING
 
         import dragoman.engines.transformers.batching  # noqa: F401 (what it needs is there, or it is told now)
     except ImportError:
@@ -96,14 +99,20 @@ def load(path: str, options: TransformersOptions) -> Loaded:
         # Said, because where nothing is said it asks whoever sits at the terminal, and would take a yes.
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         writes = any(sign in name for name in config.architectures or () for sign in _WRITES)
-        kind = AutoModelForCausalLM if writes else AutoModel
+        perceives = type(config) in MODEL_FOR_MULTIMODAL_LM_MAPPING
+        kind = AutoModelForMultimodalLM if perceives else AutoModelForCausalLM if writes else AutoModel
         dtype = options.dtype or ("float32" if on_cpu else "auto")
         # Nothing is unpickled, which could run anything.
         model = kind.from_pretrained(folder, dtype=dtype, trust_remote_code=False, use_safetensors=True)
         model = model.to(device).eval()
     except (OSError, ValueError, KeyError) as error:
         raise ModelFileError(f"transformers cannot load {path}: {_first_line(error)}") from error
-    return _size(model, writes, on_cpu, options)
+    loaded = _size(model, writes, on_cpu, options)
+    if perceives and writes:
+        from dragoman.engines.transformers.senses import open_senses
+
+        loaded.senses = open_senses(folder, model)
+    return loaded
 
 
 def _size(model: Any, writes: bool, on_cpu: bool, options: TransformersOptions) -> Loaded:
@@ -135,24 +144,6 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-# Vectors of prompts: the mean of the last hidden states.
-
-
-def mean_vectors(model: Any, prompts: Iterable[Sequence[int]]) -> list[list[float]]:
-    """One vector of length one per prompt; one at a time, because padding would change them."""
-    import torch
-
-    with torch.no_grad():
-        return [_vector(model.base_model, torch.tensor([list(ids)], device=model.device)) for ids in prompts]
-
-
-def _vector(model: Any, ids: Any) -> list[float]:
-    states = model(input_ids=ids).last_hidden_state[0].float()
-    mean = states.mean(dim=0)
-    vector: list[float] = (mean / mean.norm().clamp(min=1e-12)).tolist()
-    return vector
-
-
 # A job on its way through the engine: one request of the library for each of its continuations.
 
 
@@ -162,13 +153,15 @@ _log = logging.getLogger("dragoman.engine")
 class Run:
     """One continuation. The engine's thread advances it; the event loop's thread may cancel it."""
 
-    __slots__ = ("_answer", "_plain", "_takes_largest", "id", "loop", "over", "sink")
+    __slots__ = ("_answer", "_plain", "_takes_largest", "id", "loop", "over", "sink", "view")
 
     def __init__(self, id: str, answer: Continuation, sink: Sink, loop: asyncio.AbstractEventLoop) -> None:
         self.id = id
         self.sink = sink
         self.loop = loop
         self.over = False
+        self.view: Any = None
+        """What it sees and hears."""
         self._answer = answer
         self._plain = answer.plain
         self._takes_largest = answer.takes_largest
@@ -264,15 +257,19 @@ class TransformersEngine:
             details=_details(loaded),
         )
         self.card.embeds_at_once = 1
+        if loaded.senses is not None:
+            self.card.modalities = loaded.senses.modalities
         self.weight_version: str | None = None
         self.failure: DragomanError | None = None
         """Why the engine takes no more work; None while it lives."""
         self._loaded = loaded
+        self._senses = loaded.senses
         self._options = options
         self._runs: dict[str, Run] = {}
         self._manager: Any = None
         # Whoever pauses the library's loop must be the one who lets it go on.
         self._beside = ThreadPoolExecutor(1, thread_name_prefix="dragoman-beside")
+        self._encoding = ThreadPoolExecutor(1, thread_name_prefix="dragoman-encoding")
         self._paused = ExitStack()
 
     @property
@@ -302,25 +299,54 @@ class TransformersEngine:
                 job, index, prompt, vocabulary=self._loaded.vocabulary, ends=self.tokenizer.end_ids, room=room
             )
             runs.append(Run(f"{job.id}-{index}", answer, sink, loop))
-        for run in runs:
-            self._runs[run.id] = run
-            self._manager.add_request(
-                list(job.prompt), run.id, max_new_tokens=min(job.sampling.max_tokens, room), run=run
-            )
-        if self.failure is not None:
-            # The thread may have ended before it saw these, and nobody else would tell of them.
-            self.ended()
+        self._runs |= {run.id: run for run in runs}
+        if job.media:
+            # In a thread of its own: the steps of others go on meanwhile.
+            self._encoding.submit(self._perceive, job, runs)
+        else:
+            self._add(job.prompt, runs)
         return _TransformersHandle(self, runs)
+
+    def place(self, media: Media) -> Sequence[int]:
+        """What the model's processor puts in the place of a picture or a sound."""
+        return list(self._senses.place(media))
 
     def generate(self, job: Job) -> AsyncGenerator[Step, None]:
         """Steps until every continuation has finished. Closing the iterator cancels the job."""
         return iterate(self, job)
+
+    def _add(self, prompt: Sequence[int], runs: Iterable[Run]) -> None:
+        room = self.card.longest - len(prompt)
+        for run in runs:
+            most = min(run.sampling.max_tokens, room)
+            self._manager.add_request(list(prompt), run.id, max_new_tokens=most, run=run)
+            if run.over:
+                # Cancelled before the library knew of it.
+                self._manager.cancel_request(run.id)
+        if self.failure is not None:
+            # The thread may have ended before it saw these, and nobody else would tell of them.
+            self.ended()
+
+    def _perceive(self, job: Job, runs: list[Run]) -> None:
+        """Have what it shows encoded, and begin; those that were cancelled meanwhile do not."""
+        try:
+            view = self._senses.view(job.media, lambda: all(run.over for run in runs))
+            waiting = [run for run in runs if not run.over]
+            for run in waiting:
+                run.view = view
+            self._add(view.prompt(job.prompt), waiting)
+        except Exception as error:
+            _log.error("a picture or a sound was not encoded", exc_info=error)
+            for run in runs:
+                self.failed(run.id)
 
     async def embed(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
         """The mean of the last hidden states of each prompt, at length one."""
         for prompt in prompts:
             if len(prompt) > self.card.longest:
                 raise BadRequest(f"This model embeds at most {self.card.longest} tokens.", param=PROMPT)
+        from dragoman.engines.transformers.batching import mean_vectors
+
         after = () if self._loaded.writes else self.tokenizer.after
         framed = [(*prompt, *after)[: self.card.max_model_len] for prompt in prompts]
         return await self._aside(
@@ -348,13 +374,20 @@ class TransformersEngine:
             message = "This model gives embeddings only; its weights cannot be changed while it serves."
             raise BadRequest(message, code="unsupported_model")
         self._start()
-        await self._aside(lambda: self._paused.enter_context(self._manager.pause()))
+        await self._aside(self._hold_still)
+
+    def _hold_still(self) -> None:
+        self._paused.enter_context(self._manager.pause())
+        if self._senses is not None:
+            self._paused.enter_context(self._senses.still())
 
     async def resume(self, weight_version: str | None = None) -> None:
         """Go on. What was computed with other weights is not shared with new prompts."""
         if weight_version is not None:
             self.weight_version = weight_version
-            self._manager.batch_processor.cache.evict_cached_blocks()
+            self._evict()
+            if self._senses is not None:
+                self._senses.forget()
         await self._aside(self._paused.close)
 
     def drop(self, run: Run) -> None:
@@ -404,16 +437,24 @@ class TransformersEngine:
                 batch=None if on_gpu else self._options.batch,
                 rows=self._loaded.rows,
             )
+            if self._senses is not None:
+                self._senses.serve(self._manager, lambda: self._between_steps(self._evict))
             # Threads inherit it: one that computes must not keep a process alive that has come to its end.
             starter = Thread(target=self._manager.start, daemon=True)
             starter.start()
             starter.join()
             atexit.register(self.close)
 
+    def _evict(self) -> None:
+        self._manager.batch_processor.cache.evict_cached_blocks()
+
     def close(self) -> None:
         """`stop`, for those who have no event loop."""
         self.failure = self.failure or Unavailable("The engine has been stopped.")
         self._paused.close()
+        self._encoding.shutdown(cancel_futures=True)
+        if self._senses is not None:
+            self._senses.close()
         if self._manager is not None:
             self._manager.stop(block=True, hard_stop=True)
         self._beside.shutdown()

@@ -1,0 +1,348 @@
+"""What a model of `transformers` sees and hears: by its own processor and its own encoders.
+
+The library's continuous batching knows ids only, and shares pages whose ids are the same. So a picture takes
+part in it as a row of numbers above the vocabulary that nothing else has had: pages are known by the picture,
+too. What the model makes of the picture is laid over the embeddings of that row in every step that has some
+of it. It is had from the model's own forward, which is run on the processor's output up to the language
+model, and no further: what that would have been given is what it must be given in a batch.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from msgspec import Struct
+from transformers import AutoProcessor
+
+from dragoman.errors import BadRequest, DragomanError, EngineFailed, SettingsError
+from dragoman.lately import Lately
+from dragoman.logs import describe
+from dragoman.media import Media, MediaKind, MediaSpan
+from dragoman.media.decode import MediaDecoder, check_installed
+
+_log = logging.getLogger("dragoman.engine")
+KEPT_BYTES = 256 * 1024 * 1024
+"""Of what was made of pictures and sounds lately."""
+_HIGHEST = 2**31 - 1
+_PLAIN = frozenset({"inputs_embeds", "attention_mask", "position_ids", "past_key_values", "cache_position"})
+_DEEP = frozenset({"visual_pos_masks", "deepstack_visual_embeds"})
+"""What language models are given of a picture beyond embeddings: rows that are added after their layers."""
+_TRIED = 64
+
+
+class _Reached(Exception):
+    """The language model, and what it would have been given."""
+
+
+class Perceived(Struct):
+    """What is known of a picture or a sound: the ids in its place, and what the model makes of it."""
+
+    ids: list[int]
+    inputs: Mapping[str, Any]
+    """What the processor made of it; empty once it is encoded."""
+    first: int = 0
+    """Its row of numbers begins here."""
+    embeds: Any = None
+    positions: Any = None
+    """Where models count in three directions: as if the prompt began here."""
+    seen: Any = None
+    deep: Sequence[Any] = ()
+    """At the ids that are `seen`, for each of the first layers."""
+
+    @property
+    def advance(self) -> int:
+        """How far positions go on behind it."""
+        return len(self.ids) if self.positions is None else int(self.positions.max()) + 1
+
+    @property
+    def weight(self) -> int:
+        tensors = [*self.inputs.values(), self.embeds, self.positions, *self.deep]
+        return 8 * len(self.ids) + sum(int(each.nbytes) for each in tensors if isinstance(each, torch.Tensor))
+
+
+class View(Struct):
+    """What stands in one prompt, by its places."""
+
+    parts: list[tuple[int, Perceived]]
+
+    def prompt(self, ids: Sequence[int]) -> list[int]:
+        made = list(ids)
+        for start, part in self.parts:
+            made[start : start + len(part.ids)] = range(part.first, part.first + len(part.ids))
+        return made
+
+    def within(self, begin: int, end: int) -> Iterator[tuple[int, Perceived, slice]]:
+        """What there is between two places of the prompt: from where on, of what, and how much of it."""
+        for start, part in self.parts:
+            low, high = max(begin, start), min(end, start + len(part.ids))
+            if low < high:
+                yield low - begin, part, slice(low - start, high - start)
+
+    def positions(self, begin: int, end: int) -> Any:
+        made, gone = torch.arange(begin, end).repeat(3, 1), 0
+        for start, part in self.parts:
+            size = len(part.ids)
+            saved = size - part.advance
+            made[:, max(start + size - begin, 0) :] -= saved
+            low, high = max(begin, start), min(end, start + size)
+            if part.positions is not None and low < high:
+                made[:, low - begin : high - begin] = (
+                    start - gone + part.positions[:, low - start : high - start]
+                )
+            gone += saved
+        return made
+
+
+class Senses:
+    """`place` and `perceive` are for any thread."""
+
+    def __init__(self, model: Any, processor: Any) -> None:
+        self._manager: Any = None
+        self._start_over: Callable[[], None] = self.forget
+        self._model = model
+        self._processor = processor
+        self._decoder = MediaDecoder()
+        self._kept: Lately[Perceived] = Lately(KEPT_BYTES)
+        self._processing = threading.Lock()
+        self._computing = threading.Lock()
+        self._here = threading.local()
+        self._size = int(model.get_input_embeddings().num_embeddings)
+        self._next = self._size
+        self._three = False
+        self._hooks = [
+            model.get_input_embeddings().register_forward_pre_hook(self._keep_within),
+            model.get_decoder().register_forward_pre_hook(self._lay_over, with_kwargs=True),
+        ]
+        self.modalities = frozenset(kind for kind in _kinds(processor) if self._takes(kind))
+        if not self.modalities:
+            self.close()
+
+    def close(self) -> None:
+        self._decoder.close()
+        for hook in self._hooks:
+            hook.remove()
+
+    def serve(self, manager: Any, start_over: Callable[[], None]) -> None:
+        """`manager` knows who is in the step that is computed; `start_over` has all pages forgotten."""
+        self._manager, self._start_over = manager, start_over
+
+    def place(self, media: Media) -> list[int]:
+        return self._known(media).ids
+
+    def perceive(self, media: Media) -> Perceived:
+        """It is encoded, where that was not done lately."""
+        with self._computing:
+            found = self._known(media)
+            if found.embeds is None:
+                self._encode(found)
+                self._keep(media, found)
+        return found
+
+    def view(self, spans: Iterable[MediaSpan], is_over: Callable[[], bool]) -> View:
+        """All that stands in a prompt, as long as somebody waits for it."""
+        return View([(span.start, self.perceive(span.media)) for span in spans if not is_over()])
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """Nothing is encoded meanwhile."""
+        with self._computing:
+            yield
+
+    def forget(self) -> None:
+        """The weights have changed."""
+        self._kept = Lately(KEPT_BYTES)
+
+    def _known(self, media: Media) -> Perceived:
+        found = self._kept.get("", media.digest)
+        if found is None:
+            try:
+                found = self._process(media.kind, self._decode(media))
+            except DragomanError:
+                raise
+            except Exception as error:
+                _log.warning("a processor did not take a medium", exc_info=error)
+                raise BadRequest("The model's processor cannot take this.", code="invalid_value") from None
+        self._keep(media, found)
+        return found
+
+    def _decode(self, media: Media) -> Any:
+        if media.kind == "image":
+            return self._decoder.decode_image(media).array
+        return self._decoder.decode_audio(media, _rate(self._processor)).array
+
+    def _keep(self, media: Media, found: Perceived) -> None:
+        self._kept.put("", media.digest, found, found.weight)
+
+    def _process(self, kind: MediaKind, decoded: Any) -> Perceived:
+        given: dict[str, Any] = {"text": [_token(self._processor, kind)], "add_special_tokens": False}
+        given |= (
+            {"images": [decoded]}
+            if kind == "image"
+            else {"audio": [decoded], "sampling_rate": _rate(self._processor)}
+        )
+        # Its tokenizer is not for two threads at once.
+        with self._processing:
+            made = dict(self._processor(**given, return_tensors="pt"))
+        return Perceived(made["input_ids"][0].tolist(), made)
+
+    def _encode(self, found: Perceived) -> None:
+        given = self._reach(found.inputs)
+        size, more = len(found.ids), set(given) - _PLAIN
+        if self._next + size > _HIGHEST:
+            self._next = self._size
+            self.forget()
+            self._start_over()
+        found.first, self._next = self._next, self._next + size
+        found.embeds = given["inputs_embeds"][0]
+        positions = given.get("position_ids")
+        if positions is not None and positions.ndim == 3:
+            found.positions = positions[-3:, 0].cpu()
+        if more:
+            found.seen, found.deep = given["visual_pos_masks"][0], given["deepstack_visual_embeds"]
+        found.inputs = {}
+
+    def _reach(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """What the language model is given for this, where that is something. It is not run."""
+        self._here.reaching = True
+        try:
+            with torch.no_grad():
+                self._model(**{name: _moved(value, self._model) for name, value in inputs.items()})
+        except _Reached as reached:
+            given: dict[str, Any] = reached.args[0]
+            return {
+                name: value
+                for name, value in given.items()
+                if name in _PLAIN or isinstance(value, torch.Tensor | list | tuple)
+            }
+        finally:
+            self._here.reaching = False
+        raise EngineFailed("The model has no language model within, which could be given a picture.")
+
+    # Whether it works is tried, once, with something small.
+
+    def _takes(self, kind: MediaKind) -> bool:
+        try:
+            check_installed(kind)
+            rate = _rate(self._processor) if kind == "audio" else 0
+            tried = np.zeros(rate, np.float32) if rate else np.zeros((_TRIED, _TRIED, 3), np.uint8)
+            made = self._process(kind, tried)
+            why = self._why_not(self._reach(made.inputs), made)
+        except SettingsError as error:
+            why = str(error)
+        except Exception as error:
+            why = f"{type(error).__name__} in its processor or its encoder"
+            _log.debug("a model was tried", exc_info=error)
+        if why:
+            _log.warning("The model gets no media of kind %s here: %s", kind, why)
+        return not why
+
+    def _why_not(self, given: Mapping[str, Any], made: Perceived) -> str | None:
+        if more := set(given) - _PLAIN - _DEEP:
+            return f"its language model needs {min(more)}, too"
+        if given["inputs_embeds"].shape[:2] != (1, len(made.ids)):
+            return "its ids and its embeddings are not as many"
+        if any(_looks_ahead(mask) for mask in _masks(given.get("attention_mask"))):
+            return "it reads a picture in both directions, which batches do not"
+        positions = given.get("position_ids")
+        self._three = self._three or (positions is not None and positions.ndim == 3)
+        return None
+
+    # In the steps of a batch.
+
+    def _keep_within(self, _module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (args[0].clamp(max=self._size - 1), *args[1:])
+
+    def _lay_over(self, _module: Any, args: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+        if getattr(self._here, "reaching", False):
+            raise _Reached(given)
+        if "write_index" not in given:
+            return None
+        step = self._manager.batch_processor.inputs_and_outputs
+        batch = [(one.state, one.query_length) for one in step.requests_in_batch]
+        views = [state.logit_processor_kwargs["run"].view for state, _ in batch]
+        if not any(views):
+            return None
+        rows = torch.tensor([0, *(count for _, count in batch)]).cumsum(0).tolist()
+        embeds, deep = given["inputs_embeds"], _Deep(given["inputs_embeds"])
+        positions = given["position_ids"]
+        if self._three and positions.ndim == 2:
+            positions = positions.unsqueeze(0).repeat(3, 1, 1)
+        for (state, count), view, (row, end) in zip(batch, views, pairwise(rows), strict=True):
+            if view is None:
+                continue
+            begin = state.position_offset - count
+            for at, part, which in view.within(begin, begin + count):
+                size = which.stop - which.start
+                embeds[0, row + at : row + at + size] = part.embeds[which].to(embeds)
+                deep.add(row + at, part, which)
+            if self._three:
+                positions[:, 0, row:end] = view.positions(begin, begin + count).to(positions)
+        return args, given | {"inputs_embeds": embeds, "position_ids": positions} | deep.given()
+
+
+def open_senses(folder: str, model: Any) -> Senses | None:
+    """By the processor that lies beside the model; None where it takes text only here."""
+    try:
+        processor = AutoProcessor.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        _log.warning("The model's processor cannot be loaded, so it takes text only: %s", describe(error))
+        return None
+    senses = Senses(model, processor)
+    return senses if senses.modalities else None
+
+
+class _Deep:
+    """What is added after the first layers, at places of a step."""
+
+    def __init__(self, embeds: Any) -> None:
+        self._mask = torch.zeros(embeds.shape[:2], dtype=torch.bool, device=embeds.device)
+        self._rows: list[Sequence[Any]] = []
+
+    def add(self, row: int, part: Perceived, which: slice) -> None:
+        if part.deep:
+            seen = part.seen[which]
+            self._mask[0, row : row + len(seen)] = seen
+            before = int(part.seen[: which.start].sum())
+            self._rows.append([layer[before : before + int(seen.sum())] for layer in part.deep])
+
+    def given(self) -> dict[str, Any]:
+        if not self._rows:
+            return {}
+        layers = [torch.cat(layer) for layer in zip(*self._rows, strict=True)]
+        return {"visual_pos_masks": self._mask, "deepstack_visual_embeds": layers}
+
+
+def _kinds(processor: Any) -> Iterator[MediaKind]:
+    if getattr(processor, "image_processor", None) is not None and _token(processor, "image"):
+        yield "image"
+    if getattr(processor, "feature_extractor", None) is not None and _token(processor, "audio"):
+        yield "audio"
+
+
+def _token(processor: Any, kind: MediaKind) -> str:
+    return str(getattr(processor, f"{kind}_token", None) or "")
+
+
+def _rate(processor: Any) -> int:
+    return int(processor.feature_extractor.sampling_rate)
+
+
+def _moved(value: Any, model: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.to(model.device, model.dtype if value.is_floating_point() else None)
+
+
+def _masks(mask: Any) -> list[Any]:
+    every = mask.values() if isinstance(mask, dict) else [mask]
+    return [each for each in every if isinstance(each, torch.Tensor) and each.ndim == 4]
+
+
+def _looks_ahead(mask: Any) -> bool:
+    allowed = mask[0, 0] if mask.dtype == torch.bool else mask[0, 0] == 0
+    return bool(allowed.triu(1).any())

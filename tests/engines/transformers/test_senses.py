@@ -1,0 +1,231 @@
+"""Models of `transformers` that see, held against the library's own `generate` with the same inputs."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from msgspec import Struct
+
+from dragoman.engines.protocol import MediaEngine
+from dragoman.engines.transformers import TransformersEngine
+from dragoman.media import Media, MediaSpan
+from dragoman.types import Job, Sampling, Step
+from tests.engines.transformers.conftest import OPTIONS
+from tests.engines.transformers.seeing import (
+    make_gemma,
+    make_hearing,
+    make_idefics,
+    make_llava,
+    make_qwen,
+    picture,
+    tone,
+)
+
+torch = pytest.importorskip("torch")
+
+ONE, OTHER = picture(1), picture(2)
+NUMBERS = count()
+BEFORE, BEHIND = list(range(60, 80)), [72, 105, 33]
+
+
+class Seer(Struct):
+    engine: TransformersEngine
+    plain: Any
+    """The same model without anything of ours, and its processor."""
+    processor: Any
+
+    def shows(self, *pictures: Media, before: list[int] = BEFORE, behind: list[int] = BEHIND) -> Job:
+        """Some text, and each picture with text behind it."""
+        prompt, spans = list(before), []
+        for each in pictures:
+            ids = self.engine.place(each)
+            spans.append(MediaSpan(each, len(prompt), len(ids)))
+            prompt += [*ids, *behind]
+        asked = Sampling(max_tokens=6, temperature=0.0, ignore_eos=True)
+        return Job(id=f"{next(NUMBERS)}", prompt=tuple(prompt), sampling=asked, media=tuple(spans))
+
+    def says(self, *jobs: Job) -> list[list[int]]:
+        """Answers to jobs that come at the same time."""
+
+        async def main() -> list[list[Step]]:
+            return list(await asyncio.gather(*(collect(self.engine, job) for job in jobs)))
+
+        return [[id_ for step in steps for id_ in step.ids] for steps in asyncio.run(main())]
+
+    def expected(self, job: Job) -> list[int]:
+        given: dict[str, Any] = {}
+        if job.media:
+            pictures = [self.engine._senses._decode(span.media) for span in job.media]
+            text = self.processor.image_token * len(pictures)
+            given = dict(self.processor(text=[text], images=pictures, return_tensors="pt"))
+            del given["input_ids"], given["attention_mask"]
+            if "mm_token_type_ids" in given:
+                pads = {id_ for span in job.media for id_ in job.prompt[span.start : span.start + span.count]}
+                given["mm_token_type_ids"] = torch.tensor([[int(id_ in pads) for id_ in job.prompt]])
+        return self.generates(job, given)
+
+    def generates(self, job: Job, given: dict[str, Any]) -> list[int]:
+        ids = torch.tensor([job.prompt])
+        with torch.no_grad():
+            said = self.plain.generate(
+                input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=6, **given
+            )
+        return [int(id_) for id_ in said[0, len(job.prompt) :]]
+
+
+async def collect(engine: TransformersEngine, job: Job) -> list[Step]:
+    return [step async for step in engine.generate(job)]
+
+
+MAKERS: dict[str, Callable[[Path], Any]] = {
+    "llava": make_llava,
+    "idefics3": make_idefics,
+    "qwen2": partial(make_qwen, version=2),
+    "qwen3": partial(make_qwen, version=3),
+}
+
+
+@contextmanager
+def opened(maker: Callable[[Path], Any], folder: Path) -> Iterator[TransformersEngine]:
+    with pytest.MonkeyPatch.context() as patch:
+        processor = maker(folder)
+        if processor is not None:
+            loader = SimpleNamespace(from_pretrained=lambda *_args, **_kwargs: processor)
+            patch.setattr("dragoman.engines.transformers.senses.AutoProcessor", loader)
+        engine = TransformersEngine.open(str(folder), OPTIONS)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module", params=MAKERS)
+def seer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seer]:
+    import transformers
+
+    folder = tmp_path_factory.mktemp("seer")
+    with opened(MAKERS[request.param], folder) as engine:
+        plain = transformers.AutoModelForImageTextToText.from_pretrained(str(folder)).eval()
+        yield Seer(engine, plain, engine._senses._processor)
+
+
+def test_it_says_that_it_sees(seer: Seer) -> None:
+    assert isinstance(seer.engine, MediaEngine)
+    assert seer.engine.card.modalities == {"image"}
+
+
+def test_answers_about_pictures_are_the_models_own(seer: Seer) -> None:
+    for job in (seer.shows(ONE), seer.shows(ONE, OTHER), seer.shows(OTHER, before=[])):
+        assert seer.says(job) == [seer.expected(job)]
+
+
+def test_beside_others_they_are_the_same(seer: Seer) -> None:
+    jobs = [seer.shows(ONE), seer.shows(), seer.shows(OTHER), seer.shows(ONE, behind=[70])]
+    assert seer.says(*jobs) == [seer.expected(job) for job in jobs]
+
+
+def test_the_same_words_about_another_picture_are_another_prompt(seer: Seer) -> None:
+    one, other = seer.shows(ONE), seer.shows(OTHER)
+    assert one.prompt == other.prompt
+    said = seer.says(one)
+    assert seer.says(other) == [seer.expected(other)]
+    assert said != seer.says(other)
+    assert seer.says(one) == said
+
+
+def test_a_picture_is_encoded_once(seer: Seer, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[int] = []
+    senses = seer.engine._senses
+    encode = senses._encode
+
+    def count_it(found: Any) -> None:
+        encoded.append(1)
+        encode(found)
+
+    monkeypatch.setattr(senses, "_encode", count_it)
+    fresh = picture(3)
+    for jobs in [(seer.shows(fresh), seer.shows(fresh, behind=[80, 81])), (seer.shows(fresh, behind=[82]),)]:
+        assert seer.says(*jobs) == [seer.expected(job) for job in jobs]
+    assert encoded == [1]
+
+
+def test_what_is_kept_is_bounded(seer: Seer, monkeypatch: pytest.MonkeyPatch) -> None:
+    senses = seer.engine._senses
+    monkeypatch.setattr("dragoman.engines.transformers.senses.KEPT_BYTES", 1)
+    senses.forget()
+    job = seer.shows(ONE)
+    assert seer.says(job) == [seer.expected(job)]
+    assert len(senses._kept) == 0
+
+
+def test_when_numbers_run_out_all_begins_anew(seer: Seer) -> None:
+    senses = seer.engine._senses
+    one = seer.shows(picture(4))
+    said = seer.says(one)
+    senses._next = 2**31 - 2
+    other = seer.shows(picture(5))
+    assert seer.says(other) == [seer.expected(other)]
+    assert senses._next < 2**20
+    assert seer.says(one) == said
+
+
+def test_a_picture_whose_asker_is_gone_is_not_computed_with(seer: Seer) -> None:
+    job = seer.shows(picture(6))
+
+    async def main() -> list[Step]:
+        said: list[Step] = []
+        with seer.engine._senses.still():
+            handle = seer.engine.submit(job, said.append)
+            handle.cancel()
+        await collect(seer.engine, seer.shows())
+        return said
+
+    assert asyncio.run(main()) == []
+    assert seer.engine.live == 0
+
+
+def test_a_second_question_begins_with_the_pages_of_the_first(
+    seer: Seer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dragoman.engines.transformers.senses import View
+
+    fresh, begun = picture(7), list[int]()
+    within = View.within
+
+    def note(view: Any, begin: int, end: int) -> Any:
+        begun.append(begin)
+        return within(view, begin, end)
+
+    monkeypatch.setattr(View, "within", note)
+    seer.says(seer.shows(fresh))
+    begun.clear()
+    again = seer.shows(fresh, behind=[90] * 8)
+    assert seer.says(again) == [seer.expected(again)]
+    assert min(begun) >= 32
+
+
+def test_a_model_that_reads_pictures_in_both_directions_takes_text_only(tmp_path: Path) -> None:
+    with opened(make_gemma, tmp_path) as engine:
+        assert engine.card.modalities == frozenset()
+        steps = asyncio.run(collect(engine, Job(id="1", prompt=(65, 66), sampling=Sampling(max_tokens=2))))
+    assert steps[-1].finish == "length"
+
+
+def test_a_model_that_hears(tmp_path: Path) -> None:
+    import transformers
+
+    heard = [tone(200), tone(400)]
+    with opened(make_hearing, tmp_path) as engine:
+        assert engine.card.modalities == {"audio"}
+        hearer = Seer(engine, transformers.Qwen2AudioForConditionalGeneration.from_pretrained(tmp_path), None)
+        jobs = [hearer.shows(each) for each in heard]
+        said = hearer.says(*jobs)
+        for job, ids in zip(jobs, said, strict=True):
+            made = engine._senses._process("audio", engine._senses._decode(job.media[0].media)).inputs
+            given = {name: made[name] for name in ("input_features", "feature_attention_mask")}
+            assert ids == hearer.generates(job, given)
+    assert said[0] != said[1]
