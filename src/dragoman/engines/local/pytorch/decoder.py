@@ -1,23 +1,41 @@
 """The forward pass: rows of ids to hidden states, and those to logits."""
 
+from functools import partial
 from types import ModuleType
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dragoman.engines.local.pytorch.adapters import LoadedAdapters, Multiply
 from dragoman.engines.local.pytorch.family import Decoder, Rotary
 from dragoman.engines.local.pytorch.plain import StepBatch
 from dragoman.engines.local.pytorch.weights import Layer, Weights
 
 
 class Forward:
-    """With memory for keys and values in pages. `operations` is `plain` or `kernels`."""
+    """With memory for keys and values in pages. `operations` is `plain` or `kernels`.
 
-    def __init__(self, weights: Weights, operations: ModuleType, pages: int, page: int, context: int) -> None:
+    With `fixed_rows` products are of so many rows at a time (see `multiply_in_blocks`).
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        operations: ModuleType,
+        pages: int,
+        page: int,
+        context: int,
+        fixed_rows: int = 0,
+    ) -> None:
         shape = self._shape = weights.shape
         self._weights = weights
         self._do = operations
+        self._multiply: Multiply = F.linear
+        if fixed_rows:
+            self._multiply = partial(multiply_in_blocks, F.linear, fixed_rows)
+        self._fixed_rows = fixed_rows
+        self.adapters = LoadedAdapters()
         self.keys, self.values = (
             weights.embedding.new_zeros(shape.layers, pages, page, shape.kv_heads, shape.head)
             for _ in range(2)
@@ -44,18 +62,16 @@ class Forward:
             more = self._attention(normed, layer, number, batch)
             more = self._outer(more, layer.outer_attention_norm)
             states, normed = do.add_norm(states, more, layer.inner_norm, shape.epsilon, shape.norm_from_one)
-            more = self._outer(self._inner(normed, layer), layer.outer_inner_norm)
+            more = self._outer(self._inner(normed, layer, number, batch), layer.outer_inner_norm)
             states, normed = do.add_norm(states, more, after, shape.epsilon, shape.norm_from_one)
         return normed
 
     def logits(self, states: Tensor) -> Tensor:
         """In float32: in 16 bits a logit of 20 would be known to a sixteenth."""
         head = self._weights.head
-        if head.dtype == torch.float32:
-            return F.linear(states, head)
-        if head.is_cuda:
-            return torch.mm(states, head.t(), out_dtype=torch.float32)
-        return F.linear(states.float(), head.float())
+        if not self._fixed_rows:
+            return _multiply_wide(states, head)
+        return multiply_in_blocks(_multiply_wide, self._fixed_rows, states, head)
 
     def copy_page(self, source: int, target: int) -> None:
         for kept in (self.keys, self.values):
@@ -67,21 +83,29 @@ class Forward:
 
     def _attention(self, normed: Tensor, layer: Layer, number: int, batch: StepBatch) -> Tensor:
         shape, do = self._shape, self._do
-        joined = F.linear(normed, layer.projection, layer.bias)
+        joined = self._product(normed, layer, number, "projection", batch)
         keys, values = self.keys[number], self.values[number]
         norms = None
         if layer.query_norm is not None:
             norms = (layer.query_norm, layer.key_norm, shape.epsilon, shape.norm_from_one)
         queries = do.rotate_and_keep(joined, keys, values, self._waves[number], batch, shape.heads, norms)
         found = do.attend(queries, keys, values, batch, shape.attention_scale, shape.window_of(number))
-        return F.linear(found.view(len(found), -1), layer.output)
+        return self._product(found.view(len(found), -1), layer, number, "output", batch)
 
-    def _inner(self, normed: Tensor, layer: Layer) -> Tensor:
+    def _product(self, states: Tensor, layer: Layer, number: int, name: str, batch: StepBatch) -> Tensor:
+        bias = layer.bias if name == "projection" else None
+        found = self._multiply(states, getattr(layer, name), bias)
+        if batch.shares is None:
+            return found
+        return self.adapters.add(found, states, batch.shares, number, name, self._multiply)
+
+    def _inner(self, normed: Tensor, layer: Layer, number: int, batch: StepBatch) -> Tensor:
         shape = self._shape
-        if layer.up is not None and layer.down is not None:
-            return F.linear(self._do.gate(F.linear(normed, layer.up), shape.gelu), layer.down)
+        if layer.up is not None:
+            opened = self._do.gate(self._product(normed, layer, number, "up", batch), shape.gelu)
+            return self._product(opened, layer, number, "down", batch)
         assert layer.router is not None and layer.experts_up is not None and layer.experts_down is not None
-        likely = F.linear(normed, layer.router).float().softmax(-1)
+        likely = self._multiply(normed, layer.router).float().softmax(-1)
         shares, chosen = likely.topk(shape.used_experts, -1)
         if shape.shares_add_to_one:
             shares = shares / shares.sum(-1, keepdim=True)
@@ -89,10 +113,29 @@ class Forward:
         for expert in range(shape.experts):
             row, place = (chosen == expert).nonzero(as_tuple=True)
             if len(row):
-                raised = F.linear(normed[row], layer.experts_up[expert])
-                mixed = F.linear(self._do.gate(raised, shape.gelu), layer.experts_down[expert])
+                raised = self._multiply(normed[row], layer.experts_up[expert])
+                mixed = self._multiply(self._do.gate(raised, shape.gelu), layer.experts_down[expert])
                 found.index_add_(0, row, mixed.float() * shares[row, place, None])
         return found.to(normed.dtype)
+
+
+def multiply_in_blocks(multiply: Multiply, rows: int, states: Tensor, *weights: Tensor | None) -> Tensor:
+    """A product of always the same number of rows; those that nobody reads fill up the last.
+
+    Libraries choose by the number of rows how a product is computed, and with it the order in which a row's
+    numbers are added up. With one number there is one order, whoever else is in the step.
+    """
+    count = len(states)
+    padded = F.pad(states, (0, 0, 0, -count % rows))
+    return torch.cat([multiply(part, *weights) for part in padded.split(rows)])[:count]
+
+
+def _multiply_wide(states: Tensor, head: Tensor) -> Tensor:
+    if head.dtype == torch.float32:
+        return F.linear(states, head)
+    if head.is_cuda:
+        return torch.mm(states, head.t(), out_dtype=torch.float32)
+    return F.linear(states.float(), head.float())
 
 
 def _waves(rotary: Rotary, context: int) -> Tensor:

@@ -223,28 +223,31 @@ def attend(
     found = torch.empty_like(queries)
     page, kv_heads, head = keys.shape[1:]
     heads = queries.shape[1]
-    lines = lines_of(batch.single, heads // kv_heads)
-    _attend_kernel[(len(batch.blocks), kv_heads)](
-        found,
-        queries,
-        keys,
-        values,
-        batch.positions,
-        batch.begins,
-        batch.tables,
-        batch.tables.stride(0),
-        batch.blocks,
-        scale,
-        window,
-        heads,
-        kv_heads,
-        head,
-        page,
-        lines,
-        _TILE,
-        num_warps=4,
-        num_stages=2,
-    )
+    # Each kind always goes the same way, whether or not there is one of the other beside it.
+    for blocks, single in ((batch.blocks, False), (batch.answers, True)):
+        if not len(blocks):
+            continue
+        _attend_kernel[(len(blocks), kv_heads)](
+            found,
+            queries,
+            keys,
+            values,
+            batch.positions,
+            batch.begins,
+            batch.tables,
+            batch.tables.stride(0),
+            blocks,
+            scale,
+            window,
+            heads,
+            kv_heads,
+            head,
+            page,
+            lines_of(single, heads // kv_heads),
+            _TILE,
+            num_warps=4,
+            num_stages=2,
+        )
     return found
 
 

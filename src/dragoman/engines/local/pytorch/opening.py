@@ -36,23 +36,32 @@ def settle_torch(options: LocalOptions) -> LocalOptions:
 def open_torch(path: Path, options: LocalOptions) -> tuple[TorchRunner, HfTokenizer, ModelCard]:
     """Raises ModelFileError or SettingsError where that is not possible."""
     shape = decoder_of(_config(path))
-    if options.adapters:
-        raise SettingsError("The runner torch takes no adapters yet.", param="adapters")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if options.threads and device.type == "cpu":
         torch.set_num_threads(options.threads)
     weights = Weights(shape, device, dtype_of(shape, None, device))
     weights.load(path)
     slots, context, pages = _sizes(shape, weights, options)
-    runner = TorchRunner(weights, slots=slots, context=context, pages=pages, batch=options.batch)
+    runner = TorchRunner(
+        weights,
+        slots=slots,
+        context=context,
+        pages=pages,
+        batch=options.batch,
+        deterministic=options.deterministic,
+    )
+    for name, folder in options.adapters.items():
+        runner.read_adapter(name, Path(folder).expanduser())()
     where = torch.cuda.get_device_name() if device.type == "cuda" else "this CPU, which is slow"
     kind = str(weights.embedding.dtype).removeprefix("torch.")
+    price = ", products in blocks of rows, to be deterministic" if options.deterministic else ""
     tokenizer = HfTokenizer(path, size=shape.vocabulary)
     card = card_of(
         tokenizer,
         name=options.name or path.name,
         max_model_len=context,
         slots=slots,
+        adapters=runner.adapters,
         constrains=True,
         has_samplers=True,
         sampling={**LLAMA_CPP, **in_folder(path)},
@@ -60,11 +69,13 @@ def open_torch(path: Path, options: LocalOptions) -> tuple[TorchRunner, HfTokeni
         details={
             "name": path.name,
             "slots": str(slots),
-            "runner": f"PyTorch {torch.__version__}, {kind}, on {where}",
+            "runner": f"PyTorch {torch.__version__}, {kind}, on {where}{price}",
             "kv_bytes": str(pages * _page_bytes(shape, weights)),
         },
     )
-    card.numerics = numerics(files_of(path), card.details["runner"])
+    card.mixes_adapters = True
+    adapters = [file / "adapter_model.safetensors" for file in options.adapter_files]
+    card.numerics = numerics([*files_of(path), *adapters], card.details["runner"])
     return runner, tokenizer, card
 
 

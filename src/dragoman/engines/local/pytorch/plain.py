@@ -22,9 +22,12 @@ class StepBatch(Struct):
     tables: Tensor
     """Of each piece, its pages."""
     blocks: Tensor
-    """Of each piece of work that attention is cut into: the number of the piece, and its first row there."""
-    single: bool
-    """Whether every piece is one row."""
+    """Of each piece of work that attention to prompts is cut into: the number of the piece, and its first row
+    there."""
+    answers: Tensor
+    """The same of rows of answers, each of which is a piece and a block."""
+    shares: Tensor | None = None
+    """How much of each adapter a row has; None where nobody has one."""
 
 
 def norm(states: Tensor, weight: Tensor, epsilon: float, from_one: bool) -> Tensor:
@@ -97,16 +100,13 @@ def attend(
     for number, (start, end) in enumerate(pairwise(begins)):
         if start == end:
             continue
-        positions = batch.positions[start:end]
-        length = int(positions[-1]) + 1
-        pages = batch.tables[number, : -(-length // page)].long()
-        key = keys[pages].view(-1, kv_heads, head)[:length].repeat_interleave(shared, 1)
-        value = values[pages].view(-1, kv_heads, head)[:length].repeat_interleave(shared, 1)
-        distance = positions[:, None] - torch.arange(length, device=positions.device)[None]
-        seen = (distance >= 0) if not window else (distance >= 0) & (distance < window)
-        # One row at a time, so that its bits do not depend on others.
-        for row in range(start, end):
-            scores = torch.einsum("hd,lhd->hl", queries[row].float(), key.float()) * scale
-            scores = scores.masked_fill(~seen[row - start], -torch.inf).softmax(-1)
-            found[row] = torch.einsum("hl,lhd->hd", scores, value.float()).to(found.dtype)
+        ends = (batch.positions[start:end] + 1).tolist()
+        pages = batch.tables[number, : -(-ends[-1] // page)].long()
+        key = keys[pages].view(-1, kv_heads, head).repeat_interleave(shared, 1).float()
+        value = values[pages].view(-1, kv_heads, head).repeat_interleave(shared, 1).float()
+        # One row at a time and what it sees alone, so that its bits do not depend on others.
+        for row, end_of_row in enumerate(ends, start):
+            seen = slice(max(0, end_of_row - window) if window else 0, end_of_row)
+            scores = torch.einsum("hd,lhd->hl", queries[row].float(), key[seen]) * scale
+            found[row] = torch.einsum("hl,lhd->hd", scores.softmax(-1), value[seen]).to(found.dtype)
     return found

@@ -17,31 +17,41 @@ from torch import Tensor
 from dragoman.engines.choosing import Logits
 from dragoman.engines.choosing.tensors import Chosen, Draw, at, choose
 from dragoman.engines.local.pytorch import plain
+from dragoman.engines.local.pytorch.adapters import TorchAdapter, read_adapter, shares_tensor
 from dragoman.engines.local.pytorch.decoder import Forward
 from dragoman.engines.local.pytorch.plain import StepBatch
 from dragoman.engines.local.pytorch.training import WeightSource, read_weights
 from dragoman.engines.local.pytorch.weights import Weights
 from dragoman.engines.local.runner import Rows, StepFailed, StepInterrupted
-from dragoman.errors import BadRequest
 from dragoman.types import Sampling
 
 PAGE = 32
 _EXTRA_OUTPUTS = 64
 _EMBED_ROWS = 512
+FIXED_ROWS = {"cuda": 256, "cpu": 16}
+"""Of each product, where a row may not depend on others."""
 _FEW, _EVEN = 8, 16
 """Up to so many rows each power of two has a graph; above, each multiple of this."""
 
 
 class TorchRunner:
     equal_pieces = False
-    mixes_adapters = False
+    mixes_adapters = True
     rereads = True
-    adapters: tuple[str, ...] = ()
     maxima: Logits | None = None
     page = PAGE
     pass_rows = 0
 
-    def __init__(self, weights: Weights, *, slots: int, context: int, pages: int, batch: int) -> None:
+    def __init__(
+        self,
+        weights: Weights,
+        *,
+        slots: int,
+        context: int,
+        pages: int,
+        batch: int,
+        deterministic: bool = False,
+    ) -> None:
         self.slots = slots
         self.context = context
         self.pages = pages
@@ -61,9 +71,17 @@ class TorchRunner:
             operations, self._draw = kernels, kernels.draw
         shared = weights.shape.heads // weights.shape.kv_heads
         self._rows_at_once = 1 << 30 if operations is plain else operations.lines_of(False, shared) // shared
-        self._forward: Forward | None = Forward(weights, operations, pages + each + 1, PAGE, context)
+        fixed_rows = FIXED_ROWS[self._device.type] if deterministic else 0
+        self._forward: Forward | None = Forward(
+            weights, operations, pages + each + 1, PAGE, context, fixed_rows
+        )
+        self._loaded = self._forward.adapters
+        self.adapters: tuple[str, ...] = ()
+        # Which experts have how many rows is looked at on the way, and what looks cannot be recorded.
+        self._records = self._device.type == "cuda" and not weights.shape.experts
         self._layout = _Layout(slots, each, pages + each, self._device)
-        self._graphs: dict[int, _Graph] = {}
+        self._graphs: dict[tuple[int, int], _Graph] = {}
+        """By their rows, and the adapters that they count with."""
         self._logits: Tensor | None = None
         self._interrupted = False
 
@@ -76,9 +94,9 @@ class TorchRunner:
             rows.tables[0] = self._spare[:1]
             self.step(rows)
         self.choose([0], [Sampling(max_tokens=1, temperature=1.0, top_k=2, top_p=0.5)], [0.5])
-        if self._device.type == "cuda":
+        if self._records:
             for count in reversed(_counts(self.slots)):
-                self._graph(count)
+                self._graph(count, 0)
 
     @torch.inference_mode()
     def step(self, rows: Rows) -> Logits:
@@ -122,10 +140,17 @@ class TorchRunner:
             yield (total / np.linalg.norm(total)).tolist()
 
     def read_adapter(self, name: str, path: Path) -> Callable[[], None]:
-        raise BadRequest("The runner torch takes no adapters yet.", code="unsupported_model")
+        """`path` is a folder as PEFT saves it."""
+        adapter = read_adapter(name, path, self._weights)
+        return lambda: self._have([*self._loaded.all, adapter])
 
     def drop_adapter(self, name: str) -> None:
-        raise AssertionError("there are none")
+        self._have([one for one in self._loaded.all if one.name != name])
+
+    def _have(self, adapters: list[TorchAdapter]) -> None:
+        self._loaded.all = adapters
+        self.adapters = self._loaded.names
+        self._graphs = {key: graph for key, graph in self._graphs.items() if not key[1]}
 
     def read_weights(self, source: WeightSource) -> Callable[[], None]:
         return read_weights(self._weights, source)
@@ -144,19 +169,30 @@ class TorchRunner:
 
     def _states(self, rows: Rows) -> Tensor:
         assert self._forward is not None
-        if all(rows.said) and self._device.type == "cuda" and len(rows) <= self.slots:
-            graph = self._graph(_count_of(len(rows), self.slots))
+        shares = None
+        if any(rows.adapters.values()):
+            shares = shares_tensor(self._loaded.shares(rows.adapters, rows.slots), self._weights.embedding)
+        if self._records and all(rows.said) and len(rows) <= self.slots:
+            adapters = 0 if shares is None else len(self._loaded.all)
+            graph = self._graph(_count_of(len(rows), self.slots), adapters)
             self._layout.fill(graph.batch, rows)
+            if shares is not None and graph.batch.shares is not None:
+                graph.batch.shares[: len(rows)] = shares
             return graph.run()[: len(rows)]
-        return self._forward.states(self._layout.of(rows, self._rows_at_once))
+        batch = self._layout.of(rows, self._rows_at_once)
+        batch.shares = shares
+        return self._forward.states(batch)
 
-    def _graph(self, count: int) -> "_Graph":
-        if count not in self._graphs:
+    def _graph(self, count: int, adapters: int) -> "_Graph":
+        if (count, adapters) not in self._graphs:
             assert self._forward is not None
             # They are never run at the same time, so they share their memory.
             pool = next((graph.pool for graph in self._graphs.values()), None)
-            self._graphs[count] = _Graph(self._forward, self._layout.empty(count), pool)
-        return self._graphs[count]
+            batch = self._layout.empty(count)
+            if adapters:
+                batch.shares = self._weights.embedding.new_zeros(count, adapters)
+            self._graphs[count, adapters] = _Graph(self._forward, batch, pool)
+        return self._graphs[count, adapters]
 
 
 class RowsOnCard:
@@ -228,11 +264,15 @@ class _Layout:
         first = np.concatenate(([True], (slots[1:] != slots[:-1]) | said[1:]))
         begins = [*np.flatnonzero(first).tolist(), len(rows)]
         tables = np.full((len(begins) - 1, self._width), self._unread, np.int32)
-        blocks = []
+        blocks: list[tuple[int, int]] = []
+        answers: list[tuple[int, int]] = []
         for number, (start, end) in enumerate(pairwise(begins)):
             pages = rows.tables[rows.slots[start]][: self._width]
             tables[number, : len(pages)] = pages
-            blocks += [(number, block) for block in range(0, end - start, rows_at_once)]
+            if rows.said[start]:
+                answers.append((number, 0))
+            else:
+                blocks += [(number, block) for block in range(0, end - start, rows_at_once)]
         pieces = np.cumsum(first) - 1
         return self._batch(
             np.array(rows.tokens),
@@ -240,18 +280,17 @@ class _Layout:
             pieces,
             np.array(begins),
             tables,
-            np.array(blocks),
+            np.array(blocks).reshape(-1, 2),
+            np.array(answers).reshape(-1, 2),
         )
 
     def empty(self, count: int) -> StepBatch:
         """Rows that nobody reads."""
         numbers = np.arange(count + 1)
         tables = np.full((count, self._width), self._unread, np.int32)
-        blocks = np.stack([numbers[:-1], np.zeros(count, np.int64)], 1)
+        answers = np.stack([numbers[:-1], np.zeros(count, np.int64)], 1)
         none = np.zeros(count, np.int64)
-        batch = self._batch(none, none, numbers[:-1], numbers, tables, blocks)
-        batch.single = True
-        return batch
+        return self._batch(none, none, numbers[:-1], numbers, tables, answers[:0], answers)
 
     def fill(self, batch: StepBatch, rows: Rows) -> None:
         """Put rows of answers into a batch that was made for as many, or more."""
@@ -280,6 +319,7 @@ class _Layout:
         begins: NDArray[Any],
         tables: NDArray[np.int32],
         blocks: NDArray[Any],
+        answers: NDArray[Any],
     ) -> StepBatch:
         def put(values: NDArray[Any], kind: Any = np.int32) -> Tensor:
             return torch.from_numpy(np.ascontiguousarray(values, kind)).to(self._device)
@@ -291,5 +331,5 @@ class _Layout:
             begins=put(begins),
             tables=put(tables),
             blocks=put(blocks),
-            single=False,
+            answers=put(answers),
         )

@@ -1,0 +1,165 @@
+"""LoRA adapters beside the products that they change: `W x` becomes `W x + B (s * (A x))`.
+
+`s` says how much of an adapter a row has, and is 0 for the rows of others: so they are computed together, and
+what nobody asked for adds nothing. Each adapter is a product of its own, hence what it says does not depend
+on which others there are. A step of which no row has an adapter is computed without all of this.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+import torch
+from msgspec import Struct
+from torch import Tensor
+
+from dragoman.engines.local.pytorch.family import Decoder
+from dragoman.engines.local.pytorch.weights import Weights, read_tensors
+from dragoman.errors import BadRequest, ModelFileError
+
+_NAME = re.compile(
+    r"(?:base_model\.model\.)?model\.layers\.(\d{1,6})\.(?:self_attn|mlp)\.(\w+)\.lora_([AB])\.weight"
+)
+"""As PEFT writes it. The beginning may be another, where what was trained had another model around it."""
+_PRODUCTS = {
+    "projection": ("q_proj", "k_proj", "v_proj"),
+    "output": ("o_proj",),
+    "up": ("gate_proj", "up_proj"),
+    "down": ("down_proj",),
+}
+Multiply: TypeAlias = Callable[..., Tensor]
+
+
+class LowRank(Struct, frozen=True):
+    """Of one product: what lowers its input, and what raises that again."""
+
+    a: Tensor
+    b: Tensor
+
+
+class TorchAdapter(Struct, frozen=True):
+    name: str
+    terms: Mapping[tuple[int, str], LowRank]
+    """By layer and product."""
+
+
+class LoadedAdapters:
+    """Those that there are, in the order in which a row's shares stand."""
+
+    def __init__(self) -> None:
+        self.all: list[TorchAdapter] = []
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(one.name for one in self.all)
+
+    def shares(
+        self, adapters: Mapping[int, Sequence[tuple[str, float]]], slots: Sequence[int]
+    ) -> list[list[float]]:
+        """Of each row."""
+        by_slot = {
+            slot: [dict(chosen).get(name, 0.0) for name in self.names] for slot, chosen in adapters.items()
+        }
+        none = [0.0] * len(self.all)
+        return [by_slot.get(slot, none) for slot in slots]
+
+    def add(
+        self, found: Tensor, states: Tensor, shares: Tensor, layer: int, product: str, multiply: Multiply
+    ) -> Tensor:
+        for number, adapter in enumerate(self.all):
+            if (term := adapter.terms.get((layer, product))) is not None:
+                found = found + multiply(multiply(states, term.a) * shares[:, number, None], term.b)
+        return found
+
+
+def read_adapter(name: str, path: Path, weights: Weights) -> TorchAdapter:
+    """A folder as PEFT saves it. Raises ModelFileError or BadRequest for what it cannot be."""
+    config = _read_config(name, path)
+    pairs: dict[tuple[int, str], dict[str, Tensor]] = {}
+    for key, tensor in read_tensors(path / "adapter_model.safetensors"):
+        found = _NAME.fullmatch(key)
+        if found is None or int(found[1]) >= weights.shape.layers or not _known(found[2], weights.shape):
+            raise BadRequest(
+                f"The adapter {name!r} changes {key!r}, which it cannot here.", code="unsupported_model"
+            )
+        pairs.setdefault((int(found[1]), found[2]), {})[found[3]] = tensor
+    if not pairs:
+        raise ModelFileError(f"There is no adapter in {path}.")
+    terms = {}
+    for layer in range(weights.shape.layers):
+        for product, parts in _PRODUCTS.items():
+            mine = {part: pairs[layer, part] for part in parts if (layer, part) in pairs}
+            if mine:
+                terms[layer, product] = _term(name, mine, product, config, weights)
+    return TorchAdapter(name, terms)
+
+
+class _PeftConfig(Struct):
+    peft_type: str
+    r: int
+    lora_alpha: float
+    use_rslora: bool = False
+    use_dora: bool = False
+    bias: str = "none"
+    modules_to_save: list[str] | None = None
+    rank_pattern: dict[str, Any] = msgspec.field(default_factory=dict)
+    alpha_pattern: dict[str, Any] = msgspec.field(default_factory=dict)
+
+    @property
+    def scale(self) -> float:
+        return self.lora_alpha / (math.sqrt(self.r) if self.use_rslora else self.r)
+
+
+def _read_config(name: str, path: Path) -> _PeftConfig:
+    try:
+        config = msgspec.json.decode((path / "adapter_config.json").read_bytes(), type=_PeftConfig)
+    except (OSError, msgspec.MsgspecError):
+        message = f"{path} is no folder with an adapter_config.json of PEFT, which the runner torch takes."
+        raise ModelFileError(message) from None
+    strange = config.use_dora or config.bias != "none" or config.modules_to_save
+    if config.peft_type != "LORA" or config.r < 1 or strange or config.rank_pattern or config.alpha_pattern:
+        message = f"The adapter {name!r} is more than LoRA of one rank; merge it into the model instead."
+        raise BadRequest(message, code="unsupported_model")
+    return config
+
+
+def _known(part: str, shape: Decoder) -> bool:
+    parts = [*_PRODUCTS["projection"], *_PRODUCTS["output"]]
+    return part in parts or (not shape.experts and part in (*_PRODUCTS["up"], *_PRODUCTS["down"]))
+
+
+def _term(
+    name: str, pairs: Mapping[str, Mapping[str, Tensor]], product: str, config: _PeftConfig, weights: Weights
+) -> LowRank:
+    """What is one matrix of the model is one here, too: the A of its parts one below the other, and each B in
+    the rows of its part."""
+    whole: Tensor = getattr(weights.layers[0], product)
+    sizes = _sizes(product, weights.shape)
+    rows = {part: sum(sizes[:number]) for number, part in enumerate(_PRODUCTS[product])}
+    rank, size = config.r, dict(zip(_PRODUCTS[product], sizes, strict=True))
+    a = whole.new_zeros(rank * len(pairs), whole.shape[1])
+    b = whole.new_zeros(whole.shape[0], rank * len(pairs))
+    for number, (part, found) in enumerate(pairs.items()):
+        shapes = {kind: [*tensor.shape] for kind, tensor in found.items()}
+        if shapes != {"A": [rank, whole.shape[1]], "B": [size[part], rank]}:
+            raise BadRequest(
+                f"The adapter {name!r} has another shape than the model's {part}.", code="unsupported_model"
+            )
+        column = slice(number * rank, (number + 1) * rank)
+        a[column] = found["A"].to(a)
+        b[rows[part] : rows[part] + size[part], column] = (found["B"].float() * config.scale).to(b)
+    return LowRank(a, b)
+
+
+def _sizes(product: str, shape: Decoder) -> list[int]:
+    """Rows of each part of a matrix."""
+    if product == "projection":
+        return [shape.heads * shape.head, *[shape.kv_heads * shape.head] * 2]
+    return [shape.inner] * 2 if product == "up" else [shape.width]
+
+
+def shares_tensor(shares: Sequence[Sequence[float]], like: Tensor) -> Tensor:
+    return torch.tensor(shares, dtype=like.dtype).to(like.device)
