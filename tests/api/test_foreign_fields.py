@@ -113,11 +113,6 @@ def test_a_last_message_may_say_that_it_goes_on(name: str) -> None:
     assert not chat_request.conversation(later).continue_final_message
 
 
-def test_images_beside_a_text_are_refused() -> None:
-    error = refused("chat", messages=[{"role": "user", "content": "a", "images": ["b64"]}])
-    assert (error.param, error.code) == ("messages[0].images", "unsupported_content")
-
-
 def test_unknown_fields_are_errors_where_the_operator_says_so() -> None:
     error = refused("chat", Ignored("error"), colour="red")
     assert (error.param, error.code) == ("colour", "unknown_field")

@@ -18,6 +18,7 @@ from dragoman.api.chat import request as chat
 from dragoman.api.chat.request import ChatRequest, MessageBody
 from dragoman.api.choosing_fields import IDLE
 from dragoman.api.foreign_fields import OLLAMA, OLLAMA_VECTORS
+from dragoman.api.parts import read_images
 from dragoman.api.read import Ignored, Reader
 from dragoman.api.reply import Speller, as_known_error, encode, spell_error
 from dragoman.api.shared_fields import TokenId, check_longest, check_shared, sampling, turn_spec
@@ -106,9 +107,11 @@ def read_prompt(body: bytes, limits: Limits, ignored: Ignored | None = None) -> 
     if request.messages is not None:
         raise BadRequest("Send a prompt, or messages to /api/chat.", param="messages", code="invalid_value")
     if request.images:
-        message = "This model takes text only; images are not supported."
-        raise BadRequest(message, param="images", code="unsupported_content")
-    for name in ("system", "context") if is_raw(request) else ():
+        request.images = read_images(request.images, limits, "images")
+        if request.context:
+            message = "Pictures cannot go on from ids; leave out context, or send messages to /api/chat."
+            raise BadRequest(message, param="context", code="invalid_value")
+    for name in ("system", "context", "images") if is_raw(request) else ():
         if getattr(request, name):
             message = f"'{name}' is for the template, which raw and suffix leave out; send one of the two."
             raise BadRequest(message, param=name, code="invalid_value")
@@ -148,7 +151,8 @@ def is_raw(request: OllamaPrompt) -> bool:
 def as_chat(request: OllamaPrompt) -> OllamaPrompt:
     """The same with the messages that its prompt stands for."""
     said = [MessageBody("system", request.system)] if request.system else []
-    return replace(request, messages=[*said, MessageBody("user", request.prompt)])
+    asked = MessageBody("user", request.prompt, images=request.images)
+    return replace(request, messages=[*said, asked])
 
 
 def spec(request: OllamaChat) -> TurnSpec:

@@ -1,6 +1,6 @@
 """Pictures and sounds: what is known of one, and where it stands in a prompt."""
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from typing import Literal, TypeAlias
 
 from msgspec import Struct
@@ -43,3 +43,12 @@ def unsupported(kind: str, modalities: Set[MediaKind], place: str) -> BadRequest
     verb = "are" if NAMES[kind].endswith("s") else "is"
     message = f"This model takes {takes}; {NAMES[kind]} {verb} not supported."
     return BadRequest(message, param=place, code="unsupported_content")
+
+
+def check_modalities(
+    media: Mapping[str, Media], places: Mapping[str, str], modalities: Set[MediaKind]
+) -> None:
+    """Raises for the first of them that a model cannot take."""
+    for digest, each in media.items():
+        if each.kind not in modalities:
+            raise unsupported(each.kind, modalities, places.get(digest, ""))

@@ -21,6 +21,7 @@ from dragoman.dialects.registry import with_calls
 from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.errors import MODEL, BadRequest, ContextOverflow, ModelNotFound, Part, SettingsError
 from dragoman.limits import Limits
+from dragoman.media import check_modalities
 from dragoman.prompt import Prompter
 from dragoman.prompt.encode import SharedIds, chain_messages, check_encoded, digest_frame, meaning_of
 from dragoman.prompt.known import KnownPrompts
@@ -275,6 +276,8 @@ class Planner:
 
     def _checked(self, spec: TurnSpec) -> tuple[Adapters, TurnSpec, Sampling]:
         check_turn(spec, self._limits)
+        for prompt in spec.prompts:
+            self._check_media(prompt)
         named, some = self.adapter(spec.model), self.card.adapters or spec.adapters
         adapters = self.adapters.choose(named, spec.adapters) if some else ()
         if spec.bounded:
@@ -282,6 +285,10 @@ class Planner:
         refuse_unsupported(spec, self.card)
         settled = self._with_stops(self.defaults(spec.model).settle(spec))
         return adapters, settled, self._sampling(settled)
+
+    def _check_media(self, prompt: Prompt) -> None:
+        if isinstance(prompt, Conversation) and prompt.media:
+            check_modalities(prompt.media, prompt.places, self.card.modalities)
 
     def _with_stops(self, spec: TurnSpec) -> TurnSpec:
         """With those of the template; and where one is a control token, which has no text, by its id."""
@@ -313,6 +320,7 @@ class Planner:
     def render(self, model: str | None, prompt: Prompt) -> tuple[str, tuple[int, ...]]:
         """A prompt as text and as ids, as a turn of the model of this name would have it."""
         self.adapter(model)
+        self._check_media(prompt)
         return self.prompter.render(self.defaults(model).settle_prompt(prompt))
 
     def plan(self, spec: TurnSpec) -> TurnPlan:

@@ -113,9 +113,10 @@ def _go_on(
     if place is None or request.messages is None or request.cache_salt != known.salt:
         return None
     _, end = place
-    messages = known.messages + tuple(map(to_message, request.messages))
-    request.messages = [*known.bodies, *request.messages]
+    new_messages = request.messages
+    request.messages = [*known.bodies, *new_messages]
     check_request(request, limits, ignored, len(known.bodies))
+    messages = known.messages + tuple(map(to_message, new_messages))
     if more:
         amount = _sum(amount, count_amount(outside_of_strings(new[known.first : end])), (1, 0, 0))
     start = body[: end + len(body) - len(new)] if more else known.start

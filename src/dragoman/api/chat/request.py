@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from dragoman.api.choosing_fields import IDLE, read_wanted
 from dragoman.api.foreign_fields import CHAT, ECHOED_IN_CALLS, ECHOED_IN_MESSAGES
+from dragoman.api.parts import Gallery, ImageList, join_parts, read_images, read_part, tell_part
 from dragoman.api.read import Ignored, Reader
 from dragoman.api.shared_fields import (
     Longest,
@@ -48,14 +49,6 @@ from dragoman.turns.tool_loop import ServerWish
 from dragoman.types import Conversation, IdsPrompt, Message, Prompt, Role, ToolCall
 
 # Messages: what is checked in them, and what of them reaches the template.
-
-
-MEDIA_PARTS = {
-    **dict.fromkeys(("image_url", "input_image", "images"), "images"),
-    **dict.fromkeys(("input_audio", "audio_url"), "audio"),
-    **dict.fromkeys(("file", "input_file"), "files"),
-    "video_url": "video",
-}
 
 
 THOUGHTS = ("thinking", "reasoning", "redacted_thinking")
@@ -115,46 +108,37 @@ class MessageBody(Struct, forbid_unknown_fields=True):
     provider_specific_fields: Any = None
 
 
-def check_messages(messages: Sequence[MessageBody], known: int = 0) -> None:
-    """Raises where a part or a call cannot be used. So many were looked at before."""
+def check_messages(messages: Sequence[MessageBody], limits: Limits, known: int = 0) -> None:
+    """Raises where a part or a call cannot be used, and reads pictures. So many were looked at before."""
+    shows = False
     for number, message in enumerate(messages[known:], known):
         if message.images:
-            raise _no_media("images", f"messages[{number}].images")
+            message.images = read_images(message.images, limits, f"messages[{number}].images")
+            shows = True
         if isinstance(message.content, list):
             for at, part in enumerate(message.content):
-                if not _is_thought(message, part):
-                    part_text(part, f"messages[{number}].content[{at}]")
+                if _is_thought(message, part):
+                    continue
+                message.content[at] = read = read_part(part, limits, f"messages[{number}].content[{at}]")
+                shows = shows or read is not part
         for at, call in enumerate(message.tool_calls or ()):
             # Arguments may be anything: a model may have written them wrong, or been cut short.
             if call.called is None:
                 name = f"messages[{number}].tool_calls[{at}].function"
                 raise BadRequest(f"'{name}' is required.", param=name, code="missing_field")
+    if shows:
+        _shown(messages).check(limits, "messages")
 
 
-def part_text(part: dict[str, Any], param: str) -> str:
-    kind = part.get("type")
-    if not isinstance(kind, str):
-        raise BadRequest(f"'{param}.type' must be a string.", param=f"{param}.type", code="invalid_value")
-    # Beside a text, too, an image is not left out in silence.
-    media = (
-        kind if kind in MEDIA_PARTS else next((key for key in part if key in MEDIA_PARTS and part[key]), "")
-    )
-    if media:
-        raise _no_media(media, param)
-    key = "refusal" if kind == "refusal" else "text"
-    if kind not in ("text", "input_text", "output_text", "refusal"):
-        raise BadRequest(
-            f"Unknown content part type {kind[:64]!r}.", param=f"{param}.type", code="invalid_value"
-        )
-    text = part.get(key)
-    if not isinstance(text, str):
-        raise BadRequest(f"'{param}.{key}' must be a string.", param=f"{param}.{key}", code="invalid_value")
-    return text
-
-
-def _no_media(kind: str, param: str) -> BadRequest:
-    message = f"This model takes text only; {MEDIA_PARTS[kind]} are not supported."
-    return BadRequest(message, param=param, code="unsupported_content")
+def _shown(messages: Sequence[MessageBody]) -> Gallery:
+    """What was read of pictures and sounds in them."""
+    gallery = Gallery()
+    for message in messages:
+        if isinstance(message.images, ImageList):
+            gallery.add(message.images.read)
+        if isinstance(message.content, list):
+            gallery.add(message.content)
+    return gallery
 
 
 def to_message(body: MessageBody) -> Message:
@@ -163,6 +147,8 @@ def to_message(body: MessageBody) -> Message:
     reasoning = body.reasoning_content or body.reasoning or body.thinking
     if _elsewhere(body) != _NOWHERE or isinstance(content, list):
         content, reasoning = _said(body), reasoning or _thoughts(body)
+    if body.images:
+        content = _beside(body.images, content)
     return Message(
         role=body.role,
         content=content,
@@ -180,7 +166,7 @@ def _is_thought(body: MessageBody, part: dict[str, Any]) -> bool:
 def _said(body: MessageBody) -> str | list[dict[str, Any]] | None:
     if not isinstance(body.content, list):
         return body.content
-    return _parts([part for part in body.content if not _is_thought(body, part)])
+    return [tell_part(part, "content") for part in body.content if not _is_thought(body, part)]
 
 
 def _thoughts(body: MessageBody) -> str | None:
@@ -194,12 +180,11 @@ _elsewhere = attrgetter("thinking_blocks", "reasoning_details", "reasoning_items
 _NOWHERE = (None, None, None)
 
 
-def _parts(content: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{"type": "text", "text": part_text(part, "content")} for part in content]
-
-
-def join_texts(content: str | list[dict[str, Any]] | None) -> str:
-    return "".join(p["text"] for p in _parts(content)) if isinstance(content, list) else content or ""
+def _beside(images: list[Any], content: str | list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+    """Pictures come before the words about them."""
+    said = content if isinstance(content, list) else [{"type": "text", "text": content}] if content else []
+    shown = images.read if isinstance(images, ImageList) else ()
+    return [*(tell_part(part, "images") for part in shown), *said]
 
 
 def _tool_calls(body: MessageBody) -> list[ToolCall]:
@@ -352,7 +337,8 @@ def echo_text(request: ChatRequest) -> str:
     if not request.echo:
         return ""
     messages = request.messages or ()
-    begun = join_texts(_said(messages[-1])) if messages and request.continues else ""
+    begun = (_said(messages[-1]) or "") if messages and request.continues else ""
+    begun = begun if isinstance(begun, str) else join_parts(begun)
     return begun + (request.response_prefix or "")
 
 
@@ -382,7 +368,7 @@ def check_conversation(request: ChatRequest, limits: Limits, known: int = 0) -> 
         raise BadRequest("Send tools or functions, not both.", param="functions", code="invalid_value")
     check_tools(request.declared, limits)
     check_template(request, limits)
-    check_messages(request.messages or (), known)
+    check_messages(request.messages or (), limits, known)
     if request.continues and request.add_generation_prompt:
         message = "continue_final_message and add_generation_prompt exclude each other."
         raise BadRequest(message, param="continue_final_message", code="invalid_value")
@@ -413,6 +399,7 @@ def conversation(request: ChatRequest, known: tuple[Message, ...] = ()) -> Conve
     """The template's view: everything that does not belong into a prompt is gone."""
     continues = request.continues
     generates = not continues if request.add_generation_prompt is None else request.add_generation_prompt
+    shown = _shown(request.messages or ())
     return Conversation(
         messages=known + tuple(map(to_message, (request.messages or ())[len(known) :])),
         tools=for_template(request.declared.functions),
@@ -421,6 +408,8 @@ def conversation(request: ChatRequest, known: tuple[Message, ...] = ()) -> Conve
         continue_final_message=continues,
         template_kwargs=template_kwargs(request, request.verbosity),
         response_prefix=request.response_prefix or "",
+        media=shown.media,
+        places=shown.places,
     )
 
 

@@ -12,9 +12,11 @@ from msgspec import Struct
 from msgspec.json import encode as encode_json
 
 from dragoman.api.foreign_fields import ECHOED_IN_MESSAGES
+from dragoman.api.parts import Gallery, join_parts, read_media_part, tell_part
 from dragoman.api.read import Ignored, Reader
 from dragoman.api.shared_fields import ShortText
 from dragoman.errors import BadRequest
+from dragoman.limits import Limits
 from dragoman.types import Message, ToolCall
 
 Content: TypeAlias = str | list[dict[str, Any]]
@@ -55,6 +57,18 @@ class DocumentBlock(Struct, forbid_unknown_fields=True):
     title: str | None = None
     context: str | None = None
     citations: CitationsConfig | None = None
+    cache_control: Any = None
+
+
+class ImageTransformations(Struct, forbid_unknown_fields=True):
+    oversized_image: Literal["downsize"] | None = None
+    """What models do with their pictures in any case."""
+
+
+class ImageBlock(Struct, forbid_unknown_fields=True):
+    source: dict[str, Any]
+    type: Literal["image"] = "image"
+    transformations: ImageTransformations | None = None
     cache_control: Any = None
 
 
@@ -133,6 +147,7 @@ class CompactionBlock(Struct, forbid_unknown_fields=True):
 
 Block: TypeAlias = (
     TextBlock
+    | ImageBlock
     | DocumentBlock
     | SearchResultBlock
     | ThinkingBlock
@@ -146,6 +161,7 @@ Block: TypeAlias = (
 )
 BLOCKS: Mapping[str, Reader] = {
     "text": Reader.of(TextBlock),
+    "image": Reader.of(ImageBlock),
     "document": Reader.of(DocumentBlock),
     "search_result": Reader.of(SearchResultBlock),
     "thinking": Reader.of(ThinkingBlock),
@@ -158,7 +174,7 @@ BLOCKS: Mapping[str, Reader] = {
     "compaction": Reader.of(CompactionBlock),
 }
 WHERE: Mapping[str, frozenset[str]] = {
-    "user": frozenset({"text", "document", "search_result", "tool_result", "compaction"}),
+    "user": frozenset({"text", "image", "document", "search_result", "tool_result", "compaction"}),
     "assistant": frozenset(
         {
             "text",
@@ -171,24 +187,21 @@ WHERE: Mapping[str, frozenset[str]] = {
         }
     ),
     "system": frozenset({"text"}),
-    "tool": frozenset({"text", "document", "search_result", "tool_reference"}),
+    "tool": frozenset({"text", "image", "document", "search_result", "tool_reference"}),
+    "document": frozenset({"text", "image"}),
 }
-"""What may stand in a message of each role, and in the result of a tool."""
-_TEXT_ONLY = "this model takes text only; images are not supported"
+"""What may stand in a message of each role, in the result of a tool, and in a document."""
 _HOSTED = "it belongs to a hosted service"
 _FIXED = "the tools of a request are those in its tools"
 REFUSED_BLOCKS: Mapping[str, str] = {
-    "image": _TEXT_ONLY,
-    **{
-        name: reason
-        for reason, names in {
-            _HOSTED: "server_tool_use web_search_tool_result web_fetch_tool_result advisor_tool_result"
-            " code_execution_tool_result bash_code_execution_tool_result container_upload fallback"
-            " text_editor_code_execution_tool_result tool_search_tool_result browser_state",
-            _FIXED: "tool_addition tool_removal mcp_tool_listing",
-        }.items()
-        for name in names.split()
-    },
+    name: reason
+    for reason, names in {
+        _HOSTED: "server_tool_use web_search_tool_result web_fetch_tool_result advisor_tool_result"
+        " code_execution_tool_result bash_code_execution_tool_result container_upload fallback"
+        " text_editor_code_execution_tool_result tool_search_tool_result browser_state",
+        _FIXED: "tool_addition tool_removal mcp_tool_listing",
+    }.items()
+    for name in names.split()
 }
 """Why not."""
 _SOURCES: Mapping[str, Reader] = {"text": Reader.of(TextSource), "content": Reader.of(PartsSource)}
@@ -225,46 +238,64 @@ def _unsupported(place: str, kind: str, reason: str) -> BadRequest:
     return BadRequest(message, param=place, code="unsupported_content")
 
 
-def read_texts(content: Content, place: str, role: str, ignored: Ignored) -> list[str]:
-    """What blocks say that are texts in some way."""
-    if isinstance(content, str):
-        return [content]
-    return [
-        _block_text(read_block(each, f"{place}[{number}]", role, ignored), f"{place}[{number}]", ignored)
-        for number, each in enumerate(content)
-    ]
+class BlockReader:
+    """Blocks to parts of messages; `gallery` is what they show."""
+
+    def __init__(self, limits: Limits, ignored: Ignored) -> None:
+        self.gallery = Gallery()
+        self.limits = limits
+        self.ignored = ignored
+
+    def parts(self, content: Content, place: str, role: str) -> list[dict[str, Any]]:
+        if isinstance(content, str):
+            return [_text(content)]
+        found: list[dict[str, Any]] = []
+        for number, each in enumerate(content):
+            at = f"{place}[{number}]"
+            found += self.block_parts(read_block(each, at, role, self.ignored), at)
+        return found
+
+    def block_parts(self, block: Block, place: str) -> list[dict[str, Any]]:
+        match block:
+            case TextBlock():
+                return [_text(block.text)]
+            case ImageBlock():
+                read = read_media_part({"source": block.source}, "image", self.limits, place)
+                self.gallery.add([read])
+                return [tell_part(read, place)]
+            case DocumentBlock():
+                return self._document_parts(block, place)
+            case SearchResultBlock():
+                _check_uncited(block.citations, place)
+                texts = [each["text"] for each in self.parts(block.content, f"{place}.content", "system")]
+                return [_text(f"{block.title}\n{block.source}\n\n" + "\n".join(texts))]
+            case ToolReferenceBlock():
+                return [_text(block.tool_name)]
+        raise AssertionError(block)
+
+    def _document_parts(self, block: DocumentBlock, place: str) -> list[dict[str, Any]]:
+        """What is in a document below its title, and what is said of it: a text, unless it has pictures."""
+        _check_uncited(block.citations, place)
+        kind = str(block.source.get("type"))
+        if kind in REFUSED_SOURCES:
+            raise _unsupported(f"{place}.source", kind, REFUSED_SOURCES[kind])
+        if kind not in _SOURCES:
+            message = f"'{place}.source.type' must be text or content."
+            raise BadRequest(message, param=f"{place}.source.type", code="invalid_value")
+        source = _converted(_SOURCES[kind], block.source, f"{place}.source", self.ignored)
+        if isinstance(source, TextSource):
+            parts = [_text(source.data)]
+        else:
+            parts = self.parts(source.content, f"{place}.source.content", "document")
+        head = [_text(text) for text in (block.title, block.context) if text]
+        if any(part["type"] != "text" for part in parts):
+            return [*head, *parts]
+        text = "\n".join(part["text"] for part in parts)
+        return [_text("\n\n".join(part for part in (block.title, block.context, text) if part))]
 
 
-def _block_text(block: Block, place: str, ignored: Ignored) -> str:
-    match block:
-        case TextBlock():
-            return block.text
-        case DocumentBlock():
-            return _document_text(block, place, ignored)
-        case SearchResultBlock():
-            _check_uncited(block.citations, place)
-            text = "\n".join(read_texts(block.content, f"{place}.content", "system", ignored))
-            return f"{block.title}\n{block.source}\n\n{text}"
-        case ToolReferenceBlock():
-            return block.tool_name
-    raise AssertionError(block)
-
-
-def _document_text(block: DocumentBlock, place: str, ignored: Ignored) -> str:
-    """The text of a document below its title, and what is said of it."""
-    _check_uncited(block.citations, place)
-    kind = str(block.source.get("type"))
-    if kind in REFUSED_SOURCES:
-        raise _unsupported(f"{place}.source", kind, REFUSED_SOURCES[kind])
-    if kind not in _SOURCES:
-        message = f"'{place}.source.type' must be text or content."
-        raise BadRequest(message, param=f"{place}.source.type", code="invalid_value")
-    source = _converted(_SOURCES[kind], block.source, f"{place}.source", ignored)
-    if isinstance(source, TextSource):
-        text = source.data
-    else:
-        text = "\n".join(read_texts(source.content, f"{place}.source.content", "system", ignored))
-    return "\n\n".join(part for part in (block.title, block.context, text) if part)
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
 
 
 def _check_uncited(citations: CitationsConfig | None, place: str) -> None:
@@ -334,7 +365,8 @@ SUMMARY = "Summary of the conversation so far:\n"
 class Telling:
     """The messages so far, and what the assistant is in the middle of saying."""
 
-    def __init__(self, unseal: Unseal, ignored: Ignored) -> None:
+    def __init__(self, unseal: Unseal, ignored: Ignored, limits: Limits) -> None:
+        self.reader = BlockReader(limits, ignored)
         self.referenced: set[str] = set()
         """Tools that results of a search for tools have named."""
         self._unseal = unseal
@@ -374,8 +406,7 @@ class Telling:
 
     def _parts(self, content: Content, place: str, role: str) -> Content:
         """A text stays a text, and parts stay parts: some templates want them so."""
-        texts = read_texts(content, place, role, self._ignored)
-        return content if isinstance(content, str) else [{"type": "text", "text": text} for text in texts]
+        return content if isinstance(content, str) else self.reader.parts(content, place, role)
 
     def _take_user(self, content: list[dict[str, Any]], place: str) -> None:
         """Results come first: they belong to the calls before them."""
@@ -386,7 +417,7 @@ class Telling:
             elif isinstance(block, CompactionBlock):
                 self._summarise(block)
             else:
-                parts.append({"type": "text", "text": _block_text(block, at, self._ignored)})
+                parts += self.reader.block_parts(block, at)
         if parts:
             self._told.append(Message(role="user", content=parts))
 
@@ -442,7 +473,7 @@ class Telling:
 
 def _as_error(told: Content) -> Content:
     """In the words in which calls of the server's own are told that went wrong."""
-    text = told if isinstance(told, str) else "".join(part["text"] for part in told)
+    text = told if isinstance(told, str) else join_parts(told)
     if text[:5].lower() == "error":
         return told
     return f"Error: {text}" if isinstance(told, str) else [{"type": "text", "text": "Error: "}, *told]

@@ -144,7 +144,7 @@ def ask_summary(asked: AskedMessage, instructions: str | None, most: int) -> Tur
 def last_words(messages: Sequence[Message]) -> str:
     """What the user said last, which a summary may leave out but the answer is about."""
     said = next((each.content for each in reversed(messages) if each.role == "user"), None) or ""
-    return said if isinstance(said, str) else "\n".join(part["text"] for part in said)
+    return said if isinstance(said, str) else "\n".join(part["text"] for part in said if "text" in part)
 
 
 def write_summary(asked: AskedMessage, summary: str) -> str:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from dragoman.api.choosing_fields import IDLE, JsonSchema, read_wanted
 from dragoman.api.foreign_fields import MESSAGES
 from dragoman.api.messages.blocks import Content, MessageParam, Telling, Unseal
+from dragoman.api.parts import Gallery
 from dragoman.api.read import Ignored, Reader
 from dragoman.api.shared_fields import (
     Effort,
@@ -236,6 +237,8 @@ class AskedMessage(Struct, frozen=True, kw_only=True):
     declared: Declared
     """Tools that the client runs, those that the model is told of now."""
     servers: Sequence[ServerWish] = ()
+    gallery: Gallery
+    """What they show."""
 
 
 def read(
@@ -254,15 +257,18 @@ def read(
     check_shared(request)
     check_reasoning(request)
     check_template(request, limits)
-    telling = Telling(unseal, ignored)
+    telling = Telling(unseal, ignored, limits)
     messages = telling.tell(request.system, request.messages)
+    gallery = telling.reader.gallery
+    gallery.check(limits, "messages")
     if messages[-1].role == "assistant" and messages[-1].tool_calls:
         message = "The last message has calls; send their results in a user message behind it."
         raise BadRequest(message, param=f"messages[{len(request.messages) - 1}]", code="invalid_value")
     declared, toolsets = _declared(request, messages, telling.referenced, ignored)
     check_tools(declared, limits)
+    servers = [*_wishes(request, toolsets)]
     asked = AskedMessage(
-        request=request, messages=messages, declared=declared, servers=[*_wishes(request, toolsets)]
+        request=request, messages=messages, declared=declared, servers=servers, gallery=gallery
     )
     if not asked.servers:
         read_calling(asked)
@@ -420,6 +426,8 @@ def conversation(asked: AskedMessage) -> Conversation:
         add_generation_prompt=not continues,
         continue_final_message=continues,
         template_kwargs=template_kwargs(asked.request, None),
+        media=asked.gallery.media,
+        places=asked.gallery.places,
     )
 
 

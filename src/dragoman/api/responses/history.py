@@ -10,11 +10,12 @@ from typing import Any, TypeAlias
 
 from msgspec import Struct
 
-from dragoman.api.chat.request import part_text
-from dragoman.api.responses.items import CALLS, SILENT, ItemDict, Parts, leaves, lines, plainly
+from dragoman.api.parts import Gallery, part_text, tell_part
+from dragoman.api.responses.items import CALLS, SILENT, ItemDict, Parts, leaves, lines, plainly, read_shown
 from dragoman.api.responses.output import ItemPlace
 from dragoman.api.tools import as_arguments
 from dragoman.errors import BadRequest
+from dragoman.limits import Limits
 from dragoman.types import Message, Role, ToolCall
 
 Content: TypeAlias = str | list[dict[str, Any]]
@@ -31,12 +32,19 @@ UNANSWERED = "The user has not allowed this call yet."
 
 
 def messages(
-    items: Sequence[ItemDict], instructions: str | None, unseal: Unseal, visible: Visible
+    items: Sequence[ItemDict],
+    instructions: str | None,
+    unseal: Unseal,
+    visible: Visible,
+    gallery: Gallery | None = None,
 ) -> tuple[Message, ...]:
-    """`[reasoning, function_call, function_call_output]` gives an assistant's message and a tool's."""
+    """`[reasoning, function_call, function_call_output]` gives an assistant's message and a tool's.
+
+    The gallery is told what they show.
+    """
     _check_pairs(items)
     start, kept = _after_compaction(items)
-    told = _Telling(items, unseal, visible)
+    told = _Telling(items, unseal, visible, gallery or Gallery())
     shown = [*kept, *items[start:]]
     # Tools that a developer adds are of that role, too, but say nothing.
     told.systems = [item["content"] for item in shown if item.get("role") in HEADS and "content" in item]
@@ -122,7 +130,8 @@ def _call_id(item: ItemDict) -> str:
 class _Telling:
     """The messages so far, and what the assistant is in the middle of saying."""
 
-    def __init__(self, items: Sequence[ItemDict], unseal: Unseal, visible: Visible) -> None:
+    def __init__(self, items: Sequence[ItemDict], unseal: Unseal, visible: Visible, gallery: Gallery) -> None:
+        self._gallery = gallery
         self._answers = _answers(items)
         self._made = _find_approved(items)
         self._unseal = unseal
@@ -149,7 +158,7 @@ class _Telling:
             case "custom_tool_call":
                 self._call(_call_id(item), item.get("namespace"), item["name"], as_arguments(item["input"]))
             case "function_call_output" | "custom_tool_call_output":
-                self._result(_call_id(item), _content(item["output"]))
+                self._result(_call_id(item), self._content(item["output"]))
             case "mcp_call":
                 self._server_call(item, _outcome(item))
             case "mcp_approval_request":
@@ -167,13 +176,13 @@ class _Telling:
         self.say("system", SUMMARY + text)
         for item in kept:
             if item["role"] not in HEADS or item["content"] not in self.systems:
-                self.take(item)
+                self.take(read_shown(item, Limits(), "input"))
 
     def _message(self, role: Role, parts: Parts) -> None:
         if role == "assistant":
             self._texts.extend(part_text(part, "input") for part in parts)
         else:
-            self.say(role, _content(parts))
+            self.say(role, self._content(parts))
 
     def _call(self, id_: str, space: str | None, name: str, arguments: str) -> None:
         self._calls.append(ToolCall(id=id_, name=self._visible(space, name), arguments=arguments or "{}"))
@@ -220,6 +229,13 @@ class _Telling:
             raise BadRequest(message, param="input", code="invalid_encrypted_content")
         return text
 
+    def _content(self, given: str | Parts) -> Content:
+        if isinstance(given, str):
+            return given
+        self._gallery.add(given)
+        parts = [tell_part(part, "input") for part in given]
+        return str(parts[0]["text"]) if len(parts) == 1 and "text" in parts[0] else parts
+
     def _close(self) -> None:
         """What the assistant said in a row is one message."""
         if self._reasoning or self._texts or self._calls:
@@ -235,10 +251,6 @@ class _Telling:
 
 def _join_texts(texts: list[str]) -> Content:
     return texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts]
-
-
-def _content(given: str | Parts) -> Content:
-    return given if isinstance(given, str) else _join_texts([part_text(part, "input") for part in given])
 
 
 def _outcome(item: ItemDict) -> str:

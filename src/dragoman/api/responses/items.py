@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta, Struct, field
 
-from dragoman.api.chat.request import part_text
+from dragoman.api.parts import MEDIA_PARTS, Gallery, MediaPart, part_text, read_part
 from dragoman.api.read import Reader
 from dragoman.api.shared_fields import ShortText
 from dragoman.api.tools import wrong
@@ -221,6 +221,8 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
     waiting = [(name, value)]
     while waiting:
         key, one = waiting.pop()
+        if isinstance(one, MediaPart):
+            continue
         if isinstance(one, dict):
             waiting.extend(reversed(one.items()))
         elif isinstance(one, list):
@@ -232,6 +234,9 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
 # The input of a response as items: each with a type, an id and whatever else SDKs require of stored ones.
 
 
+OUTPUTS = ("function_call_output", "custom_tool_call_output")
+SHOWING = ("content", "output")
+"""Fields of items that may show something."""
 PARTED = ("content", "output", "outputs", "results", "summary")
 """Fields of items that may be lists of parts."""
 _decode = msgspec.json.Decoder().decode
@@ -258,20 +263,22 @@ def normalise(
     """
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
-    most = (limits or Limits()).content_parts
-    check_count(sum(map(_parts, given or ())), most, field, "parts of content")
-    return [_normal(item, f"{field}[{number}]", new_id) for number, item in enumerate(given or ())]
+    limits = limits or Limits()
+    check_count(sum(map(_parts, given or ())), limits.content_parts, field, "parts of content")
+    made = [_normal(item, f"{field}[{number}]", new_id, limits) for number, item in enumerate(given or ())]
+    check_shown(made, limits, field)
+    return made
 
 
-def _normal(given: ItemDict, place: str, new_id: Callable[[str], str]) -> ItemDict:
+def _normal(given: ItemDict, place: str, new_id: Callable[[str], str], limits: Limits) -> ItemDict:
     item = {key: value for key, value in given.items() if value is not None}
     item["type"] = name = _type(item, place)
     kind = KINDS[name]
     kind.reader.convert(item, place)
     if name == "message":
-        item["content"] = _content(item["content"], f"{place}.content", item["role"])
-    if isinstance(item.get("output"), list) and name in ("function_call_output", "custom_tool_call_output"):
-        item["output"] = _content(item["output"], f"{place}.output", "user")
+        item["content"] = _content(item["content"], f"{place}.content", item["role"], limits)
+    if isinstance(item.get("output"), list) and name in OUTPUTS:
+        item["output"] = _content(item["output"], f"{place}.output", "user", limits)
     if kind.prefix and "id" not in item:
         item["id"] = new_id(kind.prefix)
     return {**{key: value for key, value in kind.defaults.items() if key not in item}, **item}
@@ -294,18 +301,41 @@ def _type(item: ItemDict, place: str) -> str:
     return name
 
 
-def _content(content: str | Parts, place: str, role: str) -> Parts:
+def _content(content: str | Parts, place: str, role: str, limits: Limits) -> Parts:
     if isinstance(content, str):
         content = [{"type": "input_text", "text": content}]
-    return [_part(part, part_text(part, f"{place}[{n}]"), role) for n, part in enumerate(content)]
+    return [_part(part, f"{place}[{n}]", role, limits) for n, part in enumerate(content)]
 
 
-def _part(part: dict[str, Any], text: str, role: str) -> dict[str, Any]:
+def _part(part: dict[str, Any], place: str, role: str, limits: Limits) -> dict[str, Any]:
     if role != "assistant":
-        return {**part, "type": "input_text", "text": text}
-    if part["type"] == "refusal":
-        return part
-    return {"annotations": [], **part, "type": "output_text", "text": text}
+        read = read_part(part, limits, place)
+        return read if isinstance(read, MediaPart) else {**read, "type": "input_text", "text": read["text"]}
+    text = part_text(part, place)
+    return (
+        part
+        if part["type"] == "refusal"
+        else {"annotations": [], **part, "type": "output_text", "text": text}
+    )
+
+
+def read_shown(item: ItemDict, limits: Limits, field: str) -> ItemDict:
+    """A stored item, whose pictures are read once more."""
+    for name in SHOWING:
+        parts = item.get(name)
+        if isinstance(parts, list) and any(part.get("type") in MEDIA_PARTS for part in parts):
+            item[name] = [read_part(part, limits, field) for part in parts]
+    return item
+
+
+def check_shown(items: Iterable[ItemDict], limits: Limits, field: str) -> None:
+    """All that they show and play has its limits, too."""
+    gallery = Gallery()
+    for item in items:
+        for name in SHOWING:
+            if isinstance(parts := item.get(name), list):
+                gallery.add(parts)
+    gallery.check(limits, field)
 
 
 def without_logprobs(item: ItemDict) -> ItemDict:
@@ -336,10 +366,11 @@ def tell_items(
     meant = _count_references(inputs, found, field)
     bodies = [*((body, 1) for body in stored), *((found[id_], times) for id_, times in meant.items())]
     _check_values(bodies, limits.json_values, field)
-    known = {id_: _decode(found[id_]) for id_ in meant}
-    before = [_decode(body) for body in stored]
+    known = {id_: read_shown(_decode(found[id_]), limits, field) for id_ in meant}
+    before = [read_shown(_decode(body), limits, field) for body in stored]
     after = [known[item["id"]] if item["type"] == "item_reference" else item for item in inputs]
     check_size([*before, *after], limits, field)
+    check_shown([*before, *after], limits, field)
     return ToldItems(before, after, size)
 
 

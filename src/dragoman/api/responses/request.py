@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from dragoman.api.choosing_fields import IDLE, Description, JsonSchema, SchemaName, read_wanted
 from dragoman.api.foreign_fields import RESPONSES
+from dragoman.api.parts import Gallery
 from dragoman.api.read import Ignored, Reader
 from dragoman.api.responses.history import BETWEEN_THOUGHTS, Visible, messages
 from dragoman.api.responses.tools import HOSTED, Offer, echo, offer_tools
@@ -250,10 +251,13 @@ def spec(
     unseal: Callable[[str], str | None],
 ) -> TurnSpec:
     """What is asked of the engine room in one round of the tool loop, with all items up to there."""
+    gallery = Gallery()
     told = Conversation(
-        messages=messages(items, request.instructions, unseal, offer.visible()),
+        messages=messages(items, request.instructions, unseal, offer.visible(), gallery),
         tools=for_template(offer.functions),
         template_kwargs=template_kwargs(request, request.text.verbosity if request.text else None),
+        media=gallery.media,
+        places=gallery.places,
     )
     calls = read_calling(request.tool_choice, offer, first=first)
     single = request.parallel_tool_calls is False or (calls is not None and calls.named)
