@@ -10,6 +10,7 @@ import pytest
 import dragoman
 from dragoman.engines.scripted import Script, say
 from dragoman.types import Job
+from tests.media import samples
 from tests.support.parrot import messages_of, parrot
 from tests.support.terminal import CTRL_C, Terminal, terminal
 
@@ -87,7 +88,7 @@ def test_ctrl_c_stops_an_answer_and_twice_the_program(url: str, tmp_path: Path) 
 
 def test_a_paste_where_there_is_no_line_editor(url: str, tmp_path: Path) -> None:
     picture = tmp_path / "cat.png"
-    picture.write_bytes(b"png")
+    picture.write_bytes(samples.picture("png"))
     with chatting(url, tmp_path, "-c", PLAIN) as person:
         person.see(PROMPT)
         person.press("one\ntwo\nthree\n")
