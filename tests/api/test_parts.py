@@ -48,7 +48,9 @@ PICTURES: list[dict[str, Any]] = [
 def test_a_picture_is_one_however_it_is_sent(part: dict[str, Any]) -> None:
     made = conversation({"type": "text", "text": "What is this?"}, part)
     [(digest, media)] = made.media.items()
-    said, shown = made.messages[0].content or ()
+    content = made.messages[0].content
+    assert isinstance(content, list)
+    said, shown = content
     assert (said, shown) == ({"type": "text", "text": "What is this?"}, {"type": "image", "media": digest})
     assert (media.kind, media.format, media.data, media.digest) == ("image", "png", RED, digest)
     assert made.places == {digest: "messages[0].content[1]"}
