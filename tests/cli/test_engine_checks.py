@@ -9,9 +9,10 @@ import pytest
 
 from dragoman.cli import engine_checks
 from dragoman.cli.engine_checks import examine
-from dragoman.engines.protocol import ModelCard
+from dragoman.engines.protocol import Handle, ModelCard
 from dragoman.engines.scripted import END_ID, ByteTokenizer, ScriptedEngine, say
-from dragoman.types import FinishReason, Job, Step, TokenLogprob
+from dragoman.media import Media
+from dragoman.types import FinishReason, Job, Sink, Step, TokenLogprob
 
 
 def found(engine: Any) -> dict[str, str]:
@@ -183,3 +184,50 @@ def test_nothing_is_left_running() -> None:
     engine = ScriptedEngine(say("hello" * 200), interval=0.001)
     list(examine(engine))
     assert engine.live == 0
+
+
+class Seer(ScriptedEngine):
+    """It tells of what it keeps: prompts, and what was shown in them."""
+
+    def __init__(self, *, by_digest: bool = True) -> None:
+        card = ModelCard(name="m", max_model_len=512, modalities=frozenset({"image", "audio"}))
+        super().__init__(say("seen"), card=card)
+        self._by_digest = by_digest
+        self._known: dict[str, int] = {}
+
+    def place(self, media: Media) -> list[int]:
+        return [ord("#")] * (4 if media.kind == "image" else 2)
+
+    def submit(self, job: Job, sink: Sink) -> Handle:
+        if not job.media:
+            return super().submit(job, sink)
+        shown = job.media[0].media
+        key = shown.digest if self._by_digest else shown.kind
+        before, self._known[key] = self._known.get(key, 0), len(job.prompt)
+
+        def tell(step: Step) -> None:
+            step.cached_tokens = None if step.cached_tokens is None else before
+            sink(step)
+
+        return super().submit(job, tell)
+
+
+def test_what_an_engine_makes_of_media_is_tried() -> None:
+    engine = Seer()
+    assert found(engine) == {}
+    assert {span.media.kind for job in engine.jobs for span in job.media} == {"image", "audio"}
+
+
+def test_pictures_that_are_taken_for_one_another_are_found() -> None:
+    assert "prefixes must be known by digests" in found(Seer(by_digest=False))["media"]
+
+
+def test_modalities_without_a_place_are_found() -> None:
+    engine = Engine()
+    engine.card = ModelCard(name="m", max_model_len=64, modalities=frozenset({"image"}))
+    assert "no place" in found(engine)["card"]
+
+
+def test_ids_that_place_makes_up_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Seer, "place", lambda engine, media: [9999])
+    assert found(Seer())["media"]

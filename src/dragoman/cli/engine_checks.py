@@ -5,12 +5,21 @@ an engine that hangs is found out, too.
 """
 
 import asyncio
+import io
+import math
+import struct
 import time
+import wave
+import zlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
+from itertools import count
 from typing import Any, TypeAlias
 
+from msgspec.structs import replace
+
 from dragoman.cli.checks import Finding
+from dragoman.engines.asked import place_media
 from dragoman.engines.border import start
 from dragoman.engines.protocol import DirectEngine, EmbeddingEngine, LivingEngine
 from dragoman.engines.sound import (
@@ -18,12 +27,16 @@ from dragoman.engines.sound import (
     PARTS,
     wrong_card,
     wrong_iterator,
+    wrong_modalities,
     wrong_tokenizer,
     wrong_vectors,
 )
 from dragoman.errors import DragomanError
+from dragoman.limits import Limits
 from dragoman.logs import describe
-from dragoman.types import Job, Sampling, Step
+from dragoman.media import Media, MediaSpan
+from dragoman.media.read import read_media
+from dragoman.types import Conversation, Job, Message, Sampling, Step
 
 SECONDS = 60.0
 """That a job of a few tokens may take."""
@@ -31,6 +44,8 @@ TOKENS = 8
 BEAT_S = 0.05
 PAUSE_S = 1.0
 """For which an engine may keep all others waiting."""
+SIDE, RATE = 64, 16_000
+_NUMBERS = count()
 Trial: TypeAlias = Callable[[Any], Awaitable[list[str]]]
 
 
@@ -41,7 +56,10 @@ def examine(engine: Any) -> Iterator[Finding]:
         advice = "docs/engines.md says what they are."
         yield Finding("engine", "failed", f"it has no {', no '.join(lacking)}", advice)
         return
-    parts = {"card": list(wrong_card(engine.card)), "tokenizer": list(wrong_encoding(engine.tokenizer))}
+    parts = {
+        "card": [*wrong_card(engine.card), *wrong_modalities(engine)],
+        "tokenizer": list(wrong_encoding(engine.tokenizer)),
+    }
     for name, wrong in parts.items():
         yield _finding(name, wrong)
     if not any(parts.values()):
@@ -74,6 +92,7 @@ async def _try_all(engine: Any) -> list[Finding]:
         "logprobs": wrong_logprobs,
         "cancel": wrong_cancel,
         "vectors": wrong_embeddings,
+        "media": wrong_media,
     }
     findings = []
     try:
@@ -108,7 +127,8 @@ async def _try_job(trial: Trial, engine: Any) -> list[str]:
 def _job(engine: Any, **sampling: Any) -> Job:
     asked = Sampling(**{"max_tokens": TOKENS, "temperature": 0.0, **sampling})
     prompt = tuple(engine.tokenizer.encode(GREETING))
-    return Job(id="doctor", prompt=prompt, sampling=asked, text=GREETING if engine.card.takes_text else "")
+    text = GREETING if engine.card.takes_text else ""
+    return Job(id=f"doctor-{next(_NUMBERS)}", prompt=prompt, sampling=asked, text=text)
 
 
 async def _steps(engine: Any, **sampling: Any) -> AsyncGenerator[Step, None]:
@@ -139,7 +159,9 @@ async def wrong_steps(engine: Any) -> list[str]:
     return wrong
 
 
-async def _hear_answer(engine: Any, **sampling: Any) -> tuple[list[Step], list[str]]:
+async def _hear_answer(
+    engine: Any, asked: Job | None = None, **sampling: Any
+) -> tuple[list[Step], list[str]]:
     """What the server would take of an answer, and what it would say of the engine."""
     steps, wrong, pauses = list[Step](), list[str](), [0.0]
     over = asyncio.get_running_loop().create_future()
@@ -150,7 +172,7 @@ async def _hear_answer(engine: Any, **sampling: Any) -> tuple[list[Step], list[s
             over.set_result(None)
 
     beat = asyncio.ensure_future(_beat(pauses))
-    handle = start(engine, _job(engine, **sampling), sink, wrong.append)
+    handle = start(engine, asked or _job(engine, **sampling), sink, wrong.append)
     try:
         await over
         # A pause is known once it is over.
@@ -216,3 +238,78 @@ async def _goes_on(engine: DirectEngine, long: int) -> list[str]:
     before = len(said)
     await asyncio.sleep(0.5)
     return ["steps go on after cancel"] if len(said) > before + 1 else []
+
+
+# Pictures and sounds, made here: a square of one colour, half a second of one tone.
+
+
+def make_picture(colour: int) -> Media:
+    row = b"\0" + bytes([colour, 255 - colour, 128]) * SIDE
+    parts = [
+        (b"IHDR", struct.pack(">IIBBBBB", SIDE, SIDE, 8, 2, 0, 0, 0)),
+        (b"IDAT", zlib.compress(row * SIDE)),
+        (b"IEND", b""),
+    ]
+    data = b"\x89PNG\r\n\x1a\n"
+    for name, body in parts:
+        data += len(body).to_bytes(4, "big") + name + body + zlib.crc32(name + body).to_bytes(4, "big")
+    return read_media(data, "image", Limits(), "")
+
+
+def make_sound(hertz: int) -> Media:
+    file = io.BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setparams((1, 2, RATE, 0, "NONE", ""))
+        waves = (math.sin(2 * math.pi * hertz * at / RATE) for at in range(RATE // 2))
+        writer.writeframes(b"".join(struct.pack("<h", round(9999 * height)) for height in waves))
+    return read_media(file.getvalue(), "audio", Limits(), "")
+
+
+async def wrong_media(engine: Any) -> list[str]:
+    makers: dict[str, Callable[[int], Media]] = {"image": make_picture, "audio": make_sound}
+    return [
+        f"{kind}: {wrong}"
+        for kind in sorted(engine.card.modalities)
+        for wrong in await _wrong_medium(engine, [makers[kind](40 * number) for number in (1, 2, 3)])
+    ]
+
+
+async def _wrong_medium(engine: Any, media: Sequence[Media]) -> list[str]:
+    """Placed alike each time; the same again is the same answer; another one is not taken for it; one that
+    nobody waits for any more is let go."""
+    one, other, left = [await _job_about(engine, each) for each in media]
+    again = await _job_about(engine, media[0])
+    if one.prompt != again.prompt:
+        return ["place gives other ids the second time"]
+    first, wrong = await _hear_answer(engine, one)
+    second, more = await _hear_answer(engine, again)
+    wrong += more
+    if not wrong and _told(first) != _told(second):
+        wrong.append("the same asked again, at temperature 0, has another answer")
+    third, more = await _hear_answer(engine, other)
+    wrong += more
+    shared = max((step.cached_tokens or 0 for step in third), default=0)
+    # What somebody else makes of the conversation may begin with more than is known here.
+    if not wrong and shared > one.media[0].start and not engine.card.takes_chat:
+        wrong.append("what was computed of one is used for another; prefixes must be known by digests, too")
+    start(engine, left, lambda step: None).cancel()
+    return wrong + (await _hear_answer(engine))[1]
+
+
+def _told(steps: Sequence[Step]) -> list[object]:
+    return [(step.ids, getattr(step, "text", "")) for step in steps if step.ids or hasattr(step, "text")]
+
+
+async def _job_about(engine: Any, media: Media) -> Job:
+    """A greeting, what is shown or played, and the greeting again."""
+    ids = await asyncio.to_thread(place_media, engine, media)
+    job = _job(engine)
+    text: dict[str, Any] = {"type": "text", "text": GREETING}
+    content = [text, {"type": media.kind, "media": media.digest}, text]
+    chat = Conversation(messages=(Message(role="user", content=content),), media={media.digest: media})
+    return replace(
+        job,
+        prompt=(*job.prompt, *ids, *job.prompt),
+        media=(MediaSpan(media, len(job.prompt), len(ids)),),
+        conversation=chat if engine.card.takes_chat else None,
+    )

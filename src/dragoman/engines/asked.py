@@ -14,8 +14,10 @@ from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any
 
-from dragoman.engines.protocol import Engine, LivingEngine, PulsingEngine, TrainedEngine
+from dragoman.engines.protocol import Engine, LivingEngine, MediaEngine, PulsingEngine, TrainedEngine
+from dragoman.engines.sound import check_sound, wrong_placed
 from dragoman.errors import BadRequest, Conflict, DragomanError, EngineFailed
+from dragoman.media import Media
 
 logger = logging.getLogger("dragoman.engine")
 
@@ -35,6 +37,19 @@ async def ask_engine(engine: Engine, method: str, *args: Any) -> Any:
             raise
         logger.error("The engine %s failed in %s", type(engine).__name__, method, exc_info=error)
     raise EngineFailed("The engine failed at what it was asked; the server's log says why.")
+
+
+def place_media(engine: Engine, media: Media) -> list[int]:
+    """The ids that the engine wants for a picture or a sound. For a worker thread."""
+    try:
+        placed = engine.place(media) if isinstance(engine, MediaEngine) else ()
+    except DragomanError:
+        raise
+    except Exception as error:
+        logger.error("The engine %s failed in place", type(engine).__name__, exc_info=error)
+        raise EngineFailed("The engine failed at what it was asked; the server's log says why.") from None
+    check_sound(engine, wrong_placed(placed, len(engine.tokenizer.pieces)))
+    return [*placed]
 
 
 def is_cancelled() -> bool:

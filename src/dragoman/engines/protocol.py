@@ -285,7 +285,7 @@ class MediaEngine(Engine, Protocol):
         """The ids that stand in a prompt for a picture or a sound: one for each position that it takes, and
         those that the model wants before, between and behind them.
 
-        From any thread. It may take milliseconds, and raises BadRequest for what the model cannot take.
+        From any worker thread: it may take milliseconds. Raises BadRequest for what the model cannot take.
         """
 
 

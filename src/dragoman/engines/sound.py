@@ -7,13 +7,14 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from inspect import iscoroutine
-from typing import Any
+from typing import Any, get_args
 
 from msgspec.structs import replace
 
-from dragoman.engines.protocol import UNSUPPORTABLE, Engine, ModelCard
+from dragoman.engines.protocol import UNSUPPORTABLE, Engine, MediaEngine, ModelCard
 from dragoman.errors import EngineFailed, SettingsError
 from dragoman.logs import describe
+from dragoman.media import MediaKind
 from dragoman.types import TokenLogprob
 
 logger = logging.getLogger("dragoman.engine")
@@ -76,7 +77,7 @@ def check_engine(engine: Any) -> None:
     """Raises for an engine that cannot be served, with all that is wrong with its parts."""
     wrong = [f"it has no {name}" for name in PARTS if not hasattr(engine, name)]
     if not wrong:
-        wrong = [f"card: {each}" for each in wrong_card(engine.card)]
+        wrong = [f"card: {each}" for each in (*wrong_card(engine.card), *wrong_modalities(engine))]
         wrong += [f"tokenizer: {each}" for each in wrong_tokenizer(engine.tokenizer)]
     if wrong:
         message = f"The engine {type(engine).__name__} cannot be served; {'; '.join(wrong)}."
@@ -101,6 +102,15 @@ def wrong_card(card: Any) -> Iterator[str]:
         yield "samples_ids is true, and has_ids is not"
     if unknown := frozenset(card.unsupported) - UNSUPPORTABLE:
         yield f"unsupported names what is no field: {', '.join(sorted(map(str, unknown)))}"
+
+
+def wrong_modalities(engine: Any) -> Iterator[str]:
+    """Of an engine whose card is one."""
+    taken = getattr(engine.card, "modalities", ())
+    if unknown := set(taken) - set(get_args(MediaKind)):
+        yield f"modalities names what there is not: {', '.join(sorted(map(str, unknown)))}"
+    elif taken and not isinstance(engine, MediaEngine):
+        yield "modalities says that it takes more than text, but the engine has no place"
 
 
 def wrong_tokenizer(tokenizer: Any) -> Iterator[str]:
@@ -149,6 +159,13 @@ def _first_wrong(ids: Sequence[Any], size: int) -> str | None:
         if not 0 <= id_ < size:
             return f"hold {show_value(id_)}, which is not in a vocabulary of {size}"
     return None
+
+
+def wrong_placed(ids: Any, size: int) -> str | None:
+    """Of what `place` gives."""
+    if wrong := wrong_ids(ids, size):
+        return f"the ids that place gives {wrong}"
+    return None if len(ids) else "place gives no ids"
 
 
 def wrong_logprobs(told: Any, ids: Sequence[int], size: int, most: int) -> str | None:

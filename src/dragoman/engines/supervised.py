@@ -6,7 +6,7 @@ engine.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -16,6 +16,7 @@ from dragoman.engines.protocol import (
     Engine,
     Handle,
     LivingEngine,
+    MediaEngine,
     PulsingEngine,
     Tokenizer,
     kv_usage_of,
@@ -24,6 +25,7 @@ from dragoman.engines.protocol import (
 from dragoman.engines.steps import iterate
 from dragoman.errors import DragomanError, EngineFailed, Unavailable
 from dragoman.logs import describe
+from dragoman.media import Media
 from dragoman.types import Job, Sink, Step
 
 __all__ = ["Supervised"]
@@ -299,6 +301,8 @@ class Supervised:
         for name in _OPTIONAL:
             if hasattr(self._engine, name):
                 setattr(self, name, self._asking(name))
+        if isinstance(self._engine, MediaEngine):
+            self.place = self._place
 
     @property
     def weight_version(self) -> str | None:
@@ -322,6 +326,12 @@ class Supervised:
                 raise Unavailable(_RESTARTING) from error
             raise
         return live
+
+    def _place(self, media: Media) -> Sequence[int]:
+        engine = self._engine
+        if not isinstance(engine, MediaEngine):
+            raise Unavailable(_RESTARTING)
+        return engine.place(media)
 
     def generate(self, job: Job) -> AsyncGenerator[Step, None]:
         """Steps until every continuation has finished. Closing the iterator cancels the job."""

@@ -16,6 +16,7 @@ from dragoman.engines.isolated.engine import die_with
 from dragoman.engines.protocol import Tokenizer
 from dragoman.engines.scripted import ByteTokenizer, Script, ScriptedEngine, say
 from dragoman.errors import BadRequest, ModelFileError
+from dragoman.media import Media
 from dragoman.types import Job
 
 COMMAND = (sys.executable, "-m", "tests.engines.isolated.program")
@@ -29,8 +30,15 @@ class Told(ScriptedEngine):
             raise BadRequest("There is nothing to embed.", param="input", code="empty")
         return [[float(self.live)] for _ in prompts]
 
+    def place(self, media: Media) -> list[int]:
+        if media.detail == "low":
+            raise BadRequest("This cannot be seen.", code="unseen")
+        return list(media.data)
+
 
 def script(job: Job) -> Script:
+    if job.media:
+        return say(" ".join(f"{span.start}:{span.media.data.decode()}" for span in job.media))
     match job.cache_salt:
         case "crash":
             return say("hello", fault="crash", fault_at=2)

@@ -9,10 +9,13 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from dragoman.engines.isolated import wire
 from dragoman.engines.protocol import DirectEngine, EmbeddingEngine, PulsingEngine, TrainedEngine
 from dragoman.engines.scripted import ByteTokenizer
 from dragoman.errors import BadRequest, DragomanError, EngineFailed, ModelFileError, Unavailable
+from dragoman.media import Media, MediaSpan
 from dragoman.types import Job, Sampling, Step
 from tests.engines.isolated.program import gone, opened
 from tests.engines.supervised.test_supervised import Steps
@@ -223,3 +226,56 @@ def test_an_engine_that_was_never_started_leaves_nothing() -> None:
         engine.submit(job(), lambda step: None)
     asyncio.run(engine.stop())
     assert gone(engine.pid)
+
+
+def shown(text: str, detail: str = "auto") -> Media:
+    return Media(kind="image", format="png", data=text.encode(), digest=text, detail=detail)
+
+
+def about(*pictures: Media) -> Job:
+    return replace(job(), media=tuple(MediaSpan(each, at, 1) for at, each in enumerate(pictures)))
+
+
+def test_a_picture_is_placed_and_shown_and_its_data_travel_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[wire.Order] = []
+
+    async def use(engine: Any) -> None:
+        send = engine._send
+
+        def note(order: wire.Order) -> None:
+            sent.append(order)
+            send(order)
+
+        monkeypatch.setattr(engine, "_send", note)
+        assert await asyncio.to_thread(engine.place, shown("abc")) == [97, 98, 99]
+        assert await asyncio.to_thread(engine.place, shown("abc")) == [97, 98, 99]
+        for pictures in ([shown("abc")], [shown("abc"), shown("d")]):
+            steps = await ended(engine, about(*pictures))
+            expected = " ".join(f"{at}:{each.digest}" for at, each in enumerate(pictures))
+            assert text(steps) == expected
+
+    isolated(use)
+    assert [order.digest for order in sent if isinstance(order, wire.Show)] == ["abc", "d"]
+
+
+def test_what_is_shown_is_kept_up_to_a_bound() -> None:
+    async def use(engine: Any) -> None:
+        engine._shown = wire.Shown(4)
+        for _ in range(2):
+            for name in ("abc", "def", "more than there is room for"):
+                assert bytes(await asyncio.to_thread(engine.place, shown(name))).decode() == name
+                assert text(await ended(engine, about(shown(name)))) == f"0:{name}"
+        assert sum(engine._shown._kept.values()) <= 4
+
+    isolated(use)
+
+
+def test_what_place_refuses_is_told_as_it_is() -> None:
+    async def use(engine: Any) -> None:
+        with pytest.raises(BadRequest) as caught:
+            await asyncio.to_thread(engine.place, shown("abc", detail="low"))
+        assert caught.value.code == "unseen"
+        with pytest.raises(EngineFailed):
+            engine.place(shown("abc"))
+
+    isolated(use)

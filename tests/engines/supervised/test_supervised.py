@@ -19,6 +19,7 @@ from dragoman.engines.protocol import (
 from dragoman.engines.scripted import ScriptedEngine, say
 from dragoman.engines.supervised import INTERVAL_S, Backoff, Supervised, Watch
 from dragoman.errors import EngineFailed, ModelFileError, Unavailable
+from dragoman.media import Media
 from dragoman.types import Job, Sampling, Step
 from tests.engines.local.scripted import engine_over, expected, vector_of
 from tests.engines.local.support import FakeRunner
@@ -308,6 +309,22 @@ def test_it_can_do_what_its_engine_can() -> None:
     assert not isinstance(scripted, EmbeddingEngine)
     assert isinstance(local, SharingEngine)
     assert not isinstance(local, TrainedEngine)
+
+
+def test_media_are_placed_by_the_engine_that_is_there() -> None:
+    picture = Media(kind="image", format="png", data=b"", digest="1")
+
+    class Seeing(ScriptedEngine):
+        def place(self, media: Media) -> list[int]:
+            return [65]
+
+    async def use(engine: Any) -> None:
+        assert engine.place(picture) == [65]
+        engine._engine = None
+        with pytest.raises(Unavailable):
+            engine.place(picture)
+
+    supervised(lambda: Seeing(say("hi")), use)
 
 
 def test_the_version_of_the_weights_is_that_of_the_present_engine() -> None:

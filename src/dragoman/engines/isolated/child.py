@@ -10,13 +10,15 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from dragoman.engines.border import start
 from dragoman.engines.isolated import wire
 from dragoman.engines.isolated.wire import Kitchen, Sourced
-from dragoman.engines.protocol import Engine, Handle, LivingEngine, PulsingEngine, weights_of
+from dragoman.engines.protocol import Engine, Handle, LivingEngine, MediaEngine, PulsingEngine, weights_of
 from dragoman.errors import DragomanError, EngineFailed, Unavailable
+from dragoman.media import Media
 from dragoman.types import Sink, Step
 
 _log = logging.getLogger("dragoman.engine")
@@ -57,6 +59,7 @@ class Child:
         self._kitchen = Kitchen(engine.tokenizer)
         self._handles: dict[int, Handle | None] = {}
         """Jobs at work; None where the constraint is still being made."""
+        self._shown: dict[str, bytes] = {}
         self._steps: list[tuple[int, Step]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._checks = 0
@@ -80,15 +83,32 @@ class Child:
         match order:
             case wire.Submit():
                 self._submit(order)
+            case wire.Show():
+                self._shown[order.digest] = order.data
+            case wire.Forget():
+                self._shown.pop(order.digest, None)
             case wire.Cancel():
                 self._cancel(order)
+            case wire.Ask(method="place"):
+                # Here, because what it is about may be forgotten next.
+                media = self._whole(msgspec.convert(order.args[0], Media))
+                self._spawn(self._answer(order, asyncio.to_thread(self._place, media)))
             case wire.Ask():
-                self._spawn(self._answer(order))
+                self._spawn(self._answer(order, self._call(order)))
             case wire.Ping():
                 self._pong()
                 self._spawn(self._check())
 
+    def _whole(self, media: Media) -> Media:
+        return replace(media, data=self._shown[media.digest])
+
+    def _place(self, media: Media) -> list[int]:
+        assert isinstance(self._engine, MediaEngine)
+        return [*self._engine.place(media)]
+
     def _submit(self, order: wire.Submit) -> None:
+        if order.job.media:
+            order.job = wire.spans_with(order.job, self._whole)
         if order.source is not None:
             order.job = replace(order.job, constraint=Sourced(order.source))
         if order.recipe is None:
@@ -157,12 +177,15 @@ class Child:
     def _send(self, message: wire.News) -> None:
         self._writer.write(wire.frame(message))
 
-    async def _answer(self, order: wire.Ask) -> None:
+    async def _call(self, order: wire.Ask) -> Any:
+        if order.method not in METHODS:
+            raise EngineFailed(f"There is no method {order.method}.")
+        return await getattr(self._engine, order.method)(*order.args)
+
+    async def _answer(self, order: wire.Ask, asked: Coroutine[Any, Any, Any]) -> None:
         answered = wire.Answered(order.id)
         try:
-            if order.method not in METHODS:
-                raise EngineFailed(f"There is no method {order.method}.")
-            answered.value = await getattr(self._engine, order.method)(*order.args)
+            answered.value = await asked
         except Exception as error:
             answered.error = wire.Told.of(error)
         answered.weight_version = weights_of(self._engine)

@@ -9,7 +9,8 @@ import select
 import signal
 import socket
 import subprocess
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from dragoman.engines.local.options import check_job
 from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.engines.steps import iterate
 from dragoman.errors import BadRequest, DragomanError, EngineFailed, Unavailable
+from dragoman.media import Media
 from dragoman.types import FinishReason, Job, Sink, Step
 
 # The process: how it is begun and ended, and whether it is stuck.
@@ -119,6 +121,8 @@ _log = logging.getLogger("dragoman.engine")
 BEAT_S = 0.15
 STILL_BEATS = 3
 """So often nothing was heard, and nothing of the process had run in between: it is stuck, and no mistake."""
+SHOWN_BYTES = 256 * 1024 * 1024
+"""Of pictures and sounds that the process keeps, so that they come to it once."""
 _STOP_S = 10.0
 _EXIT_S = 1.0
 """Seconds that a process gets to end after it has closed its side."""
@@ -161,6 +165,9 @@ class IsolatedEngine:
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._checks: list[asyncio.Future[None]] = []
         self._writer: asyncio.StreamWriter | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0
+        self._shown = wire.Shown(SHOWN_BYTES)
         self._tasks: list[asyncio.Task[None]] = []
         self._heard = True
         self._stopping = False
@@ -215,13 +222,36 @@ class IsolatedEngine:
         id = next(self._ids)
         order = wire.Submit(id, replace(job, constraint=None), recipe_of(constraint))
         order.source = constraint.source if constraint is not None else None
-        self._send(order)
+        if job.media:
+            order.job = wire.spans_with(order.job, wire.without_data)
+        self._send_about((span.media for span in job.media), order)
         taker = self._takers[id] = _Taker(self, id, job.n, sink)
         return taker
 
     def generate(self, job: Job) -> AsyncGenerator[Step, None]:
         """Steps until every continuation has finished. Closing the iterator cancels the job."""
         return iterate(self, job)
+
+    def place(self, media: Media) -> Sequence[int]:
+        """From any thread but the event loop's: that has to hear the answer."""
+        if self._loop is None:
+            raise Unavailable("The engine has not been started.")
+        if threading.get_ident() == self._thread:
+            raise EngineFailed("Media are placed by worker threads, not by the event loop's.")
+        placed: Sequence[int] = asyncio.run_coroutine_threadsafe(self._place(media), self._loop).result()
+        return placed
+
+    async def _place(self, media: Media) -> Any:
+        id = next(self._ids)
+        return await self._answer(
+            id, lambda: self._send_about([media], wire.Ask(id, "place", [wire.without_data(media)]))
+        )
+
+    def _send_about(self, media: Iterable[Media], order: wire.Order) -> None:
+        """What it names is there before it comes."""
+        new, old = self._shown.orders(media)
+        for each in (*new, order, *old):
+            self._send(each)
 
     def cancel(self, id: int, index: int | None) -> None:
         taker = self._takers.get(id)
@@ -237,7 +267,8 @@ class IsolatedEngine:
     async def start(self) -> None:
         self._check_failure()
         reader, self._writer = await asyncio.open_unix_connection(sock=self._process.link)
-        loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
         self._tasks = [loop.create_task(self._listen(reader)), loop.create_task(self._beat())]
 
     async def stop(self) -> None:
@@ -358,6 +389,15 @@ class IsolatedEngine:
             if not future.done():
                 future.set_exception(type(reason)(reason.message))
         self._asked, self._checks = {}, []
+
+    async def _answer(self, id: int, send: Callable[[], None]) -> Any:
+        self._check_failure()
+        answered = self._asked[id] = asyncio.get_running_loop().create_future()
+        try:
+            send()
+            return await answered
+        finally:
+            self._asked.pop(id, None)
 
     def _asking(self, method: str) -> Callable[..., Any]:
         async def ask(*args: Any) -> Any:

@@ -3,13 +3,15 @@
 import asyncio
 import hashlib
 import socket
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import PurePath
 from typing import Any, TypeAlias
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from dragoman import errors
 from dragoman.constrain.constraint import compile_cached
@@ -17,6 +19,7 @@ from dragoman.constrain.reasoning_budget import Budgeted, ReasoningBudget, Recip
 from dragoman.constrain.vocabulary import Vocabulary
 from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.errors import BadRequest, DragomanError, EngineFailed, Part
+from dragoman.media import Media
 from dragoman.types import ConstraintSource, Job, JobConstraint, Matcher, Step
 
 # Constraints, which are made again from their recipes in the process of the engine.
@@ -110,10 +113,21 @@ class Told(Struct, frozen=True):
 class Submit(Struct, tag=True):
     id: int
     job: Job
-    """Without its constraint."""
+    """Without its constraint, and without the data of its media: `Show` comes before it."""
     recipe: Recipe | None = None
     source: ConstraintSource | None = None
     """Of its constraint there is one or the other."""
+
+
+class Show(Struct, tag=True):
+    """The data of a picture or a sound, once; it is kept until it is to be forgotten."""
+
+    digest: str
+    data: bytes
+
+
+class Forget(Struct, tag=True):
+    digest: str
 
 
 class Cancel(Struct, tag=True):
@@ -137,7 +151,7 @@ class Stop(Struct, tag=True):
     pass
 
 
-Order: TypeAlias = Submit | Cancel | Ask | Ping | Stop
+Order: TypeAlias = Submit | Show | Forget | Cancel | Ask | Ping | Stop
 
 
 class EngineOpened(Struct, tag=True):
@@ -222,6 +236,39 @@ def _exactly(link: socket.socket, count: int) -> bytes:
             raise EOFError
         data += part
     return bytes(data)
+
+
+# Media, of which the data travel once.
+
+
+def without_data(media: Media) -> Media:
+    return replace(media, data=b"")
+
+
+def spans_with(job: Job, change: Callable[[Media], Media]) -> Job:
+    """The job with its media changed."""
+    return replace(job, media=tuple(replace(span, media=change(span.media)) for span in job.media))
+
+
+class Shown:
+    """What the process of the engine has been shown, as the server decides: up to a number of bytes."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._kept: OrderedDict[str, int] = OrderedDict()
+
+    def orders(self, media: Iterable[Media]) -> tuple[list[Show], list[Forget]]:
+        """What to say before these are named, and what behind that."""
+        new = []
+        for each in media:
+            if each.digest not in self._kept:
+                new.append(Show(each.digest, each.data))
+                self._kept[each.digest] = len(each.data)
+            self._kept.move_to_end(each.digest)
+        old = []
+        while self._kept and sum(self._kept.values()) > self._most:
+            old.append(Forget(self._kept.popitem(last=False)[0]))
+        return new, old
 
 
 def digest(tokenizer: Tokenizer) -> bytes:
