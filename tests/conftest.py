@@ -2,11 +2,13 @@ import gc
 import os
 import tempfile
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings
 
 from dragoman.engines.local import calibrated
+from dragoman.http import upkeep
 
 pytest_plugins = ["tests.support.laws"]
 
@@ -32,3 +34,13 @@ def pytest_collection_finish() -> None:
     """Thousands of collected tests are no garbage: collecting would go through them all, in anyone's time."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def collected_tests_stay_frozen() -> Iterator[None]:
+    """A server looks through everything when it starts, and unfreezes everything when it ends: with so many
+    objects that are none of its own, each of the thousand servers of all tests would take seconds for it."""
+    idle = dict.fromkeys(("collect", "freeze", "unfreeze"), lambda: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(upkeep, "gc", SimpleNamespace(**{**vars(gc), **idle}))
+        yield

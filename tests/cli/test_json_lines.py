@@ -90,7 +90,12 @@ def heard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Heard]:
         command = [sys.executable, "-m", "dragoman", "serve", *flags, "--otel-endpoint", collector.url]
         with subprocess.Popen(command, stdout=file, stderr=file, text=True) as process:
             url = address(process, log)
-            body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8, "stream": True}
+            body = {
+                "messages": [{"role": "user", "content": "Hi"}],
+                "max_tokens": 8,
+                "ignore_eos": True,
+                "stream": True,
+            }
             trace = post(url, CHAT, body, traceparent=PARENT).headers["traceresponse"]
             post(url, CHAT, {"messages": 1})
             assert get(url, "/nowhere").status_code == 404

@@ -57,7 +57,10 @@ def test_a_prompt_goes_on_from_its_context(client: Client) -> None:
 def test_vectors(client: Client) -> None:
     one, other = client.embed(MODEL, ["red", "blue"]).embeddings
     assert len(one) == len(other) == len(client.embeddings(MODEL, "red").embedding)
-    assert len(client.embed(MODEL, "word " * 5000).embeddings) == 1
+
+
+def test_a_text_that_is_too_long_for_a_vector_is_cut(openvino: Served) -> None:
+    assert len(Client(host=openvino.url).embed(MODEL, "word " * 5000).embeddings) == 1
 
 
 def test_a_schema(client: Client) -> None:

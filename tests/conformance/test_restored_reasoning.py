@@ -202,11 +202,11 @@ def thinking(engine: LocalEngine, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 def test_what_a_real_model_thought_is_given_back(thinking: OpenAI) -> None:
-    more = {"temperature": 0, "max_tokens": 60, "tool_choice": "required", "parallel_tool_calls": False}
+    more = {"temperature": 0, "max_tokens": 40, "tool_choice": "required", "parallel_tool_calls": False}
     budget = {"thinking_token_budget": 8, "cache_prompt": False}
     drops = Chat(thinking, sends=False, restoring=None, salt="drops", extra_body=budget, **more)
     sends = Chat(thinking, sends=True, restoring="off", salt="sends", extra_body=budget, **more)
     for chat in (drops, sends):
-        chat.user(turns=3)
+        chat.user(turns=2)
     assert drops.prompts == sends.prompts
     assert drops.restored[0] == 0 and all(drops.restored[1:])
