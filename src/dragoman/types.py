@@ -29,7 +29,6 @@ Kind: TypeAlias = Literal[
 ]
 """`unseen` has ids that no text comes of, and that belong to what was said before: what closed it, layout."""
 
-
 SamplerName: TypeAlias = Literal[
     "penalties",
     "dry",
@@ -348,6 +347,7 @@ class Traced(Struct, frozen=True, kw_only=True):
 
     prompt: tuple[int, ...]
     ids: tuple[int, ...]
+    media: tuple[MediaSpan, ...] = ()
     logprobs: tuple[float, ...] | None = None
     """Of the ids, where the engine was asked for them."""
     finish: FinishReason | None = None

@@ -20,7 +20,7 @@ from dragoman.api.choosing_fields import (
 from dragoman.api.read import Ignored, Reader
 from dragoman.errors import BadRequest, SettingsError
 from dragoman.limits import Limits
-from dragoman.prompt.prompter import check_kwargs
+from dragoman.prompt.template import check_kwargs
 from dragoman.settings import PresetSettings, Settings
 from dragoman.turns.spec import (
     AdapterWish,

@@ -1,8 +1,9 @@
 """An engine that says what it is told to, at a given pace and with faults on order. For exact tests."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
+from math import ceil
 from typing import Literal, TypeAlias
 
 from msgspec import Struct, field
@@ -10,6 +11,7 @@ from msgspec import Struct, field
 from dragoman.engines.protocol import Handle, ModelCard, encode_bytes
 from dragoman.engines.steps import iterate
 from dragoman.errors import EngineFailed
+from dragoman.media import Media, MediaKind
 from dragoman.types import FinishReason, Job, Sink, Step, TokenLogprob
 
 Fault: TypeAlias = Literal["exception", "hang", "crash"]
@@ -20,7 +22,17 @@ CHATML = (
     "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+SIGHTED = CHATML.replace(
+    "{{ message.content }}",
+    "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
+    "{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif part.type == 'audio' %}<|audio_start|><|audio_pad|><|audio_end|>"
+    "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}",
+)
+"""For models that see and hear."""
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+PLACE_ID = 256 + SPECIAL.index("<|endoftext|>")
+PIXELS, MOST_PLACED = 32, 256
 END_ID = 256 + SPECIAL.index("<|im_end|>")
 
 
@@ -79,9 +91,17 @@ class ScriptedEngine:
         interval: float = 0.0,
         tokenizer: ByteTokenizer | None = None,
         card: ModelCard | None = None,
+        modalities: Iterable[MediaKind] = (),
     ) -> None:
+        """`modalities` are for the card that it makes where none is given."""
         self.tokenizer = tokenizer or ByteTokenizer()
-        self.card = card or ModelCard(name="scripted", max_model_len=4096, templates={"default": CHATML})
+        takes = frozenset(modalities)
+        template = SIGHTED if takes else CHATML
+        self.card = card or ModelCard(
+            name="scripted", max_model_len=4096, templates={"default": template}, modalities=takes
+        )
+        self.placed: list[str] = []
+        """What it was asked to place, by its digests."""
         self.jobs: list[Job] = []
         """Every job that came, for tests to look at."""
         self._script = script
@@ -109,6 +129,13 @@ class ScriptedEngine:
 
     def generate(self, job: Job) -> AsyncIterator[Step]:
         return iterate(self, job)
+
+    def place(self, media: Media) -> list[int]:
+        """An id for each 32 by 32 pixels, or for each second: that of the end of a text, which is no word."""
+        self.placed.append(media.digest)
+        rows, columns = -(-media.height // PIXELS), -(-media.width // PIXELS)
+        count = rows * columns if media.kind == "image" else ceil(media.seconds)
+        return [PLACE_ID] * min(max(count, 1), MOST_PLACED)
 
     async def start(self) -> None:
         self._dead = False

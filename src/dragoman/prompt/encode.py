@@ -15,11 +15,10 @@ Rules of this file:
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import blake2b
-from itertools import accumulate
 from operator import itemgetter
-from typing import Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct, ValidationError, convert, defstruct, field
@@ -27,7 +26,11 @@ from msgspec import Meta, Struct, ValidationError, convert, defstruct, field
 from dragoman.engines.protocol import Tokenizer
 from dragoman.engines.sound import check_sound, wrong_ids
 from dragoman.errors import SUFFIX, BadRequest, ContextOverflow
+from dragoman.media import MediaSpan
 from dragoman.types import Answer, Conversation, Message, TextPrompt
+
+if TYPE_CHECKING:
+    from dragoman.prompt.sight import Filling
 
 SHORT = 16
 """Characters of a piece whose ids are kept: templates write the same between their control tokens."""
@@ -55,11 +58,12 @@ class Encoded(Struct, frozen=True):
     borders: Borders
     margin: int
     """Characters of the longest control token: one may begin where a shorter one does."""
+    media: tuple[MediaSpan, ...] = ()
 
     def upto(self, chars: int) -> "Encoded":
         """For a text that has so many characters in common with this one."""
-        last = chars - self.margin
-        return Encoded(self.ids, [border for border in self.borders if border[0] <= last], self.margin)
+        borders = [border for border in self.borders if border[0] <= chars - self.margin]
+        return Encoded(self.ids, borders, self.margin, self.media)
 
 
 class SharedIds:
@@ -119,15 +123,22 @@ class Encoder:
                     ids += found[at : at + AT_ONCE]
         return ids
 
-    def encode_on_from(self, text: str, mark: str | None, known: Encoded | None) -> Encoded:
+    def encode_on_from(
+        self, text: str, mark: str | None, known: Encoded | None, filling: "Filling | None" = None
+    ) -> Encoded:
         """The ids of a text of which the beginning is known, up to the last border."""
         start, count = known.borders[-1] if known and known.borders else (0, 0)
         found: Borders = []
-        new = self.encode_special(text[start:], mark, begins=not count, borders=found)
+        encode: Callable[..., list[int]] = partial(self.encode_special, mark=mark)
+        if filling is not None:
+            filling.go_on(known.media if known else (), count)
+            encode = partial(filling.encode, encode, count)
+        new = encode(text[start:], begins=not count, borders=found)
         self._check_most(count + len(new))
         before, borders = (known.ids[:count], [*known.borders]) if known and count else ((), [])
         borders += [(start + chars, count + ids) for chars, ids in found[-BORDERS:]]
-        return Encoded(before + self.share(new), borders[-BORDERS:], self.special.longest)
+        spans = tuple(filling.spans) if filling else ()
+        return Encoded(before + self.share(new), borders[-BORDERS:], self.special.longest, spans)
 
     def _encode_piece(self, text: str, begins: bool) -> Sequence[int]:
         ids = self._tokenizer.encode(text) if begins else self._encode_on(text)
@@ -159,13 +170,13 @@ class Encoder:
             ids.insert(0, bos)
         return ids
 
-    def check_length(self, prompt: str | Sequence[int], most: int | None, param: str) -> None:
-        """Refuse what cannot have few enough ids before the cost of encoding it is paid."""
+    def check_length(self, prompt: int | Sequence[int], most: int | None, param: str) -> None:
+        """Refuse what cannot have few enough ids, by its characters, before it is encoded."""
         if most is None:
             return
-        least = len(prompt) // self._longest if isinstance(prompt, str) else len(prompt)
+        least = prompt // self._longest if isinstance(prompt, int) else len(prompt)
         if least > most:
-            more = f"more than {least}" if isinstance(prompt, str) else str(least)
+            more = f"more than {least}" if isinstance(prompt, int) else str(least)
             raise ContextOverflow.of(more, most, param)
 
     def check_ids(self, ids: Sequence[int], param: str) -> tuple[int, ...]:
@@ -336,18 +347,6 @@ def choose_marks(text: str, count: int) -> list[str]:
 def erase(text: str, mark: str) -> str:
     """The text without its marks; `tojson(ensure_ascii=true)` writes them as escapes."""
     return text.replace(mark, "").replace(escape_mark(mark), "")
-
-
-def find_marks(text: str, mark: str) -> tuple[list[int], list[int]]:
-    """The places of marks in the text without them, and the characters that the first 0, 1, 2... take."""
-    if escape_mark(mark) not in text:
-        pieces = text.split(mark)
-        return [*accumulate(map(len, pieces[:-1]))], [*range(len(pieces))]
-    places, sizes = [], [0]
-    for found in re.finditer(f"{mark}|{re.escape(escape_mark(mark))}", text):
-        places.append(found.start() - sizes[-1])
-        sizes.append(sizes[-1] + len(found.group()))
-    return places, sizes
 
 
 def join_strings(*values: Any) -> str:

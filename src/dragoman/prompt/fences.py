@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct
 
 from dragoman.errors import FINAL_MESSAGE, BadRequest
-from dragoman.prompt.encode import erase, find_marks
+from dragoman.prompt.encode import erase, escape_mark
 from dragoman.prompt.short import Rendering
 
 _STRUCTURE = re.compile(r"[<\[{(]|.*[>\]})]$", re.DOTALL)
@@ -52,6 +52,18 @@ def fence_messages(
         begun = begun or fenced
         order.append((message["role"], fenced))
     return tuple(order)
+
+
+def find_marks(text: str, mark: str) -> tuple[list[int], list[int]]:
+    """The places of marks in the text without them, and the characters that the first 0, 1, 2... take."""
+    if escape_mark(mark) not in text:
+        pieces = text.split(mark)
+        return [*accumulate(map(len, pieces[:-1]))], [*range(len(pieces))]
+    places, sizes = [], [0]
+    for found in re.finditer(f"{mark}|{re.escape(escape_mark(mark))}", text):
+        places.append(found.start() - sizes[-1])
+        sizes.append(sizes[-1] + len(found.group()))
+    return places, sizes
 
 
 class Region(Struct, frozen=True):

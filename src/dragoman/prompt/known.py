@@ -12,7 +12,7 @@ Ids are kept up to a control token: no tokenizer joins anything across one.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 from jinja2 import nodes
@@ -21,10 +21,15 @@ from msgspec.structs import replace
 
 from dragoman.errors import TemplateError
 from dragoman.lately import Lately
+from dragoman.media import MediaSpan
 from dragoman.prompt.encode import Encoded, MessageChain
 from dragoman.prompt.short import LEAST_TAIL, Render, Rendering, Short, names_of, shared_start, shorten
+from dragoman.prompt.sight import strip_media
 from dragoman.prompt.traits import TRIAL_TOOLS, counts_messages, trial_messages
 from dragoman.types import Conversation, Message, Traced
+
+if TYPE_CHECKING:
+    from dragoman.prompt.seams import GoneOn
 
 MOST_CHARS = 48 * 1024 * 1024
 """Characters of texts that are kept, those of messages and of prompts, and ids."""
@@ -60,18 +65,30 @@ class Joint(NamedTuple):
     """Characters behind it that must be the same, too."""
 
 
+Split: TypeAlias = Literal["", "client", "end", "template", "tools", "unknown"]
+"""Why a prompt does not go on from all ids of the answer before it, if it does not: the client has changed
+what was said; the template writes another end, or something else, for it; tools or variables of the template
+are others; or those ids are not known."""
+
+
+class Stitched(Struct, frozen=True):
+    text: str
+    ids: tuple[int, ...]
+    after: "GoneOn | None"
+    split: Split = ""
+
+
 class StitchedIds(Struct, frozen=True):
     """The ids of a prompt in which those of answers were kept (seams.py)."""
 
     ids: tuple[int, ...]
     text: str
     cuts: tuple[Joint, ...]
+    media: tuple[MediaSpan, ...] = ()
 
     def upto(self, chars: int) -> "StitchedIds":
         """For a text that has so many characters in common with this one."""
-        return StitchedIds(
-            self.ids, self.text, tuple(cut for cut in self.cuts if cut.chars + cut.margin <= chars)
-        )
+        return replace(self, cuts=tuple(cut for cut in self.cuts if cut.chars + cut.margin <= chars))
 
 
 class KnownPrompt(Struct):
@@ -116,6 +133,9 @@ class KnownPrompts:
         self, conversation: Conversation, owner: str, render: Render, tree: nodes.Template
     ) -> KnownPrompt:
         """With what `render(conversation)` gives."""
+        if conversation.media:
+            # It may be kept for long.
+            conversation = replace(conversation, media=strip_media(conversation.media))
         if not _may_go_on(conversation):
             return _whole(conversation, render(conversation))
         before = self.find(conversation, owner)
@@ -171,8 +191,11 @@ def _key_of(prompt: KnownPrompt) -> tuple[Any, ...]:
 
 
 def _goes_on(known: Conversation, now: Conversation) -> bool:
-    count = len(known.messages)
-    return known.messages == now.messages[:count] and replace(known, messages=()) == replace(now, messages=())
+    """Of what is shown, digests are compared, and how closely it is to be looked at."""
+    count, none = len(known.messages), dict[str, Any](messages=(), media={}, places={})
+    same = known.messages == now.messages[:count] and replace(known, **none) == replace(now, **none)
+    details = ((each.detail, now.media.get(digest)) for digest, each in known.media.items())
+    return same and all(shown is not None and shown.detail == detail for detail, shown in details)
 
 
 def extend(known: KnownPrompt, now: Conversation, render: Render) -> KnownPrompt | None:

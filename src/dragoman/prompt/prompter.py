@@ -24,17 +24,18 @@ from dragoman.errors import (
     CONVERSATION,
     FINAL_MESSAGE,
     TEMPLATE,
-    TEMPLATE_KWARGS,
     BadRequest,
     ContextOverflow,
     TemplateError,
 )
 from dragoman.json_amount import check_amount, outside_of_strings
 from dragoman.limits import Limits, check_count
+from dragoman.media import MediaKind
 from dragoman.prompt.encode import (
     Borders,
     Encoder,
     MessageChain,
+    SpecialText,
     choose_marks,
     erase,
     join_strings,
@@ -43,25 +44,21 @@ from dragoman.prompt.encode import (
 from dragoman.prompt.fences import cut_at_tag, fence_messages, tag_end
 from dragoman.prompt.known import KnownPrompt, KnownPrompts
 from dragoman.prompt.short import LEAST_MESSAGES, Rendering
-from dragoman.prompt.template import ChatTemplate, Clock
-from dragoman.prompt.traits import Messages, TemplateTraits, detect_traits
+from dragoman.prompt.sight import (
+    Filling,
+    MediaIds,
+    Placer,
+    chars_of_text,
+    find_forms,
+    render_places,
+    shielded_runs,
+    spell_runs,
+)
+from dragoman.prompt.template import ChatTemplate, Clock, check_kwargs
+from dragoman.prompt.traits import MediaForm, Messages, TemplateTraits, detect_traits
 from dragoman.types import Answer, Conversation, IdsPrompt, Message, Prompt, TextPrompt, ToolCall
 
 # Conversations as variables
-
-
-MAX_KWARGS_DEPTH = 8
-
-# fmt: off
-RESERVED = frozenset({
-    "messages", "conversation", "tools", "documents", "add_generation_prompt", "continue_final_message",
-    "chat_template", "tokenize", "bos_token", "eos_token", "unk_token", "pad_token", "sep_token",
-    "cls_token", "mask_token", "additional_special_tokens", "return_tensors", "return_dict",
-    "return_assistant_tokens_mask", "padding", "truncation", "max_length", "tokenizer_kwargs",
-    "raise_exception", "strftime_now", "namespace", "range", "dict", "cycler", "joiner", "lipsum",
-    "self", "loop", "caller", "varargs", "kwargs",
-})
-# fmt: on
 
 
 def template_variables(conversation: Conversation, traits: TemplateTraits) -> dict[str, Any]:
@@ -71,10 +68,8 @@ def template_variables(conversation: Conversation, traits: TemplateTraits) -> di
     `{"messages": [{"role": "user", "content": "hi"}], "tools": None, ...}`.
     """
     if conversation.continue_final_message and conversation.add_generation_prompt:
-        raise BadRequest(
-            f"'{FINAL_MESSAGE}' and 'add_generation_prompt' cannot both be true.",
-            param=FINAL_MESSAGE,
-        )
+        message = f"'{FINAL_MESSAGE}' and 'add_generation_prompt' cannot both be true."
+        raise BadRequest(message, param=FINAL_MESSAGE)
     return {
         **conversation.template_kwargs,
         "messages": _place_systems(_messages(conversation.messages, traits), traits),
@@ -82,34 +77,6 @@ def template_variables(conversation: Conversation, traits: TemplateTraits) -> di
         "documents": list(conversation.documents) or None,
         "add_generation_prompt": conversation.add_generation_prompt,
     }
-
-
-def check_kwargs(kwargs: Mapping[str, Any], most: int) -> None:
-    """Names that a template's own variables have are refused (CVE-2025-62426), and so is too much."""
-    for name in kwargs:
-        if name in RESERVED or name.startswith("_") or not name.isidentifier():
-            raise BadRequest(
-                f"'{TEMPLATE_KWARGS}' cannot set {name[:64]!r}.",
-                param=TEMPLATE_KWARGS,
-                code="invalid_value",
-            )
-    if kwargs:
-        check_count(_size(kwargs, MAX_KWARGS_DEPTH), most, TEMPLATE_KWARGS, "characters of values")
-
-
-def _size(value: Any, depth: int) -> int:
-    if isinstance(value, str):
-        return len(value)
-    if value is None or isinstance(value, (bool, int, float)):
-        return 8
-    if depth == 0 or not isinstance(value, (Mapping, list, tuple)):
-        raise BadRequest(
-            f"'{TEMPLATE_KWARGS}' holds JSON values, at most {MAX_KWARGS_DEPTH} levels deep.",
-            param=TEMPLATE_KWARGS,
-            code="invalid_value",
-        )
-    inner = [*value.keys(), *value.values()] if isinstance(value, Mapping) else value
-    return sum(_size(each, depth - 1) for each in inner)
 
 
 def check_arguments(messages: Sequence[Message], limits: Limits) -> None:
@@ -181,10 +148,8 @@ def _texts(parts: list[dict[str, Any]]) -> Iterator[str]:
     for part in parts:
         text = _text(part)
         if text is None:
-            raise BadRequest(
-                f"This model takes text only, not parts of type {str(part.get('type'))[:64]!r}.",
-                param=CONVERSATION,
-            )
+            kind = str(part.get("type"))[:64]
+            raise BadRequest(f"This model takes no parts of type {kind!r} here.", param=CONVERSATION)
         yield text
 
 
@@ -295,7 +260,9 @@ class Prompter:
         clock: Clock = datetime.now,
         limits: Limits | None = None,
         dialect: Dialect | None = None,
+        place: Placer | None = None,
     ) -> None:
+        """`place` is the engine's, where the model sees or hears."""
         self._limits = limits or Limits()
         self.most_tokens = min(card.longest - 1, self._limits.prompt_tokens or card.longest)
         """Of a prompt that is to be answered: there must be room for the answer."""
@@ -314,31 +281,40 @@ class Prompter:
         self.source = sources.get("default")
         """Of the usual template."""
         self._templates = {name: self._load(source, clock) for name, source in sources.items()}
+        self._media_ids = MediaIds(place, len(tokenizer.pieces), self.share) if place else None
+        self._shielded = self._encoder.special
+        if card.modalities:
+            runs = shielded_runs(card.modalities, (traits for _, traits in self._templates.values()))
+            self._shielded = SpecialText({**tokenizer.special, **dict.fromkeys(runs, -1)})
 
     def text(self, conversation: Conversation) -> str:
         """The prompt as text."""
         made = self._rendering(conversation)
-        return erase(made.text, made.mark)
+        return self.spell(erase(made.text, made.mark), conversation)
 
     def encode(self, prompt: Prompt, most: int | None = None) -> tuple[int, ...]:
         """The prompt's ids."""
         return self.render(prompt, most)[1]
 
     def render(
-        self, prompt: Prompt, most: int | None = None, known: KnownPrompt | None = None
+        self,
+        prompt: Prompt,
+        most: int | None = None,
+        known: KnownPrompt | None = None,
+        filling: Filling | None = None,
     ) -> tuple[str, tuple[int, ...]]:
         """The prompt as text and as ids. What surely has more than `most` ids is refused unencoded.
 
-        `known` is what the prompt was recognized as.
+        `known` is what the prompt was recognized as, `filling` is told where it shows something.
         """
         try:
-            return self._render(prompt, most, known)
+            return self._render(prompt, most, known, filling)
         except ContextOverflow as error:
             error.param = error.param or prompt.param
             raise
 
     def _render(
-        self, prompt: Prompt, most: int | None, known: KnownPrompt | None
+        self, prompt: Prompt, most: int | None, known: KnownPrompt | None, filling: Filling | None
     ) -> tuple[str, tuple[int, ...]]:
         if isinstance(prompt, IdsPrompt):
             check_has_ids(self._card, "a prompt of ids", prompt.param)
@@ -347,15 +323,16 @@ class Prompter:
             return self._encoder.decode(ids), ids
         if isinstance(prompt, TextPrompt):
             self._check_chars(len(prompt.text) + len(prompt.suffix or ""), prompt.param)
-            self._encoder.check_length(prompt.text, most, prompt.param)
+            self._encoder.check_length(len(prompt.text), most, prompt.param)
             return replace_surrogates(prompt.text), tuple(self._encoder.encode_text(prompt))
         made = known.rendering if known else self._rendering(prompt)
         text, mark = made.text, made.mark
-        self._encoder.check_length(text, most, prompt.param)
+        filling = filling or self.filling(prompt)
+        self._encoder.check_length(chars_of_text(text) if filling else len(text), most, prompt.param)
         # Mostly there is no mark, and none has to be looked for in each piece.
         shown = self.show(text, mark)
         before = known.encoded if known else None
-        encoded = self._encoder.encode_on_from(text, mark if shown != text else None, before)
+        encoded = self._encoder.encode_on_from(text, mark if shown != text else None, before, filling)
         if known:
             known.encoded = encoded
         return shown, encoded.ids
@@ -364,7 +341,23 @@ class Prompter:
         """A rendered text without its marks, as the engine is to see it; `plain` where that is known."""
         plain = erase(text, mark) if plain is None else plain
         apart = self._card.takes_text and plain != text
-        return self._encoder.special.keep_apart(text, mark) if apart else plain
+        return self._shielded.keep_apart(text, mark) if apart else plain
+
+    def spell(self, text: str, prompt: Prompt) -> str:
+        """The text of a prompt for those who read it: places are what the template writes there."""
+        if not isinstance(prompt, Conversation) or not prompt.media:
+            return text
+        return spell_runs(text, prompt.media.values(), self._forms(prompt))
+
+    def filling(self, conversation: Conversation) -> Filling | None:
+        """What fills the places of a prompt that shows something."""
+        if not conversation.media or self._media_ids is None:
+            return None
+        runs = {kind: self.encode_special(form.run) for kind, form in self._forms(conversation).items()}
+        return Filling(conversation, self._media_ids, runs, self.controls)
+
+    def _forms(self, conversation: Conversation) -> Mapping[MediaKind, MediaForm]:
+        return self._choose(conversation.template, tools=bool(conversation.tools))[1].media
 
     def encode_special(
         self, text: str, mark: str | None = None, *, begins: bool = True, borders: Borders | None = None
@@ -405,7 +398,10 @@ class Prompter:
         template = ChatTemplate(source, special=self._special, clock=clock)
         if len(template.stops) > self._limits.stops:
             raise TemplateError(f"A chat template may have {self._limits.stops} stop strings.")
-        return template, detect_traits(source, template.render)
+        traits = detect_traits(source, template.render)
+        if self._card.modalities:
+            traits = replace(traits, media=find_forms(template.render, self._card.modalities))
+        return template, traits
 
     def _choose(self, name: str | None, *, tools: bool) -> tuple[ChatTemplate, TemplateTraits]:
         if not self._templates:
@@ -441,11 +437,17 @@ class Prompter:
         check_arguments(conversation.messages, self._limits)
 
     def _rendering(self, conversation: Conversation, careful: bool | None = None) -> Rendering:
-        """The prompt as text, with marks that keep a client's text apart.
+        """The prompt as text, with marks that keep a client's text apart, and places for what is shown.
 
         Or with fences, if it is said how carefully these are to be set.
         """
         self._check_messages(conversation)
+        if not conversation.media:
+            return self._write(conversation, careful)
+        forms, write = self._forms(conversation), partial(self._write, careful=careful)
+        return render_places(conversation, forms, self._card.modalities, write)
+
+    def _write(self, conversation: Conversation, careful: bool | None) -> Rendering:
         template, traits = self._choose(conversation.template, tools=bool(conversation.tools))
         check_kwargs(conversation.template_kwargs, self._limits.template_kwargs_chars)
         given = template_variables(with_tools_in_words(conversation, traits, self._dialect), traits)
@@ -453,7 +455,7 @@ class Prompter:
         joined = join_strings(prefix, given)
         self._check_chars(len(joined), CONVERSATION)
         mark, end, fence = _choose_three(joined)
-        if not self._encoder.special.harmless(joined):
+        if not self._shielded.harmless(joined):
             given, prefix = self._shield(given, prefix, mark)
         order = () if careful is None else fence_messages(given["messages"], fence, careful=careful)
         if conversation.continue_final_message:
@@ -468,7 +470,7 @@ class Prompter:
         check_count(count, self._limits.content_chars, param, "characters of content")
 
     def _shield(self, given: Mapping[str, Any], prefix: str, mark: str) -> tuple[dict[str, Any], str]:
-        shield = self._encoder.special.shield
+        shield = self._shielded.shield
         try:
             made = {name: shield(value, mark) for name, value in given.items() if name != "messages"}
             made["messages"] = [self._shield_message(message, mark) for message in given["messages"]]
@@ -478,7 +480,7 @@ class Prompter:
 
     def _shield_message(self, message: Mapping[str, Any], mark: str) -> dict[str, Any]:
         own = _OWN_TEXT if message["role"] == "assistant" else ()
-        shield = self._encoder.special.shield
+        shield = self._shielded.shield
         made = {name: shield(value, mark, assistant=name in own) for name, value in message.items()}
         # Roles are ours: some templates write `<|` + role + `|>`.
         return made | {"role": message["role"]}

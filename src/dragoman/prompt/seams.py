@@ -37,20 +37,21 @@ from bisect import bisect_left
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct
 
 from dragoman.dialects.declare import Dialect, begins_inside, starts_in_reasoning
 from dragoman.dialects.parser import Parser, parse
-from dragoman.prompt.encode import Borders, chain_messages, digest_frame, erase, find_marks, meaning_of
-from dragoman.prompt.fences import Region, find_regions
-from dragoman.prompt.known import Joint, KeptTurns, KnownPrompt, StitchedIds
+from dragoman.prompt.encode import Borders, chain_messages, digest_frame, erase, meaning_of
+from dragoman.prompt.fences import Region, find_marks, find_regions
+from dragoman.prompt.known import Joint, KeptTurns, KnownPrompt, Split, Stitched, StitchedIds
 from dragoman.types import Answer, Message, Traced, fold
 
 if TYPE_CHECKING:
     from dragoman.prompt.prompter import Prompter
+    from dragoman.prompt.sight import Filling
 
 _OPENING_IDS = 64
 """The last ids of a prompt: they say whether it has opened reasoning."""
@@ -58,22 +59,6 @@ _FEW = 32
 """Characters by which the words of a message are known; and places that are."""
 _CLOSES = re.compile(r"(?!.*header)(?:.*end|.*eo[stm]|.*return|</s>)", re.IGNORECASE | re.DOTALL)
 """Control tokens that end a message, by their names, where the tokenizer does not say so."""
-
-
-class Marked:
-    """A rendered text that has marks in it which are not part of what it says."""
-
-    def __init__(self, text: str, mark: str) -> None:
-        self.text, self.mark = text, mark
-        self.plain = erase(text, mark)
-        self._before, self._sizes = find_marks(text, mark) if len(text) > len(self.plain) else ([], [0])
-
-    def slice(self, start: int, end: int | None = None) -> str:
-        """What says `plain[start:end]`, with its marks."""
-        return self.text[self.place(start) : None if end is None else self.place(end)]
-
-    def place(self, at: int) -> int:
-        return at + self._sizes[bisect_left(self._before, at)]
 
 
 class GoneOn(Struct, frozen=True):
@@ -95,17 +80,20 @@ class GoneOn(Struct, frozen=True):
         return self.turn.ids[sampled:] if sampled >= 0 else self.turn.all[self.kept :] if self.kept else ()
 
 
-Split: TypeAlias = Literal["", "client", "end", "template", "tools", "unknown"]
-"""Why a prompt does not go on from all ids of the answer before it, if it does not: the client has changed
-what was said; the template writes another end, or something else, for it; tools or variables of the template
-are others; or those ids are not known."""
+class Marked:
+    """A rendered text that has marks in it which are not part of what it says."""
 
+    def __init__(self, text: str, mark: str) -> None:
+        self.text, self.mark = text, mark
+        self.plain = erase(text, mark)
+        self._before, self._sizes = find_marks(text, mark) if len(text) > len(self.plain) else ([], [0])
 
-class Stitched(Struct, frozen=True):
-    text: str
-    ids: tuple[int, ...]
-    after: GoneOn | None
-    split: Split = ""
+    def slice(self, start: int, end: int | None = None) -> str:
+        """What says `plain[start:end]`, with its marks."""
+        return self.text[self.place(start) : None if end is None else self.place(end)]
+
+    def place(self, at: int) -> int:
+        return at + self._sizes[bisect_left(self._before, at)]
 
 
 class Wrote:
@@ -166,8 +154,9 @@ class Seams:
         ends: dict[int, str],
         memory: KeptTurns,
         salt: str,
+        filling: "Filling | None" = None,
     ) -> None:
-        """`known` is what the conversation was recognized as."""
+        """`known` is what the conversation was recognized as; `filling` is told where it shows something."""
         conversation, rendering = known.conversation, known.rendering
         self.now = Marked(rendering.text, rendering.mark)
         self.dialect, self.ends, self.tools = dialect, ends, conversation.tools
@@ -175,7 +164,7 @@ class Seams:
         self.controls = prompter.controls
         self.pieces = prompter.pieces
         self._prompter, self._known, self._conversation = prompter, known, conversation
-        self._memory, self._salt = memory, salt
+        self._memory, self._salt, self._filling = memory, salt, filling
         self._frame = digest_frame(conversation)
         self.links = known.chain.links
         self._numbers = [
@@ -190,8 +179,10 @@ class Seams:
 
     def _answers(self, number: int) -> list[Wrote]:
         if number not in self._wrote:
-            turns = self._memory.answers(self.links[number], self._salt)
-            self._wrote[number] = [Wrote(turn, self) for turn in turns]
+            turns, shown = self._memory.answers(self.links[number], self._salt), self._conversation.media
+            self._wrote[number] = [
+                Wrote(turn, self) for turn in turns if all(span.media.digest in shown for span in turn.media)
+            ]
         return self._wrote[number]
 
     @cached_property
@@ -204,19 +195,22 @@ class Seams:
 
     def stitch(self) -> Stitched:
         made = self._stitch(self._find_base(), cuts := list[Joint]())
-        self._known.stitched = StitchedIds(made.ids, made.text, tuple(cuts))
+        spans = tuple(self._filling.spans) if self._filling else ()
+        self._known.stitched = StitchedIds(made.ids, made.text, tuple(cuts), spans)
         return made
 
     def _stitch(self, base: _Base, cuts: list[Joint]) -> Stitched:
         """`cuts` are told from where on the prompt can be made anew."""
         kept_ids, place, ids, borders = base.after.kept, base.rest, list[int](), Borders()
         cuts.append(Joint(self.now.place(place), place, kept_ids, base.number))
+        if self._filling is not None:
+            self._filling.go_on(base.after.turn.media, kept_ids)
         for start, end, kept, number in self._find_kept(base):
-            ids += self._encode(place, start, not (kept_ids or ids))
+            ids += self._encode(place, start, kept_ids + len(ids))
             ids += kept
             place = end
             cuts.append(Joint(self.now.place(place), place, kept_ids + len(ids), number + 1))
-        ids += self._encode(place, None, not (kept_ids or ids), borders)
+        ids += self._encode(place, None, kept_ids + len(ids), borders)
         cuts += self._cuts_behind(cuts[-1], borders[-_FEW:])
         shown = self._prompter.show(self.now.text, self.now.mark, self.now.plain)
         made = base.after.followed_by(self._prompter.share(ids))
@@ -256,9 +250,12 @@ class Seams:
         numbers = self._numbers[:-1] if begun else self._numbers
         return numbers[-1] if numbers else None
 
-    def _encode(self, start: int, end: int | None, begins: bool, borders: Borders | None = None) -> list[int]:
-        text = self.now.slice(start, end)
-        return self._prompter.encode_special(text, self.now.mark, begins=begins, borders=borders)
+    def _encode(self, start: int, end: int | None, at: int, borders: Borders | None = None) -> list[int]:
+        """What stands behind so many ids."""
+        encode: Callable[..., list[int]] = partial(self._prompter.encode_special, mark=self.now.mark)
+        if self._filling is not None:
+            encode = partial(self._filling.encode, encode, at)
+        return encode(self.now.slice(start, end), begins=not at, borders=borders)
 
     def _find_base(self) -> _Base:
         known, last = self._known.stitched or StitchedIds((), "", ()), self._last or 0
@@ -275,7 +272,8 @@ class Seams:
             if fits:
                 wrote, at = fits[0]
                 return _Base(GoneOn(wrote.turn, len(wrote.turn.prompt)), at, number)
-        return _Base(GoneOn(Traced(prompt=known.ids[: cut.ids], ids=()), cut.ids), cut.plain, cut.number)
+        before = Traced(prompt=known.ids[: cut.ids], ids=(), media=known.media)
+        return _Base(GoneOn(before, cut.ids), cut.plain, cut.number)
 
     def _fitting(self, number: int) -> list[tuple[Wrote, int]]:
         """The answers whose prompt is what the text begins with now, and where that ends."""

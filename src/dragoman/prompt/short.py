@@ -95,7 +95,7 @@ class Short(Struct, frozen=True):
     rendering: Rendering
     tail: int
     """Characters at its end that are those of the known text, too, but for numbers."""
-    unseen: frozenset[tuple[str, bool]]
+    unseen: frozenset[tuple[str, bool, bool]]
     """Kinds of messages that were left out, and of which none stands behind: they may have a number."""
     numbering: Numbering | None = None
 
@@ -168,14 +168,19 @@ def shorten(
     return _check_numbers(short, numbered, other, known.text, runs)
 
 
-def _unseen(messages: Sequence[Message], places: Sequence[int]) -> frozenset[tuple[str, bool]]:
+def _unseen(messages: Sequence[Message], places: Sequence[int]) -> frozenset[tuple[str, bool, bool]]:
     behind = 1 + max({*range(len(messages))} - {*places}, default=-1)
     left_out = {_kind(message) for place, message in enumerate(messages[:behind]) if place not in places}
     return frozenset(left_out - {*map(_kind, messages[behind:])})
 
 
-def _kind(message: Message) -> tuple[str, bool]:
-    return message.role, bool(message.tool_calls)
+def _kind(message: Message) -> tuple[str, bool, bool]:
+    return message.role, bool(message.tool_calls), _shows(message)
+
+
+def _shows(message: Message) -> bool:
+    """Whether there is a picture in it, or a sound: some templates number them."""
+    return isinstance(message.content, list) and any("media" in part for part in message.content)
 
 
 def _pick_tools(tools: tuple[dict[str, Any], ...], names: Container[Any]) -> tuple[dict[str, Any], ...]:
@@ -352,7 +357,7 @@ def _shape(message: Message, late: bool) -> tuple[Any, ...]:
     content, thought = (type(each) if each else repr(each) for each in (message.content, message.reasoning))
     thinks = message.role == "assistant" and isinstance(message.content, str) and "think" in message.content
     calls = min(len(message.tool_calls), 2)
-    return message.role, content, thought, thinks, calls, message.name is None, late
+    return message.role, content, thought, thinks, calls, message.name is None, late, _shows(message)
 
 
 def _refers_to_itself(messages: Sequence[Message]) -> bool:

@@ -23,7 +23,8 @@ from jinja2.sandbox import SandboxedEnvironment
 from jinja2.utils import Cycler, Namespace, _PassArg
 from markupsafe import Markup
 
-from dragoman.errors import EndlessTemplate, TemplateError
+from dragoman.errors import TEMPLATE_KWARGS, BadRequest, EndlessTemplate, TemplateError
+from dragoman.limits import check_count
 from dragoman.prompt.budget import (
     CONCAT,
     GROWTH_OF_FILTERS,
@@ -385,3 +386,47 @@ def _passed_arguments(passes: _PassArg | None, context: _Context) -> tuple[Any, 
 
 
 SANDBOX = Sandbox()
+
+
+# Variables that a request gives it
+
+MAX_KWARGS_DEPTH = 8
+
+# fmt: off
+RESERVED = frozenset({
+    "messages", "conversation", "tools", "documents", "add_generation_prompt", "continue_final_message",
+    "chat_template", "tokenize", "bos_token", "eos_token", "unk_token", "pad_token", "sep_token",
+    "cls_token", "mask_token", "additional_special_tokens", "return_tensors", "return_dict",
+    "return_assistant_tokens_mask", "padding", "truncation", "max_length", "tokenizer_kwargs",
+    "raise_exception", "strftime_now", "namespace", "range", "dict", "cycler", "joiner", "lipsum",
+    "self", "loop", "caller", "varargs", "kwargs",
+})
+# fmt: on
+
+
+def check_kwargs(kwargs: Mapping[str, Any], most: int) -> None:
+    """Names that a template's own variables have are refused (CVE-2025-62426), and so is too much."""
+    for name in kwargs:
+        if name in RESERVED or name.startswith("_") or not name.isidentifier():
+            raise BadRequest(
+                f"'{TEMPLATE_KWARGS}' cannot set {name[:64]!r}.",
+                param=TEMPLATE_KWARGS,
+                code="invalid_value",
+            )
+    if kwargs:
+        check_count(_size(kwargs, MAX_KWARGS_DEPTH), most, TEMPLATE_KWARGS, "characters of values")
+
+
+def _size(value: Any, depth: int) -> int:
+    if isinstance(value, str):
+        return len(value)
+    if value is None or isinstance(value, (bool, int, float)):
+        return 8
+    if depth == 0 or not isinstance(value, (Mapping, list, tuple)):
+        raise BadRequest(
+            f"'{TEMPLATE_KWARGS}' holds JSON values, at most {MAX_KWARGS_DEPTH} levels deep.",
+            param=TEMPLATE_KWARGS,
+            code="invalid_value",
+        )
+    inner = [*value.keys(), *value.values()] if isinstance(value, Mapping) else value
+    return sum(_size(each, depth - 1) for each in inner)

@@ -11,9 +11,10 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from jinja2 import nodes
-from msgspec import Struct
+from msgspec import Struct, field
 
 from dragoman.errors import EndlessTemplate, TemplateError
+from dragoman.media import MediaKind
 from dragoman.types import Message, ToolCall
 
 Render: TypeAlias = Callable[[Mapping[str, Any]], str]
@@ -39,6 +40,24 @@ _REASONING = (
     ("reasoning",),
     ("thinking",),
 )
+
+
+class MediaForm(Struct, frozen=True):
+    """How a template is given what is to be seen, or heard, and what it writes for it (sight.py)."""
+
+    part: Mapping[str, Any]
+    roles: frozenset[str]
+    """In whose messages it knows such parts."""
+    run: str
+    """What it writes: `<|vision_start|><|image_pad|><|vision_end|>`."""
+    pattern: re.Pattern[str]
+    """Of runs: some templates number them."""
+
+    @property
+    def shielded(self) -> str:
+        """What clients' words must not hold: the run, up to its number."""
+        numbered = self.pattern.pattern != re.escape(self.run)
+        return re.split(r"\d", self.run, maxsplit=1)[0] if numbered else self.run
 
 
 class TemplateTraits(Struct, frozen=True, kw_only=True):
@@ -70,11 +89,13 @@ class TemplateTraits(Struct, frozen=True, kw_only=True):
     """No tools must be an empty list, because null cannot be gone through."""
     short_ids: bool
     """Call ids must be nine letters or digits, as Mistral's are."""
+    media: Mapping[MediaKind, MediaForm] = field(default_factory=dict)
+    """What it knows of pictures and sounds, for models that do."""
 
 
 def detect_traits(source: str, render: Render) -> TemplateTraits:
     """`detect_traits(chatml, ChatTemplate(chatml).render).developer` is False: ChatML has no such role."""
-    probe = _TraitProbe(render)
+    probe = TraitProbe(render)
     takes = frozenset(role for role in ("system", "user", "assistant", "tool") if probe.takes_parts(role))
     return TemplateTraits(
         developer=re.search(r"""["']developer["']""", source) is not None,
@@ -94,7 +115,7 @@ def detect_traits(source: str, render: Render) -> TemplateTraits:
     )
 
 
-class _TraitProbe:
+class TraitProbe:
     def __init__(self, render: Render) -> None:
         self._render = render
         self._no_tools: list[Any] | None = None
@@ -128,15 +149,15 @@ class _TraitProbe:
         )
 
     def takes_parts(self, role: str) -> bool:
-        text = self._with_content(role, [{"type": "text", "text": _MARK}])
+        text = self.with_content(role, [{"type": "text", "text": _MARK}])
         # A list that is written as a list is not taken apart.
         return text is not None and _MARK in text and not re.search(r"""["']type["']: ["']text["']""", text)
 
     def takes_text(self, role: str) -> bool:
-        text = self._with_content(role, _MARK)
+        text = self.with_content(role, _MARK)
         return text is not None and _MARK in text
 
-    def _with_content(self, role: str, content: Any) -> str | None:
+    def with_content(self, role: str, content: Any) -> str | None:
         message = {"role": role, "content": content}
         if role == "tool":
             return self.text([*_calling(), message | {"tool_call_id": _SHORT_ID, "name": "look"}], [_TOOL])

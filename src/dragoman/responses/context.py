@@ -20,6 +20,7 @@ from dragoman.api.responses.tools import McpDeclaration, Offer
 from dragoman.api.responses.writer import ResponseWriter, describe_listing, make_approved_call
 from dragoman.errors import Conflict, ContextOverflow
 from dragoman.mcp import McpFailure, McpTool
+from dragoman.media import MediaSpan
 from dragoman.responses.seal import Sealer
 from dragoman.store import Append, Record, Store, StoredConversation, StoredItem
 from dragoman.turns.plan import Trails
@@ -296,6 +297,8 @@ class StoredTurn(Struct, frozen=True, kw_only=True, array_like=True):
     """How many of the last ids of that turn the prompt has not."""
     said: bytes = b""
     """Stands for what the client was told."""
+    media: tuple[MediaSpan, ...] = ()
+    """What is shown in what is new in the prompt, without data."""
 
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -317,13 +320,13 @@ def recall(trails: Trails, stored: Sequence[bytes], owner: str = "") -> None:
     last = next(_backwards(stored), None)
     if last is None or trails.prefer(last.key, last.source):
         return
-    prompt = _prompt(stored)
+    prompt, media = _prompt(stored)
     if prompt is not None:
         for turn in [*_backwards(stored)][:0:-1]:
             if not trails.prefer(turn.key, turn.source):
                 outline = replace(_traced(turn, ()), key=trails.outline(turn.key))
                 trails.add(outline, owner)
-        trails.add(_traced(last, prompt), owner)
+        trails.add(replace(_traced(last, prompt), media=media), owner)
 
 
 def _traced(turn: StoredTurn, prompt: tuple[int, ...]) -> Traced:
@@ -340,6 +343,7 @@ def _stored(turn: Traced) -> StoredTurn:
         ids=turn.ids,
         cut=len(turn.cut),
         said=turn.said,
+        media=tuple(span for span in turn.media if span.start >= turn.kept),
     )
 
 
@@ -352,9 +356,10 @@ def _backwards(stored: Sequence[bytes]) -> Iterator[StoredTurn]:
         yield from reversed(_unpack(answer))
 
 
-def _prompt(stored: Sequence[bytes]) -> tuple[int, ...] | None:
+def _prompt(stored: Sequence[bytes]) -> tuple[tuple[int, ...] | None, tuple[MediaSpan, ...]]:
     """That of the last turn, put together; None where a turn that it goes on from is gone."""
     parts: list[tuple[int, ...]] = []
+    media: list[MediaSpan] = []
     wanted: bytes | None = None
     cut = 0
     for turn in _backwards(stored):
@@ -365,6 +370,8 @@ def _prompt(stored: Sequence[bytes]) -> tuple[int, ...] | None:
         else:
             continue
         wanted, cut = turn.after, turn.cut
+        # Each stands where it stood: what comes later begins with all that was before.
+        media[:0] = turn.media
         if not wanted:
-            return tuple(id_ for part in reversed(parts) for id_ in part)
-    return None
+            return tuple(id_ for part in reversed(parts) for id_ in part), tuple(media)
+    return None, ()

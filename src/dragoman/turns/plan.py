@@ -21,11 +21,12 @@ from dragoman.dialects.registry import with_calls
 from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.errors import MODEL, BadRequest, ContextOverflow, ModelNotFound, Part, SettingsError
 from dragoman.limits import Limits
-from dragoman.media import check_modalities
+from dragoman.media import MediaSpan, check_modalities
 from dragoman.prompt import Prompter
 from dragoman.prompt.encode import SharedIds, chain_messages, check_encoded, digest_frame, meaning_of
-from dragoman.prompt.known import KnownPrompts
-from dragoman.prompt.seams import GoneOn, Seams, Split
+from dragoman.prompt.known import KnownPrompts, Split
+from dragoman.prompt.seams import GoneOn, Seams
+from dragoman.prompt.sight import cut_spans, strip_spans
 from dragoman.turns.adapters import AdapterShelf
 from dragoman.turns.constrain import Constrainer
 from dragoman.turns.reading import ChoiceReader
@@ -177,8 +178,8 @@ def _bytes(text: str) -> bytes:
 # Plans.
 
 
-Rendered: TypeAlias = tuple[str, tuple[int, ...], GoneOn | None, Split, bytes]
-"""A prompt as text and as ids, what it goes on from, and why from no more."""
+Rendered: TypeAlias = tuple[str, tuple[int, ...], GoneOn | None, Split, bytes, tuple[MediaSpan, ...]]
+"""A prompt as text and as ids, what it goes on from, and why from no more; its chain, and what it shows."""
 # Collecting garbage looks at every id of the tuples that are new, once, while all threads wait: these many
 # take some milliseconds. Those of hundreds of prompts at once would take 50.
 _YOUNG_IDS = 2**19
@@ -212,7 +213,9 @@ class TurnPlan(Struct, frozen=True):
         """What the turn of a job says of its prompt."""
         after = self.after[number] if self.after else None
         gone_on = {"after": after.turn.source or None, "kept": after.kept, "cut": after.cut} if after else {}
-        return {**gone_on, "split": self.splits[number] if self.splits else "", "history": self.history}
+        shown = {"media": strip_spans(media)} if (media := self.jobs[number].media) else {}
+        split = self.splits[number] if self.splits else ""
+        return {**gone_on, **shown, "split": split, "history": self.history}
 
 
 class Planner:
@@ -277,7 +280,8 @@ class Planner:
     def _checked(self, spec: TurnSpec) -> tuple[Adapters, TurnSpec, Sampling]:
         check_turn(spec, self._limits)
         for prompt in spec.prompts:
-            self._check_media(prompt)
+            if isinstance(prompt, Conversation) and prompt.media:
+                check_modalities(prompt.media, prompt.places, self.card.modalities)
         named, some = self.adapter(spec.model), self.card.adapters or spec.adapters
         adapters = self.adapters.choose(named, spec.adapters) if some else ()
         if spec.bounded:
@@ -285,10 +289,6 @@ class Planner:
         refuse_unsupported(spec, self.card)
         settled = self._with_stops(self.defaults(spec.model).settle(spec))
         return adapters, settled, self._sampling(settled)
-
-    def _check_media(self, prompt: Prompt) -> None:
-        if isinstance(prompt, Conversation) and prompt.media:
-            check_modalities(prompt.media, prompt.places, self.card.modalities)
 
     def _with_stops(self, spec: TurnSpec) -> TurnSpec:
         """With those of the template; and where one is a control token, which has no text, by its id."""
@@ -320,8 +320,8 @@ class Planner:
     def render(self, model: str | None, prompt: Prompt) -> tuple[str, tuple[int, ...]]:
         """A prompt as text and as ids, as a turn of the model of this name would have it."""
         self.adapter(model)
-        self._check_media(prompt)
-        return self.prompter.render(self.defaults(model).settle_prompt(prompt))
+        text, ids = self.prompter.render(self.defaults(model).settle_prompt(prompt))
+        return self.prompter.spell(text, prompt), ids
 
     def plan(self, spec: TurnSpec) -> TurnPlan:
         adapters, spec, sampling = self._checked(spec)
@@ -329,21 +329,16 @@ class Planner:
         salt = f"{adapters or ''}\0{spec.salt}"
         spec, prompts, restored = self._with_thoughts(spec, dialect, salt)
         check_told_prompts(spec, [len(ids) for _, ids, *_ in prompts], self._limits)
-        begun = [
-            self._in_reasoning(spec, dialect, prompt, rendered)
-            for prompt, rendered in zip(spec.prompts, prompts, strict=True)
-        ]
-        chains = [each[4] for each in prompts]
-        keys = [
-            self._key(spec, prompt, text, salt, chain)
-            for prompt, (text, *_), chain in zip(spec.prompts, prompts, chains, strict=True)
-        ]
+        both = [*zip(spec.prompts, prompts, strict=True)]
+        begun = [self._in_reasoning(spec, dialect, prompt, rendered) for prompt, rendered in both]
+        keys = [self._key(spec, prompt, text, salt, chain) for prompt, (text, *_, chain, _) in both]
         jobs = [
             Job(
                 id=urandom(16).hex(),
                 prompt=prompt,
                 sampling=self._with_room(spec, sampling, len(prompt)),
-                text=text if self.card.takes_text else "",
+                text=self.prompter.spell(text, asked) if self.card.takes_text else "",
+                media=media,
                 n=spec.n,
                 constraint=self._constraint(spec, dialect, in_reasoning),
                 adapters=adapters,
@@ -352,14 +347,14 @@ class Planner:
                 reuse_prefix=spec.reuse_prefix,
                 cache_salt="" if "cache_salt" in self.card.refused else spec.salt,
             )
-            for (text, prompt, *_), in_reasoning, key in zip(prompts, begun, keys, strict=True)
+            for (asked, (text, prompt, *_, media)), in_reasoning in zip(both, begun, strict=True)
         ]
         asked = spec.wanted or spec.calling
         free = asked is not None and any(job.constraint is None for job in jobs)
         unenforced = asked.param if asked and free else ""
         after, splits = [one[2] for one in prompts], [one[3] for one in prompts]
         remembers = spec.remembers or spec.history == "sampled"
-        told = [*zip(spec.prompts, chains, strict=True)] if remembers else ()
+        told = [(prompt, rendered[4]) for prompt, rendered in both] if remembers else ()
         more = keys, after, unenforced, splits, spec.history or "template", told, restored
         return TurnPlan(jobs, begun, dialect, spec.stop, *more)
 
@@ -411,17 +406,20 @@ class Planner:
     ) -> Rendered:
         """A conversation with an answer that we know goes on from the ids of that answer."""
         if not isinstance(prompt, Conversation):
-            return *self.prompter.render(prompt, most), None, "", b""
+            return *self.prompter.render(prompt, most), None, "", b"", ()
+        filling = self.prompter.filling(prompt) if prompt.media else None
         known = self.prompter.recognize(prompt, self.known, f"{spec.owner}\0{salt}")
         answered = any(message.role == "assistant" for message in prompt.messages)
         # Where the answer goes on with the last message, it answers those before it.
         chain = known.chain.links[-2 if prompt.continue_final_message else -1]
         if answered and len(self.trails):
-            seams = Seams(self.prompter, known, dialect, self._ends, self.trails, salt)
+            seams = Seams(self.prompter, known, dialect, self._ends, self.trails, salt, filling)
             if seams.known:
                 stitched = (seams.go_on() if spec.history == "sampled" else None) or seams.stitch()
-                return stitched.text, stitched.ids, stitched.after, stitched.split, chain
-        return *self.prompter.render(prompt, most, known), None, "unknown" if answered else "", chain
+                made = stitched.text, stitched.ids, stitched.after, stitched.split, chain
+                return *made, filling.settle(prompt.media) if filling else ()
+        made = *self.prompter.render(prompt, most, known, filling), None, "unknown" if answered else "", chain
+        return *made, filling.settle(prompt.media) if filling else ()
 
     def _in_reasoning(self, spec: TurnSpec, dialect: Dialect, prompt: Prompt, rendered: Rendered) -> bool:
         text, ids, *_ = rendered
@@ -443,15 +441,17 @@ class Planner:
         """The prompt as text and as ids, which are cut as asked; more than the model takes is refused."""
         most, keep = self.prompter.most_tokens, spec.truncate_prompt
         bound = most if keep is None else None
-        text, ids, after, split, chain = self._rendered(prompt, bound, spec, dialect, salt)
+        text, ids, after, split, chain, media = self._rendered(prompt, bound, spec, dialect, salt)
         if keep is not None:
             whole, ids = len(ids), ids[-(most if keep < 0 else keep) :]
             after = after if len(ids) == whole else None
+            media, left = cut_spans(media, whole, len(ids))
+            ids = ids[len(ids) - left :]
         if not ids:
             raise BadRequest("The prompt is empty.", param=prompt.param, code="empty_prompt")
         if len(ids) > most:
             raise ContextOverflow.of(len(ids), most, prompt.param)
-        return text, ids, after, split, chain
+        return text, ids, after, split, chain, media
 
     def _with_room(self, spec: TurnSpec, sampling: Sampling, prompt_tokens: int) -> Sampling:
         """The answer ends where the context does: more was asked for than fits is no reason to refuse."""

@@ -16,7 +16,7 @@ from dragoman.dialects.declare import Dialect
 from dragoman.dialects.registry import with_calls
 from dragoman.dialects.scan import portion
 from dragoman.engines.border import start, start_one
-from dragoman.engines.protocol import Engine, Handle, count_text, weights_of
+from dragoman.engines.protocol import Engine, Handle, count_text, place_of, weights_of
 from dragoman.errors import DragomanError, EngineFailed, Unavailable
 from dragoman.prompt import Prompter
 from dragoman.prompt.encode import replace_surrogates
@@ -436,9 +436,8 @@ class ServedModel:
         self.found = choose_dialect(settings, self.card, tokenizer, chosen.source)
         dialect = self.found.dialect
         logger.info("Answers are read as %s: %s", dialect.name, self.found.how)
-        self.prompter = Prompter(
-            self.card, tokenizer, template=chosen.source, limits=self.limits, dialect=with_calls(dialect)
-        )
+        prompter = partial(Prompter, self.card, tokenizer, limits=self.limits, place=place_of(engine))
+        self.prompter = prompter(template=chosen.source, dialect=with_calls(dialect))
         self.language = Language(dialect, tokenizer)
         self.pieces = self.language.plain
         self.planner = Planner(
@@ -476,11 +475,11 @@ class ServedModel:
         return checked_turn(self, plan, spec, source)
 
     async def planned(self, spec: TurnSpec, body_bytes: int) -> TurnPlan:
-        # A grammar may take its whole budget to compile.
-        planning: Callable[[], TurnPlan] = partial(self.planner.plan, spec)
-        if (trace := current.get()) is not None:
-            planning = trace.timing(planning)
-        return await self.workers.run(spec.owner, body_bytes, planning, slow=spec.constrained)
+        # A grammar may take its whole budget to compile, and an engine its time to measure a picture.
+        slow = spec.constrained or any(getattr(prompt, "media", None) for prompt in spec.prompts)
+        trace, planning = current.get(), partial(self.planner.plan, spec)
+        planned: Callable[[], TurnPlan] = trace.timing(planning) if trace else planning
+        return await self.workers.run(spec.owner, body_bytes, planned, slow=slow)
 
     def made(self, kind: type[T], plan: TurnPlan, spec: TurnSpec, source: str) -> T:
         remember = None if behind.get() else partial(self.planner.remember, plan, spec)
