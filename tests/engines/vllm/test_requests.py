@@ -5,7 +5,7 @@ from typing import Any
 
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.steps import seed_of
-from dragoman.engines.vllm.requests import MOST_KEPT, Requests
+from dragoman.engines.vllm.requests import MOST_KEPT, Requests, prompt_of
 from dragoman.types import Job, Sampling
 
 CONTEXT, VOCABULARY = 100, 50
@@ -35,6 +35,9 @@ class Model:
     def sampling_params(self, job: Job) -> Any:
         asked = job.sampling
         return SimpleNamespace(max_tokens=asked.max_tokens, temperature=asked.temperature, seed=asked.seed)
+
+    def prompt(self, job: Job) -> Any:
+        return prompt_of(job.prompt, job.cache_salt)
 
     def adapter(self, job: Job) -> Any:
         return job.adapter

@@ -280,7 +280,11 @@ class Core:
 
     def _send(self, message: Coroutine[Any, Any, None]) -> None:
         """At once, as long as the socket takes it, and in order: an abort never overtakes its request."""
-        task = begin(_quietly(message))
+        self.spawn(_quietly(message))
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run it at once, and as a task from where it waits for something."""
+        task = begin(work)
         if task is not None:
             self._sending.add(task)
             task.add_done_callback(self._sending.discard)

@@ -13,6 +13,7 @@ from dragoman.engines.vllm.options import VllmOptions, engine_args
 from dragoman.engines.vllm.outputs import FAILED, CoreContinuation, finish_of, telling_errors
 from dragoman.engines.vllm.requests import Requests, VllmModel, prompt_of
 from dragoman.errors import DragomanError, EngineFailed, ModelFileError
+from dragoman.media import Media
 from dragoman.types import FinishReason, Job, Sink, Step, TokenLogprob
 
 # By its public door, `AsyncLLM.generate`.
@@ -32,9 +33,12 @@ class VllmGenerating:
     async def generate(self, job: Job) -> AsyncIterator[Step]:
         """The steps of one continuation. Closing the iterator aborts the request."""
         params = self._model.sampling_params(job)
+        prompt = (
+            self._model.prompt(job) if not job.media else await asyncio.to_thread(self._model.prompt, job)
+        )
         with telling_errors():
             outputs = self._llm.generate(
-                prompt_of(job.prompt, job.cache_salt),
+                prompt,
                 params,
                 job.id,
                 lora_request=self._model.adapter(job),
@@ -46,6 +50,10 @@ class VllmGenerating:
                 async for output in outputs:
                     yield _step(job, output, first)
                     first = False
+
+    def place(self, media: Media) -> Sequence[int]:
+        """What vLLM's processing puts in the place of a picture or a sound."""
+        return self._model.place(media)
 
     async def embed(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
         """What the model's pooler makes of each prompt, at length one."""
@@ -65,6 +73,7 @@ class VllmGenerating:
 
     async def stop(self) -> None:
         """End vLLM's processes, and with them all jobs. There is no second start."""
+        self._model.close()
         await asyncio.to_thread(self._llm.shutdown)
 
     async def check(self) -> None:
@@ -112,13 +121,24 @@ def _make_logprob(id_: int, row: Mapping[int, Any], top: int) -> TokenLogprob:
 
 
 class _VllmHandle:
-    __slots__ = ("_core", "_ids")
+    """A job of which vLLM may not know yet, because what it shows is still being processed."""
 
-    def __init__(self, core: Core, ids: list[str]) -> None:
+    __slots__ = ("_core", "_ids", "open")
+
+    def __init__(self, core: Core, n: int) -> None:
         self._core = core
-        self._ids = ids
+        self._ids: list[str] = []
+        self.open = set(range(n))
+
+    def begin(self, requests: list[Any], takers: list[CoreContinuation]) -> None:
+        """With those that were not cancelled meanwhile."""
+        self._ids = [request.request_id for request in requests]
+        wanted = sorted(self.open)
+        if wanted:
+            self._core.add([requests[index] for index in wanted], [takers[index] for index in wanted])
 
     def cancel(self, index: int | None = None) -> None:
+        self.open -= set(self.open) if index is None else {index}
         self._core.abort(self._ids if index is None else self._ids[index : index + 1])
 
 
@@ -162,10 +182,26 @@ class VllmEngine:
     def submit(self, job: Job, sink: Sink) -> _VllmHandle:
         """Start a job; `sink` is called on the running event loop's thread."""
         self._core.start()
-        requests = self._requests.of(job)
+        handle = _VllmHandle(self._core, job.n)
         takers = [CoreContinuation(job, index, sink) for index in range(job.n)]
-        self._core.add(requests, takers)
-        return _VllmHandle(self._core, [request.request_id for request in requests])
+        if self._model.is_ready(job):
+            handle.begin(self._requests.of(job), takers)
+        else:
+            self._core.spawn(self._process(job, handle, takers))
+        return handle
+
+    async def _process(self, job: Job, handle: _VllmHandle, takers: list[CoreContinuation]) -> None:
+        """What was placed long ago is not kept any more."""
+        try:
+            prompt = await asyncio.to_thread(self._model.prompt, job)
+            handle.begin(self._requests.of(job, prompt), takers)
+        except DragomanError as error:
+            for index in sorted(handle.open):
+                takers[index].end("error", error)
+
+    def place(self, media: Media) -> Sequence[int]:
+        """What vLLM's processing puts in the place of a picture or a sound."""
+        return self._model.place(media)
 
     def generate(self, job: Job) -> AsyncGenerator[Step, None]:
         """Steps until every continuation has finished. Closing the iterator cancels the job."""
@@ -195,6 +231,7 @@ class VllmEngine:
 
     async def stop(self) -> None:
         """End all jobs with finish "abort", and vLLM's processes. There is no second start."""
+        self._model.close()
         await self._core.stop()
         await asyncio.to_thread(self._llm.shutdown)
 

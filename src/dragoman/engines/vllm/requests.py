@@ -17,7 +17,9 @@ from dragoman.engines.protocol import ModelCard
 from dragoman.engines.steps import seed_of
 from dragoman.engines.vllm.options import rank_of
 from dragoman.engines.vllm.outputs import logger, telling_errors
-from dragoman.errors import MODEL, BadRequest, ModelFileError
+from dragoman.engines.vllm.senses import open_senses
+from dragoman.errors import MODEL, BadRequest, EngineFailed, ModelFileError
+from dragoman.media import Media
 from dragoman.types import LARK_LINE, ConstraintSource, Job, SourceForm
 
 # Sampling.
@@ -130,6 +132,7 @@ class VllmModel:
             name: adapter_request(name, next(self._numbers), folder) for name, folder in adapters.items()
         }
         self._adaptable = llm.vllm_config.lora_config is not None
+        self.senses = open_senses(llm)
         self.tokenizer = HfTokenizer(
             llm.get_tokenizer(), size=config.get_vocab_size(), end_ids=_end_ids(config)
         )
@@ -143,9 +146,28 @@ class VllmModel:
             sources=sources_of(llm),
             sampling=sensible(config.try_get_generation_config() or {}),
             unsupported=UNSUPPORTED,
+            modalities=frozenset() if self.senses is None else self.senses.modalities,
             created=int(time.time()),
             details=_details(llm),
         )
+
+    def place(self, media: Media) -> list[int]:
+        if self.senses is None:
+            raise EngineFailed("This model takes text only.")
+        return self.senses.process(media).ids
+
+    def prompt(self, job: Job) -> Any:
+        """As vLLM takes it. Where `is_ready` is false it takes time, and is for a thread."""
+        if self.senses is None or not job.media:
+            return prompt_of(job.prompt, job.cache_salt)
+        return self.senses.prompt(job.prompt, job.media, job.cache_salt)
+
+    def is_ready(self, job: Job) -> bool:
+        return self.senses is None or not job.media or self.senses.known(job.media)
+
+    def close(self) -> None:
+        if self.senses is not None:
+            self.senses.close()
 
     async def load_adapters(self, add: Callable[[Any], Awaitable[Any]]) -> None:
         """All of them at the start, so that none fails a client."""
@@ -242,9 +264,9 @@ class Requests:
         """Adapters have changed, and requests that are kept may name one."""
         self._kept.clear()
 
-    def of(self, job: Job) -> list[Any]:
-        """One for each continuation; what vLLM does not take is told here."""
-        first = self._first(job)
+    def of(self, job: Job, prompt: Any = None) -> list[Any]:
+        """One for each continuation; what vLLM does not take is told here. The prompt may be made already."""
+        first = self._first(job, prompt)
         requests = [first]
         for index in range(1, job.n):
             other = copy(first)
@@ -255,19 +277,20 @@ class Requests:
 
     def embedding(self, prompts: Sequence[Sequence[int]], tasks: tuple[str, ...]) -> list[Any]:
         params = self._model.pooling_params()
-        return [self._make(f"embed-{n}", prompt, params, tasks) for n, prompt in enumerate(prompts)]
+        return [
+            self._make(f"embed-{n}", prompt_of(prompt, ""), params, tasks) for n, prompt in enumerate(prompts)
+        ]
 
-    def _first(self, job: Job) -> Any:
+    def _first(self, job: Job, prompt: Any) -> Any:
         key = self._key(job)
         if key is not None and key in self._kept:
             self._kept.move_to_end(key)
             return self._again(self._kept[key], job)
         made = self._make(
             job.id,
-            job.prompt,
+            prompt or self._model.prompt(job),
             self._model.sampling_params(job),
             ("generate",),
-            salt=job.cache_salt,
             priority=job.priority,
             lora_request=self._model.adapter(job),
         )
@@ -282,7 +305,7 @@ class Requests:
     def _key(self, job: Job) -> bytes | None:
         """What decides how vLLM completes a request; None where it must see the request itself."""
         asked, prompt = job.sampling, job.prompt
-        if job.constraint is not None or asked.min_tokens or asked.max_tokens < 1:
+        if job.constraint is not None or job.media or asked.min_tokens or asked.max_tokens < 1:
             return None
         card, ids = self._model.card, len(self._model.tokenizer.pieces)
         if not 0 < len(prompt) < card.longest or min(prompt) < 0 or max(prompt) >= ids:
@@ -301,13 +324,9 @@ class Requests:
             request.sampling_params.max_tokens = job.sampling.max_tokens
         return self._rename(request, job.id)
 
-    def _make(
-        self, id: str, prompt: Sequence[int], params: Any, tasks: tuple[str, ...], salt: str = "", **how: Any
-    ) -> Any:
+    def _make(self, id: str, prompt: Any, params: Any, tasks: tuple[str, ...], **how: Any) -> Any:
         with telling_errors():
-            request = self._inputs.process_inputs(
-                id, prompt_of(prompt, salt), params, supported_tasks=tasks, **how
-            )
+            request = self._inputs.process_inputs(id, prompt, params, supported_tasks=tasks, **how)
         return self._rename(request, id)
 
     def _rename(self, request: Any, id: str) -> Any:

@@ -1,0 +1,54 @@
+"""Real vLLM with a model that sees, held against what transformers says with the same weights."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engines.vllm.conftest import ENGINE_ARGS, ROOT, START_S, environment
+from tests.engines.vllm.models import BEFORE
+
+BLOCK = 32
+
+
+@pytest.fixture(scope="module")
+def golden(models: Path) -> Any:
+    return json.loads((models / "seer" / "golden.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def found(vllm_python: str, models: Path) -> Any:
+    args = json.dumps(ENGINE_ARGS | {"dtype": "float32"})
+    command = [vllm_python, "-m", "tests.engines.vllm.seeing", str(models / "seer"), args]
+    ran = subprocess.run(
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=START_S, check=False
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+def test_what_stands_for_a_picture_is_what_its_processor_writes(found: Any, golden: Any) -> None:
+    assert found["modalities"] == ["image"]
+    assert found["place"] == golden[0]["place"]
+
+
+def test_answers_are_those_of_transformers(found: Any, golden: Any) -> None:
+    assert found["alone"]["said"] == golden[0]["said"]
+    assert found["other"]["said"] == golden[1]["said"]
+    assert golden[0]["said"] != golden[1]["said"]
+
+
+def test_beside_others_they_are_the_same(found: Any, golden: Any) -> None:
+    said = [one["said"] for one in found["together"]]
+    assert said == [golden[2]["said"], found["text"]["said"], golden[0]["said"], found["both"]["said"]]
+
+
+def test_a_known_picture_is_a_known_prefix_and_another_is_not(found: Any) -> None:
+    assert found["again"] == {"said": found["alone"]["said"], "cached": 2 * BLOCK}
+    assert found["other"]["cached"] == BLOCK <= len(BEFORE)
+
+
+def test_a_job_that_was_cancelled_while_its_picture_was_read_says_nothing(found: Any) -> None:
+    assert found["cancelled"] == []
