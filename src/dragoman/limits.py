@@ -38,6 +38,7 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     media_total_bytes: Annotated[Cap, Meta(description="bytes of all pictures and sounds of one request")] = (
         64 * 1024 * 1024
     )
+    media_fetches: Annotated[Cap, Meta(description="files that are fetched for one request")] = 32
     batches: Annotated[Cap, Meta(description="batches of one key, those of the last 30 days included")] = 1024
     batch_lines: Annotated[Cap, Meta(description="requests of one batch")] = 50_000
     header_bytes: Annotated[Cap, Meta(description="bytes of the head of a request")] = 64 * 1024

@@ -142,6 +142,13 @@ class Settings(PoolSettings, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         list[str],
         Meta(description="further names by which a server on the loopback may be called; * is any"),
     ] = field(default_factory=list)
+    allow_media_host: Annotated[
+        list[str],
+        Meta(
+            description="hosts from which files are fetched that requests name: HOST, HOST:PORT, "
+            "HOST:* or *, with http:// before it if TLS is not needed"
+        ),
+    ] = field(default_factory=list)
     cors_origin: Annotated[
         list[str], Meta(description="web pages that may ask, by their origin: https://a.example; * is any")
     ] = field(default_factory=list)

@@ -1,6 +1,5 @@
 """Files as parts of messages: text as it is, PDF as its text, and all else a clear refusal."""
 
-import asyncio
 import base64
 import json
 from collections.abc import Iterator
@@ -8,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from dragoman.http.documents import read_pdf
 from dragoman.http.server import background
 from dragoman.limits import Limits
 from dragoman.settings import Settings
@@ -104,7 +102,8 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"file_data": data(b"a\x00b")}, "file", "unsupported_content"),
     ({"file_data": data(b"%PDF-1.4 nothing")}, "file", "unsupported_content"),
     ({"file_data": data(pdf("x", pages=1001))}, "file", "unsupported_content"),
-    ({"file_url": "http://localhost/x", "file_id": "x"}, "file.file_url", "unsupported_content"),
+    ({"file_url": "http://localhost/x", "file_id": "x"}, "file", "invalid_value"),
+    ({"file_url": "http://localhost/x"}, "file.file_url", "media_host_not_allowed"),
     ({"file_id": "x", "file_data": data(b"x")}, "file", "invalid_value"),
     ({"file_data": 5}, "file", "invalid_value"),
 ]
@@ -160,6 +159,10 @@ def test_a_line_of_a_batch_may_have_files_too(url: str) -> None:
     assert "potter" in json.dumps(found["a"]["response"]["body"])
 
 
-def test_a_pdf_with_more_text_than_a_request_may_have_is_given_up() -> None:
-    assert asyncio.run(read_pdf(pdf("many words " * 10, pages=20), 500)) == {"error": "too_much_text"}
-    assert asyncio.run(read_pdf(pdf("few"), 500)) == {"text": "few"}
+def test_a_pdf_with_more_text_than_a_request_may_have_is_given_up(serve: Serve) -> None:
+    url = serve(parrot(), store="memory", limits=Limits(content_chars=500))
+    for pages, status in ((1, 200), (20, 400)):
+        part = {"file_data": data(pdf("many words " * 10, pages))}
+        reply = post(url, CHAT, asked(CHAT, part))
+        assert reply.status_code == status, reply.text
+    assert "more text" in reply.json()["error"]["message"]

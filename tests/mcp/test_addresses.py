@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dragoman.errors import BadRequest
 from dragoman.mcp import McpServers, ServerSpec
-from dragoman.mcp.servers import is_public, written_as_number
+from dragoman.outbound import is_public, written_as_number
 from tests.mcp.support import RawServer, failure_of, with_session
 
 PUBLIC = ["8.8.8.8", "[2606:4700::1111]", "[64:ff9b::808:808]", "134744072"]

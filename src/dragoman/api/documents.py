@@ -1,11 +1,15 @@
-"""Files as parts of messages: found in a body before it is read, so that their text can take their place.
+"""Files as parts of messages: found in a body before it is read, so that their contents can take their place.
 
-    {"type": "file", "file": {"file_id": "file-1"}}                        chat
-    {"type": "input_file", "filename": "a.txt", "file_data": "data:..."}   responses
-    {"type": "document", "source": {"type": "file", "file_id": "file-1"}}  messages
+    {"type": "file", "file": {"file_id": "file-1"}}                              chat
+    {"type": "image_url", "image_url": {"url": "https://a.example/b.png"}}       chat
+    {"type": "input_file", "filename": "a.txt", "file_data": "data:..."}         responses
+    {"type": "input_image", "file_id": "file-2"}                                 responses
+    {"type": "document", "source": {"type": "file", "file_id": "file-1"}}        messages
+    {"type": "image", "source": {"type": "url", "url": "https://a.example/b"}}   messages
 
-Only what has such a part is decoded; all else stays as it was sent, byte for byte. A part gives way to one of
-text at the same place, so that whatever is wrong with the request is still said of the place where it is.
+Only what has such a part is decoded; all else stays as it was sent, byte for byte. A part gives way to others
+at the same place, of text or with the bytes themselves, so that whatever is wrong with the request is still
+said of the place where it is. Parts that bring a picture along already are not touched.
 """
 
 import binascii
@@ -16,112 +20,249 @@ import msgspec
 from msgspec import Raw, Struct
 
 from dragoman.errors import BadRequest
+from dragoman.media import MediaKind
 
-MARK = b'"file_'
-"""Of parts that name a file or bring one; what is written otherwise is no such part."""
-BASE64 = b'"base64"'
-PURPOSES = frozenset({"user_data", "assistants"})
+MARKS = (b'"file_', b'"base64"', b'"http')
+"""One of them is in whatever names a file or brings one; what is written otherwise is no such part."""
+PURPOSES = frozenset({"user_data", "assistants", "vision"})
 """Of files that may be shown to a model."""
+LISTS = ("messages", "input", "items")
+DEPTH = 3
+"""Lists within each other: of messages, of parts, of parts of a tool's result."""
 _members = msgspec.json.Decoder(dict[str, Raw]).decode
 _entries = msgspec.json.Decoder(list[Raw]).decode
 _part = msgspec.json.Decoder(dict[str, Any]).decode
 _encode = msgspec.json.Encoder().encode
 
-Replaced: TypeAlias = Callable[[str], dict[str, Any]]
+
+class Inline(Struct, frozen=True):
+    """A picture or a sound that takes the place of a part."""
+
+    kind: MediaKind
+    format: str
+    media_type: str
+    base64: str
+
+    @property
+    def url(self) -> str:
+        return f"data:{self.media_type};base64,{self.base64}"
+
+
+Piece: TypeAlias = str | Inline
+"""Of what is in a file."""
+Written: TypeAlias = Callable[[Piece, bool], dict[str, Any]]
+"""A part that stands in the place of a file, with a piece of what is in it; and whether that is the first."""
 
 
 class FilePart(Struct, frozen=True):
-    """A file that is part of a message: one that is kept here, or one that came with it."""
+    """A file that is part of a message: one that is kept here, that came along, or that is to be fetched."""
 
     place: str
-    filename: str | None
-    file_id: str | None
-    data: bytes | None
-    replaced: Replaced
-    """What stands in its place, with its text."""
+    written: Written
+    kind: MediaKind | None = None
+    """What it must be; None: anything that can be read."""
+    filename: str | None = None
+    file_id: str | None = None
+    data: bytes | None = None
+    url: str | None = None
+
+
+class _Entries:
+    """A list, and what in it is to be replaced: entries themselves, or lists within them."""
+
+    def __init__(self, raw: Raw, place: str, found: list[FilePart], depth: int) -> None:
+        self.raw = _entries(raw)
+        self.parts: dict[int, FilePart] = {}
+        self.within: list[tuple[int, str, _Entries]] = []
+        for number, entry in enumerate(self.raw):
+            if not _has_mark(bytes(entry)):
+                continue
+            here = f"{place}[{number}]"
+            members = _members(entry)
+            if b'"type"' in bytes(entry) and (part := _file_in(entry, members, here)) is not None:
+                self.parts[number] = part
+                found.append(part)
+                continue
+            for field in ("content", "output"):
+                inner = members.get(field)
+                if depth and inner is not None and _is_list(inner) and _has_mark(bytes(inner)):
+                    within = _Entries(inner, f"{here}.{field}", found, depth - 1)
+                    self.within.append((number, field, within))
+
+    def filled(self, pieces: dict[int, Sequence[Piece]]) -> list[Any]:
+        made: list[Any] = list(self.raw)
+        for number, field, within in self.within:
+            made[number] = {**_members(made[number]), field: within.filled(pieces)}
+        for number in sorted(self.parts, reverse=True):
+            part = self.parts[number]
+            written = [part.written(piece, not at) for at, piece in enumerate(pieces[id(part)])]
+            made[number : number + 1] = written
+        return made
 
 
 class FoundFiles:
-    """The files in a body: `found.parts`, and `found.filled(texts)` is the body with their texts."""
+    """The files in a body: `found.parts`, and `found.filled(pieces)` is the body with what is in them."""
 
     def __init__(self, body: bytes) -> None:
         self.parts: list[FilePart] = []
+        self.model: str | None = None
         self._body = body
-        self._changed: list[tuple[str, int, int]] = []
-        """Of each part: the field, which of its entries, and which part of that."""
-        self._lists: dict[str, list[Raw]] = {}
-        self._contents: dict[tuple[str, int], list[Raw]] = {}
+        self._lists: dict[str, _Entries] = {}
         try:
             self._top = _members(body)
-            for field in ("messages", "input"):
-                if field in self._top and _has_mark(self._top[field]):
-                    self._look(field)
+            for field in LISTS:
+                if (raw := self._top.get(field)) is not None and _is_list(raw):
+                    self._lists[field] = _Entries(raw, field, self.parts, DEPTH)
+            if self.parts and "model" in self._top:
+                self.model = msgspec.json.decode(self._top["model"], type=str)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             # Who reads the body says what is wrong with it.
             self.parts = []
 
-    def _look(self, field: str) -> None:
-        self._lists[field] = entries = _entries(self._top[field])
-        for number, entry in enumerate(entries):
-            if not _has_mark(entry):
-                continue
-            content = bytes(_members(entry).get("content", b""))
-            if content[:1] != b"[":
-                continue
-            self._contents[field, number] = parts = _entries(content)
-            for at, raw in enumerate(parts):
-                place = f"{field}[{number}].content[{at}]"
-                if _has_mark(raw) and (part := _file_in(_part(raw), place)) is not None:
-                    self.parts.append(part)
-                    self._changed.append((field, number, at))
-
-    def filled(self, texts: Sequence[str]) -> bytes:
-        for (field, number, at), part, text in zip(self._changed, self.parts, texts, strict=True):
-            self._contents[field, number][at] = Raw(_encode(part.replaced(text)))
-        for (field, number), parts in self._contents.items():
-            entry = _members(self._lists[field][number])
-            self._lists[field][number] = Raw(_encode({**entry, "content": parts}))
-        return _encode({**self._top, **self._lists})
+    def filled(self, pieces: Sequence[Sequence[Piece]]) -> bytes:
+        by_part = {id(part): each for part, each in zip(self.parts, pieces, strict=True)}
+        lists = {field: entries.filled(by_part) for field, entries in self._lists.items()}
+        return _encode({**self._top, **lists})
 
 
-def _has_mark(raw: Raw) -> bool:
-    text = bytes(raw)
-    return MARK in text or BASE64 in text
+def _has_mark(text: bytes) -> bool:
+    return any(mark in text for mark in MARKS)
 
 
-def _file_in(part: dict[str, Any], place: str) -> FilePart | None:
-    kind = part.get("type")
-    if kind == "file" and isinstance(part.get("file"), dict):
-        return _file(part["file"], f"{place}.file", _as_text)
-    if kind == "input_file":
-        return _file(part, place, lambda text: {"type": "input_text", "text": text})
+def _is_list(raw: Raw) -> bool:
+    return bytes(memoryview(raw)[:1]) == b"["
+
+
+# The parts of each API, and what they are replaced by.
+
+
+def _file_in(entry: Raw, members: dict[str, Raw], place: str) -> FilePart | None:
+    find = FINDERS.get(bytes(members.get("type", b"")))
+    return find(_part(entry), place) if find is not None else None
+
+
+def _in_chat(part: dict[str, Any], place: str) -> FilePart | None:
+    given = part.get("file")
+    return _file(given, f"{place}.file", _as_chat) if isinstance(given, dict) else None
+
+
+def _in_input_file(part: dict[str, Any], place: str) -> FilePart | None:
+    return _file(part, place, _as_input)
+
+
+def _in_document(part: dict[str, Any], place: str) -> FilePart | None:
     source = part.get("source")
-    if kind == "document" and isinstance(source, dict) and source.get("type") in ("file", "base64"):
+    if not isinstance(source, dict) or source.get("type") not in ("file", "base64", "url"):
+        return None
 
-        def replaced(text: str) -> dict[str, Any]:
-            return {**part, "source": {"type": "text", "media_type": "text/plain", "data": text}}
+    def written(piece: Piece, first: bool) -> dict[str, Any]:
+        if isinstance(piece, Inline) or not first:
+            return _as_block(piece)
+        return {**part, "source": {"type": "text", "media_type": "text/plain", "data": piece}}
 
-        given = {"file_id": source.get("file_id"), "file_data": source.get("data"), "filename": ""}
-        return _file(given, f"{place}.source", replaced)
+    given = {
+        "file_id": source.get("file_id"),
+        "file_data": source.get("data"),
+        "file_url": source.get("url"),
+        "filename": "",
+    }
+    return _file(given, f"{place}.source", written, url="url")
+
+
+def _in_image_url(part: dict[str, Any], place: str) -> FilePart | None:
+    given = part.get("image_url")
+    if isinstance(given, dict):
+        inner = given
+        return _link(
+            given.get("url"),
+            f"{place}.image_url.url",
+            lambda piece, _: {**part, "image_url": {**inner, "url": _inline(piece).url}},
+        )
+    return _link(given, f"{place}.image_url", lambda piece, _: {**part, "image_url": _inline(piece).url})
+
+
+def _in_input_image(part: dict[str, Any], place: str) -> FilePart | None:
+    def written(piece: Piece, _: bool) -> dict[str, Any]:
+        rest = {name: value for name, value in part.items() if name != "file_id"}
+        return {**rest, "image_url": _inline(piece).url}
+
+    file_id, given = part.get("file_id"), part.get("image_url")
+    if isinstance(file_id, str) and given is None:
+        return FilePart(place, written, "image", None, file_id)
+    return _link(given, f"{place}.image_url", written) if file_id is None else None
+
+
+def _in_image(part: dict[str, Any], place: str) -> FilePart | None:
+    source = part.get("source")
+    if not isinstance(source, dict):
+        return None
+
+    def written(piece: Piece, _: bool) -> dict[str, Any]:
+        return {**part, **_as_block(_inline(piece))}
+
+    file_id = source.get("file_id")
+    if source.get("type") == "file" and isinstance(file_id, str):
+        return FilePart(f"{place}.source", written, "image", None, file_id)
+    if source.get("type") == "url":
+        return _link(source.get("url"), f"{place}.source.url", written)
     return None
 
 
-def _as_text(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text}
+FINDERS: dict[bytes, Callable[[dict[str, Any], str], FilePart | None]] = {
+    b'"file"': _in_chat,
+    b'"image_url"': _in_image_url,
+    b'"input_file"': _in_input_file,
+    b'"input_image"': _in_input_image,
+    b'"document"': _in_document,
+    b'"image"': _in_image,
+}
 
 
-def _file(given: dict[str, Any], place: str, replaced: Replaced) -> FilePart:
-    file_id, data, filename = (given.get(name) for name in ("file_id", "file_data", "filename"))
-    if given.get("file_url"):
-        message = f"'{place}.file_url': the server fetches nothing; upload the file, or send file_data."
-        raise BadRequest(message, param=f"{place}.file_url", code="unsupported_content")
-    if isinstance(file_id, str) and data is None:
-        return FilePart(place, filename if isinstance(filename, str) else None, file_id, None, replaced)
-    if not isinstance(data, str) or file_id is not None:
-        message = f"'{place}' needs one of file_id and file_data."
+def _inline(piece: Piece) -> Inline:
+    assert isinstance(piece, Inline)
+    return piece
+
+
+def _as_chat(piece: Piece, _: bool = True) -> dict[str, Any]:
+    if isinstance(piece, str):
+        return {"type": "text", "text": piece}
+    if piece.kind == "image":
+        return {"type": "image_url", "image_url": {"url": piece.url}}
+    return {"type": "input_audio", "input_audio": {"data": piece.base64, "format": piece.format}}
+
+
+def _as_input(piece: Piece, _: bool = True) -> dict[str, Any]:
+    if isinstance(piece, str):
+        return {"type": "input_text", "text": piece}
+    return {"type": "input_image", "image_url": piece.url} if piece.kind == "image" else _as_chat(piece)
+
+
+def _as_block(piece: Piece) -> dict[str, Any]:
+    if isinstance(piece, str):
+        return {"type": "text", "text": piece}
+    source = {"type": "base64", "media_type": piece.media_type, "data": piece.base64}
+    return {"type": piece.kind, "source": source}
+
+
+def _link(given: Any, place: str, written: Written) -> FilePart | None:
+    """A picture that is to be fetched; others are not for us."""
+    if not isinstance(given, str) or not given.startswith(("http://", "https://")):
+        return None
+    return FilePart(place, written, "image", url=given)
+
+
+def _file(given: dict[str, Any], place: str, written: Written, url: str = "file_url") -> FilePart:
+    file_id, data, link = (given.get(name) for name in ("file_id", "file_data", "file_url"))
+    filename = given.get("filename")
+    name = filename if isinstance(filename, str) else None
+    if isinstance(link, str) and link and file_id is None and data is None:
+        return FilePart(f"{place}.{url}", written, None, name, url=link)
+    if isinstance(file_id, str) and data is None and not link:
+        return FilePart(place, written, None, name, file_id)
+    if not isinstance(data, str) or file_id is not None or link:
+        message = f"'{place}' needs one of file_id, file_data and file_url."
         raise BadRequest(message, param=place, code="invalid_value")
-    name = filename if isinstance(filename, str) else "file"
-    return FilePart(place, name, None, _decoded(data, place), replaced)
+    return FilePart(place, written, None, "file" if name is None else name, None, _decoded(data, place))
 
 
 def _decoded(data: str, place: str) -> bytes:

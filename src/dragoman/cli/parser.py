@@ -26,7 +26,7 @@ GROUPS: dict[str, frozenset[str]] = {
         | {"unknown_fields", "keep_alive", "request_timeout", "shutdown_grace"}
     ),
     "doors": frozenset(
-        {"api_key", "api_key_file", "admin_key", "admin_key_file"}
+        {"api_key", "api_key_file", "admin_key", "admin_key_file", "allow_media_host"}
         | {"insecure", "metrics", "metrics_names", "allow_host", "cors_origin", "forwarded_allow_ips"}
     ),
     "patience": frozenset({"header_timeout", "body_timeout", "write_timeout", "idle_timeout"}),
@@ -64,6 +64,7 @@ METAVARS = {
     "store": "WHERE",
     "mcp_config": "FILE",
     "mcp_allow": "HOST",
+    "allow_media_host": "HOST",
     "engine_args": "JSON",
     "sampling": "JSON",
     "override": "JSON",

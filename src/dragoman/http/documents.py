@@ -1,64 +1,91 @@
-"""The text of files that are parts of messages: of those that a key has uploaded, or that came along."""
+"""Files that are parts of messages: those that a key has uploaded, that came along, or that may be fetched.
+
+What is in them takes their place in the body before it is read: text, pictures and sounds as they are, PDF
+files as the text of their pages and, for a model that sees, a picture of each.
+"""
 
 import asyncio
-import sys
+import base64
+from collections.abc import Awaitable, Callable
 from functools import partial
-from pathlib import Path
+from typing import Annotated, TypeAlias
 
 import msgspec
+from msgspec import Meta, Struct
 
-from dragoman.api.documents import PURPOSES, FilePart, FoundFiles, introduce
+from dragoman.api.documents import PURPOSES, FilePart, FoundFiles, Inline, Piece, introduce
 from dragoman.api.read import check_shape
-from dragoman.errors import BadRequest, NotFound, Unavailable
-from dragoman.limits import Limits
+from dragoman.errors import BadRequest, NotFound
+from dragoman.limits import Limits, check_count
+from dragoman.media.decode import DecodeFailure, MediaDecoder
+from dragoman.media.fetch import MediaFetcher
+from dragoman.media.read import KINDS, MEDIA_TYPES, NoMedia, find_format
 from dragoman.store.files import FileShelf
 from dragoman.turns.queue import Aside
 
 PDF = b"%PDF-"
-PICTURES = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"BM")
 PDF_PAGES = 1000
 PDF_S = 30.0
-AT_ONCE = 2
-"""PDF files that are read at the same time."""
-CHILD = Path(__file__).with_name("read_pdf.py")
+PAGE_PICTURES = 100
+"""A PDF of more pages is read as text alone: each page would take as much of a context as a picture."""
+PAGE_SIDE = 1536
+"""Pixels of the longer side of a page."""
 REASONS = {
-    "no_reader": "this server reads no PDF: whoever runs it has to install dragoman[pdf]",
+    "missing": "this server reads no PDF: whoever runs it has to install dragoman[pdf]",
     "encrypted": "it is encrypted",
     "too_many_pages": f"it has more than {PDF_PAGES} pages",
     "too_much_text": "it has more text than a request may have",
+    "too_large": "the pictures of its pages have more bytes than a request may have",
     "unreadable": "it cannot be read as a PDF",
     "too_slow": f"reading it takes more than {PDF_S:.0f} seconds",
 }
+NO_PAGES = "this server draws no pages of PDF files: whoever runs it has to install dragoman[media]"
+
+Sees: TypeAlias = Callable[[str, str | None], Awaitable[bool]]
+"""Whether the model that an owner's request names takes pictures."""
 
 
 class Documents:
-    """`await documents.fill(owner, body, aside)`: the body with the texts of its files."""
+    """`await documents.fill(owner, body, aside)`: the body with what is in its files."""
 
-    def __init__(self, files: FileShelf, limits: Limits) -> None:
+    def __init__(self, files: FileShelf, limits: Limits, fetcher: MediaFetcher, sees: Sees) -> None:
         self._files = files
         self._limits = limits
-        self._reading = asyncio.Semaphore(AT_ONCE)
+        self._fetcher = fetcher
+        self._sees = sees
+        self._decoder = MediaDecoder(limits)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._decoder.close)
 
     async def fill(self, owner: str, body: bytes, aside: Aside) -> bytes:
         found = await aside(len(body), partial(self._find, body))
         if not found.parts:
             return body
         left = self._limits.document_bytes
-        texts: list[str] = []
+        pieces: list[list[Piece]] = []
         for part in found.parts:
             data, name = await self._bytes_of(owner, part, left)
             left -= len(data)
-            texts.append(introduce(name, await self._text(data, part.place, aside)))
-        return await aside(len(body) + self._limits.document_bytes - left, partial(found.filled, texts))
+            pieces.append(await self._pieces(owner, found.model, part, data, name, aside))
+        size = sum(len(one if isinstance(one, str) else one.base64) for each in pieces for one in each)
+        return await aside(len(body) + size, partial(found.filled, pieces))
 
     def _find(self, body: bytes) -> FoundFiles:
         check_shape(body, self._limits)
-        return FoundFiles(body)
+        found = FoundFiles(body)
+        links = [part.place for part in found.parts if part.url is not None]
+        if links:
+            check_count(len(links), self._limits.media_fetches, links[-1], "files to be fetched")
+        return found
 
     async def _bytes_of(self, owner: str, part: FilePart, most: int) -> tuple[bytes, str | None]:
         if part.data is not None:
             self._check_size(len(part.data), most, part.place)
             return part.data, part.filename
+        if part.url is not None:
+            most = min(most, self._limits.media_bytes) if part.kind else most
+            return await self._fetcher.fetch(owner, part.url, most, part.place), part.filename
         assert part.file_id is not None
         place = f"{part.place}.file_id"
         try:
@@ -80,60 +107,77 @@ class Documents:
             message = f"'{place}': the files of a request may have {most} bytes together."
             raise BadRequest(message, param=place, code="limit_exceeded")
 
+    async def _pieces(
+        self, owner: str, model: str | None, part: FilePart, data: bytes, name: str | None, aside: Aside
+    ) -> list[Piece]:
+        if part.kind is None and data.startswith(PDF):
+            return await self._pages(data, name, part.place, sees=await self._sees(owner, model))
+        try:
+            form = find_format(data, part.kind)
+        except NoMedia as error:
+            if part.kind is not None:
+                raise BadRequest(f"'{part.place}': {error}", param=part.place, code=error.code) from None
+            return [introduce(name, await self._text(data, part.place, aside))]
+        encoded = await aside(len(data), lambda: base64.b64encode(data).decode())
+        return [Inline(KINDS[form], form, MEDIA_TYPES[form], encoded)]
+
     async def _text(self, data: bytes, place: str, aside: Aside) -> str:
-        if data.startswith(PDF):
-            return await self._pdf_text(data, place)
-        if data.startswith(PICTURES):
-            message = f"'{place}': this model takes text only; images are not supported."
-            raise BadRequest(message, param=place, code="unsupported_content")
         try:
             text = await aside(len(data), data.decode)
         except UnicodeDecodeError:
             text = "\0"
         if "\0" in text:
-            message = f"'{place}': the file is neither text in UTF-8 nor a PDF."
+            message = f"'{place}': the file is neither text in UTF-8 nor a PDF, a picture or a sound."
             raise BadRequest(message, param=place, code="unsupported_content")
         return text
 
-    async def _pdf_text(self, data: bytes, place: str) -> str:
-        async with self._reading:
-            said = await read_pdf(data, self._limits.content_chars)
-        if "text" in said:
-            return said["text"]
-        reason = REASONS.get(said.get("error", ""), REASONS["unreadable"])
+    async def _pages(self, data: bytes, name: str | None, place: str, *, sees: bool) -> list[Piece]:
+        """The text of all, or what each says and how it looks, one after another."""
+        texts, drawn = await self._read_pdf(data, place, sees=sees)
+        if not drawn:
+            return [introduce(name, "\n\n".join(texts))]
+        pieces: list[Piece] = []
+        for number, (text, page) in enumerate(zip(texts, drawn, strict=True), 1):
+            said = f"Page {number}:\n\n{text}"
+            pieces += [introduce(name, said) if number == 1 else said]
+            pieces += [Inline("image", "jpeg", MEDIA_TYPES["jpeg"], base64.b64encode(page).decode())]
+        return pieces
+
+    async def _read_pdf(self, data: bytes, place: str, *, sees: bool) -> tuple[list[str], list[bytes]]:
+        limits = self._limits
+        asked = {
+            "pages": PDF_PAGES,
+            "chars": limits.content_chars,
+            "pictures": min(PAGE_PICTURES, limits.media_files) if sees else 0,
+            "side": PAGE_SIDE,
+            "bytes": limits.media_total_bytes,
+        }
+        work = "pages" if sees else "pdf"
+        reading = partial(self._decoder.ask, work, asked, data, PDF_S, limits.media_total_bytes)
+        try:
+            said, made = await asyncio.to_thread(reading)
+            return _split(said, made)
+        except DecodeFailure as failure:
+            word = str(failure)
+        reason = NO_PAGES if sees and word == "missing" else REASONS.get(word, REASONS["unreadable"])
         raise BadRequest(f"'{place}': {reason}.", param=place, code="unsupported_content")
 
 
-async def read_pdf(data: bytes, most_chars: int) -> dict[str, str]:
-    """What the process that reads it says of it."""
-    try:
-        said = await ask_process(data, PDF_S, str(CHILD), str(PDF_PAGES), str(most_chars))
-        return msgspec.json.decode(said, type=dict[str, str])
-    except TimeoutError:
-        return {"error": "too_slow"}
-    except msgspec.DecodeError:
-        # It was ended for what it took.
-        return {"error": "unreadable"}
+class _PdfPages(Struct):
+    texts: list[str]
+    sizes: list[Annotated[int, Meta(ge=0)]]
 
 
-async def ask_process(data: bytes, seconds: float, *command: str) -> bytes:
-    """What a Python process of its own makes of what strangers sent; it is gone when this returns."""
-    pipe = asyncio.subprocess.PIPE
+def _split(said: object, made: bytes) -> tuple[list[str], list[bytes]]:
+    """What a process says of a PDF; it may say anything."""
     try:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", *command),
-            stdin=pipe,
-            stdout=pipe,
-            stderr=asyncio.subprocess.DEVNULL,
-            env={},
-        )
-    except OSError as error:
-        raise Unavailable("No process can be begun to look at this; try again.") from error
-    try:
-        async with asyncio.timeout(seconds):
-            said, _ = await process.communicate(data)
-        return said
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        told = msgspec.convert(said, _PdfPages)
+    except msgspec.ValidationError:
+        raise DecodeFailure("unreadable") from None
+    pages, at = [], 0
+    for size in told.sizes:
+        pages.append(made[at : at + size])
+        at += size
+    if at != len(made) or (pages and len(pages) != len(told.texts)):
+        raise DecodeFailure("unreadable")
+    return told.texts, pages

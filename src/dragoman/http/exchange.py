@@ -20,7 +20,7 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
-from dragoman.api.documents import BASE64, MARK
+from dragoman.api.documents import MARKS
 from dragoman.api.multipart import FORM_BYTES, MEDIA
 from dragoman.api.read import Ignored, Unknown, check_shape
 from dragoman.api.reply import ErrorSpelling, encode_json, page
@@ -101,7 +101,7 @@ class Exchange:
         self.receive = receive
         self.send = send
         self.fill: Fill | None = None
-        """Puts the texts of files into a body that may have some."""
+        """Puts what is in files into a body that may name some."""
         self.body_bytes = 0
         """Of what was read."""
         self._bodies = bodies
@@ -135,7 +135,7 @@ class Exchange:
         `checked`: whether that is found out here, or by `read` itself.
         """
         body = await self._received()
-        if self.fill is not None and (MARK in body or BASE64 in body):
+        if self.fill is not None and any(mark in body for mark in MARKS):
             body = await self.fill(self.owner, body, self.aside)
             if self._held is not None:
                 self._held.be(len(body))

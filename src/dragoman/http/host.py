@@ -11,7 +11,7 @@ from dragoman.api.chat.known_bodies import KnownBodies
 from dragoman.api.messages.batches import MessageLines
 from dragoman.batches.desk import AnswerLine, BatchDesk
 from dragoman.engines.protocol import Engine
-from dragoman.errors import Forbidden
+from dragoman.errors import DragomanError, Forbidden
 from dragoman.http.admission import Admission, Budget, Journal, LiveModel, Replies
 from dragoman.http.connection.limiter import ConnectionLimiter, room
 from dragoman.http.connection.upgrade import Turnstile
@@ -21,6 +21,7 @@ from dragoman.http.keys import Keys
 from dragoman.http.run_turn import Pump
 from dragoman.http.token_budgets import TokenBudgets
 from dragoman.mcp.config import servers_of
+from dragoman.media.fetch import MediaFetcher
 from dragoman.models import ModelPool, PooledModel
 from dragoman.models.loaded import LoadedModel
 from dragoman.responses.desk import Desk
@@ -68,7 +69,8 @@ class Host:
         self.turnstile = Turnstile()
         self.looking_at_template = asyncio.Semaphore(1)
         self.files = shelf_of(settings)
-        self.documents = Documents(self.files, self.limits)
+        fetcher = MediaFetcher(settings.allow_media_host)
+        self.documents = Documents(self.files, self.limits, fetcher, self.sees)
         self.answer_line: AnswerLine
         """Answers a line of a batch, as a request of its owner; the app's to say."""
         self.batches = BatchDesk(
@@ -133,6 +135,19 @@ class Host:
         exchange.release_model, exchange.cause = partial(pool.release, model), loaded.cause
         return self.view(loaded)
 
+    async def sees(self, owner: str, name: str | None) -> bool:
+        """Whether the model that a request names takes pictures; one that is not loaded is loaded to know."""
+        try:
+            model = await self.pool.look_for(name)
+            self.keys.belonging_to(owner).check_use(name if name in model.names else model.name)
+            if model.loaded is None and self.settings.while_loading != "refuse":
+                self.check_may_load(model)
+                await self.pool.load(model)
+        except DragomanError:
+            # The request is refused for it when it is read.
+            return False
+        return model.loaded is not None and "image" in model.loaded.card.modalities
+
     def view(self, loaded: LoadedModel) -> "ModelHost":
         found: ModelHost | None = loaded.view
         if found is None:
@@ -196,6 +211,7 @@ class Host:
             self.budgets.close,
             self.desk.stop,
             self.files.close,
+            self.documents.close,
             self.mcp.close,
             self.workers.close,
         ):

@@ -19,8 +19,9 @@ import msgspec
 from msgspec import Struct, field
 
 from dragoman.errors import SettingsError
-from dragoman.mcp.servers import ADDRESS, McpServers, header_problem
+from dragoman.mcp.servers import McpServers, header_problem
 from dragoman.mcp.spec import McpBounds, ServerSpec, Transport
+from dragoman.outbound import ADDRESS
 from dragoman.settings import Settings
 
 VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")

@@ -27,8 +27,8 @@ from msgspec import Struct
 from pydantic import ValidationError
 
 from dragoman.mcp import spec as specs
-from dragoman.mcp.servers import NotPublic, public_address
 from dragoman.mcp.spec import McpBounds, McpFailure, ServerSpec
+from dragoman.outbound import NotPublic, public_address
 from dragoman.tracing import outgoing
 
 # What went wrong.

@@ -10,8 +10,10 @@ A question and an answer are each a frame: two lengths, an object of JSON, and b
 `{"error": WORD}` where something is wrong: what a library says of it is for nobody.
 """
 
+import importlib
 import json
 import os
+import pkgutil
 import resource
 import socket
 import struct
@@ -46,6 +48,20 @@ SAMPLES = {
 }
 ORIENTATION = 0x0112
 PAGE_QUALITY = 90
+PAGE = b"""%PDF-1.4
+1 0 obj << /Type /Catalog /Pages 2 0 R >> endobj
+2 0 obj << /Type /Pages /Kids [3 0 R] /Count 1 >> endobj
+3 0 obj << /Type /Page /Parent 2 0 R /MediaBox [0 0 9 9] /Contents 4 0 R /Resources
+<< /Font << /F << /Type /Font /Subtype /Type1 /BaseFont /Helvetica >> >> >> >> endobj
+4 0 obj << /Length 32 >> stream
+BT /F 5 Tf 1 1 Td (\344 b) Tj ET
+endstream endobj
+trailer << /Size 5 /Root 1 0 R >>
+startxref
+0
+%%EOF
+"""
+"""A page with a word, for a library to be tried with."""
 
 
 class Unfit(Exception):
@@ -117,7 +133,7 @@ def load_image() -> None:
     from PIL import Image, ImageFile
 
     for module, _ in PICTURES.values():
-        __import__(f"PIL.{module}")
+        importlib.import_module(f"PIL.{module}")
     # The size is compared with what was asked.
     Image.MAX_IMAGE_PIXELS = None
     ImageFile.LOAD_TRUNCATED_IMAGES = False
@@ -266,7 +282,16 @@ class _Resampler:
 
 
 def load_pdf() -> None:
-    import pypdf  # noqa: F401
+    import pypdf
+
+    # Later no file can be opened: its modules are imported now, and everything is used once.
+    for module in pkgutil.walk_packages(pypdf.__path__, "pypdf."):
+        with suppress(ImportError):
+            importlib.import_module(module.name)
+    asked = {"pages": 1, "chars": 1, "pictures": 0}
+    for data in (PAGE, PAGE[:-40], b"%PDF-"):
+        with suppress(Exception):
+            read_pdf(asked, data)
 
 
 def load_pages() -> None:
@@ -274,6 +299,7 @@ def load_pages() -> None:
     import pypdfium2  # noqa: F401
 
     load_pdf()
+    _draw(PAGE, 16, 1 << 20)
 
 
 def read_pdf(asked: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
@@ -289,7 +315,8 @@ def read_pdf(asked: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]
         texts.append(page.extract_text())
         if sum(map(len, texts)) > asked["chars"]:
             raise Unfit("too_much_text")
-    drawn = _draw(data, asked["side"], asked["bytes"]) if len(texts) <= asked["pictures"] else []
+    shown = len(texts) <= asked["pictures"]
+    drawn = _draw(data, asked["side"], asked["bytes"]) if shown else []
     return {"texts": texts, "sizes": [len(page) for page in drawn]}, b"".join(drawn)
 
 

@@ -5,8 +5,7 @@ has sent: a program of a stranger's. It gets the template and what is to be read
 it may take is bounded before the template is touched. What it says is what `look_at` says, as JSON.
 """
 
-import resource
-import sys
+import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,6 +25,7 @@ from dragoman.dialects.describe import (
 )
 from dragoman.dialects.parser import PIECE, Parser
 from dragoman.errors import DragomanError, TemplateError
+from dragoman.media.child import allow, bound, receive, send
 from dragoman.prompt.find import FoundDialect, find_dialect
 from dragoman.prompt.template import ChatTemplate
 from dragoman.types import Fold
@@ -124,18 +124,13 @@ def _bound() -> None:
         look_with_template(
             Looked(template=source, text="x", tools=({"function": {"name": "f"}},), grammar=True)
         )
-    for kind, most in (
-        (resource.RLIMIT_AS, MEMORY_BYTES),
-        (resource.RLIMIT_CPU, CPU_S),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_NPROC, 0),
-        (resource.RLIMIT_NOFILE, 3),
-    ):
-        resource.setrlimit(kind, (most, most))
+    bound(MEMORY_BYTES)
+    allow(CPU_S)
 
 
 if __name__ == "__main__":
     _bound()
-    asked = msgspec.json.decode(sys.stdin.buffer.read(), type=Looked)
-    sys.stdout.buffer.write(msgspec.json.encode(look_with_template(asked)))
+    link = socket.socket(fileno=0)
+    if (frame := receive(link)) is not None:
+        asked = msgspec.json.decode(frame[1], type=Looked)
+        send(link, {}, msgspec.json.encode(look_with_template(asked)))

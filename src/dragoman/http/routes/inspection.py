@@ -27,11 +27,11 @@ from dragoman.dialects import registry
 from dragoman.dialects.describe import AnswerPart, PartFinder, Told, describe_dialect
 from dragoman.engines.protocol import check_has_ids
 from dragoman.errors import BadRequest, Overloaded
-from dragoman.http.documents import ask_process
 from dragoman.http.exchange import Exchange, unless_gone
 from dragoman.http.host import Host, ModelHost
 from dragoman.http.query_string import QueryString
 from dragoman.limits import Limits
+from dragoman.media.decode import ask_once
 from dragoman.prompt import look
 from dragoman.prompt.find import FoundDialect
 from dragoman.prompt.look import Looked
@@ -160,6 +160,8 @@ def reasoning_sglang(host: ModelHost, request: ParseReasoning) -> Any:
 
 
 TEMPLATE_S = 20.0
+MOST_LOOKED = 256 * 1024 * 1024
+"""Bytes that the process which looks at one may say."""
 PATIENCE_S = 5.0
 """For the templates of others to be done."""
 
@@ -197,8 +199,8 @@ async def _look_with_template(host: Host, exchange: Exchange, looked: Looked) ->
     except TimeoutError:
         raise Overloaded("Templates of others are being looked at; try again soon.") from None
     try:
-        asking = ask_process(msgspec.json.encode(looked), TEMPLATE_S, "-m", look.__name__)
-        with suppress(TimeoutError):
+        asking = ask_once(msgspec.json.encode(looked), TEMPLATE_S, MOST_LOOKED, "-m", look.__name__)
+        with suppress(OSError):
             if said := await unless_gone(exchange, asking):
                 return said
     finally:
