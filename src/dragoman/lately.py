@@ -25,6 +25,13 @@ class Lately(Generic[V]):
         kept = mine.get(key) if mine else None
         return kept[0] if kept else None
 
+    def pop(self, owner: str, key: Hashable) -> V | None:
+        with self._lock:
+            mine = self._kept.get(owner)
+            value, weight = mine.pop(key, (None, 0)) if mine else (None, 0)
+            self._weights[owner] -= weight
+            return value
+
     def all(self, owner: str) -> Iterator[tuple[Hashable, V]]:
         with self._lock:
             mine = [*self._kept.get(owner, {}).items()]

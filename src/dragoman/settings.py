@@ -215,6 +215,13 @@ class Settings(PoolSettings, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(description="how the engine local keeps keys and values; int8 takes half the memory"),
     ] = "auto"
     draft: Annotated[str | None, Meta(description="a smaller model of its family, to guess ahead")] = None
+    mmproj: Annotated[
+        str | None,
+        Meta(description="the projector of a model that sees or hears; default: the one beside its file"),
+    ] = None
+    mmproj_auto: Annotated[
+        bool, Meta(description="whether a projector that lies beside a model's file is used with it")
+    ] = True
     gpu_layers: Annotated[
         Annotated[int, Meta(ge=-1)] | None,
         Meta(

@@ -15,9 +15,12 @@ def write_tiny(
     tensors_a_file: int = 0,
     context: int = 128,
     seed: int = 1,
+    architecture: str = "llama",
+    layers: int = 1,
 ) -> Path:
-    writer = gguf.GGUFWriter(str(path), "llama", split_max_tensors=tensors_a_file)
-    writer.add_block_count(1)
+    """`qwen2vl` has positions of several dimensions, `gemma3` norms around everything."""
+    writer = gguf.GGUFWriter(str(path), architecture, split_max_tensors=tensors_a_file)
+    writer.add_block_count(layers)
     writer.add_context_length(context)
     writer.add_embedding_length(WIDTH)
     writer.add_feed_forward_length(INNER)
@@ -25,6 +28,8 @@ def write_tiny(
     writer.add_head_count_kv(HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_dimension_count(WIDTH // HEADS)
+    if architecture == "qwen2vl":
+        writer.add_rope_dimension_sections([4, 2, 2, 0])
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "a", "b", "ab"]
     kinds = [2, 3, 3, *([6] * 256), 1, 1, 1]
     writer.add_tokenizer_model("llama")
@@ -36,9 +41,9 @@ def write_tiny(
     writer.add_unk_token_id(0)
     writer.add_chat_template(template)
     chance = np.random.default_rng(seed)
-    square = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
-    shapes: dict[str, tuple[int, ...]] = {f"blk.0.{name}.weight": (WIDTH, WIDTH) for name in square}
-    shapes |= {f"blk.0.{name}.weight": (WIDTH,) for name in ("attn_norm", "ffn_norm")}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for layer in range(layers):
+        shapes |= {f"blk.{layer}.{name}": shape for name, shape in _layer(architecture).items()}
     shapes |= {"token_embd.weight": (len(tokens), WIDTH), "output_norm.weight": (WIDTH,)}
     for name, shape in shapes.items():
         writer.add_tensor(name, chance.normal(size=shape).astype(np.float32))
@@ -47,6 +52,18 @@ def write_tiny(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _layer(architecture: str) -> dict[str, tuple[int, ...]]:
+    square = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+    shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (WIDTH, WIDTH) for name in square}
+    shapes |= {f"{name}.weight": (WIDTH,) for name in ("attn_norm", "ffn_norm")}
+    if architecture == "qwen2vl":
+        shapes |= {f"{name}.bias": (WIDTH,) for name in ("attn_q", "attn_k", "attn_v")}
+    if architecture == "gemma3":
+        shapes |= {f"{name}.weight": (WIDTH // HEADS,) for name in ("attn_q_norm", "attn_k_norm")}
+        shapes |= {f"{name}.weight": (WIDTH,) for name in ("post_attention_norm", "post_ffw_norm")}
+    return shapes
 
 
 def write_split(path: Path) -> list[Path]:

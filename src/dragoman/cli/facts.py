@@ -209,6 +209,8 @@ def _room(card: ModelCard) -> str:
     adapters = [f"adapters {', '.join(card.adapters)}"] if card.adapters else []
     if card.details.get("draft"):
         counted.append(f"draft {card.details['draft']} ({size(int(card.details['draft_bytes']))})")
+    if card.details.get("mmproj"):
+        counted.append(f"projector {card.details['mmproj']} ({size(int(card.details['mmproj_bytes']))})")
     return " · ".join([f"context {card.max_model_len or 'as the engine has it'}", *counted, *adapters])
 
 

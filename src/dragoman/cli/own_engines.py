@@ -25,12 +25,15 @@ def local(settings: Settings) -> "LocalEngine":
 
     if settings.engine_args:
         raise SettingsError("The embedded engine has no `engine_args`: it is set by flags alone.")
+    path = model_file(settings)
     options = LocalOptions(
         name=settings.model_name,
         context=settings.context,
         slots=settings.slots,
         threads=settings.threads,
         adapters=adapters_of(settings),
+        mmproj=_find_mmproj(settings, path),
+        limits=settings.limits,
         runner=settings.runner,
         readers=settings.readers,
         kv_memory=settings.kv_memory and settings.kv_memory << 20,
@@ -40,7 +43,7 @@ def local(settings: Settings) -> "LocalEngine":
         draft=_find_draft(settings),
         guesses=LocalOptions().guesses if settings.guesses is None else settings.guesses,
     )
-    return LocalEngine.open(model_file(settings), options)
+    return LocalEngine.open(path, options)
 
 
 def transformers(settings: Settings) -> "Engine":
@@ -132,7 +135,7 @@ def rollout(settings: Settings) -> "Engine":
 
 
 def _leave_to_local(settings: Settings) -> None:
-    for name in ("runner", "readers", "kv_memory", "kv_cache", "gpu_layers", "draft", "guesses"):
+    for name in ("runner", "readers", "kv_memory", "kv_cache", "gpu_layers", "draft", "guesses", "mmproj"):
         if getattr(settings, name) not in ("auto", None):
             raise SettingsError(f"`{name}` is for the engine `local`; leave it out.")
 
@@ -208,7 +211,7 @@ def _fetch(settings: Settings, name: "ModelName") -> Settings:
             _check_safetensors(name.repo)
 
     room = int(ROOM * machine.free_memory())
-    found = locate(name, progress, room=room, check=check)
+    found = locate(name, progress, room=room, check=check, projector=settings.mmproj_auto)
     public = settings.model_name or found.name.public
     return msgspec.structs.replace(settings, model=str(found.path), model_name=public)
 
@@ -218,6 +221,16 @@ def _find_draft(settings: Settings) -> str | None:
     if settings.draft is None:
         return None
     return str(model_file(msgspec.structs.replace(settings, model=settings.draft, draft=None)))
+
+
+def _find_mmproj(settings: Settings, path: Path) -> str | None:
+    """The projector that is named, or that lies beside the model where its runner could use one."""
+    if settings.mmproj is not None or not settings.mmproj_auto or settings.runner in ("openvino", "torch"):
+        return settings.mmproj
+    from dragoman.hub import find_projector
+
+    found = find_projector(path) if path.is_file() else None
+    return None if found is None else str(found)
 
 
 def is_safetensors(path: Path) -> bool:

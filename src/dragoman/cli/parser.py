@@ -32,7 +32,17 @@ GROUPS: dict[str, frozenset[str]] = {
     "patience": frozenset({"header_timeout", "body_timeout", "write_timeout", "idle_timeout"}),
     "engine": frozenset(
         {"engine", "engine_args", "context", "slots", "threads", "runner", "guesses"}
-        | {"kv_memory", "kv_cache", "gpu_layers", "draft", "readers", "deterministic", "unconstrained"}
+        | {
+            "kv_memory",
+            "kv_cache",
+            "gpu_layers",
+            "draft",
+            "mmproj",
+            "mmproj_auto",
+            "readers",
+            "deterministic",
+            "unconstrained",
+        }
     ),
     "requests": frozenset({"sampling", "override", "presets", "restore_reasoning"}),
     "upstreams": frozenset({"upstream", "upstream_key", "tokenizer"}),
@@ -82,9 +92,16 @@ METAVARS = {
     "readers": "N",
     "gpu_layers": "N",
     "draft": "MODEL",
+    "mmproj": "FILE",
 }
-ALIASES = {"gpu_layers": ("-ngl", "--n-gpu-layers"), "draft": ("-md", "--model-draft")}
+ALIASES = {
+    "gpu_layers": ("-ngl", "--n-gpu-layers"),
+    "draft": ("-md", "--model-draft"),
+    "mmproj": ("-mm",),
+}
 """What llama-server calls a flag."""
+DENIALS = {"mmproj_auto": "--no-mmproj"}
+"""What it calls the flag that turns something off."""
 # Variables that are read elsewhere than in the settings.
 OTHER_VARIABLES = frozenset({ENV_PREFIX + "CONFIG", ENV_PREFIX + "CACHE"})
 
@@ -139,6 +156,14 @@ def _add_group(parser: argparse.ArgumentParser, title: str, options: Sequence[Op
         if option.is_bool:
             action = argparse.BooleanOptionalAction
             group.add_argument(option.flag, dest=dest, action=action, default=argparse.SUPPRESS, help=text)
+            if option.name in DENIALS:
+                group.add_argument(
+                    DENIALS[option.name],
+                    dest=dest,
+                    action="store_false",
+                    default=argparse.SUPPRESS,
+                    help=argparse.SUPPRESS,
+                )
         elif option.choices:
             group.add_argument(
                 option.flag, dest=dest, choices=option.choices, default=argparse.SUPPRESS, help=text

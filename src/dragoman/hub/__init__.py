@@ -1,7 +1,7 @@
 """Models by their names: what a person calls one, where its files are, and how they come here."""
 
-from dragoman.hub.cache import find_name
+from dragoman.hub.cache import find_name, find_projector
 from dragoman.hub.names import ModelName, read_name
 from dragoman.hub.obtain import ROOM, locate, pull
 
-__all__ = ["ROOM", "ModelName", "find_name", "locate", "pull", "read_name"]
+__all__ = ["ROOM", "ModelName", "find_name", "find_projector", "locate", "pull", "read_name"]

@@ -129,9 +129,18 @@ def remove(model: CachedModel) -> int:
 def _belongs(link: Path, model: CachedModel) -> bool:
     if not model.path.is_file():
         return link.is_symlink() or link.is_file()
-    parts = {file.name for variant in list_variants(_list_files(model.path.parent)) for file in variant.files
-             if variant.first.name == model.path.name}  # fmt: skip
-    return link.name in parts
+    variants = list_variants(_list_files(model.path.parent))
+    mine = {file.name for one in variants for file in one.all_files if one.first.name == model.path.name}
+    others = {file.name for one in variants for file in one.all_files if one.first.name != model.path.name}
+    return link.name in mine - others
+
+
+def find_projector(model: Path) -> Path | None:
+    """The projector that lies beside a model's file."""
+    for variant in list_variants(_list_files(model.parent, "*")):
+        if variant.first.name == model.name and variant.projector is not None:
+            return model.parent / variant.projector.name
+    return None
 
 
 def _snapshot(folder: Path, revision: str) -> Path | None:
@@ -143,8 +152,8 @@ def _snapshot(folder: Path, revision: str) -> Path | None:
     return snapshot if snapshot.is_dir() else None
 
 
-def _list_files(snapshot: Path) -> Iterator[RemoteFile]:
-    for path in sorted(snapshot.rglob("*")):
+def _list_files(snapshot: Path, pattern: str = "**/*") -> Iterator[RemoteFile]:
+    for path in sorted(snapshot.glob(pattern)):
         # A link whose contents are gone is no file.
         if path.is_file():
             yield RemoteFile(path.relative_to(snapshot).as_posix(), path.stat().st_size)

@@ -100,10 +100,16 @@ class Variant(Struct, frozen=True):
     label: str
     """`Q4_K_M`, or `safetensors`."""
     files: Sequence[RemoteFile]
+    projector: RemoteFile | None = None
+    """What it sees or hears with: a file that others of the repository may have as well."""
 
     @property
     def size(self) -> int:
-        return sum(file.size for file in self.files)
+        return sum(file.size for file in self.all_files)
+
+    @property
+    def all_files(self) -> Sequence[RemoteFile]:
+        return self.files if self.projector is None else [*self.files, self.projector]
 
     @property
     def first(self) -> RemoteFile:
@@ -120,7 +126,9 @@ SPLIT = re.compile(r"-(\d{5})-of-(\d{5})(?=\.(?:gguf|safetensors)$)")
 _QUANTISATION = re.compile(
     r"(?:^|[-._/])((?:UD-)?(?:I?Q\d\w*|T?Q\d_\w+|MXFP4\w*|NVFP4\w*|BF16|F16|F32|FP16|FP32))$", re.IGNORECASE
 )
-_NOT_WEIGHTS = re.compile(r"(?:^|/)(?:mmproj|imatrix|ggml-vocab)[^/]*$", re.IGNORECASE)
+_NOT_WEIGHTS = re.compile(r"(?:^|/)(?:imatrix|ggml-vocab)[^/]*$", re.IGNORECASE)
+_PROJECTOR = re.compile(r"(?:^|/)(?:[^/]*[-._])?mmproj(?=[-._])[^/]*\.gguf$", re.IGNORECASE)
+_BEST_PROJECTORS = ("F16", "FP16", "BF16", "Q8_0", "F32", "FP32")
 _FULL = frozenset({"BF16", "F16", "F32", "FP16", "FP32"})
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _BESIDE_WEIGHTS = (".json", ".jinja", ".model", ".txt", ".tiktoken")
@@ -142,12 +150,40 @@ def list_variants(files: Iterable[RemoteFile]) -> list[Variant]:
 def _list_gguf(files: Sequence[RemoteFile]) -> Iterable[Variant]:
     groups: dict[str, list[RemoteFile]] = {}
     for file in files:
-        if file.name.endswith(".gguf") and not _NOT_WEIGHTS.search(file.name):
+        if file.name.endswith(".gguf") and not (
+            _NOT_WEIGHTS.search(file.name) or _PROJECTOR.search(file.name)
+        ):
             groups.setdefault(SPLIT.sub("", file.name), []).append(file)
     for name, parts in groups.items():
         parts.sort(key=lambda part: part.name)
         if _is_whole(parts, "gguf"):
-            yield Variant(quantisation(name), parts)
+            yield Variant(quantisation(name), parts, _choose_projector(files, parts[0].name, groups))
+
+
+def _choose_projector(files: Sequence[RemoteFile], model: str, models: Iterable[str]) -> RemoteFile | None:
+    """The projector beside a model, or else at the top: one of its name, or any if there is no other model.
+
+    `mmproj-SmolVLM-F16.gguf` is of `SmolVLM-Q4_K_M.gguf`, and `mmproj-F16.gguf` of whatever is alone there.
+    """
+    found = [file for file in files if _PROJECTOR.search(file.name)]
+    folder = model.rpartition("/")[0]
+    beside = [file for file in found if file.name.rpartition("/")[0] == folder]
+    beside = beside or [file for file in found if "/" not in file.name]
+    named = [file for file in beside if _stem(file.name) == _stem(model)]
+    if not named and len({_stem(each) for each in models}) > 1:
+        return None
+    return min(named or beside, key=_rank_projector, default=None)
+
+
+def _stem(file: str) -> str:
+    """What model a file is of: `_stem("mmproj-SmolVLM-F16.gguf")` is `smolvlm`."""
+    stem = SPLIT.sub("", file.rpartition("/")[2]).removesuffix(".gguf")
+    return re.sub(r"(?:^|[-._])mmproj(?=[-._]|$)", "", _QUANTISATION.sub("", stem)).strip("-._").lower()
+
+
+def _rank_projector(file: RemoteFile) -> tuple[int, int]:
+    label = quantisation(file.name)
+    return _BEST_PROJECTORS.index(label) if label in _BEST_PROJECTORS else len(_BEST_PROJECTORS), file.size
 
 
 def _is_whole(weights: Sequence[RemoteFile], label: str) -> bool:

@@ -26,18 +26,29 @@ Check: TypeAlias = Callable[[Variant], None]
 
 
 def locate(
-    name: ModelName, progress: Progress | None = None, *, room: int | None = None, check: Check | None = None
+    name: ModelName,
+    progress: Progress | None = None,
+    *,
+    room: int | None = None,
+    check: Check | None = None,
+    projector: bool = True,
 ) -> CachedModel:
     """The model, fetched where it is not here. A name without a quantisation is what is here already."""
-    return find_cached(name) or pull(name, progress, room=room, check=check)
+    return find_cached(name) or pull(name, progress, room=room, check=check, projector=projector)
 
 
 def pull(
-    name: ModelName, progress: Progress | None = None, *, room: int | None = None, check: Check | None = None
+    name: ModelName,
+    progress: Progress | None = None,
+    *,
+    room: int | None = None,
+    check: Check | None = None,
+    projector: bool = True,
 ) -> CachedModel:
     """The model as the hub has it now; only what is not here is fetched.
 
-    `room` has the bytes that weights may take in memory, where no quantisation is named.
+    `room` has the bytes that weights may take in memory, where no quantisation is named. With `projector`
+    what it sees or hears with comes too.
     """
     if name.kind == "ollama":
         raise ModelFileError(
@@ -47,6 +58,8 @@ def pull(
     variant = choose_variant(list_variants(listing.files), name, room or free_memory(), listing.files)
     if check is not None:
         check(variant)
+    if not projector:
+        variant = Variant(variant.label, variant.files)
     folder = repo_folder(name.repo)
     try:
         _fetch_all(name, listing.commit, variant, folder, progress)
@@ -78,7 +91,7 @@ def _fetch_all(
 ) -> None:
     blobs = folder / "blobs"
     blobs.mkdir(parents=True, exist_ok=True)
-    missing = [file for file in variant.files if not (blobs / file.etag).exists()]
+    missing = [file for file in variant.all_files if not (blobs / file.etag).exists()]
     _check_room(missing, blobs)
     counted = _Counted(variant.size, variant.size - sum(file.size for file in missing), progress)
 
@@ -93,7 +106,7 @@ def _fetch_all(
 
     with ThreadPoolExecutor(AT_ONCE, "dragoman-fetch") as pool:
         # The largest first: the others come beside it.
-        coming = [pool.submit(obtain, file) for file in sorted(variant.files, key=lambda f: -f.size)]
+        coming = [pool.submit(obtain, file) for file in sorted(variant.all_files, key=lambda f: -f.size)]
         try:
             for done in as_completed(coming):
                 done.result()

@@ -36,7 +36,7 @@ class MediaSpan(Struct, frozen=True):
     count: int
 
 
-def unsupported(kind: str, modalities: Set[MediaKind], place: str) -> BadRequest:
+def unsupported(kind: str, modalities: Set[MediaKind], place: str | None = None) -> BadRequest:
     """`unsupported("audio", {"image"}, "messages[0].content[1]")`: what a model without ears says."""
     taken = " and ".join(NAMES[each] for each in sorted(modalities, reverse=True))
     takes = f"text and {taken}" if taken else "text only"

@@ -22,12 +22,12 @@ OpenEngine: TypeAlias = Callable[[Settings], Engine]
 OWN = frozenset(
     {"model", "model_name", "model_alias", "lora", "lora_dir", "chat_template", "tokenizer", "engine_args"}
     | {"dialect", "tool_call_parser", "reasoning_parser", "reasoning_open", "reasoning_close", "presets"}
-    | {"upstream", "upstream_key", "draft"}
+    | {"upstream", "upstream_key", "draft", "mmproj"}
 )
 """What is said of one model, and never of another that does not say it."""
 INHERITED = frozenset(
     {"engine", "isolate_engine", "engine_timeout", "context", "slots", "threads", "runner", "readers"}
-    | {"gpu_layers"}
+    | {"gpu_layers", "mmproj_auto"}
     | {"kv_memory", "kv_cache", "guesses", "deterministic", "sampling", "override", "restore_reasoning"}
     | {"unconstrained", "history", "sleep_idle_seconds"}
 )

@@ -72,7 +72,9 @@ class LoadedModel:
     @property
     def held_bytes(self) -> int:
         """Of weights, and of keys and values, as far as the engine says."""
-        said = (self.card.details.get(name, "") for name in ("bytes", "kv_bytes", "draft_bytes"))
+        said = (
+            self.card.details.get(name, "") for name in ("bytes", "kv_bytes", "draft_bytes", "mmproj_bytes")
+        )
         return sum(int(each) for each in said if each.isdecimal())
 
     async def start(self) -> None:

@@ -15,7 +15,7 @@ def handle() -> ctypes.CDLL:
 
 
 def test_the_pinned_build_fits() -> None:
-    binding.check_layout(handle())
+    binding.check_layout(handle(), [*binding.LAYOUTS, *binding.MEDIA_LAYOUTS])
 
 
 def test_a_struct_of_another_size_is_noticed() -> None:
@@ -36,7 +36,7 @@ def test_another_default_is_noticed() -> None:
 def test_the_message_names_the_version_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CONTEXT_DEFAULTS, "n_seq_max", 77)
     with pytest.raises(BindingError, match=f"n_seq_max is 1 instead of 77.*xllamacpp=={binding.PINNED}"):
-        binding.check_layout(handle())
+        binding.check_layout(handle(), binding.LAYOUTS)
 
 
 def test_a_missing_function() -> None:

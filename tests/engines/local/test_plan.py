@@ -1,5 +1,6 @@
 import asyncio
 
+import numpy as np
 import pytest
 
 from dragoman.engines.choosing.together import Continuation
@@ -11,7 +12,9 @@ def sequences(count: int) -> list[Sequence]:
     loop = asyncio.new_event_loop()
     loop.close()
     sampling = Sampling(max_tokens=1)
-    group = Group(Job(id="a", prompt=(1,), sampling=sampling), lambda step: None, loop)
+    group = Group(
+        Job(id="a", prompt=(1,), sampling=sampling), lambda step: None, loop, np.array([1], np.int32)
+    )
     answer = Continuation(group.job, 0, group.prompt, vocabulary=8, ends=frozenset(), room=8)
     return [Sequence(group, index, (0, 0, index), answer) for index in range(count)]
 

@@ -1,7 +1,7 @@
 """llama.cpp's C API: the symbols that xllamacpp's extension module exports, declared by hand.
 
 The layout of C structs changes between builds, and a wrong one corrupts memory in silence. So the build is
-pinned, and on load the size and the known defaults of both parameter structs are compared with ours.
+pinned, and on load the size and the known defaults of the parameter structs are compared with ours.
 """
 
 import ctypes
@@ -9,7 +9,7 @@ import logging
 import os
 import platform
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ctypes import (
     POINTER,
     Structure,
@@ -27,7 +27,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from msgspec import Struct
 
@@ -125,6 +125,43 @@ class ContextParams(Structure):
     )
 
 
+class ProjectorParams(Structure):
+    """Of the part of the library that sees and hears, mtmd."""
+
+    _fields_ = (
+        ("use_gpu", c_bool),
+        ("device", c_void_p),
+        ("print_timings", c_bool),
+        ("n_threads", c_int),
+        ("image_marker", c_char_p),
+        ("media_marker", c_char_p),
+        ("flash_attn_type", c_int),
+        ("warmup", c_bool),
+        ("image_min_tokens", c_int),
+        ("image_max_tokens", c_int),
+        ("cb_eval", c_void_p),
+        ("cb_eval_user_data", c_void_p),
+        ("batch_max_tokens", c_int32),
+        ("progress_callback", c_void_p),
+        ("progress_callback_user_data", c_void_p),
+    )
+
+
+class InputText(Structure):
+    _fields_ = (
+        ("text", c_char_p),
+        ("text_len", c_size_t),
+        ("add_special", c_bool),
+        ("parse_special", c_bool),
+    )
+
+
+class InputPart(Structure):
+    """Either a text or a bitmap."""
+
+    _fields_ = (("text", POINTER(InputText)), ("bitmap", c_void_p))
+
+
 class Batch(Structure):
     _fields_ = (
         ("n_tokens", c_int32),
@@ -168,6 +205,7 @@ QUICK: dict[str, Signature] = {
     "model_desc": (c_int32, _PTR, c_char_p, c_size_t),
     "model_n_ctx_train": (c_int32, _PTR),
     "model_n_embd": (c_int32, _PTR),
+    "model_n_embd_inp": (c_int32, _PTR),
     "model_n_head": (c_int32, _PTR),
     "model_n_head_kv": (c_int32, _PTR),
     "model_n_layer": (c_int32, _PTR),
@@ -195,6 +233,7 @@ QUICK: dict[str, Signature] = {
     "memory_seq_pos_max": (c_int32, _PTR, c_int32),
     "memory_seq_cp": (None, _PTR, c_int32, c_int32, c_int32, c_int32),
     "set_adapters_lora": (c_int32, _PTR, POINTER(c_void_p), c_size_t, POINTER(c_float)),
+    "set_causal_attn": (None, _PTR, c_bool),
     "set_abort_callback": (None, _PTR, c_void_p, c_void_p),
     "log_set": (None, Callback, c_void_p),
     "supports_gpu_offload": (c_bool,),
@@ -207,6 +246,35 @@ DEVICES: dict[str, Signature] = {
     "ggml_backend_dev_name": (c_char_p, _PTR),
     "ggml_backend_dev_description": (c_char_p, _PTR),
     "ggml_backend_dev_memory": (None, _PTR, POINTER(c_size_t), POINTER(c_size_t)),
+}
+# By their whole names too, and only where something is to be seen or heard. Most of them take their time.
+MEDIA: dict[str, Signature] = {
+    "mtmd_context_params_default": (ProjectorParams,),
+    "mtmd_init_from_file": (_PTR, c_char_p, _PTR, ProjectorParams),
+    "mtmd_free": (None, _PTR),
+    "mtmd_log_set": (None, Callback, c_void_p),
+    "mtmd_helper_log_set": (None, Callback, c_void_p),
+    "mtmd_decode_use_mrope": (c_bool, _PTR),
+    "mtmd_decode_use_non_causal": (c_bool, _PTR, _PTR),
+    "mtmd_support_vision": (c_bool, _PTR),
+    "mtmd_support_audio": (c_bool, _PTR),
+    "mtmd_get_audio_sample_rate": (c_int, _PTR),
+    "mtmd_bitmap_init": (_PTR, c_uint32, c_uint32, _PTR),
+    "mtmd_bitmap_init_from_audio": (_PTR, c_size_t, _PTR),
+    "mtmd_bitmap_free": (None, _PTR),
+    "mtmd_input_chunks_init": (_PTR,),
+    "mtmd_input_chunks_size": (c_size_t, _PTR),
+    "mtmd_input_chunks_get": (_PTR, _PTR, c_size_t),
+    "mtmd_input_chunks_free": (None, _PTR),
+    "mtmd_input_chunk_get_type": (c_int, _PTR),
+    "mtmd_input_chunk_get_tokens_text": (POINTER(c_int32), _PTR, POINTER(c_size_t)),
+    "mtmd_input_chunk_get_tokens_image": (_PTR, _PTR),
+    "mtmd_input_chunk_get_n_tokens": (c_size_t, _PTR),
+    "mtmd_input_chunk_get_n_pos": (c_int32, _PTR),
+    "mtmd_helper_image_get_decoder_pos": (None, _PTR, c_int32, _PTR),
+    "mtmd_tokenize_from_parts": (c_int32, _PTR, _PTR, POINTER(POINTER(InputPart)), c_size_t, c_bool),
+    "mtmd_encode_chunk": (c_int32, _PTR, _PTR),
+    "mtmd_get_output_embd": (_PTR, _PTR),
 }
 _GPUS = (1, 2)
 """Of the kinds of devices: those with memory of their own, and those that share the processor's."""
@@ -249,11 +317,31 @@ CONTEXT_DEFAULTS = {
     "kv_unified": False,
     "ctx_other": None,
 }
+PROJECTOR_DEFAULTS = {
+    "use_gpu": True,
+    "device": None,
+    "print_timings": True,
+    "n_threads": 4,
+    "image_marker": None,
+    "media_marker": b"<__media__>",
+    "flash_attn_type": -1,
+    "warmup": True,
+    "image_min_tokens": -1,
+    "image_max_tokens": -1,
+    "batch_max_tokens": 1024,
+    "progress_callback": None,
+}
 
 
 # The library, loaded and compared.
 
 
+Layout: TypeAlias = tuple[str, type[Structure], dict[str, Any]]
+LAYOUTS: Sequence[Layout] = (
+    ("llama_model_default_params", ModelParams, MODEL_DEFAULTS),
+    ("llama_context_default_params", ContextParams, CONTEXT_DEFAULTS),
+)
+MEDIA_LAYOUTS: Sequence[Layout] = (("mtmd_context_params_default", ProjectorParams, PROJECTOR_DEFAULTS),)
 PINNED = "2026.10.11549"
 _INSTALL = f"Install the build this release was made for: pip install 'xllamacpp=={PINNED}'"
 
@@ -282,7 +370,8 @@ class Library:
                 setattr(self, name, _declare(handle, name, result, arguments))
         for name, (result, *arguments) in DEVICES.items():
             setattr(self, name, _declare(quick, name, result, arguments, prefix=""))
-        check_layout(slow)
+        check_layout(slow, LAYOUTS)
+        self._handle = slow
         self.errors: deque[str] = deque(maxlen=8)
         self._log = callback(self.errors)
         self.log_set(self._log, None)
@@ -290,6 +379,14 @@ class Library:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         raise AttributeError(name)
+
+    def load_media(self) -> None:
+        """Declare what sees and hears, compared as the rest was."""
+        for name, (result, *arguments) in MEDIA.items():
+            setattr(self, name, _declare(self._handle, name, result, arguments, prefix=""))
+        check_layout(self._handle, MEDIA_LAYOUTS)
+        self.mtmd_log_set(self._log, None)
+        self.mtmd_helper_log_set(self._log, None)
 
     def gpus(self) -> list[GpuDevice]:
         found = [self.ggml_backend_dev_get(index) for index in range(self.ggml_backend_dev_count())]
@@ -318,17 +415,14 @@ def library_path() -> Path:
     raise BindingError(f"The embedded engine needs xllamacpp, which is not installed. {_INSTALL}")
 
 
-def check_layout(handle: ctypes.CDLL) -> None:
+def check_layout(handle: ctypes.CDLL, layouts: Sequence[Layout]) -> None:
     """Raise BindingError when the structs of the library are not the ones declared here."""
-    for name, struct, defaults in (
-        ("model", ModelParams, MODEL_DEFAULTS),
-        ("context", ContextParams, CONTEXT_DEFAULTS),
-    ):
-        wrong = mismatches(handle, f"llama_{name}_default_params", struct, defaults)
+    for function, struct, defaults in layouts:
+        wrong = mismatches(handle, function, struct, defaults)
         if wrong:
             raise BindingError(
-                f"The installed xllamacpp ({_installed_version()}) has other {name} parameters than this "
-                f"release expects: {'; '.join(wrong)}. {_INSTALL}"
+                f"The installed xllamacpp ({_installed_version()}) has other parameters ({function}) than "
+                f"this release expects: {'; '.join(wrong)}. {_INSTALL}"
             )
 
 
@@ -341,7 +435,7 @@ def mismatches(
     # Padding at the end of a struct is never written.
     if size is not None and not ctypes.sizeof(struct) - 7 <= size <= ctypes.sizeof(struct):
         wrong.append(f"{size} bytes instead of {ctypes.sizeof(struct)}")
-    found = _declare(handle, function.removeprefix("llama_"), struct, [])()
+    found = _declare(handle, function, struct, [], prefix="")()
     for field, expected in defaults.items():
         value = getattr(found, field)
         if value != expected:

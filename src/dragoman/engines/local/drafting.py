@@ -90,6 +90,8 @@ class Drafter:
             or any(ids.size + count > self._runner.context for ids in known)
         ):
             return None
+        # It sees no pictures: it has some id or other for each of their rows.
+        known = [np.minimum(ids, self._vocabulary - 1) for ids in known]
         self._clock += 1
         began = time.perf_counter()
         found: list[list[int]] = [[] for _ in sequences]

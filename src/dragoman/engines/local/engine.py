@@ -16,9 +16,11 @@ from dragoman.engines.local.sequence import Group
 from dragoman.engines.local.worker import Embedding, Worker
 from dragoman.engines.protocol import ModelCard, Tokenizer
 from dragoman.engines.steps import iterate
+from dragoman.media import Media, unsupported
 from dragoman.types import Job, Sink, Step
 
 if TYPE_CHECKING:
+    from dragoman.engines.local.pictures import Pictures
     from dragoman.engines.local.pytorch.training import WeightSource
 
 
@@ -50,6 +52,7 @@ class LocalEngine:
         card: ModelCard,
         options: LocalOptions | None = None,
         drafter: Drafter | None = None,
+        pictures: "Pictures | None" = None,
     ) -> None:
         options = options or LocalOptions()
         self.card = card
@@ -64,7 +67,8 @@ class LocalEngine:
             guesses=options.guesses,
             drafter=drafter,
         )
-        self._worker = Worker(runner, self._scheduler)
+        self._pictures = pictures
+        self._worker = Worker(runner, self._scheduler, pictures)
         self._loading = asyncio.Lock()
 
     @classmethod
@@ -78,14 +82,22 @@ class LocalEngine:
         kind: type[LocalEngine] = cls
         if cls is LocalEngine and isinstance(opened.runner, TrainableRunner):
             kind = TrainableEngine
-        made = kind(opened.runner, opened.tokenizer, opened.card, opened.options, opened.drafter)
+        made = kind(
+            opened.runner, opened.tokenizer, opened.card, opened.options, opened.drafter, opened.pictures
+        )
         return cast(Self, made)
+
+    def place(self, media: Media) -> Sequence[int]:
+        """The ids that stand for a picture or a sound in a prompt. From any thread."""
+        if self._pictures is None:
+            raise unsupported(media.kind, self.card.modalities)
+        return self._pictures.place(media)
 
     def submit(self, job: Job, sink: Sink) -> LocalHandle:
         """Start a job; `sink` is called on the running event loop's thread."""
-        check_job(job, self._runner)
+        check_job(job, self._runner, self.card.modalities)
         ends = self.tokenizer.end_ids
-        group = make_group(job, sink, asyncio.get_running_loop(), self._runner, ends)
+        group = make_group(job, sink, asyncio.get_running_loop(), self._runner, ends, self._pictures)
         self._worker.submit(group)
         return LocalHandle(self._worker, group)
 

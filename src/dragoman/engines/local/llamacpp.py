@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,11 @@ from dragoman.engines.local.runner import Beat, Rows, StepFailed, StepInterrupte
 from dragoman.errors import ModelFileError
 from dragoman.types import Adapters
 
+if TYPE_CHECKING:
+    from dragoman.engines.local.pictures import Pictures
+
 _ABORTED = 2
+_TOKENS, _PIECES = -2, -1
 _POOLING_NONE = 0
 _FLASH_WHERE_POSSIBLE, _FLASH_OFF = -1, 0
 # F16, Q8_0 and BF16 in the library's count.
@@ -58,6 +63,31 @@ class _BatchBuffer:
         return self.batch
 
 
+class _ShownBatch:
+    """A llama_batch of vectors, those of pieces of pictures one after another."""
+
+    def __init__(self, rows: Rows, chosen: Sequence[int]) -> None:
+        slots = dict.fromkeys(rows.slots[row] for row in chosen)
+        shown = [rows.shown[slot] for slot in slots]
+        count = len(chosen)
+        self._rows = np.ascontiguousarray(np.concatenate([each.rows for each in shown]))
+        several = [each.positions for each in shown if each.positions is not None]
+        one = np.array([rows.positions[row] for row in chosen], np.int32)
+        self._positions = np.ascontiguousarray(np.concatenate(several, axis=1)) if several else one
+        self._slots: Ids = np.array([rows.slots[row] for row in chosen], np.int32)
+        self._outputs = np.array([rows.outputs[row] for row in chosen], np.int8)
+        self._counts = np.ones(count, np.int32)
+        self._pointers = self._slots.ctypes.data + 4 * np.arange(count, dtype=np.uint64)
+        self.batch = Batch(
+            n_tokens=count,
+            embd=self._rows.ctypes.data,
+            pos=self._positions.ctypes.data,
+            n_seq_id=self._counts.ctypes.data,
+            seq_id=self._pointers.ctypes.data,
+            logits=self._outputs.ctypes.data,
+        )
+
+
 class LlamaRunner:
     maxima = None
 
@@ -71,8 +101,10 @@ class LlamaRunner:
         threads: int,
         flash_attention: bool,
         kv_cache: KvCache = "auto",
+        pictures: "Pictures | None" = None,
     ) -> None:
         self.model = model
+        self.pictures = pictures
         self.slots = slots
         self.max_rows = batch + slots
         self.max_outputs = slots + _EXTRA_OUTPUTS
@@ -105,13 +137,41 @@ class LlamaRunner:
     def step(self, rows: Rows) -> Logits:
         self._use(next(iter(rows.adapters.values()), ()))
         self._beat.reset()
-        code = self._library.decode(self._context, self._buffer.fill(rows))
+        if rows.shown:
+            return self._step_apart(rows)
+        self._decode(self._buffer.fill(rows), rows)
+        return _floats(self._library.get_logits(self._context), sum(rows.outputs), self.vocabulary)
+
+    def _decode(self, batch: Batch, rows: Rows) -> None:
+        code = self._library.decode(self._context, batch)
         if code:
             self._undo(rows)
             if code == _ABORTED:
                 raise StepInterrupted
             raise StepFailed(f"llama_decode answered {code}")
-        return _floats(self._library.get_logits(self._context), sum(rows.outputs), self.vocabulary)
+
+    def _step_apart(self, rows: Rows) -> Logits:
+        """A batch has tokens or vectors, so a step with both is several. What was wanted is put together."""
+        wanted = np.flatnonzero(rows.outputs)
+        logits: Logits = np.empty((wanted.size, self.vocabulary), np.float32)
+        for chosen in _split(rows):
+            slot = rows.slots[chosen[0]]
+            if slot not in rows.shown:
+                self._decode(self._buffer.fill(rows.take(chosen)), rows)
+            else:
+                self._decode_shown(_ShownBatch(rows, chosen), rows.shown[slot].whole, rows)
+            places = np.flatnonzero(np.isin(wanted, chosen))
+            if places.size:
+                found = self._library.get_logits(self._context)
+                logits[places] = _floats(found, places.size, self.vocabulary)
+        return logits
+
+    def _decode_shown(self, made: _ShownBatch, whole: bool, rows: Rows) -> None:
+        self._library.set_causal_attn(self._context, not whole)
+        try:
+            self._decode(made.batch, rows)
+        finally:
+            self._library.set_causal_attn(self._context, True)
 
     def keep(self, slot: int, length: int) -> None:
         self._library.memory_seq_rm(self._memory, slot, length, -1)
@@ -172,6 +232,8 @@ class LlamaRunner:
         if self._embedder is not None:
             self._embedder.close()
             self._embedder = None
+        if self.pictures is not None:
+            self.pictures.close()
         if self._context:
             self._library.free(self._context)
             self._context = None
@@ -268,6 +330,15 @@ class _Embedder:
         states = _floats(self._library.get_embeddings(self._context), len(tokens), self._size)
         total: Logits = states.sum(axis=0)
         return total
+
+
+def _split(rows: Rows) -> Iterator[list[int]]:
+    """The rows of each batch: tokens, pieces of pictures, and apart each whose rows see each other."""
+    found: dict[int, list[int]] = {}
+    for row, slot in enumerate(rows.slots):
+        shown = rows.shown.get(slot)
+        found.setdefault(_TOKENS if shown is None else slot if shown.whole else _PIECES, []).append(row)
+    yield from found.values()
 
 
 def _floats(address: int, rows: int, columns: int) -> Logits:

@@ -6,7 +6,7 @@ import numpy as np
 
 from dragoman.engines.choosing import Ids
 from dragoman.engines.local.runner import Runner, SlotRunner
-from dragoman.engines.local.sequence import Namespace, Sequence, Slot
+from dragoman.engines.local.sequence import Sequence, Slot
 
 # What slots and pages have in common.
 
@@ -76,7 +76,7 @@ class Memory(ABC):
             other = slot.sequence
             if other is None or other.decoding or slot.namespace != namespace:
                 continue
-            shared = common(sequence.prompt[:-1], other.prompt)
+            shared = sequence.group.shown.begin(common(sequence.prompt[:-1], other.prompt))
             if shared >= length + WORTH_SHARING and shared > other.computed:
                 sequence.held_by, sequence.held_until, length = other, shared, shared
         return sequence.held()
@@ -122,18 +122,20 @@ class Slots(Memory):
     def place(self, sequence: Sequence) -> bool:
         if self.must_wait(sequence):
             return False
-        group = sequence.group
         reusable = self._runner.rewinds and sequence.prompt_logprobs is None
-        source, length = self._match(sequence.prompt, group.namespace) if reusable else (None, 0)
+        source, length = self._match(sequence) if reusable else (None, 0)
         if reusable and self.hold(sequence, length):
             return False
-        target = self._target(source, length)
-        if target is source or source is None or length < WORTH_SHARING:
-            length = length if target is source else 0
-            self._runner.keep(target.index, length)
-        else:
-            self._runner.copy(source.index, target.index, length)
+        target, shown = self._target(source, length), sequence.group.shown
+        copied = target is not source and source is not None and length >= WORTH_SHARING
+        length = length if copied or target is source else 0
+        if not shown.sees(length):
+            return False
+        if source is not None and copied:
+            self._runner.copy(source.index, target.index, shown.position(length))
             target.ids[:length] = sequence.prompt[:length]
+        else:
+            self._runner.keep(target.index, shown.position(length))
         self.occupy(target, sequence, length)
         return True
 
@@ -158,7 +160,8 @@ class Slots(Memory):
         return True
 
     def cut_back(self, slot: Slot) -> None:
-        self._runner.keep(slot.index, slot.length)
+        assert slot.sequence is not None
+        self._runner.keep(slot.index, slot.sequence.group.shown.position(slot.length))
 
     def release(self, slot: Slot) -> None:
         """The sequence has ended; its tokens stay."""
@@ -171,13 +174,14 @@ class Slots(Memory):
         self._runner.keep(slot.index, 0)
         slot.length = 0
 
-    def _match(self, prompt: Ids, namespace: Namespace) -> tuple[Slot | None, int]:
-        """The slot with the longest usable prefix of `prompt`; an idle one where there is a choice."""
+    def _match(self, sequence: Sequence) -> tuple[Slot | None, int]:
+        """The slot with the longest usable prefix of a prompt; an idle one where there is a choice."""
         best, best_length = None, 0
+        prompt, group = sequence.prompt[:-1], sequence.group
         for slot in self.slots:
-            if slot.length <= 0 or slot.namespace != namespace:
+            if slot.length <= 0 or slot.namespace != group.namespace:
                 continue
-            length = common(prompt[:-1], slot.ids[: slot.length])
+            length = group.shown.begin(common(prompt, slot.ids[: slot.length]))
             if length > best_length or (length == best_length > 0 and slot.sequence is None):
                 best, best_length = slot, length
         return best, best_length

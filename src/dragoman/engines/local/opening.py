@@ -26,6 +26,7 @@ from dragoman.errors import ModelFileError, SettingsError
 
 if TYPE_CHECKING:
     from dragoman.engines.local.openvino.adapters import Adapter
+    from dragoman.engines.local.pictures import Pictures
 
 _INT8 = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
 _INSTALL = "pip install 'dragoman[openvino]'"
@@ -38,6 +39,7 @@ class OpenedModel(Struct):
     options: LocalOptions
     """With what this runner makes of them."""
     drafter: Drafter | None = None
+    pictures: "Pictures | None" = None
 
 
 def open_model(path: Path, options: LocalOptions) -> OpenedModel:
@@ -61,6 +63,8 @@ def open_model(path: Path, options: LocalOptions) -> OpenedModel:
 
 
 def _open_alone(path: Path, options: LocalOptions) -> OpenedModel:
+    if options.mmproj is not None:
+        return _open_seeing(path, options)
     if options.runner == "torch":
         return _open_torch(path, options)
     if path.is_dir():
@@ -76,6 +80,20 @@ def _open_alone(path: Path, options: LocalOptions) -> OpenedModel:
             raise ModelFileError(message) from None
         found = f"llama.cpp; not OpenVINO, because {why}"
     return _open_llamacpp(path, options, found) if isinstance(found, str) else found
+
+
+def _open_seeing(path: Path, options: LocalOptions) -> OpenedModel:
+    """With a projector, which llama.cpp alone can use."""
+    if options.runner not in ("auto", "llamacpp"):
+        message = (
+            f"The runner {options.runner} takes no projector (`mmproj`): use llamacpp, or `--no-mmproj`."
+        )
+        raise SettingsError(message, param="mmproj")
+    if path.is_dir():
+        raise SettingsError(f"{path} is a folder; a projector (`mmproj`) is for GGUF files.", param="mmproj")
+    gpus = _gpus_for(options)
+    on = f", on {gpus[0].description}" if gpus else ""
+    return _open_llamacpp(path, options, f"llama.cpp{on}, which alone takes a projector (--no-mmproj)")
 
 
 def _gpus_for(options: LocalOptions) -> list[GpuDevice]:
@@ -110,22 +128,43 @@ def _open_llamacpp(path: Path, options: LocalOptions, why: str = "") -> OpenedMo
     check_context(options.context, model.trained_context)
     model.load_adapters(options.adapters)
     size = size_for(model, options)
+    pictures = None if options.mmproj is None else _open_pictures(model, options, size.threads)
+    whole = 0 if pictures is None else pictures.projector.most_whole
     runner = LlamaRunner(
         model,
         slots=size.slots,
         context=size.context,
-        batch=options.batch,
+        batch=max(options.batch, whole),
         threads=size.threads,
         flash_attention=options.flash_attention,
         kv_cache=options.kv_cache,
+        pictures=pictures,
     )
     # At 16 bits a number, and 8.5 where they are int8.
     kept = size.slots * size.context * model.token_bytes * (17 if options.kv_cache == "int8" else 32) // 32
     details = {"runner": f"llama.cpp{price}", "why": why, "threads": str(size.threads), "kv_bytes": str(kept)}
     gpus = [gpu.description for gpu in _gpus_for(options)]
     facts = (version("xllamacpp"), options.kv_cache, options.flash_attention, size.threads, *gpus)
-    decided = numerics([*model.parts, *options.adapter_files], "llama.cpp", *facts)
-    return _make_opened(model, runner, options, details, decided)
+    files = [*model.parts, *options.adapter_files]
+    if pictures is not None:
+        projector = pictures.projector
+        details |= {"mmproj": projector.path.name, "mmproj_bytes": str(projector.bytes)}
+        files.append(projector.path)
+    opened = _make_opened(model, runner, options, details, numerics(files, "llama.cpp", *facts))
+    if pictures is not None:
+        opened.pictures = pictures
+        opened.card = replace(opened.card, modalities=pictures.projector.modalities)
+    return opened
+
+
+def _open_pictures(model: Model, options: LocalOptions, threads: int) -> "Pictures":
+    from dragoman.engines.local.pictures import Pictures
+    from dragoman.engines.local.projector import Projector
+    from dragoman.media.decode import MediaDecoder
+
+    path = Path(options.mmproj or "").expanduser()
+    projector = Projector(path, model, threads=threads, gpu=options.gpu_layers != 0)
+    return Pictures(projector, MediaDecoder(options.limits))
 
 
 def _settle(options: LocalOptions) -> tuple[LocalOptions, str]:

@@ -1,12 +1,14 @@
 """What can be set about the embedded engine, and what is refused before anything is queued for it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
 from msgspec import Struct, field
 
 from dragoman.errors import ANSWERS, MODEL, PROMPT, BadRequest, ContextOverflow, Part
+from dragoman.limits import Limits
+from dragoman.media import MediaKind, unsupported
 from dragoman.types import Job
 
 RunnerName: TypeAlias = Literal["auto", "llamacpp", "openvino", "torch"]
@@ -44,6 +46,10 @@ class LocalOptions(Struct, frozen=True, kw_only=True):
     """A GGUF file of a smaller model with the same vocabulary, which guesses ahead."""
     adapters: Mapping[str, str] = field(default_factory=dict)
     """LoRA adapters: public name to GGUF file."""
+    mmproj: str | None = None
+    """A GGUF file with the projector of a model that sees or hears."""
+    limits: Limits | None = None
+    """Those within which pictures and sounds are decoded; by default the usual ones."""
     gpu_layers: int | None = None
     """Layers that llama.cpp computes on a GPU, where its build has one; by default all, with 0 none."""
     flash_attention: bool = True
@@ -67,9 +73,15 @@ class JobBounds(Protocol):
     def adapters(self) -> Sequence[str]: ...
 
 
-def check_job(job: Job, bounds: JobBounds) -> None:
+def check_job(job: Job, bounds: JobBounds, modalities: Set[MediaKind] = frozenset()) -> None:
     """Raise BadRequest for a job that cannot be run."""
     check_prompt(job.prompt, bounds)
+    for span in job.media:
+        if span.media.kind not in modalities:
+            raise unsupported(span.media.kind, modalities)
+    if job.media and job.sampling.prompt_logprobs is not None:
+        message = "Pictures and sounds have no log probabilities: leave out 'prompt_logprobs' and 'echo'."
+        raise BadRequest(message, param=Part("prompt_logprobs"))
     if job.n < 1:
         raise BadRequest("A job is for one answer at least.", param=ANSWERS)
     for name, _scale in job.adapters:

@@ -6,7 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from dragoman.engines.choosing import Logits
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from dragoman.engines.choosing import Ids, Logits
 from dragoman.engines.local.binding import Library
 from dragoman.types import Adapters
 
@@ -19,10 +23,20 @@ class StepInterrupted(Exception):
     """The step was broken off by `interrupt`; nothing of it counts."""
 
 
+class ShownRows(Struct, frozen=True):
+    """Rows of a step that are no tokens but vectors: a piece of a picture, or of a sound."""
+
+    rows: NDArray[np.float32]
+    positions: Ids | None
+    """All dimensions of each row, where positions have several."""
+    whole: bool
+    """Whether the rows see each other."""
+
+
 class Rows:
     """The tokens of one step, as columns. Rows of a slot are in the order of their positions."""
 
-    __slots__ = ("adapters", "outputs", "positions", "said", "slots", "tables", "tokens")
+    __slots__ = ("adapters", "outputs", "positions", "said", "shown", "slots", "tables", "tokens")
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -35,6 +49,8 @@ class Rows:
         """For runners with pages: those of each slot, in order."""
         self.adapters: dict[int, Adapters] = {}
         """Those of each slot. They are all the same, unless the runner mixes them."""
+        self.shown: dict[int, ShownRows] = {}
+        """What stands in the place of the tokens of a slot, for runners that see."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -53,6 +69,15 @@ class Rows:
         self.slots.extend([slot] * count)
         self.outputs.extend(outputs)
         self.said.extend([said] * count)
+
+    def take(self, chosen: Sequence[int]) -> "Rows":
+        """Some of them, in the same order."""
+        taken = Rows()
+        taken.tokens = [self.tokens[row] for row in chosen]
+        taken.positions = [self.positions[row] for row in chosen]
+        taken.slots = [self.slots[row] for row in chosen]
+        taken.outputs = [self.outputs[row] for row in chosen]
+        return taken
 
 
 class Runner(Protocol):
@@ -112,10 +137,10 @@ class SlotRunner(Runner, Protocol):
     """Whether a slot can be cut back to a prefix. Recurrent models cannot."""
 
     def keep(self, slot: int, length: int) -> None:
-        """Forget all of a slot but its first `length` tokens."""
+        """Forget all of a slot but what has positions below `length`."""
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Make `target` hold the first `length` tokens of `source`."""
+        """Make `target` hold what `source` has at positions below `length`."""
 
     def swap(self, first: int, second: int) -> bool:
         """Exchange what two slots hold. False, and nothing done, where that would cost too much."""

@@ -27,6 +27,7 @@ Rules of this file:
 - Prompts are read in the order of service, but a part of each step is for the shortest.
 - Owners have equal shares: of slots and of turns (see shares.py), and of what a step reads of prompts.
 - Where rows cost little, sequences that decode add guesses at their next tokens.
+- Pieces are of ids or of a picture. Who has to wait for a picture to be encoded has no slot meanwhile.
 - Where memory runs out, those who came last step back, and begin again later; first the owner with the most.
 - Where the runner applies one set of adapters to all rows of a step, the sets take turns.
 - Rows are in the order of their slots, because the native library splits a step where slots are not adjacent.
@@ -39,8 +40,11 @@ import time
 from bisect import insort
 from collections.abc import Set
 from itertools import count
+from typing import TYPE_CHECKING
 
-from dragoman.engines.choosing import Logits
+import numpy as np
+
+from dragoman.engines.choosing import Ids, Logits
 from dragoman.engines.choosing.sampler import logprob
 from dragoman.engines.choosing.together import Choosers, Continuation, Drawer, TokenChoice
 from dragoman.engines.local.drafting import Drafter
@@ -48,10 +52,13 @@ from dragoman.engines.local.guessing import Guesser
 from dragoman.engines.local.memory import Memory, Slots
 from dragoman.engines.local.paging import Paging
 from dragoman.engines.local.runner import AnyRunner, PagedRunner, Runner, StepFailed, StepInterrupted
-from dragoman.engines.local.sequence import Group, Plan, Sequence, StepPiece, level, share_out
+from dragoman.engines.local.sequence import Group, Plan, Sequence, StepPiece, level_apart, share_out
 from dragoman.engines.local.shares import Account, Places, Turns, last_of_most
 from dragoman.errors import DragomanError, EngineFailed
 from dragoman.types import FinishReason, Job, Sink, Step
+
+if TYPE_CHECKING:
+    from dragoman.engines.local.pictures import Picture, Pictures
 
 _log = logging.getLogger("dragoman.engine")
 
@@ -87,7 +94,7 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        return bool(self._waiting or self._running)
+        return bool(self._running) or any(not one.group.shown.waits for one in self._waiting)
 
     @property
     def kv_usage(self) -> float:
@@ -145,6 +152,7 @@ class Scheduler:
         try:
             logits = self._runner.step(plan.rows())
         except StepInterrupted:
+            self._go_back(plan.pieces)
             return
         except StepFailed:
             _log.exception("a step of %d sequences failed", len(plan.pieces))
@@ -163,6 +171,29 @@ class Scheduler:
         for sequence in [*self._running]:
             self._step_back(sequence)
         self._memory.clear()
+
+    def saw(self, picture: "Picture") -> None:
+        """A picture was encoded that some wait for, or could not be."""
+        for shown in picture.take_in():
+            for one in [one for one in self._waiting + self._running if one.group.shown is shown]:
+                if picture.error is not None:
+                    self._end(one, "error", picture.error)
+        self._look_again()
+
+    def _look_again(self) -> None:
+        for one in self._waiting:
+            one.group.shown.waits = False
+
+    def _let_go(self, group: Group) -> None:
+        """Of pictures, once all of a group have read them."""
+        if all(one.decoding for one in group.sequences) and group.shown.release():
+            self._look_again()
+
+    def _go_back(self, pieces: list[StepPiece]) -> None:
+        for piece in pieces:
+            slot = piece.sequence.slot
+            if slot is not None and piece.go_back():
+                self._memory.cut_back(slot)
 
     def _admit(self) -> None:
         """Give slots to those who wait."""
@@ -192,7 +223,7 @@ class Scheduler:
         rows = self._batch if alone else self._chunk
         sizes = share_out(reading, rows, self._runner.max_outputs - self._runner.slots)
         if self._runner.equal_pieces:
-            sizes = level(sizes)
+            sizes = level_apart(sizes)
         pieces = [StepPiece(s, sizes.get(s, 1)) for s in mine if s.decoding or s in sizes]
         pieces = self._with_room(pieces)
         self._guesser.add_to(pieces)
@@ -251,6 +282,7 @@ class Scheduler:
         piece.read()
         assert sequence.slot is not None
         self._memory.written(sequence.slot)
+        self._let_go(sequence.group)
         found = sequence.prompt_logprobs
         if found is None or len(found) >= sequence.prompt_length:
             return
@@ -280,6 +312,7 @@ class Scheduler:
             self._running.remove(sequence)
             self._memory.release(sequence.slot)
             sequence.slot = None
+        self._let_go(sequence.group)
 
     def _fail(self, sequences: list[Sequence]) -> None:
         for sequence in sequences:
@@ -289,13 +322,21 @@ class Scheduler:
 
 
 def make_group(
-    job: Job, sink: Sink, loop: asyncio.AbstractEventLoop, runner: Runner, ends: frozenset[int]
+    job: Job,
+    sink: Sink,
+    loop: asyncio.AbstractEventLoop,
+    runner: Runner,
+    ends: frozenset[int],
+    pictures: "Pictures | None" = None,
 ) -> Group:
     """A group with its sequences. Their order of service is set when the scheduler takes them."""
-    group = Group(job, sink, loop)
+    prompt: Ids = np.array(job.prompt, np.int32)
+    group = Group(job, sink, loop, prompt)
+    if pictures is not None and job.media:
+        group = Group(job, sink, loop, *pictures.show(job))
     room = runner.context - len(job.prompt)
     for index in range(job.n):
-        answer = Continuation(job, index, group.prompt, vocabulary=runner.vocabulary, ends=ends, room=room)
+        answer = Continuation(job, index, prompt, vocabulary=runner.vocabulary, ends=ends, room=room)
         group.sequences.append(Sequence(group, index, (0, 0, index), answer))
     return group
 

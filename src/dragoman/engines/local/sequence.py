@@ -9,9 +9,9 @@ import numpy as np
 
 from dragoman.engines.choosing import Ids
 from dragoman.engines.choosing.together import Continuation
-from dragoman.engines.local.runner import Rows
+from dragoman.engines.local.runner import Rows, ShownRows
 from dragoman.engines.protocol import BEHIND, behind_owner
-from dragoman.types import Job, Sink, TokenLogprob
+from dragoman.types import UNBOUNDED, Job, Sink, TokenLogprob
 
 Namespace: TypeAlias = tuple[object, ...]
 _private = count()
@@ -41,16 +41,74 @@ class Slot:
         self.ids[position : self.length] = tokens
 
 
+NOT_IDS = 1 << 30
+"""Numbers from here on stand in prompts for rows of pictures and sounds, and are made of what these are: so
+prompts are compared as if all of it were ids."""
+
+
+class ShownMedia:
+    """Where a prompt has rows that are no ids: nowhere. `pictures.py` has one for prompts with pictures.
+
+    Places count rows, and are what the scheduler reckons with. Positions are what the model counts, and may
+    be fewer.
+    """
+
+    __slots__ = ("waits",)
+
+    def __init__(self) -> None:
+        self.waits = False
+        """Whether something has to be encoded before the prompt can be read on."""
+
+    def border(self, place: int) -> int:
+        """The next place behind this one at which such rows begin or end."""
+        return UNBOUNDED
+
+    def begin(self, place: int) -> int:
+        """Where a prefix of so many rows has to be cut back to: nothing goes on from within a picture."""
+        return place
+
+    def position(self, place: int) -> int:
+        return place
+
+    def is_shown(self, place: int) -> bool:
+        """Whether it is within a picture or a sound."""
+        return False
+
+    def is_whole(self, place: int) -> bool:
+        """Whether the piece that begins here cannot be cut."""
+        return False
+
+    def rows(self, start: int, end: int) -> ShownRows | None:
+        """What to compute in the place of ids."""
+        return None
+
+    def sees(self, length: int) -> bool:
+        """Whether all is there that comes behind a prefix; what is not will be encoded."""
+        return True
+
+    def release(self) -> bool:
+        """What was encoded has been read; whether there was anything."""
+        return False
+
+
 class Group:
     """A job on its way through the engine."""
 
-    __slots__ = ("job", "loop", "namespace", "prompt", "reported", "sequences", "sink")
+    __slots__ = ("job", "loop", "namespace", "prompt", "reported", "sequences", "shown", "sink")
 
-    def __init__(self, job: Job, sink: Sink, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        job: Job,
+        sink: Sink,
+        loop: asyncio.AbstractEventLoop,
+        prompt: Ids,
+        shown: ShownMedia | None = None,
+    ) -> None:
         self.job = job
         self.sink = sink
         self.loop = loop
-        self.prompt: Ids = np.array(job.prompt, np.int32)
+        self.prompt = prompt
+        self.shown = shown or ShownMedia()
         # A job that does not want to share has a namespace of its own: it neither reads what others left
         # nor leaves anything for them. Its own continuations still share their prompt.
         self.namespace: Namespace = (
@@ -134,8 +192,14 @@ class Sequence:
 
     @property
     def unread(self) -> int:
-        """Tokens that one piece may have: it does not go over the end of what was sent."""
-        return (self.asked if self.computed < self.asked else self.prompt_length) - self.computed
+        """Tokens that one piece may have: it does not go over the end of what was sent, or of a picture."""
+        end = self.asked if self.computed < self.asked else self.prompt_length
+        return min(end, self.group.shown.border(self.computed)) - self.computed
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its next piece cannot be cut."""
+        return self.group.shown.is_whole(self.computed)
 
     @property
     def decoding(self) -> bool:
@@ -198,7 +262,19 @@ class StepPiece:
             tokens = [self.newest, *self.guesses]
         outputs = [self.outputs == self.size] * self.size
         outputs[-1] = bool(self.outputs)
-        rows.extend(sequence.slot.index, self.start, tokens, outputs, said=self.start >= sequence.asked)
+        shown, index = sequence.group.shown, sequence.slot.index
+        rows.extend(index, shown.position(self.start), tokens, outputs, said=self.start >= sequence.asked)
+        if self.newest is None and (seen := shown.rows(self.start, self.end)) is not None:
+            rows.shown[index] = seen
+
+    def go_back(self) -> bool:
+        """The step was broken off. Whether a part of a picture had been computed, which begins again."""
+        sequence = self.sequence
+        begin = sequence.group.shown.begin(self.start)
+        if begin == self.start or sequence.slot is None:
+            return False
+        sequence.computed = sequence.slot.length = begin
+        return True
 
     def read(self) -> None:
         """The part of the prompt has been computed: it is in the slot."""
@@ -243,6 +319,8 @@ def share_out(reading: list[Sequence], rows: int, outputs: int) -> dict[Sequence
         for sequence in queue:
             already = sizes.get(sequence, 0)
             size = min(sequence.unread - already, most - sum(sizes.values()))
+            if size < sequence.unread and sequence.is_whole:
+                continue
             if sequence.prompt_logprobs is not None:
                 size = min(size, outputs)
                 outputs -= max(0, size)
@@ -255,7 +333,21 @@ def share_out(reading: list[Sequence], rows: int, outputs: int) -> dict[Sequence
         fill(sorted(mine, key=lambda each: each.unread), start + part // 4)
         fill(mine, start + part)
     fill(reading, rows)
+    if reading and reading[0].is_whole:
+        # Its turn has come, however long it is.
+        sizes[reading[0]] = reading[0].unread
     return sizes
+
+
+def level_apart(sizes: dict[Sequence, int]) -> dict[Sequence, int]:
+    """`level`, of ids and of pictures apart: they are not computed together."""
+    shown = {one: size for one, size in sizes.items() if one.group.shown.is_shown(one.computed)}
+    if not shown:
+        return level(sizes)
+    whole = {one: size for one, size in shown.items() if one.is_whole}
+    ids = {one: size for one, size in sizes.items() if one not in shown}
+    pieces = {one: size for one, size in shown.items() if one not in whole}
+    return level(ids) | level(pieces) | whole
 
 
 def level(sizes: dict[Sequence, int]) -> dict[Sequence, int]:

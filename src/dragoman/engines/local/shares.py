@@ -69,7 +69,7 @@ class Places:
         self._memory.full = False
         while mine and not self._memory.full:
             sequence = mine.pop(0)
-            if sequence.held() or self._memory.must_wait(sequence):
+            if sequence.held() or sequence.group.shown.waits or self._memory.must_wait(sequence):
                 continue
             if not self._memory.idle and not self._make_way(owner):
                 return False

@@ -14,9 +14,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from dragoman.engines.local.runner import Pulsing, Runner, StepFailed, StepInterrupted
 from dragoman.engines.local.scheduler import Scheduler
@@ -24,6 +25,9 @@ from dragoman.engines.local.sequence import Group
 from dragoman.engines.steps import deliver
 from dragoman.errors import Conflict, DragomanError, EngineFailed, Unavailable
 from dragoman.types import Step
+
+if TYPE_CHECKING:
+    from dragoman.engines.local.pictures import Pictures
 
 # Embeddings, worked off piece by piece between the steps of the scheduler.
 
@@ -89,9 +93,11 @@ AGAIN_S = 0.1
 class Worker:
     """Owns the runner and the scheduler. All methods but `_...` may be called from any thread."""
 
-    def __init__(self, runner: Runner, scheduler: Scheduler) -> None:
+    def __init__(self, runner: Runner, scheduler: Scheduler, pictures: "Pictures | None" = None) -> None:
         self._runner = runner
         self._scheduler = scheduler
+        if pictures is not None:
+            pictures.tell = lambda picture: self._mail.put(partial(scheduler.saw, picture))
         self._mail: SimpleQueue[Mail] = SimpleQueue()
         self._embeddings: deque[Embedding] = deque()
         self._thread: threading.Thread | None = None
