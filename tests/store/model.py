@@ -154,9 +154,9 @@ class Model:
         held = self.held.get((owner, id))
         return bounded([item for _, item in held.items], most) if held else None
 
-    def find_items(self, owner: str, wanted: Mapping[str, int], most: Most) -> dict[str, bytes]:
-        found = {id: body for id in wanted if (body := self._body(owner, id)) is not None}
-        check_count(sum(len(body) * wanted[id] for id, body in found.items()), most.bytes, "", "")
+    def find_items(self, owner: str, wanted: Mapping[str, int], most: Most) -> dict[str, StoredItem]:
+        found = {id: StoredItem(id, body) for id in wanted if (body := self._body(owner, id)) is not None}
+        check_count(sum(len(item.body) * wanted[id] for id, item in found.items()), most.bytes, "", "")
         return found
 
     def _body(self, owner: str, item_id: str) -> bytes | None:

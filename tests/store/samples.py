@@ -46,7 +46,8 @@ async def all_ids(store: Store, kind: Any = "response", owner: str = "ann") -> l
 
 
 async def found(store: Store, owner: str, id: str) -> bytes | None:
-    return (await store.find_items(owner, {id: 1}, MOST)).get(id)
+    found = (await store.find_items(owner, {id: 1}, MOST)).get(id)
+    return found.body if found else None
 
 
 async def held(store: Store, id: str = "c") -> list[str]:

@@ -167,7 +167,8 @@ class Desk:
         self.sealer = sealer
         self.limits = limits
         self._workers = workers
-        self._most = Most(items=limits.messages, bytes=limits.context_bytes)
+        shown = limits.media_total_bytes // 3 * 4
+        self._most = Most(items=limits.messages, bytes=limits.context_bytes, shown=shown)
         self._tasks: set[asyncio.Task[None]] = set()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -261,15 +262,18 @@ class Desk:
         """
         inputs = await aside(size, partial(normalise, given, new_id, field, self.limits))
         meant = Counter(references(inputs))
-        found = {item.id: item.body for item in before if item.id in meant}
+        found = {item.id: item for item in before if item.id in meant}
         missing = {id_: times for id_, times in meant.items() if id_ not in found}
         if missing:
             found |= await self.store.find_items(owner, missing, self._most)
         stored = [item.body for item in before]
-        held = sum(map(len, stored)) + sum(len(body) * meant[id_] for id_, body in found.items())
-        check_count(held, self._most.bytes, field, "bytes of stored items")
+        counted = [*((item, 1) for item in before), *((item, meant[id_]) for id_, item in found.items())]
+        held = sum(len(item.body) * times for item, times in counted)
+        shown = sum(item.shown * times for item, times in counted)
+        check_count(held - shown, self._most.bytes, field, "bytes of stored items")
         size += held
-        return await aside(size, partial(tell_items, stored, inputs, found, self.limits, field, size))
+        bodies = {id_: item.body for id_, item in found.items()}
+        return await aside(size, partial(tell_items, stored, inputs, bodies, self.limits, field, size))
 
     async def _chain(self, id_: str | None, owner: str) -> Sequence[StoredItem]:
         if id_ is None:

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from dragoman.errors import Conflict
-from dragoman.store import items
+from dragoman.store import items, media
 from dragoman.store.items import ROW_BYTES, Holder
 from dragoman.store.records import Append, Most, Operation, Page, Query, StoredConversation, StoredItem
 
@@ -67,6 +67,10 @@ def append(owner: str, more: Append, now: float, most: int | None = None) -> Ope
             f"The conversation {more.conversation} was changed or deleted in the meantime; read it again."
         )
     yield from items.insert(owner, holder, more.items)
+    if most is not None and any(item.media for item in more.items):
+        shown = yield from media.size_of("conversation", [holder.seq])
+        sizes = yield Query("SELECT size FROM conversations WHERE seq = ?", (holder.seq,))
+        items.check_share(sizes[0][0] + sum(shown.values()), most)
 
 
 def add_items(
@@ -128,7 +132,8 @@ def item(owner: str, id: str, item_id: str) -> Operation[StoredItem | None]:
         f"SELECT {items.COLUMNS} FROM items WHERE {NAMED} ORDER BY seq DESC LIMIT 1",
         (owner, item_id, holder.seq),
     )
-    return items.make_item(rows[0]) if rows else None
+    found = yield from items.make_items(rows)
+    return found[0] if found else None
 
 
 def delete_item(owner: str, id: str, item_id: str, now: float) -> Operation[bool]:

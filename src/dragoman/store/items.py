@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from dragoman.errors import CONVERSATION, BadRequest, BodyTooLarge, UnknownCursor
 from dragoman.limits import check_count
+from dragoman.store import media
 from dragoman.store.records import LONGEST_ID, Many, Most, Operation, Page, Query, Row, StoredItem, marks
 
 T = TypeVar("T")
@@ -23,10 +24,13 @@ TRAIL_BYTES = 4 * 1024 * 1024
 FEW = 500
 """Values of one IN."""
 
-COLUMNS = "id, body, trail"
+COLUMNS = "seq, id, body, trail, shown"
+WHOLE = "length(body) + coalesce(shown, 0)"
+"""The bytes of a body as it is given back."""
 SIZE = f"length(body) + coalesce(length(trail), 0) + length(id) + {ROW_BYTES}"
 """What `size_of` says of one."""
-INSERT = f"INSERT INTO items (owner, record, conversation, part, {COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)"
+INSERT = """INSERT INTO items (owner, record, conversation, part, id, body, trail, shown)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?)"""
 
 
 def check_share(size: int, share: int | None) -> None:
@@ -54,20 +58,36 @@ def size_of(items: Iterable[StoredItem]) -> int:
     return sum(len(item.body) + len(item.trail) + len(item.id) + ROW_BYTES for item in items)
 
 
-def make_item(row: Sequence[Any]) -> StoredItem:
-    """The item of a row of COLUMNS."""
-    id, body, trail = row
-    return StoredItem(id, body, trail or b"")
+def size_of_shown(items: Iterable[StoredItem]) -> int:
+    """What their pictures and sounds take, each once."""
+    found = {digest: len(data) for item in items for digest, data in item.media.items()}
+    return sum(found.values())
+
+
+def make_items(rows: Sequence[Sequence[Any]]) -> Operation[list[StoredItem]]:
+    """The items of rows of COLUMNS, with what they show."""
+    showing = [row[0] for row in rows if row[4]]
+    found = (yield from media.of_items(showing)) if showing else {}
+    return [
+        StoredItem(id, body, trail or b"", shown or 0, found if shown else {})
+        for _, id, body, trail, shown in rows
+    ]
 
 
 def insert(owner: str, holder: Holder, items: Sequence[StoredItem]) -> Operation[None]:
     if any(len(item.id) > LONGEST_ID for item in items):
         raise BadRequest(f"The id of an item has at most {LONGEST_ID} characters.")
-    if items:
-        rows = [
-            (owner, *holder.keys(), holder.part, item.id, item.body, item.trail or None) for item in items
-        ]
-        yield Many(INSERT, rows)
+    rows = [
+        (owner, *holder.keys(), holder.part, item.id, item.body, item.trail or None, item.shown or None)
+        for item in items
+    ]
+    if not any(item.media for item in items):
+        if rows:
+            yield Many(INSERT, rows)
+        return
+    for item, row in zip(items, rows, strict=True):
+        made = yield Query(INSERT + " RETURNING seq", row)
+        yield from media.keep(owner, made[0][0], item.media)
 
 
 def page(
@@ -92,10 +112,10 @@ def page(
         start = found[0][0]
     beyond, order = ("<", "DESC") if descending else (">", "ASC")
     cut = f"FROM items WHERE {where} AND seq {beyond} ? ORDER BY seq {order} LIMIT ?"
-    sizes = yield Query(f"SELECT length(body) {cut}", (*values, start, limit + 1))
+    sizes = yield Query(f"SELECT {WHOLE} {cut}", (*values, start, limit + 1))
     fit = fitting(sizes[:limit], most_bytes)
     rows = yield Query(f"SELECT {COLUMNS} {cut}", (*values, start, fit))
-    return Page([make_item(row) for row in rows], has_more=len(sizes) > fit)
+    return Page((yield from make_items(rows)), has_more=len(sizes) > fit)
 
 
 def fitting(sizes: Iterable[Row], most_bytes: int) -> int:
@@ -110,44 +130,46 @@ def of_records(seqs: Sequence[int]) -> Operation[dict[tuple[int, str], list[Stor
         f"SELECT record, part, {COLUMNS} FROM items WHERE record IN ({marks(seqs)}) ORDER BY seq",
         tuple(seqs),
     )
+    made = yield from make_items([columns for _, _, *columns in rows])
     found: dict[tuple[int, str], list[StoredItem]] = {}
-    for record, part, *columns in rows:
-        found.setdefault((record, part), []).append(make_item(columns))
+    for (record, part, *_), item in zip(rows, made, strict=True):
+        found.setdefault((record, part), []).append(item)
     return found
 
 
 def within(column: str, seqs: Sequence[int], most: Most) -> Operation[list[StoredItem]]:
     """All items of these records one after the other, or of a conversation; too much is refused unread."""
-    sizes: list[tuple[int, int, int]] = []
+    sizes: list[tuple[int, int, int, int]] = []
     for some in batches(seqs):
         sizes += yield Query(
-            f"""SELECT seq, length(body), coalesce(length(trail), 0) FROM items
+            f"""SELECT seq, length(body), coalesce(length(trail), 0), coalesce(shown, 0) FROM items
                 WHERE {column} IN ({marks(some)}) LIMIT ?""",
             (*some, most.items + 1),
         )
         check_count(len(sizes), most.items, CONVERSATION, "items")
-        check_stored(sum(size for _, size, _ in sizes), most)
+        check_stored(sum(size for _, size, *_ in sizes), sum(shown for *_, shown in sizes), most)
     since = _first_trail(sizes)
     rows: list[Row] = []
     for some in batches(seqs):
         rows += yield Query(
-            f"""SELECT {column}, seq, id, body, CASE WHEN seq >= ? THEN trail END FROM items
+            f"""SELECT {column}, seq, id, body, CASE WHEN seq >= ? THEN trail END, shown FROM items
                 WHERE {column} IN ({marks(some)})""",
             (since, *some),
         )
     order = {seq: number for number, seq in enumerate(seqs)}
     rows.sort(key=lambda row: (order[row[0]], row[1]))
-    return [make_item(columns) for _, _, *columns in rows]
+    return (yield from make_items([row[1:] for row in rows]))
 
 
-def check_stored(size: int, most: Most) -> None:
+def check_stored(size: int, shown: int, most: Most) -> None:
     check_count(size, most.bytes, CONVERSATION, "bytes of stored items")
+    check_count(shown, most.shown, CONVERSATION, "bytes of stored pictures and sounds, in base64,")
 
 
-def _first_trail(sizes: Sequence[tuple[int, int, int]]) -> int:
+def _first_trail(sizes: Sequence[tuple[int, int, int, int]]) -> int:
     """From which item on trails are read."""
     total, since = 0, BEYOND
-    for seq, _, trail in sorted(sizes, reverse=True):
+    for seq, _, trail, _ in sorted(sizes, reverse=True):
         total += trail
         if total > TRAIL_BYTES:
             break
@@ -159,23 +181,26 @@ def batches(values: Sequence[T]) -> Iterator[Sequence[T]]:
     return (values[at : at + FEW] for at in range(0, len(values), FEW))
 
 
-def find(owner: str, wanted: Mapping[str, int], most: Most) -> Operation[dict[str, bytes]]:
-    """The bodies of items of any record or conversation; of several with an id, that which was stored last.
+def find(owner: str, wanted: Mapping[str, int], most: Most) -> Operation[list[StoredItem]]:
+    """Items of any record or conversation; of several with an id, that which was stored last.
 
     `wanted` says how often each is meant: so often its bytes count.
     """
     places: list[int] = []
-    total = 0
+    total = shown = 0
     for some in batches(list(wanted)):
         rows = yield Query(
-            f"""SELECT id, seq, length(body) FROM items WHERE seq IN (
+            f"""SELECT id, seq, length(body), coalesce(shown, 0) FROM items WHERE seq IN (
                 SELECT max(seq) FROM items WHERE owner = ? AND id IN ({marks(some)}) GROUP BY id)""",
             (owner, *some),
         )
-        places += [seq for _, seq, _ in rows]
-        total += sum(size * wanted[id] for id, _, size in rows)
-        check_stored(total, most)
-    found: dict[str, bytes] = {}
+        places += [seq for _, seq, *_ in rows]
+        total += sum(size * wanted[id] for id, _, size, _ in rows)
+        shown += sum(size * wanted[id] for id, *_, size in rows)
+        check_stored(total, shown, most)
+    found: list[Row] = []
     for few in batches(places):
-        found |= yield Query(f"SELECT id, body FROM items WHERE seq IN ({marks(few)})", tuple(few))
-    return found
+        found += yield Query(
+            f"SELECT seq, id, body, NULL, shown FROM items WHERE seq IN ({marks(few)})", tuple(few)
+        )
+    return (yield from make_items(found))

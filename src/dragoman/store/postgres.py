@@ -199,7 +199,7 @@ class PostgresStore(Store):
     async def vacuum(self) -> None:
         """The tables can be used meanwhile, so only what is free at their ends goes back to the disk."""
         async with self._connection() as connection:
-            await connection.execute("VACUUM (ANALYZE) records, labels, conversations, items")
+            await connection.execute("VACUUM (ANALYZE) records, labels, conversations, items, media, shown")
 
     async def stats(self) -> Stats:
         counts, size, oldest = await self._read(store.counts)

@@ -22,6 +22,10 @@ class StoredItem(Struct, frozen=True):
     body: bytes
     trail: bytes = b""
     """The ids that the model sampled up to it, as `turns` packs them; with the last item of an answer."""
+    shown: int = 0
+    """How many bytes of the body are pictures and sounds, in base64."""
+    media: Mapping[str, bytes] = field(default_factory=dict)
+    """Inside of the store: what the body has marks for, by digests."""
 
 
 class Record(Struct, frozen=True, kw_only=True):
@@ -112,7 +116,9 @@ class Most(Struct, frozen=True, kw_only=True):
 
     items: int
     bytes: int
-    """Of their bodies."""
+    """Of their bodies, without what they show."""
+    shown: int = 2**62
+    """Of what they show."""
 
 
 class Chain(Struct, frozen=True):
@@ -187,12 +193,26 @@ def marks(values: Sequence[object]) -> str:
 
 # The tables, as the steps that lead to them. A step that was released is never changed; a new one is added.
 #
-# What the databases call differently stands in braces: `{serial}`, a key that counts upwards, and `{blob}`.
+# What the databases call differently stands in braces: `{serial}`, a key that counts upwards,
+# `{blob}`, and `{when_unshown}`, a trigger.
 
 
 Dialect: TypeAlias = Mapping[str, str]
-SQLITE: Dialect = {"serial": "INTEGER PRIMARY KEY AUTOINCREMENT", "blob": "BLOB"}
-POSTGRES: Dialect = {"serial": "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY", "blob": "BYTEA"}
+# What nothing shows any more goes.
+LET_GO = """UPDATE media SET uses = uses - 1 WHERE seq = OLD.media;
+    DELETE FROM media WHERE seq = OLD.media AND uses < 1;"""
+SQLITE: Dialect = {
+    "serial": "INTEGER PRIMARY KEY AUTOINCREMENT",
+    "blob": "BLOB",
+    "when_unshown": f"CREATE TRIGGER unshown AFTER DELETE ON shown BEGIN {LET_GO} END",
+}
+POSTGRES: Dialect = {
+    "serial": "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
+    "blob": "BYTEA",
+    "when_unshown": f"""CREATE FUNCTION let_go() RETURNS trigger LANGUAGE plpgsql
+        AS $$ BEGIN {LET_GO} RETURN NULL; END $$;
+        CREATE TRIGGER unshown AFTER DELETE ON shown FOR EACH ROW EXECUTE FUNCTION let_go()""",
+}
 
 FIRST = (
     # `events` is the last column: SQLite goes through a row from its start, and few readers want them.
@@ -236,7 +256,20 @@ SHARES = (
     "CREATE INDEX conversations_of_owners ON conversations (owner, changed_at, seq, size)",
 )
 
-MIGRATIONS: Sequence[Sequence[str]] = (FIRST, TRAILS, SHARES)
+# Pictures and sounds, each once for an owner, and which items show them.
+MEDIA = (
+    "ALTER TABLE items ADD COLUMN shown BIGINT",
+    """CREATE TABLE media (
+        seq {serial}, owner TEXT NOT NULL, digest TEXT NOT NULL, size BIGINT NOT NULL, uses BIGINT NOT NULL,
+        data {blob} NOT NULL, UNIQUE (owner, digest))""",
+    # The row of media goes after those that name it, so it is no key of another table.
+    """CREATE TABLE shown (
+        item BIGINT NOT NULL REFERENCES items (seq) ON DELETE CASCADE, media BIGINT NOT NULL,
+        PRIMARY KEY (item, media))""",
+    "{when_unshown}",
+)
+
+MIGRATIONS: Sequence[Sequence[str]] = (FIRST, TRAILS, SHARES, MEDIA)
 VERSION = len(MIGRATIONS)
 
 

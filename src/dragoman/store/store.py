@@ -19,7 +19,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from dragoman.store import conversation_operations as conversations
-from dragoman.store import items, record_operations
+from dragoman.store import items, media, record_operations
 from dragoman.store.items import BEYOND, Holder
 from dragoman.store.records import (
     Append,
@@ -44,11 +44,13 @@ from dragoman.store.records import (
 AT_WORK = "status IN ('queued', 'in_progress')"
 FINISHED = f"NOT {AT_WORK}"
 BYTES = """SELECT CAST((SELECT coalesce(sum(size), 0) FROM records)
-    + (SELECT coalesce(sum(size), 0) FROM conversations) AS BIGINT)"""
+    + (SELECT coalesce(sum(size), 0) FROM conversations)
+    + (SELECT coalesce(sum(size), 0) FROM media) AS BIGINT)"""
 """What everything takes, by our own count."""
 
 BYTES_OF_OWNERS = """SELECT owner, CAST(sum(size) AS BIGINT) FROM (SELECT owner, size FROM records
-    UNION ALL SELECT owner, size FROM conversations) AS everything GROUP BY owner"""
+    UNION ALL SELECT owner, size FROM conversations
+    UNION ALL SELECT owner, size FROM media) AS everything GROUP BY owner"""
 OWNERS = "SELECT owner FROM records UNION SELECT owner FROM conversations"
 
 # A conversation is as old as its last change.
@@ -80,7 +82,8 @@ def sweep(bounds: StoreBounds, measure: str, now: float) -> Operation[None]:
         wanted = excess + bounds.max_bytes // SPARE
         victims: list[Row] = []
         for owner, surplus in surpluses(dict((yield Query(BYTES_OF_OWNERS))), wanted).items():
-            victims += _oldest((yield Query(OLDEST, (owner, owner))), surplus)
+            oldest = yield from _with_shown((yield Query(OLDEST, (owner, owner))))
+            victims += _oldest(oldest, surplus)
         if not victims:
             return
         # Conversations first, as in `save`.
@@ -107,6 +110,16 @@ def surpluses(bytes_of: Mapping[str, int], wanted: int) -> dict[str, int]:
 def owners() -> Operation[set[str]]:
     """Who has anything here."""
     return {row[0] for row in (yield Query(OWNERS))}
+
+
+def _with_shown(rows: Sequence[Row]) -> Operation[list[Row]]:
+    """With what they show in their sizes."""
+    shown: dict[tuple[str, int], int] = {}
+    for kind in ("records", "conversations"):
+        seqs = [seq for each, seq, *_ in rows if each == kind]
+        sizes = yield from media.size_of(kind[:-1], seqs)
+        shown |= {(kind, seq): size for seq, size in sizes.items()}
+    return [(kind, seq, size + shown.get((kind, seq), 0)) for kind, seq, size, *_ in rows]
 
 
 def _oldest(rows: Sequence[Row], excess: int) -> list[Row]:
@@ -138,7 +151,8 @@ def adopt(dead: Sequence[str], instance: str) -> Operation[list[Record]]:
         return []
     seqs = tuple(row[0] for row in rows)
     query = f"SELECT {record_operations.COLUMNS} FROM records WHERE seq IN ({marks(seqs)}) ORDER BY seq"
-    return (yield from record_operations.load((yield Query(query, seqs))))
+    found = yield from record_operations.load((yield Query(query, seqs)))
+    return [media.put_record_back(record) for record in found]
 
 
 def counts() -> Operation[tuple[dict[str, int], int, float | None]]:
@@ -232,7 +246,7 @@ def _raw(held: Iterable[StoredItem]) -> list[dict[str, Any]]:
     # Trails, which few items have, are in base64 as well.
     return [
         {"id": item.id, "body": Raw(item.body), **({"trail": item.trail} if item.trail else {})}
-        for item in held
+        for item in map(media.put_item_back, held)
     ]
 
 
@@ -241,6 +255,10 @@ def _raw(held: Iterable[StoredItem]) -> list[dict[str, Any]]:
 
 
 T = TypeVar("T")
+
+
+async def _whole(page: Page[StoredItem] | None) -> Page[StoredItem] | None:
+    return None if page is None else Page(await media.put_back(page.data), page.has_more)
 
 
 class Store(ABC):
@@ -299,12 +317,19 @@ class Store(ABC):
         Raises Conflict if the conversation is gone or has another version.
         """
         events = await pack_log(record.events)
-        most = self._admit(record.owner, record_operations.size_of(record, events))
+        inputs, outputs = await media.take_out(record.inputs), await media.take_out(record.outputs)
+        record = replace(record, inputs=inputs, outputs=outputs)
+        if append is not None:
+            append = replace(append, items=await media.take_out(append.items))
+        shown = items.size_of_shown((*inputs, *outputs, *(append.items if append else ())))
+        most = self._admit(record.owner, record_operations.size_of(record, events) + shown)
         now = self._clock()
         await self._write(lambda: record_operations.save(record, events, self.instance, append, now, most))
 
     async def get(self, kind: Kind, owner: str, id: str, *, events: bool = False) -> Record | None:
         record, stored = await self._read(lambda: record_operations.get(kind, owner, id, events))
+        if record is not None and any(item.media for item in (*record.inputs, *record.outputs)):
+            record = await asyncio.to_thread(media.put_record_back, record)
         return replace(record, events=await unpack_log(stored)) if record and stored else record
 
     async def chain(self, owner: str, id: str, longest: int, most: Most) -> Chain:
@@ -312,7 +337,8 @@ class Store(ABC):
 
         Raises MissingRecord for the first that is not there, and ChainTooLong for more than `longest`.
         """
-        return await self._read(lambda: record_operations.chain(owner, id, longest, most))
+        found = await self._read(lambda: record_operations.chain(owner, id, longest, most))
+        return replace(found, items=await media.put_back(found.items))
 
     async def lineage(self, owner: str, id: str, most: int, most_bytes: int = BEYOND) -> list[Record]:
         """A trajectory and those that it goes on from, as far as they are there, the oldest first.
@@ -345,7 +371,9 @@ class Store(ABC):
         descending: bool = False,
     ) -> Page[StoredItem] | None:
         """Raises UnknownCursor if `after` is the id of none of them."""
-        return await self._read(lambda: record_operations.inputs(kind, owner, id, after, limit, descending))
+        return await _whole(
+            await self._read(lambda: record_operations.inputs(kind, owner, id, after, limit, descending))
+        )
 
     async def records(
         self,
@@ -381,7 +409,8 @@ class Store(ABC):
         self, conversation: StoredConversation, first: Sequence[StoredItem] = ()
     ) -> None:
         """Raises Conflict if there is one of this id."""
-        self._admit(conversation.owner, items.size_of(first))
+        first = await media.take_out(first)
+        self._admit(conversation.owner, items.size_of(first) + items.size_of_shown(first))
         now = self._clock()
         await self._write(lambda: conversations.create(conversation, first, now))
 
@@ -399,7 +428,8 @@ class Store(ABC):
         self, owner: str, id: str, more: Sequence[StoredItem], version: int | None = None
     ) -> StoredConversation | None:
         """The conversation with them, or None if there is none. Raises Conflict if its version is another."""
-        most = self._admit(owner, items.size_of(more))
+        more = await media.take_out(more)
+        most = self._admit(owner, items.size_of(more) + items.size_of_shown(more))
         now = self._clock()
         return await self._write(lambda: conversations.add_items(owner, id, more, version, now, most))
 
@@ -407,25 +437,30 @@ class Store(ABC):
         self, owner: str, id: str, *, after: str | None = None, limit: int = 20, descending: bool = False
     ) -> Page[StoredItem] | None:
         """Raises UnknownCursor if `after` is the id of none of them."""
-        return await self._read(lambda: conversations.item_page(owner, id, after, limit, descending))
+        return await _whole(
+            await self._read(lambda: conversations.item_page(owner, id, after, limit, descending))
+        )
 
     async def all_items(self, owner: str, id: str, most: Most) -> list[StoredItem] | None:
         """Those of a conversation, or None if there is none."""
-        return await self._read(lambda: conversations.all_items(owner, id, most))
+        found = await self._read(lambda: conversations.all_items(owner, id, most))
+        return None if found is None else await media.put_back(found)
 
     async def conversation_item(self, owner: str, id: str, item_id: str) -> StoredItem | None:
-        return await self._read(lambda: conversations.item(owner, id, item_id))
+        found = await self._read(lambda: conversations.item(owner, id, item_id))
+        return None if found is None else (await media.put_back([found]))[0]
 
     async def delete_item(self, owner: str, id: str, item_id: str) -> bool:
         now = self._clock()
         return await self._write(lambda: conversations.delete_item(owner, id, item_id, now), frees=True)
 
-    async def find_items(self, owner: str, wanted: Mapping[str, int], most: Most) -> dict[str, bytes]:
-        """The bodies of items of any record or conversation; of several, that which was stored last.
+    async def find_items(self, owner: str, wanted: Mapping[str, int], most: Most) -> dict[str, StoredItem]:
+        """Items of any record or conversation; of several with an id, that which was stored last.
 
         `wanted` says how often each is meant: so often its bytes count.
         """
-        return await self._read(lambda: items.find(owner, wanted, most))
+        found = await self._read(lambda: items.find(owner, wanted, most))
+        return {item.id: item for item in await media.put_back(found)}
 
     async def export(self) -> AsyncIterator[bytes]:
         """Everything of every owner: a line of JSON for each record, then one for each conversation."""

@@ -1,0 +1,125 @@
+"""Pictures and sounds of stored items: each is kept once for an owner, however many items have it.
+
+An item is JSON, and what it shows is base64 in it. Before it is stored, long base64 gives way to a mark, and
+the bytes go to a table of their own; when the item is read, they come back to the very place. So whoever
+stores an item gets it as it was, byte for byte, and nobody else need know.
+
+    {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0..."}
+    {"type": "input_image", "image_url": "data:image/png;base64,\xff<sha256>\xff"}
+
+The mark begins and ends with a byte that no JSON has, so nothing that a client sends can be one. A row knows
+how many items have it, and goes with the last of them: a trigger sees to that, whatever deletes them.
+"""
+
+import asyncio
+import binascii
+import re
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+
+from msgspec.structs import replace
+
+from dragoman.store.records import Operation, Query, Record, Row, StoredItem, marks
+
+LEAST = 4096
+"""Characters of base64 that are worth a row of their own."""
+QUICK = 65536
+"""Bytes that are dealt with on the spot; with more, the event loop does not wait."""
+FEW = 500
+# How PNG, JPEG, GIF, WebP and WAV, MP3 (two ways), FLAC and PDF begin in base64: other texts are texts.
+_STARTS = rb"iVBORw|/9j/|R0lGOD|UklGR|SUQz|//|ZkxhQ|JVBERi"
+_BASE64 = re.compile(rb'(?<=[",])(?=%s)[A-Za-z0-9+/]{%d,}={0,2}(?=")' % (_STARTS, LEAST))
+_MARK = re.compile(rb"\xff([0-9a-f]{64})\xff")
+UPSERT = """INSERT INTO media (owner, digest, size, uses, data) VALUES (?, ?, ?, 1, ?)
+    ON CONFLICT (owner, digest) DO UPDATE SET uses = media.uses + 1 RETURNING seq"""
+LINK = "INSERT INTO shown (item, media) VALUES (?, ?)"
+
+
+async def take_out(items: Sequence[StoredItem]) -> tuple[StoredItem, ...]:
+    """The items as they are stored, with what was taken out of them."""
+    if sum(len(item.body) for item in items) <= QUICK:
+        return tuple(map(_take_out, items))
+    return await asyncio.to_thread(lambda: tuple(map(_take_out, items)))
+
+
+def _take_out(item: StoredItem) -> StoredItem:
+    if len(item.body) < LEAST:
+        return item
+    found: dict[str, bytes] = {}
+
+    def mark(match: re.Match[bytes]) -> bytes:
+        try:
+            data = binascii.a2b_base64(match[0], strict_mode=True)
+        except ValueError:
+            return match[0]
+        if binascii.b2a_base64(data, newline=False) != match[0]:
+            # Written otherwise than it would come back.
+            return match[0]
+        digest = sha256(data).hexdigest()
+        found[digest] = data
+        return b"\xff%s\xff" % digest.encode()
+
+    body = _BASE64.sub(mark, item.body)
+    return replace(item, body=body, shown=len(item.body) - len(body), media=found) if found else item
+
+
+async def put_back(items: Sequence[StoredItem]) -> list[StoredItem]:
+    """The items as they were sent."""
+    if sum(item.shown for item in items) <= QUICK:
+        return [*map(put_item_back, items)]
+    return await asyncio.to_thread(lambda: [*map(put_item_back, items)])
+
+
+def put_item_back(item: StoredItem) -> StoredItem:
+    if not item.media:
+        return item
+    whole = _MARK.sub(
+        lambda match: binascii.b2a_base64(item.media[match[1].decode()], newline=False), item.body
+    )
+    return replace(item, body=whole, media={})
+
+
+def put_record_back(record: Record) -> Record:
+    inputs, outputs = (tuple(map(put_item_back, held)) for held in (record.inputs, record.outputs))
+    return replace(record, inputs=inputs, outputs=outputs)
+
+
+# Operations.
+
+
+def keep(owner: str, item: int, media: Mapping[str, bytes]) -> Operation[None]:
+    """In an order that all have, or they might wait for each other."""
+    for digest in sorted(media):
+        data = media[digest]
+        rows = yield Query(UPSERT, (owner, digest, len(data), data))
+        yield Query(LINK, (item, rows[0][0]))
+
+
+def of_items(seqs: Sequence[int]) -> Operation[dict[str, bytes]]:
+    """What these items show, by digests."""
+    found: dict[str, bytes] = {}
+    for at in range(0, len(seqs), FEW):
+        some = tuple(seqs[at : at + FEW])
+        found |= dict(
+            (
+                yield Query(
+                    f"""SELECT digest, data FROM media WHERE seq IN (
+                        SELECT media FROM shown WHERE item IN ({marks(some)}))""",
+                    some,
+                )
+            )
+        )
+    return found
+
+
+def size_of(column: str, seqs: Sequence[int]) -> Operation[dict[int, int]]:
+    """Bytes of what records or conversations show, each its part of what several have."""
+    if not seqs or not (yield Query("SELECT 1 FROM media LIMIT 1")):
+        return {}
+    rows: list[Row] = yield Query(
+        f"""SELECT {column}, CAST(sum(size / uses) AS BIGINT) FROM items
+            JOIN shown ON shown.item = items.seq JOIN media ON media.seq = shown.media
+            WHERE {column} IN ({marks(seqs)}) GROUP BY {column}""",
+        tuple(seqs),
+    )
+    return dict(rows)
