@@ -257,8 +257,17 @@ def _raw(held: Iterable[StoredItem]) -> list[dict[str, Any]]:
 T = TypeVar("T")
 
 
+async def _take_out(given: Sequence[StoredItem]) -> tuple[StoredItem, ...]:
+    some = any(len(item.body) >= media.LEAST for item in given)
+    return await media.take_out(given) if some else tuple(given)
+
+
+async def _put_back(found: list[StoredItem]) -> list[StoredItem]:
+    return await media.put_back(found) if any(item.media for item in found) else found
+
+
 async def _whole(page: Page[StoredItem] | None) -> Page[StoredItem] | None:
-    return None if page is None else Page(await media.put_back(page.data), page.has_more)
+    return None if page is None else Page(await _put_back(page.data), page.has_more)
 
 
 class Store(ABC):
@@ -317,10 +326,10 @@ class Store(ABC):
         Raises Conflict if the conversation is gone or has another version.
         """
         events = await pack_log(record.events)
-        inputs, outputs = await media.take_out(record.inputs), await media.take_out(record.outputs)
+        inputs, outputs = await _take_out(record.inputs), await _take_out(record.outputs)
         record = replace(record, inputs=inputs, outputs=outputs)
         if append is not None:
-            append = replace(append, items=await media.take_out(append.items))
+            append = replace(append, items=await _take_out(append.items))
         shown = items.size_of_shown((*inputs, *outputs, *(append.items if append else ())))
         most = self._admit(record.owner, record_operations.size_of(record, events) + shown)
         now = self._clock()
@@ -338,7 +347,7 @@ class Store(ABC):
         Raises MissingRecord for the first that is not there, and ChainTooLong for more than `longest`.
         """
         found = await self._read(lambda: record_operations.chain(owner, id, longest, most))
-        return replace(found, items=await media.put_back(found.items))
+        return replace(found, items=await _put_back(found.items))
 
     async def lineage(self, owner: str, id: str, most: int, most_bytes: int = BEYOND) -> list[Record]:
         """A trajectory and those that it goes on from, as far as they are there, the oldest first.
@@ -409,7 +418,7 @@ class Store(ABC):
         self, conversation: StoredConversation, first: Sequence[StoredItem] = ()
     ) -> None:
         """Raises Conflict if there is one of this id."""
-        first = await media.take_out(first)
+        first = await _take_out(first)
         self._admit(conversation.owner, items.size_of(first) + items.size_of_shown(first))
         now = self._clock()
         await self._write(lambda: conversations.create(conversation, first, now))
@@ -428,7 +437,7 @@ class Store(ABC):
         self, owner: str, id: str, more: Sequence[StoredItem], version: int | None = None
     ) -> StoredConversation | None:
         """The conversation with them, or None if there is none. Raises Conflict if its version is another."""
-        more = await media.take_out(more)
+        more = await _take_out(more)
         most = self._admit(owner, items.size_of(more) + items.size_of_shown(more))
         now = self._clock()
         return await self._write(lambda: conversations.add_items(owner, id, more, version, now, most))
@@ -444,11 +453,11 @@ class Store(ABC):
     async def all_items(self, owner: str, id: str, most: Most) -> list[StoredItem] | None:
         """Those of a conversation, or None if there is none."""
         found = await self._read(lambda: conversations.all_items(owner, id, most))
-        return None if found is None else await media.put_back(found)
+        return None if found is None else await _put_back(found)
 
     async def conversation_item(self, owner: str, id: str, item_id: str) -> StoredItem | None:
         found = await self._read(lambda: conversations.item(owner, id, item_id))
-        return None if found is None else (await media.put_back([found]))[0]
+        return None if found is None else (await _put_back([found]))[0]
 
     async def delete_item(self, owner: str, id: str, item_id: str) -> bool:
         now = self._clock()
@@ -460,7 +469,7 @@ class Store(ABC):
         `wanted` says how often each is meant: so often its bytes count.
         """
         found = await self._read(lambda: items.find(owner, wanted, most))
-        return {item.id: item for item in await media.put_back(found)}
+        return {item.id: item for item in await _put_back(found)}
 
     async def export(self) -> AsyncIterator[bytes]:
         """Everything of every owner: a line of JSON for each record, then one for each conversation."""
