@@ -3,7 +3,7 @@
 import json
 import re
 from codecs import getincrementaldecoder
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from typing import Any, Literal, TypeAlias
 
@@ -14,6 +14,7 @@ from dragoman.dialects.declare import starts_in_reasoning
 from dragoman.dialects.parser import Parser
 from dragoman.dialects.render import render
 from dragoman.engines.protocol import ModelCard
+from dragoman.media import Media, MediaKind
 from dragoman.prompt import Prompter
 from dragoman.prompt.find import find_dialect
 from dragoman.prompt.template import Clock
@@ -96,14 +97,24 @@ class Vocabulary:
 class Model:
     """One template, its planner, and a model that answers."""
 
-    def __init__(self, source: str, ends: Sequence[str] = (), clock: Clock = clock) -> None:
+    def __init__(
+        self,
+        source: str,
+        ends: Sequence[str] = (),
+        clock: Clock = clock,
+        modalities: Iterable[MediaKind] = (),
+    ) -> None:
         self.vocabulary = Vocabulary(source, ends)
-        card = ModelCard(name="m", max_model_len=1 << 20, templates={"default": source})
+        self.placed: list[str] = []
+        """Pictures that were asked for, by their digests."""
+        card = ModelCard(
+            name="m", max_model_len=1 << 20, templates={"default": source}, modalities=frozenset(modalities)
+        )
         found = find_dialect(
             template=source, special_tokens=list(self.vocabulary.special), bos_token="<s>", eos_token=_EOS
         )
         self.dialect = found.dialect
-        prompter = Prompter(card, self.vocabulary, clock=clock, dialect=self.dialect)
+        prompter = Prompter(card, self.vocabulary, clock=clock, dialect=self.dialect, place=self.place)
         self.planner = Planner(card, self.vocabulary, prompter, self.dialect)
 
     @classmethod
@@ -114,15 +125,26 @@ class Model:
         made.forget()
         return made
 
+    def place(self, media: Media) -> list[int]:
+        """Two ids for each picture, of words that `encode` never gives."""
+        self.placed.append(media.digest)
+        return [self.vocabulary.words["und"]] * 2
+
     def forget(self) -> None:
         self.planner.trails = Trails("m", self.vocabulary.pieces)
 
     def plan(
-        self, messages: Sequence[Message], history: History = "template", owner: str = "", **more: Any
+        self,
+        messages: Sequence[Message],
+        history: History = "template",
+        owner: str = "",
+        truncate: int | None = None,
+        **more: Any,
     ) -> TurnPlan:
         spec = TurnSpec(
             model=None,
             prompts=(Conversation(messages=tuple(messages), tools=(TOOL,), **more),),
+            truncate_prompt=truncate,
             sampling=Sampling(max_tokens=8),
             reading=Reading(tools=(TOOL,)),
             history=history,
@@ -148,7 +170,8 @@ class Model:
     def answer(self, plan: TurnPlan, wrote: str) -> tuple[int, ...]:
         """Has the model answer; what it sampled."""
         ids = self.vocabulary.sample(wrote)
-        self.planner.trails.add(Traced(prompt=plan.jobs[0].prompt, ids=ids, key=plan.keys[0]))
+        (job,), media = plan.jobs, plan.facts(0).get("media", ())
+        self.planner.trails.add(Traced(prompt=job.prompt, ids=ids, media=media, key=plan.keys[0]))
         return ids
 
     def writes(self, way: Writes, before: Sequence[Message], answer: Message) -> str:

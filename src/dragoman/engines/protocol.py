@@ -1,13 +1,13 @@
 """What an engine is. Token ids in, token ids out; it knows nothing of chat, JSON or HTTP."""
 
 import re
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from dragoman.errors import BadRequest, SettingsError
+from dragoman.errors import BadRequest
 from dragoman.media import Media, MediaKind
 from dragoman.types import UNBOUNDED, Job, Sampling, Sink, SourceForm, Step
 
@@ -287,16 +287,6 @@ class MediaEngine(Engine, Protocol):
 
         From any worker thread: it may take milliseconds. Raises BadRequest for what the model cannot take.
         """
-
-
-def place_of(engine: Engine) -> Callable[[Media], Sequence[int]] | None:
-    """How an engine places pictures and sounds; None where its model takes none."""
-    if not engine.card.modalities:
-        return None
-    if not isinstance(engine, MediaEngine):
-        message = f"{type(engine).__name__} has modalities on its card, but no method `place`."
-        raise SettingsError(message)
-    return engine.place
 
 
 @runtime_checkable

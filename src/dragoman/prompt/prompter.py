@@ -281,7 +281,7 @@ class Prompter:
         self.source = sources.get("default")
         """Of the usual template."""
         self._templates = {name: self._load(source, clock) for name, source in sources.items()}
-        self._media_ids = MediaIds(place, len(tokenizer.pieces), self.share) if place else None
+        self._media_ids = MediaIds(place, self.share) if place else None
         self._shielded = self._encoder.special
         if card.modalities:
             runs = shielded_runs(card.modalities, (traits for _, traits in self._templates.values()))

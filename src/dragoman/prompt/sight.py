@@ -13,7 +13,6 @@
 """
 
 import json
-import logging
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
@@ -23,17 +22,13 @@ from typing import Any, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from dragoman.engines.sound import MISBEHAVED, wrong_ids
-from dragoman.errors import CONVERSATION, BadRequest, DragomanError, EngineFailed, TemplateError
+from dragoman.errors import CONVERSATION, BadRequest, TemplateError
 from dragoman.lately import Lately
-from dragoman.logs import describe
 from dragoman.media import Media, MediaKind, MediaSpan, check_modalities
 from dragoman.prompt.encode import Borders, SharedIds, join_strings
 from dragoman.prompt.short import Rendering, shared_end, shared_start
 from dragoman.prompt.traits import MediaForm, TemplateTraits, TraitProbe
 from dragoman.types import Conversation, Message
-
-logger = logging.getLogger("dragoman.prompt")
 
 PLACE = "\ufdef"
 _ESCAPED_PLACE = "\\ufdef"
@@ -244,15 +239,14 @@ def chars_of_text(text: str) -> int:
 
 
 Placer: TypeAlias = Callable[[Media], Sequence[int]]
-"""`MediaEngine.place`"""
+"""`MediaEngine.place`; what it gives was checked."""
 
 
 class MediaIds:
     """What an engine wants in the places of pictures, asked once. Threads may share it."""
 
-    def __init__(self, place: Placer, size: int, share: SharedIds) -> None:
-        """`size` is that of the vocabulary."""
-        self._place, self._size, self._share = place, size, share
+    def __init__(self, place: Placer, share: SharedIds) -> None:
+        self._place, self._share = place, share
         self._kept = Lately[tuple[int, ...]](MOST_PLACED)
 
     def find(self, media: Media, field: str) -> tuple[int, ...]:
@@ -260,24 +254,13 @@ class MediaIds:
         key = media.digest, media.detail
         ids = self._kept.get("", key)
         if ids is None:
-            ids = self._share(self._ask(media, field))
+            try:
+                ids = self._share(self._place(media))
+            except BadRequest as error:
+                if error.param in (None, CONVERSATION):
+                    error.param = field
+                raise
             self._kept.put("", key, ids, len(ids))
-        return ids
-
-    def _ask(self, media: Media, field: str) -> Sequence[int]:
-        try:
-            ids = self._place(media)
-        except DragomanError as error:
-            if isinstance(error, BadRequest):
-                error.param = error.param or field
-            raise
-        except Exception as error:
-            logger.error("The engine placed no %s: %s", media.kind, describe(error), exc_info=error)
-            raise EngineFailed("The engine failed; the server's log says why.") from None
-        ids = ids if type(ids) is tuple else [*ids]
-        if wrong := wrong_ids(ids, self._size) if ids else "are none":
-            logger.error("The engine broke its protocol: the ids that place gives %s", wrong)
-            raise EngineFailed(MISBEHAVED)
         return ids
 
 

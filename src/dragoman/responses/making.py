@@ -32,6 +32,7 @@ from dragoman.errors import ContextOverflow, DragomanError
 from dragoman.limits import check_count
 from dragoman.responses.context import Context, Offering, fit_items, new_id, recall
 from dragoman.responses.desk import Desk, EventLog
+from dragoman.turns.queue import MUCH
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.tool_loop import ClientGone, Heard, Outcome, Outlet, Speaker, Toolbox, ToolLoop, Written
 from dragoman.turns.turn import ServedModel, Turn, note_terms
@@ -51,6 +52,11 @@ def count_tokens(
     """Of the prompt that these items make."""
     asked = spec(request, items, offer, first=True, unseal=context.unseal)
     return len(model.planner.render(request.model, asked.prompts[0])[1])
+
+
+def weigh_counting(model: ServedModel, size: int) -> int:
+    """How much counting is, of a request of so many bytes: pictures are for the engine to measure."""
+    return max(size, MUCH + 1) if model.card.modalities else size
 
 
 async def summarise(
@@ -276,7 +282,7 @@ class Making:
             return len(self._first.jobs[0].prompt)
         model, offer = self._model, self._offering.offer
         counting = partial(count_tokens, model, self.request, self.context, self._said, offer)
-        return await self.context.aside(self.context.size, counting)
+        return await self.context.aside(weigh_counting(model, self.context.size), counting)
 
     # Events
 

@@ -338,6 +338,7 @@ class Planner:
                 prompt=prompt,
                 sampling=self._with_room(spec, sampling, len(prompt)),
                 text=self.prompter.spell(text, asked) if self.card.takes_text else "",
+                conversation=chat if media and self.card.takes_chat else None,
                 media=media,
                 n=spec.n,
                 constraint=self._constraint(spec, dialect, in_reasoning),
@@ -348,6 +349,7 @@ class Planner:
                 cache_salt="" if "cache_salt" in self.card.refused else spec.salt,
             )
             for (asked, (text, prompt, *_, media)), in_reasoning in zip(both, begun, strict=True)
+            for chat in [asked if isinstance(asked, Conversation) else None]
         ]
         asked = spec.wanted or spec.calling
         free = asked is not None and any(job.constraint is None for job in jobs)

@@ -15,8 +15,9 @@ from msgspec.structs import replace
 from dragoman.dialects.declare import Dialect
 from dragoman.dialects.registry import with_calls
 from dragoman.dialects.scan import portion
+from dragoman.engines.asked import place_media
 from dragoman.engines.border import start, start_one
-from dragoman.engines.protocol import Engine, Handle, count_text, place_of, weights_of
+from dragoman.engines.protocol import Engine, Handle, count_text, weights_of
 from dragoman.errors import DragomanError, EngineFailed, Unavailable
 from dragoman.prompt import Prompter
 from dragoman.prompt.encode import replace_surrogates
@@ -436,8 +437,8 @@ class ServedModel:
         self.found = choose_dialect(settings, self.card, tokenizer, chosen.source)
         dialect = self.found.dialect
         logger.info("Answers are read as %s: %s", dialect.name, self.found.how)
-        prompter = partial(Prompter, self.card, tokenizer, limits=self.limits, place=place_of(engine))
-        self.prompter = prompter(template=chosen.source, dialect=with_calls(dialect))
+        make = partial(Prompter, self.card, tokenizer, limits=self.limits, dialect=with_calls(dialect))
+        self.prompter = make(template=chosen.source, place=partial(place_media, engine))
         self.language = Language(dialect, tokenizer)
         self.pieces = self.language.plain
         self.planner = Planner(

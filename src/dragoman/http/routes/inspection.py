@@ -35,6 +35,7 @@ from dragoman.media.decode import ask_once
 from dragoman.prompt import look
 from dragoman.prompt.find import FoundDialect
 from dragoman.prompt.look import Looked
+from dragoman.responses.making import weigh_counting
 from dragoman.turns.queue import MUCH
 from dragoman.turns.reading import ChoiceReader, Detokenizer
 from dragoman.turns.spec import Reading, ids_opened_reasoning
@@ -52,7 +53,7 @@ def _answers(
         async def handle(shared: Host, exchange: Exchange) -> None:
             request, size = await exchange.read(lambda body: read(body, shared.limits, exchange.ignored))
             host = await shared.serving(getattr(request, "model", None), exchange)
-            await exchange.answer(size, lambda: work(host, request))
+            await exchange.answer(weigh_counting(host.model, size), lambda: work(host, request))
 
         return handle
 

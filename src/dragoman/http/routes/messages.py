@@ -21,6 +21,7 @@ from dragoman.http.exchange import Exchange, unless_gone
 from dragoman.http.host import Host, ModelHost
 from dragoman.http.routes.generate import ask_servers
 from dragoman.http.run_turn import AnyTurn
+from dragoman.responses.making import weigh_counting
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.tool_loop import HiddenCalls, Outcome, ToolLoop
 from dragoman.turns.turn import Turn, note_terms
@@ -59,7 +60,9 @@ async def create(shared: Host, exchange: Exchange) -> None:
     _check_thinking(host, exchange, asked)
     head = new_head("msg_", host.model.planner.name(asked.request.model), host.fingerprint)
     exchange.facts["model"] = head.model
-    edited = await exchange.aside(size, partial(edit, asked, partial(_count, host), host.card.longest))
+    editing = partial(edit, asked, partial(_count, host), host.card.longest)
+    weight = weigh_counting(host.model, size) if asked.request.edits else size
+    edited = await exchange.aside(weight, editing)
     told = MessageTerms(
         seal=partial(host.desk.sealer.seal, owner=exchange.owner),
         shows_thinking=asked.request.shows_thinking,
@@ -206,7 +209,7 @@ async def count_tokens(shared: Host, exchange: Exchange) -> None:
             return counted
         return {**counted, "context_management": {"original_input_tokens": _count(host, asked)}}
 
-    await exchange.answer(size, count)
+    await exchange.answer(weigh_counting(host.model, size), count)
 
 
 async def hello(host: Host, exchange: Exchange) -> None:

@@ -31,6 +31,7 @@ from dragoman.http.routes import models
 from dragoman.http.routes.vectors import FLOAT_BYTES, embed_all
 from dragoman.limits import Limits
 from dragoman.models import PooledModel
+from dragoman.responses.making import weigh_counting
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.turn import Turn
 from dragoman.types import IdsPrompt, TextPrompt
@@ -76,13 +77,17 @@ async def _spec(host: ModelHost, exchange: Exchange, request: OllamaChat, size: 
     spec = await exchange.aside(size, partial(bodies.spec, request))
     if not isinstance(request, OllamaPrompt) or not request.context:
         return spec
-    new = await exchange.aside(size, partial(_continue, host, request))
+    new = await exchange.aside(weigh_counting(host.model, size), partial(_continue, host, request))
     return replace(spec, prompts=(IdsPrompt((*request.context, *new), "context"),))
 
 
 def _continue(host: ModelHost, request: OllamaPrompt) -> tuple[int, ...]:
     """What is new, behind ids that begin a text already."""
-    ids = host.model.planner.render(request.model, bodies.conversation(request))[1]
+    asked = bodies.conversation(request)
+    if asked.media:
+        message = "A prompt that goes on from 'context' has ids only: leave out one of the two."
+        raise BadRequest(message, param="images", code="unsupported_content")
+    ids = host.model.planner.render(request.model, asked)[1]
     return ids[1:] if ids[0] == host.engine.tokenizer.bos_id else ids
 
 

@@ -23,7 +23,7 @@ from dragoman.http.query_string import QueryString
 from dragoman.http.run_turn import Sse
 from dragoman.responses.context import new_id
 from dragoman.responses.desk import place_of, unknown_response
-from dragoman.responses.making import Making, begin_making, count_tokens, summarise
+from dragoman.responses.making import Making, begin_making, count_tokens, summarise, weigh_counting
 from dragoman.turns.tool_loop import ClientGone, Quiet
 
 
@@ -133,7 +133,7 @@ async def input_tokens(shared: Host, exchange: Exchange) -> None:
     async with host.desk.context(request, exchange.owner, size, exchange.aside) as context:
         offer = await exchange.aside(context.size, partial(offer_tools, request.tools, host.limits))
         counting = partial(count_tokens, host.model, request, context, context.all, offer)
-        count = await exchange.aside(context.size, counting)
+        count = await exchange.aside(weigh_counting(host.model, context.size), counting)
     await exchange.json({"object": "response.input_tokens", "input_tokens": count})
 
 
