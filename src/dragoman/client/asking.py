@@ -162,6 +162,10 @@ class Asking(ABC, Generic[S]):
     def url(self) -> str:
         return self._setup.url
 
+    @property
+    def setup(self) -> Setup:
+        return self._setup
+
     @abstractmethod
     def _connect(self, options: dict[str, Any]) -> None:
         """Make the HTTP client, with these arguments."""

@@ -31,9 +31,13 @@ class Reply(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, response: httpx.Response) -> "Reply":
-        headers = dict(response.headers)
+        return cls.told(response.status_code, dict(response.headers))
+
+    @classmethod
+    def told(cls, status: int, headers: Mapping[str, str]) -> "Reply":
+        """The names of the headers are in lower case."""
         return cls(
-            status=response.status_code,
+            status=status,
             request_id=next((headers[name] for name in _IDS if name in headers), None),
             rate_limits={name: value for name, value in headers.items() if name.startswith(_LIMITS)},
             retry_after=_seconds(headers),

@@ -67,6 +67,16 @@ class SseReader:
         self._after_cr = False
 
     def feed(self, data: bytes) -> list[SseEvent]:
+        if (
+            not self._size
+            and data.startswith(b"data: ")
+            and data.endswith(b"\n\n")
+            and data.find(b"\n") == len(data) - 2 < self._longest
+            and b"\r" not in data
+        ):
+            # One event and nothing else, as nearly all of a stream's bytes come.
+            self._first = self._after_cr = False
+            return [SseEvent(data[6:-2])]
         # Only these ends of line: a text splitter would also cut at U+2028, which JSON may hold as it is.
         head, *rest = self._plain(data).split(b"\n")
         self._line.append(head)

@@ -332,7 +332,7 @@ class App:
             await exchange.json(loading, 503, advice(first.loading_error()))
             return
         await host.check_alive()
-        await exchange.json({"status": "ok"})
+        await exchange.json({"status": "ok", **host.tell_upstreams(exchange.headers)})
 
     async def _ready(self, host: Host, exchange: Exchange) -> None:
         host.admission.check()

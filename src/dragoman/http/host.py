@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from dragoman.api.batches import OpenAILines
 from dragoman.api.chat.known_bodies import KnownBodies
@@ -228,6 +228,15 @@ class Host:
         for model in self.pool.served:
             if model.loaded is not None:
                 await model.loaded.check()
+
+    def tell_upstreams(self, headers: Mapping[bytes, bytes]) -> dict[str, Any]:
+        """Where models run on other servers: how those are. Their addresses are for administrators."""
+        engines = [model.loaded.engine for model in self.pool.served if model.loaded is not None]
+        found = [one for engine in engines for one in getattr(engine, "describe_upstreams", list)()]
+        key = self.keys.of(headers) if self.keys.has(headers) else None
+        if key is None or (self.keys.closed and not key.admin):
+            found = [{name: value for name, value in one.items() if name != "url"} for one in found]
+        return {"upstreams": found} if found else {}
 
     async def check_alive(self) -> None:
         """Raises when nothing but another process will help: an engine is dead, and will stay so."""

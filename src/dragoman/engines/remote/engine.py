@@ -3,31 +3,22 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from dragoman.client import (
-    CannotConnect,
-    ClientError,
-    Finished,
-    Refused,
-    StreamEvent,
-    StreamFailed,
-    Text,
-    TimedOut,
-    Token,
-    Unseen,
-    Used,
-)
+from dragoman.client import CannotConnect, ClientError, Refused, StreamFailed, TimedOut
 from dragoman.client.request import Request, completions
 from dragoman.engines.hf_tokenizer import HfTokenizer
 from dragoman.engines.local.model import LlamaTokenizer, Model
 from dragoman.engines.protocol import ModelCard, TextTokenizer, Tokenizer
+from dragoman.engines.remote.hearing import Hearing
+from dragoman.engines.remote.line import StreamCall
 from dragoman.engines.remote.pool import BadUpstream, Pool, RemoteOptions, Traits, Upstream
+from dragoman.engines.steps import iterate, seed_of, single
 from dragoman.errors import (
     BadRequest,
     ContextOverflow,
@@ -37,15 +28,16 @@ from dragoman.errors import (
     Part,
     Unavailable,
 )
+from dragoman.routing import key_of_ids
 from dragoman.types import (
     LARK_LINE,
     ConstraintSource,
     FinishReason,
     Job,
     Sampling,
+    Sink,
     Step,
     TextStep,
-    TokenLogprob,
 )
 
 # The tokenizer of the model that they run, from what lies on this machine.
@@ -101,83 +93,6 @@ def error_of(error: ClientError) -> DragomanError:
 def _part(error: ClientError) -> Part | None:
     """An upstream is asked for completions, whose fields have the names that we use ourselves."""
     return None if error.param is None else Part(error.param)
-
-
-# From the events of a completions stream to steps.
-
-
-_FINISHES: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
-
-
-class Hearing:
-    """`hear` gives what can be passed on at once, `last` the step that ends the answer.
-
-    Where `sampled` is false the upstream gives text, and there are no ids.
-    """
-
-    def __init__(self, job: Job, tokenizer: Tokenizer, *, sampled: bool) -> None:
-        self._job = job
-        self._tokenizer = tokenizer
-        self._sampled = sampled
-        self._ends = tokenizer.end_ids | job.sampling.stop_token_ids
-        self._held: Step | None = None
-        """A step with what may be the end of the answer, which has to come with its finish."""
-        self._finished: Finished | None = None
-        self._cached: int | None = None
-
-    def hear(self, event: StreamEvent) -> Step | None:
-        match event:
-            case Text() if not self._sampled:
-                return TextStep([], text=event.text) if event.text else None
-            case Text() | Unseen() if self._sampled:
-                step = self._step(event.text, event.tokens)
-                before, self._held = self._held, None
-                if before is not None:
-                    step = _join(before, step)
-                if step.ids and step.ids[-1] not in self._ends:
-                    return step
-                self._held = step
-            case Finished():
-                self._finished = event
-            case Used():
-                self._cached = event.usage.cached_tokens
-        return None
-
-    def last(self) -> Step:
-        if self._finished is None:
-            raise EngineFailed("The upstream did not say how the answer ended.")
-        finish = _FINISHES.get(self._finished.reason)
-        if finish is None:
-            raise EngineFailed(
-                f"The upstream ended the answer for a reason of its own: {self._finished.reason}."
-            )
-        step = self._held or (Step([]) if self._sampled else TextStep([]))
-        step.finish, step.cached_tokens = finish, self._cached
-        stop = self._finished.stop
-        step.stop_id = stop if isinstance(stop, int) and stop in self._job.sampling.stop_token_ids else None
-        return step
-
-    def _step(self, text: str, tokens: list[Token]) -> Step:
-        ids = [token.id for token in tokens if token.id is not None]
-        if len(ids) != len(tokens) or (text and not ids):
-            raise EngineFailed("The upstream gave text without its ids.")
-        if any(not 0 <= id_ < len(self._tokenizer.pieces) for id_ in ids):
-            raise EngineFailed("The upstream gave an id that the vocabulary does not have.")
-        wanted = self._job.sampling.logprobs
-        return Step(ids, logprobs=None if wanted is None else [_logprob(token, wanted) for token in tokens])
-
-
-def _join(first: Step, second: Step) -> Step:
-    logprobs = None if first.logprobs is None else first.logprobs + (second.logprobs or [])
-    return Step(first.ids + second.ids, logprobs=logprobs)
-
-
-def _logprob(token: Token, wanted: int) -> TokenLogprob:
-    if token.id is None or token.logprob is None:
-        raise EngineFailed("The upstream left out log probabilities that it was asked for.")
-    top = [(one.id, one.logprob) for one in token.top if one.id is not None and one.logprob is not None]
-    top.sort(key=lambda entry: -entry[1])
-    return TokenLogprob(token.id, token.logprob, tuple(top[:wanted]))
 
 
 # From a job to a completions request.
@@ -275,8 +190,8 @@ class RemoteEngine:
     def __init__(self, pool: Pool, tokenizer: Tokenizer, card: ModelCard, options: RemoteOptions) -> None:
         self.card = card
         self.tokenizer = tokenizer
-        self._pool = pool
-        self._options = options
+        self.pool = pool
+        self.options = options
         self._watch: asyncio.Task[None] | None = None
 
     @classmethod
@@ -293,7 +208,7 @@ class RemoteEngine:
         """`open`, for code in an event loop."""
         options = options or RemoteOptions()
         tokenizer = tokenizer or TextTokenizer()
-        pool = Pool([Upstream(url, options) for url in dict.fromkeys(urls)], tokenizer, options)
+        pool = Pool(urls, tokenizer, options)
         await pool.look_at_all()
         for upstream in pool.upstreams:
             await upstream.restart()
@@ -305,10 +220,10 @@ class RemoteEngine:
 
     @property
     def upstreams(self) -> Sequence[Upstream]:
-        return self._pool.upstreams
+        return self.pool.upstreams
 
     async def start(self) -> None:
-        self._watch = asyncio.create_task(self._pool.watch())
+        self._watch = asyncio.create_task(self.pool.watch())
 
     async def stop(self) -> None:
         if self._watch is not None:
@@ -322,46 +237,171 @@ class RemoteEngine:
         if not any(upstream.alive for upstream in self.upstreams):
             raise EngineFailed("None of the upstreams answers.")
 
-    async def generate(self, job: Job) -> AsyncGenerator[Step, None]:
-        tried: list[Upstream] = []
-        while True:
-            upstream = self._pool.pick(job, tried)
-            if upstream in tried:
-                await asyncio.sleep(_PAUSE_S * len(tried))
-            tried.append(upstream)
-            begun = False
-            try:
-                async with aclosing(self._ask(upstream, job)) as steps:
-                    async for step in steps:
-                        begun = True
-                        yield step
-                return
-            except ClientError as problem:
-                error = error_of(problem)
-                if isinstance(error, BadRequest):
-                    raise error from problem
-                self._note(upstream, problem)
-                if begun or len(tried) >= self._options.tries:
-                    raise error from problem
+    def generate(self, job: Job) -> AsyncGenerator[Step, None]:
+        return iterate(self, job)
 
-    async def _ask(self, upstream: Upstream, job: Job) -> AsyncGenerator[Step, None]:
-        assert upstream.traits is not None
-        hearing = Hearing(job, self.tokenizer, sampled=upstream.traits.gives_ids)
-        asked = request_of(job, upstream.traits, self.tokenizer)
-        stream = upstream.client.stream(replace(asked, headers=job.trace or {}))
-        with upstream.busy():
-            async with aclosing(aiter(stream)) as events:
-                async for event in events:
-                    step = hearing.hear(event)
-                    if step is not None:
-                        yield step
-            yield hearing.last()
+    def submit(self, job: Job, sink: Sink) -> "RemoteJob":
+        return RemoteJob([RemoteRun(self, single(job, index), index, sink) for index in range(job.n)])
 
-    def _note(self, upstream: Upstream, problem: ClientError) -> None:
-        if isinstance(problem, CannotConnect):
-            upstream.lost(problem)
+    def describe_upstreams(self) -> list[dict[str, Any]]:
+        """For people and machines that look after the server."""
+        return [upstream.describe() for upstream in self.upstreams]
+
+
+class RemoteJob:
+    """The handle of a job: each continuation is a request of its own."""
+
+    def __init__(self, runs: Sequence["RemoteRun"]) -> None:
+        self._runs = runs
+        for run in runs:
+            run.begin()
+
+    def cancel(self, index: int | None = None) -> None:
+        for run in self._runs if index is None else self._runs[index : index + 1]:
+            run.cancel()
+
+
+class RemoteRun:
+    """One continuation: asked of an upstream, and of another where that one fails.
+
+    As long as nothing was said it is begun anew. After that it goes on from the ids so far, where the rest of
+    the answer depends on nothing else: what was said becomes a part of the prompt. Nothing is said twice, and
+    nothing is left out, since what has been passed on is exactly what the next upstream is told.
+    """
+
+    def __init__(self, engine: RemoteEngine, job: Job, index: int, sink: Sink) -> None:
+        self._engine = engine
+        self._pool = engine.pool
+        self._options = engine.options
+        self._job = job
+        self._index = index
+        self._sink = sink
+        self._key = key_of_ids(job.prompt, f"{job.adapters}{job.cache_salt}", job.media)
+        self._ids: list[int] = []
+        self._texts: list[str] = []
+        self._tried: list[Upstream] = []
+        self._resumed = False
+        self._upstream: Upstream | None = None
+        self._call: StreamCall | None = None
+        self._pause: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        try:
+            upstream = self._pool.pick(self._key, self._tried)
+        except Unavailable as error:
+            self._fail(error)
+            return
+        pause = _PAUSE_S * len(self._tried) if upstream in self._tried else 0.0
+        self._tried.append(upstream)
+        if pause:
+            self._pause = asyncio.get_running_loop().call_later(pause, self._ask, upstream)
         else:
-            logger.warning("The upstream %s failed: %s", upstream.url, problem)
+            self._ask(upstream)
+
+    def cancel(self) -> None:
+        if self._pause is not None:
+            self._pause.cancel()
+        if self._call is not None:
+            self._call.cancel()
+            self._leave()
+
+    def _ask(self, upstream: Upstream) -> None:
+        assert upstream.traits is not None
+        tokenizer, job = self._engine.tokenizer, self._rest()
+        hearing = Hearing(job, tokenizer, sampled=upstream.traits.gives_ids)
+        try:
+            asked = replace(request_of(job, upstream.traits, tokenizer), headers=job.trace or {})
+            self._call = StreamCall(upstream.lines.setup, asked, hearing, self._take, self._ended)
+        except DragomanError as error:
+            self._fail(error)
+            return
+        self._upstream = upstream
+        self._pool.router.begin(self._key, upstream.url)
+        upstream.lines.ask(self._call)
+
+    def _rest(self) -> Job:
+        """What is still to be said."""
+        job, said = self._job, "".join(self._texts)
+        if not self._ids and not said:
+            return job
+        ids = self._ids or self._engine.tokenizer.encode(said)
+        asked = job.sampling
+        return replace(
+            job,
+            prompt=(*job.prompt, *ids),
+            text=job.text + said,
+            sampling=replace(
+                asked,
+                max_tokens=asked.max_tokens if asked.most is None else max(asked.max_tokens - len(ids), 1),
+                min_tokens=max(asked.min_tokens - len(ids), 0),
+                # The chances of its first ids must not come again.
+                seed=None if asked.seed is None else seed_of(asked.seed, len(ids)),
+            ),
+        )
+
+    def _take(self, step: Step) -> None:
+        step.index = self._index
+        if step.ids:
+            self._ids += step.ids
+        elif isinstance(step, TextStep) and step.text:
+            self._texts.append(step.text)
+        if self._resumed:
+            # What the second upstream knew of the prompt is not what the first one did.
+            step.cached_tokens = None
+        self._sink(step)
+
+    def _ended(self, problem: DragomanError | None) -> None:
+        upstream, call = self._upstream, self._call
+        self._leave()
+        if upstream is None or call is None:
+            return
+        if problem is None:
+            upstream.succeeded()
+            return
+        error = error_of(problem) if isinstance(problem, ClientError) else problem
+        if isinstance(error, BadRequest) or not isinstance(problem, ClientError):
+            self._fail(error)
+            return
+        upstream.failed(problem)
+        begun = bool(self._ids or self._texts or call.hearing.held)
+        if begun and self._finish_from(call.hearing.held):
+            return
+        if len(self._tried) >= self._options.tries or (begun and not self._can_go_on()):
+            self._fail(error)
+        else:
+            self._resumed = begun
+            self.begin()
+
+    def _finish_from(self, held: list[int]) -> bool:
+        """Whether what has come is the whole answer, though nobody has said so."""
+        asked, ends = self._job.sampling, self._engine.tokenizer.end_ids
+        said = len(self._ids) + len(held)
+        finish: FinishReason = "length"
+        stop_id = None
+        if held and said > asked.min_tokens and not asked.ignore_eos and self._job.constraint is None:
+            finish, stop_id = "stop", None if held[-1] in ends else held[-1]
+        elif not held or said < asked.max_tokens:
+            if held:
+                self._take(Step(held))
+            return False
+        self._take(Step(held, finish=finish, stop_id=stop_id))
+        return True
+
+    def _can_go_on(self) -> bool:
+        """Whether the rest depends on nothing but the ids so far, and anybody is there to say it."""
+        asked = self._job.sampling
+        alone = self._job.constraint is None and asked.samplers is None and not self._job.media
+        plain = not (asked.presence_penalty or asked.frequency_penalty)
+        others = any(each.alive and each not in self._tried for each in self._pool.upstreams)
+        return self._options.resume and alone and plain and others
+
+    def _leave(self) -> None:
+        if self._upstream is not None:
+            self._pool.router.end(self._upstream.url)
+        self._upstream = self._call = None
+
+    def _fail(self, error: DragomanError) -> None:
+        self._sink(Step([], self._index, finish="error", error=error))
 
 
 def _card(traits: Traits, tokenizer: Tokenizer, options: RemoteOptions) -> ModelCard:

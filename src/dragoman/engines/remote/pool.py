@@ -2,17 +2,18 @@
 
 import asyncio
 import logging
-from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
+from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from dragoman.client import AsyncClient, ClientError, Refused, TimedOut, Timeouts
+from dragoman.client import AsyncClient, CannotConnect, ClientError, Refused, TimedOut, Timeouts
 from dragoman.engines.protocol import UNSUPPORTABLE, TextTokenizer, Tokenizer
+from dragoman.engines.remote.line import Lines
 from dragoman.errors import SettingsError, Unavailable
-from dragoman.types import Job, SourceForm
+from dragoman.routing import Router, RoutingKey
+from dragoman.types import SourceForm
 
 # What can be set.
 
@@ -33,7 +34,9 @@ class RemoteOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     check_s: float = 5.0
     """Seconds between looks at whether the upstreams are there."""
     tries: int = 3
-    """How often a job is given to an upstream, as long as none has said a token."""
+    """How often a job is given to an upstream."""
+    resume: bool = True
+    """Whether an answer goes on at another upstream, from what was said so far, when its own one fails."""
 
 
 # What a server can do that is to be an upstream: seen once, by asking it for one token.
@@ -155,134 +158,126 @@ def _asked(model: str) -> dict[str, Any]:
     return {"model": model, "max_tokens": 1, "temperature": 0}
 
 
-# Which prompts an upstream has seen lately, so that one that begins alike goes where that is known.
-
-
-BLOCK = 32
-"""Ids that are remembered as one. A beginning that is shorter is not worth going after."""
-MOST_BLOCKS = 1024
-"""Of one prompt."""
-MOST_KEPT = 64 * 1024
-
-
-def blocks_of(job: Job) -> list[int]:
-    """A number for each beginning of the prompt; equal beginnings have equal numbers."""
-    seen, blocks = hash((job.adapters, job.cache_salt)), []
-    for start in range(0, min(len(job.prompt) - BLOCK + 1, BLOCK * MOST_BLOCKS), BLOCK):
-        seen = hash((seen, job.prompt[start : start + BLOCK]))
-        blocks.append(seen)
-    return blocks
-
-
-class Prefixes:
-    def __init__(self, most: int = MOST_KEPT) -> None:
-        self._most = most
-        self._kept: OrderedDict[int, None] = OrderedDict()
-
-    def known(self, blocks: Sequence[int]) -> int:
-        """How many blocks from the beginning on have been there."""
-        return next((place for place, block in enumerate(blocks) if block not in self._kept), len(blocks))
-
-    def add(self, blocks: Sequence[int]) -> None:
-        # The beginning last: it is shared most, and must not go before what follows it.
-        for block in reversed(blocks):
-            self._kept[block] = None
-            self._kept.move_to_end(block)
-        while len(self._kept) > self._most:
-            self._kept.popitem(last=False)
-
-    def clear(self) -> None:
-        self._kept.clear()
-
-
 # The pool.
 
 
 logger = logging.getLogger("dragoman.engine")
 
-SLACK = 4
-"""Jobs that an upstream may have more than the least busy one and still get those that begin as it knows."""
 FIRST_LOOK_S = 60.0
 """The first look asks for a token, which a server that has just started may take long for."""
 MISSES = 2
 """Looks in a row that may go unanswered: a server under load may be late once."""
+FAILURES = 3
+"""Answers in a row that it may fail to bring, before it is left out."""
+LONGEST_PAUSE_S = 60.0
 
 
 class Upstream:
-    """One server. It is `alive` as far as was seen last."""
+    """One server. It is `alive` as far as was seen last, and `ready` where it says that it takes new work."""
 
-    def __init__(self, url: str, options: RemoteOptions) -> None:
+    def __init__(self, url: str, options: RemoteOptions, router: Router) -> None:
         self._options = options
-        self.client = self._client(url)
+        self._router = router
+        self._connect(url)
         self.url = self.client.url
         self.alive = False
+        self.ready = True
         self.traits: Traits | None = None
-        self.running = 0
-        self.prefixes = Prefixes()
         self.why = ""
         """Why it was left out last."""
         self._missed = 0
+        self._failures = 0
+        """In a row."""
+        self._out = 0
+        """How often it was left out for its failures since it last brought an answer."""
+        router.add(self.url)
+        router.drain(self.url)
 
-    def _client(self, url: str) -> AsyncClient:
+    def _connect(self, url: str) -> None:
         # No tries there: whether another upstream is better is decided here.
         timeouts = Timeouts(connect=self._options.connect_s, read=self._options.silence_s)
-        return AsyncClient(url, self._options.key, timeouts=timeouts, retries=0)
+        self.client = AsyncClient(url, self._options.key, timeouts=timeouts, retries=0)
+        self.lines = Lines(self.client.setup, self._options.silence_s)
 
     async def restart(self) -> None:
         """Connections belong to the event loop that made them."""
+        self.lines.close()
         await self.client.aclose()
-        self.client = self._client(self.url)
+        self._connect(self.url)
 
-    @contextmanager
-    def busy(self) -> Iterator[None]:
-        self.running += 1
-        try:
-            yield
-        finally:
-            self.running -= 1
+    @property
+    def pause_s(self) -> float:
+        """Before it is looked at again: longer where it answers looks, and fails at work."""
+        return min(self._options.check_s * 2.0**self._out, max(LONGEST_PAUSE_S, self._options.check_s))
 
-    def found(self) -> None:
+    @property
+    def running(self) -> int:
+        return self._router.running(self.url)
+
+    def found(self, *, ready: bool = True) -> None:
         if not self.alive:
             logger.info("The upstream %s is there", self.url)
-        self.alive, self._missed = True, 0
+        elif ready != self.ready:
+            logger.info("The upstream %s %s", self.url, "is ready" if ready else "takes no new work")
+        self.alive, self.ready, self._missed = True, ready, 0
+        self._router.drain(self.url, not ready)
 
     def missed(self) -> None:
         self._missed += 1
         if not self.alive or self._missed >= MISSES:
             self.lost("It does not answer in time.")
 
+    def succeeded(self) -> None:
+        self._failures = self._out = 0
+
+    def failed(self, problem: ClientError) -> None:
+        """It did not bring an answer that was asked for."""
+        if isinstance(problem, CannotConnect):
+            self.lost(problem)
+            return
+        logger.warning("The upstream %s failed: %s", self.url, problem)
+        if isinstance(problem, Refused) and problem.where.status == 429:
+            return
+        self._failures += 1
+        if self._failures >= FAILURES:
+            self._failures, self._out = 0, self._out + 1
+            self.lost(f"It has failed {FAILURES} times in a row.")
+
     def lost(self, why: object) -> None:
         if self.alive or str(why) != self.why:
             logger.warning("The upstream %s is left out: %s", self.url, why)
         self.alive, self.why = False, str(why)
         # Whoever comes back there has nothing of what was computed.
-        self.prefixes.clear()
+        self._router.restart(self.url)
+        self._router.drain(self.url)
+
+    def describe(self) -> dict[str, Any]:
+        state = "out" if not self.alive else "ready" if self.ready else "draining"
+        return {"url": hide_password(self.url), "status": state, "running": self.running}
+
+
+def hide_password(url: str) -> str:
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 class Pool:
-    def __init__(self, upstreams: Sequence[Upstream], tokenizer: Tokenizer, options: RemoteOptions) -> None:
-        self.upstreams = list(upstreams)
+    def __init__(self, urls: Sequence[str], tokenizer: Tokenizer, options: RemoteOptions) -> None:
+        self.router = Router()
+        self.upstreams = [Upstream(url, options, self.router) for url in dict.fromkeys(urls)]
+        self._by_url = {upstream.url: upstream for upstream in self.upstreams}
         self._tokenizer = tokenizer
         self._options = options
-        self._turn = 0
         self._kind: Traits | None = None
         """What the first that was found is like."""
 
-    def pick(self, job: Job, tried: Collection[Upstream] = ()) -> Upstream:
-        """The one that knows most of the prompt, of those that are not much busier than the least busy."""
-        alive = [upstream for upstream in self.upstreams if upstream.alive]
-        if not alive:
-            raise Unavailable("None of the upstreams answers; try again soon.")
-        fresh = [upstream for upstream in alive if upstream not in tried] or alive
-        least = min(upstream.running for upstream in fresh)
-        near = [upstream for upstream in fresh if upstream.running <= least + SLACK]
-        # Who is asked first goes round, so that equals share what comes.
-        self._turn += 1
-        first = self._turn % len(near)
-        blocks = blocks_of(job)
-        chosen = max(near[first:] + near[:first], key=lambda one: (one.prefixes.known(blocks), -one.running))
-        chosen.prefixes.add(blocks)
-        return chosen
+    def pick(self, key: RoutingKey, tried: Collection[Upstream] = ()) -> Upstream:
+        """Those that were tried come last."""
+        ranked = self.router.rank(key, [upstream.url for upstream in tried])
+        for name in (*ranked, *self._by_url):
+            if self._by_url[name].alive:
+                return self._by_url[name]
+        raise Unavailable("None of the upstreams answers; try again soon.")
 
     async def look_at_all(self) -> None:
         await asyncio.gather(*(self._look(upstream) for upstream in self.upstreams))
@@ -293,15 +288,17 @@ class Pool:
 
     async def _watch(self, upstream: Upstream) -> None:
         while True:
-            await asyncio.sleep(self._options.check_s)
+            await asyncio.sleep(upstream.pause_s)
             await self._look(upstream)
 
     async def _look(self, upstream: Upstream) -> None:
         """One that is new or comes back is looked at in full: it may have become another."""
         try:
             async with asyncio.timeout(self._options.connect_s if upstream.alive else FIRST_LOOK_S):
+                ready = True
                 if upstream.alive:
                     await upstream.client.models()
+                    ready = await _is_ready(upstream)
                 else:
                     traits = await look(upstream.client, self._tokenizer, self._options.model)
                     upstream.traits = self._fitting(traits)
@@ -310,10 +307,21 @@ class Pool:
         except (ClientError, BadUpstream) as problem:
             upstream.lost(problem)
         else:
-            upstream.found()
+            upstream.found(ready=ready)
 
     def _fitting(self, traits: Traits) -> Traits:
         self._kind = self._kind or traits
         if not traits.like(self._kind):
             raise BadUpstream("It is not like the others; all must be of one kind, with the same model.")
         return traits
+
+
+async def _is_ready(upstream: Upstream) -> bool:
+    """One that is about to stop says so, and ends what it has begun."""
+    if upstream.traits is None or upstream.traits.server != "dragoman":
+        return True
+    try:
+        await upstream.client.request("GET", "/ready")
+    except Refused as refused:
+        return refused.where.status != 503
+    return True

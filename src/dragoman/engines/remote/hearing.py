@@ -1,0 +1,124 @@
+"""From the events of a completions stream to steps."""
+
+import msgspec
+from msgspec import Struct
+
+from dragoman.client.chunks import entries_of
+from dragoman.client.events import Token
+from dragoman.client.wire import Counts, Logprobs
+from dragoman.engines.protocol import Tokenizer
+from dragoman.errors import EngineFailed
+from dragoman.types import FinishReason, Job, Step, TextStep, TokenLogprob
+
+
+class _HeardChoice(Struct):
+    text: str | None = None
+    token_ids: list[int] | None = None
+    logprobs: Logprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+class _Heard(Struct):
+    """What is read of a chunk."""
+
+    choices: list[_HeardChoice] = msgspec.field(default_factory=list)
+    usage: Counts | None = None
+
+
+_decode = msgspec.json.Decoder(_Heard).decode
+_FINISHES: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
+
+
+class Hearing:
+    """`hear` gives what can be passed on at once, `last` the step that ends the answer.
+
+    Where `sampled` is false the upstream gives text, and there are no ids.
+    """
+
+    def __init__(self, job: Job, tokenizer: Tokenizer, *, sampled: bool) -> None:
+        self._job = job
+        self._size = len(tokenizer.pieces)
+        self._sampled = sampled
+        self._wanted = job.sampling.logprobs
+        self._ends = tokenizer.end_ids | job.sampling.stop_token_ids
+        self._held: Step | None = None
+        """A step with what may be the end of the answer, which has to come with its finish."""
+        self._choice: _HeardChoice | None = None
+        """The one that had the finish."""
+        self._cached: int | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self._choice is not None
+
+    @property
+    def held(self) -> list[int]:
+        """Ids that came and were not passed on."""
+        return [] if self._held is None else self._held.ids
+
+    def hear(self, data: bytes) -> Step | None:
+        """One event. Raises msgspec's errors for what is none, and EngineFailed for what cannot be right."""
+        chunk = _decode(data)
+        if chunk.usage is not None:
+            self._cached = chunk.usage.usage().cached_tokens
+        if not chunk.choices or self._choice is not None:
+            return None
+        choice = chunk.choices[0]
+        if choice.finish_reason is not None:
+            self._choice = choice
+        return self._hear_ids(choice) if self._sampled else self._hear_text(choice)
+
+    def _hear_text(self, choice: _HeardChoice) -> Step | None:
+        return TextStep([], text=choice.text) if choice.text else None
+
+    def _hear_ids(self, choice: _HeardChoice) -> Step | None:
+        ids = choice.token_ids
+        if not ids:
+            if choice.text:
+                raise EngineFailed("The upstream gave text without its ids.")
+            return None
+        for id_ in ids:
+            if not 0 <= id_ < self._size:
+                raise EngineFailed("The upstream gave an id that the vocabulary does not have.")
+        step = Step(ids)
+        if self._wanted is not None:
+            step.logprobs = _logprobs(ids, entries_of(choice.logprobs), self._wanted)
+        if self._held is not None:
+            step, self._held = _join(self._held, step), None
+        if step.ids[-1] not in self._ends and self._choice is None:
+            return step
+        self._held = step
+        return None
+
+    def last(self) -> Step:
+        if self._choice is None:
+            raise EngineFailed("The upstream did not say how the answer ended.")
+        finish = _FINISHES.get(self._choice.finish_reason or "")
+        if finish is None:
+            raise EngineFailed(
+                f"The upstream ended the answer for a reason of its own: {self._choice.finish_reason}."
+            )
+        step = self._held or (Step([]) if self._sampled else TextStep([]))
+        step.finish, step.cached_tokens = finish, self._cached
+        stop = self._choice.stop_reason
+        step.stop_id = stop if isinstance(stop, int) and stop in self._job.sampling.stop_token_ids else None
+        return step
+
+
+def _join(first: Step, second: Step) -> Step:
+    logprobs = None if first.logprobs is None else first.logprobs + (second.logprobs or [])
+    return Step(first.ids + second.ids, logprobs=logprobs)
+
+
+def _logprobs(ids: list[int], entries: list[Token], wanted: int) -> list[TokenLogprob]:
+    if len(entries) != len(ids):
+        raise EngineFailed("The upstream left out log probabilities that it was asked for.")
+    made = []
+    for id_, token in zip(ids, entries, strict=True):
+        if token.logprob is None:
+            raise EngineFailed("The upstream left out log probabilities that it was asked for.")
+        top = [(one.id, one.logprob) for one in token.top if one.id is not None and one.logprob is not None]
+        top.sort(key=lambda entry: -entry[1])
+        made.append(TokenLogprob(id_, token.logprob, tuple(top[:wanted])))
+    return made
