@@ -6,16 +6,19 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from dragoman.cli import own_engines
 from dragoman.cli.checks import Patient, runner
 from dragoman.cli.engine import engine_of
 from dragoman.cli.facts import banner
-from dragoman.engines.local import opening
+from dragoman.cli.parser import SETTING, CommandParser, add_settings
+from dragoman.engines.local import LocalEngine, opening
 from dragoman.engines.local.machine import check_context, pages_for
 from dragoman.engines.local.options import LocalOptions
 from dragoman.engines.protocol import ModelCard
 from dragoman.errors import SettingsError
 from dragoman.logs import Paint
 from dragoman.settings import Settings
+from tests.support.tiny_projectors import write_pair
 
 CARD = ModelCard(name="tiny", max_model_len=64, details={"runner": "llama.cpp"})
 
@@ -87,3 +90,35 @@ def test_llamacpp_is_not_deterministic_with_bf16(tmp_path: Path) -> None:
     options = LocalOptions(runner="llamacpp", kv_cache="bf16", deterministic=True)
     with pytest.raises(SettingsError, match="int8 or auto"):
         opening.open_model(tmp_path / "nowhere.gguf", options)
+
+
+@pytest.mark.parametrize(
+    ("flags", "found"),
+    [
+        ([], "mmproj-plain.gguf"),
+        (["--no-mmproj"], None),
+        (["--no-mmproj-auto"], None),
+        (["--runner", "openvino"], None),
+        (["-mm", "elsewhere.gguf"], "elsewhere.gguf"),
+        (["--no-mmproj", "--mmproj", "elsewhere.gguf"], "elsewhere.gguf"),
+    ],
+)
+def test_a_projector_is_found_beside_the_model(flags: list[str], found: str | None, tmp_path: Path) -> None:
+    model, _ = write_pair(tmp_path, "plain")
+    parser = CommandParser()
+    add_settings(parser)
+    given = vars(parser.parse_args(flags))
+    said = {name.removeprefix(SETTING): value for name, value in given.items() if name.startswith(SETTING)}
+    chosen = own_engines._find_mmproj(msgspec.convert(said, Settings), model)
+    assert (chosen and Path(chosen).name) == found
+
+
+def test_the_banner_has_the_projector(tmp_path: Path) -> None:
+    model, _ = write_pair(tmp_path, "plain")
+    engine = own_engines.local(Settings(model=str(model), context=64, slots=1))
+    assert isinstance(engine, LocalEngine)
+    engine.close()
+    told = banner(engine.card, Settings(), "http://x", Paint(io.StringIO()))
+    assert "projector mmproj-plain.gguf" in told
+    assert "which alone takes a projector" in told
+    assert engine.card.modalities == {"image"}

@@ -143,3 +143,23 @@ def test_weights_that_would_be_unpickled_are_none() -> None:
     assert list_variants(there) == []
     with pytest.raises(ModelFileError, match="unpickled"):
         choose_variant([], ModelName("o/r"), MB, there)
+
+
+@pytest.mark.parametrize(
+    ("names", "projectors"),
+    [
+        (["a-Q4_0.gguf", "a-Q8_0.gguf", "mmproj-F16.gguf"], ["mmproj-F16.gguf"] * 2),
+        (["a-Q4_0.gguf", "mmproj-a-F32.gguf", "mmproj-a-Q8_0.gguf"], ["mmproj-a-Q8_0.gguf"]),
+        (["a-Q4_0.gguf", "b-Q4_0.gguf", "mmproj-b-f16.gguf"], [None, "mmproj-b-f16.gguf"]),
+        (["a-Q4_0.gguf", "b-Q4_0.gguf", "mmproj-F16.gguf"], [None, None]),
+        (["llava-7b.Q4_K_M.gguf", "llava-7b-mmproj-f16.gguf"], ["llava-7b-mmproj-f16.gguf"]),
+        (["q/a-Q4_0-00001-of-00001.gguf", "mmproj-BF16.gguf"], ["mmproj-BF16.gguf"]),
+        (["a-Q4_0.gguf", "mmprojection-Q4_0.gguf"], [None, None]),
+    ],
+)
+def test_a_projector_goes_with_the_model_that_it_is_of(
+    names: list[str], projectors: list[str | None]
+) -> None:
+    found = list_variants(RemoteFile(name, MB, "0" * 64) for name in names)
+    by_name = sorted(found, key=lambda one: one.first.name)
+    assert [one.projector.name if one.projector else None for one in by_name] == projectors

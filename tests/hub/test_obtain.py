@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dragoman.errors import ModelFileError
-from dragoman.hub import find_name, locate, pull, read_name
+from dragoman.hub import find_name, find_projector, locate, pull, read_name
 from dragoman.hub.cache import cache_root, find_cached, list_cached, list_folder, remove
 from dragoman.hub.names import ModelName
 from tests.support.hub import COMMIT, SmallHub, git_id, running
@@ -247,3 +247,21 @@ def test_a_folder_of_models(tmp_path: Path) -> None:
         ("ov", "ov", 10),
         ("qwen", "qwen", 10),
     ]
+
+
+def test_a_projector_comes_with_its_model_and_goes_with_the_last(start: Start) -> None:
+    names = {"a-Q4_0.gguf": b"GGUF4", "a-Q8_0.gguf": b"GGUF8888", "mmproj-F16.gguf": b"GGUFeyes"}
+    start(names)
+    small, large = (pull(ModelName("org/repo", label)) for label in ("Q4_0", "Q8_0"))
+    assert small.size == 13
+    assert find_projector(large.path) == large.path.with_name("mmproj-F16.gguf")
+    remove(small)
+    assert find_projector(large.path) is not None
+    remove(large)
+    assert not large.path.with_name("mmproj-F16.gguf").exists()
+
+
+def test_a_projector_that_is_not_wanted_is_not_fetched(start: Start) -> None:
+    hub = start({"a-Q4_0.gguf": b"GGUF4", "mmproj-F16.gguf": b"GGUFeyes"})
+    found = pull(ModelName("org/repo"), projector=False)
+    assert (find_projector(found.path), hub.given) == (None, 5)

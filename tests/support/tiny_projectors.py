@@ -38,7 +38,8 @@ def write_pair(folder: Path, kind: Kind, context: int = 2048) -> tuple[Path, Pat
     return model, write_projector(folder / f"mmproj-{kind}.gguf", kind)
 
 
-def write_projector(path: Path, kind: Kind, seed: int = 2) -> Path:
+def write_projector(path: Path, kind: Kind, seed: int = 2, width: int = WIDTH) -> Path:
+    """`width` is that of a model: another one than that of the tiny ones does not fit them."""
     writer = gguf.GGUFWriter(str(path), "clip")
     writer.add_type("mmproj")
     hears = kind == "sound"
@@ -46,6 +47,8 @@ def write_projector(path: Path, kind: Kind, seed: int = 2) -> Path:
     named = {"plain": "mlp", "mrope": "qwen2vl_merger", "whole": "gemma3", "sound": "ultravox"}
     writer.add_string("clip.projector_type", named[kind])
     shapes = _describe_audio(writer) if hears else _describe_vision(writer, kind)
+    if width != WIDTH:
+        shapes |= {"mm.2.weight": (width, WIDTH), "mm.2.bias": (width,)}
     chance = np.random.default_rng(seed)
     for name, shape in shapes.items():
         writer.add_tensor(name, chance.normal(0, 0.2, shape).astype(np.float32))
