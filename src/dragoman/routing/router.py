@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from dragoman.routing.key import DIGEST_BITS, RoutingKey, digest_hint
 
-LOAD_TOKENS = 512
+LOAD_TOKENS = 128
 """What one more running request at a replica is worth in tokens to compute."""
 HINT_TOKENS = 4096
 """What a client's word for it is worth that its conversation is at a replica."""
