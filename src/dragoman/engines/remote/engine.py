@@ -15,6 +15,7 @@ from dragoman.client.request import Request, completions
 from dragoman.engines.hf_tokenizer import HfTokenizer
 from dragoman.engines.local.model import LlamaTokenizer, Model
 from dragoman.engines.protocol import ModelCard, TextTokenizer, Tokenizer
+from dragoman.engines.remote.chat import chat_request, place_id
 from dragoman.engines.remote.hearing import Hearing
 from dragoman.engines.remote.line import StreamCall
 from dragoman.engines.remote.pool import BadUpstream, Pool, RemoteOptions, Traits, Upstream
@@ -28,6 +29,7 @@ from dragoman.errors import (
     Part,
     Unavailable,
 )
+from dragoman.media import Media
 from dragoman.routing import key_of_ids
 from dragoman.types import (
     LARK_LINE,
@@ -129,6 +131,8 @@ def request_of(job: Job, traits: Traits, tokenizer: Tokenizer) -> Request:
     if traits.server == "vllm" and not asked.ignore_eos:
         # vLLM knows one end of its own; the model may have several.
         fields["stop_token_ids"] = sorted(asked.stop_token_ids | tokenizer.end_ids)
+    if job.media:
+        return chat_request(job, fields, gives_ids=traits.gives_ids)
     return completions(job.prompt if traits.takes_ids else _text(job, tokenizer), fields)
 
 
@@ -236,6 +240,10 @@ class RemoteEngine:
     async def check(self) -> None:
         if not any(upstream.alive for upstream in self.upstreams):
             raise EngineFailed("None of the upstreams answers.")
+
+    def place(self, media: Media) -> Sequence[int]:
+        """It is the upstream that knows how many there are."""
+        return [place_id(self.tokenizer, media.kind)]
 
     def generate(self, job: Job) -> AsyncGenerator[Step, None]:
         return iterate(self, job)
@@ -407,6 +415,7 @@ class RemoteRun:
 def _card(traits: Traits, tokenizer: Tokenizer, options: RemoteOptions) -> ModelCard:
     has_ids = not isinstance(tokenizer, TextTokenizer)
     known = "sampled" if traits.gives_ids else "counted" if has_ids else "none"
+    modalities = traits.modalities if options.modalities is None else frozenset(options.modalities)
     return ModelCard(
         name=options.name or traits.model,
         max_model_len=options.context or traits.max_model_len or getattr(tokenizer, "longest", None),
@@ -418,5 +427,7 @@ def _card(traits: Traits, tokenizer: Tokenizer, options: RemoteOptions) -> Model
         samples_ids=traits.gives_ids,
         has_ids=has_ids,
         takes_text=not traits.takes_ids,
+        takes_chat=bool(modalities),
+        modalities=modalities,
         details={"runner": "upstream", "ids": known},
     )

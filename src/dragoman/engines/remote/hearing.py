@@ -1,4 +1,4 @@
-"""From the events of a completions stream to steps."""
+"""From the events of a completions stream, or of a chat's, to steps."""
 
 import msgspec
 from msgspec import Struct
@@ -11,8 +11,15 @@ from dragoman.errors import EngineFailed
 from dragoman.types import FinishReason, Job, Step, TextStep, TokenLogprob
 
 
+class _HeardDelta(Struct):
+    """Of a chat, where ids come beside whatever the server makes of them."""
+
+    content: str | None = None
+
+
 class _HeardChoice(Struct):
     text: str | None = None
+    delta: _HeardDelta | None = None
     token_ids: list[int] | None = None
     logprobs: Logprobs | None = None
     finish_reason: str | None = None
@@ -27,7 +34,12 @@ class _Heard(Struct):
 
 
 _decode = msgspec.json.Decoder(_Heard).decode
-_FINISHES: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
+_FINISHES: dict[str, FinishReason] = {
+    "stop": "stop",
+    "length": "length",
+    "abort": "abort",
+    "tool_calls": "stop",
+}
 
 
 class Hearing:
@@ -70,7 +82,8 @@ class Hearing:
         return self._hear_ids(choice) if self._sampled else self._hear_text(choice)
 
     def _hear_text(self, choice: _HeardChoice) -> Step | None:
-        return TextStep([], text=choice.text) if choice.text else None
+        text = choice.text if choice.delta is None else choice.delta.content
+        return TextStep([], text=text) if text else None
 
     def _hear_ids(self, choice: _HeardChoice) -> Step | None:
         ids = choice.token_ids

@@ -10,8 +10,10 @@ from msgspec import Struct
 
 from dragoman.client import AsyncClient, CannotConnect, ClientError, Refused, TimedOut, Timeouts
 from dragoman.engines.protocol import UNSUPPORTABLE, TextTokenizer, Tokenizer
+from dragoman.engines.remote.chat import find_modalities
 from dragoman.engines.remote.line import Lines
 from dragoman.errors import SettingsError, Unavailable
+from dragoman.media import MediaKind
 from dragoman.routing import Router, RoutingKey
 from dragoman.types import SourceForm
 
@@ -33,6 +35,8 @@ class RemoteOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Seconds after which an upstream that says nothing is given up."""
     check_s: float = 5.0
     """Seconds between looks at whether the upstreams are there."""
+    modalities: tuple[MediaKind, ...] | None = None
+    """What the model takes beside text; by default what the upstreams say."""
     tries: int = 3
     """How often a job is given to an upstream."""
     resume: bool = True
@@ -73,6 +77,7 @@ class Traits(Struct, frozen=True, kw_only=True):
     adapters: tuple[str, ...] = ()
     takes_ids: bool
     gives_ids: bool
+    modalities: frozenset[MediaKind] = frozenset()
 
     @property
     def unsupported(self) -> frozenset[str]:
@@ -106,6 +111,7 @@ async def look(client: AsyncClient, tokenizer: Tokenizer, model: str | None) -> 
         adapters=tuple(one["id"] for one in models if one.get("parent") == chosen["id"]),
         takes_ids=takes,
         gives_ids=gives,
+        modalities=await find_modalities(client, chosen),
     )
 
 

@@ -89,6 +89,7 @@ def _describe(name: str, model: PooledModel) -> dict[str, Any]:
         **({"lora_id": adapter.id} if adapter else {}),
         "max_model_len": card.max_model_len,
         "token_ids": _describe_ids(card),
+        **({"modalities": sorted(card.modalities)} if card.modalities else {}),
         "dialect": model.loaded.model.found.dialect.name,
     }
 

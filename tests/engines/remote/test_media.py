@@ -1,0 +1,75 @@
+"""Pictures and sounds that are passed on: through a server to the one that computes."""
+
+from base64 import b64encode
+from typing import Any
+
+import httpx
+import pytest
+
+from dragoman.engines.protocol import Engine
+from dragoman.engines.remote import RemoteEngine, RemoteOptions
+from dragoman.engines.scripted import ByteTokenizer, ScriptedEngine, say
+from dragoman.http.server import background
+from dragoman.media import MediaKind
+from dragoman.settings import Settings
+from tests.engines.remote.support import QUICK, run, serving
+from tests.media.samples import picture, sound
+
+KINDS: tuple[MediaKind, ...] = ("image", "audio")
+CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+def shown() -> list[dict[str, Any]]:
+    image = "data:image/png;base64," + b64encode(picture("png", 6, 4)).decode()
+    tone = {"data": b64encode(sound("wav", 0.5)).decode(), "format": "wav"}
+    return [
+        {"type": "text", "text": "What is this?"},
+        {"type": "image_url", "image_url": {"url": image, "detail": "low"}},
+        {"type": "input_audio", "input_audio": tone},
+    ]
+
+
+def asked_through(upstream: Engine, tokenizer: Any, **fields: Any) -> httpx.Response:
+    with serving(upstream) as urls:
+        engine = RemoteEngine.open(urls, tokenizer, QUICK)
+        with background(engine, Settings(port=0, store="none", shutdown_grace=0)) as url:
+            body = {"messages": [{"role": "user", "content": shown()}], "temperature": 0, **fields}
+            return httpx.post(url + "/v1/chat/completions", json=body, timeout=30)
+
+
+@pytest.mark.parametrize("tokenizer", [ByteTokenizer(), None], ids=["ids", "text"])
+def test_what_is_shown_reaches_the_server_that_computes(tokenizer: Any) -> None:
+    seer = ScriptedEngine(say("A cat."), modalities=KINDS)
+    reply = asked_through(seer, tokenizer)
+    assert reply.json()["choices"][0]["message"]["content"] == "A cat."
+    passed = [span.media for span in seer.jobs[-1].media]
+    assert [media.data for media in passed] == [picture("png", 6, 4), sound("wav", 0.5)]
+    assert passed[0].detail == "low"
+
+
+def test_calls_are_read_from_the_ids_whatever_the_upstream_made_of_them() -> None:
+    reply = asked_through(ScriptedEngine(say(CALL), modalities=KINDS), ByteTokenizer(), tools=[TOOL])
+    (choice,) = reply.json()["choices"]
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": "{}"}
+
+
+def test_where_there_is_only_text_tools_are_refused() -> None:
+    reply = asked_through(ScriptedEngine(say(CALL), modalities=KINDS), None, tools=[TOOL])
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "tools")
+
+
+def test_an_upstream_that_takes_text_only_is_not_asked() -> None:
+    blind = ScriptedEngine(say("A cat."))
+    reply = asked_through(blind, ByteTokenizer())
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "unsupported_content")
+    assert not any(job.media for job in blind.jobs)
+
+
+def test_modalities_are_what_the_upstream_says_or_what_is_set() -> None:
+    async def taken(engine: RemoteEngine) -> tuple[frozenset[str], bool]:
+        return engine.card.modalities, engine.card.takes_chat
+
+    with serving(ScriptedEngine(say("x"), modalities=("image",))) as urls:
+        assert run(urls, taken) == (frozenset({"image"}), True)
+        assert run(urls, taken, RemoteOptions(modalities=())) == (frozenset(), False)
