@@ -266,6 +266,7 @@ class Fleet:
         # So many come as keep the replicas at the wanted load: answers take about 3.5 seconds.
         rate = self._options.replicas * self._options.running / 3.6 / 2.5
         arrives, left = 0.0, self._options.sessions
+        what: Turn | int
         while left or self._events:
             if left and (not self._events or arrives <= self._events[0][0]):
                 now, what = arrives, self._sessions.first()
