@@ -169,7 +169,9 @@ def test_a_prompt_that_is_known_is_what_it_would_be(name: str) -> None:
         fresh = sighted(name)
 
 
-def test_what_is_known_is_neither_rendered_nor_kept_with_its_data(model: Model) -> None:
+def test_what_is_known_is_neither_rendered_nor_kept_with_its_data(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = bytes(4 * 1024 * 1024)
     heavy = replace(ONE, data=data)
     media = {heavy.digest: heavy, OTHER.digest: OTHER}
@@ -182,7 +184,7 @@ def test_what_is_known_is_neither_rendered_nor_kept_with_its_data(model: Model) 
         lengths.append(len(asked.messages))
         return write(asked, careful)
 
-    model.planner.prompter._write = seen  # type: ignore[method-assign]
+    monkeypatch.setattr(model.planner.prompter, "_write", seen)
     for count in range(63, 79, 2):
         model.plan(messages[:count], media=media)
     assert max(lengths[-8:]) < 40, "of a short conversation"
