@@ -70,6 +70,12 @@ def told(served: Served) -> list[str]:
     return [text for _, text in messages_of(served.engine.jobs[-1])]
 
 
+def test_what_is_in_a_file_takes_its_place(socket: Connection) -> None:
+    part = {"type": "input_file", "filename": "a.txt", "file_data": "data:text/plain;base64,cG90dGVy"}
+    made = response(socket, [{"role": "user", "content": [part]}])
+    assert "potter" in made["output"][0]["content"][0]["text"]
+
+
 def test_the_events_are_those_of_a_stream(parrot: Served, socket: Connection) -> None:
     send(socket, "Hello")
     events = answer(socket)

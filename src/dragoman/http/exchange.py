@@ -52,7 +52,7 @@ TOLD_FACTS = frozenset({"ignored", "unenforced", "broken", "overridden"})
 other than that, and what was not for the request to say."""
 
 
-Fill: TypeAlias = Callable[[str, bytes, Aside], Awaitable[bytes]]
+Fill: TypeAlias = Callable[[str, bytes, Aside], Coroutine[Any, Any, bytes]]
 """Of a body of an owner's."""
 
 
@@ -136,7 +136,8 @@ class Exchange:
         """
         body = await self._received()
         if self.fill is not None and any(mark in body for mark in MARKS):
-            body = await self.fill(self.owner, body, self.aside)
+            # Files may have to be fetched: nobody waits for them once the client has left.
+            body = await unless_gone(self, self.fill(self.owner, body, self.made))
             if self._held is not None:
                 self._held.be(len(body))
         reading = partial(_read, body, self._limits, read) if checked else partial(read, body)

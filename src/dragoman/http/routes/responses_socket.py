@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.types import Receive, Send
 
+from dragoman.api.documents import MARKS
 from dragoman.api.read import Ignored, check_shape
 from dragoman.api.responses import request as requests
 from dragoman.api.responses.output import DATA, END, Written, one_by_one, unwrap_event
@@ -159,7 +160,7 @@ class Socket:
                 self._host.journal.work("WEBSOCKET", "/v1/responses") as facts,
                 self._host.admission.admitted(self._owner) as visit,
             ):
-                await self._answer(message, facts, visit)
+                await self._answer(await self._filled(message.body(), held), message, facts, visit)
         except ClientGone:
             raise
         except DragomanError as error:
@@ -173,8 +174,17 @@ class Socket:
         finally:
             held.end()
 
-    async def _answer(self, message: SocketMessage, facts: dict[str, Any], visit: Visit) -> None:
-        body = message.body()
+    async def _filled(self, body: bytes, held: Holding) -> bytes:
+        """With what is in the files that it names."""
+        if any(mark in body for mark in MARKS):
+            body = await self._host.documents.fill(self._owner, body, self._aside)
+            held.be(len(body))
+        return body
+
+    def _aside(self, size: int, work: Callable[[], R]) -> Coroutine[Any, Any, R]:
+        return self._host.workers.run(self._owner, size, work)
+
+    async def _answer(self, body: bytes, message: SocketMessage, facts: dict[str, Any], visit: Visit) -> None:
         key = self._host.keys.belonging_to(self._owner)
         if key.is_limited:
             self._host.budgets.check(key)
