@@ -57,9 +57,12 @@ class Settings(PoolSettings, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(description="what only this engine knows, as a JSON object: for vllm, arguments of its engine"),
     ] = field(default_factory=dict)
     isolate_engine: Annotated[
-        bool,
-        Meta(description="run the engine in a process of its own: its crash is not the server's"),
-    ] = False
+        bool | None,
+        Meta(
+            description="run the engine in a process of its own: its crash is not the server's; default: for "
+            "the runner torch on a GPU"
+        ),
+    ] = None
     engine_timeout: Annotated[
         Annotated[float, Meta(gt=0)] | None,
         Meta(

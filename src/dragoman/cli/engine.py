@@ -193,10 +193,15 @@ def _tokenizer_name(settings: Settings) -> str:
 @cache
 def _tokenizer(engine: str, name: str) -> "Tokenizer":
     """It stays with the server, whatever becomes of the engine; so it must not need the weights."""
-    if engine == "local":
+    if engine == "local" and not Path(name).expanduser().is_dir():
         from dragoman.engines.local.model import LlamaTokenizer, Model
 
         return LlamaTokenizer(Model(Path(name).expanduser(), vocabulary_only=True))
+    if engine == "local":
+        from dragoman.engines.hf_tokenizer import HfTokenizer
+        from dragoman.engines.model_files import vocabulary_in
+
+        return HfTokenizer(Path(name).expanduser(), size=vocabulary_in(Path(name).expanduser()))
     from dragoman.engines.remote.engine import tokenizer_of
 
     return tokenizer_of(name)

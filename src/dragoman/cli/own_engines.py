@@ -178,23 +178,33 @@ def settle(settings: Settings) -> Settings:
     if name is not None:
         settings = _fetch(settings, name)
     path = Path(settings.model or "").expanduser()
-    if settings.engine != "local" or not is_safetensors(path) or settings.runner == "torch":
+    if settings.engine != "local" or not is_safetensors(path):
         return settings
-    if settings.runner == "auto" and _suits_torch(path):
-        return msgspec.structs.replace(settings, runner="torch")
+    if settings.runner == "torch" or (settings.runner == "auto" and _suits_torch(path)):
+        # There it computes so fast that the event loop would steal its time, by the interpreter's lock.
+        apart = _has_gpu() if settings.isolate_engine is None else settings.isolate_engine
+        return msgspec.structs.replace(settings, runner="torch", isolate_engine=apart)
     _check_safetensors(path.name)
     return msgspec.structs.replace(settings, engine=_runs_safetensors()[0])
 
 
 def _suits_torch(path: Path) -> bool:
     """Whether the embedded engine can run it, on a GPU."""
-    if find_spec("torch") is None or find_spec("safetensors") is None:
+    if not _has_gpu() or find_spec("safetensors") is None:
+        return False
+    from dragoman.engines.local.pytorch.opening import is_known
+
+    return is_known(path)
+
+
+def _has_gpu() -> bool:
+    """Whether PyTorch is here, and finds one."""
+    if find_spec("torch") is None:
         return False
     import torch
 
-    from dragoman.engines.local.pytorch.opening import is_known
-
-    return torch.cuda.is_available() and is_known(path)
+    found: bool = torch.cuda.is_available()
+    return found
 
 
 def _fetch(settings: Settings, name: "ModelName") -> Settings:

@@ -139,6 +139,12 @@ def _end_ids(folder: Path) -> frozenset[int]:
     return frozenset(found)
 
 
+def vocabulary_in(folder: Path) -> int | None:
+    """How many ids the logits have of a model whose folder this is, where its files say so."""
+    size = _read(folder / "config.json").get("vocab_size")
+    return size if isinstance(size, int) else None
+
+
 def _sensible(length: Any) -> int | None:
     """transformers writes "no limit" as a number with thirty digits."""
     return length if isinstance(length, int) and 0 < length < 1 << 40 else None
