@@ -67,7 +67,7 @@ ECHOED_IN_CALLS = frozenset(
 )
 
 _NOT_OFFERED = "this sampler is not offered; leave it out"
-_TEXT_ONLY = "this server has text models only"
+_TEXT_ONLY = "what is shown or played is a part of a message"
 _OURS = "what runs here, and whom it asks, is not for a request to say"
 _WHOM = "api_base base_url api_key user_config extra_headers upstream"
 _HOSTED = "it belongs to a hosted service"

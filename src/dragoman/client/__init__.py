@@ -29,6 +29,7 @@ from dragoman.client.problems import (
     StreamFailed,
     TimedOut,
 )
+from dragoman.client.request import audio, image
 from dragoman.client.setup import Timeouts
 from dragoman.client.sync_client import Client, Stream
 
@@ -62,4 +63,6 @@ __all__ = [
     "Token",
     "Unseen",
     "Used",
+    "audio",
+    "image",
 ]

@@ -72,7 +72,7 @@ class BadAddress(SettingsError):
 
 
 class BadFile(SettingsError):
-    """A file that does not hold a saved request."""
+    """A file that does not hold a saved request, or is no picture or sound."""
 
 
 class FailedInside(Exception):

@@ -1,6 +1,8 @@
 """What is asked: the path and the body of a request for a stream."""
 
+from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from msgspec import Struct, field
@@ -8,8 +10,11 @@ from msgspec.structs import replace
 
 from dragoman.client.chunks import ChunkReader
 from dragoman.client.events import StreamEvent
+from dragoman.client.problems import BadFile
 from dragoman.client.raw import FIELDS, RawAnswer, RawReader
 from dragoman.client.response_events import ResponseReader
+from dragoman.media import MediaKind
+from dragoman.media.read import MEDIA_TYPES, NoMedia, find_format
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -66,3 +71,30 @@ def _with_usage(path: str, fields: Mapping[str, Any]) -> Request:
 def _set(fields: Mapping[str, Any]) -> dict[str, Any]:
     """None means unset, and not every server takes null for that."""
     return {name: value for name, value in fields.items() if value is not None}
+
+
+# Pictures and sounds as parts of messages.
+
+
+def image(given: str | Path | bytes, detail: str = "auto") -> dict[str, Any]:
+    """`{"role": "user", "content": [{"type": "text", "text": "What is this?"}, image("cat.png")]}`"""
+    form, data = _read_media(given, "image")
+    url = f"data:{MEDIA_TYPES[form]};base64,{data}"
+    return {"type": "image_url", "image_url": {"url": url, "detail": detail}}
+
+
+def audio(given: str | Path | bytes) -> dict[str, Any]:
+    """The same for a sound."""
+    form, data = _read_media(given, "audio")
+    return {"type": "input_audio", "input_audio": {"data": data, "format": form}}
+
+
+def _read_media(given: str | Path | bytes, kind: MediaKind) -> tuple[str, str]:
+    """Its format, by its content, and its bytes in base64."""
+    try:
+        data = given if isinstance(given, bytes) else Path(given).read_bytes()
+        return find_format(data, kind), b64encode(data).decode()
+    except OSError as error:
+        raise BadFile(f"{given!s} cannot be read: {error.strerror}.") from error
+    except NoMedia as error:
+        raise BadFile(f"{'The data' if isinstance(given, bytes) else given}: {error}") from None

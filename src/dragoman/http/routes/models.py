@@ -88,6 +88,7 @@ def _describe(name: str, model: PooledModel) -> dict[str, Any]:
         # The number by which `lora` may name it, as in llama-server.
         **({"lora_id": adapter.id} if adapter else {}),
         "max_model_len": card.max_model_len,
+        "input_modalities": ["text", *sorted(card.modalities, reverse=True)],
         "token_ids": _describe_ids(card),
         **({"modalities": sorted(card.modalities)} if card.modalities else {}),
         "dialect": model.loaded.model.found.dialect.name,

@@ -131,6 +131,9 @@ class _OllamaAnswer(Struct, frozen=True):
         request, turn = self.request, self.turn
         if not isinstance(request, OllamaPrompt) or bodies.is_raw(request) or not self.host.card.samples_ids:
             return {}
+        if request.images:
+            # Ids alone do not say what was shown.
+            return {}
         sampled = turn.traced[0].ids if turn.traced else ()
         return {"context": (*turn.jobs[0].prompt, *sampled)}
 
@@ -240,6 +243,8 @@ def _capabilities(host: ModelHost) -> list[str]:
         "tools": dialect.has_calls,
         "thinking": dialect.reasoning is not None or dialect.channels is not None,
         "embedding": isinstance(host.engine, EmbeddingEngine),
+        "vision": "image" in host.card.modalities,
+        "audio": "audio" in host.card.modalities,
     }
     return [name for name, can in said.items() if can]
 
