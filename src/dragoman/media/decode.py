@@ -155,7 +155,8 @@ class MediaDecoder:
         return await asyncio.to_thread(self.decode_audio, media, rate)
 
     def decode_image(self, media: Media) -> Pixels:
-        pixels = self._limits.media_pixels
+        # Whoever read the header has compared it with the limits of the server, which need not be ours.
+        pixels = media.width * media.height
         asked = {"format": media.format, "pixels": pixels}
         try:
             said, rgb = self.ask("image", asked, media.data, IMAGE_S, 3 * pixels)
@@ -167,7 +168,7 @@ class MediaDecoder:
         return Pixels(width, height, rgb)
 
     def decode_audio(self, media: Media, rate: int) -> Samples:
-        samples = self._limits.media_seconds * SAMPLES_A_SECOND
+        samples = int(max(self._limits.media_seconds, media.seconds + 1) * SAMPLES_A_SECOND)
         asked = {"format": media.format, "seconds": media.seconds, "samples": samples, "rate": rate}
         most = 4 * int((media.seconds + 1) * rate)
         try:
