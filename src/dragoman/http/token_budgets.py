@@ -6,6 +6,10 @@ answer, as long as the client lets it be (`max_tokens`), or else as long as answ
 over, however it ended, what it took is what counts. An answer that grew longer than was set aside for it is
 a debt, which the next ones wait for. So what a key takes over some time is never more than its budgets give
 for that time, and one answer.
+
+Servers that have the same keys may tell each other what those have taken here (`own_taken`, `hear`). What is
+taken elsewhere counts as if it had been taken here, once it is heard of: all servers together give a key no
+more than its budgets, and what they set aside between two such messages.
 """
 
 import asyncio
@@ -13,9 +17,10 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 from msgspec import Struct, field
@@ -32,6 +37,10 @@ USUAL_ANSWER = 1024
 SAVE_S = 5.0
 """What a day has taken is written down this often: a crash forgets no more of it."""
 FILE = "token-budgets.json"
+
+
+Taken: TypeAlias = tuple[int, dict[str, int]]
+"""A day, and what keys have taken on it so far."""
 
 
 class DayBook(Struct):
@@ -73,6 +82,10 @@ class TokenBudgets:
         self._file = None if folder is None else folder / FILE
         self._accounts: dict[str, TokenAccount] = {}
         self._book = DayBook()
+        self._own = DayBook()
+        """What was taken here, and not elsewhere."""
+        self._heard: dict[str, Taken] = {}
+        """Of other servers."""
         self._dirty = False
         self._saving: asyncio.TimerHandle | None = None
 
@@ -149,8 +162,40 @@ class TokenBudgets:
         if (account := self._accounts.get(owner)) is not None:
             account.level -= tokens
         if of_day:
-            self._book.taken[owner] = max(0, self._book.taken.get(owner, 0) + tokens)
+            self._count(self._book, owner, tokens)
+            if self._own.day != self._book.day:
+                self._own = DayBook(self._book.day)
+            self._count(self._own, owner, tokens)
             self._save_soon()
+
+    def _count(self, book: DayBook, owner: str, tokens: int) -> None:
+        book.taken[owner] = max(0, book.taken.get(owner, 0) + tokens)
+
+    # What is taken elsewhere
+
+    def own_taken(self) -> Taken:
+        return self._own.day, dict(self._own.taken)
+
+    def hear(self, others: Mapping[str, Taken]) -> None:
+        """By the names of servers: all that each has given today, of which the news count."""
+        now = self._clock()
+        today = int(now // DAY_S)
+        for server, (day, taken) in others.items():
+            if day != today:
+                self._heard.setdefault(server, (0, {}))
+                continue
+            known_day, known = self._heard.get(server, (0, {}))
+            before = known if known_day == day else {}
+            for owner, tokens in taken.items():
+                key = self._key_of(owner)
+                if key is None or (news := tokens - before.get(owner, 0)) == 0:
+                    continue
+                account = self._account(key, now)
+                self._count(self._book, owner, news)
+                if server in self._heard:
+                    # Of one that was not heard of before, nobody knows how much is of the last minute.
+                    account.level -= news
+            self._heard[server] = day, dict(taken)
 
     def forget(self, known: Callable[[str], object]) -> None:
         """Of keys that are gone: they have no minute any more, but what they took of the day stays."""

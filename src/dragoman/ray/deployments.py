@@ -1,0 +1,265 @@
+"""The deployments of Ray Serve: replicas that serve a model, and the door before them.
+
+A replica is a dragoman server like any other: its own listener on its node, in a thread of its own, so that
+what Ray does in the same process does not come between tokens. It tells the doors again and again where it
+is and how much it has to do, and that it is leaving when Serve stops it; then it drains as every server does.
+Serve scales by what the replicas say of running and waiting answers: the requests themselves it does not see.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import msgspec
+import ray
+from msgspec.structs import asdict, replace
+from ray import serve
+from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
+
+from dragoman import logs
+from dragoman.cli.engine import make_served_engine
+from dragoman.http.app import App
+from dragoman.http.server import run_in_thread
+from dragoman.http.token_budgets import Taken
+from dragoman.models.catalog import build_pool
+from dragoman.ray.arguments import (
+    LOOPBACK,
+    TAKEN,
+    FleetArguments,
+    ModelArguments,
+    read_arguments,
+    settings_of,
+)
+from dragoman.ray.door import Door
+from dragoman.ray.fleet import Fleet, ReplicaBeat
+from dragoman.settings import Settings, change_settings
+
+logger = logging.getLogger("dragoman.ray")
+
+DOOR, APPLICATION = "Door", "dragoman"
+STOP_S = 15
+"""What a replica may take beyond the time to drain, before it is killed."""
+QUICK = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
+"""What a door writes need not change threads for each token."""
+
+
+def build_application(args: Mapping[str, Any]) -> serve.Application:
+    """For `serve run dragoman.ray:build` and for a Serve YAML. Raises SettingsError."""
+    fleet = read_arguments(args)
+    if not fleet.door:
+        return _build_doorless(fleet, fleet.models[0])
+    models = {_deployment_name(model): model for model in fleet.models}
+    replicas = {name: _replicas(fleet, model, name) for name, model in models.items()}
+    names = {name: model.name or name for name, model in models.items()}
+    settings = _plain(settings_of(fleet, fleet.models[0]))
+    door = serve.deployment(serve.ingress()(DoorReplica)).options(
+        name=DOOR,
+        num_replicas=fleet.doors,
+        max_ongoing_requests=fleet.max_ongoing_requests,
+        graceful_shutdown_timeout_s=fleet.drain_s + STOP_S,
+        ray_actor_options={"num_cpus": fleet.door_cpus, "runtime_env": {"env_vars": QUICK}},
+        logging_config={"enable_access_log": False},
+    )
+    return door.bind(list(names.values()), settings, fleet.doors == 1, list(replicas.values()))
+
+
+def _deployment_name(model: ModelArguments) -> str:
+    """Serve's names have no slashes."""
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in model.name or "model")
+
+
+def _plain(settings: Settings) -> dict[str, Any]:
+    """As it travels: what is not said stays unsaid."""
+    default = asdict(Settings())
+    said = {name: value for name, value in asdict(settings).items() if value != default[name]}
+    built: dict[str, Any] = msgspec.to_builtins(said)
+    return built
+
+
+def _replicas(fleet: FleetArguments, model: ModelArguments, name: str) -> serve.Application:
+    options = _options(fleet, model)
+    deployment = serve.deployment(ModelReplica).options(name=name, max_ongoing_requests=64, **options)
+    host = LOOPBACK if fleet.local else ""
+    return deployment.bind(model.name or name, _plain(settings_of(fleet, model)), fleet.beat_s, host)
+
+
+def _build_doorless(fleet: FleetArguments, model: ModelArguments) -> serve.Application:
+    settings = _plain(settings_of(fleet, model))
+
+    def make_app() -> App:
+        chosen = change_settings(Settings(), settings)
+        logs.setup(chosen.log_level, chosen.log_json)
+        return App(build_pool(chosen, make_served_engine), chosen)
+
+    deployment = serve.deployment(serve.ingress(make_app)()).options(
+        name=_deployment_name(model),
+        max_ongoing_requests=fleet.max_ongoing_requests,
+        logging_config={"enable_access_log": False},
+        **_options(fleet, model),
+    )
+    return deployment.bind()
+
+
+def _options(fleet: FleetArguments, model: ModelArguments) -> dict[str, Any]:
+    """What Serve is told of the replicas of a model."""
+    actor: dict[str, Any] = {"num_cpus": model.cpus}
+    if model.gpus:
+        actor["num_gpus"] = model.gpus
+    if model.memory_bytes:
+        actor["memory"] = model.memory_bytes
+    if model.resources:
+        actor["resources"] = model.resources
+    env = {**({} if fleet.door else QUICK), **model.env}
+    if env:
+        actor["runtime_env"] = {"env_vars": env}
+    options: dict[str, Any] = {
+        "ray_actor_options": actor,
+        "graceful_shutdown_timeout_s": fleet.drain_s + STOP_S,
+    }
+    if model.placement_bundles:
+        actor["num_cpus"] = model.placement_bundles[0].get("CPU", 0)
+        options["placement_group_bundles"] = model.placement_bundles
+        options["placement_group_strategy"] = model.placement_strategy
+    if (scale := model.autoscaling) is None:
+        options["num_replicas"] = model.replicas
+        return options
+    bounds = {"min_replicas": scale.min, "max_replicas": scale.max, "target_ongoing_requests": scale.target}
+    delays = {"upscale_delay_s": scale.up_delay_s, "downscale_delay_s": scale.down_delay_s}
+    # Behind the door Serve sees no requests, and is told; without one it counts them itself.
+    policy = AutoscalingPolicy(policy_function=scale_by_answers) if fleet.door else None
+    more = {} if policy is None else {"policy": policy}
+    options["autoscaling_config"] = AutoscalingConfig(**bounds, **delays, **more)
+    return options
+
+
+def scale_by_answers(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
+    """As many replicas as the answers that run and wait need, of so many each."""
+    seen = context.aggregated_metrics or {}
+    answers = sum(sum(seen.get(kind, {}).values()) for kind in ("running", "waiting"))
+    target = context.config.target_ongoing_requests
+    wanted = math.ceil(answers / target)
+    least, most = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
+    return min(max(wanted, least), most), {}
+
+
+class ModelReplica:
+    """One server of a model."""
+
+    def __init__(self, model: str, settings: dict[str, Any], beat_s: float, host: str = "") -> None:
+        """`host`: where it listens; by default on the address that its node has in the cluster."""
+        own = {"host": host or ray.util.get_node_ip_address(), "port": 0}
+        chosen = change_settings(Settings(), {**settings, **own})
+        logs.setup(chosen.log_level, chosen.log_json)
+        self._doors = ExitStack()
+        self._server = self._doors.enter_context(
+            run_in_thread(build_pool(chosen, make_served_engine), chosen)
+        )
+        context = serve.get_replica_context()
+        place, _, port = self._server.address.partition("://")[2].rpartition(":")
+        self._told = ReplicaBeat(context.replica_id.unique_id, model, place.strip("[]"), int(port))
+        self._app = context.app_name
+        self._beat_s = beat_s
+        self._beating: asyncio.Task[None] | None = None
+
+    def _beat(self, *, leaving: bool = False) -> ReplicaBeat:
+        queues = [live.queue for live in self._server.app.host.journal.metrics.live.values()]
+        return replace(
+            self._told,
+            running=sum(queue.running for queue in queues),
+            waiting=sum(queue.waiting for queue in queues),
+            taken=self._server.app.host.budgets.own_taken(),
+            leaving=leaving,
+        )
+
+    async def check_health(self) -> None:
+        """Asked by Serve every few seconds; a replica that does not stand it is replaced."""
+        if self._beating is None:
+            self._beating = asyncio.create_task(self._keep_telling())
+        await self._server.do(self._server.app.host.check_alive)
+
+    async def _keep_telling(self) -> None:
+        while True:
+            try:
+                await self._tell(self._beat())
+            except Exception as error:
+                # No door is there yet, or any more.
+                logger.debug("The doors were not reached: %s", type(error).__name__)
+            await asyncio.sleep(self._beat_s)
+
+    async def _tell(self, beat: ReplicaBeat) -> None:
+        handle = serve.get_deployment_handle(DOOR, self._app)
+        answers = await handle.broadcast("hear", msgspec.to_builtins(beat)).results_async(
+            timeout_s=5 * self._beat_s, return_exceptions=True
+        )
+        budgets = self._server.app.host.budgets
+        for taken in answers:
+            if isinstance(taken, dict) and taken:
+                await self._server.do(budgets.hear, taken)
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        beat = self._beat()
+        return {"running": beat.running, "waiting": beat.waiting}
+
+    async def __del__(self) -> None:
+        if self._beating is not None:
+            self._beating.cancel()
+        try:
+            await self._tell(self._beat(leaving=True))
+        except Exception as error:
+            logger.debug("The doors were not told: %s", type(error).__name__)
+        await asyncio.to_thread(self._doors.close)
+
+
+class DoorReplica:
+    """The ingress of the application."""
+
+    def __init__(
+        self, models: list[str], settings: dict[str, Any], alone: bool, replicas: Sequence[Any]
+    ) -> None:
+        """`replicas` are those of the models; naming them makes them part of the application."""
+        chosen = change_settings(Settings(), settings)
+        logs.setup(chosen.log_level, chosen.log_json)
+        self._fleet = Fleet(models, alone=alone)
+        self._door = Door(self._fleet, chosen)
+
+    def __serve_build_asgi_app__(self) -> Door:
+        return self._door
+
+    def hear(self, beat: dict[str, Any]) -> dict[str, Taken]:
+        return self._fleet.hear(msgspec.convert(beat, ReplicaBeat))
+
+
+# For a first try: `dragoman serve --ray ADDRESS`.
+
+
+def serve_on_ray(
+    settings: Settings, address: str, replicas: int, on_ready: Callable[[], None], wait: Callable[[], None]
+) -> None:
+    """Serves what the settings say while `wait` waits; `local` is a cluster that is started here for it."""
+    is_local = address == "local"
+    ray.init(address=None if is_local else address, log_to_driver=is_local, logging_level="warning")
+    try:
+        where = {"host": settings.host, "port": settings.port}
+        serve.start(proxy_location="HeadOnly" if is_local else "EveryNode", http_options=where)
+        serve.run(build_application(_arguments(settings, replicas, local=is_local)), name=APPLICATION)
+        on_ready()
+        wait()
+    finally:
+        if is_local:
+            serve.shutdown()
+        else:
+            serve.delete(APPLICATION)
+        ray.shutdown()
+
+
+def _arguments(settings: Settings, replicas: int, *, local: bool) -> dict[str, Any]:
+    said = {name: value for name, value in _plain(settings).items() if name not in TAKEN}
+    name, model = said.pop("model_name", settings.model_name), said.pop("model", None)
+    said.pop("shutdown_grace", None)
+    engine = said.pop("engine", settings.engine)
+    own = {"name": settings.model_name or name, "model": model, "engine": engine, "replicas": replicas}
+    given = {key: value for key, value in own.items() if value is not None}
+    return {**given, "settings": said, "local": local, "drain_s": settings.shutdown_grace}
