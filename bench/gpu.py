@@ -149,7 +149,13 @@ def cli() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each way [default: 3]")
     parser.add_argument("--engine", choices=ENGINES, default="torch", help="what computes [default: torch]")
     parser.add_argument("--shape", choices=SHAPES, default="1b", help="shape of the model [default: 1b]")
+    parser.add_argument("--check", action="store_true", help="compare what is computed, and measure nothing")
     args = parser.parse_args()
+    if args.check:
+        from bench.gpu_check import check
+
+        check()
+        return
     main(Options(args.streams, args.tokens, args.rounds, args.shape, args.engine))
 
 
