@@ -1,6 +1,7 @@
 """Models of `transformers` that see, held against the library's own `generate` with the same inputs."""
 
 import asyncio
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -9,9 +10,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from msgspec import Struct
 
+import dragoman
 from dragoman.engines.protocol import MediaEngine
 from dragoman.engines.transformers import TransformersEngine
 from dragoman.media import Media, MediaSpan
@@ -229,3 +232,29 @@ def test_a_model_that_hears(tmp_path: Path) -> None:
             given = {name: made[name] for name in ("input_features", "feature_attention_mask")}
             assert ids == hearer.generates(job, given)
     assert said[0] != said[1]
+
+
+def test_a_picture_comes_all_the_way_from_a_request(tmp_path: Path) -> None:
+    template = (
+        "{% for message in messages %}{% for part in message.content %}{% if part.type == 'image' %}<image>"
+    )
+    template += "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endfor %}"
+    make_llava(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(template)
+    url = f"data:image/png;base64,{b64encode(ONE.data).decode()}"
+    content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "Hi!"}]
+    body = {"messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": 6}
+    with opened(lambda _: None, tmp_path) as engine, dragoman.background(engine) as server:
+        told = httpx.post(f"{server}/v1/chat/completions", json=body | {"return_token_ids": True}).json()
+    import transformers
+
+    plain = transformers.AutoModelForImageTextToText.from_pretrained(str(tmp_path)).eval()
+    seer = Seer(engine, plain, engine._senses._processor)
+    job = Job(
+        id="1",
+        prompt=tuple(told["prompt_token_ids"]),
+        sampling=Sampling(max_tokens=6),
+        media=(MediaSpan(ONE, 0, 16),),
+    )
+    assert told["usage"]["prompt_tokens"] == 16 + len(engine.tokenizer.encode("Hi!"))
+    assert told["choices"][0]["token_ids"] == seer.expected(job)
