@@ -12,9 +12,11 @@ from typing import Any, get_args, get_type_hints
 from msgspec import Struct
 
 from dragoman.engines.hf_tokenizer import HfTokenizer
-from dragoman.engines.protocol import UNSUPPORTABLE, ModelCard, TextTokenizer, Tokenizer
+from dragoman.engines.protocol import UNSUPPORTABLE, ModelCard, TextTokenizer, Tokenizer, placeholder_id
 from dragoman.engines.steps import Growth, OutputReader, error_of, is_refused
 from dragoman.errors import EngineFailed, ModelFileError, SettingsError
+from dragoman.media import Media, MediaKind
+from dragoman.media.read import data_url
 from dragoman.types import LARK_LINE, UNBOUNDED, ConstraintSource, Job, SourceForm, Step
 
 __all__ = ["AsyncLLMEngine"]
@@ -85,6 +87,7 @@ CONSTRAINTS: dict[SourceForm, str] = {
 _USUAL = frozenset(name for names in _SAMPLING.values() for name in names[:1]) | frozenset(
     CONSTRAINTS.values()
 )
+_MEDIA: Mapping[MediaKind, str] = {"image": "image_data", "audio": "audio_data"}
 
 
 class Form(Struct, frozen=True):
@@ -151,6 +154,8 @@ class Form(Struct, frozen=True):
             values["cache_salt" if "cache_salt" in self.has else "extra_key"] = salt
         if source is not None and source.after_reasoning:
             values["require_reasoning"] = True
+        for span in job.media:
+            values.setdefault(_MEDIA[span.media.kind], []).append(data_url(span.media))
         return values
 
     def _sampling(self, job: Job) -> dict[str, Any]:
@@ -378,6 +383,7 @@ class AsyncLLMEngine:
         templates = own if chat_template is None else {"default": chat_template}
         self.tokenizer = found or TextTokenizer(special_tokens)
         forms = sources_of(engine, self._form) if sources is None else sources
+        kinds = [kind for kind, name in _MEDIA.items() if name in self._form.has]
         self.card = ModelCard(
             name=model_name or name_of(engine),
             max_model_len=max_model_len or length_of(engine, found),
@@ -391,9 +397,13 @@ class AsyncLLMEngine:
             takes_text=self._form.takes_text,
             skips_reasoning=self._form.skips_reasoning,
             unsupported=self._form.unsupported,
+            modalities=frozenset(kinds if found and getattr(self._manager, "mm_processor", None) else ()),
         )
         self.weight_version: str | None = _first(engine, "server_args.weight_version")
         self._offer()
+
+    def place(self, media: Media) -> list[int]:
+        return [placeholder_id(self.tokenizer, media.kind)]
 
     def _offer(self) -> None:
         """What an engine can do is seen by the methods it has."""

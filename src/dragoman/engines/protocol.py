@@ -338,6 +338,18 @@ class AdaptableEngine(Engine, Protocol):
         """Give back what it takes; there is no job left that names it."""
 
 
+PLACEHOLDERS: Mapping[MediaKind, tuple[str, ...]] = {
+    "image": ("<|image_pad|>", "<image>", "[IMG]", "<image_soft_token>", "<|image|>", "<IMG_CONTEXT>"),
+    "audio": ("<|audio_pad|>", "<|AUDIO|>", "<audio>", "[AUDIO]", "<audio_soft_token>", "<|audio|>"),
+}
+
+
+def placeholder_id(tokenizer: Tokenizer, kind: MediaKind) -> int:
+    """One id for a whole picture or sound, where only whoever computes knows how many there are."""
+    known = tokenizer.special
+    return next((known[text] for text in PLACEHOLDERS[kind] if text in known), tokenizer.eos_id or 0)
+
+
 def weights_of(engine: Engine) -> str | None:
     """The version of the weights in place, where the engine has one. A number will do."""
     version = getattr(engine, "weight_version", None)

@@ -10,6 +10,7 @@ What the header says need not be true. Decoders compare again what they find.
 
 import hashlib
 import struct
+from base64 import b64encode
 from collections.abc import Callable, Collection
 from typing import Any, TypeAlias
 
@@ -46,6 +47,10 @@ class NoMedia(Exception):
     def __init__(self, message: str, code: str = "unsupported_content") -> None:
         super().__init__(message)
         self.code = code
+
+
+def data_url(media: Media) -> str:
+    return f"data:{MEDIA_TYPES[media.format]};base64,{b64encode(media.data).decode()}"
 
 
 def read_media(data: bytes, kind: MediaKind, limits: Limits, place: str, detail: str = "auto") -> Media:

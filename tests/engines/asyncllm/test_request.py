@@ -1,5 +1,6 @@
 """What engines are asked, each in its own words."""
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from dragoman.engines.asyncllm import AsyncLLMEngine, GenerateRequest, form_of
 from dragoman.engines.hf_tokenizer import HfTokenizer
 from dragoman.errors import SettingsError
+from dragoman.media import Media, MediaSpan
 from dragoman.types import ConstraintSource, Job, Matcher, Sampling, SourceForm
 from tests.support import fake_asyncllm, fake_sglang
 from tests.support.fake_asyncllm import DuckEngine, FakeAsyncLLM
@@ -201,3 +203,20 @@ def test_adapters_need_an_engine_that_has_them() -> None:
     assert AsyncLLMEngine(FakeSglang(), adapters=["poet"]).card.adapters == ("poet",)
     with pytest.raises(SettingsError, match="lora_path"):
         AsyncLLMEngine(FakeAsyncLLM(), adapters=["poet"])
+
+
+def test_media_are_handed_over_where_the_engine_has_names_for_them() -> None:
+    @dataclass
+    class Sees(fake_sglang.GenerateReqInput):
+        image_data: list[str] | None = None
+
+    engine = FakeSglang()
+    engine.tokenizer_manager.request_class = Sees  # type: ignore[attr-defined]
+    blind = AsyncLLMEngine(engine, HfTokenizer(byte_level()), max_model_len=99)
+    engine.tokenizer_manager.mm_processor = object()  # type: ignore[attr-defined]
+    seeing = AsyncLLMEngine(engine, HfTokenizer(byte_level()), max_model_len=99)
+    assert (blind.card.modalities, seeing.card.modalities) == (frozenset(), frozenset({"image"}))
+    picture = Media(kind="image", format="png", data=b"abc", digest="d")
+    assert len(seeing.place(picture)) == 1
+    made = seeing._form.request(job(media=(MediaSpan(picture, 1, 1),)))
+    assert made.image_data == ["data:image/png;base64,YWJj"]

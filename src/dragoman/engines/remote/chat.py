@@ -7,16 +7,11 @@ from typing import Any, get_args
 
 from dragoman.client import AsyncClient, ClientError
 from dragoman.client.request import Request, chat
-from dragoman.engines.protocol import Tokenizer
 from dragoman.errors import FINAL_MESSAGE, TOOLS, BadRequest, EngineFailed
 from dragoman.media import Media, MediaKind
-from dragoman.media.read import MEDIA_TYPES
+from dragoman.media.read import data_url
 from dragoman.types import Conversation, Job, Message
 
-_PLACEHOLDERS: Mapping[MediaKind, tuple[str, ...]] = {
-    "image": ("<|image_pad|>", "<image>", "[IMG]", "<image_soft_token>", "<|image|>", "<IMG_CONTEXT>"),
-    "audio": ("<|audio_pad|>", "<|AUDIO|>", "<audio>", "[AUDIO]", "<audio_soft_token>", "<|audio|>"),
-}
 _SENSES: Mapping[str, MediaKind] = {"vision": "image", "audio": "audio"}
 """What llama-server calls them."""
 
@@ -35,12 +30,6 @@ async def find_modalities(client: AsyncClient, model: Mapping[str, Any]) -> froz
         told = [_SENSES[name] for name in _SENSES if isinstance(senses, dict) and senses.get(name) is True]
     kinds: Iterable[MediaKind] = get_args(MediaKind)
     return frozenset(kind for kind in kinds if isinstance(told, list) and kind in told)
-
-
-def place_id(tokenizer: Tokenizer, kind: MediaKind) -> int:
-    """One id for the whole: how many there are, only the upstream knows."""
-    known = tokenizer.special
-    return next((known[text] for text in _PLACEHOLDERS[kind] if text in known), tokenizer.eos_id or 0)
 
 
 def chat_request(job: Job, fields: Mapping[str, Any], *, gives_ids: bool) -> Request:
@@ -91,11 +80,10 @@ def _write_part(part: dict[str, Any], told: Conversation) -> dict[str, Any]:
     if "media" not in part:
         return part
     media: Media = told.media[part["media"]]
-    data = b64encode(media.data).decode()
     if media.kind == "audio":
+        data = b64encode(media.data).decode()
         return {"type": "input_audio", "input_audio": {"data": data, "format": media.format}}
-    url = {"url": f"data:{MEDIA_TYPES[media.format]};base64,{data}"}
-    return {
-        "type": "image_url",
-        "image_url": url if media.detail == "auto" else url | {"detail": media.detail},
-    }
+    image = {"url": data_url(media)}
+    if media.detail != "auto":
+        image["detail"] = media.detail
+    return {"type": "image_url", "image_url": image}

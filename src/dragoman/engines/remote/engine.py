@@ -14,8 +14,8 @@ from dragoman.client import CannotConnect, ClientError, Refused, StreamFailed, T
 from dragoman.client.request import Request, completions
 from dragoman.engines.hf_tokenizer import HfTokenizer
 from dragoman.engines.local.model import LlamaTokenizer, Model
-from dragoman.engines.protocol import ModelCard, TextTokenizer, Tokenizer
-from dragoman.engines.remote.chat import chat_request, place_id
+from dragoman.engines.protocol import ModelCard, TextTokenizer, Tokenizer, placeholder_id
+from dragoman.engines.remote.chat import chat_request
 from dragoman.engines.remote.hearing import Hearing
 from dragoman.engines.remote.line import StreamCall
 from dragoman.engines.remote.pool import BadUpstream, Pool, RemoteOptions, Traits, Upstream
@@ -243,7 +243,7 @@ class RemoteEngine:
 
     def place(self, media: Media) -> Sequence[int]:
         """It is the upstream that knows how many there are."""
-        return [place_id(self.tokenizer, media.kind)]
+        return [placeholder_id(self.tokenizer, media.kind)]
 
     def generate(self, job: Job) -> AsyncGenerator[Step, None]:
         return iterate(self, job)
