@@ -1,0 +1,257 @@
+"""What pictures cost: `python -m bench.sight`, or `--quick` for a first look.
+
+The default model gets a projector with random weights and the shape of a small real one: it sees nothing, and
+takes as long as one that does. Two things are measured. A second question about a picture, against one about
+a text of as many tokens: nothing is encoded, so the first token should come as soon. And 32 streams with a
+picture each beside a few that say something: these should never stand still for longer than it takes to
+encode one picture, and the memory should be given back.
+"""
+
+import argparse
+import asyncio
+import gc
+import os
+import statistics
+import sys
+import time
+from hashlib import sha256
+from pathlib import Path
+
+import gguf
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+
+from bench import machine
+from bench.errors import BenchError, told
+from bench.tables import OUT, Table, keep, ratio
+from dragoman.engines.local import LocalEngine, LocalOptions
+from dragoman.engines.weights import default_model
+from dragoman.media import Media, MediaSpan
+from dragoman.media.decode import Pixels
+from dragoman.types import Job, Sampling
+
+SIDE, PATCH, WIDTH, HEADS, LAYERS, MODEL_WIDTH = 224, 14, 384, 6, 6, 576
+TEXT = "The history of the city of Paris begins with the people who lived on the banks of the river. "
+
+
+class Options(Struct, frozen=True):
+    rounds: int = 15
+    streams: int = 32
+    speakers: int = 4
+    tokens: int = 1500
+    threads: int | None = None
+
+
+QUICK = Options(rounds=3, streams=6, tokens=60)
+
+
+class Figures(Struct):
+    picture_ms: list[float]
+    text_ms: list[float]
+    encode_ms: float
+    gaps_ms: list[float]
+    """The longest of each speaker while pictures came."""
+    quiet_ms: list[float]
+    """The same without pictures, beside as many prompts of text."""
+    grown_mb: float
+
+
+class RawDecoder:
+    """Files here are nothing but pixels: what decoding takes is not measured."""
+
+    def decode_image(self, media: Media) -> Pixels:
+        return Pixels(media.width, media.height, media.data)
+
+    def close(self) -> None: ...
+
+
+def write_projector(path: Path) -> Path:
+    writer = gguf.GGUFWriter(str(path), "clip")
+    writer.add_bool("clip.has_vision_encoder", True)
+    writer.add_string("clip.projector_type", "mlp")
+    writer.add_bool("clip.use_gelu", True)
+    numbers = {"image_size": SIDE, "patch_size": PATCH, "embedding_length": WIDTH, "block_count": LAYERS}
+    numbers |= {
+        "feed_forward_length": 4 * WIDTH,
+        "projection_dim": MODEL_WIDTH,
+        "attention.head_count": HEADS,
+    }
+    for name, number in numbers.items():
+        writer.add_uint32(f"clip.vision.{name}", number)
+    writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-5)
+    for name in ("image_mean", "image_std"):
+        writer.add_array(f"clip.vision.{name}", [0.5, 0.5, 0.5])
+    chance = np.random.default_rng(1)
+    for name, shape in shapes().items():
+        writer.add_tensor(name, chance.normal(0, 0.05, shape).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def shapes() -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {
+        "v.patch_embd.weight": (WIDTH, 3, PATCH, PATCH),
+        "v.position_embd.weight": ((SIDE // PATCH) ** 2, WIDTH),
+        "mm.0.weight": (MODEL_WIDTH, WIDTH),
+        "mm.0.bias": (MODEL_WIDTH,),
+        "mm.2.weight": (MODEL_WIDTH, MODEL_WIDTH),
+        "mm.2.bias": (MODEL_WIDTH,),
+    }
+    sizes = dict.fromkeys(("attn_q", "attn_k", "attn_v", "attn_out"), (WIDTH, WIDTH))
+    sizes |= {"ffn_up": (4 * WIDTH, WIDTH), "ffn_down": (WIDTH, 4 * WIDTH)}
+    for layer in range(LAYERS):
+        for name, shape in sizes.items():
+            found[f"v.blk.{layer}.{name}.weight"], found[f"v.blk.{layer}.{name}.bias"] = shape, shape[:1]
+        for name in ("ln1", "ln2"):
+            found |= {f"v.blk.{layer}.{name}.{end}": (WIDTH,) for end in ("weight", "bias")}
+    return found
+
+
+def picture(seed: int) -> Media:
+    data = np.random.default_rng(seed).integers(0, 256, (SIDE, SIDE, 3), np.uint8).tobytes()
+    digest = sha256(data).hexdigest()
+    return Media(kind="image", format="raw", data=data, digest=digest, width=SIDE, height=SIDE)
+
+
+def ask(engine: LocalEngine, shown: Media | None, question: str, tokens: int, salt: str = "") -> Job:
+    """About a picture, or about a text of as many tokens."""
+    rows = list(engine.place(picture(0) if shown is None else shown))
+    if shown is None:
+        rows = (engine.tokenizer.encode(TEXT) * len(rows))[: len(rows)]
+    prompt = (*rows, *engine.tokenizer.encode(question))
+    media = () if shown is None else (MediaSpan(shown, 0, len(rows)),)
+    sampling = Sampling(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+    return Job(id="bench", prompt=prompt, media=media, sampling=sampling, cache_salt=salt)
+
+
+async def first_token(engine: LocalEngine, job: Job) -> float:
+    began = time.perf_counter()
+    async for step in engine.generate(job):
+        if step.ids:
+            return 1000 * (time.perf_counter() - began)
+    raise BenchError("an answer had no token")
+
+
+async def second_questions(engine: LocalEngine, options: Options) -> tuple[list[float], list[float]]:
+    found: dict[bool, list[float]] = {True: [], False: []}
+    for number in range(options.rounds):
+        for sees in (True, False):
+            shown, salt = (picture(number) if sees else None), f"second {number}"
+            await first_token(engine, ask(engine, shown, "What is it?", 1, salt))
+            found[sees].append(await first_token(engine, ask(engine, shown, "How large is it?", 1, salt)))
+    return found[True], found[False]
+
+
+async def longest_gap(engine: LocalEngine, job: Job, begun: asyncio.Event, over: asyncio.Event) -> float:
+    """Between two tokens of one who speaks, from its first one until the others are through."""
+    last, longest = 0.0, 0.0
+    async for step in engine.generate(job):
+        now = time.perf_counter()
+        longest = max(longest, now - last) if last and step.ids else longest
+        last = now
+        begun.set()
+        if over.is_set():
+            break
+    return 1000 * longest
+
+
+async def beside(engine: LocalEngine, options: Options, sees: bool) -> list[float]:
+    over, begun = asyncio.Event(), [asyncio.Event() for _ in range(options.speakers)]
+    jobs = (ask(engine, None, "b" * n, options.tokens, f"speaker {n} {sees}") for n in range(len(begun)))
+    speaking = [
+        asyncio.create_task(longest_gap(engine, job, event, over))
+        for job, event in zip(jobs, begun, strict=True)
+    ]
+    for event in begun:
+        await event.wait()
+    asked = [
+        ask(engine, picture(1000 + number) if sees else None, "Why?", 4, f"beside {number}")
+        for number in range(options.streams)
+    ]
+    await asyncio.gather(*(first_token(engine, job) for job in asked))
+    over.set()
+    return list(await asyncio.gather(*speaking))
+
+
+def encode_ms(engine: LocalEngine) -> float:
+    assert engine._pictures is not None
+    shown = engine._pictures._decode(picture(1))
+    took = []
+    for _ in range(5):
+        began = time.perf_counter()
+        engine._pictures.projector.encode(shown)
+        took.append(1000 * (time.perf_counter() - began))
+    return statistics.median(took)
+
+
+def resident_mb() -> float:
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+async def measure(options: Options) -> Figures:
+    OUT.mkdir(exist_ok=True)
+    path = write_projector(OUT / "mmproj-sight.gguf")
+    slots = options.speakers + 4
+    chosen = LocalOptions(
+        runner="llamacpp", slots=slots, context=2048, mmproj=str(path), threads=options.threads
+    )
+    engine = LocalEngine.open(default_model(), chosen)
+    assert engine._pictures is not None
+    engine._pictures._decoder = RawDecoder()  # type: ignore[assignment]
+    await engine.start()
+    try:
+        took = encode_ms(engine)
+        seen, read = await second_questions(engine, options)
+        quiet = await beside(engine, options, sees=False)
+        await beside(engine, options, sees=True)
+        before = resident_mb()
+        gaps = await beside(engine, options, sees=True)
+        return Figures(seen, read, took, gaps, quiet, resident_mb() - before)
+    finally:
+        await engine.stop()
+
+
+def tables(found: Figures, options: Options) -> list[Table]:
+    seen, read = statistics.median(found.picture_ms), statistics.median(found.text_ms)
+    first = [
+        ["a picture, second question", f"{seen:.1f}", ratio(seen, read)],
+        ["a text of as many tokens, second question", f"{read:.1f}", "1.00x"],
+    ]
+    longest, quiet = max(found.gaps_ms), max(found.quiet_ms)
+    second = [
+        ["one picture is encoded", f"{found.encode_ms:.1f}"],
+        [
+            f"longest pause of {options.speakers} answers, {options.streams} pictures beside them",
+            f"{longest:.1f}",
+        ],
+        ["the same beside prompts of text", f"{quiet:.1f}"],
+        ["memory after, MB more than before", f"{found.grown_mb:.1f}"],
+    ]
+    return [
+        Table("First token, ms", ["asked about", "median", "against text"], first, [machine.describe()]),
+        Table("Others while pictures come, ms", ["what", "figure"], second),
+    ]
+
+
+def cli() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.sight",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--quick", action="store_true", help="a first look")
+    parser.add_argument("--threads", type=int, help="of the engine; by default one for each core")
+    args = parser.parse_args()
+    options = replace(QUICK if args.quick else Options(), threads=args.threads)
+    found = asyncio.run(measure(options))
+    keep("sight", found, tables(found, options))
+
+
+if __name__ == "__main__":
+    sys.exit(told(cli))
