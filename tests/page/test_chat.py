@@ -6,10 +6,12 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, expect
 
+from dragoman.engines.scripted import ScriptedEngine, say
 from dragoman.http.server import background
 from dragoman.settings import Settings
 from tests.http.conftest import Served
 from tests.mcp.support import SERVERS
+from tests.media import samples
 from tests.page.browser import Tab, opened
 from tests.page.model import THOUGHT, TOUR, make_model
 from tests.support.parrot import messages_of
@@ -193,6 +195,16 @@ def test_files_go_along_and_pictures_are_refused_with_a_reason(tab: Tab, served:
     expect(tab.page.get_by_role("alert")).to_contain_text("takes text only")
     tab.say("look")
     assert "Ship it." in messages_of(served.engine.jobs[-1])[-1][1]
+
+
+def test_a_model_that_sees_is_shown_pictures(browser: Browser) -> None:
+    engine = ScriptedEngine(say("Red."), modalities=("image",))
+    with background(engine, Settings(port=0, store="memory")) as url, opened(browser) as tab:
+        tab.open(url)
+        tab.attach("cat.png", "image/png", samples.picture("png"))
+        tab.say("What is this?")
+        expect(tab.page.locator("img.picture")).to_have_js_property("naturalWidth", 6)
+        assert [span.media.data for span in engine.jobs[-1].media] == [samples.picture("png")]
 
 
 def test_servers_of_tools_are_asked_by_the_server(browser: Browser, tmp_path: Path) -> None:

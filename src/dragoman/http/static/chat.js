@@ -112,7 +112,7 @@ class ChatView {
         else this.#submit();
       },
     }, this.state, h("div", { class: "box" }, this.attached,
-      h("div", { class: "line" }, iconButton("attach", "Attach a text file or a PDF", () => this.picker.click()), this.picker, this.input, this.send)),
+      h("div", { class: "line" }, iconButton("attach", "Attach a file", () => this.picker.click()), this.picker, this.input, this.send)),
     h("p", { class: "hint keys" }, h("kbd", {}, "Enter"), " sends, ", h("kbd", {}, "Shift"), "+", h("kbd", {}, "Enter"), " is a new line, ",
       h("kbd", {}, "Esc"), " stops, ", h("kbd", {}, "Ctrl"), "+", h("kbd", {}, "K"), " goes anywhere"));
   }

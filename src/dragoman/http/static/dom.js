@@ -1,5 +1,6 @@
 // Elements, made of text and other elements. Nothing here, or on this page, ever reads a string as HTML.
 
+const SAFE_PICTURE = /^data:image\/(png|jpeg|webp|gif);base64,[A-Za-z0-9+/=]*$/;
 const SAFE_LINK = /^(https?:|mailto:|blob:|#|\.{0,2}\/|[\w-]+(\/|#|$))/i;
 const PROPERTIES = new Set(["value", "checked", "disabled", "indeterminate", "open", "hidden", "selected", "readOnly"]);
 
@@ -31,6 +32,7 @@ function setAttribute(made, name, value) {
   else if (name === "dataset") Object.assign(made.dataset, value);
   else if (name === "style") for (const [key, one] of Object.entries(value)) made.style.setProperty(key, one);
   else if (PROPERTIES.has(name)) made[name] = value;
+  else if (name === "src" && SAFE_PICTURE.test(value)) made.src = value;
   else if (name === "href" || name === "src") SAFE_LINK.test(value) && made.setAttribute(name, value);
   else if (value === true) made.setAttribute(name, "");
   else if (value !== false) made.setAttribute(name, String(value));

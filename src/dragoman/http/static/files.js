@@ -12,9 +12,18 @@ export async function readFiles(files, model, already) {
     size += file.size;
     const why = size > MOST_BYTES ? "files of one message may have 10 MB together" : await problemWith(file, model);
     if (why) refused.push(`${file.name}: ${why}.`);
-    else taken.push({ name: file.name, type: isPdf(file) ? "application/pdf" : "text/plain", size: file.size, data: await base64(file) });
+    else taken.push({ name: file.name, type: typeOf(file), size: file.size, data: await base64(file) });
   }
   return { taken, refused };
+}
+
+/** "image" or "audio" for what models may see or hear; undefined for all else. */
+export function mediaKind(type) {
+  return /^image\/(png|jpeg|webp|gif)$/.test(type) ? "image" : /^audio\/((x-)?wav|wave|mpeg|mp3|(x-)?flac)$/.test(type) ? "audio" : undefined;
+}
+
+function typeOf(file) {
+  return mediaKind(file.type) ? file.type : isPdf(file) ? "application/pdf" : "text/plain";
 }
 
 function isPdf(file) {
@@ -23,6 +32,9 @@ function isPdf(file) {
 
 async function problemWith(file, model) {
   const name = model?.id ?? "this model";
+  const takes = model?.input_modalities ?? ["text"];
+  if (takes.includes(mediaKind(file.type))) return null;
+  if (takes.length > 1 && /^(image|audio|video)\//.test(file.type) && !/svg/.test(file.type)) return `${name} takes ${takes.join(" and ")}, in their common formats`;
   if (file.type.startsWith("image/") && !/svg/.test(file.type)) return `${name} takes text only, no pictures`;
   if (/^(audio|video)\//.test(file.type)) return `${name} takes text only, no sound or film`;
   if (isPdf(file)) return null;

@@ -1,6 +1,7 @@
 // One message on the page. It is drawn when it comes near to the screen, and while its answer comes, once a frame.
 
 import { copyButton, fill, h, icon, iconButton } from "./dom.js";
+import { mediaKind } from "./files.js";
 import { MarkdownView, render } from "./markdown.js";
 import { describeFile } from "./tree.js";
 
@@ -42,7 +43,9 @@ export class MessageView {
   #user() {
     const { content, files = [] } = this.node;
     return h("div", { class: "bubble" },
-      files.map((file) => h("span", { class: "file" }, icon("file"), describeFile(file))),
+      files.map((file) => (mediaKind(file.type) === "image"
+        ? h("img", { class: "picture", src: `data:${file.type};base64,${file.data}`, alt: file.name })
+        : h("span", { class: "file" }, icon("file"), describeFile(file)))),
       content && h("div", { class: "said" }, content));
   }
 

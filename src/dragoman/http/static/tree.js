@@ -6,6 +6,8 @@
 //                     times; `server` names the MCP server that made the call, whose output is then there too
 //   of a tool:        results: {id of a call: text}, for all calls of the node above
 
+import { mediaKind } from "./files.js";
+
 export const ROOT = "root";
 
 export function newId() {
@@ -125,10 +127,15 @@ function userContent(node, type, part) {
 }
 
 function filePart({ name, type, data }) {
+  const url = `data:${type};base64,${data}`;
+  if (mediaKind(type) === "image") return { type: "image_url", image_url: { url } };
+  if (mediaKind(type) === "audio") return { type: "audio_url", audio_url: { url } };
   return { type: "file", file: { filename: name, file_data: `data:${type || "text/plain"};base64,${data}` } };
 }
 
 function inputFile({ name, type, data }) {
+  if (mediaKind(type) === "image") return { type: "input_image", image_url: `data:${type};base64,${data}` };
+  if (mediaKind(type) === "audio") return { type: "input_audio", input_audio: { data } };
   return { type: "input_file", filename: name, file_data: `data:${type || "text/plain"};base64,${data}` };
 }
 
