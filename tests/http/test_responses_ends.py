@@ -100,8 +100,8 @@ def test_what_was_acknowledged_survives_a_kill(tmp_path: Path) -> None:
         server.kill()
     with background(parrot(), Settings(port=0, data_dir=str(tmp_path))) as url:
         assert get(url, done["id"]).json() == done
-        lost = get(url, begun["id"]).json()
-        assert (lost["status"], lost["error"]["code"]) == ("failed", "server_error")
+        # It is made again, and hangs again.
+        assert get(url, begun["id"]).json()["status"] in ("queued", "in_progress")
         assert texts(created(url, "on", previous_response_id=done["id"])) == "on"
 
 

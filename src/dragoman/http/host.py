@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
-from dragoman.api.batches import OpenAILines
+from dragoman.api.batches import Asked, OpenAILines
 from dragoman.api.chat.known_bodies import KnownBodies
 from dragoman.api.messages.batches import MessageLines
 from dragoman.batches.desk import AnswerLine, BatchDesk
@@ -84,6 +84,7 @@ class Host:
         self.mcp = servers_of(settings)
         self.desk = Desk.of(settings, self.workers, self.mcp)
         self.desk.list_models = lambda: [each.loaded.model for each in self.pool.served if each.loaded]
+        self.desk.ask_again = self._ask_again
         self.pool.on_change = self._list_live
         self._list_live()
 
@@ -202,6 +203,10 @@ class Host:
         await self.files.start()
         await self.batches.start()
         await self.pool.start()
+        await self.desk.watch()
+
+    async def _ask_again(self, owner: str, body: bytes) -> int:
+        return (await self.answer_line(owner, Asked("", "/v1/responses", body))).status
 
     async def stop(self) -> None:
         """In this order, and all of it: nobody inside, what they stored, whom they called, who computed."""

@@ -3,8 +3,9 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakValueDictionary
@@ -16,7 +17,7 @@ from dragoman.api.reply import DONE, KEEP_ALIVE
 from dragoman.api.responses.items import ToldItems, normalise, references, tell_items
 from dragoman.api.responses.output import END, Written
 from dragoman.api.responses.request import ResponseRequest
-from dragoman.errors import BadRequest, Conflict, MissingRecord, NotFound
+from dragoman.errors import BadRequest, Conflict, MissingRecord, NotFound, StoreUnavailable
 from dragoman.limits import Limits, check_count
 from dragoman.mcp import McpServers
 from dragoman.responses.context import Context, make_record, new_id
@@ -129,6 +130,44 @@ def _count(events: bytes) -> int:
     return events.count(END) - events.endswith(DONE)
 
 
+# What is kept of one that is made in the background while it is made: the request, so that another server can
+# make it where this one dies.
+
+
+TRIES = 3
+"""Servers that may die of one response."""
+LOOK_S = 5.0
+"""How often is looked for responses whose server is gone."""
+
+
+class Underway(msgspec.Struct):
+    request: msgspec.Raw
+    tries: int = 1
+
+
+class TakenOver(msgspec.Struct, frozen=True):
+    """A response of a server that is gone, which is made here under its own name."""
+
+    id: str
+    created_at: int
+    tries: int
+
+
+taken_over: ContextVar[TakenOver | None] = ContextVar("taken_over", default=None)
+_read_underway = msgspec.json.Decoder(Underway).decode
+
+
+def write_underway(request: ResponseRequest) -> bytes:
+    """In the place of the events, which are written when there are all of them."""
+    again = taken_over.get()
+    raw = msgspec.Raw(msgspec.json.encode(msgspec.structs.replace(request, stream=None)))
+    return msgspec.json.encode(Underway(raw, again.tries if again else 1))
+
+
+def is_underway(events: bytes) -> bool:
+    return events.startswith(b"{")
+
+
 # The desk.
 
 
@@ -171,17 +210,56 @@ class Desk:
         self._most = Most(items=limits.messages, bytes=limits.context_bytes, shown=shown)
         self._tasks: set[asyncio.Task[None]] = set()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self.ask_again: Callable[[str, bytes], Awaitable[int]] | None = None
+        """Makes a request anew in its owner's name, and gives the status of the reply."""
+        self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         await self.store.open()
+
+    async def watch(self) -> None:
+        """Once answers can be made: takes over what servers that are gone have left, now and later on."""
+        await self._take_over()
+        if self.keeps:
+            self._watching = asyncio.create_task(self._keep_looking())
+
+    async def _keep_looking(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                await self._take_over()
+            except StoreUnavailable as error:
+                logger.warning("Nobody can see whether responses were left behind: %s", error.message)
+
+    async def _take_over(self) -> None:
         for orphan in await self.store.orphans():
-            body = _decode(orphan.body)
-            body["status"] = "failed"
-            body["error"] = {"code": "server_error", "message": "The server was stopped before it was done."}
-            await self.store.save(make_record(body, orphan.owner, orphan.inputs, ()))
+            kept = await self.store.get(orphan.kind, orphan.owner, orphan.id, events=True)
+            left = _read_underway(kept.events) if kept is not None and is_underway(kept.events) else None
+            if left is None or self.ask_again is None or left.tries >= TRIES:
+                await self._give_up(orphan)
+            else:
+                task = asyncio.create_task(self._make_again(orphan, left))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def _make_again(self, orphan: Record, left: Underway) -> None:
+        assert self.ask_again is not None
+        taken_over.set(TakenOver(orphan.id, int(orphan.created_at), left.tries + 1))
+        logger.info("The response %s of a server that is gone is made here", orphan.id)
+        status = await self.ask_again(orphan.owner, bytes(left.request))
+        if status != 200:
+            await self._give_up(orphan)
+
+    async def _give_up(self, orphan: Record) -> None:
+        body = _decode(orphan.body)
+        body["status"] = "failed"
+        body["error"] = {"code": "server_error", "message": "The server was stopped before it was done."}
+        await self.store.save(make_record(body, orphan.owner, orphan.inputs, ()))
 
     async def stop(self) -> None:
         """What still runs in the background is cut off."""
+        if self._watching is not None:
+            self._watching.cancel()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -31,7 +31,7 @@ from dragoman.api.responses.writer import Manner, ResponseWriter
 from dragoman.errors import ContextOverflow, DragomanError
 from dragoman.limits import check_count
 from dragoman.responses.context import Context, Offering, fit_items, new_id, recall
-from dragoman.responses.desk import Desk, EventLog
+from dragoman.responses.desk import Desk, EventLog, taken_over
 from dragoman.turns.queue import MUCH
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.tool_loop import ClientGone, Heard, Outcome, Outlet, Speaker, Toolbox, ToolLoop, Written
@@ -401,12 +401,12 @@ REPEATED = ("tools", "tool_choice", "text")
 async def begin_making(desk: Desk, model: ServedModel, request: ResponseRequest, context: Context) -> Making:
     """Raises for what is wrong with the request itself."""
     store = _keeps(desk, request)
-    limits = model.limits
+    limits, again = model.limits, taken_over.get()
 
     def work() -> tuple[Offer, ResponseObject]:
         recall(model.planner.trails, context.trails, context.owner)
         name = model.planner.name(request.model)
-        id_, now = new_id("resp_"), int(time.time())
+        id_, now = (again.id, again.created_at) if again else (new_id("resp_"), int(time.time()))
         told = partial(describe_response, request, model.planner.defaults(request.model))
         made = told(id_=id_, created_at=now, model=name, store=store, size=context.size)
         for field in REPEATED:

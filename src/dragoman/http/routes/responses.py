@@ -22,7 +22,7 @@ from dragoman.http.host import Host, ModelHost
 from dragoman.http.query_string import QueryString
 from dragoman.http.run_turn import Sse
 from dragoman.responses.context import new_id
-from dragoman.responses.desk import place_of, unknown_response
+from dragoman.responses.desk import is_underway, place_of, unknown_response, write_underway
 from dragoman.responses.making import Making, begin_making, count_tokens, summarise, weigh_counting
 from dragoman.turns.tool_loop import ClientGone, Quiet
 
@@ -78,7 +78,7 @@ async def in_foreground(host: ModelHost, exchange: Exchange, making: Making) -> 
 async def in_background(host: ModelHost, visit: Visit, making: Making, stack: AsyncExitStack) -> None:
     """It is known before the client is answered, and made whether or not the client stays."""
     making.response.status = "queued"
-    await making.context.save(making.response, b"")
+    await making.context.save(making.response, write_underway(making.request))
     making_it = stack.pop_all()
     visit = visit.handed_on()
     making.reason = lambda: visit.error
@@ -173,7 +173,7 @@ async def retrieve(host: Host, exchange: Exchange) -> None:
 async def _events(host: Host, exchange: Exchange, id_: str, number: int) -> tuple[bytes, int]:
     """Those of a response, and where the one with this number begins."""
     events = (await host.desk.stored(exchange.owner, id_, events=True)).events
-    if not events:
+    if not events or is_underway(events):
         message = "The events of this response were not kept: leave out stream to get it whole."
         raise BadRequest(message, param="stream", code="invalid_value")
     return events, await exchange.aside(len(events), partial(place_of, events, number))

@@ -1,0 +1,100 @@
+"""Two servers on one store: what one that was killed had promised is made by the other."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from dragoman.engines.scripted import ScriptedEngine, say
+from dragoman.http.server import background
+from dragoman.responses import desk
+from dragoman.settings import Settings
+from tests.support.http import get, post
+
+STUCK = """
+import sys
+from dragoman.engines.scripted import ScriptedEngine, say
+from dragoman.http.server import background
+from dragoman.settings import Settings
+with background(ScriptedEngine(say("x", fault="hang")), Settings(port=0, data_dir=sys.argv[1])) as url:
+    print(url, flush=True)
+    sys.stdin.read()
+"""
+ASKED = {
+    "model": "scripted",
+    "input": "Say it.",
+    "background": True,
+    "instructions": "Be kind.",
+    "temperature": 0,
+    "metadata": {"a": "b"},
+}
+
+
+@contextmanager
+def mortal(folder: Path) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
+    """A server in a process of its own, whose engine never answers."""
+    command = [sys.executable, "-c", STUCK, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().strip(), process
+        finally:
+            process.kill()
+
+
+def ended(url: str, id_: str) -> dict[str, Any]:
+    until = time.monotonic() + 60
+    while (found := get(url, f"/v1/responses/{id_}").json())["status"] in ("queued", "in_progress"):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    return dict(found)
+
+
+def settings_of(folder: Path) -> Settings:
+    return Settings(port=0, data_dir=str(folder), shutdown_grace=0)
+
+
+def test_another_server_makes_what_a_killed_one_had_promised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(desk, "LOOK_S", 0.05)
+    engine = ScriptedEngine(say("said"))
+    with mortal(tmp_path) as (url, process), background(engine, settings_of(tmp_path)) as other:
+        promised = post(url, "/v1/responses", ASKED).json()
+        assert promised["status"] == "queued"
+        # While its server lives nobody else touches it.
+        streamed = httpx.get(f"{other}/v1/responses/{promised['id']}", params={"stream": "true"})
+        assert streamed.status_code == 400
+        assert get(other, f"/v1/responses/{promised['id']}").json()["status"] == "queued"
+        process.kill()
+        made = ended(other, promised["id"])
+    assert made["status"] == "completed"
+    assert made["output"][0]["content"][0]["text"] == "said"
+    kept = ("id", "created_at", "instructions", "metadata", "background", "temperature")
+    assert {name: made[name] for name in kept} == {name: promised[name] for name in kept}
+
+
+def test_a_server_that_comes_back_makes_what_it_had_promised(tmp_path: Path) -> None:
+    with mortal(tmp_path) as (url, process):
+        promised = post(url, "/v1/responses", ASKED).json()
+        process.kill()
+        process.wait()
+    with background(ScriptedEngine(say("said")), settings_of(tmp_path)) as again:
+        assert ended(again, promised["id"])["status"] == "completed"
+
+
+def test_a_response_that_kills_servers_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk, "TRIES", 1)
+    with mortal(tmp_path) as (url, process):
+        promised = post(url, "/v1/responses", ASKED).json()
+        process.kill()
+        process.wait()
+    with background(ScriptedEngine(say("said")), settings_of(tmp_path)) as again:
+        made = ended(again, promised["id"])
+    assert (made["status"], made["error"]["code"]) == ("failed", "server_error")
