@@ -296,8 +296,10 @@ async def _wrong_medium(engine: Any, media: Sequence[Media]) -> list[str]:
     return wrong + (await _hear_answer(engine))[1]
 
 
-def _told(steps: Sequence[Step]) -> list[object]:
-    return [(step.ids, getattr(step, "text", "")) for step in steps if step.ids or hasattr(step, "text")]
+def _told(steps: Sequence[Step]) -> tuple[list[int], str]:
+    """However it was cut into steps."""
+    ids = [id_ for step in steps for id_ in step.ids]
+    return ids, "".join(getattr(step, "text", "") for step in steps)
 
 
 async def _job_about(engine: Any, media: Media) -> Job:

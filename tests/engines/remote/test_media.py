@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
+from dragoman.cli.engine_checks import wrong_media
 from dragoman.engines.protocol import Engine
 from dragoman.engines.remote import RemoteEngine, RemoteOptions
 from dragoman.engines.scripted import ByteTokenizer, ScriptedEngine, say
@@ -73,3 +74,8 @@ def test_modalities_are_what_the_upstream_says_or_what_is_set() -> None:
     with serving(ScriptedEngine(say("x"), modalities=("image",))) as urls:
         assert run(urls, taken) == (frozenset({"image"}), True)
         assert run(urls, taken, RemoteOptions(modalities=())) == (frozenset(), False)
+
+
+def test_it_keeps_what_doctor_asks_of_engines_that_take_media() -> None:
+    with serving(ScriptedEngine(say("A cat."), modalities=KINDS)) as urls:
+        assert run(urls, wrong_media) == []

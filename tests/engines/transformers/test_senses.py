@@ -13,8 +13,10 @@ from typing import Any
 import httpx
 import pytest
 from msgspec import Struct
+from msgspec.structs import replace
 
 import dragoman
+from dragoman.cli.engine_checks import wrong_media
 from dragoman.engines.protocol import MediaEngine
 from dragoman.engines.transformers import TransformersEngine
 from dragoman.media import Media, MediaSpan
@@ -189,6 +191,17 @@ def test_a_picture_whose_asker_is_gone_is_not_computed_with(seer: Seer) -> None:
 
     assert asyncio.run(main()) == []
     assert seer.engine.live == 0
+
+
+def test_it_keeps_what_doctor_asks_of_engines_that_take_media(seer: Seer) -> None:
+    assert asyncio.run(wrong_media(seer.engine)) == []
+
+
+def test_ids_of_a_picture_without_one_are_ids_like_others(seer: Seer) -> None:
+    bare = replace(seer.shows(ONE), media=())
+    assert len(seer.says(bare)[0]) == 6
+    shown = seer.shows(ONE)
+    assert seer.says(shown) == [seer.expected(shown)]
 
 
 def test_a_second_question_begins_with_the_pages_of_the_first(

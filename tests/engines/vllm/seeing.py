@@ -9,6 +9,9 @@ import sys
 from itertools import count
 from typing import Any
 
+from msgspec.structs import replace
+
+from dragoman.cli.engine_checks import wrong_media
 from dragoman.engines.vllm import VllmEngine, VllmOptions, open_vllm
 from dragoman.media import Media, MediaSpan
 from dragoman.types import Job, Sampling, Step
@@ -55,6 +58,8 @@ async def find(engine: VllmEngine) -> dict[str, Any]:
     found["together"] = [await answer for answer in [asyncio.ensure_future(ask(engine, job)) for job in jobs]]
     found["text"] = await ask(engine, about(engine))
     found["both"] = await ask(engine, about(engine, other, third))
+    found["bare"] = await ask(engine, replace(about(engine, one), media=()))
+    found["wrong"] = await wrong_media(engine)
     found["cancelled"] = await cancelled(engine, about(engine, picture(9)))
     await engine.stop()
     return found

@@ -52,3 +52,12 @@ def test_a_known_picture_is_a_known_prefix_and_another_is_not(found: Any) -> Non
 
 def test_a_job_that_was_cancelled_while_its_picture_was_read_says_nothing(found: Any) -> None:
     assert found["cancelled"] == []
+
+
+def test_ids_of_a_picture_without_one_are_ids_like_others(found: Any, golden: Any) -> None:
+    assert len(found["bare"]["said"]) == len(golden[0]["said"])
+    assert found["bare"]["cached"] == BLOCK
+
+
+def test_it_keeps_what_doctor_asks_of_engines_that_take_media(found: Any) -> None:
+    assert found["wrong"] == []
