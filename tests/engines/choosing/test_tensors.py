@@ -12,6 +12,9 @@ from dragoman.types import Sampling
 
 torch = pytest.importorskip("torch")
 
+# Threads of torch wait for each other: on a machine that others use as well that takes long.
+torch.set_num_threads(1)
+
 
 def spaced(seed: int) -> Logits:
     """Forty values far enough apart that rounding does not decide who is in."""
