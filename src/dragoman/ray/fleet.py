@@ -18,7 +18,7 @@ from dragoman.http.connection.uvicorn_parts import short_cut
 from dragoman.http.token_budgets import Taken
 from dragoman.routing import Router
 
-SILENCE_S = 10.0
+SILENCE_S = 30.0
 """After so long without a word a replica is not asked any more."""
 CONNECT_S = 5.0
 IDLE_S = 30.0

@@ -81,14 +81,14 @@ def test_a_killed_replica_is_told_of_and_replaced(fleet: httpx.Client) -> None:
             if not first.is_set():
                 first.set()
                 processes.add(process)
-                started.wait(30)
+                started.wait(120)
 
         lines[number] = stream(fleet, on_begun, text=f"{number} " * 30)
 
     threads = [threading.Thread(target=read, args=(number,)) for number in range(6)]
     for thread in threads:
         thread.start()
-    started.wait(30)
+    started.wait(120)
     os.kill(int(sorted(processes)[0]), signal.SIGKILL)
     with ThreadPoolExecutor(4) as pool:
         asked = list(pool.map(lambda number: ask(fleet, text=f"new {number}", max_tokens=3), range(12)))
