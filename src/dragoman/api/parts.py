@@ -12,15 +12,16 @@ of it a template sees is no more than `{"type": "image", "media": DIGEST}`.
 """
 
 import binascii
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from msgspec import Struct, field
 
-from dragoman.errors import BadRequest, shorten
+from dragoman.errors import TOOLS, BadRequest, shorten
 from dragoman.limits import Limits
-from dragoman.media import Media, MediaKind, unsupported
-from dragoman.media.read import check_media, read_media
+from dragoman.media import Media, MediaKind, tell_media, unsupported
+from dragoman.media.read import check_media, data_url, read_media
 
 Part: TypeAlias = dict[str, Any]
 MEDIA_PARTS: Mapping[str, MediaKind] = {
@@ -67,7 +68,7 @@ def part_text(part: Part, place: str) -> str:
 def tell_part(part: Part, place: str) -> Part:
     """As a template is given it."""
     if isinstance(part, MediaPart):
-        return {"type": part.media.kind, "media": part.media.digest}
+        return tell_media(part.media)
     return {"type": "text", "text": part_text(part, place)}
 
 
@@ -200,6 +201,19 @@ def _check_format(given: Any, found: str, place: str) -> None:
     if FORMATS.get(said, said) != found:
         message = f"'{place}' is {shorten(str(given), 32)!r}, but the sound is {found}."
         raise BadRequest(message, param=place, code="invalid_value")
+
+
+def spell_shown(shown: str | Media) -> Part:
+    """A part of what a tool gave, as a client sends such parts."""
+    if isinstance(shown, str):
+        return {"type": "input_text", "text": shown}
+    if shown.kind == "image":
+        part = MediaPart(type="input_image", image_url=data_url(shown), detail=shown.detail)
+    else:
+        data = b64encode(shown.data).decode()
+        part = MediaPart(type="input_audio", input_audio={"data": data, "format": shown.format})
+    part.media, part.place = shown, TOOLS
+    return part
 
 
 def read_images(given: Sequence[Any], limits: Limits, place: str) -> ImageList:

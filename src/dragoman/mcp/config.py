@@ -53,7 +53,8 @@ class File(Struct, frozen=True):
 def servers_of(settings: Settings, errors: IO[str] | None = None) -> McpServers:
     """The MCP servers of an app: `mcp_config`, `mcp_allow` and `mcp_timeout` say which."""
     configured = read_config(settings.mcp_config, os.environ) if settings.mcp_config else {}
-    return McpServers(configured, settings.mcp_allow, McpBounds(call_s=settings.mcp_timeout), errors=errors)
+    bounds = McpBounds(call_s=settings.mcp_timeout, limits=settings.limits)
+    return McpServers(configured, settings.mcp_allow, bounds, errors=errors)
 
 
 def read_config(path: str, environ: Mapping[str, str]) -> dict[str, ServerSpec]:

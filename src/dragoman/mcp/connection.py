@@ -8,8 +8,11 @@ import asyncio
 import logging
 import math
 import time
+from binascii import a2b_base64
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from contextvars import Context
+from itertools import zip_longest
 from typing import IO, Any, TypeAlias, TypeVar
 
 import anyio
@@ -21,6 +24,8 @@ from mcp.shared.exceptions import MCPError
 from pydantic import TypeAdapter
 
 from dragoman._version import __version__
+from dragoman.errors import TOOLS, BadRequest
+from dragoman.limits import Limits
 from dragoman.mcp.spec import CallResult, McpBounds, McpFailure, McpTool, ServerSpec
 from dragoman.mcp.transports import (
     Attempt,
@@ -32,6 +37,8 @@ from dragoman.mcp.transports import (
     too_large,
     transport,
 )
+from dragoman.media import Media, MediaKind
+from dragoman.media.read import read_media
 
 T = TypeVar("T")
 Owners: TypeAlias = set[asyncio.Task[None]]
@@ -47,6 +54,8 @@ ROUND_S = 0.1
 ANSWER: TypeAdapter[wire.CallToolResult | wire.InputRequiredResult] = TypeAdapter(
     wire.CallToolResult | wire.InputRequiredResult
 )
+
+KINDS: dict[str, MediaKind] = {"image": "image", "audio": "audio"}
 
 
 class Connection:
@@ -118,7 +127,7 @@ class Connection:
     async def call(self, name: str, arguments: dict[str, Any]) -> CallResult:
         call = Call(self._client.session, self._spec, self._list)
         result = await self._ask(call.run(name, arguments), "answer the call")
-        return result_of(result, self._bounds.result_chars, self._spec)
+        return result_of(result, self._bounds, self._spec)
 
     async def _list(self) -> list[McpTool]:
         return await self._listing.fetch(self._client.session, self._spec)
@@ -266,13 +275,38 @@ class Call:
         return await self._session.send_request(request, ANSWER)
 
 
-def result_of(result: wire.CallToolResult, most_chars: int, spec: ServerSpec) -> CallResult:
-    text = "\n".join(part_text(part) for part in result.content)
+def result_of(result: wire.CallToolResult, bounds: McpBounds, spec: ServerSpec) -> CallResult:
+    texts = [part_text(part) for part in result.content]
     if not any(isinstance(part, wire.TextContent) for part in result.content):
-        text = "\n".join(filter(None, (text, _write_structured(result))))
-    if len(text) > most_chars:
-        raise too_large(f"a result of {len(text)} characters, where {most_chars} are the most", spec)
-    return CallResult(text, result.is_error)
+        texts = [*filter(None, (*texts, _write_structured(result)))]
+    text, most = "\n".join(texts), bounds.result_chars
+    if len(text) > most:
+        raise too_large(f"a result of {len(text)} characters, where {most} are the most", spec)
+    return CallResult(text, result.is_error, () if result.is_error else _parts_of(result, texts, bounds))
+
+
+def _parts_of(result: wire.CallToolResult, texts: list[str], bounds: McpBounds) -> tuple[str | Media, ...]:
+    """What it shows between its texts; nothing where that is all mentioned in them only."""
+    shown = [_read_shown(part, bounds.limits) for part in result.content]
+    if not any(shown):
+        return ()
+    return tuple(media or text for media, text in zip_longest(shown, texts))
+
+
+def _read_shown(part: wire.ContentBlock, limits: Limits) -> Media | None:
+    """A picture or a sound that is what it is said to be, within the limits."""
+    match part:
+        case wire.ImageContent() | wire.AudioContent():
+            kind, data = str(part.type), part.data
+        case wire.EmbeddedResource(resource=wire.BlobResourceContents() as blob):
+            kind, data = (blob.mime_type or "").partition("/")[0], blob.blob
+        case _:
+            return None
+    if kind not in KINDS:
+        return None
+    with suppress(ValueError, BadRequest):
+        return read_media(a2b_base64(data, strict_mode=True), KINDS[kind], limits, TOOLS)
+    return None
 
 
 def _write_structured(result: wire.CallToolResult) -> str:

@@ -1,11 +1,13 @@
 """What the room is asked and what it answers: servers, tools, results and the one failure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct, field
 
+from dragoman.limits import Limits
 from dragoman.logs import clean
+from dragoman.media import Media, tell_media
 
 Transport: TypeAlias = Literal["stdio", "http", "sse"]
 FailureKind: TypeAlias = Literal["protocol", "http", "timeout", "unreachable"]
@@ -66,6 +68,8 @@ class CallResult(Struct, frozen=True):
     text: str
     is_error: bool = False
     """The tool itself failed; `text` tells the model why."""
+    parts: tuple[str | Media, ...] = ()
+    """The same where it shows or plays something, which `text` only mentions."""
 
 
 class McpBounds(Struct, frozen=True, kw_only=True):
@@ -80,6 +84,8 @@ class McpBounds(Struct, frozen=True, kw_only=True):
     answer_bytes: int = 1024 * 1024
     """Bytes of one message of the server."""
     result_chars: int = 512 * 1024
+    limits: Limits = Limits()
+    """Those of pictures and sounds in results."""
 
 
 class McpFailure(Exception):
@@ -96,3 +102,20 @@ class McpFailure(Exception):
     def is_session_over(self) -> bool:
         """The server does not know our session any more; what it was asked, it has not done."""
         return (self.kind, self.code) == ("http", 404)
+
+
+def tell_result(outcome: CallResult | McpFailure) -> str | list[dict[str, Any]]:
+    """What the model reads as the result of a call, and sees."""
+    if not isinstance(outcome, CallResult):
+        return f"Error: {outcome.message}"
+    if outcome.parts:
+        return [
+            {"type": "text", "text": part} if isinstance(part, str) else tell_media(part)
+            for part in outcome.parts
+        ]
+    return f"Error: {outcome.text}" if outcome.is_error else outcome.text
+
+
+def shown_in(outcomes: Iterable[CallResult | McpFailure]) -> dict[str, Media]:
+    results = (outcome for outcome in outcomes if isinstance(outcome, CallResult))
+    return {part.digest: part for each in results for part in each.parts if isinstance(part, Media)}

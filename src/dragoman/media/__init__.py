@@ -36,6 +36,11 @@ class MediaSpan(Struct, frozen=True):
     count: int
 
 
+def tell_media(media: Media) -> dict[str, str]:
+    """The part of a message that shows it, as a template is given it."""
+    return {"type": media.kind, "media": media.digest}
+
+
 def unsupported(kind: str, modalities: Set[MediaKind], place: str | None = None) -> BadRequest:
     """`unsupported("audio", {"image"}, "messages[0].content[1]")`: what a model without ears says."""
     taken = " and ".join(NAMES[each] for each in sorted(modalities, reverse=True))

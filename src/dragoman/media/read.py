@@ -53,6 +53,11 @@ def data_url(media: Media) -> str:
     return f"data:{MEDIA_TYPES[media.format]};base64,{b64encode(media.data).decode()}"
 
 
+def mention(media: Media) -> str:
+    """`[image image/png, 3 KiB]` for a model that is not shown it: that it is there."""
+    return f"[{media.kind} {MEDIA_TYPES[media.format]}, {max(1, len(media.data) // 1024)} KiB]"
+
+
 def read_media(data: bytes, kind: MediaKind, limits: Limits, place: str, detail: str = "auto") -> Media:
     """The picture or sound in the bytes of a file, or a BadRequest about the field `place`."""
     try:

@@ -23,6 +23,7 @@ from dragoman.api.responses.history import (
     is_triggered,
     to_summarise,
 )
+from dragoman.api.responses.items import show_items
 from dragoman.api.responses.output import ItemPlace, Wire
 from dragoman.api.responses.request import ResponseRequest, for_summary, spec
 from dragoman.api.responses.response import Life, ResponseObject, describe_response, failure
@@ -34,7 +35,17 @@ from dragoman.responses.context import Context, Offering, fit_items, new_id, rec
 from dragoman.responses.desk import Desk, EventLog, taken_over
 from dragoman.turns.queue import MUCH
 from dragoman.turns.spec import TurnSpec
-from dragoman.turns.tool_loop import ClientGone, Heard, Outcome, Outlet, Speaker, Toolbox, ToolLoop, Written
+from dragoman.turns.tool_loop import (
+    ClientGone,
+    Heard,
+    Outcome,
+    Outlet,
+    Sight,
+    Speaker,
+    Toolbox,
+    ToolLoop,
+    Written,
+)
 from dragoman.turns.turn import ServedModel, Turn, note_terms
 from dragoman.types import Event, Traced, Usage
 
@@ -418,7 +429,8 @@ async def begin_making(desk: Desk, model: ServedModel, request: ResponseRequest,
     if offer.hidden:
         logger.info("Tools that this server does not have are left out: %s", ", ".join(offer.hidden))
     most = min(request.max_tool_calls or limits.tool_calls, limits.tool_calls)
-    toolbox = Toolbox(desk.mcp, [declared.wish for declared in offer.mcp], most)
+    sight = Sight(model, context.owner, show_items(context.all).media)
+    toolbox = Toolbox(desk.mcp, [declared.wish for declared in offer.mcp], most, sight)
     offering = Offering(toolbox, offer, context.all)
     return Making(desk, model, request, context, offering, _manner(model, request, context), response)
 

@@ -13,18 +13,24 @@ them.
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, Protocol, Self, TypeAlias, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from dragoman.engines.asked import place_media
+from dragoman.errors import TOOLS, BadRequest, EngineFailed
 from dragoman.mcp import CallResult, McpFailure, McpServers, McpSession, McpTool, ServerSpec
 from dragoman.mcp.servers import AllowedTools, RequireApproval, allows_tool, needs_approval, pin_of
+from dragoman.mcp.spec import shown_in, tell_result
+from dragoman.media import Media
+from dragoman.media.read import check_media, mention
 from dragoman.tracing import current
 from dragoman.turns.checked import note_fault
 from dragoman.turns.spec import TurnSpec
 from dragoman.turns.traced import trace_call, trace_list
-from dragoman.turns.turn import Turn, note_terms, note_turn
+from dragoman.turns.turn import ServedModel, Turn, note_terms, note_turn
 from dragoman.types import (
     Answer,
     Conversation,
@@ -130,11 +136,44 @@ class ServedCall(Struct, frozen=True):
     """What the tool was described as when the call was approved, if it had to be and that is known."""
 
 
+class Sight:
+    """What of the pictures and sounds in results the model is shown: those that it takes and the engine finds
+    to be in order, within what one request may show. Of the others it is told."""
+
+    def __init__(self, model: ServedModel, owner: str, shown: Mapping[str, Media]) -> None:
+        """`shown` is what the conversation shows before."""
+        self._model = model
+        self._owner = owner
+        self._shown = dict(shown)
+
+    async def look(self, outcome: Outcome) -> Outcome:
+        if not isinstance(outcome, CallResult) or not outcome.parts:
+            return outcome
+        parts = [part if isinstance(part, str) else await self._take(part) for part in outcome.parts]
+        return replace(outcome, parts=() if all(isinstance(part, str) for part in parts) else tuple(parts))
+
+    async def _take(self, media: Media) -> str | Media:
+        model = self._model
+        if media.kind not in model.card.modalities:
+            return mention(media)
+        try:
+            check_media({**self._shown, media.digest: media}.values(), model.limits, TOOLS)
+            placing = partial(place_media, model.engine, media)
+            await model.workers.run(self._owner, len(media.data), placing, slow=True)
+        except (BadRequest, EngineFailed):
+            return mention(media)
+        self._shown[media.digest] = media
+        return media
+
+
 class Toolbox:
     """`check()` it; then `async with` it: the connections that a request opens end with it."""
 
-    def __init__(self, servers: McpServers, wishes: Sequence[ServerWish], most_calls: int) -> None:
+    def __init__(
+        self, servers: McpServers, wishes: Sequence[ServerWish], most_calls: int, sight: Sight
+    ) -> None:
         self._servers = servers
+        self._sight = sight
         self._wishes = {wish.label: wish for wish in wishes}
         self._left = most_calls
         self._specs: dict[str, ServerSpec] = {}
@@ -185,7 +224,7 @@ class Toolbox:
 
     async def call(self, calls: Sequence[ServedCall]) -> list[Outcome]:
         """All at once. One that fails is told to the model, which may do better."""
-        return await asyncio.gather(*map(self._call, calls))
+        return [await self._sight.look(each) for each in await asyncio.gather(*map(self._call, calls))]
 
     async def _call(self, call: ServedCall) -> Outcome:
         if self.spent:
@@ -381,10 +420,10 @@ class HiddenCalls:
 
     async def tell(self, outcomes: Sequence[Outcome]) -> None:
         results = [
-            Message(role="tool", content=tell_text(outcome), tool_call_id=call.id)
+            Message(role="tool", content=tell_result(outcome), tool_call_id=call.id)
             for call, outcome in zip(self._asked, outcomes, strict=True)
         ]
-        self._later = _with_messages(self._later, results)
+        self._later = _with_messages(self._later, results, shown_in(outcomes))
         if self._loop.toolbox.spent:
             # The model is offered nothing that it could not have.
             self._later = _without_tools(self._later, self._names)
@@ -421,13 +460,6 @@ class HiddenCalls:
         return True
 
 
-def tell_text(outcome: Outcome) -> str:
-    """What the model reads as the result of a call."""
-    if isinstance(outcome, CallResult):
-        return f"Error: {outcome.text}" if outcome.is_error else outcome.text
-    return f"Error: {outcome.message}"
-
-
 def _message(answer: Answer) -> Message:
     return Message(
         role="assistant",
@@ -437,10 +469,13 @@ def _message(answer: Answer) -> Message:
     )
 
 
-def _with_messages(spec: TurnSpec, more: Sequence[Message]) -> TurnSpec:
+def _with_messages(
+    spec: TurnSpec, more: Sequence[Message], shown: Mapping[str, Media] | None = None
+) -> TurnSpec:
     (told,) = spec.prompts
     assert isinstance(told, Conversation)
-    return replace(spec, prompts=(replace(told, messages=(*told.messages, *more)),))
+    media = {**(shown or {}), **told.media}
+    return replace(spec, prompts=(replace(told, messages=(*told.messages, *more), media=media),))
 
 
 def _without_tools(spec: TurnSpec, names: Mapping[str, object]) -> TurnSpec:

@@ -48,6 +48,18 @@ def parts() -> CallToolResult:
 
 
 @server.tool()
+def show(data: str, sound: str = "") -> CallToolResult:
+    """A picture between two texts, and a sound behind them."""
+    content: list[ContentBlock] = [
+        TextContent(text="before"),
+        ImageContent(data=data, mime_type="image/png"),
+        TextContent(text="behind"),
+        *([AudioContent(data=sound, mime_type="audio/wav")] if sound else ()),
+    ]
+    return CallToolResult(content=content)
+
+
+@server.tool()
 def structured() -> CallToolResult:
     return CallToolResult(content=[], structured_content={"degrees": 21})
 

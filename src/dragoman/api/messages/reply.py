@@ -3,6 +3,7 @@
 One writer makes both: the whole message is what the events of a stream fold to.
 """
 
+from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
@@ -14,6 +15,8 @@ from dragoman.api.messages.blocks import Seal, sign
 from dragoman.api.reply import FIELDS, Head, as_known_error, encode, spell_error
 from dragoman.errors import CONVERSATION, OUTPUT, PROMPT, STOP, ContextOverflow, DragomanError, ServerFull
 from dragoman.mcp import CallResult
+from dragoman.media import Media
+from dragoman.media.read import MEDIA_TYPES, mention
 from dragoman.turns.tool_loop import Outcome
 from dragoman.types import Event, ToolCall, Usage
 
@@ -254,11 +257,12 @@ class MessageWriter:
         for call, outcome in zip(calls, outcomes, strict=True):
             failed = not isinstance(outcome, CallResult) or outcome.is_error
             text = outcome.text if isinstance(outcome, CallResult) else outcome.message
+            parts = outcome.parts if isinstance(outcome, CallResult) else ()
             block = {
                 "type": "mcp_tool_result",
                 "tool_use_id": call.id,
                 "is_error": failed,
-                "content": [{"type": "text", "text": text}],
+                "content": [_spell_part(part) for part in parts or (text,)],
             }
             self._index += 1
             written += self._block_event("start", content_block=block), self._block_event("stop")
@@ -379,6 +383,15 @@ class MessageWriter:
             iterations = {"iterations": [{"type": "compaction", **_usage(summed)}, *told]}
         thought = {"thinking_tokens": min(used.reasoning_tokens, said)}
         return {**now, "output_tokens_details": thought, "service_tier": "standard", **iterations}
+
+
+def _spell_part(part: str | Media) -> Fields:
+    """Of what a tool gave; this API has no block that plays something."""
+    if isinstance(part, Media) and part.kind == "image":
+        data = b64encode(part.data).decode()
+        source = {"type": "base64", "media_type": MEDIA_TYPES[part.format], "data": data}
+        return {"type": "image", "source": source}
+    return {"type": "text", "text": part if isinstance(part, str) else mention(part)}
 
 
 def _usage(used: Usage) -> Fields:

@@ -160,7 +160,7 @@ class _Telling:
             case "function_call_output" | "custom_tool_call_output":
                 self._result(_call_id(item), self._content(item["output"]))
             case "mcp_call":
-                self._server_call(item, _outcome(item))
+                self._server_call(item, self._content(item.get("content") or _outcome(item)))
             case "mcp_approval_request":
                 self._approval(item)
             case "compaction":
@@ -191,7 +191,7 @@ class _Telling:
         self._close()
         self._told.append(Message(role="tool", content=content, tool_call_id=call_id))
 
-    def _server_call(self, item: ItemDict, outcome: str) -> None:
+    def _server_call(self, item: ItemDict, outcome: Content) -> None:
         self._call(item["id"], item["server_label"], item["name"], item["arguments"])
         self._result(item["id"], outcome)
 

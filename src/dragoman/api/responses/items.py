@@ -97,6 +97,8 @@ class McpCallItem(McpRequestItem):
     output: str | None = None
     error: str | dict[str, Any] | None = None
     approval_request_id: str | None = None
+    content: Parts | None = None
+    """The output where it shows something, which `output` only mentions: a field of ours."""
 
 
 class McpAnswerItem(ItemBase):
@@ -277,6 +279,8 @@ def _normal(given: ItemDict, place: str, new_id: Callable[[str], str], limits: L
     kind.reader.convert(item, place)
     if name == "message":
         item["content"] = _content(item["content"], f"{place}.content", item["role"], limits)
+    if name == "mcp_call" and "content" in item:
+        item["content"] = _content(item["content"], f"{place}.content", "user", limits)
     if isinstance(item.get("output"), list) and name in OUTPUTS:
         item["output"] = _content(item["output"], f"{place}.output", "user", limits)
     if kind.prefix and "id" not in item:
@@ -330,12 +334,16 @@ def read_shown(item: ItemDict, limits: Limits, field: str) -> ItemDict:
 
 def check_shown(items: Iterable[ItemDict], limits: Limits, field: str) -> None:
     """All that they show and play has its limits, too."""
+    show_items(items).check(limits, field)
+
+
+def show_items(items: Iterable[ItemDict]) -> Gallery:
     gallery = Gallery()
     for item in items:
         for name in SHOWING:
             if isinstance(parts := item.get(name), list):
                 gallery.add(parts)
-    gallery.check(limits, field)
+    return gallery
 
 
 def without_logprobs(item: ItemDict) -> ItemDict:

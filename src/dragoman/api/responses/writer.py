@@ -9,6 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from dragoman.api.parts import spell_shown
 from dragoman.api.reply import Speller
 from dragoman.api.responses.output import (
     MESSAGE,
@@ -56,6 +57,8 @@ class ServerCall(Struct):
         output, error = _spell_result(outcome)
         status: Status = "failed" if error else "completed"
         item = {**self.item.body(status, self.arguments), "output": output, "error": error}
+        if isinstance(outcome, CallResult) and outcome.parts:
+            item["content"] = [spell_shown(part) for part in outcome.parts]
         place = self.item.place
         return place.event(f"response.mcp_call.{status}") + place.done(item), item
 

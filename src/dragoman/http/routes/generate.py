@@ -35,9 +35,9 @@ from dragoman.http.run_turn import AnyTurn, Writer
 from dragoman.limits import check_count
 from dragoman.mcp import McpFailure, McpTool
 from dragoman.turns.spec import TurnSpec
-from dragoman.turns.tool_loop import HiddenCalls, ServerWish, Toolbox, ToolLoop
+from dragoman.turns.tool_loop import HiddenCalls, ServerWish, Sight, Toolbox, ToolLoop
 from dragoman.turns.turn import Turn, note_terms
-from dragoman.types import Answer, Message, TokenLogprob, Usage
+from dragoman.types import Answer, Conversation, Message, TokenLogprob, Usage
 
 
 async def chat(shared: Host, exchange: Exchange) -> None:
@@ -359,7 +359,10 @@ async def ask_servers(
     stack: AsyncExitStack,
 ) -> tuple[Toolbox, dict[str, list[McpTool]]]:
     """What servers offer, once nothing is wrong with what is known of the turn."""
-    toolbox = Toolbox(host.mcp, asked, host.limits.tool_calls)
+    (told,) = known.prompts
+    shown = told.media if isinstance(told, Conversation) else {}
+    sight = Sight(host.model, exchange.owner, shown)
+    toolbox = Toolbox(host.mcp, asked, host.limits.tool_calls, sight)
     toolbox.check()
     await host.model.check(known, exchange.owner, body_bytes)
     await stack.enter_async_context(toolbox)
