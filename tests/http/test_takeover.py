@@ -11,7 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from dragoman.engines.scripted import ScriptedEngine, say
+from dragoman.engines.protocol import ModelCard
+from dragoman.engines.scripted import CHATML, ScriptedEngine, say
 from dragoman.http.server import background
 from dragoman.responses import desk
 from dragoman.settings import Settings
@@ -87,6 +88,33 @@ def test_a_server_that_comes_back_makes_what_it_had_promised(tmp_path: Path) -> 
         process.wait()
     with background(ScriptedEngine(say("said")), settings_of(tmp_path)) as again:
         assert ended(again, promised["id"])["status"] == "completed"
+
+
+def test_it_is_left_to_a_server_that_has_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk, "LOOK_S", 0.05)
+    card = ModelCard(name="other", max_model_len=4096, templates={"default": CHATML})
+    with mortal(tmp_path) as (url, process):
+        promised = post(url, "/v1/responses", ASKED).json()
+        process.kill()
+        process.wait()
+    with background(ScriptedEngine(say("no"), card=card), settings_of(tmp_path)) as other:
+        assert get(other, f"/v1/responses/{promised['id']}").json()["status"] == "queued"
+        with background(ScriptedEngine(say("said")), settings_of(tmp_path)) as again:
+            made = ended(again, promised["id"])
+    assert (made["status"], made["output"][0]["content"][0]["text"]) == ("completed", "said")
+
+
+def test_a_response_whose_model_nobody_has_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(desk, "ELSEWHERE_S", -1.0)
+    card = ModelCard(name="other", max_model_len=4096, templates={"default": CHATML})
+    with mortal(tmp_path) as (url, process):
+        promised = post(url, "/v1/responses", ASKED).json()
+        process.kill()
+        process.wait()
+    with background(ScriptedEngine(say("no"), card=card), settings_of(tmp_path)) as other:
+        assert ended(other, promised["id"])["status"] == "failed"
 
 
 def test_a_response_that_kills_servers_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,7 +84,7 @@ class Host:
         self.mcp = servers_of(settings)
         self.desk = Desk.of(settings, self.workers, self.mcp)
         self.desk.list_models = lambda: [each.loaded.model for each in self.pool.served if each.loaded]
-        self.desk.ask_again = self._ask_again
+        self.desk.ask_again, self.desk.serves = self._ask_again, self._serves
         self.pool.on_change = self._list_live
         self._list_live()
 
@@ -204,6 +204,13 @@ class Host:
         await self.batches.start()
         await self.pool.start()
         await self.desk.watch()
+
+    def _serves(self, model: str) -> bool:
+        try:
+            self.pool.check(model)
+        except DragomanError:
+            return False
+        return True
 
     async def _ask_again(self, owner: str, body: bytes) -> int:
         return (await self.answer_line(owner, Asked("", "/v1/responses", body))).status

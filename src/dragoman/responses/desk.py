@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -138,6 +139,8 @@ TRIES = 3
 """Servers that may die of one response."""
 LOOK_S = 5.0
 """How often is looked for responses whose server is gone."""
+ELSEWHERE_S = 600.0
+"""So long those of models that are not here are left to servers that have them."""
 
 
 class Underway(msgspec.Struct):
@@ -212,6 +215,8 @@ class Desk:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self.ask_again: Callable[[str, bytes], Awaitable[int]] | None = None
         """Makes a request anew in its owner's name, and gives the status of the reply."""
+        self.serves: Callable[[str], bool] = lambda _: True
+        """Whether there is a model of this name here."""
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -232,7 +237,7 @@ class Desk:
                 logger.warning("Nobody can see whether responses were left behind: %s", error.message)
 
     async def _take_over(self) -> None:
-        for orphan in await self.store.orphans():
+        for orphan in await self.store.orphans(self._wants):
             kept = await self.store.get(orphan.kind, orphan.owner, orphan.id, events=True)
             left = _read_underway(kept.events) if kept is not None and is_underway(kept.events) else None
             if left is None or self.ask_again is None or left.tries >= TRIES:
@@ -241,6 +246,9 @@ class Desk:
                 task = asyncio.create_task(self._make_again(orphan, left))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
+
+    def _wants(self, model: str, at: float) -> bool:
+        return at < time.time() - ELSEWHERE_S or self.serves(model)
 
     async def _make_again(self, orphan: Record, left: Underway) -> None:
         assert self.ask_again is not None

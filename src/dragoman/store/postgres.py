@@ -214,10 +214,10 @@ class PostgresStore(Store):
             bounds=self.bounds,
         )
 
-    async def orphans(self) -> list[Record]:
-        instances = await self._read(store.find_unfinished)
-        living = {row[0] for row in await self._read(lambda: _rows(LIVING))}
-        dead = sorted(instances - living - {self.instance})
+    async def orphans(self, wants: store.Wants = lambda *_: True) -> list[Record]:
+        unfinished = await self._read(store.find_unfinished)
+        living = {self.instance, *(row[0] for row in await self._read(lambda: _rows(LIVING)))}
+        dead = [(one, model) for one, model, at in unfinished if one not in living and wants(model, at)]
         return await self._write(lambda: store.adopt(dead, self.instance))
 
     async def _read(self, make: Callable[[], Operation[T]]) -> T:

@@ -389,9 +389,11 @@ class SqliteStore(Store):
             bounds=self.bounds,
         )
 
-    async def orphans(self) -> list[Record]:
-        instances = await self._read(store.find_unfinished) - {self.instance}
-        dead = [one for one in sorted(instances) if not (self._presence and self._presence.is_alive(one))]
+    async def orphans(self, wants: store.Wants = lambda *_: True) -> list[Record]:
+        unfinished = await self._read(store.find_unfinished)
+        instances = {one for one, *_ in unfinished} - {self.instance}
+        gone = {one for one in instances if not (self._presence and self._presence.is_alive(one))}
+        dead = [(one, model) for one, model, at in unfinished if one in gone and wants(model, at)]
         return await self._write(lambda: store.adopt(dead, self.instance))
 
     async def _file_bytes(self) -> int:

@@ -12,7 +12,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -133,20 +133,24 @@ def _oldest(rows: Sequence[Row], excess: int) -> list[Row]:
     return chosen
 
 
-def find_unfinished() -> Operation[set[str]]:
-    """The servers that work, or worked, on unfinished records."""
-    rows = yield Query(f"SELECT DISTINCT instance FROM records WHERE {AT_WORK}")
-    return {row[0] for row in rows}
+Wants: TypeAlias = Callable[[str, float], bool]
+"""Whether a server takes over records of this model, of which the last is from then."""
 
 
-def adopt(dead: Sequence[str], instance: str) -> Operation[list[Record]]:
+def find_unfinished() -> Operation[list[Row]]:
+    """The servers that work, or worked, on unfinished records: their models, and when the last was made."""
+    query = f"SELECT instance, model, max(created_at) FROM records WHERE {AT_WORK} GROUP BY instance, model"
+    return [*(yield Query(query))]
+
+
+def adopt(dead: Iterable[tuple[str, str]], instance: str) -> Operation[list[Record]]:
     """Takes over the unfinished records of servers that are gone, so that nobody else does."""
-    if not dead:
-        return []
-    rows = yield Query(
-        f"UPDATE records SET instance = ? WHERE {AT_WORK} AND instance IN ({marks(dead)}) RETURNING seq",
-        (instance, *dead),
-    )
+    rows: list[Row] = []
+    for pair in sorted(dead):
+        change = (
+            f"UPDATE records SET instance = ? WHERE {AT_WORK} AND instance = ? AND model = ? RETURNING seq"
+        )
+        rows += yield Query(change, (instance, *pair))
     if not rows:
         return []
     seqs = tuple(row[0] for row in rows)
@@ -306,7 +310,7 @@ class Store(ABC):
     async def stats(self) -> Stats: ...
 
     @abstractmethod
-    async def orphans(self) -> list[Record]:
+    async def orphans(self, wants: Wants = lambda *_: True) -> list[Record]:
         """Records "queued" or "in_progress" that no living server works on; this one takes them over."""
 
     @abstractmethod
