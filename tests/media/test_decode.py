@@ -1,6 +1,7 @@
 """Files are decoded by processes that can do nothing else, and that may die."""
 
 import asyncio
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -163,6 +164,15 @@ def test_processes_serve_again_and_are_few() -> None:
         first = children_of(one)
         refusal(one, image(saved(Image.effect_noise((32, 32), 9).convert("RGB"), "png")[:-700]))
         assert children_of(one) == first and len(first) == 1
+
+
+def test_a_picture_that_others_allow_has_the_memory_it_needs() -> None:
+    with MediaDecoder(Limits(media_pixels=1)) as small:
+        for width in (8, 64, 8):
+            assert small.decode_image(image(picture("png", width, 64))).width == width
+        (pid,) = children_of(small)
+        most, _ = resource.prlimit(pid, resource.RLIMIT_AS)
+        assert most == decode.BASE_MEMORY + decode.PIXEL_MEMORY * 64 * 64
 
 
 def test_a_process_that_has_died_is_replaced() -> None:

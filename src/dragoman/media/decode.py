@@ -36,8 +36,8 @@ PATIENCE_S = 60.0
 USES = 256
 """Files that one process opens before another takes its place: libraries may keep what they should not."""
 BASE_MEMORY = 768 * 1024 * 1024
-PIXEL_MEMORY = 12
-"""Bytes that a picture may take for each pixel, with all copies that are made on the way."""
+PIXEL_MEMORY = SAMPLE_MEMORY = 12
+"""Bytes that a picture may take for each pixel, with all copies that are made on the way; and a sound."""
 REASONS = {
     "missing": "this server decodes none: whoever runs it has to install dragoman[media]",
     "too_large": "it is larger than its header says",
@@ -81,6 +81,9 @@ def check_installed(kind: MediaKind) -> None:
 
 class WorkProcess:
     """A process with one socket. It answers questions one after another, or is killed."""
+
+    memory = 0
+    """Bytes that it may have, where somebody has said so."""
 
     def __init__(self, *command: str) -> None:
         self.asked = 0
@@ -157,6 +160,7 @@ class MediaDecoder:
     def decode_image(self, media: Media) -> Pixels:
         # Whoever read the header has compared it with the limits of the server, which need not be ours.
         pixels = media.width * media.height
+        self._make_room(BASE_MEMORY + PIXEL_MEMORY * pixels)
         asked = {"format": media.format, "pixels": pixels}
         try:
             said, rgb = self.ask("image", asked, media.data, IMAGE_S, 3 * pixels)
@@ -171,6 +175,7 @@ class MediaDecoder:
         samples = int(max(self._limits.media_seconds, media.seconds + 1) * SAMPLES_A_SECOND)
         asked = {"format": media.format, "seconds": media.seconds, "samples": samples, "rate": rate}
         most = 4 * int((media.seconds + 1) * rate)
+        self._make_room(BASE_MEMORY + SAMPLE_MEMORY * most // 4)
         try:
             _, data = self.ask("audio", asked, media.data, AUDIO_S, most)
         except DecodeFailure as error:
@@ -220,11 +225,23 @@ class MediaDecoder:
         return self._start(work)
 
     def _start(self, work: str) -> WorkProcess:
-        return WorkProcess(str(CHILD), work, str(self._memory))
+        memory = self._memory
+        child = WorkProcess(str(CHILD), work, str(memory))
+        child.memory = memory
+        return child
+
+    def _make_room(self, memory: int) -> None:
+        """Processes that may have so much; those that may not are of no more use."""
+        with self._lock:
+            self._memory = max(self._memory, memory)
+            small = [child for _, child in self._idle if child.memory < self._memory]
+            self._idle = [each for each in self._idle if each[1] not in small]
+        for child in small:
+            child.kill()
 
     def _give_back(self, work: str, child: WorkProcess, keep: bool) -> None:
         with self._lock:
-            keep = keep and not self._closed
+            keep = keep and not self._closed and child.memory >= self._memory
             if keep:
                 self._idle.append((work, child))
         if not keep:
