@@ -208,3 +208,8 @@ def test_any_bytes_are_read_or_refused(
     assert media.kind == kind
     assert media.width * media.height > 0 or media.seconds > 0
     assert media.width * media.height <= LIMITS.media_pixels and media.seconds <= LIMITS.media_seconds
+
+
+def test_what_is_written_of_a_picture_has_none_of_its_data() -> None:
+    media = read_media(picture("png"), "image", Limits(), "here")
+    assert repr(media) == f"Media('image', 'png', {len(media.data)} bytes, '{media.digest[:16]}')"

@@ -1,6 +1,7 @@
 """What a person does in the chat, in a real browser."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -205,6 +206,17 @@ def test_a_model_that_sees_is_shown_pictures(browser: Browser) -> None:
         tab.say("What is this?")
         expect(tab.page.locator("img.picture")).to_have_js_property("naturalWidth", 6)
         assert [span.media.data for span in engine.jobs[-1].media] == [samples.picture("png")]
+
+
+def test_the_inspector_tells_of_pictures_without_their_data(browser: Browser) -> None:
+    engine = ScriptedEngine(say("Red."), modalities=("image",))
+    with background(engine, Settings(port=0, store="memory")) as url, opened(browser) as tab:
+        tab.open(url)
+        tab.attach("cat.png", "image/png", samples.picture("png", 256, 256))
+        tab.say("What is this?").get_by_role("button", name="Inspect").click()
+        tab.page.get_by_role("dialog").get_by_role("tab", name="Request").click()
+        shown = tab.page.get_by_role("dialog").get_by_label("command", exact=True)
+        expect(shown).to_contain_text(re.compile(r"base64,iVBORw0KGgoAAAAN… \(\d KiB\)"))
 
 
 def test_servers_of_tools_are_asked_by_the_server(browser: Browser, tmp_path: Path) -> None:

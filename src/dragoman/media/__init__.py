@@ -27,6 +27,10 @@ class Media(Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
     detail: str = "auto"
 
+    def __repr__(self) -> str:
+        """Without its data: whoever writes a job into a log does not want a picture there."""
+        return f"Media({self.kind!r}, {self.format!r}, {len(self.data)} bytes, {self.digest[:16]!r})"
+
 
 class MediaSpan(Struct, frozen=True):
     """Where a picture or a sound stands in a prompt: all ids there are those that the engine wants for it."""

@@ -50,9 +50,14 @@ export function tabs(label, entries, { onchange, first = 0 } = {}) {
 }
 let made = 0;
 
+/** Text for people: of the data of pictures and sounds, its beginning and its size. */
+function withoutData(text) {
+  return text.replace(/[A-Za-z0-9+/]{256,}={0,2}/g, (data) => `${data.slice(0, 16)}… (${Math.ceil(data.length * 3 / 4096)} KiB)`);
+}
+
 /** JSON for people: indented, with colours. */
 export function showJson(value) {
-  const text = typeof value === "string" ? value : JSON.stringify(value, null, 2);
+  const text = withoutData(typeof value === "string" ? value : JSON.stringify(value, null, 2));
   return h("pre", { class: "json", tabindex: "0" }, text.length > LONGEST_COLOURED ? text : colourJson(text));
 }
 
@@ -69,9 +74,9 @@ export function colourJson(text) {
   return [...parts, text.slice(at)];
 }
 
-/** Text with its end: a long one can be scrolled, and copied. */
+/** Text with its end: a long one can be scrolled, and copied, with all that is in it. */
 export function codeBlock(text, label) {
-  return h("div", { class: "code-block" }, h("pre", { tabindex: "0", "aria-label": label }, text), copyButton(() => text, `Copy ${label}`));
+  return h("div", { class: "code-block" }, h("pre", { tabindex: "0", "aria-label": label }, withoutData(text)), copyButton(() => text, `Copy ${label}`));
 }
 
 /** The address of a path of this server, as other programs have it. */
