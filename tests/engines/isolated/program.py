@@ -56,7 +56,7 @@ def open_told(how: str) -> Told:
         os.abort()
     if how == "refuse":
         raise ModelFileError("There is no such file.")
-    return Told(script, interval=0.001)
+    return Told(script, interval=0.001, modalities=("image",))
 
 
 def opened(how: str = "", tokenizer: Tokenizer | None = None) -> IsolatedEngine:

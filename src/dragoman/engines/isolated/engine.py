@@ -217,7 +217,7 @@ class IsolatedEngine:
     def submit(self, job: Job, sink: Sink) -> _Taker:
         """Start a job; `sink` is called on the event loop's thread."""
         self._check_failure()
-        check_job(job, self)
+        check_job(job, self, self.card.modalities)
         constraint = job.constraint
         id = next(self._ids)
         order = wire.Submit(id, replace(job, constraint=None), recipe_of(constraint))
