@@ -294,7 +294,7 @@ class Answer(Struct):
 class Message(Struct, frozen=True, kw_only=True):
     role: Role
     content: str | list[dict[str, Any]] | None = None
-    """Parts are kept as parts, because some templates want them so: `{"type": "image", "media": DIGEST}`."""
+    """Parts are kept as parts, because some templates want them so: `{"type": "image", "media": KEY}`."""
     name: str | None = None
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
@@ -316,7 +316,7 @@ class Conversation(Struct, frozen=True, kw_only=True):
     """The name of one of the model's templates, for models that have several."""
     media: Mapping[str, Media] = field(default_factory=dict)
     places: Mapping[str, str] = field(default_factory=dict)
-    """What its messages show and play, and the fields of the request that have it, both by digests."""
+    """What its messages show and play, and the fields of the request that have it, both by `Media.key`."""
 
     @property
     def before(self) -> tuple[Message, ...]:

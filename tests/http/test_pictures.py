@@ -110,6 +110,15 @@ def test_a_model_of_text_says_so_of_the_field(name: str, blind: str) -> None:
         assert f'"param":"{place}"' in reply.text
 
 
+def test_a_picture_may_be_looked_at_in_two_ways(url: str, engine: ScriptedEngine) -> None:
+    ways = ["low", "auto", "high", "low"]
+    content: list[Any] = [{"type": "image_url", "image_url": {"url": URL, "detail": way}} for way in ways]
+    for asked in (content, content[::-1], [*content, {"type": "text", "text": "?"}]):
+        post(url, "/v1/chat/completions", {"messages": [{"role": "user", "content": asked}]})
+        shown = [(span.media.detail, span.media.data) for span in engine.jobs[-1].media]
+        assert shown == [(part["image_url"]["detail"], RED) for part in asked if "image_url" in part]
+
+
 def test_a_response_goes_on_from_one_with_a_picture(url: str, engine: ScriptedEngine) -> None:
     first = post(url, "/v1/responses", {"input": [{"role": "user", "content": [INPUT]}]}).json()
     items = get(url, f"/v1/responses/{first['id']}/input_items").json()["data"]

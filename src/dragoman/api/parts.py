@@ -8,7 +8,7 @@
     {"role": "user", "content": "?", "images": ["..."]}                                          Ollama
 
 A picture stays as it was sent, because it may have to be given back; what was read of it goes with it. What
-of it a template sees is no more than `{"type": "image", "media": DIGEST}`.
+of it a template sees is no more than `{"type": "image", "media": KEY}`.
 """
 
 import binascii
@@ -102,8 +102,8 @@ class Gallery(Struct):
     def add(self, parts: Sequence[Part]) -> None:
         for part in parts:
             if isinstance(part, MediaPart):
-                self.media.setdefault(part.media.digest, part.media)
-                self.places.setdefault(part.media.digest, part.place)
+                self.media.setdefault(part.media.key, part.media)
+                self.places.setdefault(part.media.key, part.place)
 
     def check(self, limits: Limits, place: str) -> None:
         if self.media:

@@ -118,4 +118,4 @@ def tell_result(outcome: CallResult | McpFailure) -> str | list[dict[str, Any]]:
 
 def shown_in(outcomes: Iterable[CallResult | McpFailure]) -> dict[str, Media]:
     results = (outcome for outcome in outcomes if isinstance(outcome, CallResult))
-    return {part.digest: part for each in results for part in each.parts if isinstance(part, Media)}
+    return {part.key: part for each in results for part in each.parts if isinstance(part, Media)}

@@ -27,6 +27,11 @@ class Media(Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
     detail: str = "auto"
 
+    @property
+    def key(self) -> str:
+        """What a conversation knows it by: a picture that is to be looked at in two ways is two."""
+        return self.digest if self.detail == "auto" else f"{self.digest}:{self.detail}"
+
     def __repr__(self) -> str:
         """Without its data: whoever writes a job into a log does not want a picture there."""
         return f"Media({self.kind!r}, {self.format!r}, {len(self.data)} bytes, {self.digest[:16]!r})"
@@ -42,7 +47,7 @@ class MediaSpan(Struct, frozen=True):
 
 def tell_media(media: Media) -> dict[str, str]:
     """The part of a message that shows it, as a template is given it."""
-    return {"type": media.kind, "media": media.digest}
+    return {"type": media.kind, "media": media.key}
 
 
 def unsupported(kind: str, modalities: Set[MediaKind], place: str | None = None) -> BadRequest:
@@ -58,6 +63,6 @@ def check_modalities(
     media: Mapping[str, Media], places: Mapping[str, str], modalities: Set[MediaKind]
 ) -> None:
     """Raises for the first of them that a model cannot take."""
-    for digest, each in media.items():
+    for key, each in media.items():
         if each.kind not in modalities:
-            raise unsupported(each.kind, modalities, places.get(digest, ""))
+            raise unsupported(each.kind, modalities, places.get(key, ""))

@@ -179,7 +179,8 @@ class Seams:
 
     def _answers(self, number: int) -> list[Wrote]:
         if number not in self._wrote:
-            turns, shown = self._memory.answers(self.links[number], self._salt), self._conversation.media
+            turns = self._memory.answers(self.links[number], self._salt)
+            shown = {media.digest for media in self._conversation.media.values()}
             self._wrote[number] = [
                 Wrote(turn, self) for turn in turns if all(span.media.digest in shown for span in turn.media)
             ]

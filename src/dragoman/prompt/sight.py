@@ -137,7 +137,7 @@ _PLACE_CHARS = 34
 
 def strip_media(media: Mapping[str, Media]) -> dict[str, Media]:
     """What is to be remembered of them: all but their data."""
-    return {digest: replace(each, data=b"") for digest, each in media.items()}
+    return {key: replace(each, data=b"") for key, each in media.items()}
 
 
 def strip_spans(spans: Iterable[MediaSpan]) -> tuple[MediaSpan, ...]:
@@ -305,7 +305,7 @@ class Filling:
         return ids
 
     def _fill(self, media: Media, at: int) -> list[int]:
-        own = self._ids.find(media, self._fields.get(media.digest) or CONVERSATION)
+        own = self._ids.find(media, self._fields.get(media.key) or CONVERSATION)
         run = self._runs.get(media.kind, ())
         before = run[: run.index(own[0])] if own[0] in run else ()
         behind = run[len(run) - run[::-1].index(own[-1]) :] if own[-1] in run else ()
@@ -314,7 +314,8 @@ class Filling:
 
     def settle(self, media: Mapping[str, Media]) -> tuple[MediaSpan, ...]:
         """The spans with what is shown there, as closely as it was to be looked at when it was placed."""
-        return tuple(_settle(span, media[span.media.digest]) for span in self.spans)
+        found = {each.digest: each for each in media.values()}
+        return tuple(_settle(span, found[span.media.digest]) for span in self.spans)
 
 
 def _settle(span: MediaSpan, media: Media) -> MediaSpan:

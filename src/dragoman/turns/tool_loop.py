@@ -157,12 +157,12 @@ class Sight:
         if media.kind not in model.card.modalities:
             return mention(media)
         try:
-            check_media({**self._shown, media.digest: media}.values(), model.limits, TOOLS)
+            check_media({**self._shown, media.key: media}.values(), model.limits, TOOLS)
             placing = partial(place_media, model.engine, media)
             await model.workers.run(self._owner, len(media.data), placing, slow=True)
         except (BadRequest, EngineFailed):
             return mention(media)
-        self._shown[media.digest] = media
+        self._shown[media.key] = media
         return media
 
 
