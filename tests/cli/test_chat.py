@@ -9,9 +9,13 @@ import pytest
 from dragoman.cli import main
 from dragoman.cli.talk import PrintedAnswer, Talk, advice, figures
 from dragoman.cli.typed import REMEMBERED, LineMemory
-from dragoman.client import Client
+from dragoman.client import Client, image
+from dragoman.engines.scripted import ScriptedEngine, say
+from dragoman.http.server import background
+from dragoman.settings import Settings
 from dragoman.types import Usage
 from tests.cli.conftest import WORDS, Fake
+from tests.media import samples
 from tests.test_logs import Tty
 
 Capture = pytest.CaptureFixture[str]
@@ -177,13 +181,30 @@ def test_messages_of_several_lines(talk: Talk, fake: Fake) -> None:
 
 def test_an_image_goes_along(talk: Talk, fake: Fake, tmp_path: Path) -> None:
     picture = tmp_path / "a cat.png"
-    picture.write_bytes(b"png")
+    picture.write_bytes(samples.picture("png"))
     talk.ask(f"What is '{picture}'? Not ./nothing.png.")
-    url = {"url": "data:image/png;base64,cG5n"}
     assert fake.asked[0]["messages"][0]["content"] == [
         {"type": "text", "text": "What is ? Not ./nothing.png."},
-        {"type": "image_url", "image_url": url},
+        image(picture),
     ]
+
+
+def test_a_model_sees_and_hears(tmp_path: Path, capsys: Capture) -> None:
+    files = {"cat.png": samples.picture("png"), "meow.WAV": samples.sound("wav")}
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    engine = ScriptedEngine(say("A cat."), modalities=("image", "audio"))
+    with background(engine, Settings(port=0)) as url:
+        question = f"What is {tmp_path}/cat.png and {tmp_path}/meow.WAV?"
+        assert main(["chat", question, "--url", url]) == 0
+    assert capsys.readouterr().out == "A cat.\n"
+    assert [span.media.data for span in engine.jobs[-1].media] == [*files.values()]
+
+
+def test_a_file_that_is_no_picture_is_not_sent(tmp_path: Path, fake: Fake, capsys: Capture) -> None:
+    (tmp_path / "cat.png").write_bytes(b"meow")
+    assert main(["chat", f"What is {tmp_path}/cat.png?", "--url", fake.url]) == 1
+    assert "not a picture" in capsys.readouterr().err and not fake.asked
 
 
 def test_what_is_piped_in_names_no_image(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

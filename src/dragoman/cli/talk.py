@@ -35,8 +35,8 @@ HELP = '''\
 /bye                leave (or Ctrl-D, or Ctrl-C twice)
 /help               this
 What is pasted is one message, and so are lines between """ and """; a line that ends with \\ goes on, and
-Alt+Enter begins a new one. The path of an image (./a.png, /a/b.jpg, ~/c.webp) sends it along. Ctrl-C stops an
-answer.'''
+Alt+Enter begins a new one. The path of an image or a sound (./a.png, /a/b.jpg, ~/c.wav) sends it along.
+Ctrl-C stops an answer.'''
 NOT_SET = frozenset({"messages", "model", "stream", "stream_options", "n", "prompt_token_ids", "input_ids"})
 """What a talk says itself, or could not show."""
 

@@ -1,11 +1,10 @@
-"""What a person types: lines that can be edited and come back, messages of several lines, paths of images.
+"""What a person types: lines that can be edited and come back, messages of several lines, paths of files.
 
 A paste is one message. A terminal that knows of bracketed paste says where one begins and ends, and GNU
 readline puts it into the line as it is. Where Python has another line editor, or none, lines that are there
 at once behind the first one are taken for the rest of a paste: nobody types a line within `AT_ONCE_S`.
 """
 
-import base64
 import os
 import re
 import select
@@ -24,16 +23,16 @@ AT_ONCE_S = 0.03
 FENCE = '"""'
 MORE = "… "
 REMEMBERED, REMEMBERED_BYTES = 1000, 1 << 20
-IMAGES = {"png": "png", "jpg": "jpeg", "jpeg": "jpeg", "webp": "webp", "gif": "gif"}
-LARGEST_IMAGE = 10 << 20
-_FROM, _TO = r"(?:file://|~?\.{0,2}/)", r"\.(?:png|jpe?g|webp|gif)"
+SOUNDS = (".wav", ".mp3", ".flac")
+LARGEST_FILE = 10 << 20
+_FROM, _TO = r"(?:file://|~?\.{0,2}/)", r"\.(?:png|jpe?g|webp|gif|wav|mp3|flac)"
 _PATH = re.compile(
     rf"""(?P<quote>['"])(?P<quoted>{_FROM}[^'"\n]+{_TO})(?P=quote)"""
     rf"""|(?<!\S)(?P<bare>{_FROM}(?:\\.|[^\s\\'"])*{_TO})(?=[\s,;:?!]|\.(?:\s|$)|$)""",
     re.IGNORECASE,
 )
-"""The path of an image: in quotes, or with a backslash before each space, as terminals write a file that is
-dropped on them."""
+"""The path of an image or a sound: in quotes, or with a backslash before each space, as terminals write a
+file that is dropped on them."""
 
 
 class MessageReader:
@@ -154,7 +153,7 @@ def is_line_empty() -> bool:
 
 
 def content_of(message: str, beside: str = "") -> str | list[dict[str, Any]]:
-    """`What is this? ./cat.png` as the parts of a message; without an image, and `beside` it, there is text.
+    """`What is this? ./cat.png` as the parts of a message; without one, and `beside` it, there is text.
 
     A path at which there is nothing is text as well.
     """
@@ -164,8 +163,8 @@ def content_of(message: str, beside: str = "") -> str | list[dict[str, Any]]:
     text = "\n\n".join(part for part in (text, beside) if part)
     if not files:
         return text
-    images = [_image_part(file) for file in files.values()]
-    return [*([{"type": "text", "text": text}] if text else []), *images]
+    shown = [_show_file(file) for file in files.values()]
+    return [*([{"type": "text", "text": text}] if text else []), *shown]
 
 
 def _file_of(match: re.Match[str]) -> Path:
@@ -173,12 +172,15 @@ def _file_of(match: re.Match[str]) -> Path:
     return Path(path.removeprefix("file://")).expanduser()
 
 
-def _image_part(file: Path) -> dict[str, Any]:
+def _show_file(file: Path) -> dict[str, Any]:
+    # Not above: a talk without files has no need of it.
+    from dragoman.client import BadFile, audio, image
+
     try:
-        if file.stat().st_size > LARGEST_IMAGE:
-            raise CommandError(f"{file} is larger than {LARGEST_IMAGE >> 20} MiB.", "Make it smaller first.")
-        data = base64.b64encode(file.read_bytes()).decode()
+        if file.stat().st_size > LARGEST_FILE:
+            raise CommandError(f"{file} is larger than {LARGEST_FILE >> 20} MiB.", "Make it smaller first.")
+        return audio(file) if file.suffix.lower() in SOUNDS else image(file)
     except OSError as error:
-        raise CommandError(f"The image {file} cannot be read: {error.strerror}.") from error
-    kind = IMAGES[file.suffix[1:].lower()]
-    return {"type": "image_url", "image_url": {"url": f"data:image/{kind};base64,{data}"}}
+        raise CommandError(f"{file} cannot be read: {error.strerror}.") from error
+    except BadFile as error:
+        raise CommandError(str(error)) from None
