@@ -110,6 +110,36 @@ def test_a_model_of_text_says_so_of_the_field(name: str, blind: str) -> None:
         assert f'"param":"{place}"' in reply.text
 
 
+SCREEN = {"type": "computer_screenshot", "image_url": URL}
+USED = [
+    {"type": "computer_call", "call_id": "s", "action": {"type": "screenshot"}},
+    {"type": "computer_call_output", "call_id": "s", "output": SCREEN},
+]
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_screen_is_seen(url: str, engine: ScriptedEngine, stored: bool) -> None:
+    first = post(url, "/v1/responses", {"input": USED, "store": True}).json()
+    assert [span.media.data for span in engine.jobs[-1].media] == [RED]
+    more = {"previous_response_id": first["id"], "input": "?"} if stored else {"input": [*USED, *USED]}
+    assert post(url, "/v1/responses", more).status_code == 200
+    assert [span.media.data for span in engine.jobs[-1].media] == [RED] * (1 if stored else 2)
+    items = get(url, f"/v1/responses/{first['id']}/input_items?order=asc").json()["data"]
+    assert items[1]["output"] == SCREEN
+
+
+def test_a_model_of_text_is_told_of_a_screen(blind: str) -> None:
+    counted = post(blind, "/v1/responses/input_tokens", {"input": USED})
+    assert (counted.status_code, post(blind, "/v1/responses", {"input": USED}).status_code) == (200, 200)
+
+
+def test_a_screen_that_is_no_picture_is_told_of(url: str, engine: ScriptedEngine) -> None:
+    for address in ("data:image/png;base64,AAAA", "https://example.com/a.png"):
+        broken = {**USED[1], "output": {**SCREEN, "image_url": address}}
+        assert post(url, "/v1/responses", {"input": [USED[0], broken]}).status_code == 200
+        assert not engine.jobs[-1].media
+
+
 def test_a_picture_may_be_looked_at_in_two_ways(url: str, engine: ScriptedEngine) -> None:
     ways = ["low", "auto", "high", "low"]
     content: list[Any] = [{"type": "image_url", "image_url": {"url": URL, "detail": way}} for way in ways]

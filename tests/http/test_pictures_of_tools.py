@@ -134,6 +134,15 @@ def test_the_next_response_sees_it_still(serve: Serve, config: str, stored: bool
     assert [span.media.data for span in engine.jobs[-1].media] == [RED]
 
 
+def test_another_model_that_does_not_see_is_told_of_it(serve: Serve, config: str) -> None:
+    url, _ = started(serve, config, SHOW, "It is red.")
+    output = post(url, RESPONSES, ASKED[RESPONSES]).json()["output"]
+    other, engine = started(serve, config, "What?", modalities=())
+    reply = post(other, RESPONSES, {"input": [*SAID, *output, *SAID], "store": False})
+    assert reply.status_code == 200, reply.text
+    assert "[image image/png, 1 KiB]" in prompt_of(engine.jobs[-1])
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_message_has_blocks_of_it_that_may_come_back(serve: Serve, config: str, stream: bool) -> None:
     url, engine = started(serve, config, SHOW, "It is red.", "Still red.")

@@ -37,6 +37,7 @@ HELP = '''\
 What is pasted is one message, and so are lines between """ and """; a line that ends with \\ goes on, and
 Alt+Enter begins a new one. The path of an image or a sound (./a.png, /a/b.jpg, ~/c.wav) sends it along.
 Ctrl-C stops an answer.'''
+PARTS = {"text": "", "image_url": "image", "input_audio": "sound"}
 NOT_SET = frozenset({"messages", "model", "stream", "stream_options", "n", "prompt_token_ids", "input_ids"})
 """What a talk says itself, or could not show."""
 
@@ -421,6 +422,11 @@ def _read_file(name: str) -> str:
 
 
 def _shown(value: Any) -> str:
+    """What was said; of a file that went along, its kind."""
+    if isinstance(value, list) and all(
+        isinstance(part, dict) and part.get("type") in PARTS for part in value
+    ):
+        return " ".join(str(part.get("text") or f"[{PARTS[part['type']]}]") for part in value)
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()[:1000]
 
 

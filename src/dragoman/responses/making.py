@@ -61,7 +61,7 @@ def count_tokens(
     offer: Offer,
 ) -> int:
     """Of the prompt that these items make."""
-    asked = spec(request, items, offer, first=True, unseal=context.unseal)
+    asked = spec(request, items, offer, first=True, unseal=context.unseal, modalities=model.card.modalities)
     return len(model.planner.render(request.model, asked.prompts[0])[1])
 
 
@@ -75,10 +75,11 @@ async def summarise(
 ) -> tuple[Compacted, Usage]:
     """What the model makes of the items; the oldest are left out where it cannot read them all."""
     plain, nothing = for_summary(request), offer_tools(None, model.limits)
+    tell = partial(spec, modalities=model.card.modalities)
 
     async def planned(some: Sequence[dict[str, Any]]) -> Turn:
         asking = to_summarise(some, new_id("msg_"))
-        telling = partial(spec, plain, asking, nothing, first=True, unseal=context.unseal)
+        telling = partial(tell, plain, asking, nothing, first=True, unseal=context.unseal)
         asked = await context.aside(context.size, telling)
         most = max(model.card.longest // 4, 1)
         asked = replace(asked, sampling=replace(asked.sampling, max_tokens=most))
@@ -242,9 +243,9 @@ class Making:
 
     async def _asked(self, request: ResponseRequest, items: Sequence[dict[str, Any]]) -> TurnSpec:
         first = all(item["type"] in BEFORE_THE_MODEL for item in self._writer.items)
-        offer, unseal = self._offering.offer, self.context.unseal
+        tell = partial(spec, first=first, unseal=self.context.unseal, modalities=self._model.card.modalities)
         return await self.context.aside(
-            self.context.size, partial(spec, request, items, offer, first=first, unseal=unseal)
+            self.context.size, partial(tell, request, items, self._offering.offer)
         )
 
     def _items(self) -> list[dict[str, Any]]:

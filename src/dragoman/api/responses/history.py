@@ -5,17 +5,18 @@ that templates have no words for are told as text.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, TypeAlias
 
 from msgspec import Struct
 
-from dragoman.api.parts import Gallery, part_text, tell_part
+from dragoman.api.parts import Gallery, MediaPart, part_text, tell_part
 from dragoman.api.responses.items import CALLS, SILENT, ItemDict, Parts, leaves, lines, plainly, read_shown
 from dragoman.api.responses.output import ItemPlace
 from dragoman.api.tools import as_arguments
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits
+from dragoman.media import MediaKind
 from dragoman.types import Message, Role, ToolCall
 
 Content: TypeAlias = str | list[dict[str, Any]]
@@ -37,14 +38,15 @@ def messages(
     unseal: Unseal,
     visible: Visible,
     gallery: Gallery | None = None,
+    modalities: Set[MediaKind] = frozenset(),
 ) -> tuple[Message, ...]:
     """`[reasoning, function_call, function_call_output]` gives an assistant's message and a tool's.
 
-    The gallery is told what they show.
+    The gallery is told what they show. What tools gave, the model is shown where it takes that, or told of.
     """
     _check_pairs(items)
     start, kept = _after_compaction(items)
-    told = _Telling(items, unseal, visible, gallery or Gallery())
+    told = _Telling(items, unseal, visible, gallery or Gallery(), modalities)
     shown = [*kept, *items[start:]]
     # Tools that a developer adds are of that role, too, but say nothing.
     told.systems = [item["content"] for item in shown if item.get("role") in HEADS and "content" in item]
@@ -130,8 +132,16 @@ def _call_id(item: ItemDict) -> str:
 class _Telling:
     """The messages so far, and what the assistant is in the middle of saying."""
 
-    def __init__(self, items: Sequence[ItemDict], unseal: Unseal, visible: Visible, gallery: Gallery) -> None:
+    def __init__(
+        self,
+        items: Sequence[ItemDict],
+        unseal: Unseal,
+        visible: Visible,
+        gallery: Gallery,
+        modalities: Set[MediaKind],
+    ) -> None:
         self._gallery = gallery
+        self._modalities = modalities
         self._answers = _answers(items)
         self._made = _find_approved(items)
         self._unseal = unseal
@@ -160,13 +170,21 @@ class _Telling:
             case "function_call_output" | "custom_tool_call_output":
                 self._result(_call_id(item), self._content(item["output"]))
             case "mcp_call":
-                self._server_call(item, self._content(item.get("content") or _outcome(item)))
+                shown = self._takes(item.get("content") or ())
+                self._server_call(item, self._content(item["content"]) if shown else _outcome(item))
+            case "computer_call_output" if self._takes([item.get("output")]):
+                self._result(_call_id(item), self._content([item["output"]]))
             case "mcp_approval_request":
                 self._approval(item)
             case "compaction":
                 self._summary(*_unpack(self._opened(item)))
             case kind if kind not in SILENT:
                 self._hosted(item)
+
+    def _takes(self, parts: Sequence[Any]) -> bool:
+        """Whether these show something, and nothing that the model cannot take."""
+        kinds = {part.media.kind for part in parts if isinstance(part, MediaPart)}
+        return bool(kinds) and kinds <= self._modalities
 
     def say(self, role: Role, content: Content) -> None:
         self._close()

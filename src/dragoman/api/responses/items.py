@@ -6,12 +6,13 @@ server, or another one, gave them.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct, field
 
-from dragoman.api.parts import MEDIA_PARTS, Gallery, MediaPart, part_text, read_part
+from dragoman.api.parts import MEDIA_PARTS, Gallery, MediaPart, part_text, read_media_part, read_part
 from dragoman.api.read import Reader
 from dragoman.api.shared_fields import ShortText
 from dragoman.api.tools import wrong
@@ -203,6 +204,8 @@ ENVELOPE = ("id", "type", "status", "call_id", "caller", "created_by", "fingerpr
 def plainly(item: ItemDict) -> str:
     """`{"type": "web_search_call", "action": {"query": "tides"}, ...}` gives `query: tides`."""
     facts = {key: value for key, value in item.items() if key not in ENVELOPE}
+    if isinstance(shown := facts.get("output"), MediaPart):
+        facts["output"] = dict(shown)
     if item["type"] == "image_generation_call":
         facts.pop("result", None)
     if item["type"] == "tool_search_output":
@@ -236,6 +239,7 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
 # The input of a response as items: each with a type, an id and whatever else SDKs require of stored ones.
 
 
+SCREEN = "computer_call_output"
 OUTPUTS = ("function_call_output", "custom_tool_call_output")
 SHOWING = ("content", "output")
 """Fields of items that may show something."""
@@ -283,6 +287,8 @@ def _normal(given: ItemDict, place: str, new_id: Callable[[str], str], limits: L
         item["content"] = _content(item["content"], f"{place}.content", "user", limits)
     if isinstance(item.get("output"), list) and name in OUTPUTS:
         item["output"] = _content(item["output"], f"{place}.output", "user", limits)
+    if name == SCREEN and "output" in item:
+        item["output"] = _read_screen(item["output"], limits, f"{place}.output")
     if kind.prefix and "id" not in item:
         item["id"] = new_id(kind.prefix)
     return {**{key: value for key, value in kind.defaults.items() if key not in item}, **item}
@@ -323,8 +329,18 @@ def _part(part: dict[str, Any], place: str, role: str, limits: Limits) -> dict[s
     )
 
 
+def _read_screen(output: Any, limits: Limits, place: str) -> Any:
+    """A picture of a screen. One that cannot be read is told of, as all are where the model does not see."""
+    if isinstance(output, dict) and str(output.get("image_url")).startswith("data:"):
+        with suppress(BadRequest):
+            return read_media_part(output, "image", limits, place)
+    return output
+
+
 def read_shown(item: ItemDict, limits: Limits, field: str) -> ItemDict:
     """A stored item, whose pictures are read once more."""
+    if item.get("type") == SCREEN and "output" in item:
+        item["output"] = _read_screen(item["output"], limits, field)
     for name in SHOWING:
         parts = item.get(name)
         if isinstance(parts, list) and any(part.get("type") in MEDIA_PARTS for part in parts):
@@ -341,8 +357,8 @@ def show_items(items: Iterable[ItemDict]) -> Gallery:
     gallery = Gallery()
     for item in items:
         for name in SHOWING:
-            if isinstance(parts := item.get(name), list):
-                gallery.add(parts)
+            parts = item.get(name)
+            gallery.add(parts if isinstance(parts, list) else [parts] if isinstance(parts, MediaPart) else ())
     return gallery
 
 

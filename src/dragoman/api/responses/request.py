@@ -1,6 +1,6 @@
 """Responses: the request. What is wrong with its input items, `items.normalise` says."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -33,6 +33,7 @@ from dragoman.api.shared_fields import (
 from dragoman.api.tools import calling, ease_calling, for_template, wrong
 from dragoman.errors import BadRequest
 from dragoman.limits import Limits, check_count
+from dragoman.media import MediaKind
 from dragoman.turns.spec import Calling, Reading, TurnSpec, Wanted
 from dragoman.types import Conversation, Sampling
 
@@ -249,11 +250,12 @@ def spec(
     *,
     first: bool,
     unseal: Callable[[str], str | None],
+    modalities: Set[MediaKind] = frozenset(),
 ) -> TurnSpec:
     """What is asked of the engine room in one round of the tool loop, with all items up to there."""
     gallery = Gallery()
     told = Conversation(
-        messages=messages(items, request.instructions, unseal, offer.visible(), gallery),
+        messages=messages(items, request.instructions, unseal, offer.visible(), gallery, modalities),
         tools=for_template(offer.functions),
         template_kwargs=template_kwargs(request, request.text.verbosity if request.text else None),
         media=gallery.media,
