@@ -78,7 +78,11 @@ class Server:
 
     def family_cpu_s(self, without: str) -> float:
         """The same with all its children, but for those whose name has `without` in it."""
-        return sum(cpu_s(pid) for pid in _family(self._process.pid, without.encode()))
+        return sum(cpu_s(pid) for pid, _ in _family(self._process.pid, without.encode()))
+
+    def family(self) -> Iterator[tuple[int, bytes]]:
+        """Itself and all its children, each with its command line."""
+        return _family(self._process.pid)
 
     def peak_mib(self) -> float:
         """The most memory it ever had at once."""
@@ -133,13 +137,18 @@ def cpu_s(pid: int) -> float:
     return time.clock_gettime((~pid << 3) | 2)
 
 
-def _family(pid: int, without: bytes) -> Iterator[int]:
-    if without in Path(f"/proc/{pid}/cmdline").read_bytes():
+def _family(pid: int, without: bytes | None = None) -> Iterator[tuple[int, bytes]]:
+    try:
+        line = Path(f"/proc/{pid}/cmdline").read_bytes()
+        if without is not None and without in line:
+            return
+        tasks = [each.read_text(encoding="ascii") for each in Path(f"/proc/{pid}/task").glob("*/children")]
+    except (FileNotFoundError, ProcessLookupError):
+        # It has ended meanwhile.
         return
-    yield pid
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text(encoding="ascii").split():
-            yield from _family(int(child), without)
+    yield pid, line
+    for child in " ".join(tasks).split():
+        yield from _family(int(child), without)
 
 
 def free_port() -> int:

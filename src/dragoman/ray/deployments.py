@@ -262,4 +262,6 @@ def _arguments(settings: Settings, replicas: int, *, local: bool) -> dict[str, A
     engine = said.pop("engine", settings.engine)
     own = {"name": settings.model_name or name, "model": model, "engine": engine, "replicas": replicas}
     given = {key: value for key, value in own.items() if value is not None}
-    return {**given, "settings": said, "local": local, "drain_s": settings.shutdown_grace}
+    # Here nobody else wants the cores: as many replicas as are asked for, however few there are.
+    shares = {"cpus": 0, "door_cpus": 0} if local else {}
+    return {**given, **shares, "settings": said, "local": local, "drain_s": settings.shutdown_grace}
