@@ -2,6 +2,7 @@
 
 import json
 from base64 import b64encode
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -47,13 +48,13 @@ PICTURES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("part", PICTURES)
 def test_a_picture_is_one_however_it_is_sent(part: dict[str, Any]) -> None:
     made = conversation({"type": "text", "text": "What is this?"}, part)
-    [(digest, media)] = made.media.items()
+    [(key, media)] = made.media.items()
     content = made.messages[0].content
     assert isinstance(content, list)
     said, shown = content
-    assert (said, shown) == ({"type": "text", "text": "What is this?"}, {"type": "image", "media": digest})
-    assert (media.kind, media.format, media.data, media.digest) == ("image", "png", RED, digest)
-    assert made.places == {digest: "messages[0].content[1]"}
+    assert (said, shown) == ({"type": "text", "text": "What is this?"}, {"type": "image", "media": key})
+    assert (media.kind, media.format, media.data, media.key) == ("image", "png", RED, key)
+    assert (media.digest, made.places) == (sha256(RED).hexdigest(), {key: "messages[0].content[1]"})
 
 
 SOUNDS: list[dict[str, Any]] = [

@@ -268,7 +268,9 @@ class MessageWriter:
             written += self._block_event("start", content_block=block), self._block_event("stop")
             if self._keeps:
                 self.content.append(block)
-                self.amount += len(text)
+                self.amount += len(text) + sum(
+                    2 * len(part.data) for part in parts if isinstance(part, Media)
+                )
         self._waits = True
         return b"".join(written)
 
