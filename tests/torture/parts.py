@@ -40,6 +40,7 @@ BY_NAME: dict[str, str] = {
     "schemas": "random schemas and a real model: an hour",
     "trajectories": "random conversations with the embedded model, and their ids: 15 minutes",
     "vllm_trajectories": "the same with vLLM, which `make vllm` fetches",
+    "replica_kills": "replicas on Ray that are killed under load, which `make ray` fetches: 10 minutes",
     "transformers": "the embedded weights over transformers, which needs torch",
 }
 """Bound to the speed of a model, or to what is not there by default: run only if named."""
