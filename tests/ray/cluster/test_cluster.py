@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -24,16 +23,30 @@ def text_of(lines: list[str]) -> str:
     return "".join(e["choices"][0]["delta"].get("content") or "" for e in events if "choices" in e)
 
 
-def stream(client: httpx.Client, on_begun: Callable[[str], None] = lambda _: None, **more: Any) -> list[str]:
-    lines: list[str] = []
-    with client.stream("POST", CHAT, json=body(stream=True, **more)) as reply:
-        assert reply.status_code == 200, reply.read()
-        for line in reply.iter_lines():
-            if line:
-                lines.append(line)
-            if " " in text_of(lines[-1:]):
-                on_begun(text_of(lines).split()[0])
-    return lines
+class LongStream(threading.Thread):
+    """A client that reads a long stream until it ends, or until it is told to leave."""
+
+    def __init__(self, client: httpx.Client, text: str) -> None:
+        super().__init__()
+        self._client, self._text = client, text
+        self.said, self.last = "", ""
+        self.leaves = False
+        self.start()
+
+    @property
+    def process(self) -> int | None:
+        """Who answers: it says so first."""
+        process, space, _ = self.said.partition(" ")
+        return int(process) if space else None
+
+    def run(self) -> None:
+        asked = body(text=f"long {self._text}", stream=True)
+        with self._client.stream("POST", CHAT, json=asked) as reply:
+            for line in filter(None, reply.iter_lines()):
+                self.said += text_of([line])
+                self.last = line
+                if self.leaves:
+                    return
 
 
 def ask(client: httpx.Client, **more: Any) -> httpx.Response:
@@ -47,11 +60,23 @@ def replicas(client: httpx.Client, model: str = "one") -> set[str]:
     return {reply.headers["x-dragoman-replica"] for reply in found}
 
 
+def both(client: httpx.Client) -> set[str]:
+    """The replicas of the first model, once the door knows both."""
+    found: set[str] = set()
+
+    def are_two() -> bool:
+        found.update(replicas(client))
+        return len(found) == 2
+
+    assert becomes(are_two)
+    return found
+
+
 def test_models_are_behind_one_address(fleet: httpx.Client) -> None:
     assert {model["id"] for model in fleet.get("/v1/models").json()["data"]} == {"one", "two"}
     assert ask(fleet, model="two").json()["model"] == "two"
     assert ask(fleet, model="three").status_code == 404
-    assert len(replicas(fleet)) == 2
+    both(fleet)
 
 
 def test_a_client_that_leaves_is_not_answered_any_longer(fleet: httpx.Client) -> None:
@@ -70,35 +95,23 @@ def test_a_client_that_leaves_is_not_answered_any_longer(fleet: httpx.Client) ->
 
 def test_a_killed_replica_is_told_of_and_replaced(fleet: httpx.Client) -> None:
     kept = fleet.post("/v1/responses", json={"model": "one", "input": "keep"}).json()["id"]
-    before, lines = replicas(fleet), dict[int, list[str]]()
-    processes: set[str] = set()
-    started = threading.Barrier(7)
-
-    def read(number: int) -> None:
-        first = threading.Event()
-
-        def on_begun(process: str) -> None:
-            if not first.is_set():
-                first.set()
-                processes.add(process)
-                started.wait(120)
-
-        lines[number] = stream(fleet, on_begun, text=f"{number} " * 30)
-
-    threads = [threading.Thread(target=read, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    started.wait(120)
-    os.kill(int(sorted(processes)[0]), signal.SIGKILL)
+    before = both(fleet)
+    streams = [LongStream(fleet, f"{number} " * 30) for number in range(6)]
+    assert becomes(lambda: all(each.process for each in streams))
+    killed = streams[0].process
+    assert killed
+    os.kill(killed, signal.SIGKILL)
     with ThreadPoolExecutor(4) as pool:
         asked = list(pool.map(lambda number: ask(fleet, text=f"new {number}", max_tokens=3), range(12)))
-    for thread in threads:
-        thread.join()
     assert {reply.status_code for reply in asked} == {200}
-    ends = [each[-1] for each in lines.values()]
-    whole = [end for end in ends if end == "data: [DONE]"]
-    told = [json.loads(end[6:])["error"]["code"] for end in ends if end != "data: [DONE]"]
-    assert len(whole) + len(told) == 6 and {*told} == {"replica_lost"} and whole
+    broken = [each for each in streams if each.process == killed]
+    assert becomes(lambda: not any(each.is_alive() for each in broken))
+    assert {json.loads(each.last[6:])["error"]["code"] for each in broken} == {"replica_lost"}
+    others = [each for each in streams if each not in broken]
+    assert all(each.is_alive() for each in others)
+    for each in others:
+        each.leaves = True
+        each.join()
     assert fleet.get(f"/v1/responses/{kept}").json()["status"] == "completed"
     after: set[str] = set()
 
