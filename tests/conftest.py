@@ -22,6 +22,9 @@ settings.register_profile("random", deadline=None)
 settings.load_profile("dragoman")
 
 
+GROWN_BYTES = 64 * 1024 * 1024
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_runner_is_measured() -> Iterator[None]:
     """It takes seconds, and may end either way. Those who test it say so."""
@@ -44,3 +47,12 @@ def collected_tests_stay_frozen() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(upkeep, "gc", SimpleNamespace(**{**vars(gc), **idle}))
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def memory_stays_bounded(collected_tests_stay_frozen: None) -> Iterator[None]:
+    """What servers would have collected goes between files of tests, where there is much of it."""
+    before = upkeep.resident()
+    yield
+    if upkeep.resident() - before > GROWN_BYTES:
+        gc.collect()

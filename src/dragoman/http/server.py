@@ -289,7 +289,9 @@ class _Server(Server):
                     door.close()
         if self.started and self._certificate is not None:
             self._open_tls(self._certificate)
-        if self.started and self.app.host.pool.first is None:
+        pool = self.app.host.pool
+        # Loading may have failed already, which is told like any other failure.
+        if self.started and pool.first is None and pool.fatal is None:
             self._begin()
         elif self.started:
             self._waiting = asyncio.create_task(self._wait_for_first())
