@@ -62,7 +62,9 @@ def test_a_large_body_and_a_large_reply_pass(url: str, pair: tuple[str, str]) ->
 
 
 def test_a_websocket_over_tls(url: str, pair: tuple[str, str]) -> None:
-    with connect(url.replace("https", "wss") + "/v1/responses", ssl=trusting(pair[0])) as talk:
+    with connect(
+        url.replace("https", "wss") + "/v1/responses", ssl=trusting(pair[0]), open_timeout=60
+    ) as talk:
         talk.send('{"type": "response.create", "input": "hi"}')
         assert "response.created" in str(talk.recv(timeout=30))
 

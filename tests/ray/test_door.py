@@ -235,5 +235,5 @@ def test_a_client_that_leaves_ends_its_answer() -> None:
     with fleet_of(slow) as fleet, opened(fleet) as client:
         with client.stream("POST", "/v1/chat/completions", json={**BODY, "stream": True}) as reply:
             next(reply.iter_lines())
-            assert slow.live == 1
+            assert becomes(lambda: slow.live == 1)
         assert becomes(lambda: slow.live == 0)

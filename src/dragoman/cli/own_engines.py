@@ -199,9 +199,10 @@ def _suits_torch(path: Path) -> bool:
 
 def _has_gpu() -> bool:
     """Whether PyTorch is here, and finds one."""
-    if find_spec("torch") is None:
+    try:
+        import torch
+    except ImportError:
         return False
-    import torch
 
     found: bool = torch.cuda.is_available()
     return found
