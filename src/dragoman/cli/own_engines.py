@@ -178,23 +178,40 @@ def settle(settings: Settings) -> Settings:
     if name is not None:
         settings = _fetch(settings, name)
     path = Path(settings.model or "").expanduser()
-    if settings.engine != "local" or not is_safetensors(path):
+    if settings.engine != "local":
         return settings
-    if settings.runner == "torch" or (settings.runner == "auto" and _suits_torch(path)):
+    if settings.runner == "torch" or (settings.runner == "auto" and _suits_torch(settings, path)):
         # There it computes so fast that the event loop would steal its time, by the interpreter's lock.
         apart = _has_gpu() if settings.isolate_engine is None else settings.isolate_engine
         return msgspec.structs.replace(settings, runner="torch", isolate_engine=apart)
+    if not is_safetensors(path):
+        return settings
     _check_safetensors(path.name)
     return msgspec.structs.replace(settings, engine=_runs_safetensors()[0])
 
 
-def _suits_torch(path: Path) -> bool:
-    """Whether the embedded engine can run it, on a GPU."""
-    if not _has_gpu() or find_spec("safetensors") is None:
+def _suits_torch(settings: Settings, path: Path) -> bool:
+    """Whether the embedded engine can run it by PyTorch on a GPU, and by nothing that is better there.
+
+    llama.cpp is, for a GGUF file, where its build finds the GPU: weights stay there as small as they are.
+    """
+    if not (is_safetensors(path) or (path.is_file() and _is_left_over(settings, path))):
+        return False
+    if not all(map(find_spec, ("safetensors", "gguf"))) or not _has_gpu():
         return False
     from dragoman.engines.local.pytorch.opening import is_known
 
     return is_known(path)
+
+
+def _is_left_over(settings: Settings, path: Path) -> bool:
+    """Whether a file would be left to the processor though there is a GPU, for which nothing speaks."""
+    wanted = (settings.draft, settings.lora, settings.lora_dir, _find_mmproj(settings, path))
+    if any(wanted) or settings.gpu_layers is not None or settings.kv_cache == "int8":
+        return False
+    from dragoman.engines.local import binding, machine
+
+    return any(gpu.kind == "cuda" for gpu in machine.find_gpus()) and not binding.load().gpus()
 
 
 def _has_gpu() -> bool:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.engines.local.model import LlamaTokenizer, Model, check_header
+from dragoman.engines.local.model import LlamaTokenizer, Model, read_header
 from dragoman.errors import ModelFileError
 from tests.support.tiny_gguf import numbers, write_tiny
 
@@ -24,24 +24,24 @@ def changed(path: Path, at: int, number: int, size: int = 8) -> Path:
 
 
 def test_a_good_file_passes(tiny: Path) -> None:
-    check_header(tiny)
+    read_header(tiny)
     assert LlamaTokenizer(Model(tiny)).encode("ab")
 
 
 def test_the_default_model_passes(weights: Path) -> None:
-    check_header(weights)
+    read_header(weights)
 
 
 @pytest.mark.parametrize("number", [2**16, 2**32, 2**63, 2**64 - 1])
 @pytest.mark.parametrize("at", [TENSORS, VALUES, FIRST_KEY])
 def test_counts_and_lengths_that_lead_outside(tiny: Path, at: int, number: int) -> None:
     with pytest.raises(ModelFileError, match="damaged"):
-        check_header(changed(tiny, at, number))
+        read_header(changed(tiny, at, number))
 
 
 def test_a_kind_of_value_that_there_is_not(tiny: Path) -> None:
     with pytest.raises(ModelFileError, match="no known kind"):
-        check_header(changed(tiny, FIRST_KIND, 13, 4))
+        read_header(changed(tiny, FIRST_KIND, 13, 4))
 
 
 def tensor_places(path: Path) -> list[tuple[int, int]]:
@@ -63,7 +63,7 @@ def tensor_places(path: Path) -> list[tuple[int, int]]:
 def test_tensors_that_cannot_be(tiny: Path, part: int, number: int, words: str) -> None:
     at, size = tensor_places(tiny)[part]
     with pytest.raises(ModelFileError, match=words):
-        check_header(changed(tiny, at, number, size))
+        read_header(changed(tiny, at, number, size))
 
 
 def test_a_file_that_is_cut_anywhere_in_its_header(tiny: Path) -> None:
@@ -72,10 +72,10 @@ def test_a_file_that_is_cut_anywhere_in_its_header(tiny: Path) -> None:
     for length in range(4, end, 97):
         tiny.write_bytes(whole[:length])
         with pytest.raises(ModelFileError, match="not downloaded to its end"):
-            check_header(tiny)
+            read_header(tiny)
 
 
 def test_other_versions_are_left_to_the_library(tiny: Path) -> None:
-    check_header(changed(tiny, 4, 1, 4))
+    read_header(changed(tiny, 4, 1, 4))
     with pytest.raises(ModelFileError):
         Model(tiny)

@@ -1,12 +1,16 @@
 """A GGUF file: its header checked, then its weights, metadata, adapters and vocabulary."""
 
 import ctypes
+import math
 import mmap
 import struct
 import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from dragoman.engines.asked import report_progress
 from dragoman.engines.local import binding
@@ -32,11 +36,22 @@ class _WrongHeader(Exception):
     """What is wrong, as the end of a sentence about the file."""
 
 
-def check_header(path: Path) -> None:
-    """Raise ModelFileError for a file, not an empty one, whose header cannot be true."""
+class GgufTensor(Struct, frozen=True):
+    """One of a file, as its header tells it."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Rows come last."""
+    kind: int
+    start: int
+    """Where its bytes begin."""
+
+
+def read_header(path: Path) -> list[GgufTensor]:
+    """The tensors. Raises ModelFileError for a file, not an empty one, whose header cannot be true."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
-            _Header(data, len(data)).check()
+            return _Header(data, len(data)).check()
         except _WrongHeader as wrong:
             message = f"{path.name} is damaged or was not downloaded to its end: {wrong}."
             raise ModelFileError(message) from None
@@ -49,20 +64,21 @@ class _Header:
         self._at = 4
         self._alignment = 32
 
-    def check(self) -> None:
+    def check(self) -> list[GgufTensor]:
         version = self._number("<I")
         if version not in _READ_VERSIONS:
             # Older ones have shorter lengths, and the library refuses them by name.
-            return
+            return []
         tensors, values = self._number("<Q"), self._number("<Q")
         self._fits(values, _SMALLEST_VALUE, "metadata")
         for _ in range(values):
             self._value()
         self._fits(tensors, _SMALLEST_TENSOR, "tensors")
-        offsets = [self._tensor() for _ in range(tensors)]
+        found = [self._tensor() for _ in range(tensors)]
         begin = -(-self._at // self._alignment) * self._alignment
-        if any(offset % self._alignment or begin + offset > self._size for offset in offsets):
+        if any(each.start % self._alignment or begin + each.start > self._size for each in found):
             raise _WrongHeader("a tensor is said to be where it cannot be")
+        return [replace(each, start=begin + each.start) for each in found]
 
     def _value(self) -> None:
         key = self._text()
@@ -86,20 +102,19 @@ class _Header:
         else:
             self._skip(self._size_of(kind) * count)
 
-    def _tensor(self) -> int:
-        """Where its data begin, behind the header."""
-        if len(self._text()) > _LONGEST_NAME:
+    def _tensor(self) -> GgufTensor:
+        """Its data are said to begin so far behind the header."""
+        name = self._text()
+        if len(name) > _LONGEST_NAME:
             raise _WrongHeader("the name of a tensor is too long")
         dimensions = self._number("<I")
         if dimensions > _MOST_DIMENSIONS:
             raise _WrongHeader("a tensor has more than four dimensions")
-        elements = 1
-        for _ in range(dimensions):
-            elements *= self._number("<Q")
-        if not 0 < elements < 2**63:
+        shape = tuple(self._number("<Q") for _ in range(dimensions))
+        if not 0 < math.prod(shape) < 2**63:
             raise _WrongHeader("a tensor has a size that cannot be")
-        self._skip(4)
-        return self._number("<Q")
+        kind = self._number("<I")
+        return GgufTensor(name.decode(errors="replace"), shape, kind, self._number("<Q"))
 
     def _size_of(self, kind: int) -> int:
         if kind not in _SIZES:
@@ -324,7 +339,7 @@ def check_file(path: Path) -> None:
         raise ModelFileError(f"{path} cannot be read; are its permissions right?") from None
     if magic != _MAGIC:
         raise ModelFileError(f"{path} is not a GGUF file.")
-    check_header(path)
+    read_header(path)
 
 
 def why_not_loaded(path: Path, lines: list[str]) -> str:

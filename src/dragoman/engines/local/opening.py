@@ -217,16 +217,22 @@ def _open_folder(path: Path, options: LocalOptions) -> OpenedModel:
 
 
 def _open_torch(path: Path, options: LocalOptions) -> OpenedModel:
-    """A folder of safetensors."""
-    if find_spec("torch") is None or find_spec("safetensors") is None:
+    """A folder of safetensors, or a GGUF file."""
+    if not all(map(find_spec, ("torch", "safetensors", "gguf"))):
         raise ModelFileError("The runner torch is not installed: pip install 'dragoman[torch]'.")
-    if not path.is_dir():
-        raise ModelFileError(f"{path} is a file; the runner torch needs a folder of safetensors.")
     if options.draft is not None:
         raise SettingsError("The runner torch takes no draft yet.", param="draft")
-    from dragoman.engines.local.pytorch.opening import open_torch, settle_torch
+    if options.kv_cache == "int8":
+        raise SettingsError("The runner torch keeps no keys and values in int8; leave out `kv_cache`.")
+    if options.gpu_layers is not None:
+        raise SettingsError("`gpu_layers` is for the runner llamacpp; leave it out.", param="gpu_layers")
+    from dragoman.engines.local.pytorch.opening import open_gguf, open_torch, settle_torch
 
     options = settle_torch(options)
+    if not path.is_dir():
+        model = Model(path, vocabulary_only=True)
+        runner, details, decided = open_gguf(model, options)
+        return _make_opened(model, runner, options, details, decided)
     runner, tokenizer, card = open_torch(path, options)
     return OpenedModel(runner, tokenizer, card, options)
 

@@ -49,10 +49,13 @@ def write_model(
     seed: int = 1,
     more: dict[str, Any] | None = None,
     four_bits: bool = False,
+    usual: GGMLQuantizationType = Q8_0,
+    factors: bool = False,
 ) -> Path:
     """`more` are further measures in the file's metadata, without the architecture in front.
 
-    `four_bits` are of three kinds, as in real files: some weights have more of them.
+    `four_bits` are of three kinds, as in real files: some weights have more of them. `factors` are what
+    speeds of rotation are divided by.
     """
     random = np.random.default_rng(seed)
     writer = GGUFWriter(file, architecture)
@@ -82,11 +85,13 @@ def write_model(
         if len(shape) == 1:
             writer.add_tensor(name, values + 1)
         else:
-            kind = FEW_BITS.get(name.split(".")[-2], Q4_1) if four_bits else Q8_0
+            kind = FEW_BITS.get(name.split(".")[-2], Q4_1) if four_bits else usual
             writer.add_tensor(name, quantize(values, kind), raw_dtype=kind)
 
     add("token_embd.weight", 49152, WIDTH)
     add("output_norm.weight", WIDTH)
+    if factors:
+        writer.add_tensor("rope_freqs.weight", np.linspace(1, 8, head // 2, dtype=np.float32))
     for layer in range(layers):
         for name, *shape in _layer(architecture, head, measures):
             add(f"blk.{layer}.{name}", *shape)

@@ -1,4 +1,4 @@
-"""From a folder of safetensors to a runner, with its tokenizer and card."""
+"""From a folder of safetensors, or a GGUF file, to a runner; of a folder with its tokenizer and card."""
 
 import time
 from pathlib import Path
@@ -10,11 +10,13 @@ from msgspec.structs import replace
 
 from dragoman.engines.hf_tokenizer import HfTokenizer, card_of
 from dragoman.engines.local.machine import numerics
+from dragoman.engines.local.model import Model
 from dragoman.engines.local.options import LocalOptions
 from dragoman.engines.local.pytorch.decoder import dtype_of
 from dragoman.engines.local.pytorch.family import Decoder, decoder_of
+from dragoman.engines.local.pytorch.gguf_file import GgufFile
 from dragoman.engines.local.pytorch.runner import PAGE, TorchRunner
-from dragoman.engines.local.pytorch.weights import Weights, files_of
+from dragoman.engines.local.pytorch.weights import Weights, files_of, read_tensors
 from dragoman.engines.model_files import LLAMA_CPP, in_folder
 from dragoman.engines.protocol import ModelCard
 from dragoman.errors import ModelFileError, SettingsError
@@ -35,13 +37,47 @@ def settle_torch(options: LocalOptions) -> LocalOptions:
 
 def open_torch(path: Path, options: LocalOptions) -> tuple[TorchRunner, HfTokenizer, ModelCard]:
     """Raises ModelFileError or SettingsError where that is not possible."""
-    shape = decoder_of(_config(path))
+    weights = _empty(decoder_of(_config(path)), options)
+    weights.load(read_tensors(path), path)
+    runner, details = _runner_of(weights, options)
+    tokenizer = HfTokenizer(path, size=weights.shape.vocabulary)
+    card = card_of(
+        tokenizer,
+        name=options.name or path.name,
+        max_model_len=runner.context,
+        slots=runner.slots,
+        adapters=runner.adapters,
+        constrains=True,
+        has_samplers=True,
+        sampling={**LLAMA_CPP, **in_folder(path)},
+        created=int(time.time()),
+        details={"name": path.name, "slots": str(runner.slots), **details},
+    )
+    card.mixes_adapters = True
+    card.numerics = numerics([*files_of(path), *_adapter_files(options)], details["runner"])
+    return runner, tokenizer, card
+
+
+def open_gguf(model: Model, options: LocalOptions) -> tuple[TorchRunner, dict[str, str], str]:
+    """Of a file whose vocabulary is open: with details, and a name for all that decides what it answers."""
+    file = GgufFile(model.parts, model.metadata)
+    shape = file.decoder()
+    weights = _empty(shape, options)
+    weights.load(file.tensors(shape, weights.embedding), model.path)
+    runner, details = _runner_of(weights, options)
+    return runner, details, numerics([*model.parts, *_adapter_files(options)], details["runner"])
+
+
+def _empty(shape: Decoder, options: LocalOptions) -> Weights:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if options.threads and device.type == "cpu":
         torch.set_num_threads(options.threads)
-    weights = Weights(shape, device, dtype_of(shape, None, device))
-    weights.load(path)
-    slots, context, pages = _sizes(shape, weights, options)
+    return Weights(shape, device, dtype_of(shape, None, device))
+
+
+def _runner_of(weights: Weights, options: LocalOptions) -> tuple[TorchRunner, dict[str, str]]:
+    """With what there is to say of it."""
+    slots, context, pages = _sizes(weights.shape, weights, options)
     runner = TorchRunner(
         weights,
         slots=slots,
@@ -52,40 +88,32 @@ def open_torch(path: Path, options: LocalOptions) -> tuple[TorchRunner, HfTokeni
     )
     for name, folder in options.adapters.items():
         runner.read_adapter(name, Path(folder).expanduser())()
-    where = torch.cuda.get_device_name() if device.type == "cuda" else "this CPU, which is slow"
+    where = torch.cuda.get_device_name() if weights.embedding.is_cuda else "this CPU, which is slow"
     kind = str(weights.embedding.dtype).removeprefix("torch.")
     price = ", products in blocks of rows, to be deterministic" if options.deterministic else ""
-    tokenizer = HfTokenizer(path, size=shape.vocabulary)
-    card = card_of(
-        tokenizer,
-        name=options.name or path.name,
-        max_model_len=context,
-        slots=slots,
-        adapters=runner.adapters,
-        constrains=True,
-        has_samplers=True,
-        sampling={**LLAMA_CPP, **in_folder(path)},
-        created=int(time.time()),
-        details={
-            "name": path.name,
-            "slots": str(slots),
-            "runner": f"PyTorch {torch.__version__}, {kind}, on {where}{price}",
-            "kv_bytes": str(pages * _page_bytes(shape, weights)),
-        },
-    )
-    card.mixes_adapters = True
-    adapters = [file / "adapter_model.safetensors" for file in options.adapter_files]
-    card.numerics = numerics([*files_of(path), *adapters], card.details["runner"])
-    return runner, tokenizer, card
+    return runner, {
+        "runner": f"PyTorch {torch.__version__}, {kind}, on {where}{price}",
+        "kv_bytes": str(pages * _page_bytes(weights.shape, weights)),
+    }
+
+
+def _adapter_files(options: LocalOptions) -> list[Path]:
+    return [file / "adapter_model.safetensors" for file in options.adapter_files]
 
 
 def is_known(path: Path) -> bool:
-    """Whether it is a folder of a family that there is here."""
+    """Whether it is a folder of a family that there is here, or such a GGUF file that fits on the GPU."""
     try:
-        decoder_of(_config(path))
+        if path.is_dir():
+            decoder_of(_config(path))
+            return True
+        model = Model(path, vocabulary_only=True)
+        file = GgufFile(model.parts, model.metadata)
+        file.decoder()
     except ModelFileError:
         return False
-    return True
+    room: int = torch.cuda.mem_get_info()[0]
+    return file.numbers * torch.bfloat16.itemsize < _SHARE * room
 
 
 def _config(path: Path) -> dict[str, Any]:

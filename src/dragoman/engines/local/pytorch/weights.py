@@ -135,10 +135,14 @@ class Weights:
                 done.add(name)
         return done
 
-    def load(self, folder: Path) -> None:
-        missing = self._places.keys() - self.update(read_tensors(folder))
+    def load(self, named: Iterable[tuple[str, Tensor]], path: Path) -> None:
+        """All of them, out of a file or folder."""
+        try:
+            missing = self._places.keys() - self.update(named)
+        except BadRequest as error:
+            raise ModelFileError(f"{path} is not what it says it is. {error}") from None
         if missing:
-            raise ModelFileError(f"{folder} lacks {len(missing)} tensors, {min(missing)} among them.")
+            raise ModelFileError(f"{path} lacks {len(missing)} tensors, {min(missing)} among them.")
 
     @property
     def bytes(self) -> int:
