@@ -2,10 +2,18 @@
 
 Servers without a model. For what a token costs, one comes for every stream each 20 ms: directly from a
 server, and from a replica behind Serve's HAProxy and the door. Told is the processor time of each of these
-processes for one token, while tokens flow. For what two replicas answer against one, requests are sent as
-soon as others are answered: where the engine sets the pace (so many slots, 10 ms a step), and where nothing
-but the processor does, which the client, the proxy and the door take too. It needs `dragoman[ray]`, which
-`make ray` fetches: `build/ray/bin/python -m bench.ray`.
+processes for one token, while tokens flow.
+
+For what two replicas answer against one, requests are sent as soon as others are answered. The client, the
+proxy and the door need the same two cores, so it matters what the engine costs. It is measured in three ways:
+
+- An engine that is elsewhere, as on a GPU: 8 answers at a time, a step of 10 ms, and no processor time.
+- An engine that computes here: 4 ms of processor time for each token, in a thread beside the event loop. So
+  much the default model takes on such cores with 8 streams (docs/figures.md: about 500 tokens/s on two).
+- None at all: what is answered is what the servers themselves can do, which is no use to anybody without a
+  model. One replica leaves the second core to the client, the proxy and the door, so two cannot double it.
+
+It needs `dragoman[ray]`, which `make ray` fetches: `build/ray/bin/python -m bench.ray`.
 """
 
 import argparse
@@ -35,18 +43,24 @@ HOPS = {"proxy": b"bin/haproxy", "door": b"ray::ServeReplica:dragoman:Door", "re
 """What a token passes, and how the processes are called; the first that fits."""
 PACED = {"tokens": 16, "interval": 0.01, "slots": 8}
 """50 requests a second, and no more."""
+COMPUTED = {"tokens": 16, "compute": 0.004, "slots": 8}
+"""15 requests a second for one core that does nothing else."""
 FREE = {"tokens": 64, "interval": 0.0, "slots": 64}
-AT_ONCE = 48
+BOUNDS = {"an engine elsewhere": PACED, "an engine that computes here": COMPUTED, "no engine": FREE}
+AT_ONCE = 32
 
 
 class Options(Struct, frozen=True):
     levels: tuple[int, ...] = (8, 32)
     tokens: int = 128
     rounds: int = 5
-    requests: int = 300
+    rated: int = 3
+    """Rounds of what replicas answer."""
+    seconds: float = 5.0
+    """That such a round takes, about."""
 
 
-QUICK = Options(tokens=64, rounds=2, requests=100)
+QUICK = Options(tokens=64, rounds=2, rated=2, seconds=2.0)
 
 
 class Round(Struct, frozen=True):
@@ -133,14 +147,15 @@ def run_costs(options: Options) -> list[Result]:
 def run_rates(options: Options) -> list[Rate]:
     """One cluster after the other: two at a time would share what there is."""
     rates = []
-    for bound, engine in {"the engine's pace": PACED, "the processor": FREE}.items():
+    for bound, engine in BOUNDS.items():
         for replicas in (1, 2):
-            rate = Rate(bound, replicas, [], [])
+            rate, warm = Rate(bound, replicas, [], []), Rate("", 0, [], [])
             with on_ray(f"ray-{replicas}", replicas, engine) as server:
-                _ask(server, options.requests // 2, int(engine["tokens"]), Rate("", 0, [], []))
-                for number in range(options.rounds):
+                _ask(server, 2 * AT_ONCE, int(engine["tokens"]), warm)
+                requests = max(2 * AT_ONCE, int(options.seconds * warm.per_s[0]))
+                for number in range(options.rated):
                     print(f"ray: {bound}, {replicas} replicas, round {number + 1}", flush=True)
-                    _ask(server, options.requests, int(engine["tokens"]), rate)
+                    _ask(server, requests, int(engine["tokens"]), rate)
             rates.append(rate)
     return rates
 
@@ -191,12 +206,12 @@ def rates_table(rates: list[Rate]) -> Table:
     ]
     return Table(
         f"Two replicas against one, {AT_ONCE} requests at once, and CPU ms of a request",
-        ("bound by", "replicas", "requests/s", "of one", *hops),
+        ("with", "replicas", "requests/s", "of one", *hops),
         rows,
         [
             f"Medians of {len(rates[0].per_s)} rounds. {machine.describe()}.",
-            "All of it runs on the same cores, the client too: where the processor is the bound, replicas "
-            "get what the others leave.",
+            "All of it runs on the same cores, the client too: where nothing else takes time, replicas get "
+            "what the others leave.",
         ],
     )
 

@@ -10,13 +10,16 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import CHATML, ScriptedEngine, say
+from dragoman.http.routes import responses
 from dragoman.http.server import background
 from dragoman.responses import desk
 from dragoman.settings import Settings
 from tests.support.http import get, post
+from tests.support.wait import becomes
 
 STUCK = """
 import sys
@@ -65,20 +68,39 @@ def test_another_server_makes_what_a_killed_one_had_promised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(desk, "LOOK_S", 0.05)
-    engine = ScriptedEngine(say("said"))
-    with mortal(tmp_path) as (url, process), background(engine, settings_of(tmp_path)) as other:
+    monkeypatch.setattr(responses, "LOOK_ELSEWHERE_S", 0.01)
+    engine, settings = ScriptedEngine(say("said")), replace(settings_of(tmp_path), keep_alive=0.02)
+    with mortal(tmp_path) as (url, process), background(engine, settings) as other:
         promised = post(url, "/v1/responses", ASKED).json()
         assert promised["status"] == "queued"
         # While its server lives nobody else touches it.
-        streamed = httpx.get(f"{other}/v1/responses/{promised['id']}", params={"stream": "true"})
-        assert streamed.status_code == 400
         assert get(other, f"/v1/responses/{promised['id']}").json()["status"] == "queued"
-        process.kill()
+        where = f"{other}/v1/responses/{promised['id']}"
+        with httpx.stream("GET", where, params={"stream": "true"}, timeout=60) as followed:
+            lines = followed.iter_lines()
+            assert next(lines).startswith(":")
+            process.kill()
+            events = [line for line in lines if line.startswith("event: ")]
         made = ended(other, promised["id"])
+    assert (events[0], events[-1]) == ("event: response.created", "event: response.completed")
     assert made["status"] == "completed"
     assert made["output"][0]["content"][0]["text"] == "said"
     kept = ("id", "created_at", "instructions", "metadata", "background", "temperature")
     assert {name: made[name] for name in kept} == {name: promised[name] for name in kept}
+
+
+def test_it_is_cancelled_at_another_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk, "LOOK_S", 0.05)
+    engine = ScriptedEngine(say("x", fault="hang"))
+    with (
+        background(engine, settings_of(tmp_path)) as url,
+        background(ScriptedEngine(say("said")), settings_of(tmp_path)) as other,
+    ):
+        id_ = post(url, "/v1/responses", ASKED).json()["id"]
+        assert becomes(lambda: engine.live == 1)
+        assert post(other, f"/v1/responses/{id_}/cancel", {}).json()["status"] == "cancelled"
+        assert becomes(lambda: engine.live == 0)
+        assert get(url, f"/v1/responses/{id_}").json()["status"] == "cancelled"
 
 
 def test_a_server_that_comes_back_makes_what_it_had_promised(tmp_path: Path) -> None:

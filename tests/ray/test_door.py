@@ -12,7 +12,7 @@ import uvicorn
 from dragoman.engines.protocol import ModelCard
 from dragoman.engines.scripted import CHATML, ScriptedEngine, say
 from dragoman.http.server import background
-from dragoman.ray.door import Door
+from dragoman.ray.door import MOST_INSIDE, Door
 from dragoman.ray.fleet import Fleet, ReplicaBeat
 from dragoman.settings import Settings
 from tests.support.raw_server import RawServer, raw_server
@@ -35,10 +35,9 @@ def dying(said: bytes) -> Iterator[tuple[RawServer, ReplicaBeat]]:
 
 
 @contextmanager
-def opened(fleet: Fleet, settings: Settings | None = None) -> Iterator[httpx.Client]:
-    server = uvicorn.Server(
-        uvicorn.Config(Door(fleet, settings or Settings()), port=0, log_level="critical", lifespan="on")
-    )
+def opened(fleet: Fleet, settings: Settings | None = None, most: int = MOST_INSIDE) -> Iterator[httpx.Client]:
+    door = Door(fleet, settings or Settings(), most)
+    server = uvicorn.Server(uvicorn.Config(door, port=0, log_level="critical", lifespan="on"))
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
@@ -209,10 +208,10 @@ def test_files_pass_as_they_come() -> None:
 def test_what_keys_took_is_told_to_the_others() -> None:
     fleet = Fleet(["one"])
     heard = [fleet.hear(ReplicaBeat(id_, "one", "127.0.0.1", 1, taken=(7, {"key": 5}))) for id_ in "ab"]
-    assert heard == [{}, {"a": (7, {"key": 5})}]
+    assert [news.taken for news in heard] == [{}, {"a": (7, {"key": 5})}]
     fleet.hear(ReplicaBeat("a", "one", "127.0.0.1", 1, taken=(7, {"key": 6}), leaving=True))
-    assert fleet.hear(ReplicaBeat("c", "one", "127.0.0.1", 1))["a"] == (7, {"key": 6})
-    assert fleet.hear(ReplicaBeat("c", "one", "127.0.0.1", 1, taken=(8, {"key": 1}))).keys() == {"b"}
+    assert fleet.hear(ReplicaBeat("c", "one", "127.0.0.1", 1)).taken["a"] == (7, {"key": 6})
+    assert fleet.hear(ReplicaBeat("c", "one", "127.0.0.1", 1, taken=(8, {"key": 1}))).taken.keys() == {"b"}
 
 
 def names(replies: Sequence[httpx.Response]) -> list[str]:

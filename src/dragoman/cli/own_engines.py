@@ -81,6 +81,7 @@ def vllm(settings: Settings) -> "Engine":
         slots=settings.slots,
         adapters=adapters_of(settings),
         loads_adapters=settings.lora_dir is not None,
+        statistics=settings.metrics_names == "vllm",
         engine_args=settings.engine_args,
     )
     return open_vllm(_named_model(settings), options)

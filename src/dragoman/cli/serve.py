@@ -112,6 +112,9 @@ def _serve(args: argparse.Namespace) -> int:
 def _serve_on_ray(settings: Settings, address: str, replicas: int) -> int:
     # The quick proxy, which Serve has but does not take by itself; whoever says otherwise is heard.
     os.environ.setdefault("RAY_SERVE_ENABLE_HA_PROXY", "1")
+    if address == "local":
+        # Nobody is before its proxy who would have to be told that it goes.
+        os.environ.setdefault("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", "0.1")
     try:
         on_ray = import_module("dragoman.ray.deployments")
     except ModuleNotFoundError as error:

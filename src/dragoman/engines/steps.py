@@ -5,7 +5,18 @@ And what engines with `generate_request` yield, as steps: ids where they give an
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
+import types
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Collection,
+    Coroutine,
+    Generator,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from functools import partial
 from hashlib import blake2b
 from math import isnan
 from typing import Any, Protocol, TypeVar
@@ -350,3 +361,36 @@ def _number(logprob: Any) -> float:
     if logprob is None or isnan(logprob):
         raise EngineFailed("The engine gave a log probability that is not a number.")
     return float(logprob)
+
+
+# Coroutines that hardly ever wait, run without a task as long as they do not.
+
+
+def begin(work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
+    """Run it until it waits for something; the rest is a task. None: it is over. What it raises is raised."""
+    try:
+        waits_for = work.send(None)
+    except StopIteration:
+        return None
+    return asyncio.get_running_loop().create_task(_awaited(work, waits_for))
+
+
+async def _awaited(begun: Coroutine[Any, Any, None], waits_for: Any) -> None:
+    await _rest(begun, waits_for)
+
+
+@types.coroutine
+def _rest(begun: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, Any, None]:
+    """A coroutine that was begun by hand, and now waits for something, as one that a task can finish."""
+    while True:
+        try:
+            answer = yield waits_for
+        except BaseException as error:
+            # It is cancelled, and so is what it waits for.
+            go_on = partial(begun.throw, error)
+        else:
+            go_on = partial(begun.send, answer)
+        try:
+            waits_for = go_on()
+        except StopIteration:
+            return

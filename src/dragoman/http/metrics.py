@@ -143,7 +143,9 @@ class Figures(Collector):
             yield from _describe_live(naming, live)
             yield from _describe_models(naming, models)
         if VLLM in self._namings:
-            yield from _describe_adapters(live)
+            shelves = [model.adapters for model in live.values()]
+            used = {name for shelf in shelves for name in shelf.used}
+            yield from describe_adapters(sum(len(shelf.all) for shelf in shelves), used)
 
 
 def _describe_live(naming: Naming, live: Mapping[str, LiveModel]) -> Iterator[Metric]:
@@ -177,16 +179,13 @@ def _describe_models(naming: Naming, models: Mapping[str, ModelFigures]) -> Iter
             yield _histogram(name, figure.text, spreads, (naming.model,))
 
 
-def _describe_adapters(live: Mapping[str, LiveModel]) -> Iterator[Metric]:
+def describe_adapters(most: int, used: Iterable[str]) -> Iterator[Metric]:
     """As the inference extension wants to know them, in labels; the value is when they were looked at."""
-    shelves = [model.adapters for model in live.values() if model.adapters.all]
-    if not shelves:
-        return
-    labels = ["max_lora", "running_lora_adapters", "waiting_lora_adapters"]
-    info = GaugeMetricFamily("vllm:lora_requests_info", "Adapters in use", labels=labels)
-    used = sorted({name for shelf in shelves for name in shelf.used})
-    info.add_metric([str(sum(len(shelf.all) for shelf in shelves)), ",".join(used), ""], time.time())
-    yield info
+    if most:
+        labels = ["max_lora", "running_lora_adapters", "waiting_lora_adapters"]
+        info = GaugeMetricFamily("vllm:lora_requests_info", "Adapters in use", labels=labels)
+        info.add_metric([str(most), ",".join(sorted(used)), ""], time.time())
+        yield info
 
 
 def _histogram(

@@ -13,8 +13,9 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
-from starlette.types import Message
+from starlette.types import Message, Send
 
+from dragoman.engines.steps import begin
 from dragoman.http.connection.uvicorn_parts import short_cut
 from dragoman.http.exchange import SSE, Exchange, send_in_pieces, unless_gone
 from dragoman.turns.checked import note_fault
@@ -52,7 +53,47 @@ class Pump:
             stream.flush()
 
 
-class TurnStream:
+class Outflow:
+    """Writes pieces of a reply from callbacks, one send at a time. `done` is over at its end, or fails.
+
+    `flush` writes what there is; it is called again when a client that reads slowly has taken the last piece.
+    """
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._short_cut = short_cut(send)
+        self._sending: asyncio.Task[None] | None = None
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def close(self) -> None:
+        if self._sending is not None:
+            self._sending.cancel()
+
+    def flush(self) -> None:
+        raise NotImplementedError
+
+    def _push(self, data: bytes | list[bytes]) -> None:
+        if isinstance(data, bytes) and len(data) <= MUCH:
+            if self._short_cut is not None and self._short_cut(data):
+                return
+            sending: Any = self._send({"type": "http.response.body", "body": data, "more_body": True})
+        else:
+            sending = send_in_pieces(self._send, [data] if isinstance(data, bytes) else data)
+        self._sending = begin(sending)
+        if self._sending is not None:
+            self._sending.add_done_callback(self._sent)
+
+    def _sent(self, task: asyncio.Task[None]) -> None:
+        self._sending = None
+        if task.cancelled() or self.done.done():
+            return
+        if error := task.exception():
+            self.done.set_exception(error)
+        else:
+            self.flush()
+
+
+class TurnStream(Outflow):
     """Writes a turn's events as they come. `done` is over when all is written, and fails as writing fails.
 
     `idle` gives what is sent when nothing else was for a while. With `holds_last`, the last events are not
@@ -70,21 +111,18 @@ class TurnStream:
         *,
         holds_last: bool = False,
     ) -> None:
+        super().__init__(send)
         self.last: bytes = b""
         self._holds_last = holds_last
         self._turn = turn
         self._write = write
         self._idle = idle
-        self._send = send
-        self._short_cut = short_cut(send)
         self._pump = pump
         self._loop = asyncio.get_running_loop()
         self._marked = False
         self._spoken = False
-        self._sending: asyncio.Task[None] | None = None
         self._period = keep_alive
         self._timer = self._loop.call_later(keep_alive, self._tick)
-        self.done: asyncio.Future[None] = self._loop.create_future()
         # A turn of one choice has one step per engine step: there is nothing to wait for and join.
         turn.on_ready = self.flush if turn.choices == 1 else self._mark
         self._mark()
@@ -92,8 +130,7 @@ class TurnStream:
     def close(self) -> None:
         self._timer.cancel()
         self._turn.on_ready = None
-        if self._sending is not None:
-            self._sending.cancel()
+        super().close()
 
     def _mark(self) -> None:
         if not self._marked:
@@ -122,35 +159,12 @@ class TurnStream:
             # The pump serves other streams too: this one's failure is for its own request to report.
             self.done.set_exception(error)
 
-    def _push(self, data: bytes | list[bytes]) -> None:
-        if isinstance(data, bytes) and len(data) <= MUCH:
-            if self._short_cut is not None and self._short_cut(data):
-                return
-            sending = self._send({"type": "http.response.body", "body": data, "more_body": True})
-        else:
-            sending = send_in_pieces(self._send, [data] if isinstance(data, bytes) else data)
-        self._sending = self._loop.create_task(_awaited(sending))
-        self._sending.add_done_callback(self._sent)
-
-    def _sent(self, task: asyncio.Task[None]) -> None:
-        self._sending = None
-        if task.cancelled() or self.done.done():
-            return
-        if error := task.exception():
-            self.done.set_exception(error)
-        else:
-            self.flush()
-
     def _tick(self) -> None:
         """One timer per period, not one per token."""
         if not self._spoken and self._sending is None and not self.done.done():
             self._push(self._idle())
         self._spoken = False
         self._timer = self._loop.call_later(self._period, self._tick)
-
-
-async def _awaited(sending: Awaitable[None]) -> None:
-    await sending
 
 
 class Sse:

@@ -9,6 +9,7 @@ Serve scales by what the replicas say of running and waiting answers: the reques
 import asyncio
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -21,9 +22,9 @@ from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingP
 
 from dragoman import logs
 from dragoman.cli.engine import make_served_engine
+from dragoman.engines.protocol import kv_usage_of
 from dragoman.http.app import App
 from dragoman.http.server import run_in_thread
-from dragoman.http.token_budgets import Taken
 from dragoman.models.catalog import build_pool
 from dragoman.ray.arguments import (
     LOOPBACK,
@@ -34,12 +35,16 @@ from dragoman.ray.arguments import (
     settings_of,
 )
 from dragoman.ray.door import Door
-from dragoman.ray.fleet import Fleet, ReplicaBeat
+from dragoman.ray.fleet import Fleet, FleetNews, ReplicaBeat
 from dragoman.settings import Settings, change_settings
 
 logger = logging.getLogger("dragoman.ray")
 
 DOOR, APPLICATION = "Door", "dragoman"
+MOST_TOLD = 1000
+"""Responses that a beat names."""
+HEALTH_S = 3.0
+"""How often Serve looks whether a replica is there, and so how soon a dead one is replaced."""
 STOP_S = 15
 """What a replica may take beyond the time to drain, before it is killed."""
 QUICK = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
@@ -58,12 +63,14 @@ def build_application(args: Mapping[str, Any]) -> serve.Application:
     door = serve.deployment(serve.ingress()(DoorReplica)).options(
         name=DOOR,
         num_replicas=fleet.doors,
-        max_ongoing_requests=fleet.max_ongoing_requests,
+        # More than the door lets in: it says why it refuses, where Serve would let people wait.
+        max_ongoing_requests=2 * fleet.max_ongoing_requests,
         graceful_shutdown_timeout_s=fleet.drain_s + STOP_S,
         ray_actor_options={"num_cpus": fleet.door_cpus, "runtime_env": {"env_vars": QUICK}},
         logging_config={"enable_access_log": False},
     )
-    return door.bind(list(names.values()), settings, fleet.doors == 1, list(replicas.values()))
+    most = fleet.max_ongoing_requests
+    return door.bind(list(names.values()), settings, most, fleet.doors == 1, list(replicas.values()))
 
 
 def _deployment_name(model: ModelArguments) -> str:
@@ -117,6 +124,7 @@ def _options(fleet: FleetArguments, model: ModelArguments) -> dict[str, Any]:
         actor["runtime_env"] = {"env_vars": env}
     options: dict[str, Any] = {
         "ray_actor_options": actor,
+        "health_check_period_s": HEALTH_S,
         "graceful_shutdown_timeout_s": fleet.drain_s + STOP_S,
     }
     if model.placement_bundles:
@@ -164,14 +172,21 @@ class ModelReplica:
         self._beat_s = beat_s
         self._beating: asyncio.Task[None] | None = None
 
-    def _beat(self, *, leaving: bool = False) -> ReplicaBeat:
-        queues = [live.queue for live in self._server.app.host.journal.metrics.live.values()]
+    def _beat(self) -> ReplicaBeat:
+        host = self._server.app.host
+        models = [*host.journal.metrics.live.values()]
+        queues, shelves = [live.queue for live in models], [live.adapters for live in models]
         return replace(
             self._told,
             running=sum(queue.running for queue in queues),
             waiting=sum(queue.waiting for queue in queues),
-            taken=self._server.app.host.budgets.own_taken(),
-            leaving=leaving,
+            taken=host.budgets.own_taken(),
+            inside=dict(host.admission.rooms["asks"].of_key),
+            at_work=dict(sum((queue.at_work for queue in queues), Counter[str]())),
+            making=[*host.desk.live][:MOST_TOLD],
+            kv=max((used for live in models if (used := kv_usage_of(live.engine)) is not None), default=None),
+            adapters=[name for shelf in shelves for name in shelf.used],
+            most_adapters=sum(len(shelf.all) for shelf in shelves),
         )
 
     async def check_health(self) -> None:
@@ -183,7 +198,7 @@ class ModelReplica:
     async def _keep_telling(self) -> None:
         while True:
             try:
-                await self._tell(self._beat())
+                await self._tell(await self._server.do(self._beat))
             except Exception as error:
                 # No door is there yet, or any more.
                 logger.debug("The doors were not reached: %s", type(error).__name__)
@@ -194,20 +209,25 @@ class ModelReplica:
         answers = await handle.broadcast("hear", msgspec.to_builtins(beat)).results_async(
             timeout_s=5 * self._beat_s, return_exceptions=True
         )
-        budgets = self._server.app.host.budgets
-        for taken in answers:
-            if isinstance(taken, dict) and taken:
-                await self._server.do(budgets.hear, taken)
+        for news in answers:
+            if isinstance(news, FleetNews):
+                await self._server.do(self._hear, news)
+
+    def _hear(self, news: FleetNews) -> None:
+        host = self._server.app.host
+        host.budgets.hear(news.taken)
+        for live in host.journal.metrics.live.values():
+            live.queue.elsewhere = news.at_work
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        beat = self._beat()
+        beat = await self._server.do(self._beat)
         return {"running": beat.running, "waiting": beat.waiting}
 
     async def __del__(self) -> None:
         if self._beating is not None:
             self._beating.cancel()
         try:
-            await self._tell(self._beat(leaving=True))
+            await self._tell(replace(await self._server.do(self._beat), leaving=True))
         except Exception as error:
             logger.debug("The doors were not told: %s", type(error).__name__)
         await asyncio.to_thread(self._doors.close)
@@ -217,18 +237,18 @@ class DoorReplica:
     """The ingress of the application."""
 
     def __init__(
-        self, models: list[str], settings: dict[str, Any], alone: bool, replicas: Sequence[Any]
+        self, models: list[str], settings: dict[str, Any], most: int, alone: bool, replicas: Sequence[Any]
     ) -> None:
         """`replicas` are those of the models; naming them makes them part of the application."""
         chosen = change_settings(Settings(), settings)
         logs.setup(chosen.log_level, chosen.log_json)
         self._fleet = Fleet(models, alone=alone)
-        self._door = Door(self._fleet, chosen)
+        self._door = Door(self._fleet, chosen, most)
 
     def __serve_build_asgi_app__(self) -> Door:
         return self._door
 
-    def hear(self, beat: dict[str, Any]) -> dict[str, Taken]:
+    def hear(self, beat: dict[str, Any]) -> FleetNews:
         return self._fleet.hear(msgspec.convert(beat, ReplicaBeat))
 
 

@@ -11,40 +11,49 @@ read it. Any other reply is broken off, which HTTP shows.
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 from starlette.types import Message, Receive, Scope, Send
+from websockets.exceptions import InvalidHandshake
 
 from dragoman.errors import (
     BadRequest,
-    BodyTooLarge,
     DragomanError,
     EngineFailed,
     ModelNotFound,
+    NotFound,
+    Overloaded,
+    ServerFull,
+    TooSlow,
     Unavailable,
 )
+from dragoman.http.admission import Budget, Holding
 from dragoman.http.exchange import advice
 from dragoman.http.keys import Keys
-from dragoman.http.routes.table import APIS, OPEN_PATHS, errors_at
+from dragoman.http.metrics import CONTENT_TYPE
+from dragoman.http.routes.responses import MADE
+from dragoman.http.routes.table import APIS, METRICS, OPEN_PATHS, SOCKET, errors_at, ways_to_write
+from dragoman.ray.figures import FleetFigures
 from dragoman.ray.fleet import Fleet, Passage, ReplicaBeat, StreamedReply
-from dragoman.routing import Router, RoutingKey, key_of_body
+from dragoman.ray.request import HOP, DoorRequest, key_of, length_of, media_of, read_body, send_on, write_head
+from dragoman.ray.socket import fail_socket, open_socket, relay_socket
+from dragoman.routing import Router, RoutingKey
 from dragoman.settings import Settings
 
 logger = logging.getLogger("dragoman.ray")
 
 TOLD = b"x-dragoman-replica"
-HOP = frozenset(
-    {b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer"}
-    | {b"transfer-encoding", b"upgrade", b"expect", b"host", b"content-length"}
-)
-"""Headers that are about one connection."""
 COMPUTED = frozenset(path for api in APIS for path in api.computed)
 """Of these nothing is left where a replica died before it answered."""
 HEALTH = frozenset({"/health", "/healthz", "/ping"})
 MODELS = frozenset({"/v1/models", "/models"})
+RESPONSES = "/v1/responses/"
+MOST_INSIDE = 1024
 STREAMS = {b"text/event-stream": b"\n\n", b"application/x-ndjson": b"\n"}
 """Kinds of replies that can be ended with an error, and where their events end."""
 
@@ -58,29 +67,23 @@ _read_named = msgspec.json.Decoder(_NamedFields).decode
 _read_list = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-class DoorRequest(Struct):
-    """One request, as far as the door reads it."""
-
-    scope: Scope
-    receive: Receive
-    headers: dict[bytes, bytes]
-    owner: str
-    body: bytes | None = None
-    """None: it is passed on as it comes, and can be sent once."""
-    model: str = ""
-    again: bool = True
-    """Whether another replica may be asked after one has begun with it."""
-
-
 class Door:
     """`fleet.hear` says who is there. What keys there are, the door looks up before it reads a body."""
 
-    def __init__(self, fleet: Fleet, settings: Settings) -> None:
+    def __init__(self, fleet: Fleet, settings: Settings, most: int = MOST_INSIDE) -> None:
+        """`most`: requests that may be inside, all of them together."""
         self._fleet = fleet
         self._settings = settings
         self._keys = Keys(settings)
-        self.told_breaks = 0
-        """Streams whose replica died, and whose clients were told."""
+        self._keys.on_change = self._take_keys
+        limits = settings.limits
+        self._bodies = Budget(limits.bodies_bytes, len(self._keys), "The bodies of requests")
+        self._most, self._inside = most, Counter[str]()
+        self._figures = FleetFigures(fleet, vllm=settings.metrics_names == "vllm")
+        self._open = OPEN_PATHS | ({METRICS} if settings.metrics == "open" else set())
+
+    def _take_keys(self) -> None:
+        self._bodies.share_between(len(self._keys))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -90,8 +93,7 @@ class Door:
         elif scope["type"] == "http":
             await self._http(scope, receive, send)
         else:
-            await receive()
-            await send({"type": "websocket.close", "code": 1011, "reason": "not through the door: use HTTP"})
+            await self._websocket(scope, receive, send)
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
@@ -113,40 +115,83 @@ class Door:
             self._check_ready()
             await _reply(send, 200, {"status": "ready"})
             return
-        is_open = method in ("GET", "HEAD") and path in OPEN_PATHS
+        is_open = method in ("GET", "HEAD") and path in self._open
         owner = "" if is_open else self._keys.of(headers).sha256
         asked = DoorRequest(scope, receive, dict(headers), owner)
-        if method == "GET" and path in MODELS and len(self._fleet.routers) > 1:
-            await self._list_models(asked, send)
-            return
-        await self._read(asked)
-        await self._pass(asked, send)
+        asked.counts = method == "POST" and path in COMPUTED
+        held = self._bodies.of(owner)
+        with self._visit(asked), held:
+            if method == "GET" and path in MODELS and len(self._fleet.routers) > 1:
+                await self._list_models(asked, send)
+            elif method == "GET" and path == METRICS and not asked.scope["query_string"]:
+                await self._tell_figures(send)
+            else:
+                await self._read(asked, held)
+                await self._pass(asked, send, held)
+
+    @contextmanager
+    def _visit(self, asked: DoorRequest) -> Iterator[None]:
+        """Inside, or refused before anything is read. Of several keys none keeps the others out."""
+        owner, inside = asked.owner, self._inside
+        most = self._settings.limits.per_key
+        if asked.counts and owner and most is not None and self._fleet.counts.of(owner) >= most:
+            raise Overloaded(f"{most} requests of this key are being served or wait; let one of them end.")
+        keys = len(inside.keys() | {owner})
+        if inside.total() >= self._most and inside[owner] >= max(1, self._most // keys):
+            raise ServerFull(f"{self._most} requests are being served or wait; try again soon.")
+        inside[owner] += 1
+        try:
+            yield
+        finally:
+            inside[owner] -= 1
+            if not inside[owner]:
+                del inside[owner]
+
+    async def _tell_figures(self, send: Send) -> None:
+        """Of all replicas; those of one alone it tells itself, with `?replica=` and its name."""
+        if self._settings.metrics == "off":
+            raise NotFound("There are no metrics here.")
+        await _reply(send, 200, self._figures.write(), {b"content-type": CONTENT_TYPE})
 
     def _check_ready(self) -> None:
         for model, router in self._fleet.routers.items():
             if not router.names:
                 raise _nobody(model)
 
-    async def _read(self, asked: DoorRequest) -> None:
+    async def _read(self, asked: DoorRequest, held: Holding) -> None:
         """The body, and what is to be known of it. Forms are files, and are passed on as they come."""
-        media = asked.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        first = next(iter(self._fleet.routers))
-        asked.model = first
-        if media == b"multipart/form-data":
-            asked.again = False
-            return
-        asked.body = await _read_body(asked.receive, self._settings.limits.body_bytes)
         method, path = asked.scope["method"], asked.scope["path"]
-        asked.again = method in ("GET", "HEAD", "DELETE") or path in COMPUTED
-        if method != "POST" or not asked.body or len(self._fleet.routers) < 2:
+        asked.model = next(iter(self._fleet.routers))
+        if path.startswith(RESPONSES) and (maker := self._fleet.maker(path.split("/")[3])):
+            asked.maker, asked.model = maker, maker.model
+        elif path == METRICS:
+            name = asked.scope["query_string"].decode("latin-1").partition("replica=")[2]
+            if (named := self._fleet.place(name)) is None:
+                raise NotFound("There is no replica of this name.")
+            asked.maker, asked.model = named, named.model
+        if media_of(asked) == b"multipart/form-data":
+            asked.again = False
+            held.be(length_of(asked))
             return
+        limit = self._settings.body_timeout
         try:
-            named = _read_named(asked.body)
+            async with asyncio.timeout(limit):
+                asked.body = await read_body(asked.receive, self._settings.limits.body_bytes, held)
+        except TimeoutError:
+            raise TooSlow("The body of the request was not there in time.") from None
+        asked.again = method in ("GET", "HEAD", "DELETE") or path in COMPUTED
+        if method == "POST" and asked.body:
+            self._name(asked)
+
+    def _name(self, asked: DoorRequest) -> None:
+        """The model that a body asks for."""
+        try:
+            named = _read_named(asked.body or b"")
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             # What is wrong with it, a replica says.
             return
         asked.again = asked.again and named.conversation is None
-        if isinstance(named.model, str) and named.model:
+        if len(self._fleet.routers) > 1 and isinstance(named.model, str) and named.model:
             asked.model = self._find(named.model)
 
     def _find(self, name: str) -> str:
@@ -157,17 +202,56 @@ class Door:
         known = ", ".join(self._fleet.routers)
         raise ModelNotFound(f"There is no model '{name[:128]}' here; there is: {known}.", param="model")
 
-    # To a replica and back
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Whose it is, is known by its first message: it names a model, and a conversation."""
+        await receive()
+        headers = dict(scope["headers"])
+        try:
+            owner = self._keys.of(headers).sha256
+            if SOCKET not in (scope["path"], *ways_to_write(scope["path"])):
+                raise NotFound(f"There is no socket here but {SOCKET}.")
+        except DragomanError as error:
+            await send({"type": "websocket.close", "code": 1008, "reason": error.message[:100]})
+            return
+        await send({"type": "websocket.accept"})
+        first = await receive()
+        if first["type"] != "websocket.receive":
+            return
+        asked = DoorRequest({**scope, "method": "POST"}, receive, headers, owner)
+        asked.body = (first.get("text") or "").encode() or first.get("bytes") or b""
+        held = self._bodies.of(owner)
+        try:
+            with self._visit(asked), held:
+                held.be(len(asked.body))
+                asked.model = next(iter(self._fleet.routers))
+                self._name(asked)
+                await self._pass_socket(asked, first, send, held)
+        except DragomanError as error:
+            await fail_socket(error, send, 1013)
 
-    async def _pass(self, asked: DoorRequest, send: Send) -> None:
-        router = self._fleet.routers[asked.model]
-        hints = {name.decode("latin-1"): value.decode("latin-1") for name, value in asked.headers.items()}
-        key = key_of_body(asked.body or b"", hints, asked.owner)
+    async def _pass_socket(self, asked: DoorRequest, first: Message, send: Send, held: Holding) -> None:
+        router, key = self._fleet.routers[asked.model], key_of(asked)
+        asked.body = b""
         tried: set[str] = set()
         while beat := self._next(router, key, tried):
             tried.add(beat.id)
-            router.begin(key, beat.id)
-            try:
+            with self._at(router, key, beat, asked):
+                try:
+                    async with open_socket(asked.scope, beat.host, beat.port) as replica:
+                        await relay_socket(replica, first, asked.receive, send, held, _died())
+                    return
+                except (OSError, TimeoutError, InvalidHandshake):
+                    self._fleet.lose(beat.id)
+        raise _nobody(asked.model)
+
+    # To a replica and back
+
+    async def _pass(self, asked: DoorRequest, send: Send, held: Holding) -> None:
+        router, key = self._fleet.routers[asked.model], key_of(asked)
+        tried: set[str] = set()
+        while beat := self._next(router, key, tried, asked.maker):
+            tried.add(beat.id)
+            with self._at(router, key, beat, asked):
                 passage = await self._asked(asked, beat)
                 if passage is None:
                     continue
@@ -175,14 +259,31 @@ class Door:
                     # It is stopping, or has too much to do.
                     passage.close()
                     continue
+                # Nobody else will be asked.
+                asked.body = b""
+                held.end()
                 await self._pass_back(asked, beat, passage, send)
                 return
-            finally:
-                router.end(beat.id)
         raise _nobody(asked.model)
 
-    def _next(self, router: Router, key: RoutingKey, tried: set[str]) -> ReplicaBeat | None:
-        for id_ in router.rank(key, tried):
+    @contextmanager
+    def _at(self, router: Router, key: RoutingKey, beat: ReplicaBeat, asked: DoorRequest) -> Iterator[None]:
+        """Counted where it is."""
+        router.begin(key, beat.id)
+        if asked.counts:
+            self._fleet.counts.enter(beat.id, asked.owner)
+        try:
+            yield
+        finally:
+            router.end(beat.id)
+            if asked.counts:
+                self._fleet.counts.leave(beat.id, asked.owner)
+
+    def _next(
+        self, router: Router, key: RoutingKey, tried: set[str], first: ReplicaBeat | None = None
+    ) -> ReplicaBeat | None:
+        named = [first.id] if first is not None else []
+        for id_ in (*named, *router.rank(key, tried)):
             if id_ not in tried and (beat := self._fleet.place(id_)) is not None:
                 return beat
         return None
@@ -196,9 +297,9 @@ class Door:
             return None
         try:
             if asked.body is None:
-                await _send_on(passage, _head(asked, beat, chunked=True), asked.receive)
+                await send_on(passage, asked, beat, self._settings.body_timeout)
             else:
-                passage.ask(_head(asked, beat), asked.body)
+                passage.ask(write_head(asked, beat), asked.body)
             if await _unless_gone(asked.receive, passage):
                 return passage
         except BaseException:
@@ -215,6 +316,9 @@ class Door:
         kind = next((value for name, value in headers if name == b"content-type"), b"")
         ending = STREAMS.get(kind.partition(b";")[0].strip())
         told = [*headers, *sizes, (TOLD, beat.id.encode())]
+        if made := next((value.decode("latin-1") for name, value in headers if name == MADE), ""):
+            self._fleet.note_maker(made, beat.id)
+            self._fleet.routers[beat.model].remember(made, beat.id, asked.owner)
         await send({"type": "http.response.start", "status": passage.status, "headers": told})
         reply = StreamedReply(passage, send, ending)
         watcher = asyncio.ensure_future(_gone(asked.receive))
@@ -247,7 +351,7 @@ class Door:
             if ending is None:
                 # Broken off: to end it would say that this is all.
                 raise ConnectionResetError("the replica is gone")
-            self.told_breaks += 1
+            self._figures.told_breaks += 1
             last = errors_at(asked.scope["path"], asked.headers).event(_died())
         else:
             self._fleet.rest(beat.id, passage)
@@ -272,48 +376,6 @@ class Door:
         await _reply(send, 200, {"object": "list", "data": listed})
 
 
-def _head(asked: DoorRequest, beat: ReplicaBeat, *, chunked: bool = False) -> bytes:
-    scope = asked.scope
-    raw: bytes = scope.get("raw_path") or scope["path"].encode()
-    target = raw + (b"?" + scope["query_string"] if scope.get("query_string") else b"")
-    lines = [b"%b %b HTTP/1.1" % (scope["method"].encode(), target)]
-    lines.append(b"host: %b" % f"{beat.host}:{beat.port}".encode())
-    lines += [b"%b: %b" % (name, value) for name, value in scope["headers"] if name.lower() not in HOP]
-    if chunked:
-        lines.append(b"transfer-encoding: chunked")
-    elif asked.body or scope["method"] in ("POST", "PUT", "PATCH"):
-        lines.append(b"content-length: %d" % len(asked.body or b""))
-    return b"\r\n".join(lines) + b"\r\n\r\n"
-
-
-async def _read_body(receive: Receive, most: int) -> bytes:
-    pieces, size = list[bytes](), 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise BadRequest("The body broke off.")
-        pieces.append(message.get("body", b""))
-        size += len(pieces[-1])
-        if size > most:
-            raise BodyTooLarge(f"The body has more than {most} bytes, which is the most that is taken here.")
-        if not message.get("more_body"):
-            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-
-async def _send_on(passage: Passage, head: bytes, receive: Receive) -> None:
-    passage.ask(head)
-    while passage.is_open:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            passage.close()
-            return
-        if piece := message.get("body", b""):
-            passage.send_more(piece)
-        if not message.get("more_body"):
-            passage.send_more(b"")
-            return
-
-
 async def _unless_gone(receive: Receive, passage: Passage) -> bool:
     """Whether the replica answers; a client that leaves meanwhile ends it."""
     answer = asyncio.ensure_future(passage.answered())
@@ -334,7 +396,7 @@ async def _gone(receive: Receive) -> None:
 
 
 async def _reply(send: Send, status: int, body: Any, more: Mapping[bytes, bytes] | None = None) -> None:
-    data = msgspec.json.encode(body)
+    data = body if isinstance(body, bytes) else msgspec.json.encode(body)
     headers = {b"content-type": b"application/json", b"content-length": b"%d" % len(data), **(more or {})}
     start: Message = {"type": "http.response.start", "status": status, "headers": list(headers.items())}
     await send(start)

@@ -6,15 +6,15 @@ the cost.
 
 import asyncio
 import time
-import types
-from collections.abc import Coroutine, Generator, Sequence
-from typing import Any, cast
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 import httptools
 from msgspec import Struct
 from starlette.types import Send
 
-from dragoman.http.connection.uvicorn_parts import short_cut
+from dragoman.http.run_turn import Outflow
 from dragoman.http.token_budgets import Taken
 from dragoman.routing import Router
 
@@ -25,6 +25,8 @@ IDLE_S = 30.0
 """A connection that nobody used for so long is not used again: the replica may be closing it."""
 HIGH_WATER = 256 * 1024
 """Bytes of a reply that wait for their client; above, the replica is not read."""
+MOST_MADE = 64 * 1024
+"""Responses of which it is known who makes them."""
 
 
 class ReplicaBeat(Struct, frozen=True):
@@ -38,7 +40,66 @@ class ReplicaBeat(Struct, frozen=True):
     waiting: int = 0
     taken: Taken = (0, {})
     """A day, and the tokens of it by the hashes of keys that have a budget."""
+    inside: dict[str, int] = {}
+    """Requests for answers that it has let in, by the hashes of keys."""
+    at_work: dict[str, int] = {}
+    """Answers that its engine has, in the same way."""
+    making: list[str] = []
+    """Responses that it makes and others may ask for."""
+    kv: float | None = None
+    """The part of its memory for keys and values that is in use, if it says so."""
+    adapters: list[str] = []
+    """Those in use, and below how many there are."""
+    most_adapters: int = 0
     leaving: bool = False
+
+
+class FleetNews(Struct, frozen=True):
+    """What a door tells a replica of the others."""
+
+    taken: dict[str, Taken] = {}
+    """What keys have taken there, those included that are gone."""
+    at_work: dict[str, int] = {}
+    """Answers of keys that other replicas of its model have at work."""
+
+
+class KeyCounts:
+    """How many requests for answers keys have inside, at all replicas together.
+
+    What a replica said last, and what this door has done since: as long as it is the only one that is right
+    at every moment, but for what has been passed on and not let in yet. With several doors it misses what the
+    others have let in since the last beat of that replica, and no more. So a key has inside at most
+    as many as it may, and what other doors let in between two beats.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, Counter[str]] = {}
+        self._own: dict[str, Counter[str]] = {}
+        """Those of this door."""
+
+    def of(self, owner: str) -> int:
+        return sum(counts[owner] for counts in self._known.values())
+
+    def enter(self, replica: str, owner: str) -> None:
+        for counts in (self._known, self._own):
+            counts.setdefault(replica, Counter())[owner] += 1
+
+    def leave(self, replica: str, owner: str) -> None:
+        for counts in (self._known, self._own):
+            mine = counts.get(replica, Counter[str]())
+            mine[owner] -= 1
+            if mine[owner] <= 0:
+                del mine[owner]
+            if not mine:
+                counts.pop(replica, None)
+
+    def hear(self, replica: str, inside: Mapping[str, int]) -> None:
+        """What is passed on and not let in yet counts all the same."""
+        self._known[replica] = Counter(inside) | self._own.get(replica, Counter())
+
+    def lose(self, replica: str) -> None:
+        """What it had is over."""
+        self._known.pop(replica, None)
 
 
 class Fleet:
@@ -51,18 +112,23 @@ class Fleet:
         self._heard: dict[str, tuple[ReplicaBeat, float]] = {}
         self._idle: dict[str, list[Passage]] = {}
         self._taken: dict[str, Taken] = {}
+        self._makers: OrderedDict[str, str] = OrderedDict()
+        self.counts = KeyCounts()
 
-    def hear(self, beat: ReplicaBeat) -> dict[str, Taken]:
-        """And what the others say that keys have taken, those included that are gone."""
+    def hear(self, beat: ReplicaBeat) -> FleetNews:
+        """And what there is to say of the others."""
         self._taken[beat.id] = beat.taken
         router = self.routers.get(beat.model)
         if router is None:
-            return {}
+            return FleetNews()
         if beat.leaving:
             self.lose(beat.id)
         else:
             self._heard[beat.id] = beat, time.monotonic()
             router.add(beat.id)
+            self.counts.hear(beat.id, beat.inside)
+            for response in beat.making:
+                self.note_maker(response, beat.id)
             if not self._alone:
                 router.set_load(beat.id, beat.running + beat.waiting)
         for other, at in [*self._heard.values()]:
@@ -73,15 +139,38 @@ class Fleet:
         self._taken = {
             id_: taken for id_, taken in self._taken.items() if id_ in self._heard or taken[0] == today > 0
         }
-        return {id_: taken for id_, taken in self._taken.items() if id_ != beat.id}
+        return FleetNews(
+            {id_: taken for id_, taken in self._taken.items() if id_ != beat.id}, self._at_work_beside(beat)
+        )
+
+    def _at_work_beside(self, beat: ReplicaBeat) -> dict[str, int]:
+        counts = Counter[str]()
+        for other in self.beats(beat.model):
+            if other.id != beat.id:
+                counts.update(other.at_work)
+        return dict(counts)
+
+    def note_maker(self, response: str, id_: str) -> None:
+        """Who makes a response, or has made it: who is asked for it goes there."""
+        self._makers[response] = id_
+        self._makers.move_to_end(response)
+        if len(self._makers) > MOST_MADE:
+            self._makers.popitem(last=False)
+
+    def maker(self, response: str) -> ReplicaBeat | None:
+        return self.place(self._makers.get(response, ""))
 
     def lose(self, id_: str) -> None:
         """It gets nothing more, until it says something."""
         known = self._heard.pop(id_, None)
         if known is not None:
             self.routers[known[0].model].remove(id_)
+            self.counts.lose(id_)
             for passage in self._idle.pop(id_, []):
                 passage.close()
+
+    def beats(self, model: str) -> list[ReplicaBeat]:
+        return [beat for beat, _ in self._heard.values() if beat.model == model]
 
     def place(self, id_: str) -> ReplicaBeat | None:
         known = self._heard.get(id_)
@@ -116,6 +205,8 @@ class Passage(asyncio.Protocol):
         self.rested_at = 0.0
         self._transport: asyncio.Transport | None = None
         self._lost = False
+        self._writable = asyncio.Event()
+        self._writable.set()
         self._begin()
 
     def _begin(self) -> None:
@@ -143,11 +234,18 @@ class Passage(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
+        self._writable.set()
         self._tell()
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
 
     def _tell(self) -> None:
         if self._writer is not None:
-            self._writer.go_on()
+            self._writer.flush()
         elif self._grown is not None and not self._grown.done():
             self._grown.set_result(None)
         if self._size > HIGH_WATER and self._transport is not None and not self._lost:
@@ -189,9 +287,11 @@ class Passage(asyncio.Protocol):
         if len(body) >= HIGH_WATER:
             self._transport.write(body)
 
-    def send_more(self, piece: bytes) -> None:
+    async def send_more(self, piece: bytes, *, chunked: bool) -> None:
+        """Of a body that comes piece by piece; returns when there is room for the next."""
         assert self._transport is not None
-        self._transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+        self._transport.write(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
+        await self._writable.wait()
 
     async def answered(self) -> bool:
         """Waits for the head of the reply. False: the replica is gone without one."""
@@ -224,7 +324,7 @@ class Passage(asyncio.Protocol):
         self._writer = writer
 
 
-class StreamedReply:
+class StreamedReply(Outflow):
     """Writes on what a passage brings, from within the callback that reads it. `done` is over at its end.
 
     Of a stream of events only whole ones are written: what is left of one whose replica died is nothing
@@ -232,23 +332,18 @@ class StreamedReply:
     """
 
     def __init__(self, passage: Passage, send: Send, ending: bytes | None) -> None:
+        super().__init__(send)
         self._passage = passage
-        self._send = send
-        self._short_cut = short_cut(send)
         self._ending = ending
         self._held = b""
-        self._sending: asyncio.Task[None] | None = None
-        self._loop = asyncio.get_running_loop()
-        self.done: asyncio.Future[None] = self._loop.create_future()
         passage.write_to(self)
-        self.go_on()
+        self.flush()
 
     def close(self) -> None:
         self._passage.write_to(None)
-        if self._sending is not None:
-            self._sending.cancel()
+        super().close()
 
-    def go_on(self) -> None:
+    def flush(self) -> None:
         if self._sending is not None or self.done.done():
             return
         try:
@@ -271,47 +366,3 @@ class StreamedReply:
             cut = 0 if end < 0 else end + len(ending)
             data, self._held = data[:cut], data[cut:]
         return data
-
-    def _push(self, data: bytes) -> None:
-        if self._short_cut is not None and self._short_cut(data):
-            return
-        message = {"type": "http.response.body", "body": data, "more_body": True}
-        sending: Any = self._send(message)
-        try:
-            waits_for = sending.send(None)
-        except StopIteration:
-            # As mostly: the socket took it.
-            return
-        self._sending = self._loop.create_task(_finish(sending, waits_for))
-        self._sending.add_done_callback(self._sent)
-
-    def _sent(self, task: asyncio.Task[None]) -> None:
-        self._sending = None
-        if task.cancelled() or self.done.done():
-            return
-        if error := task.exception():
-            self.done.set_exception(error)
-        else:
-            self.go_on()
-
-
-async def _finish(begun: Coroutine[Any, Any, None], waits_for: Any) -> None:
-    """The rest of a coroutine that was begun by hand and waits for something."""
-    await _resume(begun, waits_for)
-
-
-@types.coroutine
-def _resume(begun: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, Any, None]:
-    while True:
-        try:
-            yield waits_for
-        except BaseException as error:
-            try:
-                waits_for = begun.throw(error)
-            except StopIteration:
-                return
-            continue
-        try:
-            waits_for = begun.send(None)
-        except StopIteration:
-            return

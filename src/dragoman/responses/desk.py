@@ -233,6 +233,7 @@ class Desk:
             await asyncio.sleep(LOOK_S)
             try:
                 await self._take_over()
+                await self._heed()
             except StoreUnavailable as error:
                 logger.warning("Nobody can see whether responses were left behind: %s", error.message)
 
@@ -259,10 +260,26 @@ class Desk:
             await self._give_up(orphan)
 
     async def _give_up(self, orphan: Record) -> None:
-        body = _decode(orphan.body)
-        body["status"] = "failed"
-        body["error"] = {"code": "server_error", "message": "The server was stopped before it was done."}
-        await self.store.save(make_record(body, orphan.owner, orphan.inputs, ()))
+        error = {"code": "server_error", "message": "The server was stopped before it was done."}
+        await self._end(orphan, status="failed", error=error)
+
+    async def _end(self, record: Record, **said: Any) -> Record:
+        """One that is not made here."""
+        body = _decode(record.body) | said
+        over = make_record(body, record.owner, record.inputs, ())
+        await self.store.save(over)
+        return over
+
+    async def cancel_elsewhere(self, record: Record) -> Record:
+        """One that another server makes: it is stored as cancelled, which that server finds when it looks."""
+        return await self._end(record, status="cancelled")
+
+    async def _heed(self) -> None:
+        """What is made here and was cancelled at another server."""
+        for making in [each for each in self.live.values() if each.request.background]:
+            found = await self.store.get("response", making.context.owner, making.id)
+            if found is not None and found.status == "cancelled":
+                await self.cancel(making)
 
     async def stop(self) -> None:
         """What still runs in the background is cut off."""

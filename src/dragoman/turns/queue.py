@@ -6,7 +6,7 @@ import logging
 import time
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from contextvars import Context, ContextVar, copy_context
@@ -26,8 +26,8 @@ from dragoman.errors import EndlessTemplate
 # for, and the rest when their time comes. Places are shared out equally between the keys that have work,
 # one by one:
 #
-# - A place goes to the key with the fewest answers at work. What answers take is thereby counted too: a key
-#   with long ones holds its places for longer, and gets no others meanwhile.
+# - A place goes to the key with the fewest answers at work, those at other servers of the model included,
+#   as far as they are known. So a key with long answers holds its places for longer, and gets no others.
 # - A key with less than its equal share is let in though all places are taken, as far as `most` allows: it
 #   does not wait until the long answers of another are done.
 # - Of one key, lower priorities go first, and among equals the first to come. Between keys they mean nothing.
@@ -38,7 +38,6 @@ from dragoman.errors import EndlessTemplate
 # that is fair (`Ticket.order`): the virtual time at which an answer would be done if every key were served
 # an equal number of them. It grows with every answer that begins, so nothing waits for ever behind what
 # comes later.
-
 
 logger = logging.getLogger("dragoman.turns")
 
@@ -120,13 +119,14 @@ class EngineQueue:
         """Those that were told to step back, and are about to."""
         self._most = most or places
         self.several = several
+        self.elsewhere: Mapping[str, int] = {}
         self.running = 0
         self.asked: dict[Ticket, None] = {}
         self.waiting = 0
         """Tickets that wait for a place, or for more."""
         self.pace = 0.0
         """Seconds from one place that came free to the next, while others waited for it."""
-        self._running_of: Counter[str] = Counter()
+        self.at_work: Counter[str] = Counter()
         # By key, that which was served least lately first; of each in the order of `Ticket.place`.
         self._waiting: dict[str, list[Ticket]] = {}
         self._arrivals = count()
@@ -178,9 +178,9 @@ class EngineQueue:
         places = min(places, ticket.held)
         ticket.held -= places
         self.running -= places
-        self._running_of[ticket.owner] -= places
-        if not self._running_of[ticket.owner]:
-            self._running_of.pop(ticket.owner)
+        self.at_work[ticket.owner] -= places
+        if not self.at_work[ticket.owner]:
+            self.at_work.pop(ticket.owner)
             self._forget(ticket.owner)
         self._serve_soon()
 
@@ -241,14 +241,15 @@ class EngineQueue:
     def _grant_next(self) -> dict[Ticket, int]:
         """Whose turn it is, and how many places each has now: one after the other, to who has the fewest."""
         granted: Counter[Ticket] = Counter()
-        present = {owner for owner in (*self._waiting, *self._running_of) if not is_behind(owner)}
+        present = {owner for owner in (*self._waiting, *self.at_work) if not is_behind(owner)}
         share = max(1, self.places // len(present or {""}))
-        turns = count()
+        turns, others = count(), self.elsewhere
         fewest = [
-            (is_behind(owner), self._running_of.get(owner, 0), next(turns), owner) for owner in self._waiting
+            (is_behind(owner), self.at_work.get(owner, 0) + others.get(owner, 0), next(turns), owner)
+            for owner in self._waiting
         ]
         heapq.heapify(fewest)
-        while fewest and self._has_room(fewest[0][0], fewest[0][1] < share):
+        while fewest and self._has_room(fewest[0][0], self.at_work.get(fewest[0][3], 0) < share):
             last, at_work, _, owner = fewest[0]
             ticket = self._waiting[owner][0]
             self._grant(ticket, 1)
@@ -286,7 +287,7 @@ class EngineQueue:
         ticket.wanted -= places
         ticket.held += places
         self.running += places
-        self._running_of[owner] += places
+        self.at_work[owner] += places
         ticket.order = self._latest[owner] = max(self._now, self._latest.get(owner, 0)) + places
 
     def _take_out(self, ticket: Ticket) -> None:
@@ -298,7 +299,7 @@ class EngineQueue:
             self._forget(ticket.owner)
 
     def _forget(self, owner: str) -> None:
-        if owner not in self._waiting and owner not in self._running_of:
+        if owner not in self._waiting and owner not in self.at_work:
             self._latest.pop(owner, None)
 
     def _keep_pace(self) -> None:

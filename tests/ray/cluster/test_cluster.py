@@ -86,7 +86,7 @@ def test_a_client_that_leaves_is_not_answered_any_longer(fleet: httpx.Client) ->
         where = reply.headers["x-dragoman-replica"]
 
     def has_left() -> bool:
-        told = fleet.get("/metrics", headers=session)
+        told = fleet.get("/metrics", params={"replica": where})
         assert told.headers["x-dragoman-replica"] == where
         return any("disconnect" in line and not line.endswith(" 0.0") for line in told.text.splitlines())
 

@@ -6,41 +6,14 @@ none of them is needed here.
 
 import asyncio
 import logging
-import types
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
+from dragoman.engines.steps import begin
 from dragoman.engines.vllm.outputs import DEAD, FAILED, error_of, join_outputs
 from dragoman.errors import DragomanError, EngineFailed, Unavailable
 from dragoman.types import FinishReason, Step
-
-# Coroutines that hardly ever wait, run without a task as long as they do not.
-
-
-def begin(work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
-    """Run it until it waits for something; the rest is a task. None: it is over. What it raises is raised."""
-    try:
-        waits_for = work.send(None)
-    except StopIteration:
-        return None
-    return asyncio.get_running_loop().create_task(_awaited(work, waits_for))
-
-
-async def _awaited(begun: Coroutine[Any, Any, None], waits_for: Any) -> None:
-    await _rest(begun, waits_for)
-
-
-@types.coroutine
-def _rest(begun: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, Any, None]:
-    """A coroutine that was begun by hand, and now waits for something, as one that a task can finish."""
-    while True:
-        answer = yield waits_for
-        try:
-            waits_for = begun.send(answer)
-        except StopIteration:
-            return
-
 
 # How the messages of vLLM's core are had: off its socket, or from its client where that is not possible.
 #
@@ -180,6 +153,8 @@ class Core:
         self._sending: set[asyncio.Task[None]] = set()
         self.failure: DragomanError | None = None
         """Why it takes no more work; None while it lives."""
+        self.kv_usage: float | None = None
+        """The part of its memory for keys and values that is in use, where it tells its statistics."""
 
     def start(self) -> None:
         if self.failure is not None:
@@ -241,6 +216,8 @@ class Core:
         steps: dict[str, tuple[Taker, Step]] = {}
         for message in told:
             version = getattr(message, "weight_version", None)
+            if (told_of := getattr(message, "scheduler_stats", None)) is not None:
+                self.kv_usage = told_of.kv_cache_usage
             for output in message.outputs:
                 self._read_output(output, None if version == "default" else version, steps)
         for id, (taker, step) in steps.items():

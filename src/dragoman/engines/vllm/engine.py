@@ -179,6 +179,10 @@ class VllmEngine:
         self.tokenizer = self._model.tokenizer
         self.weight_version: str | None = None
 
+    @property
+    def kv_usage(self) -> float | None:
+        return self._core.kv_usage
+
     def submit(self, job: Job, sink: Sink) -> _VllmHandle:
         """Start a job; `sink` is called on the running event loop's thread."""
         self._core.start()

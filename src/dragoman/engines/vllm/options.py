@@ -35,6 +35,8 @@ class VllmOptions(Struct, frozen=True, kw_only=True):
     """LoRA adapters: public name to folder."""
     loads_adapters: bool = False
     """Whether others may come later."""
+    statistics: bool = False
+    """Whether somebody reads what its core tells of itself with each step: how full its memory is."""
     engine_args: Mapping[str, Any] = field(default_factory=dict)
     """Anything else that vLLM's `AsyncEngineArgs` takes, by its name there."""
 
@@ -59,15 +61,29 @@ def engine_args(model: str, options: VllmOptions) -> Any:
     twice = given.keys() & ours.keys() - {"max_loras", "max_lora_rank"}
     if twice:
         raise SettingsError(f"`{min(twice)}` is given twice: in the engine's arguments and as a setting.")
-    # Priorities are of no use otherwise, and nobody reads vLLM's own statistics here.
-    usual: dict[str, Any] = {"scheduling_policy": "priority", "disable_log_stats": True}
+    # Priorities are of no use otherwise.
+    usual: dict[str, Any] = {"scheduling_policy": "priority", "disable_log_stats": not options.statistics}
     if not model.endswith(".gguf"):
         # `auto` would unpickle weights where there is nothing else.
         usual["load_format"] = "safetensors"
     if options.loads_adapters:
         # What is not kept is read again when it is asked for, and its folder may be gone by then.
         usual |= {"enable_lora": True, "max_cpu_loras": MOST_ADAPTERS}
-    return AsyncEngineArgs(**usual | ours | given | {"structured_outputs_config": _choose_structured(given)})
+    made = {"structured_outputs_config": _choose_structured(given), **_transfer_of(given)}
+    return AsyncEngineArgs(**usual | ours | given | made)
+
+
+def _transfer_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Where keys and values come from and go to. A file says it in members, which vLLM does not read here."""
+    said = given.get("kv_transfer_config")
+    if not isinstance(said, Mapping):
+        return {}
+    from vllm.config import KVTransferConfig
+
+    try:
+        return {"kv_transfer_config": KVTransferConfig(**said)}
+    except (TypeError, ValueError) as error:
+        raise SettingsError("The engine's argument `kv_transfer_config` is none that vLLM takes.") from error
 
 
 def _check(given: Iterable[str], known: Iterable[str]) -> None:

@@ -10,6 +10,7 @@ from functools import partial
 
 import msgspec
 
+from dragoman.api.reply import KEEP_ALIVE
 from dragoman.api.responses import request as requests
 from dragoman.api.responses.request import check_include
 from dragoman.api.responses.response import compaction_body
@@ -26,6 +27,12 @@ from dragoman.responses.desk import is_underway, place_of, unknown_response, wri
 from dragoman.responses.making import Making, begin_making, count_tokens, summarise, weigh_counting
 from dragoman.turns.tool_loop import ClientGone, Quiet
 
+MADE = b"x-dragoman-response"
+"""Says which response a reply is about, for those who pass it on unread."""
+UNFINISHED = frozenset({"queued", "in_progress"})
+LOOK_ELSEWHERE_S = 0.5
+"""How often is looked whether a response that another server makes is over."""
+
 
 async def create(shared: Host, exchange: Exchange) -> None:
     request, size = await exchange.read(
@@ -40,6 +47,7 @@ async def create(shared: Host, exchange: Exchange) -> None:
             host.desk.context(request, exchange.owner, size, exchange.aside)
         )
         making = await begin_making(host.desk, host.model, request, context)
+        exchange.head[MADE] = making.id.encode()
         await making.prepare(streams=bool(request.stream))
         if request.background:
             if held := exchange.hand_on():
@@ -163,11 +171,30 @@ async def retrieve(host: Host, exchange: Exchange) -> None:
         else:
             await exchange.json(making.response.body(), size=making.amount)
         return
-    if streams:
-        await exchange.stream_stored(*await exchange.loaded(_events, host, exchange, id_, after + 1))
-    else:
-        record = await exchange.loaded(host.desk.stored, exchange.owner, id_)
+    record = await exchange.loaded(host.desk.stored, exchange.owner, id_)
+    if not streams:
         await exchange.reply(record.body, b"application/json")
+        return
+    if record.status in UNFINISHED:
+        await exchange.start_stream(b"")
+        await unless_gone(exchange, _wait_elsewhere(host, exchange, id_))
+        making = host.desk.making(exchange.owner, id_)
+    if making is not None:
+        await follow(exchange, making, host.settings.keep_alive, after)
+    else:
+        await exchange.stream_stored(*await exchange.loaded(_events, host, exchange, id_, after + 1))
+
+
+async def _wait_elsewhere(host: Host, exchange: Exchange, id_: str) -> None:
+    """Until a response that another server makes is over, or is made here because that one is gone."""
+    said = time.monotonic()
+    while host.desk.making(exchange.owner, id_) is None:
+        if (await host.desk.stored(exchange.owner, id_)).status not in UNFINISHED:
+            return
+        await asyncio.sleep(LOOK_ELSEWHERE_S)
+        if time.monotonic() > said + host.settings.keep_alive:
+            said = time.monotonic()
+            await exchange.write(KEEP_ALIVE)
 
 
 async def _events(host: Host, exchange: Exchange, id_: str, number: int) -> tuple[bytes, int]:
@@ -202,7 +229,9 @@ async def cancel(host: Host, exchange: Exchange) -> None:
     if not _decode(record.body).background:
         message = "Cannot cancel this response: only one that is made in the background can be."
         raise BadRequest(message, param="response_id", code="invalid_value")
-    # It is over already: to cancel it changes nothing.
+    if record.status in UNFINISHED:
+        record = await host.desk.cancel_elsewhere(record)
+    # Else it is over already: to cancel it changes nothing.
     await exchange.reply(record.body, b"application/json")
 
 

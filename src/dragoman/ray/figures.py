@@ -1,0 +1,64 @@
+"""What the door says at /metrics: what all replicas of a model have to do, by the names of servers.
+
+So whoever balances between several such doors, as the endpoint picker of Gateway API's inference extension
+does, reads of a door what it reads of a server: the queue, the memory for keys and values, the adapters.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import fmean
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from dragoman.http.metrics import GAUGES, OURS, VLLM, describe_adapters
+from dragoman.ray.fleet import Fleet, ReplicaBeat
+
+(RUNNING, _), (WAITING, _), (KV_USAGE, _) = GAUGES
+LOOKS: Mapping[str, Callable[[Sequence[ReplicaBeat]], float | None]] = {
+    RUNNING.name: lambda beats: sum(beat.running for beat in beats),
+    WAITING.name: lambda beats: sum(beat.waiting for beat in beats),
+    KV_USAGE.name: lambda beats: _mean([beat.kv for beat in beats if beat.kv is not None]),
+}
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None
+
+
+class FleetFigures(Collector):
+    """`write()` is the body of /metrics."""
+
+    def __init__(self, fleet: Fleet, *, vllm: bool) -> None:
+        self._fleet = fleet
+        self._namings = (OURS, VLLM) if vllm else (OURS,)
+        self.told_breaks = 0
+        """Streams whose replica died, and whose clients were told."""
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def write(self) -> bytes:
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        models = {model: self._fleet.beats(model) for model in self._fleet.routers}
+        there = GaugeMetricFamily("dragoman_replicas", "Replicas that the door knows", labels=["model"])
+        for model, beats in models.items():
+            there.add_metric([model], len(beats))
+        yield there
+        broken = CounterMetricFamily("dragoman_broken_streams", "Streams whose replica died")
+        broken.add_metric([], self.told_breaks)
+        yield broken
+        for naming in self._namings:
+            for figure, _ in GAUGES:
+                seen = {model: LOOKS[figure.name](beats) for model, beats in models.items()}
+                for name in naming.names(figure) if any(each is not None for each in seen.values()) else ():
+                    gauge = GaugeMetricFamily(name, figure.text, labels=[naming.model])
+                    for model, value in seen.items():
+                        if value is not None:
+                            gauge.add_metric([model], value)
+                    yield gauge
+        if VLLM in self._namings:
+            told = [beat for beats in models.values() for beat in beats]
+            used = {name for beat in told for name in beat.adapters}
+            yield from describe_adapters(max((beat.most_adapters for beat in told), default=0), used)

@@ -1,0 +1,105 @@
+"""One request as the door reads it, and how it goes on to a replica."""
+
+import asyncio
+
+from msgspec import Struct
+from starlette.types import Receive, Scope
+
+from dragoman.errors import BadRequest, BodyTooLarge, TooSlow
+from dragoman.http.admission import Holding
+from dragoman.ray.fleet import Passage, ReplicaBeat
+from dragoman.routing import RoutingKey, key_of_body
+
+HOP = frozenset(
+    {b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer"}
+    | {b"transfer-encoding", b"upgrade", b"expect", b"content-length"}
+)
+"""Headers that are about one connection."""
+LONG_NUMBER = 16
+
+
+class DoorRequest(Struct):
+    """One request, as far as the door reads it."""
+
+    scope: Scope
+    receive: Receive
+    headers: dict[bytes, bytes]
+    owner: str
+    body: bytes | None = None
+    """None: it is passed on as it comes, and can be sent once."""
+    model: str = ""
+    again: bool = True
+    """Whether another replica may be asked after one has begun with it."""
+    maker: ReplicaBeat | None = None
+    """Who makes the response that it is about."""
+    counts: bool = False
+    """Whether it asks for an answer, of which each key may have so many inside."""
+
+
+def media_of(asked: DoorRequest) -> bytes:
+    return asked.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+
+
+def length_of(asked: DoorRequest) -> int:
+    """Of a body that is passed on as it comes, as far as its client says it."""
+    said = asked.headers.get(b"content-length", b"")
+    return int(said) if said.isdigit() and len(said) < LONG_NUMBER else 0
+
+
+def key_of(asked: DoorRequest) -> RoutingKey:
+    hints = {name.decode("latin-1"): value.decode("latin-1") for name, value in asked.headers.items()}
+    return key_of_body(asked.body or b"", hints, asked.owner)
+
+
+def write_head(asked: DoorRequest, beat: ReplicaBeat) -> bytes:
+    scope = asked.scope
+    raw: bytes = scope.get("raw_path") or scope["path"].encode()
+    target = raw + (b"?" + scope["query_string"] if scope.get("query_string") else b"")
+    lines = [b"%b %b HTTP/1.1" % (scope["method"].encode(), target)]
+    if b"host" not in asked.headers:
+        lines.append(b"host: %b" % f"{beat.host}:{beat.port}".encode())
+    # The name that the client has for us goes on: who may ask by which name, a replica looks at.
+    lines += [b"%b: %b" % (name, value) for name, value in scope["headers"] if name.lower() not in HOP]
+    if asked.body is None and not length_of(asked):
+        lines.append(b"transfer-encoding: chunked")
+    elif asked.body is None:
+        lines.append(b"content-length: %d" % length_of(asked))
+    elif asked.body or scope["method"] in ("POST", "PUT", "PATCH"):
+        lines.append(b"content-length: %d" % len(asked.body))
+    return b"\r\n".join(lines) + b"\r\n\r\n"
+
+
+async def read_body(receive: Receive, most: int, held: Holding) -> bytes:
+    pieces, size = list[bytes](), 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise BadRequest("The body broke off.")
+        pieces.append(message.get("body", b""))
+        size += len(pieces[-1])
+        if size > most:
+            raise BodyTooLarge(f"The body has more than {most} bytes, which is the most that is taken here.")
+        held.be(size)
+        if not message.get("more_body"):
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+async def send_on(passage: Passage, asked: DoorRequest, beat: ReplicaBeat, patience: float) -> None:
+    """A form, as it comes. A client of which nothing more comes, or a replica that takes nothing, ends it."""
+    passage.ask(write_head(asked, beat))
+    chunked = not length_of(asked)
+    try:
+        while passage.is_open and not passage.status:
+            async with asyncio.timeout(patience):
+                message = await asked.receive()
+                if message["type"] == "http.disconnect":
+                    passage.close()
+                    return
+                if piece := message.get("body", b""):
+                    await passage.send_more(piece, chunked=chunked)
+            if not message.get("more_body"):
+                if chunked:
+                    await passage.send_more(b"", chunked=True)
+                return
+    except TimeoutError:
+        raise TooSlow("The body of the request was not there in time.") from None
