@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 from msgspec import Struct
@@ -26,11 +27,12 @@ from bench.figures import Load
 from bench.gpu_watch import Pace, WatchedEngine, open_torch, open_transformers
 from bench.servers.llama import SHAPES, Shape, make
 from bench.tables import Table, keep
+from dragoman.engines.local.options import WeightKind
 from dragoman.http.server import background
 from dragoman.settings import Settings
 
 HTTP, ALONE = "HTTP", "no server"
-ENGINES = {"torch": open_torch, "transformers": open_transformers}
+ENGINES = ("torch", "transformers")
 
 
 class Options(Struct, frozen=True):
@@ -39,6 +41,7 @@ class Options(Struct, frozen=True):
     rounds: int = 3
     shape: str = "1b"
     engine: str = "torch"
+    weights: WeightKind = "auto"
 
 
 class Round(Struct, frozen=True):
@@ -81,7 +84,10 @@ def alone(engine: WatchedEngine, options: Options, kind: str, name: str) -> Roun
 def run(options: Options, folder: Path, device: str) -> list[Round]:
     make(folder, SHAPES[options.shape], device)
     print("gpu: loading", flush=True)
-    engine = ENGINES[options.engine](str(folder), options.streams, device)
+    if options.engine == "torch":
+        engine = open_torch(str(folder), options.streams, device, options.weights)
+    else:
+        engine = open_transformers(str(folder), options.streams, device)
     rounds = []
     with background(engine, Settings(port=0)) as url:
         port = int(url.rpartition(":")[2])
@@ -139,7 +145,8 @@ def main(options: Options) -> None:
     where = describe(device)
     with tempfile.TemporaryDirectory() as folder:
         rounds = run(options, Path(folder), device)
-    keep("gpu", rounds, [table(rounds, SHAPES[options.shape], where, options.engine)])
+    engine = f"{options.engine}, weights {options.weights}"
+    keep("gpu", rounds, [table(rounds, SHAPES[options.shape], where, engine)])
 
 
 def cli() -> None:
@@ -149,6 +156,7 @@ def cli() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each way [default: 3]")
     parser.add_argument("--engine", choices=ENGINES, default="torch", help="what computes [default: torch]")
     parser.add_argument("--shape", choices=SHAPES, default="1b", help="shape of the model [default: 1b]")
+    parser.add_argument("--weights", choices=get_args(WeightKind), default="auto", help="as `dragoman serve`")
     parser.add_argument("--check", action="store_true", help="compare what is computed, and measure nothing")
     args = parser.parse_args()
     if args.check:
@@ -156,7 +164,7 @@ def cli() -> None:
 
         check()
         return
-    main(Options(args.streams, args.tokens, args.rounds, args.shape, args.engine))
+    main(Options(args.streams, args.tokens, args.rounds, args.shape, args.engine, args.weights))
 
 
 if __name__ == "__main__":

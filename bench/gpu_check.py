@@ -1,7 +1,9 @@
 """Whether the runner over PyTorch computes what it should on the machine that is there: `bench.gpu --check`.
 
-Tiny random models of each family. Log probabilities of a prompt are compared with those of `transformers` in
-float32; answers, to the bit, with the same answers in company; and then the contract of all runners is run.
+Tiny random models of each family, two of them also with weights of eight bits. Log probabilities of a prompt
+are compared with those of `transformers` in float32; answers, to the bit, with the same answers in company.
+Products of eight bits are compared with exact ones, a GGUF file with llama.cpp; and then the contract of all
+runners is run.
 """
 
 import asyncio
@@ -10,21 +12,30 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import closing
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
+from msgspec.structs import replace
 from tests.engines.local.pytorch.models import FAMILIES, VOCABULARY, make
+from tests.support.tiny_gguf import write_tiny
 
 from bench.errors import BenchError
 from dragoman.engines.local import LocalEngine, LocalOptions
+from dragoman.engines.local.options import WeightKind
+from dragoman.engines.local.pytorch.quantized import KINDS, Quantized, multiply
 from dragoman.types import Job, Sampling, Step
 
 CONTRACT = [sys.executable, "-m", "pytest", "-q", "tests/engines/local/contract", "-k", "torch"]
-APART = {"float32": 1e-3, "bfloat16": 1.0}
+APART = {"float32": 1e-3, "bfloat16": 1.0, "int8": 2.0, "fp8": 4.0}
 """The median of what a log probability may differ by. These models are sure of what they say: their logits
 are large, and rounding with them; on a CPU bfloat16 differs by up to 0.43."""
 OPTIONS = LocalOptions(runner="torch", slots=16, context=256, batch=96, chunk=40, deterministic=True)
+ROUNDED = ("llama", "qwen3_moe")
+"""Families that are also run with weights of eight bits."""
+ROWS = (1, 16, 17, 64, 65, 256, 300)
+"""Of products: each number is computed in another way."""
 RANDOM = np.random.default_rng(0)
 
 
@@ -63,28 +74,73 @@ def told(steps: Sequence[Step]) -> list[object]:
     return [(step.ids, step.logprobs) for step in steps]
 
 
-def check_family(family: str, folder: Path) -> str:
+def check_family(family: str, folder: Path, weights: WeightKind = "auto") -> str:
     """Raises BenchError for what is not as it should be."""
     model = make(folder, family)
     jobs = jobs_of(12)
-    with closing(LocalEngine.open(folder, OPTIONS)) as engine:
+    options = replace(OPTIONS, weights=weights)
+    with closing(LocalEngine.open(folder, options)) as engine:
         kind = "bfloat16" if "bfloat16" in engine.card.details["runner"] else "float32"
+        kind = kind if weights == "auto" else weights
         found = apart(model, engine)
         if not found <= APART[kind]:
             raise BenchError(f"{family}: log probabilities are apart by {found:.3g} ({kind}).")
         alone = [told(asyncio.run(answer(engine, [job]))[0]) for job in jobs]
-    with closing(LocalEngine.open(folder, OPTIONS)) as engine:
+    with closing(LocalEngine.open(folder, options)) as engine:
         together = [told(steps) for steps in asyncio.run(answer(engine, jobs))]
     if differing := [job.id for job, a, b in zip(jobs, alone, together, strict=True) if a != b]:
         raise BenchError(f"{family}: {len(differing)} of {len(jobs)} answers differ in company.")
     return (
-        f"{family}: apart by {found:.2g} from transformers ({kind}), {len(jobs)} answers the same in company"
+        f"{family}, {kind}: apart by {found:.2g} from transformers, {len(jobs)} answers the same in company"
     )
 
 
-def check(families: Sequence[str] = tuple(FAMILIES), contract: bool = True) -> None:
-    for family in families:
+def check_products() -> str:
+    """Products with weights of eight bits, beside those with what they stand for, for each way to compute."""
+    import torch
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    worst = dict.fromkeys(KINDS, 0.0)
+    for name, rows, (outputs, width) in product(KINDS, ROWS, ((96, 80), (2048, 1024))):
+        states, values = (torch.randn(count, width, device=device) for count in (rows, outputs))
+        states, bias = states.bfloat16(), torch.randn(outputs, device=device).bfloat16()
+        kept = Quantized(torch.empty_like(values, dtype=KINDS[name]), torch.empty(outputs, 1, device=device))
+        kept.copy_(values)
+        exact = states.double() @ kept.widen(torch.float32).double().t() + bias.double()
+        apart = (multiply(states, kept, bias).double() - exact).abs().max() / exact.std()
+        worst[name] = max(worst[name], float(apart))
+    told = ", ".join(f"{name} {value:.2g}" for name, value in worst.items())
+    if not (worst["int8"] < 0.03 and worst["fp8"] < 0.3):
+        raise BenchError(f"Products of eight bits are apart by {told} of what is usual.")
+    return f"products of eight bits: apart by at most {told} of what is usual"
+
+
+def check_gguf(folder: Path) -> str:
+    """What is said of a prompt, beside what llama.cpp says of it."""
+    path = write_tiny(folder / "tiny.gguf", layers=2)
+    sampling = Sampling(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+    asked = Job(id="prompt", prompt=tuple(RANDOM.integers(0, 262, 60).tolist()), sampling=sampling)
+    found = []
+    for runner in ("torch", "llamacpp"):
+        with closing(LocalEngine.open(path, LocalOptions(runner=runner, slots=1, context=128))) as engine:
+            [[step]] = asyncio.run(answer(engine, [asked]))
+        found.append([entry.logprob for entry in step.prompt_logprobs or () if entry is not None])
+    apart = float(np.median(np.abs(np.array(found[0]) - found[1])))
+    if not apart <= APART["bfloat16"]:
+        raise BenchError(f"GGUF: log probabilities are apart by {apart:.3g} from llama.cpp.")
+    return f"GGUF: apart by {apart:.2g} from llama.cpp"
+
+
+def check(
+    families: Sequence[str] = tuple(FAMILIES), contract: bool = True, rounded: Sequence[str] = ROUNDED
+) -> None:
+    asked: list[tuple[str, WeightKind]] = [(family, "auto") for family in families]
+    asked += [(family, kind) for family in rounded for kind in get_args(WeightKind) if kind in KINDS]
+    for family, kind in asked:
         with tempfile.TemporaryDirectory() as folder:
-            print(check_family(family, Path(folder)), flush=True)
+            print(check_family(family, Path(folder), kind), flush=True)
+    print(check_products(), flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        print(check_gguf(Path(folder)), flush=True)
     if contract and subprocess.run(CONTRACT, check=False).returncode:
         raise BenchError("The contract of runners is not kept; see above.")

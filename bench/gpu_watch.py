@@ -9,6 +9,7 @@ from msgspec import Struct
 from bench.errors import BenchError
 from dragoman.engines.local import LocalEngine, LocalOptions
 from dragoman.engines.local.engine import LocalHandle
+from dragoman.engines.local.options import WeightKind
 from dragoman.engines.local.sequence import Group
 from dragoman.engines.protocol import Handle
 from dragoman.engines.transformers import TransformersEngine, TransformersOptions
@@ -127,8 +128,9 @@ def open_transformers(folder: str, streams: int, device: str) -> WatchedEngine:
     return made
 
 
-def open_torch(folder: str, streams: int, device: str) -> WatchedEngine:
-    made = WatchedLocal.open(folder, LocalOptions(runner="torch", slots=streams, context=1024))
+def open_torch(folder: str, streams: int, device: str, weights: WeightKind = "auto") -> WatchedEngine:
+    options = LocalOptions(runner="torch", slots=streams, context=1024, weights=weights)
+    made = WatchedLocal.open(folder, options)
     assert isinstance(made, WatchedLocal)
     made.watch = Watch()
     made.follow()

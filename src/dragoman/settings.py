@@ -217,6 +217,10 @@ class Settings(PoolSettings, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Literal["auto", "int8", "bf16"],
         Meta(description="how the engine local keeps keys and values; int8 takes half the memory"),
     ] = "auto"
+    weights: Annotated[
+        Literal["auto", "int8", "fp8", "bf16"],
+        Meta(description="what the runner torch keeps weights in; int8 and fp8 take half the memory"),
+    ] = "auto"
     draft: Annotated[str | None, Meta(description="a smaller model of its family, to guess ahead")] = None
     mmproj: Annotated[
         str | None,

@@ -38,6 +38,7 @@ def local(settings: Settings) -> "LocalEngine":
         readers=settings.readers,
         kv_memory=settings.kv_memory and settings.kv_memory << 20,
         kv_cache=settings.kv_cache,
+        weights=settings.weights,
         deterministic=settings.deterministic,
         gpu_layers=settings.gpu_layers,
         draft=_find_draft(settings),
@@ -136,7 +137,18 @@ def rollout(settings: Settings) -> "Engine":
 
 
 def _leave_to_local(settings: Settings) -> None:
-    for name in ("runner", "readers", "kv_memory", "kv_cache", "gpu_layers", "draft", "guesses", "mmproj"):
+    names = (
+        "runner",
+        "readers",
+        "kv_memory",
+        "kv_cache",
+        "weights",
+        "gpu_layers",
+        "draft",
+        "guesses",
+        "mmproj",
+    )
+    for name in names:
         if getattr(settings, name) not in ("auto", None):
             raise SettingsError(f"`{name}` is for the engine `local`; leave it out.")
 

@@ -35,6 +35,7 @@ GROUPS: dict[str, frozenset[str]] = {
         | {
             "kv_memory",
             "kv_cache",
+            "weights",
             "gpu_layers",
             "draft",
             "mmproj",

@@ -28,8 +28,8 @@ OWN = frozenset(
 INHERITED = frozenset(
     {"engine", "isolate_engine", "engine_timeout", "context", "slots", "threads", "runner", "readers"}
     | {"gpu_layers", "mmproj_auto"}
-    | {"kv_memory", "kv_cache", "guesses", "deterministic", "sampling", "override", "restore_reasoning"}
-    | {"unconstrained", "history", "sleep_idle_seconds"}
+    | {"kv_memory", "kv_cache", "weights", "guesses", "deterministic", "sampling", "override"}
+    | {"restore_reasoning", "unconstrained", "history", "sleep_idle_seconds"}
 )
 """What a model has as the server has it, unless it says otherwise."""
 NOT_ANY_MORE: dict[str, Any] = {"models": {}, "models_dir": None, "models_from_cache": False}

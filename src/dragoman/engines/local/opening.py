@@ -63,6 +63,9 @@ def open_model(path: Path, options: LocalOptions) -> OpenedModel:
 
 
 def _open_alone(path: Path, options: LocalOptions) -> OpenedModel:
+    if options.runner != "torch" and options.weights != "auto":
+        message = "`weights` is for the runner torch; others keep them as the file has them. Leave it out."
+        raise SettingsError(message, param="weights")
     if options.mmproj is not None:
         return _open_seeing(path, options)
     if options.runner == "torch":

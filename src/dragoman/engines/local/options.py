@@ -13,6 +13,7 @@ from dragoman.types import Job
 
 RunnerName: TypeAlias = Literal["auto", "llamacpp", "openvino", "torch"]
 KvCache: TypeAlias = Literal["auto", "int8", "bf16"]
+WeightKind: TypeAlias = Literal["auto", "int8", "fp8", "bf16"]
 
 
 class LocalOptions(Struct, frozen=True, kw_only=True):
@@ -38,6 +39,8 @@ class LocalOptions(Struct, frozen=True, kw_only=True):
     """Bytes for keys and values; by default a quarter of the free memory, 2 GiB at most."""
     kv_cache: KvCache = "auto"
     """Keys and values in `int8`, half the memory, or `bf16`; `auto` is 16 bits where the CPU can."""
+    weights: WeightKind = "auto"
+    """Layers of the runner torch in `int8` or `fp8`, half the memory, or `bf16`; `auto` is that on a GPU."""
     deterministic: bool = False
     """Whether an answer may not depend on others beside it: then llama.cpp keeps keys and values in int8."""
     guesses: int = 7

@@ -30,6 +30,7 @@ STRETCHED = {
 }
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {}),
+    "llama, biased": ("LlamaConfig", {"attention_bias": True}),
     "llama, stretched": ("LlamaConfig", {"rope_parameters": STRETCHED}),
     "mistral": ("MistralConfig", {"sliding_window": 7}),
     "qwen2": ("Qwen2Config", {}),

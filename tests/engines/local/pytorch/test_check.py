@@ -9,8 +9,11 @@ from bench.gpu_check import APART, check
 
 
 def test_a_family_is_compared(capsys: pytest.CaptureFixture[str]) -> None:
-    check(["qwen3, tied"], contract=False)
-    assert "answers the same in company" in capsys.readouterr().out
+    check(["qwen3, tied"], contract=False, rounded=["llama"])
+    told = capsys.readouterr().out
+    assert told.count("answers the same in company") == 3
+    assert "llama, fp8: apart by" in told
+    assert "from llama.cpp" in told
 
 
 def test_what_differs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

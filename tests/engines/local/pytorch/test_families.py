@@ -15,9 +15,10 @@ from dragoman.engines.local.pytorch.opening import open_torch  # noqa: E402
 from dragoman.engines.local.pytorch.runner import TorchRunner  # noqa: E402
 from dragoman.engines.local.runner import Rows  # noqa: E402
 from dragoman.errors import ModelFileError  # noqa: E402
-from tests.engines.local.pytorch.models import FAMILIES, VOCABULARY, make  # noqa: E402
+from tests.engines.local.pytorch.models import FAMILIES, SIZE, VOCABULARY, make  # noqa: E402
 
 OPTIONS = LocalOptions(runner="torch", slots=4, context=256, batch=128, threads=1)
+CONFIG = {"model_type": "llama", **SIZE}
 IDS = np.random.default_rng(3).integers(0, VOCABULARY, 75).tolist()
 
 
@@ -61,8 +62,12 @@ def test_a_row_does_not_depend_on_others(tmp_path: Path) -> None:
     ("config", "said"),
     [
         ({"model_type": "mamba"}, "has no mamba models"),
-        ({"model_type": "llama", "quantization_config": {"bits": 4}}, "not quantized"),
         ({"model_type": "llama"}, "does not say its hidden_size"),
+        ({**CONFIG, "mlp_bias": True}, "no mlp_bias of True"),
+        ({**CONFIG, "hidden_act": "relu"}, "no hidden_act of 'relu'"),
+        ({**CONFIG, "model_type": "qwen3", "use_sliding_window": True}, "no use_sliding_window of True"),
+        ({**CONFIG, "rope_scaling": {"rope_type": "longrope"}}, "longrope"),
+        ({**CONFIG, "partial_rotary_factor": 0.5}, "a part of a head"),
     ],
 )
 def test_what_it_cannot_run_is_told(config: dict[str, object], said: str) -> None:

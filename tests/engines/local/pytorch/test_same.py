@@ -9,7 +9,10 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="TORCH IS NOT INSTALLED: make torch")
 
+from msgspec.structs import replace  # noqa: E402
+
 from dragoman.engines.local import LocalEngine, LocalOptions  # noqa: E402
+from dragoman.engines.local.options import WeightKind  # noqa: E402
 from dragoman.types import Job, Sampling, Step  # noqa: E402
 from tests.engines.local.contract.subject import Heard, ids  # noqa: E402
 from tests.engines.local.pytorch.models import FAMILIES, VOCABULARY, make  # noqa: E402
@@ -41,9 +44,12 @@ def told(steps: list[Step]) -> list[object]:
     return [ids(steps), [entry for step in steps for entry in step.logprobs or ()]]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_same_bits_alone_and_in_company(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "weights"), [*((family, "auto") for family in FAMILIES), ("llama", "int8"), ("llama", "fp8")]
+)
+def test_the_same_bits_alone_and_in_company(family: str, weights: WeightKind, tmp_path: Path) -> None:
     make(tmp_path, family)
+    options = replace(OPTIONS, weights=weights)
     asked = jobs()
 
     async def one_by_one() -> list[list[object]]:
@@ -53,9 +59,9 @@ def test_the_same_bits_alone_and_in_company(family: str, tmp_path: Path) -> None
         heard = [Heard(engine, job) for job in asked]
         return [told(await each.all()) for each in heard]
 
-    with closing(LocalEngine.open(tmp_path, OPTIONS)) as engine:
+    with closing(LocalEngine.open(tmp_path, options)) as engine:
         assert "deterministic" in engine.card.details["runner"]
         alone = asyncio.run(one_by_one())
-    with closing(LocalEngine.open(tmp_path, OPTIONS)) as engine:
+    with closing(LocalEngine.open(tmp_path, options)) as engine:
         assert asyncio.run(together()) == alone
         assert asyncio.run(one_by_one()) == alone, "with all prompts known"

@@ -136,15 +136,15 @@ def _term(
 ) -> LowRank:
     """What is one matrix of the model is one here, too: the A of its parts one below the other, and each B in
     the rows of its part."""
-    whole: Tensor = getattr(weights.layers[0], product)
+    outputs, inputs = getattr(weights.layers[0], product).shape
     sizes = _sizes(product, weights.shape)
     rows = {part: sum(sizes[:number]) for number, part in enumerate(_PRODUCTS[product])}
     rank, size = config.r, dict(zip(_PRODUCTS[product], sizes, strict=True))
-    a = whole.new_zeros(rank * len(pairs), whole.shape[1])
-    b = whole.new_zeros(whole.shape[0], rank * len(pairs))
+    a = weights.embedding.new_zeros(rank * len(pairs), inputs)
+    b = weights.embedding.new_zeros(outputs, rank * len(pairs))
     for number, (part, found) in enumerate(pairs.items()):
         shapes = {kind: [*tensor.shape] for kind, tensor in found.items()}
-        if shapes != {"A": [rank, whole.shape[1]], "B": [size[part], rank]}:
+        if shapes != {"A": [rank, inputs], "B": [size[part], rank]}:
             raise BadRequest(
                 f"The adapter {name!r} has another shape than the model's {part}.", code="unsupported_model"
             )

@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dragoman.engines.local.pytorch.adapters import LoadedAdapters, Multiply
-from dragoman.engines.local.pytorch.family import Decoder, Rotary
+from dragoman.engines.local.pytorch.family import Rotary
 from dragoman.engines.local.pytorch.plain import StepBatch
+from dragoman.engines.local.pytorch.quantized import Matrix, multiply
 from dragoman.engines.local.pytorch.weights import Layer, Weights
 
 
@@ -31,9 +32,9 @@ class Forward:
         shape = self._shape = weights.shape
         self._weights = weights
         self._do = operations
-        self._multiply: Multiply = F.linear
+        self._multiply: Multiply = multiply
         if fixed_rows:
-            self._multiply = partial(multiply_in_blocks, F.linear, fixed_rows)
+            self._multiply = partial(multiply_in_blocks, multiply, fixed_rows)
         self._fixed_rows = fixed_rows
         self.adapters = LoadedAdapters()
         self.keys, self.values = (
@@ -93,7 +94,7 @@ class Forward:
         return self._product(found.view(len(found), -1), layer, number, "output", batch)
 
     def _product(self, states: Tensor, layer: Layer, number: int, name: str, batch: StepBatch) -> Tensor:
-        bias = layer.bias if name == "projection" else None
+        bias = {"projection": layer.bias, "output": layer.output_bias}.get(name)
         found = self._multiply(states, getattr(layer, name), bias)
         if batch.shares is None:
             return found
@@ -119,7 +120,7 @@ class Forward:
         return found.to(normed.dtype)
 
 
-def multiply_in_blocks(multiply: Multiply, rows: int, states: Tensor, *weights: Tensor | None) -> Tensor:
+def multiply_in_blocks(multiply: Multiply, rows: int, states: Tensor, *weights: Matrix | None) -> Tensor:
     """A product of always the same number of rows; those that nobody reads fill up the last.
 
     Libraries choose by the number of rows how a product is computed, and with it the order in which a row's
@@ -143,12 +144,3 @@ def _waves(rotary: Rotary, context: int) -> Tensor:
     speeds = torch.tensor(rotary.speeds, dtype=torch.float32)
     angles = torch.arange(context, dtype=torch.float32)[:, None] * speeds[None]
     return torch.cat([angles.cos(), angles.sin()], -1) * rotary.strength
-
-
-def dtype_of(shape: Decoder, name: str | None, device: torch.device) -> torch.dtype:
-    """bfloat16 on a GPU, whatever the file has, unless that is told; float32 on a CPU."""
-    if name is not None:
-        found = getattr(torch, name)
-        assert isinstance(found, torch.dtype)
-        return found
-    return torch.bfloat16 if device.type == "cuda" else torch.float32

@@ -39,6 +39,8 @@ class Decoder(Struct, frozen=True, kw_only=True):
     """Whether the head's weights are those of the embedding."""
     bias: bool = False
     """Of queries, keys and values."""
+    output_bias: bool = False
+    """Of what attention has found."""
     head_norms: bool = False
     """Whether queries and keys are normed before they are rotated."""
     outer_norms: bool = False
@@ -71,13 +73,32 @@ def decoder_of(config: Config) -> Decoder:
         raise ModelFileError(
             f"The runner torch has no {kind} models, only {', '.join(FAMILIES)}; use --engine transformers."
         )
-    if config.get("quantization_config"):
-        raise ModelFileError("The runner torch takes weights that are not quantized; use --engine vllm.")
+    _check_quantized(config.get("quantization_config") or {})
     return FAMILIES[kind](config)
+
+
+def _check_quantized(config: Config) -> None:
+    """Weights of eight bits with scales beside them can be read; what else is done to numbers cannot."""
+    method = str(config.get("quant_method", "fp8" if not config else "unknown"))
+    groups = config.get("config_groups") or {}
+    kinds = [group.get("weights") or {} for group in groups.values()]
+    plain = all(kind.get("num_bits") == 8 and kind.get("symmetric", True) for kind in kinds)
+    if method in ("fp8", "fbgemm_fp8") or (method == "compressed-tensors" and kinds and plain):
+        return
+    raise ModelFileError(
+        f"The runner torch reads no weights that are quantized as {method} does it here, only fp8 and int8"
+        " with scales (fp8, fbgemm_fp8, compressed-tensors); use --engine vllm."
+    )
 
 
 def _llama(config: Config, **more: Any) -> Decoder:
     width, heads = _integer(config, "hidden_size"), _integer(config, "num_attention_heads")
+    wanted = {"mlp_bias": False, "hidden_act": "silu", "use_sliding_window": False}
+    if more.get("gelu"):
+        wanted = {"hidden_activation": "gelu_pytorch_tanh"}
+    for key, value in wanted.items():
+        if config.get(key, value) != value:
+            raise ModelFileError(f"The runner torch has no {key} of {config[key]!r} in such a model.")
     head = int(config.get("head_dim") or width // heads)
     known: dict[str, Any] = {
         "layers": _integer(config, "num_hidden_layers"),
@@ -93,6 +114,7 @@ def _llama(config: Config, **more: Any) -> Decoder:
         "attention_scale": head**-0.5,
         "tied": bool(config.get("tie_word_embeddings", False)),
         "bias": bool(config.get("attention_bias", False)),
+        "output_bias": bool(config.get("attention_bias", False)),
     }
     return Decoder(**known | more)
 
@@ -104,9 +126,7 @@ def _mistral(config: Config) -> Decoder:
 
 
 def _qwen2(config: Config) -> Decoder:
-    if config.get("use_sliding_window"):
-        raise ModelFileError("The runner torch has no qwen2 models with sliding windows.")
-    return _llama(config, bias=True)
+    return _llama(config, bias=True, output_bias=False)
 
 
 def _qwen3(config: Config, **more: Any) -> Decoder:

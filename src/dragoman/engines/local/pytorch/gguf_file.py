@@ -93,6 +93,7 @@ class GgufFile:
             attention_scale=shape.attention_scale,
             tied="output.weight" not in self._found,
             bias="blk.0.attn_q.bias" in self._found,
+            output_bias="blk.0.attn_output.bias" in self._found,
             head_norms="blk.0.attn_q_norm.weight" in self._found,
             outer_norms=shape.family.windowed > 0,
             norm_from_one=shape.family.windowed > 0,

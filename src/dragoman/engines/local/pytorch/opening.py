@@ -12,9 +12,9 @@ from dragoman.engines.hf_tokenizer import HfTokenizer, card_of
 from dragoman.engines.local.machine import numerics
 from dragoman.engines.local.model import Model
 from dragoman.engines.local.options import LocalOptions
-from dragoman.engines.local.pytorch.decoder import dtype_of
 from dragoman.engines.local.pytorch.family import Decoder, decoder_of
 from dragoman.engines.local.pytorch.gguf_file import GgufFile
+from dragoman.engines.local.pytorch.quantized import KINDS
 from dragoman.engines.local.pytorch.runner import PAGE, TorchRunner
 from dragoman.engines.local.pytorch.weights import Weights, files_of, read_tensors
 from dragoman.engines.model_files import LLAMA_CPP, in_folder
@@ -25,6 +25,7 @@ _SLOTS, _BATCH, _CHUNK = 256, 8192, 2048
 _SHARE = 0.85
 """Of a card's free memory may go to keys and values, where nobody says how much."""
 _ON_CPU = 256 << 20
+_HAS_FP8 = (8, 9)
 
 
 def settle_torch(options: LocalOptions) -> LocalOptions:
@@ -72,7 +73,11 @@ def _empty(shape: Decoder, options: LocalOptions) -> Weights:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if options.threads and device.type == "cpu":
         torch.set_num_threads(options.threads)
-    return Weights(shape, device, dtype_of(shape, None, device))
+    # On a GPU bfloat16, whatever the file has; float32 on a CPU, where it is for comparing.
+    wide = device.type == "cpu" and options.weights != "bf16"
+    if options.weights == "fp8" and device.type == "cuda" and torch.cuda.get_device_capability() < _HAS_FP8:
+        raise SettingsError("This GPU does not multiply in fp8; set `weights` to int8.", param="weights")
+    return Weights(shape, device, torch.float32 if wide else torch.bfloat16, KINDS.get(options.weights))
 
 
 def _runner_of(weights: Weights, options: LocalOptions) -> tuple[TorchRunner, dict[str, str]]:
@@ -90,6 +95,8 @@ def _runner_of(weights: Weights, options: LocalOptions) -> tuple[TorchRunner, di
         runner.read_adapter(name, Path(folder).expanduser())()
     where = torch.cuda.get_device_name() if weights.embedding.is_cuda else "this CPU, which is slow"
     kind = str(weights.embedding.dtype).removeprefix("torch.")
+    if options.weights in KINDS:
+        kind += f" with weights in {options.weights}"
     price = ", products in blocks of rows, to be deterministic" if options.deterministic else ""
     return runner, {
         "runner": f"PyTorch {torch.__version__}, {kind}, on {where}{price}",
@@ -113,7 +120,7 @@ def is_known(path: Path) -> bool:
     except ModelFileError:
         return False
     room: int = torch.cuda.mem_get_info()[0]
-    return file.numbers * torch.bfloat16.itemsize < _SHARE * room
+    return 2 * file.numbers < _SHARE * room
 
 
 def _config(path: Path) -> dict[str, Any]:

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.multiprocessing import reductions
 
-from dragoman.engines.local.pytorch.weights import Weights, files_of, read_tensors
-from dragoman.errors import BadRequest, EngineFailed, ModelFileError
+from dragoman.engines.local.pytorch.weights import TensorFiles, Weights, read_tensors
+from dragoman.errors import BadRequest, EngineFailed
 
 TensorHandle: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
 """A tensor of another process, as `torch.multiprocessing.reductions.reduce_tensor` gives it: on a GPU that is
@@ -51,25 +50,16 @@ def _tensor(name: str, value: object) -> Tensor:
         value = rebuild(*args)
     if not isinstance(value, Tensor) or value.is_meta or not value.is_floating_point():
         raise BadRequest(f"{name!r} is no tensor of floating-point numbers.")
+    if value.element_size() == 1:
+        raise BadRequest(f"{name!r} has eight bits without scales; give what it stands for, in 16 or more.")
     return value
 
 
 def _check_files(weights: Weights, path: Path) -> None:
     """By their headers: nothing else is read yet."""
-    files = files_of(path)
-    if not files:
-        raise ModelFileError(f"There are no safetensors in {path}.")
-    for file in files:
-        try:
-            with safe_open(str(file), framework="pt") as found:
-                slices = {name: found.get_slice(name) for name in found.keys()}  # noqa: SIM118
-                facts = {name: (each.get_shape(), each.get_dtype()) for name, each in slices.items()}
-        except (SafetensorError, OSError) as error:
-            raise ModelFileError(f"{file} cannot be read ({type(error).__name__}).") from None
-        for name, (shape, kind) in facts.items():
-            if "F" not in kind:
-                raise BadRequest(f"{name!r} is no tensor of floating-point numbers.")
-            weights.place(name, shape)
+    files = TensorFiles(path)
+    for name in files:
+        weights.place(name, files.shape(name))
 
 
 def _put(weights: Weights, named: Iterable[tuple[str, Tensor]]) -> None:

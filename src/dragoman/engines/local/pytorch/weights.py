@@ -7,12 +7,15 @@ that files give it. So loading is copying into views, and so is changing the wei
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dragoman.engines.local.pytorch.family import Decoder
+from dragoman.engines.local.pytorch.quantized import Matrix, Quantized
 from dragoman.errors import BadRequest, ModelFileError
 
 
@@ -30,6 +33,7 @@ class Layer:
         "outer_attention_norm",
         "outer_inner_norm",
         "output",
+        "output_bias",
         "projection",
         "query_norm",
         "router",
@@ -40,21 +44,22 @@ class Layer:
         queries, kept = shape.heads * shape.head, shape.kv_heads * shape.head
         self.attention_norm = make(shape.width)
         self.inner_norm = make(shape.width)
-        self.projection = make(queries + 2 * kept, shape.width)
+        self.projection = make.matrix(queries + 2 * kept, shape.width)
         self.bias = make(queries + 2 * kept) if shape.bias else None
-        self.output = make(shape.width, queries)
+        self.output = make.matrix(shape.width, queries)
+        self.output_bias = make(shape.width) if shape.output_bias else None
         self.query_norm = make(shape.head) if shape.head_norms else None
         self.key_norm = make(shape.head) if shape.head_norms else None
         self.outer_attention_norm = make(shape.width) if shape.outer_norms else None
         self.outer_inner_norm = make(shape.width) if shape.outer_norms else None
         dense = not shape.experts
-        self.up = make(2 * shape.inner, shape.width) if dense else None
-        self.down = make(shape.width, shape.inner) if dense else None
+        self.up = make.matrix(2 * shape.inner, shape.width) if dense else None
+        self.down = make.matrix(shape.width, shape.inner) if dense else None
         self.router = None if dense else make(shape.experts, shape.width)
-        self.experts_up = None if dense else make(shape.experts, 2 * shape.expert_inner, shape.width)
-        self.experts_down = None if dense else make(shape.experts, shape.width, shape.expert_inner)
+        self.experts_up = None if dense else make.matrix(shape.experts, 2 * shape.expert_inner, shape.width)
+        self.experts_down = None if dense else make.matrix(shape.experts, shape.width, shape.expert_inner)
 
-    def places(self, shape: Decoder) -> Iterator[tuple[str, Tensor]]:
+    def places(self, shape: Decoder) -> Iterator[tuple[str, Matrix]]:
         """The names of files, and the views that they stand for."""
         queries, kept = shape.heads * shape.head, shape.kv_heads * shape.head
         before = "post_attention_layernorm" if not shape.outer_norms else "pre_feedforward_layernorm"
@@ -65,6 +70,8 @@ class Layer:
                 for name, part in zip("qkv", whole.split([queries, kept, kept]), strict=True):
                     yield f"self_attn.{name}_proj.{kind}", part
         yield "self_attn.o_proj.weight", self.output
+        if self.output_bias is not None:
+            yield "self_attn.o_proj.bias", self.output_bias
         if self.query_norm is not None and self.key_norm is not None:
             yield "self_attn.q_norm.weight", self.query_norm
             yield "self_attn.k_norm.weight", self.key_norm
@@ -85,28 +92,35 @@ class Layer:
 
 
 class Weights:
-    def __init__(self, shape: Decoder, device: torch.device, dtype: torch.dtype) -> None:
-        make = _Make(device, dtype)
+    """`quantized` is what the matrices of layers are kept in, if not in `dtype` as all else."""
+
+    def __init__(
+        self, shape: Decoder, device: torch.device, dtype: torch.dtype, quantized: torch.dtype | None = None
+    ) -> None:
+        make = _Make(device, dtype, quantized)
         self.shape = shape
         self.embedding = make(shape.vocabulary, shape.width)
         self.head = self.embedding if shape.tied else make(shape.vocabulary, shape.width)
         self.norm = make(shape.width)
         self.layers = [Layer(shape, make) for _ in range(shape.layers)]
-        self._places = {"model.embed_tokens.weight": self.embedding, "model.norm.weight": self.norm}
+        self._places: dict[str, Matrix] = {
+            "model.embed_tokens.weight": self.embedding,
+            "model.norm.weight": self.norm,
+        }
         if not shape.tied:
             self._places["lm_head.weight"] = self.head
         for number, layer in enumerate(self.layers):
             for name, view in layer.places(shape):
                 self._places[f"model.layers.{number}.{name}"] = view
 
-    def place(self, name: str, shape: Sequence[int]) -> Tensor | None:
+    def place(self, name: str, shape: Sequence[int]) -> Matrix | None:
         """Where a tensor of this name belongs; None where it is another one's copy. Raises BadRequest for one
         that the model has not."""
         place = self._places.get(name)
         if place is None:
             place = self._joined(name)
         if place is None:
-            if name in _DERIVED or (self.shape.tied and name == "lm_head.weight"):
+            if _DERIVED.fullmatch(name) or (self.shape.tied and name == "lm_head.weight"):
                 return None
             raise BadRequest(f"The model has no tensor {name!r}.", param=None)
         if [*place.shape] != [*shape]:
@@ -115,7 +129,7 @@ class Weights:
             )
         return place
 
-    def _joined(self, name: str) -> Tensor | None:
+    def _joined(self, name: str) -> Matrix | None:
         """The experts of a layer as one tensor, which is how models have them that are trained."""
         found = _EXPERTS.fullmatch(name)
         layer = self.layers[int(found[1])] if found and int(found[1]) < len(self.layers) else None
@@ -144,36 +158,89 @@ class Weights:
         if missing:
             raise ModelFileError(f"{path} lacks {len(missing)} tensors, {min(missing)} among them.")
 
-    @property
-    def bytes(self) -> int:
-        return sum(place.numel() * place.element_size() for place in self._places.values())
-
 
 # Files have these beside the weights, or as what they are made of.
-_DERIVED = frozenset({"model.rotary_emb.inv_freq"})
+_DERIVED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
+_READ = frozenset({"BF16", "F16", "F32", "F64"})
+_SCALED = frozenset({"F8_E4M3", "F8_E5M2", "I8"})
+_SCALE = re.compile(r"\.weight_scale(_inv)?$|\.(input|k|q|v|output)_scale$")
 _EXPERTS = re.compile(r"model\.layers\.(\d{1,6})\.mlp\.experts\.(gate_up_proj|down_proj)")
 
 
 class _Make:
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, device: torch.device, dtype: torch.dtype, quantized: torch.dtype | None) -> None:
         self._device = device
         self._dtype = dtype
+        self._quantized = quantized
 
     def __call__(self, *shape: int) -> Tensor:
         return torch.empty(shape, device=self._device, dtype=self._dtype)
 
+    def matrix(self, *shape: int) -> Matrix:
+        if self._quantized is None:
+            return self(*shape)
+        scales = torch.empty((*shape[:-1], 1), device=self._device, dtype=torch.float32)
+        return Quantized(torch.empty(shape, device=self._device, dtype=self._quantized), scales)
 
-def read_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """Of all files of a folder, one after the other. They are mapped, so none is in memory as a whole."""
-    from safetensors import SafetensorError, safe_open
 
-    for file in files_of(folder):
-        try:
-            with safe_open(str(file), framework="pt") as found:
-                for name in found.keys():  # noqa: SIM118  (it is no mapping)
-                    yield name, found.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise ModelFileError(f"{file} cannot be read ({type(error).__name__}).") from None
+class TensorFiles:
+    """The tensors of all files of a folder. They are mapped, so none is in memory as a whole.
+
+    One of eight bits has scales beside it, one for all, for each row or for each block, and is read as what
+    it stands for. Scales of what it is multiplied with are of no use here.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._where: dict[str, Any] = {}
+        files = files_of(path)
+        if not files:
+            raise ModelFileError(f"There are no safetensors in {path}.")
+        for file in files:
+            try:
+                found: Any = safe_open(str(file), framework="pt")
+                self._where |= dict.fromkeys(found.keys(), found)
+            except (SafetensorError, OSError) as error:
+                raise ModelFileError(f"{file} cannot be read ({type(error).__name__}).") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._where if not _SCALE.search(name))
+
+    def shape(self, name: str) -> list[int]:
+        """Raises ModelFileError for one that is not made of numbers that can be read."""
+        found = self._where[name].get_slice(name)
+        kind, shape = found.get_dtype(), found.get_shape()
+        if kind not in _READ and not (kind in _SCALED and self._scale(name)):
+            more = ", which takes scales that are not there" if kind in _SCALED else ""
+            raise ModelFileError(f"{self._path} has {name} in {kind}{more}.")
+        return [*shape]
+
+    def read(self, name: str) -> Tensor:
+        self.shape(name)
+        tensor = self._where[name].get_tensor(name)
+        if tensor.element_size() > 1:
+            return tensor
+        scale = self._scale(name)
+        return tensor.float() * _spread(self._where[scale].get_tensor(scale), tensor.shape)
+
+    def _scale(self, name: str) -> str:
+        return next((name + end for end in ("_scale_inv", "_scale") if name + end in self._where), "")
+
+
+def _spread(scales: Tensor, shape: Sequence[int]) -> Tensor:
+    """Scales of blocks, whose sides are powers of two, as one for each number."""
+    scales = scales.float().reshape(-1, 1) if scales.ndim < 2 else scales.float()
+    for axis, (size, count) in enumerate(zip(shape, scales.shape, strict=True)):
+        if count > 1:
+            side = 1 << (-(-size // count) - 1).bit_length()
+            scales = scales.repeat_interleave(side, axis).narrow(axis, 0, size)
+    return scales
+
+
+def read_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
+    """One after the other."""
+    files = TensorFiles(path)
+    return ((name, files.read(name)) for name in files)
 
 
 def files_of(folder: Path) -> list[Path]:
