@@ -66,6 +66,8 @@ class LocalEngine:
             choosers=threads,
             guesses=options.guesses,
             drafter=drafter,
+            pictures=pictures,
+            pause=options.pause,
         )
         self._pictures = pictures
         self._worker = Worker(runner, self._scheduler, pictures)

@@ -35,6 +35,8 @@ class LocalOptions(Struct, frozen=True, kw_only=True):
     """Most tokens in one engine step, so also the most one step can stall."""
     chunk: int = 128
     """Most prompt tokens in one engine step while other sequences are being decoded."""
+    pause: float = 0.13
+    """Seconds a step may take, about, that reads prompts beside answers, or half more than without."""
     kv_memory: int | None = None
     """Bytes for keys and values; by default a quarter of the free memory, 2 GiB at most."""
     kv_cache: KvCache = "auto"

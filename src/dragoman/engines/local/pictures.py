@@ -19,6 +19,7 @@ Rules of this file:
 
 import logging
 import threading
+import time
 from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
@@ -48,6 +49,7 @@ PLACES = 4096
 """Files of which is known what stands for them in a prompt."""
 DECODED = 64 << 20
 """Bytes of pictures that were decoded to be measured, and will be encoded soon."""
+_PAUSE_S, _PART = 0.06, 0.8
 STOP_S = 10.0
 PLACEHOLDER = 0
 """An id for rows that have none. Nobody computes with it."""
@@ -173,6 +175,8 @@ class Pictures:
         self.tell: Callable[[Picture], None] = lambda picture: None
         self.encoded = 0
         """How many were, since it was opened."""
+        self._took = 0.0
+        """Seconds of the last encoding, with the cores for itself: those its thread has computed."""
         self._decoder = decoder
         self._measured: Lately[list[PicturePart]] = Lately(PLACES)
         self._decoded: Lately[Decoded] = Lately(DECODED)
@@ -234,6 +238,16 @@ class Pictures:
         return Decoded("audio", len(samples.data) // 4, 0, samples.data)
 
     # What sequences want, for the engine's thread.
+
+    @property
+    def encoding(self) -> bool:
+        """Whether something is being encoded: that begins between two steps, and may end within one."""
+        return self._thread is not None
+
+    @property
+    def pause(self) -> float:
+        """Seconds for which answers may stand still beside pictures: about as long as one is encoded."""
+        return max(_PAUSE_S, _PART * self._took)
 
     def want(self, key: PictureKey, media: Media, user: ShownPictures) -> Picture | None:
         """The picture, encoded or to be encoded. None where so much is held that it has to wait."""
@@ -307,7 +321,9 @@ class Pictures:
         try:
             digest = picture.media.digest
             decoded = self._decoded.pop("", digest) or self._decode(picture.media)
+            began = time.thread_time()
             parts = self.projector.encode(decoded)
+            self._took = time.thread_time() - began
             if sum(part.rows.nbytes for part in parts) != picture.size:
                 raise EngineFailed("The picture was measured otherwise before it was encoded.")
             self.encoded += 1

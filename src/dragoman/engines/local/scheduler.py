@@ -23,7 +23,7 @@ it to the event loop at once. Nobody waits inside of a step for anything but the
 
 Rules of this file:
 - Sequences that decode are in every step of their adapters; prompts share what is left of the step.
-- A prompt is cut into pieces, small ones while others decode, so that nobody stalls for long.
+- A prompt is cut into pieces, while others decode as small as time demands, so that nobody stalls for long.
 - Prompts are read in the order of service, but a part of each step is for the shortest.
 - Owners have equal shares: of slots and of turns (see shares.py), and of what a step reads of prompts.
 - Where rows cost little, sequences that decode add guesses at their next tokens.
@@ -36,6 +36,7 @@ Rules of this file:
 
 import asyncio
 import logging
+import math
 import time
 from bisect import insort
 from collections.abc import Set
@@ -53,7 +54,7 @@ from dragoman.engines.local.memory import Memory, Slots
 from dragoman.engines.local.paging import Paging
 from dragoman.engines.local.runner import AnyRunner, PagedRunner, Runner, StepFailed, StepInterrupted
 from dragoman.engines.local.sequence import Group, Plan, Sequence, StepPiece, level_apart, share_out
-from dragoman.engines.local.shares import Account, Places, Turns, last_of_most
+from dragoman.engines.local.shares import Account, Pace, Places, Turns, last_of_most
 from dragoman.errors import DragomanError, EngineFailed
 from dragoman.types import FinishReason, Job, Sink, Step
 
@@ -73,6 +74,8 @@ class Scheduler:
         choosers: int = 1,
         guesses: int = 0,
         drafter: Drafter | None = None,
+        pictures: "Pictures | None" = None,
+        pause: float = math.inf,
     ) -> None:
         self._runner = runner
         self._batch = batch
@@ -84,6 +87,9 @@ class Scheduler:
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         self._turns = Turns()
+        self._pictures = pictures
+        self._pause = pause
+        self._pace = Pace()
         self.account = Account()
         self._arrivals = count()
         self._out: list[tuple[Group, Step]] = []
@@ -144,7 +150,8 @@ class Scheduler:
         self._admit()
         if self._memory.gather():
             self._running.sort(key=_slot_index)
-        plan = self._plan(beside)
+        encoding = self._pictures is not None and self._pictures.encoding
+        plan = self._plan(beside, encoding)
         if not plan.pieces:
             return
         self.in_step = [piece.sequence for piece in plan.pieces]
@@ -162,6 +169,7 @@ class Scheduler:
             self.in_step = []
         took = time.perf_counter() - began
         self.account.stepped(plan.pieces, took)
+        self._pace.took(*plan.counts, encoding, took)
         self._guesser.took(plan.pieces, took)
         self._read(plan, logits)
 
@@ -213,7 +221,7 @@ class Scheduler:
             one.owner != owner for one in self._waiting
         )
 
-    def _plan(self, beside: Set[str]) -> Plan:
+    def _plan(self, beside: Set[str], encoding: bool) -> Plan:
         mine = self._running
         if not self._runner.mixes_adapters:
             adapters = self._turns.next(mine)
@@ -221,6 +229,10 @@ class Scheduler:
         reading = sorted(self.account.may_be_read(mine, self.owners | beside), key=_order)
         alone = len(reading) == len(mine) and not self.account.crowded
         rows = self._batch if alone else self._chunk
+        if any(one.decoding for one in self._running):
+            # Also those with other adapters, whose turn is another one.
+            pause = self._pause if self._pictures is None else min(self._pause, self._pictures.pause)
+            rows = int(min(self._chunk, self._pace.rows(sum(one.decoding for one in mine), encoding, pause)))
         sizes = share_out(reading, rows, self._runner.max_outputs - self._runner.slots)
         if self._runner.equal_pieces:
             sizes = level_apart(sizes)

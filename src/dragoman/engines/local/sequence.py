@@ -299,6 +299,12 @@ class Plan:
     def __init__(self, pieces: list[StepPiece]) -> None:
         self.pieces = pieces
 
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Rows of answers, and of prompts."""
+        read = sum(piece.size for piece in self.pieces if piece.newest is None)
+        return sum(piece.size for piece in self.pieces) - read, read
+
     def rows(self) -> Rows:
         rows = Rows()
         for piece in self.pieces:
@@ -333,9 +339,9 @@ def share_out(reading: list[Sequence], rows: int, outputs: int) -> dict[Sequence
         fill(sorted(mine, key=lambda each: each.unread), start + part // 4)
         fill(mine, start + part)
     fill(reading, rows)
-    if reading and reading[0].is_whole:
-        # Its turn has come, however long it is.
-        sizes[reading[0]] = reading[0].unread
+    if reading and reading[0].is_whole and reading[0] not in sizes:
+        # Its turn has come, however long it is; but then it is enough.
+        return {reading[0]: reading[0].unread}
     return sizes
 
 

@@ -8,10 +8,12 @@ Rules of this file:
 - Where several come and go, no step is long.
 - Time is shared between owners, and only then between kinds of work: what an owner's prompts and embeddings
   take, others have as well before it has more. They take as long as many steps.
+- Answers do not stand still for long while prompts are read beside them (`Pace`).
 - What nobody waits for (`is_behind`) has what is left: it comes after all others, and makes way for them.
 - An owner whose next prompt finds no room blocks the others only if nothing of its own runs.
 """
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Set
@@ -211,3 +213,69 @@ class Account:
         self._owed[owner] = self._owed.get(owner, 0.0) + seconds
         if self._owed[owner] <= 0:
             del self._owed[owner]
+
+
+# How much of prompts is read beside answers.
+
+
+_PASS, _ANSWER = 8, 1.75
+"""What a step costs by itself, and an answer in it, in rows of prompts. It need only be so roughly: what is
+known is what steps took that had about as many."""
+_WORSE, _BETTER, _MOMENT = 0.4, 0.2, 2.0
+"""How far one step moves what is known; and what it may be at most, of that: machines have moments."""
+_SLOWED = 2.0
+"""By what an encoding beside it makes a step longer, before that was seen."""
+_LONGER, _LEAST = 1.5, 0.125
+"""Where a step takes long by itself, by so much one that reads may take longer; and what reading has of its
+time at least, whatever else takes time."""
+
+
+class StepTime:
+    """What steps take: for each row that they are reckoned as by themselves, and for each that they read."""
+
+    def __init__(self, own: float = 0.0, row: float = 0.0) -> None:
+        self.own = own
+        self.row = row
+
+    def of(self, answers: int, read: int) -> float:
+        return (_PASS + _ANSWER * answers) * self.own + read * self.row
+
+    def learn(self, answers: int, read: int, seconds: float) -> None:
+        """Which part it was that took longer or shorter than expected is told by steps that read nothing."""
+        if not (expected := self.of(answers, read)):
+            self.own = self.row = seconds / (_PASS + _ANSWER * answers + read)
+            return
+        more = min(seconds / expected, _MOMENT) - 1
+        by = 1 + more * (_WORSE if more > 0 else _BETTER)
+        self.own *= by
+        self.row *= by if read else 1.0
+
+
+class Pace:
+    """How many rows of prompts go into a step with answers, so that it takes no longer than so many seconds.
+
+    Where a row takes 3 ms, 128 of them would keep all answers waiting for nearly half a second. What it takes
+    differs a hundredfold between machines and models, and grows while a picture is encoded on the same cores.
+    So it is learned from the steps, apart for those beside which something is encoded.
+    """
+
+    def __init__(self) -> None:
+        self._usual = StepTime()
+        self._slowed: StepTime | None = None
+
+    def rows(self, answers: int, encoding: bool, pause: float) -> float:
+        """Rows that a step may read beside so many answers, at least one."""
+        known = self._known(encoding)
+        own, limit = known.of(answers, 0), max(pause, _LONGER * self._usual.of(answers, 0))
+        return max(1.0, max(limit - own, _LEAST * own) / known.row) if known.row else math.inf
+
+    def took(self, answers: int, read: int, encoding: bool, seconds: float) -> None:
+        """A step with so many answers that read so many rows took so long."""
+        self._known(encoding).learn(answers, read, seconds)
+
+    def _known(self, encoding: bool) -> StepTime:
+        if not encoding:
+            return self._usual
+        if self._slowed is None:
+            self._slowed = StepTime(_SLOWED * self._usual.own, _SLOWED * self._usual.row)
+        return self._slowed
