@@ -21,6 +21,7 @@ from dragoman.prompt.short import LEAST_MESSAGES
 from dragoman.types import Conversation, Message, ToolCall
 from tests.prompt.support import SHARED, TEMPLATES, ByteTokenizer, clock
 from tests.support.laws import examples, tried
+from tests.support.seams import at_once
 
 SOURCES = {
     path.stem: path.read_text()
@@ -183,7 +184,7 @@ def recognized(prompter: Prompter, known: KnownPrompts, owner: str, conversation
 @cache
 def of_template(name: str) -> tuple[Prompter, KnownPrompts]:
     """Templates are tried once."""
-    return prompter_of({**SOURCES, **OWN, **NUMBERED}[name]), KnownPrompts(least_chars=0)
+    return prompter_of({**SOURCES, **OWN, **NUMBERED}[name]), KnownPrompts(least_chars=0, try_by=at_once)
 
 
 @pytest.mark.thorough
@@ -237,14 +238,17 @@ def long_one(word: str) -> Conversation:
 
 
 def test_what_one_owner_said_is_not_known_for_another() -> None:
-    known, asked = KnownPrompts(least_chars=0), long_one("hi")
+    known, asked = KnownPrompts(least_chars=0, try_by=at_once), long_one("hi")
     prompter_of(SOURCES["chatml"]).recognize(asked, known, "one")
     assert known.find(asked, "one") is not None
     assert known.find(asked, "other") is None
 
 
 def test_what_is_kept_is_bounded() -> None:
-    known, prompter = KnownPrompts(most_chars=16000, least_chars=0), prompter_of(SOURCES["chatml"])
+    known, prompter = (
+        KnownPrompts(most_chars=16000, least_chars=0, try_by=at_once),
+        prompter_of(SOURCES["chatml"]),
+    )
     asked = [long_one(f"{number}") for number in range(100)]
     for number, conversation in enumerate(asked):
         prompter.recognize(conversation, known, "much" if number else "little")

@@ -3,7 +3,7 @@
 import json
 import re
 from codecs import getincrementaldecoder
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from typing import Any, Literal, TypeAlias
 
@@ -54,6 +54,13 @@ _CLOSED = re.compile(
 )
 """What may follow the last word of a call and belongs to it."""
 _EOS = "</s>"
+
+
+def at_once(call: Callable[[], None]) -> None:
+    """Tries a template now, where otherwise no request would wait for it."""
+    call()
+
+
 WORDS = (
     *("The", " weather", " in", " Paris", "Pa", "ris", "get", "_weather", "city", "Hm", ", I", " think"),
     *("Lon", "don", "So", "und"),

@@ -93,6 +93,29 @@ def goes_on(model: Model, kept: Sequence[int], messages: Sequence[Message], **mo
     return prompt[: len(kept)] == kept and model.decode(prompt) == model.text(messages, **more)
 
 
+OPENS_ONLY = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content or '' }}{% for c in m.tool_calls or [] %}\n"
+    '<tool_call>{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}'
+    "</tool_call>{% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}{# <|user|><|tool|> #}"
+)
+"""No message has an end: the next one is opened."""
+
+
+@pytest.mark.parametrize("result", ["ok", "It is raining.", 'It "is" raining.', "get_weather: Paris", ""])
+def test_an_answer_without_an_end_is_kept_up_to_what_opens_the_next(result: str) -> None:
+    model = Model(OPENS_ONLY)
+    plan, said = model.plan([USER]), Message(role="assistant", content="So", tool_calls=(PARIS,))
+    # With other spaces than the template's.
+    wrote = 'So<tool_call>{"name":"get_weather","arguments":{"city":"Paris"}}</tool_call>'
+    kept = plan.jobs[0].prompt + model.answer(plan, wrote)
+    prompt = (
+        model.plan([USER, said, Message(role="tool", content=result, tool_call_id=PARIS.id)]).jobs[0].prompt
+    )
+    assert prompt[: len(kept)] == kept
+    assert model.decode(prompt[len(kept) :]) == f"<|tool|>{result}<|assistant|>"
+
+
 def test_parallel_calls_keep_their_ids(model: Model) -> None:
     both = replace(CALLING, tool_calls=(PARIS, LONDON))
     results = [Message(role="tool", content="12 °C", tool_call_id=call.id) for call in both.tool_calls]

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from dragoman.media import Media
+from dragoman.prompt.known import KnownPrompts
 from dragoman.responses.context import pack_turns, recall
 from dragoman.turns.plan import TurnPlan
 from dragoman.turns.spec import History
 from dragoman.types import Message, Traced
-from tests.support.seams import Model
+from tests.support.seams import Model, at_once
 from tests.support.sight import SHOWN, conversation, says, shown, sighted
 
 ONE, OTHER = shown("a"), shown("b")
@@ -176,6 +177,7 @@ def test_what_is_known_is_neither_rendered_nor_kept_with_its_data(
     heavy = replace(ONE, data=data)
     media = {heavy.digest: heavy, OTHER.digest: OTHER}
     messages = talk(40)
+    model.planner.known = KnownPrompts(try_by=at_once)
     model.plan(messages[:61], media=media)
     lengths = list[int]()
     write = model.planner.prompter._write

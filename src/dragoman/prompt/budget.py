@@ -48,6 +48,8 @@ class RenderBudget:
         self._left = BASE_UNITS
         self._look = BASE_UNITS
         self._deadline = time.thread_time() + BASE_SECONDS
+        self._earliest = time.monotonic() + BASE_SECONDS
+        """Before it the deadline cannot have come, and this clock costs a fiftieth of a thread's own."""
         self._collections: int | None = _count_collections()
         self._weights: dict[int, int] = {}
         self._inputs: dict[int, Any] = {}
@@ -67,9 +69,12 @@ class RenderBudget:
     def spend(self, units: int) -> None:
         self._left -= units + STEP
         if self._left < self._look:
-            if self._left < 0 or (time.thread_time() > self._deadline and not self._has_reason()):
+            if self._left < 0 or (self._is_late() and not self._has_reason()):
                 raise Exhausted("the chat template takes too long or makes too much text")
             self._look = max(0, self._left - LOOK_EVERY)
+
+    def _is_late(self) -> bool:
+        return time.monotonic() > self._earliest and time.thread_time() > self._deadline
 
     def _has_reason(self) -> bool:
         """Whether it may go on for once, because it was not the template that took so long."""
@@ -83,6 +88,8 @@ class RenderBudget:
         """Spend for a value that an operation has just made: `'ab' + 'c'` costs 3 and a step."""
         if isinstance(value, str):
             self.spend(len(value))
+        elif value is None or value is True or value is False:
+            self.spend(1)
         elif isinstance(value, _CONTAINERS):
             self.weigh(value)
             self.spend(len(value))
@@ -137,6 +144,11 @@ class RenderBudget:
         if isinstance(value, dict):
             copied = {}
             for key, each in value.items():
+                if type(each) is str and type(key) is str:
+                    # As it mostly is.
+                    copied[key] = each
+                    weight += len(each) + len(key) + 2
+                    continue
                 copied[key], inner = self._copy(each)
                 weight += inner + self._copy(key)[1]
         elif isinstance(value, (list, tuple)):

@@ -4,6 +4,7 @@ Fences are marks that are set before and behind what others than the model said:
 answer. Another mark tells where a message ends that the model is to go on with.
 """
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
@@ -112,6 +113,42 @@ def find_regions(text: str, mark: str, size: int, render: Callable[[bool], Rende
         if erase(made.text, made.mark) == text and len(places) == fenced:
             return list(_regions_between(places, made.order, size))
     return []
+
+
+LEAST_WORDS = 8
+"""Characters by which a message may be found."""
+
+
+def region_before(words: str, text: str, at: int, answer: str) -> Region | None:
+    """Where the answer behind a place stands: up to the words of the next message, if these stand there once.
+
+    As they are, or in JSON. It saves a rendering with fences.
+    """
+    for spelled in (words, json.dumps(words, ensure_ascii=False)[1:-1]) if len(words) >= LEAST_WORDS else ():
+        end = text.find(spelled, at)
+        if end > at and text.find(spelled, end + 1) < 0 and spelled not in answer:
+            return Region(at, end, True, 0)
+    return None
+
+
+def find_suffix(pieces: Sequence[bytes], text: str, *, last: bool) -> tuple[int, int, int] | None:
+    """As many of the last pieces as the text has: where, how many characters, and from which piece on."""
+    written = text.encode()
+    low, high = 0, len(pieces)
+    while low < high:
+        middle = (low + high) // 2
+        if b"".join(pieces[middle:]) in written:
+            high = middle
+        else:
+            low = middle + 1
+    # A suffix may not begin within a character.
+    while low < len(pieces) and pieces[low][:1] and 0x80 <= pieces[low][0] < 0xC0:
+        low += 1
+    suffix = b"".join(pieces[low:])
+    if not suffix.strip():
+        return None
+    at = written.rfind(suffix) if last else written.find(suffix)
+    return len(written[:at].decode()), len(suffix.decode("utf-8", "replace")), low
 
 
 # A message that is to be gone on with

@@ -11,7 +11,10 @@ that gives anything else for a few conversations that are tried first (`KnownPro
 Ids are kept up to a control token: no tokenizer joins anything across one.
 """
 
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import msgspec
@@ -19,7 +22,7 @@ from jinja2 import nodes
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from dragoman.errors import TemplateError
+from dragoman.errors import BadRequest, TemplateError
 from dragoman.lately import Lately
 from dragoman.media import MediaSpan
 from dragoman.prompt.encode import Encoded, MessageChain
@@ -33,8 +36,10 @@ if TYPE_CHECKING:
 
 MOST_CHARS = 48 * 1024 * 1024
 """Characters of texts that are kept, those of messages and of prompts, and ids."""
+LEAST_KEPT = 8 * 1024
+"""Characters of a prompt that is kept. To encode a shorter one again costs little."""
 LEAST_CHARS = 48 * 1024
-"""A shorter prompt is rendered as a whole: that costs less than to try its template would."""
+"""A shorter prompt is rendered as a whole, unless its template was tried: that would cost more."""
 NEW = 12
 """Messages that may come with a turn."""
 
@@ -121,10 +126,21 @@ class KnownPrompt(Struct):
         return self.fenced[careful]
 
 
+def _in_a_thread(call: Callable[[], None]) -> None:
+    threading.Thread(target=call, name="dragoman-try", daemon=True).start()
+
+
 class KnownPrompts:
     """The prompts of lately. Threads may share it."""
 
-    def __init__(self, most_chars: int = MOST_CHARS, least_chars: int = LEAST_CHARS) -> None:
+    def __init__(
+        self,
+        most_chars: int = MOST_CHARS,
+        least_chars: int = LEAST_CHARS,
+        try_by: Callable[[Callable[[], None]], None] = _in_a_thread,
+    ) -> None:
+        """`try_by` has a template tried."""
+        self._try_by = try_by
         self._kept = Lately[KnownPrompt](most_chars)
         self._least = least_chars
         self._fits: dict[str | None, bool] = {}
@@ -133,24 +149,34 @@ class KnownPrompts:
         self, conversation: Conversation, owner: str, render: Render, tree: nodes.Template
     ) -> KnownPrompt:
         """With what `render(conversation)` gives."""
-        if conversation.media:
-            # It may be kept for long.
-            conversation = replace(conversation, media=strip_media(conversation.media))
-        if not _may_go_on(conversation):
-            return _whole(conversation, render(conversation))
-        before = self.find(conversation, owner)
+        before = self.find(conversation, owner) if _may_go_on(conversation) else None
         made = None
-        if before is not None and self.fits(conversation.template, render, tree):
+        if before is not None and self._may_extend(before) and self.fits(conversation.template, render, tree):
             made = extend(before, conversation, render)
         if made is None:
-            made = _whole(conversation, render(conversation))
-            if before is not None and before.rendering.mark == made.rendering.mark:
-                made.keep(before, shared_start(before.rendering.text, made.rendering.text))
-        if len(made.rendering.text) >= self._least:
-            # Of a conversation the last one is kept.
-            instead = before and _key_of(before)
-            self._kept.put(owner, _key_of(made), made, made.weight, instead)
+            return self.keep(conversation, owner, render(conversation))
+        self._put(owner, made, before)
         return made
+
+    def keep(self, conversation: Conversation, owner: str, rendering: Rendering) -> KnownPrompt:
+        """One that was rendered as a whole, with the ids of what is known of it."""
+        made = _whole(conversation, rendering)
+        if _may_go_on(conversation):
+            before = self.find(conversation, owner)
+            if before is not None and before.rendering.mark == rendering.mark:
+                made.keep(before, shared_start(before.rendering.text, rendering.text))
+            self._put(owner, made, before)
+        return made
+
+    def _put(self, owner: str, made: KnownPrompt, before: KnownPrompt | None) -> None:
+        """Of a conversation the last one is kept."""
+        if len(made.rendering.text) < min(LEAST_KEPT, self._least):
+            return
+        if made.conversation.media:
+            # It may be kept for long.
+            told = strip_media(made.conversation.media)
+            made.conversation = replace(made.conversation, media=told)
+        self._kept.put(owner, _key_of(made), made, made.weight, before and _key_of(before))
 
     def find(self, conversation: Conversation, owner: str) -> KnownPrompt | None:
         """The longest that this one goes on from."""
@@ -163,11 +189,23 @@ class KnownPrompts:
                 return known
         return None
 
+    def _may_extend(self, known: KnownPrompt) -> bool:
+        return len(known.rendering.text) >= self._least or known.conversation.template in self._fits
+
     def fits(self, name: str | None, render: Render, tree: nodes.Template) -> bool:
-        """Whether short conversations give what whole ones do, found out once for a template."""
+        """Whether short conversations give what whole ones do, found out once for a template.
+
+        That takes as long as some turns of a long conversation, so none of them waits for it.
+        """
         if name not in self._fits:
-            self._fits[name] = not counts_messages(tree) and all(map(_tried(render), trial_messages()))
+            self._fits[name] = False
+            self._try_by(partial(self._try, name, render, tree))
         return self._fits[name]
+
+    def _try(self, name: str | None, render: Render, tree: nodes.Template) -> None:
+        # Limits may be smaller than what it is tried with.
+        with suppress(BadRequest):
+            self._fits[name] = not counts_messages(tree) and all(map(_tried(render), trial_messages()))
 
 
 def _whole(conversation: Conversation, rendering: Rendering) -> KnownPrompt:

@@ -42,7 +42,7 @@ from dragoman.prompt.encode import (
     replace_surrogates,
 )
 from dragoman.prompt.fences import cut_at_tag, fence_messages, tag_end
-from dragoman.prompt.known import KnownPrompt, KnownPrompts
+from dragoman.prompt.known import LEAST_KEPT, KnownPrompt, KnownPrompts
 from dragoman.prompt.short import LEAST_MESSAGES, Rendering
 from dragoman.prompt.sight import (
     Filling,
@@ -421,6 +421,8 @@ class Prompter:
         """What is known of a conversation, rendered at the price of what is new in it."""
         if len(conversation.messages) < LEAST_MESSAGES:
             made = self._rendering(conversation)
+            if len(made.text) >= LEAST_KEPT:
+                return known.keep(conversation, owner, made)
             return KnownPrompt(conversation, made, {}, MessageChain().upto(conversation.messages))
         self._check_messages(conversation)
         template, _ = self._choose(conversation.template, tools=bool(conversation.tools))
@@ -493,7 +495,6 @@ class Prompter:
 
 
 def _choose_three(joined: str) -> list[str]:
-    marks = choose_marks(joined, 3)
-    if len(marks) < 3:
+    if len(marks := choose_marks(joined, 3)) < 3:
         raise BadRequest("The conversation uses too many Unicode noncharacters.", param=CONVERSATION)
     return marks

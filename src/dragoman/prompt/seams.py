@@ -45,7 +45,7 @@ from msgspec import Struct
 from dragoman.dialects.declare import Dialect, begins_inside, starts_in_reasoning
 from dragoman.dialects.parser import Parser, parse
 from dragoman.prompt.encode import Borders, chain_messages, digest_frame, erase, meaning_of
-from dragoman.prompt.fences import Region, find_marks, find_regions
+from dragoman.prompt.fences import LEAST_WORDS, Region, find_marks, find_regions, find_suffix, region_before
 from dragoman.prompt.known import Joint, KeptTurns, KnownPrompt, Split, Stitched, StitchedIds
 from dragoman.types import Answer, Message, Traced, fold
 
@@ -338,23 +338,42 @@ class Seams:
 
     def _find_alike(self, wrote: Wrote, at: int, number: int) -> int | None:
         """Where what is written for the answer ends, if it reads as what the model wrote."""
-        tried = set[int]()
-        for end in self._ends_after(at, number):
+        tried, said = set[int](), wrote.answer
+        for end in self._ends_after(wrote, at, number):
             if end not in tried:
                 tried.add(end)
-                answer = parse(self.now.plain[at:end], self.dialect, self.tools, wrote.begun)
-                if _alike(answer, wrote.answer):
+                read = parse(self.now.plain[at:end], self.dialect, self.tools, wrote.begun)
+                if read.reasoning.strip() == said.reasoning.strip() and meaning_of(read) == meaning_of(said):
                     return end
         return None
 
-    def _ends_after(self, at: int, number: int) -> Iterator[int]:
+    def _ends_after(self, wrote: Wrote, at: int, number: int) -> Iterator[int]:
         ends = [place for end in self.ends.values() if (place := self.now.plain.find(end, at)) >= 0]
         if ends:
             yield min(ends)
-        region = self._regions.get(number)
+        region = self._region(wrote, at, number)
         if region is not None and region.end > at:
             closing = self._find_closing(at, region.end)
-            yield region.end if closing is None else closing[0]
+            yield from closing[:1] if closing else (self._find_opening(wrote, at, region.end), region.end)
+
+    def _region(self, wrote: Wrote, at: int, number: int, follows: bool = True) -> Region | None:
+        """Where an answer stands; `follows`: behind this place, with nothing but the template's between."""
+        words = self._words_after(number) if follows else ""
+        return region_before(words, self.now.plain, at, wrote.body) or self._regions.get(number)
+
+    def _find_opening(self, wrote: Wrote, at: int, end: int) -> int:
+        """The last token before the end that stands behind the answer's last words: it opens what follows."""
+        last, place, found = wrote.body.rstrip()[-LEAST_WORDS:], at, end
+        for id_, piece in self._prompter.split_special(self.now.slice(at, end)):
+            if id_ is not None and self.now.plain[at:place].rstrip().endswith(last):
+                found = place
+            place += len(erase(piece, self.now.mark))
+        return found
+
+    def _words_after(self, number: int) -> str:
+        """The first of the message behind an answer, if it is another's."""
+        following = self._conversation.messages[number + 1 : number + 2]
+        return meaning_of(following[0])[0][:_FEW] if following and following[0].role != "assistant" else ""
 
     def _find_closing(self, start: int, end: int) -> tuple[int, int] | None:
         """The last token between two places that ends a message, and does not open the one at the end."""
@@ -433,8 +452,7 @@ class Seams:
         space = len(text) - len(text.lstrip())
         id_, piece = next(self._prompter.split_special(text[space:]), (None, ""))
         end = at + space + len(piece)
-        following = self._conversation.messages[number + 1 : number + 2]
-        words = meaning_of(following[0])[0][:_FEW] if following else ""
+        words = self._words_after(number)
         opens = words and self.now.plain[end : end + 2 * _FEW].lstrip().startswith(words)
         return end if self._closing(id_, piece) and not opens else at
 
@@ -447,7 +465,7 @@ class Seams:
             if number < base.number:
                 continue
             said = next(iter(self._saying(number)), None)
-            region = self._regions.get(number) if said is not None else None
+            region = self._region(said, place, number, number == base.number) if said else None
             if said is None or region is None:
                 continue
             found = self._find_suffix(said, max(region.start, place), region)
@@ -472,27 +490,8 @@ class Seams:
     def _suffix_in(
         self, ids: tuple[int, ...], start: int, end: int, *, last: bool
     ) -> tuple[int, int, tuple[int, ...]] | None:
-        written = self.now.plain[start:end].encode()
-        pieces = self.pieces(ids)
-        low, high = 0, len(ids)
-        while low < high:
-            middle = (low + high) // 2
-            if b"".join(pieces[middle:]) in written:
-                high = middle
-            else:
-                low = middle + 1
-        # A suffix may not begin within a character.
-        while low < len(ids) and pieces[low][:1] and 0x80 <= pieces[low][0] < 0xC0:
-            low += 1
-        suffix = b"".join(pieces[low:])
-        if not suffix.strip():
+        if (found := find_suffix(self.pieces(ids), self.now.plain[start:end], last=last)) is None:
             return None
-        at = written.rfind(suffix) if last else written.find(suffix)
-        first = start + len(written[:at].decode())
-        place = first, first + len(suffix.decode("utf-8", "replace"))
-        kept = ids[low:]
+        first, size, number = found
+        place, kept = (start + first, start + first + size), ids[number:]
         return (*place, kept) if self._keeps_apart(*place, kept) else None
-
-
-def _alike(one: Answer, other: Answer) -> bool:
-    return one.reasoning.strip() == other.reasoning.strip() and meaning_of(one) == meaning_of(other)

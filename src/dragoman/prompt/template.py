@@ -12,7 +12,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
-from types import TracebackType
+from types import BuiltinMethodType, TracebackType
 from typing import Any, NoReturn, TypeAlias
 
 import jinja2
@@ -183,6 +183,10 @@ _ATTRIBUTES: dict[type, frozenset[str]] = {
 } | {runtime.Macro: frozenset({"name", "arguments", "catch_kwargs", "catch_varargs", "caller"})}
 
 
+_PLAIN = frozenset({str, list, dict})
+_HIDDEN = frozenset({"_block_vars", "_loop_vars"})
+
+
 class Raised(jinja2.TemplateError):
     """A template's own `raise_exception`."""
 
@@ -314,15 +318,21 @@ class Sandbox(SandboxedEnvironment):
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         budget: RenderBudget = __context.budget
+        # jinja2 adds keywords of its own, which it takes away again.
+        own = {key: value for key, value in kwargs.items() if key not in _HIDDEN} if kwargs else kwargs
+        if type(__obj) is runtime.Macro:
+            # What jinja2 does with every callable comes to this; macros and methods are most of them.
+            return budget.take(__obj(__context.eval_ctx, *args, **own))
         name = getattr(__obj, "__name__", "")
         # jinja2 hands out `str.format` wrapped.
         owner = getattr(getattr(__obj, "__wrapped__", __obj), "__self__", None)
         if isinstance(owner, str) and name in GROWTH_OF_METHODS:
             args = tuple(map(_list_iterator, args))
-            # jinja2 adds keywords of its own, with an underscore, which it takes away again.
-            own = {key: value for key, value in kwargs.items() if not key.startswith("_")}
             budget.spend(GROWTH_OF_METHODS[name](owner, *args, **own))
-        found = budget.take(super().call(__context, __obj, *args, **kwargs))
+        if type(__obj) is BuiltinMethodType and type(owner) in _PLAIN:
+            found = budget.take(__obj(*args, **own))
+        else:
+            found = budget.take(super().call(__context, __obj, *args, **kwargs))
         if name in _CHANGES.get(type(owner), ()):
             budget.changed(owner)
         return found
